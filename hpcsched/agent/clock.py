@@ -1,0 +1,21 @@
+"""The run's clock: seconds since the run began, not counting the time no agent lived."""
+
+from __future__ import annotations
+
+import time
+
+
+class RunClock:
+    """Starts at `at` and goes `speed` times as fast as real time (faster than 1 for stand-ins only)."""
+
+    def __init__(self, *, at: float = 0.0, speed: float = 1.0) -> None:
+        self.speed = speed
+        self._at = at
+        self._since = time.monotonic()
+
+    def now(self) -> float:
+        return self._at + (time.monotonic() - self._since) * self.speed
+
+    def until(self, at: float) -> float:
+        """Real seconds until the run's clock shows `at`; 0 if it already does."""
+        return max(0.0, (at - self.now()) / self.speed)

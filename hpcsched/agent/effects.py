@@ -1,0 +1,292 @@
+"""Actions into processes and signals, and what becomes of those back into events."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import TypedDict
+
+import msgspec
+
+from hpcsched.agent.clock import RunClock
+from hpcsched.agent.orders import Site, plan_of
+from hpcsched.agent.progress import ProgressMeter
+from hpcsched.core import events as ev
+from hpcsched.core.actions import Action, Kill, Launch, SetTimer, Suspend, Terminate
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import Progress
+from hpcsched.devices.base import Devices
+from hpcsched.errors import LaunchError
+from hpcsched.launch.base import Launcher, Workers
+
+REST_OF_GROUP_S = 5.0
+"""How long the other ranks may live once one has failed, before they are killed."""
+
+RECORD_PERIOD_S = 1.0
+"""How often the records of running jobs are looked at for periodic checkpoints."""
+
+TAIL_BYTES = 4096
+
+
+class _About(TypedDict):
+    job_id: int
+    attempt: int
+
+
+class JobRecord(msgspec.Struct, kw_only=True):
+    """STATE.json as programs write it; what we do not know of it is left alone."""
+
+    step: int
+    attempt: int | None = None
+    samples: int | None = None
+    checkpoint: str | None = None
+    metrics: dict[str, float] = {}
+
+
+def read_record(folder: Path) -> JobRecord | None:
+    """A job's STATE.json, or None if there is none or it makes no sense."""
+    try:
+        record = msgspec.json.decode((folder / "STATE.json").read_bytes(), type=JobRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return record if record.step >= 0 else None
+
+
+def last_line(path: Path) -> str:
+    """The last line with something on it of a job's output, shortened; "" if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """An attempt's processes and what we watch of them."""
+
+    job_id: int
+    attempt: int
+    workers: Workers
+    folder: Path
+    output: Path
+    meter: ProgressMeter | None
+    watched: set[int]
+    ready: bool = False
+    record_mtime_ns: int = 0
+    kill_at: float | None = None
+
+
+class Effects:
+    """Performs the core's actions on this host. Doing one twice does no harm."""
+
+    def __init__(
+        self,
+        *,
+        machine: Machine,
+        launcher: Launcher,
+        devices: Devices,
+        site: Site,
+        clock: RunClock,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        self._machine, self._launcher, self._devices = machine, launcher, devices
+        self._site, self._clock, self._selector = site, clock, selector
+        self._attempts: dict[int, _Attempt] = {}
+        self._timers: list[tuple[float, tuple[str, int, int]]] = []
+        self._records_due = 0.0
+        self.outputs: dict[int, Path] = {}
+        """Where each job launched by this agent writes."""
+
+    # --- actions ----------------------------------------------------------------------------
+
+    def perform(self, action: Action) -> list[ev.Event]:
+        """Do what the core asked for; returns what is known at once of how it went."""
+        match action:
+            case Launch():
+                return [self._launch(action)] if self._attempt_of(action) is None else []
+            case SetTimer(key=key, due=due):
+                heappush(self._timers, (due, key))
+            case Suspend() | Terminate() | Kill():
+                attempt = self._attempt_of(action)
+                if attempt:
+                    attempt.workers.signal(_SIGNALS[type(action)])
+        return []
+
+    def _attempt_of(self, action: Launch | Suspend | Terminate | Kill) -> _Attempt | None:
+        attempt = self._attempts.get(action.job_id)
+        return attempt if attempt and attempt.attempt == action.attempt else None
+
+    def _launch(self, action: Launch) -> ev.Event:
+        job = self._machine.jobs[action.job_id]
+        devices = tuple(self._machine.devices[gpu] for gpu in action.gpus)
+        about = _About(job_id=job.id, attempt=action.attempt)
+        try:
+            plan = plan_of(
+                job,
+                action,
+                site=self._site,
+                devices=devices,
+                device_env=self._devices.environment(devices),
+                profile=self._machine.profile(job),
+            )
+            plan.output.parent.mkdir(parents=True, exist_ok=True)
+            (self._site.rundir.job(job.id)).mkdir(mode=0o700, exist_ok=True)
+            workers = self._launcher.launch(plan)
+        except LaunchError as error:
+            return ev.LaunchFailed(at=self._clock.now(), error=str(error), transient=error.transient, **about)
+        except (OSError, ValueError) as error:
+            return ev.LaunchFailed(at=self._clock.now(), error=str(error), transient=False, **about)
+        attempt = _Attempt(
+            job_id=job.id,
+            attempt=action.attempt,
+            workers=workers,
+            folder=self._site.rundir.job(job.id),
+            output=plan.output,
+            meter=None,
+            watched=set(workers.pidfds),
+        )
+        for descriptor in workers.pidfds:
+            self._selector.register(descriptor, selectors.EVENT_READ, ("exit", attempt))
+        if workers.progress_fd is not None:
+            attempt.meter = ProgressMeter(workers.progress_fd, speed=self._clock.speed)
+            attempt.watched.add(workers.progress_fd)
+            self._selector.register(workers.progress_fd, selectors.EVENT_READ, ("progress", attempt))
+        self._attempts[job.id] = attempt
+        self.outputs[job.id] = plan.output
+        return ev.WorkersSpawned(
+            at=self._clock.now(), processes=workers.processes, host=self._site.host, **about
+        )
+
+    # --- events -----------------------------------------------------------------------------
+
+    def on_readable(self, key: selectors.SelectorKey) -> list[ev.Event]:
+        """A descriptor of an attempt has news: a rank ended, or progress was reported."""
+        kind, attempt = key.data
+        if kind == "progress":
+            if attempt.meter is None or not attempt.meter.read():
+                self._unwatch(attempt, key.fd)
+            return []
+        self._unwatch(attempt, key.fd)
+        return self._reap(attempt)
+
+    def _unwatch(self, attempt: _Attempt, descriptor: int) -> None:
+        if descriptor in attempt.watched:
+            attempt.watched.remove(descriptor)
+            self._selector.unregister(descriptor)
+
+    def _reap(self, attempt: _Attempt) -> list[ev.Event]:
+        code = attempt.workers.reap()
+        if code is None:
+            if attempt.workers.failed_early() and attempt.kill_at is None:
+                # Its peers would wait in a collective for ever.
+                attempt.workers.signal(signal.SIGTERM)
+                attempt.kill_at = time.monotonic() + REST_OF_GROUP_S
+            return []
+        if attempt.meter:
+            attempt.meter.read()
+        last = attempt.meter.last if attempt.meter else None
+        for descriptor in list(attempt.watched):
+            self._unwatch(attempt, descriptor)
+        attempt.workers.close()
+        del self._attempts[attempt.job_id]
+        record = read_record(attempt.folder)
+        saved = record.step if record else None
+        steps = [] if last is None else [last.step]
+        if saved is not None and code in (0, 75):
+            steps.append(saved)
+        return [
+            ev.WorkersExited(
+                at=self._clock.now(),
+                job_id=attempt.job_id,
+                attempt=attempt.attempt,
+                code=code,
+                step=max(steps, default=None),
+                saved_step=saved,
+                detail="" if code in (0, 75) else last_line(attempt.output),
+                metrics=record.metrics if record and code == 0 else {},
+            )
+        ]
+
+    def collect(self) -> Iterator[ev.Event]:
+        """What is not told by a descriptor: due timers, ready files, periodic checkpoints."""
+        now = self._clock.now()
+        while self._timers and self._timers[0][0] <= now:
+            yield ev.TimerFired(at=now, key=heappop(self._timers)[1])
+        look_at_records = time.monotonic() >= self._records_due
+        if look_at_records:
+            self._records_due = time.monotonic() + RECORD_PERIOD_S
+        for attempt in self._attempts.values():
+            about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
+            if not attempt.ready and (attempt.folder / f"ready.{attempt.attempt}").exists():
+                attempt.ready = True
+                yield ev.WorkersReady(at=now, **about)
+            if attempt.kill_at is not None and time.monotonic() >= attempt.kill_at:
+                attempt.kill_at = None
+                attempt.workers.signal(signal.SIGKILL)
+            if look_at_records and self._record_changed(attempt):
+                record = read_record(attempt.folder)
+                if record and record.attempt == attempt.attempt:
+                    yield ev.CheckpointSaved(at=now, **about, step=record.step)
+
+    @staticmethod
+    def _record_changed(attempt: _Attempt) -> bool:
+        try:
+            mtime_ns = (attempt.folder / "STATE.json").stat().st_mtime_ns
+        except OSError:
+            return False
+        changed = mtime_ns != attempt.record_mtime_ns
+        attempt.record_mtime_ns = mtime_ns
+        return changed
+
+    def progress(self) -> tuple[Progress, ...]:
+        """How far the running attempts are, of those that tell."""
+        return tuple(
+            Progress(job_id=a.job_id, attempt=a.attempt, step=a.meter.last.step, rate=a.meter.rate)
+            for a in self._attempts.values()
+            if a.meter and a.meter.last
+        )
+
+    def wait_s(self) -> float:
+        """Real seconds until `collect` should be called again, at most a quarter of one."""
+        soonest = 0.05 if any(not a.ready for a in self._attempts.values()) else 0.25
+        if self._timers:
+            soonest = min(soonest, self._clock.until(self._timers[0][0]))
+        return soonest
+
+    def abandon(self, grace_s: float) -> list[tuple[int, int | None]]:
+        """The store is gone: have all workers save and leave without it; job ids and exit codes.
+
+        Those that have not left after `grace_s` are killed.
+        """
+        codes: list[tuple[int, int | None]] = []
+        deadline = time.monotonic() + grace_s
+        for attempt in self._attempts.values():
+            attempt.workers.signal(signal.SIGTSTP if attempt.ready else signal.SIGTERM)
+        killed = False
+        while self._attempts:
+            for attempt in list(self._attempts.values()):
+                code = attempt.workers.reap()
+                if code is not None:
+                    codes.append((attempt.job_id, code))
+                    attempt.workers.close()
+                    del self._attempts[attempt.job_id]
+            if time.monotonic() > deadline and not killed:
+                killed = True
+                for attempt in self._attempts.values():
+                    attempt.workers.signal(signal.SIGKILL)
+            elif time.monotonic() > deadline + REST_OF_GROUP_S:
+                return [*codes, *((job_id, None) for job_id in self._attempts)]
+            time.sleep(0.02)
+        return codes
+
+
+_SIGNALS = {Suspend: signal.SIGTSTP, Terminate: signal.SIGTERM, Kill: signal.SIGKILL}

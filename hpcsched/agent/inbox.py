@@ -1,0 +1,113 @@
+"""Commands from elsewhere: one file each, renamed into inbox/new, so that no port is needed.
+
+A command is acknowledged after its events are in the journal; the file's name goes into the events'
+cause, so that a crash in between does not carry it out twice.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from hpcsched.core.model import JobSpec
+from hpcsched.errors import StoreError
+from hpcsched.store.files import write_atomically
+from hpcsched.store.rundir import RunDir
+
+JOB_COMMANDS = ("cancel", "hold", "release", "suspend", "resume")
+COMMANDS = ("submit", "drain", *JOB_COMMANDS)
+
+
+class Command(msgspec.Struct, kw_only=True):
+    """One command. `jobs` for submit, `targets` (job ids) for those about jobs."""
+
+    schema: int = 1
+    command: str
+    jobs: list[JobSpec] = []
+    targets: list[int] = []
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """What the agent says to a command: ids given, or why it was refused."""
+
+    ids: list[int] = []
+    error: str | None = None
+
+
+def send(rundir: RunDir, command: Command) -> str:
+    """Put a command into the inbox; returns its name, to ask for the answer with."""
+    rundir.make()
+    name = f"{time.time_ns():020d}.{os.getpid()}.{socket.gethostname()}"
+    temporary = rundir.inbox / "tmp" / name
+    write_atomically(temporary, msgspec.json.encode(command), durable=True)
+    try:
+        temporary.rename(rundir.inbox / "new" / name)
+    except OSError as error:
+        raise StoreError(f"cannot write {rundir.inbox}: {error.strerror}") from error
+    return name
+
+
+def wait_for_answer(rundir: RunDir, name: str, *, timeout_s: float) -> Answer | None:
+    """The agent's answer to the command of this name, or None if none came in time."""
+    path = rundir.inbox / "ack" / name
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            answer = msgspec.json.decode(path.read_bytes(), type=Answer)
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.02)
+        else:
+            path.unlink(missing_ok=True)
+            return answer
+
+
+class Inbox:
+    """The agent's side: reads new commands in the order they were sent."""
+
+    def __init__(self, rundir: RunDir) -> None:
+        self._new, self._ack = rundir.inbox / "new", rundir.inbox / "ack"
+        for old in self._ack.iterdir():
+            old.unlink(missing_ok=True)
+
+    def read(self) -> list[tuple[str, Command | str]]:
+        """Name and command of each file; a text says why a file is refused."""
+        try:
+            names = sorted(os.listdir(self._new))  # noqa: PTH208 - called four times a second
+        except OSError:
+            return []
+        return [(name, self._read(self._new / name)) for name in names]
+
+    @staticmethod
+    def _read(path: Path) -> Command | str:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as file:
+                owner = os.fstat(descriptor).st_uid
+                if owner != os.geteuid():
+                    return f"refused: it comes from user {owner}"
+                command = msgspec.json.decode(file.read(), type=Command)
+        except (OSError, msgspec.MsgspecError) as error:
+            return f"refused: {error}"
+        return command if command.command in COMMANDS else f"refused: unknown command {command.command!r}"
+
+    def answer(self, name: str, answer: Answer) -> None:
+        """Tell the sender, and take the command away: it has been dealt with."""
+        try:
+            write_atomically(self._ack / name, msgspec.json.encode(answer))
+        finally:
+            (self._new / name).unlink(missing_ok=True)
+
+    @staticmethod
+    def waiting(rundir: RunDir) -> Sequence[Path]:
+        """Commands nobody has read yet, oldest first."""
+        try:
+            return sorted((rundir.inbox / "new").iterdir())
+        except OSError:
+            return []

@@ -1,0 +1,336 @@
+"""The agent: events in, journal, machine, actions out; until all jobs end or it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import FrameType
+from typing import Protocol
+
+from hpcsched import jobfile
+from hpcsched.agent.clock import RunClock
+from hpcsched.agent.effects import Effects
+from hpcsched.agent.inbox import Answer, Command, Inbox
+from hpcsched.agent.monitor import Monitor
+from hpcsched.core import events as ev
+from hpcsched.core.actions import Action
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobSpec
+from hpcsched.core.profile import Profile
+from hpcsched.errors import ConfigError, StoreError
+from hpcsched.planning.costs import require_profiles
+from hpcsched.store.journal import Journal
+from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
+from hpcsched.store.snapshot import SnapshotWriter
+
+INBOX_PERIOD_S = 0.25
+PROGRESS_PERIOD_S = 10.0
+"""How often progress goes into the journal: after a crash of the node, steps lost are counted from it."""
+SNAPSHOT_SHARE = 0.1
+"""Writing snapshots may take this share of the time."""
+LEAST_SNAPSHOT_S = 0.25
+
+_NOT_DURABLE = (ev.WorkersSpawned, ev.WorkersReady, ev.ProgressObserved)
+"""Events that a power cut may take: they are seen again, or their attempt is lost anyway."""
+
+_DECISIVE = (
+    ev.JobsSubmitted,
+    ev.WorkersExited,
+    ev.WorkersReady,
+    ev.DeviceLost,
+    ev.ResumeRequested,
+    ev.ReleaseRequested,
+    ev.TimerFired,
+)
+"""Events that lead to decisions, before which the progress of running jobs is put on record."""
+
+
+class Outcome(StrEnum):
+    """How an agent's life ended; the values are run states of status.json."""
+
+    FINISHED = "FINISHED"
+    STOPPED = "STOPPED"
+
+
+class Observer(Protocol):
+    """Whoever wants to tell people what happens; must not change anything."""
+
+    def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
+        """An event was handled and led to these actions."""
+
+    def tick(self, now: float) -> None:
+        """The loop has gone round; at most a few times a second."""
+
+    def message(self, text: str) -> None:
+        """Something people should know."""
+
+
+@dataclass(kw_only=True)
+class Resources:
+    """What an agent works with; whoever made it closes it."""
+
+    machine: Machine
+    journal: Journal
+    effects: Effects
+    inbox: Inbox
+    snapshot: SnapshotWriter
+    monitor: Monitor | None
+    clock: RunClock
+    selector: selectors.BaseSelector
+    observer: Observer
+    find_profiles: Callable[[set[str]], tuple[Profile, ...]]
+    stand_ins: bool
+    hosts: int = 1
+
+
+class Agent:
+    """One agent's life with a run.
+
+    Args:
+        commands: names of inbox commands that earlier agents have carried out already.
+    """
+
+    def __init__(self, resources: Resources, *, commands: set[str] | None = None) -> None:
+        self._r = resources
+        self._machine, self._clock = resources.machine, resources.clock
+        self._done_commands = commands or set()
+        self._interrupts = 0
+        self._inbox_due = 0.0
+        self._progress_due = time.monotonic() + PROGRESS_PERIOD_S
+        self._snapshot_due = 0.0
+        self._snapshot_cost_s = 0.0
+        self._told_seq = -1
+        self._warned = False
+
+    def run(self, first: Sequence[ev.Event]) -> Outcome:
+        """Handle `first`, then whatever happens, until nothing is left to do or the run is drained.
+
+        Raises StoreError when the journal cannot be written any more; workers have then been asked
+        to save, and have been ended.
+        """
+        with self._signals():
+            try:
+                self._process(list(first))
+                while not self._over():
+                    self._wait()
+                outcome = Outcome.FINISHED if self._machine.finished else Outcome.STOPPED
+            except StoreError as error:
+                raise self._give_up(error) from error
+            self._write_snapshot(outcome, durable=True)
+            return outcome
+
+    def _over(self) -> bool:
+        machine = self._machine
+        if machine.stuck:
+            self._r.observer.message("no job that is left fits on the GPUs that are left: stopping")
+            self._process([ev.DrainRequested(at=self._clock.now(), cause="stuck")])
+        return machine.stopped or (machine.finished and not self._inbox_events(time.monotonic()))
+
+    # --- one round --------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        events: list[ev.Event] = []
+        for key, _ in self._r.selector.select(self._timeout_s()):
+            if key.data[0] == "wake":
+                events += self._signalled(key.fd)
+            else:
+                events += self._r.effects.on_readable(key)
+        events += self._r.effects.collect()
+        events += self._samples()
+        now = time.monotonic()
+        if now >= self._inbox_due:
+            self._inbox_events(now)
+        if now >= self._progress_due:
+            self._progress_due = now + PROGRESS_PERIOD_S
+            events += self._progress()
+        if events:
+            self._process(events)
+        self._write_snapshot_if_due()
+
+    def _timeout_s(self) -> float:
+        now = time.monotonic()
+        wait_s = min(self._r.effects.wait_s(), max(0.0, self._inbox_due - now))
+        if self._machine.changed:
+            wait_s = min(wait_s, max(0.0, self._snapshot_due - now))
+        return wait_s
+
+    def _process(self, events: list[ev.Event]) -> None:
+        """Journal, then handle, then act; what acting tells at once is handled too."""
+        pending = deque(events)
+        while pending:
+            batch = list(pending)
+            pending.clear()
+            if any(isinstance(event, _DECISIVE) for event in batch):
+                batch = [*self._progress(), *batch]
+            durable = not all(isinstance(event, _NOT_DURABLE) for event in batch)
+            self._r.journal.append(batch, sync=durable)
+            for event in batch:
+                actions = self._machine.handle(event)
+                for action in actions:
+                    pending.extend(self._r.effects.perform(action))
+                self._r.observer.event(event, actions)
+        for job_id, path in self._r.effects.outputs.items():
+            self._r.snapshot.output_of(job_id, str(path))
+        self._r.effects.outputs.clear()
+
+    def _progress(self) -> list[ev.Event]:
+        progress = self._r.effects.progress()
+        return [ev.ProgressObserved(at=self._clock.now(), progress=progress)] if progress else []
+
+    def _samples(self) -> list[ev.Event]:
+        samples = self._r.monitor.take() if self._r.monitor else None
+        if samples is None:
+            return []
+        self._r.snapshot.samples = {s.gpu: (s.utilisation, s.memory_mib) for s in samples}
+        lost = [s for s in samples if not s.healthy and s.gpu in self._machine.devices]
+        for sample in lost:
+            self._r.observer.message(f"GPU {sample.gpu} was lost: {sample.why}")
+        return [ev.DeviceLost(at=self._clock.now(), gpu=s.gpu, why=s.why) for s in lost]
+
+    # --- signals ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT, SIGTERM and SIGHUP drain; SIGUSR1 (a worker has saved) only wakes the loop up."""
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+        def nothing(number: int, frame: FrameType | None) -> None:
+            """The number arrives through the wake-up descriptor."""
+
+        before = {number: signal.signal(number, nothing) for number in watched}
+        old_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._r.selector.register(reader, selectors.EVENT_READ, ("wake", None))
+        try:
+            yield
+        finally:
+            self._r.selector.unregister(reader)
+            signal.set_wakeup_fd(old_descriptor)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(reader)
+            os.close(writer)
+
+    def _signalled(self, descriptor: int) -> list[ev.Event]:
+        with contextlib.suppress(BlockingIOError):
+            numbers = os.read(descriptor, 4096)
+            asked = [n for n in numbers if n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+            return [event for number in asked for event in self._asked_to_stop(signal.Signals(number))]
+        return []
+
+    def _asked_to_stop(self, number: signal.Signals) -> list[ev.Event]:
+        self._interrupts += number is signal.SIGINT
+        if self._interrupts >= 2:
+            self._r.observer.message("second interrupt: ending all jobs now")
+            self._r.effects.abandon(0.0)
+            raise SystemExit(128 + signal.SIGINT)
+        if self._machine.draining:
+            return []
+        self._r.observer.message(f"{number.name}: saving all jobs, then stopping (again to kill them)")
+        return [ev.DrainRequested(at=self._clock.now(), cause=number.name)]
+
+    # --- commands ---------------------------------------------------------------------------
+
+    def _inbox_events(self, now: float) -> bool:
+        """Carry out what is in the inbox; whether there was anything."""
+        self._inbox_due = now + INBOX_PERIOD_S
+        commands = self._r.inbox.read()
+        for name, command in commands:
+            self._r.inbox.answer(name, self._carry_out(name, command))
+        return bool(commands)
+
+    def _carry_out(self, name: str, command: Command | str) -> Answer:
+        if isinstance(command, str):
+            self._r.observer.message(f"inbox: {command}")
+            return Answer(error=command)
+        if name in self._done_commands:
+            return Answer()
+        cause, at = f"inbox:{name}", self._clock.now()
+        if command.command == "submit":
+            return self._submit(command.jobs, cause)
+        if command.command == "drain":
+            self._process([ev.DrainRequested(at=at, cause=cause)])
+            return Answer()
+        unknown = [i for i in command.targets if i not in self._machine.jobs]
+        if unknown:
+            return Answer(error=f"no job {unknown[0]}")
+        make = _JOB_EVENTS[command.command]
+        self._process([make(at=at, cause=cause, job_id=i) for i in command.targets])
+        return Answer(ids=command.targets)
+
+    def _submit(self, jobs: list[JobSpec], cause: str) -> Answer:
+        try:
+            events = self.submission(jobs, where="submit", gpus=len(self._machine.devices), cause=cause)
+        except ConfigError as error:
+            return Answer(error=str(error))
+        self._process(events)
+        submitted = events[-1]
+        assert isinstance(submitted, ev.JobsSubmitted)
+        return Answer(ids=list(range(submitted.first_id, submitted.first_id + len(jobs))))
+
+    def beginning(self, started: ev.AgentStarted, jobs: Sequence[JobSpec], *, where: str) -> list[ev.Event]:
+        """The first events of this life; raises ConfigError for jobs this run cannot take."""
+        if not jobs:
+            return [started]
+        return [started, *self.submission(jobs, where=where, gpus=len(started.devices))]
+
+    def submission(
+        self, jobs: Sequence[JobSpec], *, where: str, gpus: int, cause: str = ""
+    ) -> list[ev.Event]:
+        """The events that bring jobs in; raises ConfigError for jobs this run cannot take."""
+        machine, at = self._machine, self._clock.now()
+        jobfile.check_names(jobs, where=where, known=machine.by_name.keys())
+        jobfile.check_fits(jobs, gpus=gpus, hosts=self._r.hosts, where=where)
+        new = {job.model for job in jobs} - machine.profiles.keys()
+        found = self._r.find_profiles(new) if new else ()
+        stand_ins = [job for job in jobs if self._r.stand_ins or job.kind == "replay"]
+        require_profiles(stand_ins, [*machine.profiles.values(), *found])
+        first_id = max(machine.jobs, default=0) + 1
+        events: list[ev.Event] = [ev.ProfilesLoaded(at=at, cause=cause, profiles=found)] if found else []
+        return [*events, ev.JobsSubmitted(at=at, cause=cause, first_id=first_id, jobs=tuple(jobs))]
+
+    # --- what others see --------------------------------------------------------------------
+
+    def _write_snapshot_if_due(self) -> None:
+        now = time.monotonic()
+        if now < self._snapshot_due:
+            return
+        self._r.observer.tick(self._clock.now())
+        idle = not self._machine.changed and not self._machine.active
+        if idle and now < self._snapshot_due + SNAPSHOT_PERIOD_S - LEAST_SNAPSHOT_S:
+            return
+        self._write_snapshot("DRAINING" if self._machine.draining else "RUNNING")
+        cost_s = time.monotonic() - now
+        self._snapshot_due = now + max(LEAST_SNAPSHOT_S, cost_s / SNAPSHOT_SHARE)
+
+    def _write_snapshot(self, state: str, *, durable: bool = False) -> None:
+        try:
+            self._r.snapshot.write(state, self._clock.now(), durable=durable)
+            self._warned = False
+        except StoreError as error:
+            if not self._warned:
+                self._r.observer.message(f"{error} (status is out of date; the run goes on)")
+            self._warned = True
+
+    def _give_up(self, error: StoreError) -> StoreError:
+        """The journal cannot be written: nothing may be decided any more. Save what can be saved."""
+        codes = self._r.effects.abandon(self._machine.grace_s / self._clock.speed)
+        saved = sum(code in (0, 75) for _, code in codes)
+        what = f"{saved} of {len(codes)} running jobs saved and left" if codes else "no job was running"
+        return StoreError(f"{error}; {what}; make room, then go on with `hpcsched run --resume`")
+
+
+_JOB_EVENTS: dict[str, type[ev.JobEvent]] = {
+    "cancel": ev.CancelRequested,
+    "hold": ev.HoldRequested,
+    "release": ev.ReleaseRequested,
+    "suspend": ev.SuspendRequested,
+    "resume": ev.ResumeRequested,
+}

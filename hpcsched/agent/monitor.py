@@ -1,0 +1,79 @@
+"""Samples the devices in a thread of its own, so that a driver that hangs does not stop the agent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpcsched.devices.base import Sample
+
+
+class History:
+    """Utilisation over time of one device in bounded memory.
+
+    Holds at most `most` means. When it is full, neighbours are merged and each mean covers twice as many
+    samples: the whole run stays visible, ever more coarsely.
+    """
+
+    def __init__(self, most: int = 512) -> None:
+        self._most = most
+        self._pending: list[float] = []
+        self.stride = 1
+        """Samples in each mean."""
+        self.means: list[float] = []
+
+    def add(self, value: float) -> None:
+        self._pending.append(value)
+        if len(self._pending) < self.stride:
+            return
+        self.means.append(sum(self._pending) / len(self._pending))
+        self._pending.clear()
+        if len(self.means) >= self._most:
+            pairs = zip(self.means[::2], self.means[1::2], strict=False)
+            self.means = [(a + b) / 2 for a, b in pairs]
+            self.stride *= 2
+
+
+class Monitor:
+    """Calls `sample` every `interval_s` seconds; results are picked up by `take`.
+
+    Args:
+        wake: called from the thread when a sample that reports an unhealthy device is there.
+    """
+
+    def __init__(
+        self, sample: Callable[[], Sequence[Sample]], *, interval_s: float, wake: Callable[[], None]
+    ) -> None:
+        self._sample, self._interval_s, self._wake = sample, interval_s, wake
+        self._results: SimpleQueue[Sequence[Sample]] = SimpleQueue()
+        self._stop = threading.Event()
+        self.history: dict[int, History] = {}
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            samples = self._sample()
+            self._results.put(samples)
+            if not all(s.healthy for s in samples):
+                self._wake()
+            if self._stop.wait(self._interval_s):
+                return
+
+    def take(self) -> Sequence[Sample] | None:
+        """The newest samples since the last call, or None."""
+        newest = None
+        while not self._results.empty():
+            newest = self._results.get()
+            for sample in newest:
+                if sample.utilisation is not None:
+                    self.history.setdefault(sample.gpu, History()).add(sample.utilisation)
+        return newest
+
+    def close(self) -> None:
+        """Stop sampling; a thread that hangs in a driver is left behind."""
+        self._stop.set()
+        self._thread.join(timeout=1.0)

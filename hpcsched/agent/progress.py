@@ -1,0 +1,69 @@
+"""How far a program is, from the lines it writes: `{"step": n, "t": s}`, one a line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import msgspec
+
+LEAST_SPAN_S = 1.0
+LEAST_STEPS = 5
+"""A throughput is believed from this much time (seconds of the run's clock) and steps on."""
+
+
+class Line(msgspec.Struct):
+    """One report: `step` steps done in all at Unix time `t`; `loss` if the program tells it."""
+
+    step: int
+    t: float
+    loss: float | None = None
+
+
+class ProgressMeter:
+    """Reads one attempt's progress descriptor and measures its throughput.
+
+    The first report only starts the clock: what came before it (start-up, the first slow step) is no
+    throughput. `speed` is how many times faster than real time the run's clock goes.
+    """
+
+    def __init__(self, descriptor: int, *, speed: float = 1.0) -> None:
+        self._descriptor = descriptor
+        self._speed = speed
+        self._rest = b""
+        self._first: Line | None = None
+        self.last: Line | None = None
+
+    def read(self) -> bool:
+        """Take in what is there; False when the program has closed its end."""
+        while True:
+            try:
+                data = os.read(self._descriptor, 65536)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            # A program that never ends its line must not fill our memory.
+            self._rest = self._rest[-4096:]
+            for line in lines:
+                # What is not a report is no reason to stop listening.
+                with contextlib.suppress(msgspec.MsgspecError):
+                    self._take(msgspec.json.decode(line, type=Line))
+
+    def _take(self, line: Line) -> None:
+        if line.step < 0 or (self.last and line.step < self.last.step):
+            return
+        self._first = self._first or line
+        self.last = line
+
+    @property
+    def rate(self) -> float | None:
+        """Steps per second of the run's clock since the first report; None while too little is known."""
+        if self._first is None or self.last is None:
+            return None
+        span_s = (self.last.t - self._first.t) * self._speed
+        steps = self.last.step - self._first.step
+        return steps / span_s if span_s >= LEAST_SPAN_S and steps >= LEAST_STEPS else None

@@ -1,0 +1,57 @@
+"""Taking a run over: from nothing, or from the journal an earlier agent left behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcsched.agent.effects import read_record
+from hpcsched.core.machine import Machine, PolicyMaker
+from hpcsched.errors import StoreError
+from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.store import journal
+from hpcsched.store.replay import replay
+from hpcsched.store.rundir import RunDir, RunRecord
+
+
+@dataclass
+class Recovered:
+    """A machine brought up to date, and the journal to go on with.
+
+    `commands` are the inbox commands that earlier agents carried out.
+    """
+
+    machine: Machine
+    journal: journal.Journal
+    commands: set[str]
+
+
+def open_run(rundir: RunDir, make_policy: PolicyMaker) -> Recovered:
+    """Read what is there, cut a torn tail off, and open the journal for writing."""
+    if not rundir.journal.exists():
+        return Recovered(Machine(make_policy), journal.Journal(rundir.journal), set())
+    machine, length, records, commands = replay(rundir.journal, make_policy)
+    writer = journal.Journal(rundir.journal, length=length, records=records)
+    return Recovered(machine, writer, commands)
+
+
+def end_orphans(machine: Machine, record: RunRecord | None, *, host: str, grace_s: float) -> int:
+    """End what an earlier agent started on this host and left behind; returns how many there were.
+
+    They are asked first: a program of ours saves when it gets a SIGTERM. Raises StoreError if some
+    cannot be ended: their GPUs are not free.
+    """
+    if record is None:
+        return 0
+    known = [process for job in machine.active.values() for process in job.processes]
+    orphans = find_orphans(record.id, known if record.host == host else [])
+    left = end(orphans, grace_s) if orphans else []
+    if left:
+        pids = ", ".join(str(pid) for pid, _ in left)
+        raise StoreError(f"processes of the run's earlier agent cannot be ended: {pids}")
+    return len(orphans)
+
+
+def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
+    """By job: the step of the newest checkpoint of each job that had a lease when its agent ended."""
+    records = {job_id: read_record(rundir.job(job_id)) for job_id in machine.active}
+    return {job_id: record.step for job_id, record in records.items() if record}

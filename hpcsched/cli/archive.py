@@ -1,0 +1,97 @@
+"""A run's finished jobs and learnt profiles, put into the user's database."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from hpcsched.agent.start import Life
+from hpcsched.cli.results import result_of
+from hpcsched.core.machine import Machine
+from hpcsched.core.profile import Profile
+from hpcsched.store.database import Database, FinishedJob, Run, iso
+
+
+def archive(life: Life, database: Path, directory: str) -> None:
+    """Record the run, its jobs in a final state, and what it learnt; doing it twice leaves one of each."""
+    machine, record = life.machine, life.run
+    first = datetime.fromtimestamp(machine.lives[0].wall, UTC)
+    with Database(database) as opened:
+        opened.record_run(
+            Run(
+                run_id=record.id,
+                directory=directory,
+                host=record.host,
+                policy=record.policy,
+                gpus=len(machine.devices) + len(machine.lost_devices),
+                allocation=json.dumps(record.allocation),
+                started_at=iso(first),
+                ended_at=iso(datetime.now(UTC)),
+            )
+        )
+        opened.record_jobs(_finished(life))
+        # Stand-ins follow a profile: what they "do" teaches nothing.
+        learnt = [] if life.device_kind == "replay" else list(_learnt(machine, life.device_kind))
+        known = {
+            p.model for p in opened.profiles() if p.device == life.device_kind and p.source == "measured"
+        }
+        opened.record_profiles(p for p in learnt if p.model not in known)
+
+
+def _finished(life: Life) -> list[FinishedJob]:
+    machine = life.machine
+
+    def wall(at: float) -> str:
+        """The wall time of a moment of the run's clock: in the life it belongs to."""
+        lived = [one for one in machine.lives if one.at <= at] or machine.lives[:1]
+        return iso(datetime.fromtimestamp(lived[-1].wall + (at - lived[-1].at) / life.speed, UTC))
+
+    jobs = []
+    for result in result_of(machine).jobs:
+        job = machine.jobs[result.id]
+        if not job.state.final or job.ended_s is None:
+            continue
+        jobs.append(
+            FinishedJob(
+                run_id=life.run.id,
+                job_id=job.id,
+                name=job.spec.name,
+                model=job.spec.model,
+                state=job.state,
+                exit=job.exit,
+                submit_s=job.submit_s,
+                start_s=job.started_s,
+                end_s=job.ended_s,
+                submit_at=wall(job.submit_s),
+                start_at=None if job.started_s is None else wall(job.started_s),
+                end_at=wall(job.ended_s),
+                gpu_hours=result.gpu_hours,
+                steps=job.spec.steps,
+                steps_repeated=job.steps_repeated,
+                suspensions=job.suspensions,
+                gpus_max=max((len(a.gpus) for a in job.attempts), default=0),
+                attempts=msgspec.to_builtins(result.attempts),
+            )
+        )
+    return jobs
+
+
+def _learnt(machine: Machine, device: str) -> list[Profile]:
+    profiles = []
+    for model, table in machine.learned.items():
+        costs = machine.costs.get(model)
+        profiles.append(
+            Profile(
+                model=model,
+                device=device,
+                throughput=dict(table),
+                start_s=costs.start_s if costs else None,
+                suspend_s=costs.suspend_s if costs else None,
+                source="learned",
+                note="learnt while jobs ran",
+            )
+        )
+    return profiles

@@ -1,0 +1,82 @@
+"""What several commands share: options with their environment variables, finding runs and jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from hpcsched import config
+from hpcsched.errors import ConfigError, UnknownJob
+from hpcsched.store.rundir import RunDir
+from hpcsched.store.snapshot import JobStatus, Status
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """A click option that can be given as HPCSCHED_<NAME> too."""
+    long = next(n for n in names if n.startswith("--")).partition("/")[0]
+    settings.setdefault("envvar", config.environment_name(long.removeprefix("--")))
+    return click.option(*names, **settings)
+
+
+def dir_option(command: F) -> F:
+    """--dir, also after the command's name."""
+    return click.option("--dir", "dir_", metavar="D", help="Run directory (./hpcsched-run).")(command)
+
+
+def json_option(command: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def find_run(ctx: click.Context, dir_: str | None) -> RunDir:
+    """The run directory meant: the command's --dir, the global one, $HPCSCHED_DIR, files, default."""
+    settings: config.Settings = ctx.obj
+    return RunDir(config.run_dir(dir_ or settings.values.get("dir")))
+
+
+def select(status: Status, keys: Sequence[str]) -> list[JobStatus]:
+    """The jobs of these ids, names, ranges ("3-7") or comma lists of them; raises UnknownJob."""
+    by_id = {str(job.id): job for job in status.jobs}
+    by_name = {job.name: job for job in status.jobs}
+    chosen: dict[int, JobStatus] = {}
+    for key in (part for keys_ in keys for part in keys_.split(",") if part):
+        job = by_name.get(key) or by_id.get(key)
+        span = re.fullmatch(r"(\d+)-(\d+)", key)
+        if job:
+            chosen[job.id] = job
+        elif span:
+            found = [j for j in status.jobs if int(span[1]) <= j.id <= int(span[2])]
+            if not found:
+                raise UnknownJob(f"no job in {key}; `hpcsched status --states all` lists them")
+            chosen.update((j.id, j) for j in found)
+        else:
+            raise UnknownJob(f"no job {key!r}; `hpcsched status --states all` lists them")
+    return list(chosen.values())
+
+
+def parse_options(pairs: Sequence[str], *, where: str = "--policy-option") -> dict[str, Any]:
+    """A dict of K=V pairs; numbers become numbers. Raises ConfigError."""
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not key or not equals:
+            raise ConfigError(where=where, got=repr(pair), accepted="K=V")
+        try:
+            options[key] = float(text) if not re.fullmatch(r"[+-]?\d+", text) else int(text)
+        except ValueError:
+            options[key] = text
+    return options
+
+
+def database_path(given: str | None) -> Path:
+    """The database meant: --database, HPCSCHED_DATABASE, settings, else the user's data directory."""
+    if given:
+        return Path(given)
+    from hpcsched.store.database import default_path
+
+    return default_path()

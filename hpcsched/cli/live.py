@@ -1,0 +1,173 @@
+"""What people see while a run goes on: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hpcsched.cli.status import clock
+from hpcsched.core import events as ev
+from hpcsched.core.actions import Action, Kill, Launch, Suspend, Terminate
+from hpcsched.core.jobs import Job
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobState
+
+MOST_LINES = 12
+"""Unfinished jobs shown in the live table; the rest is a count."""
+
+
+def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> list[str]:
+    """What to tell of an event and the actions it led to, one line each."""
+    lines = []
+    if isinstance(event, (ev.WorkersExited, ev.LaunchFailed)):
+        job = machine.jobs[event.job_id]
+        if job.attempt == event.attempt or job.state.active:
+            lines.append(f"{_name(job)} {_ending(job, event)}")
+    for action in actions:
+        if not isinstance(action, (Launch, Suspend, Terminate, Kill)):
+            continue
+        job = machine.jobs[action.job_id]
+        match action:
+            case Launch(gpus=gpus, role=role, resume=resume):
+                verb = f"resumes at step {job.step}" if resume else "starts"
+                why = next((n.reason for n in reversed(job.story) if n.reason.why in _PLACING), None)
+                lines.append(f"{_name(job)} {verb} on {_gpus(gpus)} as {role}" + (f": {why}" if why else ""))
+            case Suspend():
+                target = f" to go on with {len(job.target.gpus)} GPUs" if job.target else ""
+                lines.append(f"{_name(job)} is asked to save{target}")
+            case Terminate():
+                lines.append(f"{_name(job)} is told to end (SIGTERM)")
+            case Kill():
+                lines.append(f"{_name(job)} is killed (SIGKILL)")
+    return lines
+
+
+_PLACING = ("Optimal", "LeftOver", "NoProfile", "Fixed", "Exclusive", "Promoted")
+
+
+def _name(job: Job) -> str:
+    return f"job {job.id} ({job.spec.name})"
+
+
+def _gpus(gpus: Sequence[int]) -> str:
+    return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {','.join(map(str, gpus))}"
+
+
+def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
+    if isinstance(event, ev.LaunchFailed):
+        return f"could not be started: {event.error}"
+    if event.code == 0:
+        metrics = "".join(f", {k} {v:.4g}" for k, v in job.metrics.items())
+        return f"completed{metrics}"
+    if event.code == 75:
+        return f"saved at step {job.saved_step}"
+    again = "" if job.state.final else "; goes on from its newest checkpoint"
+    detail = f": {event.detail}" if event.detail else ""
+    return f"ended with exit code {event.code}{detail}{again}"
+
+
+class Narrator:
+    """Tells what happens line by line on stderr, each with the time into the run."""
+
+    def __init__(self, machine: Machine, *, quiet: bool = False) -> None:
+        self._machine, self._quiet = machine, quiet
+
+    def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
+        if not self._quiet:
+            for line in sentences(self._machine, event, actions):
+                self._say(line)
+
+    def tick(self, now: float) -> None:
+        """Nothing to redraw."""
+
+    def message(self, text: str) -> None:
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"[{clock(self._machine.now):>7}] {text}\n")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class LiveTable:
+    """A table of the unfinished jobs with progress bars, redrawn in place; events scroll above it."""
+
+    def __init__(self, machine: Machine) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._machine = machine
+        self._console = Console(stderr=True)
+        self._now = 0.0
+        self._live = Live(
+            console=self._console, auto_refresh=False, transient=True, get_renderable=self._render
+        )
+        self._live.start()
+
+    def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
+        for line in sentences(self._machine, event, actions):
+            self.message(line)
+
+    def tick(self, now: float) -> None:
+        self._now = now
+        self._live.refresh()
+
+    def message(self, text: str) -> None:
+        from rich.text import Text
+
+        stamp = Text(f"[{clock(self._machine.now):>7}] ", style="dim")
+        self._console.print(stamp + Text(text), soft_wrap=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _render(self) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        machine = self._machine
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for header, justify in _COLUMNS:
+            table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        shown = sorted(machine.active.values(), key=lambda j: j.id)[:MOST_LINES]
+        for job in shown:
+            bar: Any = ""
+            if job.spec.steps is not None:
+                bar = ProgressBar(total=job.spec.steps, completed=self._steps(job), width=24)
+            table.add_row(
+                str(job.id),
+                job.spec.name,
+                f"{job.state.code}{'' if job.ready else '*'}",
+                ",".join(map(str, job.current.gpus)),
+                str(job.role),
+                bar,
+                str(job.step) if job.spec.steps is None else f"{job.step}/{job.spec.steps}",
+                f"{job.rate:.4g}/s" if job.rate else "",
+            )
+        done = sum(job.state.final for job in machine.jobs.values())
+        waiting = len(machine.jobs) - done - len(machine.active)
+        table.title = (
+            f"{clock(self._now)}  {len(machine.active)} running, {waiting} waiting, {done} ended; "
+            f"{len(machine.free)} of {len(machine.devices)} GPUs free"
+        )
+        table.title_justify = "left"
+        return table
+
+    @staticmethod
+    def _steps(job: Job) -> int:
+        return job.step if job.state is not JobState.STARTING else 0
+
+
+_COLUMNS = (
+    ("JOBID", "right"),
+    ("NAME", "left"),
+    ("ST", "left"),
+    ("GPUS", "left"),
+    ("ROLE", "left"),
+    ("PROGRESS", "left"),
+    ("STEP", "right"),
+    ("RATE", "right"),
+)

@@ -1,0 +1,100 @@
+"""The command line. Each command's module is imported when it is used: login nodes are slow."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcsched import __version__, config
+from hpcsched.errors import HpcschedError
+
+_COMMANDS = {
+    "run": ("run:run", "Run a set of jobs in this allocation until all have ended."),
+    "submit": ("control:submit", "Put jobs into a run, running now or next."),
+    "status": ("status:status", "The run's jobs, like squeue."),
+    "explain": ("explain:explain", "Why a job waits, why it has this many GPUs, what is next."),
+    "cancel": ("control:cancel", "End jobs for good."),
+    "hold": ("control:hold", "Keep waiting jobs from starting."),
+    "release": ("control:release", "Let held jobs go."),
+    "suspend": ("control:suspend", "Have running jobs save and leave their GPUs until resumed."),
+    "resume": ("control:resume", "Let suspended jobs go on."),
+    "drain": ("control:drain", "Save all jobs and stop the run."),
+    "logs": ("logs:logs", "A job's output."),
+    "wait": ("control:wait", "Wait until jobs (default: all) have ended."),
+    "history": ("history:history", "Finished jobs of this and earlier runs, like sacct."),
+    "profile": ("profile:profile", "Measure how models scale, and look after the profiles."),
+    "simulate": ("simulate:simulate", "What a job set would take, by the same policies."),
+    "doctor": ("doctor:doctor", "What was found on this machine."),
+    "config": ("settings:config_group", "Settings and where they come from."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module when the command is called; help needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[name][0].partition(":")
+        command = getattr(importlib.import_module(f"hpcsched.cli.{module}"), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            raise click.UsageError(f"{error.format_message()} (see hpcsched --help)", ctx) from None
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hpcsched")
+@click.option("--dir", "dir_", metavar="D", envvar="HPCSCHED_DIR", help="Run directory (./hpcsched-run).")
+@click.option("--config", "config_file", metavar="F", envvar="HPCSCHED_CONFIG", help="Project settings file.")
+@click.option("-v", "--verbose", is_flag=True, help="Say more on stderr; show tracebacks.")
+@click.pass_context
+def cli(ctx: click.Context, dir_: str | None, config_file: str | None, verbose: bool) -> None:
+    """hpcsched: runs your whole queue of trainings inside one batch allocation."""
+    settings = config.load(os.environ, here=Path.cwd(), config=Path(config_file) if config_file else None)
+    if dir_ is not None:
+        origin = ctx.get_parameter_source("dir_")
+        settings.values["dir"] = dir_
+        by_flag = origin is click.core.ParameterSource.COMMANDLINE
+        settings.origins["dir"] = "--dir" if by_flag else "HPCSCHED_DIR"
+    ctx.obj = settings
+    shared = {k: v for k, v in settings.values.items() if k not in ("dir", "policy_option")}
+    ctx.default_map = dict.fromkeys(_COMMANDS, shared) | {"profile": {"run": shared, **shared}}
+
+
+def main() -> None:
+    """Entry point: turns errors raised on purpose into one line and their exit code."""
+    verbose = any(a in ("-v", "--verbose") for a in sys.argv[1:])
+    try:
+        code = cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except HpcschedError as error:
+        if verbose:
+            raise
+        click.echo(f"hpcsched: {error}", err=True)
+        code = error.exit_code
+    except BrokenPipeError:
+        # The reader has seen enough (| head); say nothing when the interpreter flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,41 @@
+"""Which profiles a run or a simulation goes by: files given, else what this user has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import click
+
+from hpcsched.core.profile import Profile
+from hpcsched.errors import StoreError
+from hpcsched.store.profiles import choose_all, load_profiles
+
+
+def finder(files: Sequence[str], database: Path) -> Callable[[Collection[str], str], tuple[Profile, ...]]:
+    """Gives the profiles of some models for a device type: from the files, else from the database.
+
+    Files are read at once, so that a bad one is refused before anything starts.
+    """
+    given = [profile for name in files for profile in load_profiles(name)]
+
+    def find(models: Collection[str], device: str) -> tuple[Profile, ...]:
+        found = {p.model: p for p in choose_all(given, models, device)}
+        missing = set(models) - found.keys()
+        if missing and database.exists():
+            found |= {p.model: p for p in choose_all(_measured(database), sorted(missing), device)}
+        return tuple(found[model] for model in sorted(found))
+
+    return find
+
+
+def _measured(database: Path) -> tuple[Profile, ...]:
+    from hpcsched.store.database import Database
+
+    try:
+        with Database(database) as opened:
+            return opened.profiles()
+    except StoreError as error:
+        # The run matters more than the profiles: without them it learns.
+        click.echo(f"hpcsched: {error}; going on without the profiles in it", err=True)
+        return ()

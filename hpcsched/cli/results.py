@@ -1,0 +1,72 @@
+"""From a machine to the result that `run` and `simulate` print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcsched.core.jobs import Job
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import Attempt, JobSpec
+from hpcsched.core.profile import Profile
+from hpcsched.report.result import Result, summarise
+from hpcsched.sim.bounds import BoundJob, lower_bound_s
+from hpcsched.sim.engine import Simulation
+
+
+def result_of(machine: Machine, *, downtime_s: float = 0.0) -> Result:
+    """The measures of a run that has ended, or of a simulation."""
+    gpus = len(machine.devices) + len(machine.lost_devices)
+    return summarise(
+        machine.jobs.values(),
+        policy=machine.policy.name if machine.policy else "",
+        gpus=gpus,
+        lower_bound_s=_bound(machine, gpus),
+        overheads=lambda job, attempt: overhead_s(machine, job, attempt),
+        downtime_s=downtime_s,
+        now_s=machine.now,
+    )
+
+
+def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
+    """Seconds of an attempt that were no training: start or resume, and suspend.
+
+    The start counts by the profile where that has it, else until the program said it is ready.
+    """
+    end_s = machine.now if attempt.end_s is None else attempt.end_s
+    leaving_s = 0.0 if attempt.signalled_s is None else end_s - attempt.signalled_s
+    profile = machine.profile(job)
+    cost = profile.launch_s(len(attempt.gpus), first=attempt.number == 1) if profile else None
+    if cost is None:
+        cost = 0.0 if attempt.ready_s is None else attempt.ready_s - attempt.start_s
+    return min(cost, end_s - attempt.start_s - leaving_s) + leaving_s
+
+
+def _bound(machine: Machine, gpus: int) -> float | None:
+    index = {job.spec.name: i for i, job in enumerate(machine.jobs.values())}
+    jobs = [
+        BoundJob(
+            profile=machine.profile(job),
+            steps=job.spec.steps,
+            submit_s=job.submit_s,
+            gpus_min=job.spec.gpus_min,
+            gpus_max=job.spec.gpus_max,
+            after=tuple(index[name] for name in job.spec.after),
+        )
+        for job in machine.jobs.values()
+    ]
+    if not jobs or any(job.gpus_min > gpus for job in jobs):
+        return None
+    return lower_bound_s(jobs, gpus)
+
+
+def simulated(
+    jobs: Sequence[JobSpec],
+    profiles: Sequence[Profile],
+    *,
+    gpus: int,
+    policy: str,
+    options: Mapping[str, Any],
+) -> Result:
+    """What these jobs take under a policy; raises ConfigError for jobs without profile or steps."""
+    return result_of(Simulation(jobs, profiles, gpus=gpus, policy=policy, options=options).run())

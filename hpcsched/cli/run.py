@@ -1,0 +1,190 @@
+"""`hpcsched run`: the main job."""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcsched import jobfile
+from hpcsched.cli.common import database_path, dir_option, find_run, json_option, option, parse_options
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobState
+from hpcsched.errors import ConfigError, HpcschedError
+
+TAIL_LINES = 10
+
+
+@click.command()
+@click.argument("jobs", required=False, type=click.Path(path_type=Path))
+@dir_option
+@option("--devices", metavar="SPEC", default="auto", help="auto, cuda[:N], cpu:N or replay:N[@SPEED].")
+@option("--policy", metavar="P", help="marble (default) or exclusive.")
+@option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
+@option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
+@option("--device-type", metavar="T", help="Device type whose profiles count; default: what is found.")
+@option("--resume", is_flag=True, help="Go on with the run in the run directory, if there is one.")
+@option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw a Gantt chart at the end.")
+@option("--compare", metavar="P", multiple=True, help="At the end, simulate this policy for comparison.")
+@option("--grace", type=click.FloatRange(min=0), default=30.0, help="Least seconds to save in (30).")
+@option("--monitor", type=click.FloatRange(min=0.1), default=5.0, help="Seconds between device samples (5).")
+@option("--database", metavar="F", help="SQLite file with profiles and history.")
+@option("--quiet", "-q", is_flag=True, help="Do not tell what happens.")
+@json_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    jobs: Path | None,
+    dir_: str | None,
+    devices: str,
+    policy: str | None,
+    policy_option: tuple[str, ...],
+    profiles: tuple[str, ...],
+    device_type: str | None,
+    resume: bool,
+    gantt: Path | None,
+    compare: tuple[str, ...],
+    grace: float,
+    monitor: float,
+    database: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Run the jobs in JOBS.toml in this allocation (or on this machine) until all have ended.
+
+    Ctrl-C saves all jobs and stops (exit code 75; go on with --resume); a second one kills.
+    """
+    from hpcsched.agent import start
+    from hpcsched.agent.inbox import Inbox
+    from hpcsched.batch.local import local
+    from hpcsched.cli.live import LiveTable, Narrator
+    from hpcsched.cli.profiles_found import finder
+
+    rundir = find_run(ctx, dir_)
+    if jobs is None and not rundir.journal.exists() and not Inbox.waiting(rundir):
+        raise click.UsageError("name a job file (JOBS.toml); nothing is waiting in the run directory either")
+    file = jobfile.load(jobs, workdir=Path.cwd(), user=getpass.getuser()) if jobs else None
+    name, options = chosen_policy(ctx, policy, policy_option, file)
+    store = database_path(database)
+    find = finder(profiles, store)
+    views: list[Narrator | LiveTable] = []
+
+    def observe(machine: Machine, speed: float) -> Narrator | LiveTable:
+        on_terminal = sys.stderr.isatty() and not quiet
+        views.append(LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet))
+        return views[0]
+
+    order = start.Order(
+        dir=rundir.root,
+        devices=devices,
+        jobs=file.jobs if file else (),
+        where=str(jobs or "submit"),
+        policy=name,
+        policy_options=options,
+        resume=resume,
+        grace_s=grace,
+        monitor_s=monitor,
+    )
+    try:
+        life = start.run(
+            order,
+            allocation=local(),
+            find_profiles=lambda models, kind: find(models, device_type or kind),
+            observe=observe,
+        )
+    finally:
+        for view in views:
+            view.close()
+    _report(life, as_json=as_json, gantt=gantt, compare=compare)
+    _put_away(life, store, str(rundir.root))
+    return life.exit_code
+
+
+def chosen_policy(
+    ctx: click.Context, policy: str | None, pairs: tuple[str, ...], file: jobfile.JobFile | None
+) -> tuple[str | None, dict[str, Any]]:
+    """Policy and options: flag and environment, then the job file, then the settings files."""
+    from hpcsched.policy import make_policy
+
+    from_file = ctx.get_parameter_source("policy") is click.core.ParameterSource.DEFAULT_MAP
+    name, options = policy, parse_options(pairs)
+    configured: dict[str, Any] = ctx.obj.values.get("policy_option", {})
+    if file and (policy is None or from_file):
+        name = file.policy or policy
+    in_file = file and (file.policy or "marble") == (name or "marble")
+    options = {**configured, **(file.policy_options if file and in_file else {}), **options}
+    if file and file.policy:
+        make_policy(file.policy, file.policy_options, where="[policy]")
+    if name or options:
+        make_policy(name or "marble", options)
+    return name, options
+
+
+def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: tuple[str, ...]) -> None:
+    """What stdout gets at the end: the result as JSON, or tables."""
+    from hpcsched.cli.results import result_of, simulated
+    from hpcsched.report.result import to_json
+    from hpcsched.report.tables import comparison_table, headline, job_table
+
+    machine: Machine = life.machine
+    result = result_of(machine, downtime_s=life.downtime_s)
+    results = [result]
+    for policy in compare:
+        profiles = {job.spec.model: p for job in machine.jobs.values() if (p := machine.profile(job))}
+        specs = [job.spec for job in machine.jobs.values()]
+        try:
+            results.append(
+                simulated(specs, list(profiles.values()), gpus=result.gpus, policy=policy, options={})
+            )
+        except ConfigError as error:
+            click.echo(f"hpcsched: no comparison with {policy}: {error}", err=True)
+    if as_json:
+        sys.stdout.buffer.write(to_json([result]) + b"\n")
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo(job_table(result, width=width))
+        click.echo(headline(result))
+        if len(results) > 1:
+            click.echo("\nsimulated with the same profiles, for comparison:")
+            click.echo(comparison_table(results, width=width))
+    for job in machine.jobs.values():
+        if job.state is JobState.FAILED:
+            _tell_failure(life, job.id)
+    if life.exit_code == 75:
+        left = machine.unfinished
+        click.echo(f"hpcsched: stopped with {left} jobs left; go on with `hpcsched run --resume`", err=True)
+    if gantt:
+        from hpcsched.report.gantt import gantt_svg
+
+        try:
+            gantt_svg(results, gantt)
+            click.echo(f"hpcsched: Gantt chart in {gantt}", err=True)
+        except HpcschedError as error:
+            click.echo(f"hpcsched: no Gantt chart: {error}", err=True)
+
+
+def _tell_failure(life: Any, job_id: int) -> None:
+    """Why a job failed, and the last lines it wrote."""
+    job = life.machine.jobs[job_id]
+    click.echo(f"hpcsched: job {job.id} ({job.spec.name}) failed: {job.reason}", err=True)
+    path = life.outputs.get(job_id)
+    if path is None or not path.exists():
+        return
+    lines = path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    click.echo(f"  the last lines of {path}:", err=True)
+    for line in lines:
+        click.echo(f"    {line[:300]}", err=True)
+
+
+def _put_away(life: Any, store: Path, directory: str) -> None:
+    """Finished jobs and learnt profiles into the database; without one the run is no less done."""
+    from hpcsched.cli.archive import archive
+
+    try:
+        archive(life, store, directory)
+    except HpcschedError as error:
+        click.echo(f"hpcsched: {error}; history and learnt profiles of this run are not kept", err=True)

@@ -1,0 +1,153 @@
+"""`hpcsched status`: the run's jobs, read from the snapshot alone."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import click
+
+from hpcsched.cli.common import dir_option, find_run, json_option, option, select
+from hpcsched.core.model import JobState
+from hpcsched.errors import ConfigError
+from hpcsched.store.snapshot import JobStatus, Status, age_s, read_status
+
+FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
+    "%i": ("JOBID", lambda j: str(j.id)),
+    "%j": ("NAME", lambda j: j.name),
+    "%u": ("USER", lambda j: j.user),
+    "%t": ("ST", lambda j: j.state.code),
+    "%T": ("STATE", lambda j: str(j.state)),
+    "%M": ("TIME", lambda j: clock(j.elapsed_s)),
+    "%L": ("LEFT", lambda j: "-" if j.eta_s is None else clock(j.eta_s)),
+    "%b": ("GPUS", lambda j: gpus(j)),
+    "%m": ("MODEL", lambda j: j.model),
+    "%p": ("ROLE", lambda j: j.role or "-"),
+    "%s": ("STEP", lambda j: steps(j)),
+    "%S": ("SUSP", lambda j: str(j.suspensions)),
+    "%a": ("ATTEMPT", lambda j: str(j.attempt)),
+    "%e": ("EXIT", lambda j: "-" if j.exit is None else str(j.exit)),
+    "%R": ("NODELIST(REASON)", lambda j: where(j)),
+}
+DEFAULT_FORMAT = "%i %j %u %t %M %L %b %s %R"
+_RIGHT = {"%i", "%M", "%L", "%s", "%S", "%a", "%e"}
+
+
+def clock(seconds: float) -> str:
+    """Slurm's way: MM:SS, H:MM:SS, D-HH:MM:SS."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    if days:
+        return f"{days}-{h:02}:{m:02}:{s:02}"
+    return f"{h}:{m:02}:{s:02}" if h else f"{m}:{s:02}"
+
+
+def gpus(job: JobStatus) -> str:
+    return ",".join(map(str, job.gpus)) or "-"
+
+
+def steps(job: JobStatus) -> str:
+    done = "-" if job.step is None else str(job.step)
+    return done if job.steps is None else f"{done}/{job.steps}"
+
+
+def where(job: JobStatus) -> str:
+    return ",".join(job.hosts) or (f"({job.reason})" if job.reason else "")
+
+
+@click.command()
+@click.argument("jobs", nargs=-1)
+@dir_option
+@click.option("-j", "--jobs", "more", metavar="IDS", multiple=True, help="These jobs only (ids, names, 3-7).")
+@click.option("--states", "-t", metavar="S", help="These states only: names or codes with commas, or all.")
+@option("--format", "-o", "format_", metavar="FORMAT", help="Columns, like squeue's: " + DEFAULT_FORMAT)
+@click.option("--noheader", is_flag=True, help="No header line.")
+@json_option
+@click.pass_context
+def status(
+    ctx: click.Context,
+    jobs: tuple[str, ...],
+    dir_: str | None,
+    more: tuple[str, ...],
+    states: str | None,
+    format_: str | None,
+    noheader: bool,
+    as_json: bool,
+) -> None:
+    """The run's jobs, like squeue: unfinished ones, and a line that counts the finished.
+
+    Works on any host that sees the run directory: no port, no lock.
+    """
+    found = read_status(find_run(ctx, dir_))
+    wanted = [*jobs, *more]
+    if as_json:
+        import msgspec
+
+        if wanted:
+            found.jobs = select(found, wanted)
+        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        return
+    chosen = select(found, wanted) if wanted else found.jobs
+    names = _states(states)
+    if names is not None:
+        chosen = [job for job in chosen if job.state in names]
+    elif not wanted:
+        chosen = [job for job in chosen if not job.state.final]
+    sys.stdout.write(table(chosen, format_ or DEFAULT_FORMAT, header=not noheader))
+    if not wanted and not noheader:
+        sys.stdout.write(_finished(found))
+    note(found)
+
+
+def _states(text: str | None) -> set[JobState] | None:
+    if text is None:
+        return None
+    words = {word.strip().upper() for word in text.split(",")}
+    if words == {"ALL"}:
+        return set(JobState)
+    chosen = {state for state in JobState if {state.value, state.code} & words}
+    if unknown := words - {word for state in chosen for word in (state.value, state.code)}:
+        accepted = ", ".join([*(f"{state} ({state.code})" for state in JobState), "all"])
+        raise ConfigError(where="--states", got=repr(min(unknown)), accepted=accepted)
+    return chosen
+
+
+def table(jobs: list[JobStatus], format_: str, *, header: bool) -> str:
+    """Aligned columns for these jobs."""
+    keys = format_.replace(",", " ").split()
+    for key in keys:
+        if key not in FIELDS:
+            accepted = ", ".join(f"{k} {name}" for k, (name, _) in FIELDS.items())
+            raise ConfigError(where="--format", got=repr(key), accepted=accepted)
+    columns = [[FIELDS[key][1](job) for job in jobs] for key in keys]
+    if header:
+        columns = [[FIELDS[key][0], *column] for key, column in zip(keys, columns, strict=True)]
+    padded = []
+    for key, column in zip(keys, columns, strict=True):
+        width = max(map(len, column), default=0)
+        padded.append([c.rjust(width) if key in _RIGHT else c.ljust(width) for c in column])
+    return "".join("  ".join(row).rstrip() + "\n" for row in zip(*padded, strict=True))
+
+
+def _finished(found: Status) -> str:
+    counts = Counter(job.state for job in found.jobs if job.state.final)
+    parts = [f"{n} {state.lower()}" for state, n in sorted(counts.items())]
+    return f"finished: {', '.join(parts)}\n" if parts else ""
+
+
+def note(found: Status) -> None:
+    """On stderr: how old this is, and whether anybody still writes it."""
+    run = found.run
+    if run.stale:
+        age = clock(age_s(found))
+        click.echo(
+            f"hpcsched: the agent on {run.agent.host} (pid {run.agent.pid}) is gone; last seen {age} ago."
+            " Go on with `hpcsched run --resume`",
+            err=True,
+        )
+    elif run.state == "STOPPED":
+        click.echo("hpcsched: stopped with work left; go on with `hpcsched run --resume`", err=True)
+    for gpu, why in run.lost_gpus.items():
+        click.echo(f"hpcsched: GPU {gpu} was lost: {why}", err=True)

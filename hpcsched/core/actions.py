@@ -1,0 +1,55 @@
+"""Everything the core may ask the outside to do. Idempotent per (job_id, attempt)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcsched.core.model import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """Base of all actions; `at` and `cause` say when and why it was asked for."""
+
+    at: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptAction(Action):
+    """Base of actions on one attempt of a job."""
+
+    job_id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch(AttemptAction):
+    """Start the job's workers on these devices, from its newest checkpoint if `resume`."""
+
+    gpus: tuple[int, ...]
+    role: Role
+    resume: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspend(AttemptAction):
+    """Ask the workers to save at the next step boundary and leave (SIGTSTP)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminate(AttemptAction):
+    """Ask the workers to leave at once (SIGTERM)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill(AttemptAction):
+    """End the workers' process groups (SIGKILL)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer(Action):
+    """Send TimerFired(key) at `due`; a second one with the same key replaces the first."""
+
+    key: tuple[str, int, int]
+    due: float

@@ -1,0 +1,164 @@
+"""Everything that can happen. Events are facts: frozen, journalled, replayed to rebuild the state.
+
+Each carries `at` (seconds of the run's clock, which stands still while no agent lives) and, when it
+is about a run of a job, `(job_id, attempt)`, so that news of a stale attempt is recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcsched.core.model import Device, JobSpec, Progress
+from hpcsched.core.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events."""
+
+    at: float
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStarted(Event):
+    """An agent took the run over, with these devices and this policy; the first event of each life.
+
+    `wall` is the Unix time at `at`. Attempts of an earlier life are over once this is handled: the
+    agent has ended their processes before it says so. `saved_steps` says, by job, which step each of
+    them had saved. `grace_s` is how long a worker may take to save before it is ended by force.
+    """
+
+    wall: float
+    devices: tuple[Device, ...]
+    policy: str
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    grace_s: float = 30.0
+    saved_steps: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilesLoaded(Event):
+    """The profiles to go by for these models, one a model, chosen for the devices at hand."""
+
+    profiles: tuple[Profile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsSubmitted(Event):
+    """Jobs that came together; ids are given in order, from `first_id`."""
+
+    first_id: int
+    jobs: tuple[JobSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressObserved(Event):
+    """How far the running jobs are; put before every event that can lead to a decision."""
+
+    progress: tuple[Progress, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent(Event):
+    """Base of events about a job."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested(JobEvent):
+    """The user wants the job ended for good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldRequested(JobEvent):
+    """The user wants a waiting job not to start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseRequested(JobEvent):
+    """The user lets a held job go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspendRequested(JobEvent):
+    """The user wants a running job to save, leave its devices, and stay away until resumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequested(JobEvent):
+    """The user wants a job he suspended to go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested(Event):
+    """Save everything, start nothing, stop with work left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEvent(JobEvent):
+    """Base of events about one attempt of a job."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersSpawned(AttemptEvent):
+    """The attempt's processes exist: (pid, start time in clock ticks since boot) of each rank."""
+
+    processes: tuple[tuple[int, int], ...]
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersReady(AttemptEvent):
+    """The program has said that it can be suspended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved(AttemptEvent):
+    """A checkpoint that holds `step` steps is on disk."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersExited(AttemptEvent):
+    """All processes of the attempt are gone.
+
+    `code` is 0 (done), 75 (saved and left) or the first other exit code, 128+N for signal N.
+    `step` is the last step known to be done, `saved_step` the step of the newest good checkpoint
+    (both None for a program that reports neither).
+    """
+
+    code: int
+    step: int | None = None
+    saved_step: int | None = None
+    detail: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFailed(AttemptEvent):
+    """The attempt's processes could not be started; `transient` says whether to try again."""
+
+    error: str
+    transient: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLost(Event):
+    """A device disappeared or reported a fatal error; it is used no more."""
+
+    gpu: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired(Event):
+    """A timer asked for by a SetTimer action has run out; `key` is that action's."""
+
+    key: tuple[str, int, int]

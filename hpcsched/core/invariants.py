@@ -1,0 +1,34 @@
+"""What must hold after every event; checked in every test."""
+
+from __future__ import annotations
+
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobState
+
+
+def check(machine: Machine) -> None:
+    """Raise AssertionError naming the first invariant that does not hold."""
+    held: dict[int, int] = {}
+    for job in machine.active.values():
+        assert job.state.active, f"job {job.id} is active in state {job.state}"
+        assert job.gpus or job.wanted or job.target is None, f"job {job.id} runs without a lease"
+        for gpu in job.gpus:
+            assert gpu not in held, f"GPU {gpu} leased to jobs {held[gpu]} and {job.id}"
+            held[gpu] = job.id
+    assert held == machine.holder, "leases and holders differ"
+    assert not machine.free & set(held), "a leased GPU is free"
+    assert machine.free | (set(held) & set(machine.devices)) == set(machine.devices), "a GPU is nobody's"
+    for job in machine.jobs.values():
+        assert job.state.active == (job.id in machine.active), f"job {job.id}: {job.state}"
+        if not job.state.active:
+            assert not job.gpus, f"job {job.id} is {job.state} and holds GPUs"
+        if job.target:
+            assert job.state is JobState.SUSPENDING, f"job {job.id} has a target while {job.state}"
+            assert set(job.target.gpus) <= set(job.gpus), f"job {job.id}'s larger lease is not free"
+        waits = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
+        assert (job.id in machine.queue) == (waits and job.submit_s <= machine.now), f"job {job.id} queue"
+    policy = machine.policy
+    if policy and policy.work_conserving and not machine.draining and machine.free:
+        need = machine.queue.smallest_need()
+        assert need is None or need > len(machine.free), "a GPU idles while a job that fits waits"
+    assert machine.unfinished == sum(not j.state.final for j in machine.jobs.values())

@@ -1,0 +1,149 @@
+"""The words of the domain: jobs, their states, devices, roles, attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class JobState(StrEnum):
+    """Where a job is in its life. The last three are final."""
+
+    PENDING = "PENDING"
+    HELD = "HELD"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    SUSPENDING = "SUSPENDING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def final(self) -> bool:
+        return self in _FINAL
+
+    @property
+    def active(self) -> bool:
+        """Has processes, and a lease on devices."""
+        return self in _ACTIVE
+
+    @property
+    def code(self) -> str:
+        """Slurm's short code, as squeue prints it (a held job is pending there)."""
+        return _CODES[self]
+
+
+_FINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+_CODES = {
+    JobState.PENDING: "PD",
+    JobState.HELD: "PD",
+    JobState.STARTING: "CF",
+    JobState.RUNNING: "R",
+    JobState.SUSPENDING: "SI",
+    JobState.SUSPENDED: "S",
+    JobState.COMPLETED: "CD",
+    JobState.FAILED: "F",
+    JobState.CANCELLED: "CA",
+}
+_ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING})
+
+
+class Role(StrEnum):
+    """MARBLE section V-C: a primary has its optimal GPU count, a secondary what was left."""
+
+    PRIMARY = "primary"
+    SECONDARY = "secondary"
+
+
+class Ended(StrEnum):
+    """How an attempt ended."""
+
+    COMPLETED = "completed"
+    SUSPENDED = "suspended"
+    RESIZED = "resized"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+
+class Kind(StrEnum):
+    """What a job runs: a Trainer class, any program, or a stand-in that follows its profile."""
+
+    TRAINER = "trainer"
+    COMMAND = "command"
+    REPLAY = "replay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What the user asked for; never changes.
+
+    `gpus_max` None means "as many as there are". `steps` is the whole job's work in steps (None:
+    not known). Times are seconds.
+    """
+
+    name: str
+    kind: Kind
+    model: str
+    trainer: str | None = None
+    command: tuple[str, ...] = ()
+    args: Mapping[str, Any] = field(default_factory=dict)
+    steps: int | None = None
+    after: tuple[str, ...] = ()
+    gpus_min: int = 1
+    gpus_max: int | None = None
+    nodes: int = 1
+    strategy: Mapping[str, Any] = field(default_factory=lambda: {"kind": "ddp"})
+    submit_at: float = 0.0
+    retries: int = 2
+    env: Mapping[str, str] = field(default_factory=dict)
+    output: str = "hpcsched-%j.out"
+    checkpoint_every_s: float = 600.0
+    keep_checkpoints: int = 2
+    workdir: str = "."
+    processes: str = "per-gpu"
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One GPU (or CPU slot, or pretended GPU) of the allocation.
+
+    `handle` is what a worker's environment needs to find it: an index, a UUID or a MIG name for
+    CUDA_VISIBLE_DEVICES, a CPU list for a slot.
+    """
+
+    index: int
+    host: str
+    kind: str
+    handle: str
+    memory_mib: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far an attempt is: `step` steps done in all, and its measured steps per second (or None)."""
+
+    job_id: int
+    attempt: int
+    step: int
+    rate: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One stretch of a job on one set of devices; times in seconds of the run's clock."""
+
+    number: int
+    gpus: tuple[int, ...]
+    role: Role
+    start_s: float
+    end_s: float | None = None
+    ended: Ended | None = None
+    from_step: int = 0
+    to_step: int | None = None
+    ready_s: float | None = None
+    signalled_s: float | None = None

@@ -1,0 +1,72 @@
+"""The jobs that could start now, in FIFO order, found without walking past those that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+
+Entry = tuple[float, int, int]
+"""(arrival, job id, ticket): FIFO by arrival, then by id; the ticket tells a stale entry."""
+
+
+class WaitingQueue:
+    """Waiting jobs, one heap for each smallest acceptable GPU count.
+
+    Adding costs O(log n), removing O(1); a walk costs O(log n) for each job it yields, whatever
+    the number of jobs that are too large for the free GPUs (MARBLE section V-C: the cost of a
+    decision depends on the jobs that run, not on those that wait).
+    """
+
+    def __init__(self) -> None:
+        self._heaps: dict[int, list[Entry]] = {}
+        self._tickets: dict[int, int] = {}
+        self._issued = 0
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __contains__(self, job_id: int) -> bool:
+        return job_id in self._tickets
+
+    def add(self, job_id: int, *, arrival: float, need: int) -> None:
+        """Put a job in; `need` is the smallest GPU count it can start on."""
+        self._issued += 1
+        self._tickets[job_id] = self._issued
+        heappush(self._heaps.setdefault(need, []), (arrival, job_id, self._issued))
+
+    def remove(self, job_id: int) -> None:
+        """Take a job out if it is in; its entry goes when it reaches the top of its heap."""
+        self._tickets.pop(job_id, None)
+
+    def _head(self, heap: list[Entry]) -> Entry | None:
+        while heap and self._tickets.get(heap[0][1]) != heap[0][2]:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def first(self) -> int | None:
+        """The job that has waited longest, or None."""
+        heads = [head for heap in self._heaps.values() if (head := self._head(heap))]
+        return min(heads)[1] if heads else None
+
+    def smallest_need(self) -> int | None:
+        """The smallest GPU count any waiting job can start on, or None."""
+        return min((need for need, heap in self._heaps.items() if self._head(heap)), default=None)
+
+    def walk(self, free: Callable[[], int]) -> Iterator[int]:
+        """Waiting jobs in order that could start on `free()` GPUs, which is asked before each."""
+        passed: list[tuple[list[Entry], Entry]] = []
+        try:
+            while True:
+                room = free()
+                best: list[Entry] | None = None
+                for need, heap in self._heaps.items():
+                    if need <= room and self._head(heap) and (best is None or heap[0] < best[0]):
+                        best = heap
+                if best is None:
+                    return
+                entry = heappop(best)
+                passed.append((best, entry))
+                yield entry[1]
+        finally:
+            for heap, entry in passed:
+                heappush(heap, entry)

@@ -1,0 +1,99 @@
+"""Why a decision was taken: typed, so that programs can read them, and said in words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Why(StrEnum):
+    """The kinds of reasons; the value is what `status` shows in its REASON column."""
+
+    # why a job waits
+    RESOURCES = "Resources"
+    PRIORITY = "Priority"
+    DEPENDENCY = "Dependency"
+    BEGIN_TIME = "BeginTime"
+    HELD = "JobHeldUser"
+    USER_SUSPENDED = "UserSuspended"
+    DRAINING = "Draining"
+    # why it has this many GPUs
+    OPTIMAL = "Optimal"
+    LEFT_OVER = "LeftOver"
+    NO_PROFILE = "NoProfile"
+    FIXED = "Fixed"
+    EXCLUSIVE = "Exclusive"
+    # why it was, or was not, changed
+    PROMOTED = "Promoted"
+    TOO_FEW_FREE = "TooFewFree"
+    DOES_NOT_PAY = "DoesNotPay"
+    WORK_UNKNOWN = "WorkUnknown"
+    NOT_READY = "NotReady"
+    NEVER_PROMOTE = "NeverPromote"
+    # what happened to it
+    SUBMITTED = "Submitted"
+    CANCELLED = "Cancelled"
+    DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
+    EXITED = "Exited"
+    SAVED = "Saved"
+    RETRY = "Retry"
+    LOST = "Lost"
+    LAUNCH_FAILED = "LaunchFailed"
+    DEVICE_LOST = "DeviceLost"
+    ESCALATED = "Escalated"
+    COMPLETED = "Completed"
+
+
+_WORDS = {
+    Why.RESOURCES: "waits for GPUs: needs {need}, {free} free",
+    Why.PRIORITY: "waits for GPUs behind earlier jobs",
+    Why.DEPENDENCY: "waits for {after} to complete",
+    Why.BEGIN_TIME: "starts not before {at:.0f} s into the run",
+    Why.HELD: "held by the user",
+    Why.USER_SUSPENDED: "suspended by the user",
+    Why.DRAINING: "the run is being drained",
+    Why.OPTIMAL: "{gpus} GPUs is the fastest count of {model} ({rate:.4g} steps/s; {source} profile)",
+    Why.LEFT_OVER: "{gpus} of the {wanted} GPUs that {model} is fastest on: no more were free",
+    Why.NO_PROFILE: "no profile of {model}: {gpus} GPUs, at most half of the {total}; learnt as it runs",
+    Why.FIXED: "the job asks for {gpus} GPUs",
+    Why.EXCLUSIVE: "exclusive policy: all {gpus} GPUs, one job at a time",
+    Why.PROMOTED: "promoted from {old} to {gpus} GPUs: {gain}",
+    Why.TOO_FEW_FREE: "not promoted: {wanted} GPUs would be its best, {have} could be had",
+    Why.DOES_NOT_PAY: "not promoted to {wanted} GPUs: the {cost:.0f} s of suspend and resume exceed the "
+    "{saved:.0f} s it would save",
+    Why.WORK_UNKNOWN: "not promoted to {wanted} GPUs: the work left is unknown (no `steps` given)",
+    Why.NOT_READY: "not promoted to {wanted} GPUs: it has not said that it can be suspended",
+    Why.NEVER_PROMOTE: "not promoted: the policy option promote is never",
+    Why.SUBMITTED: "submitted",
+    Why.CANCELLED: "cancelled by the user",
+    Why.DEPENDENCY_NEVER_SATISFIED: "cancelled: {after} did not complete",
+    Why.EXITED: "ended with exit code {code}{detail}",
+    Why.SAVED: "saved at step {step} and left its GPUs",
+    Why.RETRY: "failed with exit code {code}; failure {failures} of {retries} allowed in a row, starts again",
+    Why.LOST: "attempt {attempt} was lost ({why}); goes on from step {step}",
+    Why.LAUNCH_FAILED: "could not be started: {error}",
+    Why.DEVICE_LOST: "GPU {gpu} was lost: {why}",
+    Why.ESCALATED: "did not leave within {grace:.0f} s: {how}",
+    Why.COMPLETED: "completed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason: its kind and the facts it rests on."""
+
+    why: Why
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return _WORDS[self.why].format(**self.facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line of a job's story."""
+
+    at: float
+    reason: Reason

@@ -1,0 +1,50 @@
+"""The seam to the devices of this host: which there are, how a worker finds them, how busy they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hpcsched.core.model import Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One device at one moment: utilisation 0..1 and used memory in MiB, None where it is not measured.
+
+    An unhealthy device is to be used no more; `why` then says what is wrong with it.
+    """
+
+    gpu: int
+    utilisation: float | None = None
+    memory_mib: float | None = None
+    healthy: bool = True
+    why: str = ""
+
+
+class Devices(Protocol):
+    """The devices of one host. Only opening them raises; what cannot be measured later is None."""
+
+    @property
+    def speed(self) -> float:
+        """Seconds of the profile that pass in one second of the clock; 1.0 except for `replay`."""
+
+    @property
+    def kind(self) -> str:
+        """The device type that profiles are looked up by, e.g. "NVIDIA H200", "cpu", "replay"."""
+
+    def inventory(self) -> tuple[Device, ...]:
+        """The devices, with indices 0..n-1 in order."""
+
+    def environment(self, devices: Sequence[Device]) -> dict[str, str]:
+        """The variables by which the workers of one group see these devices and no other GPU."""
+
+    def cpus(self, device: Device) -> frozenset[int] | None:
+        """The cores to pin this device's worker to; None: leave it where it is."""
+
+    def sample(self) -> list[Sample]:
+        """One sample for each device, in order of index; never blocks, never raises."""
+
+    def close(self) -> None:
+        """Let go of libraries and handles; may be called twice."""

@@ -1,0 +1,60 @@
+"""The errors hpcsched raises on purpose; their text is one line a user can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HpcschedError(Exception):
+    """Base of all errors raised on purpose; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(HpcschedError):
+    """Bad input: says where it is, what was found and what is accepted.
+
+    Args:
+        where: file (and line, where known) or option the value came from.
+        key: dotted key inside it, or "" for the file as a whole.
+        got: what was found.
+        accepted: what would have been right.
+    """
+
+    exit_code = 2
+
+    def __init__(self, *, where: str, key: str = "", got: str, accepted: str) -> None:
+        self.where, self.key, self.got, self.accepted = where, key, got, accepted
+        place = f"{where}: {key}" if key else where
+        super().__init__(f"{place}: {got}; accepted: {accepted}")
+
+
+class NoSuchRun(HpcschedError):
+    """There is no run in this directory, or its agent is gone."""
+
+    exit_code = 3
+
+
+class UnknownJob(HpcschedError):
+    """No job has this id or name."""
+
+    exit_code = 4
+
+
+class LaunchError(HpcschedError):
+    """A worker could not be started; `transient` says whether trying again can help."""
+
+    def __init__(self, message: str, *, transient: bool) -> None:
+        super().__init__(message)
+        self.transient = transient
+
+
+class StoreError(HpcschedError):
+    """Something could not be written to, or read from, durable storage."""
+
+
+class InvalidTransition(HpcschedError):
+    """A job was asked to go where its state machine has no way; prints the job's story."""
+
+    def __init__(self, message: str, story: Sequence[str]) -> None:
+        super().__init__("\n".join([message, *(f"  {line}" for line in story)]))

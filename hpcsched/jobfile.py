@@ -1,0 +1,285 @@
+"""Job files: TOML in, checked job specs out. Whatever is wrong is refused before anything starts."""
+
+from __future__ import annotations
+
+import graphlib
+import math
+import re
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from hpcsched.core.model import JobSpec, Kind
+from hpcsched.errors import ConfigError
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_TRAINER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+STRATEGIES: dict[str, tuple[str, ...]] = {"ddp": ()}
+"""Ways a job's workers can run it, with the options of each."""
+
+
+class _Gpus(msgspec.Struct, forbid_unknown_fields=True):
+    min: int = 1
+    max: int | None = None
+
+
+class _Job(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A [[job]] table as written."""
+
+    name: str
+    model: str | None = None
+    steps: int | None = None
+    trainer: str | None = None
+    command: list[str] | None = None
+    replay: bool = False
+    args: dict[str, Any] = {}
+    after: list[str] = []
+    gpus: Literal["auto"] | int | _Gpus = "auto"
+    nodes: int = 1
+    strategy: str | dict[str, Any] = "ddp"
+    background: bool = False
+    submit_at: float | str = 0.0
+    retries: int = 2
+    env: dict[str, str] = {}
+    output: str = "hpcsched-%j.out"
+    checkpoint_every: float | str = "10m"
+    keep_checkpoints: int = 2
+    workdir: str | None = None
+    processes: Literal["per-gpu", "one"] = "per-gpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile:
+    """A job file's content: the jobs in order, and what its [policy] table says (empty: nothing)."""
+
+    jobs: tuple[JobSpec, ...]
+    policy: str | None = None
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load(path: Path, *, workdir: Path, user: str = "") -> JobFile:
+    """The jobs of a TOML file; relative paths and programs run in `workdir`.
+
+    Raises ConfigError naming file, key, what was found and what is accepted.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(where=str(path), got=str(why), accepted="a readable TOML job file") from error
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(where=str(path), got=f"not valid TOML: {error}", accepted="TOML") from error
+    return parse(table, where=str(path), workdir=workdir, user=user)
+
+
+def parse(table: Mapping[str, Any], *, where: str, workdir: Path, user: str = "") -> JobFile:
+    """The jobs in a job file's top-level table; raises ConfigError."""
+    known = {"schema", "policy", "defaults", "job"}
+    for key in table:
+        if key not in known:
+            _refuse(where, key, "unknown key", ", ".join(sorted(known)))
+    schema = table.get("schema")
+    if schema != 1 or isinstance(schema, bool):
+        _refuse(where, "schema", "missing" if schema is None else repr(schema), "1")
+    defaults, jobs = table.get("defaults", {}), table.get("job", [])
+    if not isinstance(defaults, dict):
+        _refuse(where, "defaults", repr(defaults), "a table of job keys")
+    if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
+        _refuse(where, "job", repr(jobs), "[[job]] tables")
+    if not jobs:
+        _refuse(where, "job", "no jobs", "at least one [[job]] table")
+    if "name" in defaults:
+        _refuse(where, "defaults.name", "a name for all jobs", "a unique name in each [[job]]")
+    # A job's own way to run replaces the default one: exactly one of the three counts.
+    specs = []
+    for number, job in enumerate(jobs):
+        own = {"trainer", "command", "replay"} & job.keys()
+        base = {k: v for k, v in defaults.items() if not (own and k in ("trainer", "command", "replay"))}
+        specs.append(_spec({**base, **job}, where=where, number=number, workdir=workdir, user=user))
+    check_names(specs, where=where)
+    policy, options = _policy(table.get("policy", {}), where)
+    return JobFile(jobs=tuple(specs), policy=policy, policy_options=options)
+
+
+def _policy(table: Any, where: str) -> tuple[str | None, dict[str, Any]]:
+    if not isinstance(table, dict):
+        _refuse(where, "policy", repr(table), "a table with a name and options")
+    name = table.get("name")
+    if name is not None and not isinstance(name, str):
+        _refuse(where, "policy.name", repr(name), "the name of a policy")
+    return name, {k: v for k, v in table.items() if k != "name"}
+
+
+def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, user: str) -> JobSpec:
+    place = f"job[{number}]"
+    name = table.get("name")
+    if isinstance(name, str) and NAME.fullmatch(name):
+        place = f"job {name}"
+    elif name is not None:
+        _refuse(where, f"{place}.name", repr(name), "1 to 64 of A-Z a-z 0-9 . _ -")
+    try:
+        job = msgspec.convert(dict(table), _Job)
+    except msgspec.ValidationError as error:
+        message, _, at = str(error).partition(" - at `$")
+        inner = at.rstrip("`").lstrip(".")
+        key = f"{place}.{inner}" if inner else place
+        if unknown := re.search(r"unknown field `(.*)`", message):
+            accepted = ", ".join(_Gpus.__struct_fields__ if inner else _Job.__struct_fields__)
+            _refuse(where, f"{key}.{unknown[1]}", "unknown key", accepted)
+        _refuse(where, key, message, "see the job file's reference in the guide")
+
+    def refuse(key: str, got: object, accepted: str) -> NoReturn:
+        _refuse(where, f"{place}.{key}", repr(got), accepted)
+
+    kinds = [k for k, there in _kinds(job).items() if there]
+    if len(kinds) != 1:
+        _refuse(
+            where,
+            place,
+            " and ".join(kinds) or "none of them",
+            "exactly one of trainer, command, replay = true",
+        )
+    if job.trainer is not None and not _TRAINER.fullmatch(job.trainer):
+        refuse("trainer", job.trainer, '"package.module:Name"')
+    if job.command is not None and not all(job.command):
+        refuse("command", job.command, "a list of a program and its arguments, none empty")
+    if job.steps is not None and job.steps < 1:
+        refuse("steps", job.steps, "a positive number of steps")
+    if job.retries < 0:
+        refuse("retries", job.retries, "0 or more")
+    if job.keep_checkpoints < 1:
+        refuse("keep_checkpoints", job.keep_checkpoints, "1 or more")
+    if job.nodes < 1:
+        refuse("nodes", job.nodes, "1 or more")
+    if job.background:
+        refuse("background", True, "false (this version has no background lane)")
+    least, most = _limits(job, refuse)
+    submit_at = _seconds(job.submit_at, "submit_at", refuse)
+    every = _seconds(job.checkpoint_every, "checkpoint_every", refuse)
+    if not every:
+        refuse("checkpoint_every", job.checkpoint_every, 'a time above 0, such as "10m"')
+    return JobSpec(
+        name=job.name,
+        kind=Kind(kinds[0]),
+        model=job.model or job.name,
+        trainer=job.trainer,
+        command=tuple(job.command or ()),
+        args=job.args,
+        steps=job.steps,
+        after=tuple(dict.fromkeys(job.after)),
+        gpus_min=least,
+        gpus_max=most,
+        nodes=job.nodes,
+        strategy=_strategy(job, refuse),
+        submit_at=submit_at,
+        retries=job.retries,
+        env=job.env,
+        output=job.output,
+        checkpoint_every_s=every,
+        keep_checkpoints=job.keep_checkpoints,
+        workdir=str(workdir / (job.workdir or "")),
+        processes=job.processes,
+        user=user,
+    )
+
+
+def _kinds(job: _Job) -> dict[str, bool]:
+    return {"trainer": job.trainer is not None, "command": bool(job.command), "replay": job.replay}
+
+
+def _limits(job: _Job, refuse: Callable[[str, object, str], NoReturn]) -> tuple[int, int | None]:
+    match job.gpus:
+        case "auto":
+            return 1, None
+        case _Gpus(min=least, max=most):
+            if least < 1 or (most is not None and most < least):
+                refuse("gpus", {"min": least, "max": most}, "1 <= min <= max")
+            return least, most
+        case int(count):
+            if count < 1:
+                refuse("gpus", count, '"auto", a positive number, or { min = 1, max = 4 }')
+            return count, count
+    raise AssertionError(job.gpus)
+
+
+def _strategy(job: _Job, refuse: Callable[[str, object, str], NoReturn]) -> dict[str, Any]:
+    table: dict[str, Any] = {"kind": job.strategy} if isinstance(job.strategy, str) else dict(job.strategy)
+    kind = str(table.get("kind"))
+    if kind not in STRATEGIES:
+        refuse("strategy", kind, ", ".join(STRATEGIES))
+    for key in table:
+        if key != "kind" and key not in STRATEGIES[kind]:
+            refuse(f"strategy.{key}", table[key], ", ".join(STRATEGIES[kind]) or f"no options for {kind}")
+    return table
+
+
+def _seconds(value: float | str, key: str, refuse: Callable[[str, object, str], NoReturn]) -> float:
+    try:
+        return parse_duration(value)
+    except ValueError:
+        refuse(key, value, 'seconds, or a time such as "90s", "10m", "2h", "1-12:00:00"')
+
+
+def parse_duration(value: float | str) -> float:
+    """Seconds of a number, of "90s", "10m", "2h", "1d", or of Slurm's "D-HH:MM:SS" and "MM:SS".
+
+    Raises ValueError for anything else, for negative and for not finite numbers.
+    """
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if match := _DURATION.fullmatch(text):
+            days, first, second, third = match.groups()
+            if third is None and days is None:
+                return int(first) * 60.0 + int(second)
+            hours = int(days or 0) * 24 + int(first)
+            return hours * 3600.0 + int(second) * 60.0 + int(third or 0)
+        factor = _UNITS.get(text[-1:], 0.0)
+        value = float(text[:-1]) * factor if factor else float(text)
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(value)
+    return float(value)
+
+
+def check_names(specs: Sequence[JobSpec], *, where: str, known: Collection[str] = ()) -> None:
+    """Refuse duplicate names, unknown names in `after`, and cycles. `known` are the run's jobs so far."""
+    names: set[str] = set(known)
+    for spec in specs:
+        if spec.name in names:
+            _refuse(where, f"job {spec.name}.name", "given twice", "a name that no other job has")
+        names.add(spec.name)
+    for spec in specs:
+        for other in spec.after:
+            if other not in names:
+                accepted = ", ".join(sorted(names - {spec.name})[:8]) or "there is no other job"
+                _refuse(where, f"job {spec.name}.after", f"{other!r} is no job", accepted)
+    try:
+        graphlib.TopologicalSorter({s.name: s.after for s in specs}).prepare()
+    except graphlib.CycleError as error:
+        circle = " after ".join(reversed(error.args[1]))
+        _refuse(where, "after", f"a cycle: {circle}", "jobs that do not wait for each other")
+
+
+def check_fits(specs: Iterable[JobSpec], *, gpus: int, hosts: int, where: str) -> None:
+    """Refuse jobs that ask for more GPUs or hosts than there are."""
+    for spec in specs:
+        if spec.gpus_min > gpus:
+            _refuse(
+                where, f"job {spec.name}.gpus", f"{spec.gpus_min} GPUs", f"at most {gpus}: so many are here"
+            )
+        if spec.nodes > hosts:
+            _refuse(
+                where, f"job {spec.name}.nodes", f"{spec.nodes} hosts", f"at most {hosts}: so many are here"
+            )
+
+
+def _refuse(where: str, key: str, got: str, accepted: str) -> NoReturn:
+    raise ConfigError(where=where, key=key, got=got, accepted=accepted)

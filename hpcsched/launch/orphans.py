@@ -1,0 +1,121 @@
+"""Workers that outlived their agent: find them by what only they have, and end them.
+
+Nobody is their parent any more but init, so they cannot be waited for: pidfds tell when they are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+
+from hpcsched.launch.proc import stat, wait_ended
+
+Process = tuple[int, int]
+"""(pid, start time in clock ticks since boot)."""
+
+KILL_WAIT_S = 5.0
+"""How long a process may take to go after SIGKILL, e.g. in the middle of a large write."""
+
+
+def find_orphans(run_id: str, known: Iterable[Process]) -> list[Process]:
+    """Live processes of this user on this host that were started for the run, by pid.
+
+    Those of `known` that are still the same process, and all with HPCSCHED_RUN_ID=<run_id> in the
+    environment they were started with: an agent can die between a spawn and its record. Never this
+    process or one of its ancestors.
+    """
+    expected = dict(known)
+    entry = f"HPCSCHED_RUN_ID={run_id}".encode()
+    spared = _self_and_ancestors()
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
+        if not name.isdecimal() or (pid := int(name)) in spared:
+            continue
+        with contextlib.suppress(OSError):  # gone meanwhile, or not ours to look into
+            seen = stat(pid)
+            if seen is None or seen.state in "ZX" or os.stat(f"/proc/{pid}").st_uid != os.getuid():  # noqa: PTH116
+                continue
+            if expected.get(pid) == seen.start_ticks or entry in _environment(pid):
+                found.append((pid, seen.start_ticks))
+    return sorted(found)
+
+
+def end(processes: Iterable[Process], grace_s: float) -> list[Process]:
+    """End processes and the process groups they lead; returns those that could not be ended.
+
+    SIGTERM, up to `grace_s` seconds to leave, then SIGKILL and up to KILL_WAIT_S.
+    """
+    targets = _Targets(processes)
+    try:
+        targets.send(signal.SIGTERM)
+        targets.send(signal.SIGCONT)  # a stopped process would see the SIGTERM only when continued
+        targets.wait(grace_s)
+        targets.send(signal.SIGKILL)
+        targets.wait(KILL_WAIT_S)
+        return targets.left()
+    finally:
+        targets.close()
+
+
+class _Targets:
+    """Processes held by pidfd, their start times checked after that: from then on none can be mistaken."""
+
+    def __init__(self, processes: Iterable[Process]) -> None:
+        self._fds: dict[int, Process] = {}
+        self._unheld: list[Process] = []
+        for pid, start_ticks in dict.fromkeys(processes):
+            try:
+                fd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            except OSError:  # no descriptor left
+                self._unheld.append((pid, start_ticks))
+                continue
+            seen = stat(pid)
+            if seen is None or seen.start_ticks != start_ticks:
+                os.close(fd)
+            else:
+                self._fds[fd] = (pid, start_ticks)
+
+    def send(self, sig: signal.Signals) -> None:
+        """To the groups that targets lead, and to each target that is in none of these."""
+        self.wait(0)
+        groups = {pid: seen.group for pid, _ in self._fds.values() if (seen := stat(pid)) is not None}
+        leaders = {pid for pid, group in groups.items() if pid == group}
+        for pid in leaders:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, sig)
+        for fd, (pid, _) in self._fds.items():
+            if groups.get(pid) not in leaders:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(fd, sig)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until all have ended or the time is over; lets go of those that have."""
+        for fd in wait_ended(self._fds, timeout_s):
+            del self._fds[fd]
+            os.close(fd)
+
+    def left(self) -> list[Process]:
+        return sorted([*self._fds.values(), *self._unheld])
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
+
+def _environment(pid: int) -> list[bytes]:
+    with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+        return file.read().split(b"\0")
+
+
+def _self_and_ancestors() -> set[int]:
+    pids, pid = set[int](), os.getpid()
+    while pid > 0 and pid not in pids:
+        pids.add(pid)
+        seen = stat(pid)
+        pid = 0 if seen is None else seen.parent
+    return pids

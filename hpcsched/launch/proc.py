@@ -1,0 +1,47 @@
+"""Who a process is: a pid is used again, a pid with its start time is not."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """From /proc/<pid>/stat: state letter, parent, process group, start time in clock ticks since boot."""
+
+    state: str
+    parent: int
+    group: int
+    start_ticks: int
+
+
+def stat(pid: int) -> Stat | None:
+    """What the kernel says of a process; None if there is none (a zombie still is one)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - on the path of every launch
+            text = file.read(1024)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name in parentheses may itself hold spaces and parentheses; fields are counted after the last one.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return Stat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[19]))
+
+
+def wait_ended(pidfds: Iterable[int], timeout_s: float) -> set[int]:
+    """Those of the pidfds whose processes have ended, after all have or `timeout_s` is over."""
+    poll, left, ended = select.poll(), set(pidfds), set[int]()
+    for fd in left:
+        poll.register(fd, select.POLLIN)
+    deadline = time.monotonic() + timeout_s
+    while left:
+        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ready:
+            break
+        for fd, _ in ready:
+            poll.unregister(fd)
+            left.discard(fd)
+            ended.add(fd)
+    return ended

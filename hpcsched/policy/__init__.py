@@ -1,0 +1,28 @@
+"""Who gets GPUs: pure policies, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpcsched.core.view import Policy
+from hpcsched.errors import ConfigError
+from hpcsched.policy.exclusive import Exclusive
+from hpcsched.policy.marble import Marble
+
+POLICIES: dict[str, Callable[..., Policy]] = {"marble": Marble, "exclusive": Exclusive}
+
+
+def make_policy(name: str, options: Mapping[str, Any] | None = None, *, where: str = "--policy") -> Policy:
+    """The policy of this name with these options; ConfigError if either is unknown."""
+    if name not in POLICIES:
+        raise ConfigError(where=where, got=repr(name), accepted=", ".join(POLICIES))
+    make, given = POLICIES[name], dict(options or {})
+    accepted: dict[str, tuple[str, ...]] = getattr(make, "OPTIONS", {})
+    for key, value in given.items():
+        if key not in accepted:
+            names = ", ".join(accepted) or f"none ({name} has no options)"
+            raise ConfigError(where=where, key=f"{name}.{key}", got="unknown option", accepted=names)
+        if value not in accepted[key]:
+            raise ConfigError(where=where, key=key, got=repr(value), accepted=", ".join(accepted[key]))
+    return make(**given)

@@ -1,0 +1,27 @@
+"""Each job gets the whole node, one after another: what the batch system alone would do.
+
+MARBLE section VII-A calls it the LSF baseline.
+"""
+
+from __future__ import annotations
+
+from hpcsched.core.model import Role
+from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.view import Decision, Start, View
+
+
+class Exclusive:
+    """Strict FIFO, one job at a time, on as many GPUs as it may have."""
+
+    name = "exclusive"
+    work_conserving = False
+
+    def decide(self, view: View) -> list[Decision]:
+        if view.running or not view.free:
+            return []
+        for job in view.waiting(lambda: view.free):
+            gpus = min(job.limits(view.total)[1], view.free)
+            return [
+                Start(job=job, gpus=gpus, role=Role.PRIMARY, reason=Reason(Why.EXCLUSIVE, {"gpus": gpus}))
+            ]
+        return []

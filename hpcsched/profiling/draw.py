@@ -1,0 +1,72 @@
+"""Profiles as text: a table of many, the curve of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from hpcsched.core.profile import Cost, Profile
+from hpcsched.store.profiles import describe
+
+BAR = 40
+"""Characters of the longest bar of a curve."""
+
+
+def table_of(profiles: Sequence[Profile]) -> str:
+    """One line a profile, under a header."""
+    header = ("MODEL", "DEVICE", "NODES", "BATCH", "GPUS", "OPTIMAL", "SOURCE", "SOFTWARE")
+    rows = [
+        (
+            p.model,
+            p.device,
+            str(p.nodes),
+            str(p.global_batch or "-"),
+            ",".join(map(str, sorted(p.throughput))),
+            str(p.optimal(max(p.throughput))),
+            p.source,
+            p.software or "-",
+        )
+        for p in profiles
+    ]
+    return _aligned([header, *rows], left=(0, 1, 4, 6, 7))
+
+
+def curve_of(profile: Profile) -> str:
+    """A bar for each count there is, the optimal one marked, with spread, costs and origin."""
+    counts = sorted(profile.throughput)
+    best, most = profile.optimal(counts[-1]), max(profile.throughput.values())
+    rates = profile.throughput
+    columns = [
+        ["GPUS", *map(str, counts)],
+        [f"{profile.unit}/s", *(f"{rates[g]:.4g}" for g in counts)],
+        _column("SPREAD", profile.spread, counts, "{:.1%}".format),
+        _column("START_S", profile.start_s, counts, "{:.1f}".format),
+        _column("SUSPEND_S", profile.suspend_s, counts, "{:.1f}".format),
+        _column("RESUME_S", profile.resume_s, counts, "{:.1f}".format),
+        _column("MIB", profile.memory_mib, counts, "{:.0f}".format),
+        ["", *("#" * max(1, round(BAR * rates[g] / most)) + " <- optimal" * (g == best) for g in counts)],
+    ]
+    shown = [column for column in columns if column]
+    drawn = _aligned(list(zip(*shown, strict=True)), left=(len(shown) - 1,))
+    title = f"{profile.model}: {describe(profile, note=False)}\n"
+    return title + drawn + "".join(f"{line}\n" for line in (profile.software, profile.note) if line)
+
+
+def _column(name: str, found: Cost | None, counts: Sequence[int], form: Callable[[float], str]) -> list[str]:
+    """A header and a cell for each count, "-" where nothing is known; nothing without any."""
+    if found is None:
+        return []
+    values = found if isinstance(found, Mapping) else dict.fromkeys(counts, found)
+    return [name, *(form(values[g]) if g in values else "-" for g in counts)]
+
+
+def _aligned(rows: Sequence[Sequence[str]], *, left: Sequence[int]) -> str:
+    """Lines of cells; the columns in `left` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,340 @@
+"""One trial: a job's workers on some devices, launched, watched, suspended and resumed as the agent would."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcsched.core.model import Device, JobSpec, Kind
+from hpcsched.devices.base import Devices
+from hpcsched.errors import HpcschedError
+from hpcsched.launch.base import SUSPENDED, Launcher, LaunchPlan, Workers
+from hpcsched.launch.proc import wait_ended
+from hpcsched.profiling.measure import Meter, Window, parse_report
+
+ENDLESS = 10**9
+"""Steps a measured program is told to do: more than it gets the time for."""
+
+LEAVE_S = 10.0
+"""How long a program may take to end after SIGTERM, before it is killed."""
+
+LOOK_S = 0.2
+"""Between looks at the devices' memory."""
+
+
+class TrialFailed(HpcschedError):
+    """A program could not be measured; says on how many devices, why, and where its output is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to measure: `repeats` windows of at least `seconds` after `warmup_s` from the first step.
+
+    `timeout_s` is the longest wait for the next sign of life (a step, a save). `costs`: whether to
+    suspend and resume the program too.
+    """
+
+    seconds: float = 5.0
+    repeats: int = 3
+    warmup_s: float = 2.0
+    timeout_s: float = 120.0
+    costs: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What a trial on `gpus` devices found; None is what the program or the device does not tell.
+
+    `start_s` and `resume_s` are from the launch to the first new step, less the time that step takes
+    at the measured rate; `suspend_s` from the signal until all processes are gone.
+    """
+
+    gpus: int
+    windows: list[Window] = field(default_factory=list)
+    start_s: float
+    suspend_s: float | None = None
+    resume_s: float | None = None
+    memory_mib: float | None = None
+    checkpoint_mib: float | None = None
+    global_batch: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """Measures `spec` on `chosen` devices in the fresh folder `folder`.
+
+    `watch(share)` is told the share of the measurement that is done, `say(text)` what the user should know.
+    """
+
+    spec: JobSpec
+    devices: Devices
+    chosen: tuple[Device, ...]
+    launcher: Launcher
+    folder: Path
+    settings: Settings
+    watch: Callable[[float], None]
+    say: Callable[[str], None]
+    _memory_before: dict[int, float] = field(default_factory=dict)
+    _memory_mib: float | None = None
+
+    def run(self) -> Result:
+        """Measure; whatever happens, no process is left. Raises TrialFailed, LaunchError."""
+        self.folder.mkdir(mode=0o700, parents=True)
+        self._memory_before = self._memory()
+        meter = Meter(
+            warmup_s=self.settings.warmup_s, seconds=self.settings.seconds, repeats=self.settings.repeats
+        )
+        with self._workers(attempt=1) as workers:
+            to_first_step_s = self._follow(workers, meter, lambda: meter.done)
+            rate = sum(w.rate for w in meter.windows) / len(meter.windows)
+            result = Result(
+                gpus=len(self.chosen), windows=meter.windows, start_s=_overhead(to_first_step_s, meter, rate)
+            )
+            if self.settings.costs:
+                result.suspend_s = self._suspend(workers)
+        result.memory_mib = self._memory_mib
+        if result.suspend_s is not None:
+            record = self._record()
+            result.checkpoint_mib = _size_mib(record.get("checkpoint"), self.folder)
+            result.global_batch = _batch(record)
+            result.resume_s = self._resume(_count(record, "step"), rate)
+        return result
+
+    @contextmanager
+    def _workers(self, attempt: int) -> Iterator[Workers]:
+        workers = self.launcher.launch(
+            plan_of(self.spec, self.devices, self.chosen, self.folder, attempt=attempt)
+        )
+        try:
+            yield workers
+        finally:
+            try:
+                _stop(workers)
+            finally:
+                workers.close()
+
+    def _follow(self, workers: Workers, meter: Meter, enough: Callable[[], bool]) -> float:
+        """Read progress until there is enough; seconds from now to the first new step."""
+        launched = last_news = time.monotonic()
+        first_s: float | None = None
+        for reports in self._reports(workers):
+            now = time.monotonic()
+            for step, t in reports:
+                if meter.add(step, t):
+                    last_news = now
+                    first_s = now - launched if first_s is None else first_s
+            if enough() and first_s is not None:
+                return first_s
+            self.watch(len(meter.windows) / meter.repeats)
+            code = workers.reap()
+            # What an ended program has written is read to its end first.
+            if not reports and (code is not None or workers.failed_early()):
+                self._fail_ended(code, meter)
+            if now - last_news > self.settings.timeout_s:
+                self._fail_silent(meter)
+        raise AssertionError("reports never end")
+
+    def _reports(self, workers: Workers) -> Iterator[list[tuple[int, float]]]:
+        """The reports that have come in, again and again, whether there are new ones or not."""
+        poll, rest, looked = select.poll(), b"", 0.0
+        for descriptor in workers.pidfds:
+            poll.register(descriptor, select.POLLIN)
+        fd = workers.progress_fd
+        if fd is not None:
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll(LOOK_S * 1000)}
+            lines: list[bytes] = []
+            if fd is not None and fd in ready:
+                data = os.read(fd, 1 << 16)
+                *lines, rest = (rest + data).split(b"\n")
+                rest = rest[-4096:]  # a program that never ends its line must not fill our memory
+                if not data:
+                    poll.unregister(fd)
+                    fd = None
+            for descriptor in ready.intersection(workers.pidfds):
+                poll.unregister(descriptor)  # readable for good: it would wake us all the time
+            if time.monotonic() - looked >= LOOK_S:
+                self._look_at_memory()
+                looked = time.monotonic()
+            yield [report for line in lines if (report := parse_report(line)) is not None]
+
+    def _suspend(self, workers: Workers) -> float | None:
+        """Seconds from SIGTSTP until all ranks have saved and left; None, with a word, if they do not."""
+        if not (self.folder / "ready.1").exists():
+            self._no_costs("it does not say that it can be suspended")
+            return None
+        asked = time.monotonic()
+        workers.signal(signal.SIGTSTP)
+        wait_ended(workers.pidfds, self.settings.timeout_s)
+        gone = time.monotonic()
+        code = workers.reap()
+        if code == SUSPENDED:
+            return gone - asked
+        if code is None:
+            self._no_costs(f"it had not left {self.settings.timeout_s:g} s after it was asked to save")
+        else:
+            self._no_costs(f"it ended with exit code {code} when it was asked to save")
+        return None
+
+    def _resume(self, from_step: int | None, rate: float) -> float | None:
+        """Seconds a resumed program needs before its steps go on; None where it recorded no step."""
+        if from_step is None:
+            self._no_costs("it saved no STATE.json with its step")
+            return None
+        meter = Meter(warmup_s=0.0, seconds=0.0, repeats=1, from_step=from_step)
+        try:
+            with self._workers(attempt=2) as workers:
+                to_first_step_s = self._follow(workers, meter, lambda: meter.first is not None)
+        except TrialFailed as error:
+            self._no_costs(f"resumed at step {from_step}, {error}")
+            return None
+        return _overhead(to_first_step_s, meter, rate)
+
+    def _no_costs(self, why: str) -> None:
+        self.say(f"on {self._on()}: not all costs of a restart are known: {why}")
+
+    def _record(self) -> dict[str, Any]:
+        """STATE.json, as far as it can be read."""
+        try:
+            found = json.loads((self.folder / "STATE.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _memory(self) -> dict[int, float]:
+        """Used memory of the chosen devices in MiB, of those that can be measured."""
+        chosen = {d.index for d in self.chosen}
+        return {
+            s.gpu: s.memory_mib for s in self.devices.sample() if s.gpu in chosen and s.memory_mib is not None
+        }
+
+    def _look_at_memory(self) -> None:
+        """Keep the most that any of the devices has used beyond what was used before the launch."""
+        for gpu, used in self._memory().items():
+            used -= self._memory_before.get(gpu, 0.0)
+            if used > (self._memory_mib or 0.0):
+                self._memory_mib = used
+
+    def _fail_ended(self, code: int | None, meter: Meter) -> None:
+        how = "one of its ranks failed" if code is None else f"it ended with exit code {code}"
+        raise TrialFailed(
+            f"on {self._on()}: {how} at step {meter.step}, before there was enough to measure"
+            f" ({len(meter.windows)} of {meter.repeats} windows){self._last_words()}"
+        )
+
+    def _fail_silent(self, meter: Meter) -> None:
+        what = "no progress" if meter.first is None else f"no progress past step {meter.step}"
+        raise TrialFailed(
+            f"on {self._on()}: {what} in {self.settings.timeout_s:g} s; the program has to write lines like"
+            f' {{"step": 1, "t": 0.5}} to the descriptor in HPCSCHED_PROGRESS_FD,'
+            f" or needs a longer --timeout{self._last_words()}"
+        )
+
+    def _on(self) -> str:
+        return f"{len(self.chosen)} device{'s' * (len(self.chosen) > 1)}"
+
+    def _last_words(self) -> str:
+        try:
+            text = output_of(self.folder).read_bytes()[-4096:].decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return f"; {output_of(self.folder)} ends: {lines[-1][:200]}" if lines else "; it wrote no output"
+
+
+def plan_of(
+    spec: JobSpec, devices: Devices, chosen: tuple[Device, ...], folder: Path, *, attempt: int
+) -> LaunchPlan:
+    """What is launched: as the agent does it, in a folder of its own, with work without end.
+
+    The first attempt starts afresh, later ones resume.
+    """
+    ours = {
+        "RUN_ID": f"profile-{os.getpid()}",
+        "RUN_DIR": str(folder.parent),
+        "JOB_DIR": str(folder),
+        "JOB_ID": "1",
+        "JOB_NAME": spec.name,
+        "ATTEMPT": str(attempt),
+        "DEVICES": ",".join(str(d.index) for d in chosen),
+        "CHECKPOINT_DIR": str(folder / "checkpoint"),
+        # A save in the middle of a window would be measured as slow steps.
+        "CHECKPOINT_EVERY_S": "1000000000.0",
+        "KEEP": str(spec.keep_checkpoints),
+        "RESUME": str(int(attempt > 1)),
+        "NOTIFY_PID": str(os.getpid()),
+        "STEPS": str(ENDLESS),
+    }
+    if spec.kind is Kind.TRAINER:
+        argv: tuple[str, ...] = (sys.executable, "-m", "hpcsched.worker")
+        ours["TRAINER"] = spec.trainer or ""
+        ours["STRATEGY"] = json.dumps(spec.strategy)
+    else:
+        argv = spec.command
+    if spec.args or spec.kind is Kind.TRAINER:
+        ours["ARGS"] = json.dumps(spec.args)
+    contract = {f"HPCSCHED_{name}": value for name, value in ours.items()}
+    return LaunchPlan(
+        job_id=1,
+        attempt=attempt,
+        argv=argv,
+        env={**devices.environment(chosen), **spec.env, **contract},
+        cwd=Path(spec.workdir),
+        output=output_of(folder),
+        devices=chosen,
+        per_rank=spec.processes == "per-gpu" or spec.kind is not Kind.COMMAND,
+    )
+
+
+def output_of(folder: Path) -> Path:
+    """Where a trial's program writes; beside its folder, so that it can outlive it."""
+    return folder.with_suffix(".out")
+
+
+def _stop(workers: Workers) -> None:
+    """End all ranks and what they started: SIGTERM, and SIGKILL to those that stay."""
+    try:
+        if workers.reap() is None:
+            workers.signal(signal.SIGTERM)
+            wait_ended(workers.pidfds, LEAVE_S)
+    finally:  # also when a signal ends the wait above
+        if workers.reap() is None:
+            workers.signal(signal.SIGKILL)
+            wait_ended(workers.pidfds, LEAVE_S)
+            workers.reap()
+
+
+def _overhead(to_first_step_s: float, meter: Meter, rate: float) -> float:
+    """What is left of the time to the first report once its steps are taken off."""
+    steps = meter.first[0] - meter.from_step if meter.first else 0
+    return max(0.0, to_first_step_s - steps / rate)
+
+
+def _count(record: dict[str, Any], key: str) -> int | None:
+    value = record.get(key)
+    return value if type(value) is int and value >= 0 else None
+
+
+def _batch(record: dict[str, Any]) -> int | None:
+    """Samples a step, where the record has both and they go together."""
+    step, samples = _count(record, "step"), _count(record, "samples")
+    return samples // step if step and samples and samples % step == 0 else None
+
+
+def _size_mib(path: object, folder: Path) -> float | None:
+    """Size of a checkpoint, a file or a folder; None if there is none."""
+    if not isinstance(path, str) or not path:
+        return None
+    found = folder / path
+    files = [found] if found.is_file() else [f for f in found.rglob("*") if f.is_file()]
+    return sum(f.stat().st_size for f in files) / 2**20 if files else None

@@ -1,0 +1,161 @@
+"""The run directory on the shared filesystem: what lies where, who may touch it, who writes it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hpcsched.errors import NoSuchRun, StoreError
+from hpcsched.store.files import write_atomically
+
+STALE_AFTER_S = 15.0
+"""A snapshot older than this (three periods) belongs to an agent that is gone."""
+
+SNAPSHOT_PERIOD_S = STALE_AFTER_S / 3
+
+
+class RunRecord(msgspec.Struct, kw_only=True):
+    """run.json: who runs this, where, since when."""
+
+    schema: int = 1
+    id: str
+    version: str
+    host: str
+    pid: int
+    started: int
+    """Start time of the agent's process, clock ticks since its host's boot."""
+    began: float
+    """Unix time of this agent's start."""
+    devices: str
+    policy: str
+    allocation: dict[str, str | None] = {}
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths in a run directory."""
+
+    root: Path
+
+    @property
+    def record(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    @property
+    def status(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def inbox(self) -> Path:
+        return self.root / "inbox"
+
+    def job(self, job_id: int) -> Path:
+        return self.root / "jobs" / str(job_id)
+
+    def make(self) -> None:
+        """Make the directory and what belongs in it, for this user only.
+
+        Raises StoreError if it cannot be written or belongs to somebody else.
+        """
+        try:
+            for folder in (self.root, *(self.inbox / n for n in ("tmp", "new", "ack")), self.root / "jobs"):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            about = self.root.stat()
+            if about.st_uid != os.geteuid():
+                raise StoreError(
+                    f"{self.root} belongs to user {about.st_uid}, not to you; choose another --dir"
+                )
+            if stat.S_IMODE(about.st_mode) != 0o700:
+                self.root.chmod(0o700)
+            probe = self.root / f".probe.{os.getpid()}"
+            probe.touch(mode=0o600)
+            probe.unlink()
+        except OSError as error:
+            raise StoreError(
+                f"cannot write the run directory {self.root}: {error.strerror}; choose another --dir"
+            ) from error
+
+    def read_record(self) -> RunRecord | None:
+        """run.json, or None if there is none (or it cannot be understood)."""
+        try:
+            return msgspec.json.decode(self.record.read_bytes(), type=RunRecord)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def write_record(self, record: RunRecord) -> None:
+        write_atomically(self.record, msgspec.json.encode(record), durable=True)
+
+    def require(self) -> None:
+        """Raise NoSuchRun unless a run (or an inbox for one) is here."""
+        if not self.root.is_dir() or not (self.journal.exists() or self.inbox.is_dir()):
+            raise NoSuchRun(f"no run in {self.root}; start one with `hpcsched run`, or name it with --dir")
+
+
+class RunLock:
+    """Keeps a second agent out of a run directory as long as this process lives."""
+
+    def __init__(self, rundir: RunDir) -> None:
+        path = rundir.root / "agent.lock"
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise StoreError(_occupied(rundir)) from error
+        # Locks do not always reach across hosts of a shared filesystem: look for signs of life too.
+        record = rundir.read_record()
+        if record and record.host != socket.gethostname() and snapshot_age_s(rundir) < STALE_AFTER_S:
+            self.release()
+            raise StoreError(_occupied(rundir))
+
+    def release(self) -> None:
+        """Let others in."""
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+
+def snapshot_age_s(rundir: RunDir) -> float:
+    """Seconds since the snapshot was last written; infinite if there is none."""
+    try:
+        return max(0.0, time.time() - rundir.status.stat().st_mtime)
+    except OSError:
+        return float("inf")
+
+
+def _occupied(rundir: RunDir) -> str:
+    record = rundir.read_record()
+    who = f" (host {record.host}, pid {record.pid})" if record else ""
+    return f"another agent{who} runs in {rundir.root}; choose another --dir, or `hpcsched drain` that one"
+
+
+def agent_alive(rundir: RunDir, record: RunRecord | None) -> bool:
+    """Whether the run's agent lives: by its process on this host, else by the age of its snapshot."""
+    if record is None:
+        return False
+    if record.host == socket.gethostname():
+        return process_started(record.pid) == record.started
+    return snapshot_age_s(rundir) < STALE_AFTER_S
+
+
+def process_started(pid: int) -> int | None:
+    """Start time of a process on this host (clock ticks since boot), None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[19])

@@ -1,0 +1,246 @@
+"""status.json: the whole run at a glance, for login nodes, replaced atomically on every change.
+
+Read with nothing but msgspec, no lock and no port. Writing costs time in the jobs that changed: the
+others' bytes are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+from hpcsched.core.jobs import Job
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobState
+from hpcsched.errors import NoSuchRun, StoreError
+from hpcsched.store.files import write_atomically
+from hpcsched.store.rundir import RunDir, agent_alive
+
+
+class AgentStatus(msgspec.Struct, kw_only=True):
+    host: str
+    pid: int
+
+
+class RunStatus(msgspec.Struct, kw_only=True):
+    """`state` is RUNNING, DRAINING, STOPPED (work left) or FINISHED."""
+
+    dir: str
+    state: str
+    stale: bool
+    seq: int
+    written_at: str
+    policy: str
+    agent: AgentStatus
+    allocation: dict[str, str | None]
+    clock_s: float = 0.0
+    """The run's clock when this was written; job times refer to it."""
+    speed: float = 1.0
+    lost_gpus: dict[str, str] = {}
+
+
+class GpuStatus(msgspec.Struct, kw_only=True):
+    index: int
+    host: str
+    job: int | None
+    lane: str
+    utilisation: float | None
+    memory_mib: float | None
+
+
+class JobStatus(msgspec.Struct, kw_only=True):
+    """`elapsed_s` counts the time on GPUs, not the time suspended; `eta_s` is what is left, seconds."""
+
+    id: int
+    name: str
+    state: JobState
+    reason: str | None
+    role: str | None
+    gpus: list[int]
+    hosts: list[str]
+    step: int | None
+    steps: int | None
+    elapsed_s: float
+    eta_s: float | None
+    attempt: int
+    suspensions: int
+    exit: int | None
+    model: str = ""
+    user: str = ""
+    submit_s: float = 0.0
+    start_s: float | None = None
+    end_s: float | None = None
+    rate: float | None = None
+    ready: bool = False
+    detail: str | None = None
+    output: str = ""
+    metrics: dict[str, float] = {}
+
+
+class Status(msgspec.Struct, kw_only=True):
+    schema: int = 1
+    run: RunStatus
+    gpus: list[GpuStatus]
+    jobs: list[JobStatus]
+
+
+class _Page(msgspec.Struct, kw_only=True):
+    """Status with jobs already encoded."""
+
+    schema: int
+    run: RunStatus
+    gpus: list[GpuStatus]
+    jobs: list[msgspec.Raw]
+
+
+class SnapshotWriter:
+    """Keeps status.json up to date with a machine."""
+
+    def __init__(
+        self,
+        rundir: RunDir,
+        machine: Machine,
+        *,
+        allocation: Mapping[str, str | None],
+        speed: float,
+        user: str,
+    ) -> None:
+        self._rundir, self._machine = rundir, machine
+        self._allocation, self._speed, self._user = dict(allocation), speed, user
+        self._agent = AgentStatus(host=socket.gethostname(), pid=os.getpid())
+        self._encoded: dict[int, msgspec.Raw] = {}
+        self._outputs: dict[int, str] = {}
+        self._head: int | None = None
+        self._encoder = msgspec.json.Encoder()
+        self.seq = 0
+        self.samples: Mapping[int, tuple[float | None, float | None]] = {}
+        """Newest (utilisation, memory MiB) by GPU."""
+
+    def output_of(self, job_id: int, path: str) -> None:
+        """Remember where a job writes."""
+        self._outputs[job_id] = path
+        self._machine.changed.add(job_id)
+
+    def write(self, state: str, now: float, *, durable: bool = False) -> None:
+        """Replace status.json; raises StoreError, the old one still there, if that fails."""
+        self._refresh(now)
+        self.seq += 1
+        machine = self._machine
+        policy = machine.policy
+        run = RunStatus(
+            dir=str(self._rundir.root),
+            state=state,
+            stale=False,
+            seq=self.seq,
+            written_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            policy=policy.name if policy else "",
+            agent=self._agent,
+            allocation=self._allocation,
+            clock_s=round(now, 3),
+            speed=self._speed,
+            lost_gpus={str(gpu): why for gpu, why in machine.lost_devices.items()},
+        )
+        page = _Page(schema=1, run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
+        write_atomically(self._rundir.status, self._encoder.encode(page), durable=durable)
+
+    def _refresh(self, now: float) -> None:
+        machine = self._machine
+        changed, machine.changed = machine.changed, set()
+        head = machine.queue.first()
+        if head != self._head:
+            changed |= {i for i in (self._head, head) if i is not None}
+            self._head = head
+        changed |= machine.active.keys()
+        # New ids only ever come at the end, so the order of insertion is the order of ids.
+        for job_id in sorted(changed):
+            status = self._job(machine.jobs[job_id], now)
+            self._encoded[job_id] = msgspec.Raw(self._encoder.encode(status))
+
+    def _gpus(self) -> Iterable[GpuStatus]:
+        holder = self._machine.holder
+        for index, device in sorted(self._machine.devices.items()):
+            utilisation, memory = self.samples.get(index, (None, None))
+            yield GpuStatus(
+                index=index,
+                host=device.host,
+                job=holder.get(index),
+                lane="foreground",
+                utilisation=utilisation,
+                memory_mib=memory,
+            )
+
+    def _job(self, job: Job, now: float) -> JobStatus:
+        machine = self._machine
+        reason = machine.waiting_reason(job) or job.reason
+        held = job.current.gpus if job.state.active else ()
+        hosts = sorted({machine.devices[g].host for g in held if g in machine.devices})
+        return JobStatus(
+            id=job.id,
+            name=job.spec.name,
+            state=job.state,
+            reason=str(reason.why) if reason else None,
+            role=str(job.role) if job.role and job.state.active else None,
+            gpus=list(held),
+            hosts=hosts,
+            step=job.step if job.reports else None,
+            steps=job.spec.steps,
+            elapsed_s=round(elapsed_s(job, now), 3),
+            eta_s=self._eta_s(job),
+            attempt=job.attempt,
+            suspensions=job.suspensions,
+            exit=job.exit,
+            model=job.spec.model,
+            user=job.spec.user or self._user,
+            submit_s=job.submit_s,
+            start_s=job.started_s,
+            end_s=job.ended_s,
+            rate=job.rate,
+            ready=job.ready and job.state.active,
+            detail=str(reason) if reason else None,
+            output=self._outputs.get(job.id, ""),
+            metrics=dict(job.metrics),
+        )
+
+    def _eta_s(self, job: Job) -> float | None:
+        """Seconds of training left where the job runs, by its own rate or else by its profile."""
+        if job.state not in (JobState.STARTING, JobState.RUNNING) or job.remaining is None:
+            return None
+        profile = self._machine.profile(job)
+        rate = job.rate or (profile.rate(len(job.current.gpus)) if profile else None)
+        return round(job.remaining / rate, 1) if rate else None
+
+
+def elapsed_s(job: Job, now: float) -> float:
+    """Seconds the job has had GPUs."""
+    return sum((now if a.end_s is None else a.end_s) - a.start_s for a in job.attempts)
+
+
+def read_status(rundir: RunDir) -> Status:
+    """The newest snapshot, `stale` set if its agent should be alive and is not.
+
+    Raises NoSuchRun if there is none, StoreError if it cannot be understood.
+    """
+    try:
+        data = rundir.status.read_bytes()
+    except FileNotFoundError as error:
+        rundir.require()
+        raise NoSuchRun(f"the run in {rundir.root} has not started yet") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {rundir.status}: {error.strerror}") from error
+    try:
+        status = msgspec.json.decode(data, type=Status)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"{rundir.status} cannot be understood: {error}") from error
+    if status.run.state in ("RUNNING", "DRAINING"):
+        status.run.stale = not agent_alive(rundir, rundir.read_record())
+    return status
+
+
+def age_s(status: Status) -> float:
+    """Seconds since the snapshot was written."""
+    return max(0.0, time.time() - datetime.fromisoformat(status.run.written_at).timestamp())

@@ -1,0 +1,121 @@
+"""What every `Launcher` must do. A test class that inherits it says how to get ranks of each sort."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcsched.core.model import Device
+from hpcsched.errors import LaunchError
+from hpcsched.launch.base import Launcher, LaunchPlan, Workers
+
+DEADLINE_S = 10.0
+
+
+def plan(folder: Path, argv: Sequence[str], *, ranks: int = 1, per_rank: bool = True) -> LaunchPlan:
+    """A plan for `ranks` pretended devices, with its output in `folder`/logs/out."""
+    devices = tuple(Device(index=i, host="here", kind="fake", handle=str(i)) for i in range(ranks))
+    return LaunchPlan(
+        job_id=1,
+        attempt=1,
+        argv=tuple(argv),
+        env={},
+        cwd=folder,
+        output=folder / "logs" / "out",
+        devices=devices,
+        per_rank=per_rank,
+    )
+
+
+def reaped(workers: Workers) -> int:
+    """The attempt's exit code, by waiting on pidfds as the agent does; TimeoutError after DEADLINE_S."""
+    deadline = time.monotonic() + DEADLINE_S
+    poll = select.poll()
+    for fd in workers.pidfds:
+        poll.register(fd, select.POLLIN)
+    while (code := workers.reap()) is None:
+        for fd, _ in poll.poll(100):
+            poll.unregister(fd)
+        if time.monotonic() > deadline:
+            raise TimeoutError("ranks still live")
+    return code
+
+
+class LaunchConformance:
+    """Tests over the launchers that the methods without `test_` give."""
+
+    def ending(self, folder: Path, codes: Sequence[int]) -> tuple[Launcher, LaunchPlan]:
+        """Ranks that end at once with these codes."""
+        raise NotImplementedError
+
+    def waiting(self, folder: Path, ranks: int) -> tuple[Launcher, LaunchPlan]:
+        """Ranks that live until a signal, and end with 75 on SIGTSTP once they have been launched."""
+        raise NotImplementedError
+
+    def impossible(self, folder: Path) -> tuple[Launcher, LaunchPlan]:
+        """A command that does not exist."""
+        raise NotImplementedError
+
+    def launched(self, case: tuple[Launcher, LaunchPlan]) -> Workers:
+        """Launch, and wait until the ranks can hear signals."""
+        launcher, wanted = case
+        return launcher.launch(wanted)
+
+    def ends_with(self, folder: Path, codes: Sequence[int]) -> int:
+        workers = self.launched(self.ending(folder, codes))
+        try:
+            return reaped(workers)
+        finally:
+            workers.close()
+
+    def test_all_done_is_0(self, tmp_path: Path) -> None:
+        assert self.ends_with(tmp_path, [0, 0]) == 0
+
+    def test_some_suspended_is_75(self, tmp_path: Path) -> None:
+        assert self.ends_with(tmp_path, [0, 75, 75]) == 75
+
+    def test_a_failure_outweighs_a_suspension(self, tmp_path: Path) -> None:
+        assert self.ends_with(tmp_path, [75, 3, 0]) == 3
+
+    def test_a_process_a_rank_with_descriptors(self, tmp_path: Path) -> None:
+        workers = self.launched(self.waiting(tmp_path, 3))
+        try:
+            assert len({pid for pid, _ in workers.processes}) == len(workers.pidfds) == 3
+            assert workers.reap() is None
+            assert not workers.failed_early()
+            assert workers.progress_fd is None or not os.get_blocking(workers.progress_fd)
+        finally:
+            workers.signal(signal.SIGKILL)
+            assert reaped(workers) == 128 + signal.SIGKILL
+            workers.close()
+
+    def test_suspension_reaches_every_rank(self, tmp_path: Path) -> None:
+        workers = self.launched(self.waiting(tmp_path, 2))
+        workers.signal(signal.SIGTSTP)
+        assert reaped(workers) == 75
+        assert workers.reap() == 75
+        workers.signal(signal.SIGKILL)  # to nobody
+        assert workers.reap() == 75
+        workers.close()
+        workers.close()
+
+    def test_one_process_for_all_devices(self, tmp_path: Path) -> None:
+        launcher, wanted = self.ending(tmp_path, [0])
+        two = plan(tmp_path, wanted.argv, ranks=2, per_rank=False)
+        workers = launcher.launch(two)
+        assert len(workers.processes) == 1
+        assert reaped(workers) == 0
+        workers.close()
+
+    def test_a_missing_command_is_refused(self, tmp_path: Path) -> None:
+        launcher, wanted = self.impossible(tmp_path)
+        try:
+            launcher.launch(wanted)
+        except LaunchError as error:
+            assert not error.transient
+        else:
+            raise AssertionError("launched")

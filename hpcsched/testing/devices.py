@@ -1,0 +1,58 @@
+"""Devices that are only said to be there, and break when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcsched.core.model import Device
+from hpcsched.devices.base import Sample
+
+
+class FakeDevices:
+    """`count` devices; `sample` gives the scripted rounds one by one, then healthy ones and nothing measured.
+
+    `lose` breaks a device for good, whatever the script says. `closed` counts the calls of `close`.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        host: str = "here",
+        kind: str = "fake",
+        speed: float = 1.0,
+        samples: Sequence[Sequence[Sample]] = (),
+        cores: Sequence[frozenset[int]] = (),
+    ) -> None:
+        self.kind = kind
+        self.speed = speed
+        self.closed = 0
+        self._inventory = tuple(Device(index=i, host=host, kind=kind, handle=str(i)) for i in range(count))
+        self._rounds = [list(round_) for round_ in samples]
+        self._cores = tuple(cores)
+        self._lost: dict[int, str] = {}
+
+    def lose(self, gpu: int, why: str = "fell off the bus") -> None:
+        """From now on this device is unhealthy."""
+        self._lost[gpu] = why
+
+    def inventory(self) -> tuple[Device, ...]:
+        return self._inventory
+
+    def environment(self, devices: Sequence[Device]) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ""}
+
+    def cpus(self, device: Device) -> frozenset[int] | None:
+        return self._cores[device.index] if self._cores else None
+
+    def sample(self) -> list[Sample]:
+        scripted = {s.gpu: s for s in (self._rounds.pop(0) if self._rounds else ())}
+        return [
+            Sample(gpu=d.index, healthy=False, why=self._lost[d.index])
+            if d.index in self._lost
+            else scripted.get(d.index, Sample(gpu=d.index))
+            for d in self._inventory
+        ]
+
+    def close(self) -> None:
+        self.closed += 1

@@ -1,0 +1,101 @@
+"""A launcher without processes: ranks end when the test says so, signals are written down."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpcsched.errors import LaunchError
+from hpcsched.launch.base import SUSPENDED, LaunchPlan, attempt_code
+
+FIRST_PID = 2**22 + 1  # beyond the kernel's largest pid: a fake pid that leaks harms nobody
+
+
+@dataclass(kw_only=True)
+class Script:
+    """What an attempt's ranks do: end at once with `codes`, and with what code each signal ends them."""
+
+    codes: Sequence[int] | None = None
+    on_signal: Mapping[signal.Signals, int] = field(
+        default_factory=lambda: {
+            signal.SIGTSTP: SUSPENDED,
+            signal.SIGTERM: 128 + signal.SIGTERM,
+            signal.SIGKILL: 128 + signal.SIGKILL,
+        }
+    )
+
+
+class FakeLauncher:
+    """Launches by `script`: what it returns the ranks do; what it raises `launch` raises.
+
+    `launched` holds every attempt's plan and workers, in order.
+    """
+
+    def __init__(self, script: Callable[[LaunchPlan], Script | LaunchError] | None = None) -> None:
+        self.script = script or (lambda plan: Script())
+        self.launched: list[tuple[LaunchPlan, FakeWorkers]] = []
+        self._next_pid = FIRST_PID
+
+    def launch(self, plan: LaunchPlan) -> FakeWorkers:
+        script = self.script(plan)
+        if isinstance(script, LaunchError):
+            raise script
+        ranks = len(plan.devices) if plan.per_rank else 1
+        workers = FakeWorkers([self._next_pid + rank for rank in range(ranks)], script)
+        self._next_pid += ranks
+        self.launched.append((plan, workers))
+        for rank, code in enumerate(script.codes or ()):
+            workers.end(rank, code)
+        return workers
+
+
+class FakeWorkers:
+    """Ranks that live until `end` or a signal; descriptors are real, so selectors work."""
+
+    def __init__(self, pids: Sequence[int], script: Script) -> None:
+        self.processes = tuple((pid, 1000 + i) for i, pid in enumerate(pids))
+        self.pidfds = tuple(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in pids)
+        self.progress_fd: int | None
+        self.progress_fd, self._write_end = os.pipe()
+        os.set_blocking(self.progress_fd, False)
+        self.signals: list[signal.Signals] = []
+        self.closed = False
+        self._script = script
+        self._codes: dict[int, int] = {}
+
+    def end(self, rank: int, code: int) -> None:
+        """The rank ends now (a second end is not heard)."""
+        if rank not in self._codes and not self.closed:
+            self._codes[rank] = code
+            os.eventfd_write(self.pidfds[rank], 1)
+
+    def say(self, line: str) -> None:
+        """Rank 0 writes to its progress descriptor."""
+        os.write(self._write_end, line.encode())
+
+    def signal(self, sig: signal.Signals) -> None:
+        self.signals.append(sig)
+        if sig in self._script.on_signal:
+            for rank in range(len(self.processes)):
+                self.end(rank, self._script.on_signal[sig])
+
+    def failed_early(self) -> bool:
+        ended = self._codes.values()
+        return len(ended) < len(self.processes) and any(code not in (0, SUSPENDED) for code in ended)
+
+    def reap(self) -> int | None:
+        done = len(self._codes) == len(self.processes)
+        return attempt_code(list(self._codes.values())) if done else None
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            for fd in (
+                *self.pidfds,
+                self._write_end,
+                *([] if self.progress_fd is None else [self.progress_fd]),
+            ):
+                os.close(fd)
+            self.pidfds, self.progress_fd = (), None

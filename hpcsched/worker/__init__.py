@@ -1,0 +1,26 @@
+"""The training side of hpcsched, the only part that imports torch; started as processes.
+
+`Parts` and `Trainer` describe a training to the library; `Session` makes a loop of your own elastic;
+`load_checkpoint` reads what either has saved.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcsched.worker.checkpoint import load_checkpoint
+    from hpcsched.worker.session import Session
+    from hpcsched.worker.trainer import Parts, Trainer
+
+__all__ = ["Parts", "Session", "Trainer", "load_checkpoint"]
+
+_HOMES = {"Parts": "trainer", "Trainer": "trainer", "Session": "session", "load_checkpoint": "checkpoint"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: programs in this package that need no torch must not pay for it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

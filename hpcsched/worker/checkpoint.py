@@ -1,0 +1,239 @@
+"""Checkpoints that are whole or not there: a file each, checked by a checksum, the newest few kept.
+
+`step-000000000042.pt` is written by `torch.save`; `step-000000000042.json` beside it says how long
+it is and what its CRC-32 is. Both get their names only once they are durable, the `.pt` last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from hpcsched.errors import StoreError
+from hpcsched.worker.contract import say, sync_folder, write_atomically
+
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a checkpoint file, or the newest good one of a checkpoint folder; tensors on the CPU.
+
+    Returns a dict with `model` and `optimizer` (state dicts), `step`, `samples`, `scheduler` (state
+    dict or None), `sampler`, `rng` and `extra`.
+
+    Raises StoreError when there is none, or the file is damaged. No code in the file is run.
+    """
+    path = Path(path)
+    if path.is_dir():
+        newest = CheckpointStore(path).newest()
+        if newest is None:
+            raise StoreError(f"{path}: no good checkpoint in this folder")
+        path = newest
+    elif not path.exists():
+        raise StoreError(f"{path}: no such checkpoint")
+    elif path.with_suffix(".json").exists() and (why := _damage(path)):
+        raise StoreError(f"{path}: {why}")
+    return read_checkpoint(path)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint file whose checksum was looked at before. Raises StoreError."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load fails in many ways on a file that is no checkpoint
+        raise StoreError(f"{path}: cannot be read: {_first_line(error)}") from error
+    if not isinstance(state, dict):
+        raise StoreError(f"{path}: not a checkpoint of hpcsched")
+    return state
+
+
+class CheckpointStore:
+    """The checkpoints of one job in one folder, of which the newest `keep` stay.
+
+    Only one process may save; any may read. The folder is made at the first save.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
+        self.folder = Path(folder)
+        self.keep = max(1, keep)
+
+    def save(self, state: Mapping[str, Any]) -> Path:
+        """Make `state` durable as the checkpoint of its `step`; returns its path.
+
+        Older checkpoints beyond `keep` go only after that. Raises StoreError, and leaves nothing of
+        it behind, when it cannot be written or holds something that could not be read back.
+        """
+        state = storable(state)
+        path = self.folder / f"step-{state['step']:012d}.pt"
+        if path.exists() and not _damage(path):
+            return path  # the same step of the same job: nothing new in it
+        temporary = self.folder / f".{path.name}.{os.getpid()}.tmp"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as raw:
+                file = _ChecksummingFile(raw)
+                torch.save(state, file)
+                file.sync()
+            record = {"schema": 1, "bytes": file.size, "crc32": file.crc32}
+            record |= {key: state[key] for key in ("step", "samples") if key in state}
+            write_atomically(path.with_suffix(".json"), json.dumps(record).encode())
+            temporary.replace(path)
+            sync_folder(self.folder)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error
+        self.prune(self.keep)
+        return path
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that is whole, or None; one warning for each damaged one passed over."""
+        for path in self._files():
+            why = _damage(path)
+            if why is None:
+                return path
+            say(f"checkpoint {path} is damaged ({why}); trying an older one")
+        return None
+
+    def prune(self, keep: int, *, thorough: bool = False) -> None:
+        """Delete all but the newest `keep` (at least 1) good ones, and what was found damaged.
+
+        `thorough` checks the content of those that stay, not only their length: for when the newest
+        was not written a moment ago.
+        """
+        kept = 0
+        for path in self._files():
+            if kept >= max(1, keep):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    path.with_suffix(".json").unlink()
+            elif _damage(path, quick=not thorough) is None:
+                kept += 1
+        for path in self.folder.glob("step-*.damaged"):
+            path.unlink(missing_ok=True)
+
+    def quarantine_newer(self, good: Path | None) -> None:
+        """Rename the damaged files newer than `good`: they must not count as checkpoints any more."""
+        for path in self._files():
+            if good is not None and path <= good:
+                break
+            path.replace(path.with_name(path.name + ".damaged"))
+
+    def clear_leftovers(self) -> None:
+        """Remove the temporary files of a process that died while it saved."""
+        for path in self.folder.glob(".step-*.tmp"):
+            path.unlink(missing_ok=True)
+
+    def set_aside(self, name: str) -> None:
+        """Move all checkpoints into a sub-folder: a job that starts over must not mix with them."""
+        files = self._files()
+        if not files:
+            return
+        aside = self.folder / name
+        aside.mkdir(exist_ok=True)
+        for path in files:
+            for file in (path, path.with_suffix(".json")):
+                if file.exists():
+                    file.replace(aside / file.name)
+        say(f"this job starts over; its former checkpoints are now in {aside}")
+
+    def _files(self) -> list[Path]:
+        """Newest first."""
+        return sorted(self.folder.glob("step-*.pt"), reverse=True)
+
+
+class _ChecksummingFile:
+    """What torch.save writes to: counts bytes and computes the CRC-32 on the way.
+
+    torch's zip writer turns an exception in the middle into one of its own, or aborts: so the first
+    error is kept, the rest of the writes go nowhere, and `sync` raises it.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._error: OSError | None = None
+        self.size = 0
+        self.crc32 = 0
+
+    def write(self, data: bytes) -> int:
+        if self._error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self._error = error
+        self.crc32 = zlib.crc32(data, self.crc32)
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """torch.save calls this; the real one is `sync`."""
+
+    def sync(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _damage(path: Path, *, quick: bool = False) -> str | None:
+    """What is wrong with a checkpoint file, or None; `quick` looks at its length only."""
+    try:
+        record = json.loads(path.with_suffix(".json").read_bytes())
+        size, expected = int(record["bytes"]), int(record["crc32"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "its checksum file is missing or unreadable"
+    try:
+        if path.stat().st_size != size:
+            return f"{path.stat().st_size} bytes instead of {size}"
+        if not quick and _crc32(path) != expected:
+            return "its checksum does not match"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    return None
+
+
+def _crc32(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def storable(value: Any, where: str = "state") -> Any:
+    """The same, made only of what `torch.load(weights_only=True)` reads back; tensors are not copied.
+
+    numpy scalars and arrays become numbers and tensors. Raises StoreError, saying where, for
+    anything else.
+    """
+    if type(value) in _PLAIN or isinstance(value, torch.Tensor):
+        return value
+    for base in (bool, int, float, complex, str):
+        if isinstance(value, base):  # a subclass: numpy.float64 is a float
+            return base(value)
+    if isinstance(value, Mapping):
+        items = {storable(k, where): storable(v, f"{where}[{k!r}]") for k, v in value.items()}
+        # A module's state dict carries its version numbers as an attribute.
+        unchanged = all(items.get(k) is v for k, v in value.items())
+        return value if unchanged and type(value) in (OrderedDict, Counter) else items
+    if isinstance(value, (list, tuple)):
+        parts = [storable(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, np.ndarray):
+        return torch.as_tensor(value)
+    if isinstance(value, np.generic):
+        return storable(value.item(), where)
+    raise StoreError(f"{where} is a {type(value).__name__}, which a checkpoint cannot hold")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,296 @@
+"""What the agent and a training program say to each other: environment, files, signals. No torch.
+
+A program in any language can do the same: see `hpcsched/examples/plain.sh`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from hpcsched.errors import ConfigError
+
+EXIT_SUSPENDED = 75
+"""Saved and left (EX_TEMPFAIL)."""
+EXIT_CANNOT_SAVE = 74
+"""Asked to save, and could not (EX_IOERR)."""
+
+_PARENT_CHECK_S = 2.0
+_PROGRESS_INTERVAL_S = 0.05
+
+_Number = TypeVar("_Number", int, float)
+
+
+def say(message: str) -> None:
+    """Write one line to stderr; data belongs on stdout and never here."""
+    sys.stderr.write(f"hpcsched: {message}\n")
+    sys.stderr.flush()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file so that readers, and a crash, see the old or the new content, never a part.
+
+    Raises OSError when it cannot be written; the old content is then still there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnv:
+    """What the agent told this rank through its environment.
+
+    `steps` is the whole job's work (None: not given). `keep` is how many checkpoints to keep.
+    `progress_fd` is an open descriptor, given to rank 0 only.
+    """
+
+    job_id: int
+    attempt: int
+    rank: int
+    world_size: int
+    local_rank: int
+    devices: tuple[str, ...]
+    job_dir: Path
+    checkpoint_dir: Path
+    resume: bool
+    notify_pid: int | None
+    master_addr: str
+    master_port: int
+    progress_fd: int | None = None
+    steps: int | None = None
+    checkpoint_every_s: float = 600.0
+    keep: int = 2
+    trainer: str | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    strategy: Mapping[str, Any] = field(default_factory=lambda: {"kind": "ddp"})
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> JobEnv | None:
+        """Read it; None when this process was not started by hpcsched.
+
+        Raises ConfigError naming the variable that is missing or makes no sense.
+        """
+        read = _Variables(os.environ if environ is None else environ)
+        if read.text("HPCSCHED_JOB_ID") is None:
+            return None
+        job_id = read.number("HPCSCHED_JOB_ID", int)
+        rank = read.number("HPCSCHED_RANK", int, read.number("RANK", int, 0))
+        job_dir = read.text("HPCSCHED_JOB_DIR")
+        if job_dir is None:
+            job_dir = f"{read.needed('HPCSCHED_RUN_DIR')}/jobs/{job_id}"
+        return cls(
+            job_id=job_id,
+            attempt=read.number("HPCSCHED_ATTEMPT", int, 1),
+            rank=rank,
+            world_size=read.number("HPCSCHED_WORLD_SIZE", int, read.number("WORLD_SIZE", int, 1)),
+            local_rank=read.number("HPCSCHED_LOCAL_RANK", int, read.number("LOCAL_RANK", int, rank)),
+            devices=tuple(filter(None, (read.text("HPCSCHED_DEVICES") or "").split(","))),
+            job_dir=Path(job_dir).resolve(),
+            checkpoint_dir=Path(read.text("HPCSCHED_CHECKPOINT_DIR") or f"{job_dir}/checkpoint").resolve(),
+            resume=bool(read.number("HPCSCHED_RESUME", int, 0)),
+            notify_pid=read.maybe("HPCSCHED_NOTIFY_PID"),
+            master_addr=read.text("MASTER_ADDR") or "127.0.0.1",
+            master_port=read.number("MASTER_PORT", int, 29500),
+            progress_fd=read.maybe("HPCSCHED_PROGRESS_FD"),
+            steps=read.maybe("HPCSCHED_STEPS"),
+            checkpoint_every_s=read.number("HPCSCHED_CHECKPOINT_EVERY_S", float, 600.0),
+            keep=max(1, read.number("HPCSCHED_KEEP", int, 2)),
+            trainer=read.text("HPCSCHED_TRAINER"),
+            args=read.table("HPCSCHED_ARGS", {}),
+            strategy=read.table("HPCSCHED_STRATEGY", {"kind": "ddp"}),
+        )
+
+    def mark_ready(self) -> None:
+        """Tell the agent that this attempt can be suspended from now on."""
+        self.job_dir.mkdir(parents=True, exist_ok=True)
+        (self.job_dir / f"ready.{self.attempt}").touch()
+
+    def write_state(
+        self,
+        *,
+        step: int,
+        samples: int,
+        checkpoint: Path,
+        metrics: Mapping[str, float] | None = None,
+        loss: float | None = None,
+    ) -> None:
+        """Replace STATE.json: what the newest good checkpoint holds. Raises OSError."""
+        state: dict[str, Any] = {
+            "schema": 1,
+            "step": step,
+            "samples": samples,
+            "checkpoint": str(checkpoint.resolve()),
+            "attempt": self.attempt,
+        }
+        if metrics is not None:
+            # JSON has no NaN, and one must not make the record unreadable.
+            state["metrics"] = {k: float(v) for k, v in metrics.items() if math.isfinite(v)}
+        if loss is not None:
+            state["loss"] = loss
+        self.job_dir.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.job_dir / "STATE.json", json.dumps(state).encode() + b"\n")
+
+    def wake_agent(self) -> None:
+        """Send SIGUSR1 to the agent, which then looks at STATE.json; losing it does no harm."""
+        # Its pid may belong to someone else by now, whom SIGUSR1 would end, unless it is our parent.
+        if self.notify_pid is not None and os.getppid() == self.notify_pid:
+            with contextlib.suppress(OSError):
+                os.kill(self.notify_pid, signal.SIGUSR1)
+
+
+class _Variables:
+    """Environment variables with types; the empty string counts as absent."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def text(self, name: str) -> str | None:
+        return self._environ.get(name) or None
+
+    def needed(self, name: str) -> str:
+        value = self.text(name)
+        if value is None:
+            raise ConfigError(where="environment", key=name, got="not set", accepted="a value")
+        return value
+
+    def number(self, name: str, kind: Callable[[str], _Number], default: _Number | None = None) -> _Number:
+        value = self.text(name)
+        if value is None and default is not None:
+            return default
+        try:
+            return kind(self.needed(name))
+        except ValueError:
+            raise ConfigError(
+                where="environment", key=name, got=repr(value), accepted="a number"
+            ) from None
+
+    def maybe(self, name: str) -> int | None:
+        return None if self.text(name) is None else self.number(name, int)
+
+    def table(self, name: str, default: dict[str, Any]) -> dict[str, Any]:
+        value = self.text(name)
+        if value is None:
+            return default
+        try:
+            table = json.loads(value)
+        except ValueError:
+            table = None
+        if not isinstance(table, dict):
+            raise ConfigError(where="environment", key=name, got=repr(value), accepted="a JSON object")
+        return table
+
+
+class Progress:
+    """Progress lines to the agent; a slow, full or closed pipe never holds training up.
+
+    At most about 20 lines a second, unless `force` is set.
+    """
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+        self._next = 0.0
+        if descriptor is not None:
+            try:
+                os.set_blocking(descriptor, False)
+            except OSError:
+                self._descriptor = None
+
+    def report(self, step: int, loss: Callable[[], float | None], *, force: bool = False) -> None:
+        """Write one line; `loss` is only asked when a line is due, for it may wait for a GPU."""
+        now = time.monotonic()
+        if self._descriptor is None or (now < self._next and not force):
+            return
+        self._next = now + _PROGRESS_INTERVAL_S
+        line: dict[str, Any] = {"step": step, "t": time.time()}
+        if (value := loss()) is not None:
+            line["loss"] = value
+        try:
+            # Shorter than PIPE_BUF: a pipe takes the whole line or nothing of it.
+            os.write(self._descriptor, json.dumps(line).encode() + b"\n")
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._descriptor = None
+
+
+class StopFlag:
+    """Turns true when this process should save and leave: SIGTSTP, SIGTERM, or the agent is gone.
+
+    The handlers only take a note; whoever owns the loop looks at `wanted` between two steps.
+    """
+
+    def __init__(self, notify_pid: int | None) -> None:
+        self._notify_pid = notify_pid
+        self._reason: str | None = None
+        self._next_check = 0.0
+        self._child = os.getppid() == notify_pid
+        self._former: dict[int, Any] = {}
+
+    def install(self) -> bool:
+        """Take SIGTSTP and SIGTERM over; False, with a warning, where Python does not allow it."""
+        if threading.current_thread() is not threading.main_thread():
+            say("not in the main thread, so no signal can be handled: this job cannot be suspended")
+            return False
+        for number in (signal.SIGTSTP, signal.SIGTERM):
+            self._former[number] = signal.signal(number, self._note)
+        return True
+
+    def close(self) -> None:
+        """Put back the handlers that were there before."""
+        while self._former:
+            number, handler = self._former.popitem()
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    @property
+    def wanted(self) -> str | None:
+        """Why to stop, or None. Looks for the agent at most every 2 s."""
+        now = time.monotonic()
+        if self._reason is None and self._notify_pid is not None and now >= self._next_check:
+            self._next_check = now + _PARENT_CHECK_S
+            if self._agent_gone(self._notify_pid):
+                self._reason = "the agent is gone"
+        return self._reason
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._reason = signal.Signals(number).name
+
+    def _agent_gone(self, pid: int) -> bool:
+        if self._child:
+            return os.getppid() != pid
+        # Started through a wrapper script: the agent is further up.
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:  # the pid is someone else's by now
+            return True
+        return False

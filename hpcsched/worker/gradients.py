@@ -1,0 +1,133 @@
+"""Sums gradients over the ranks while the backward pass still runs.
+
+torch's DistributedDataParallel rearranges its buckets after the first backward pass of a process, so
+with three or more ranks a resumed run adds in another order than one that was never suspended, and
+drifts from it in the last digit. Here the buckets are a fixed function of the parameters. The model
+also stays what the user built: nothing to unwrap for saving, evaluating or another rank count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from hpcsched.worker.rendezvous import Peers
+
+_FIRST_BUCKET_BYTES = 1 << 20
+_BUCKET_BYTES = 25 << 20
+
+
+class _Bucket:
+    """Parameters whose gradients travel together, in one flat buffer.
+
+    Behind the gradients the buffer has one number a parameter: how many ranks used it.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        first = parameters[0]
+        self.parameters = parameters
+        self.sizes = [p.numel() for p in parameters]
+        self.flat = torch.zeros(
+            sum(self.sizes) + len(parameters), dtype=first.dtype, device=first.device
+        )
+        *self.parts, self.used = self.flat.split([*self.sizes, len(parameters)])
+        self.missing = 0
+        self.work: dist.Work | None = None
+
+    def fill(self) -> None:
+        self.used.fill_(1)
+        for i, (parameter, part) in enumerate(zip(self.parameters, self.parts, strict=True)):
+            if parameter.grad is None:
+                part.zero_()
+                self.used[i] = 0
+            else:
+                part.view_as(parameter).copy_(parameter.grad)
+
+    def empty(self) -> None:
+        for i, (parameter, part) in enumerate(zip(self.parameters, self.parts, strict=True)):
+            if parameter.grad is not None:
+                parameter.grad.copy_(part.view_as(parameter))
+            elif self.used[i] > 0:
+                # Some other rank's samples needed it. If nobody's did it stays None, as with one rank.
+                parameter.grad = part.view_as(parameter).clone()
+
+
+class GradientSum:
+    """Replaces each parameter's `grad` by its sum over all ranks, bucket by bucket.
+
+    Call `expect` before the last backward pass of a step and `complete` after it. With one rank
+    both do nothing.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], peers: Peers) -> None:
+        self._parameters = list(parameters)
+        self._peers = peers
+        self._trained: tuple[bool, ...] = ()
+        self._buckets: list[_Bucket] = []
+        self._home: dict[torch.nn.Parameter, _Bucket] = {}
+        self._launched = 0
+        self._expecting = False
+        self._hooked: set[torch.nn.Parameter] = set()
+
+    def expect(self) -> None:
+        """The next backward pass completes the step's gradients: send each bucket once it is full."""
+        if self._peers.world_size == 1:
+            return
+        trained = tuple(parameter.requires_grad for parameter in self._parameters)
+        if trained != self._trained:  # at first, and when the user freezes or thaws a layer
+            self._trained = trained
+            self._arrange()
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+        self._launched = 0
+        self._expecting = True
+
+    def complete(self) -> None:
+        """Wait for the sums; what the backward pass did not reach counts as zero."""
+        if self._peers.world_size == 1:
+            return
+        self._expecting = False
+        self._launch(len(self._buckets))
+        for bucket in self._buckets:
+            if bucket.work is not None:
+                bucket.work.wait()
+            bucket.work = None
+            bucket.empty()
+
+    def _arrange(self) -> None:
+        """Into buckets, last layer first: about the order in which gradients arrive."""
+        groups: list[list[torch.nn.Parameter]] = []
+        room = 0
+        for parameter in reversed([p for p in self._parameters if p.requires_grad]):
+            size = parameter.numel() * parameter.element_size()
+            alike = groups and (groups[-1][0].dtype, groups[-1][0].device) == (parameter.dtype, parameter.device)
+            if not alike or size > room:
+                # A small first one, so that the network gets work early.
+                room = _BUCKET_BYTES if groups else _FIRST_BUCKET_BYTES
+                groups.append([])
+            groups[-1].append(parameter)
+            room -= size
+        self._buckets = [_Bucket(group) for group in groups]
+        for parameter in (p for group in groups for p in group if p not in self._hooked):
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+            self._hooked.add(parameter)
+        self._home = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+
+    def _arrived(self, parameter: torch.nn.Parameter) -> None:
+        if not self._expecting:
+            return
+        self._home[parameter].missing -= 1
+        # Collectives must start in the same order on every rank, whatever order gradients come in.
+        ready = self._launched
+        while ready < len(self._buckets) and self._buckets[ready].missing <= 0:
+            ready += 1
+        self._launch(ready)
+
+    @torch.no_grad()
+    def _launch(self, until: int) -> None:
+        for bucket in self._buckets[self._launched : until]:
+            bucket.fill()
+            bucket.work = self._peers.sum_async(bucket.flat)
+        self._launched = max(self._launched, until)

@@ -1,0 +1,169 @@
+"""The program behind `replay = true`: does what a training program does, except the training.
+
+`python -m hpcsched.worker.standin`. It keeps hpcsched's contract with training programs (signals,
+STATE.json, progress lines, exit codes), and its steps go by at the speed of the job's profile.
+Imports little: a set of thousand jobs starts it thousand times.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+
+from hpcsched.planning.standin import Course
+
+SUSPENDED = 75  # EX_TEMPFAIL: saved and left
+LEAVE = (signal.SIGTSTP, signal.SIGTERM)
+TICK_S = 0.2  # between progress lines and looks at the parent, in real seconds
+STAGE_S = 0.02  # the last checkpoint is put on disk so long before the end, and only renamed at it
+
+
+class StandIn:
+    """One rank of an attempt. Rank 0 speaks and saves for all; the others only live and leave like it.
+
+    Raises KeyError and ValueError for an environment that does not keep the contract.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        task = json.loads(env["HPCSCHED_STANDIN"])
+        self.rank = int(env["HPCSCHED_RANK"])
+        self.attempt = int(env["HPCSCHED_ATTEMPT"])
+        self.speed = float(task["speed"])
+        self.launched_at = float(task["launched_at"])
+        job_dir = env["HPCSCHED_JOB_DIR"]
+        self.state_path = os.path.join(job_dir, "STATE.json")  # noqa: PTH118 - pathlib costs start-up time
+        self.ready_path = os.path.join(job_dir, f"ready.{self.attempt}")  # noqa: PTH118
+        steps = int(task["steps"])
+        self.course = Course(
+            from_step=min(self._resume_step(), steps) if env.get("HPCSCHED_RESUME") == "1" else 0,
+            steps=steps,
+            rate=float(task["rate"]),
+            start_s=float(task["start_s"]),
+            suspend_s=float(task["suspend_s"]),
+        )
+        self.checkpoint_every_s = float(env.get("HPCSCHED_CHECKPOINT_EVERY_S", "inf"))
+        self.saved_step = self.course.from_step
+        self.notify_pid = int(env.get("HPCSCHED_NOTIFY_PID", 0))
+        self.parent = self.notify_pid or os.getppid()
+        progress_fd = env.get("HPCSCHED_PROGRESS_FD") if self.rank == 0 else None
+        self.progress_fd = None if progress_fd is None else int(progress_fd)
+        if self.progress_fd is not None:
+            os.set_blocking(self.progress_fd, False)  # an agent that does not read must not stop us
+
+    def run(self) -> int:
+        """Follow the course to its end, or until asked to leave; returns the exit code."""
+        if self.rank == 0:
+            os.close(os.open(self.ready_path, os.O_WRONLY | os.O_CREAT, 0o600))
+        end = self.course.end_s
+        # At a high speed not every one: a save costs real time.
+        every = max(self.checkpoint_every_s, TICK_S * self.speed)
+        checkpoint = every
+        staged = False
+        while (now := self._now()) < end:
+            soon = end - STAGE_S * self.speed
+            if not staged and now >= soon:
+                self._stage(self.course.steps)
+                staged, checkpoint = True, math.inf
+            if now >= checkpoint:
+                self._save(self.course.step_at(now))
+                checkpoint = now + every
+            self._report(self.course.step_at(now))
+            until = min(end if staged else soon, checkpoint, now + TICK_S * self.speed)
+            if self._asked_to_leave(until):
+                return self._leave(*self.course.suspend_at(self._now()))
+            if os.getppid() != self.parent:
+                self._save(self.course.step_at(self._now()))
+                return SUSPENDED
+        return self._complete(staged)
+
+    def _complete(self, staged: bool) -> int:
+        if not staged:
+            self._stage(self.course.steps)
+        self._commit()
+        self._report(self.course.steps)
+        return 0
+
+    def _leave(self, step: int, free: float) -> int:
+        """Save `step` and be gone at `free`; the costly part of saving is done ahead, within that time."""
+        self._stage(step)
+        while (left := (free - self._now()) / self.speed) > 0:
+            time.sleep(left)
+        if step == self.course.steps:
+            return self._complete(staged=True)
+        self._commit()
+        self._report(step)
+        # By its parent a process cannot be mistaken; a number alone may be another process by now.
+        if self.rank == 0 and self.notify_pid and os.getppid() == self.notify_pid:
+            os.kill(self.notify_pid, signal.SIGUSR1)
+        return SUSPENDED
+
+    def _now(self) -> float:
+        """Profile seconds since the launch."""
+        return (time.monotonic() - self.launched_at) * self.speed
+
+    def _asked_to_leave(self, until: float) -> bool:
+        """Wait to `until` (profile seconds) or for a signal; whether one came."""
+        wait_s = max(0.0, (until - self._now()) / self.speed)
+        return signal.sigtimedwait(LEAVE, wait_s) is not None
+
+    def _report(self, step: int) -> None:
+        if self.progress_fd is None:
+            return
+        line = json.dumps({"step": step, "t": time.time()}) + "\n"
+        try:
+            os.write(self.progress_fd, line.encode())
+        except BlockingIOError:
+            pass  # the pipe is full: the next line says more anyway
+        except OSError:
+            self.progress_fd = None  # nobody reads any more
+
+    def _resume_step(self) -> int:
+        """The step in STATE.json; 0 if there is none to read, as after a crash before the first save."""
+        try:
+            with open(self.state_path, encoding="utf-8") as file:  # noqa: PTH123
+                return max(0, int(json.load(file)["step"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            sys.stderr.write(f"standin: starting from step 0: {self.state_path}: {error}\n")
+            return 0
+
+    def _save(self, step: int) -> None:
+        if step > self.saved_step:
+            self._stage(step)
+            self._commit()
+
+    def _stage(self, step: int) -> None:
+        """Put the checkpoint of `step` on disk under its temporary name."""
+        if self.rank != 0:
+            return
+        state = {"step": step, "samples": None, "checkpoint": self.state_path, "attempt": self.attempt}
+        with open(self.state_path + ".tmp", "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        self.saved_step = step
+
+    def _commit(self) -> None:
+        if self.rank == 0:
+            os.replace(self.state_path + ".tmp", self.state_path)  # noqa: PTH105
+
+
+def main() -> int:
+    """Run one rank; 0 done, 75 saved and left, 2 for an environment that does not keep the contract."""
+    # Blocked before `ready` says that we listen; from here on they are only ever waited for.
+    signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)
+    try:
+        standin = StandIn(os.environ)
+    except (KeyError, ValueError, TypeError) as error:
+        sys.stderr.write(f"standin: the environment does not keep the contract: {error!r}\n")
+        return 2
+    return standin.run()
+
+
+if __name__ == "__main__":
+    # Without the interpreter's tidying up, whose milliseconds the course does not have.
+    os._exit(main())

@@ -1,0 +1,113 @@
+"""How a user describes a training to the library, once for every strategy."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from hpcsched.errors import ConfigError
+from hpcsched.worker.session import Stateful
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """What a training is made of.
+
+    Attributes:
+        model: trained in place; built on the CPU, moved to the device by the library.
+        optimizer: over the model's parameters.
+        dataset: anything with `len` and integer indexing; or a tuple of tensors, or a TensorDataset,
+            with the samples along the first dimension (fast: indexed a whole batch at a time).
+        global_batch: samples in a step over all ranks; the same at every rank count.
+        loss: of (model, batch), the losses of the samples, shape [samples]. The library averages over
+            the global batch. `batch` is a tuple of tensors for tensor datasets, else what `collate`
+            makes of a list of samples; its tensors are on the model's device.
+        scheduler: learning-rate scheduler, advanced after every step.
+        evaluate: of the model (in evaluation mode, no gradients), numbers by name; asked at the end.
+        collate: list of samples to batch; default: torch's default_collate.
+        seed: of the order of the samples and of the ranks' random numbers.
+        epochs: how long to train when the job names no number of steps; default 1.
+        loaders: processes that read a map-style dataset ahead (0: read in the training process).
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    dataset: Dataset[Any] | Sequence[Any] | tuple[torch.Tensor, ...]
+    global_batch: int
+    loss: Callable[[torch.nn.Module, Any], torch.Tensor]
+    scheduler: Stateful | None = None
+    evaluate: Callable[[torch.nn.Module], Mapping[str, float]] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    seed: int = 0
+    epochs: float | None = None
+    loaders: int = 0
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...] | None:
+        """The dataset as tensors that can be indexed by a whole batch, where it is such a one."""
+        if isinstance(self.dataset, TensorDataset):
+            return tuple(self.dataset.tensors)
+        if isinstance(self.dataset, tuple) and all(isinstance(t, torch.Tensor) for t in self.dataset):
+            return self.dataset
+        return None
+
+    @property
+    def size(self) -> int:
+        """Samples in the dataset."""
+        return len(self.tensors[0]) if self.tensors else len(self.dataset)  # type: ignore[arg-type]
+
+    def batch(self, indices: torch.Tensor, device: torch.device) -> Any:
+        """The samples of these indices (int64, shape [samples]) as one batch on `device`."""
+        if self.tensors is not None:
+            return tuple(t[indices.to(t.device)].to(device, non_blocking=True) for t in self.tensors)
+        samples = [self.dataset[i] for i in indices.tolist()]
+        return to_device((self.collate or default_collate)(samples), device)
+
+
+class Trainer(ABC):
+    """A training job; name it in a job file as `trainer = "package.module:Name"`."""
+
+    @abstractmethod
+    def build(self, args: dict[str, Any]) -> Parts:
+        """Make the parts; `args` are the job file's. Called once in every rank, with the same seed."""
+
+
+def build(trainer: Trainer, args: Mapping[str, Any]) -> Parts:
+    """Have the parts built with all random generators seeded, so that all ranks agree.
+
+    The seed is `args["seed"]` where that is a whole number, else 0. Raises ConfigError when what
+    comes back cannot be trained.
+    """
+    seed = args.get("seed", 0)
+    seed = seed if isinstance(seed, int) else 0
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    parts = trainer.build(dict(args))
+    where = f"{type(trainer).__module__}:{type(trainer).__qualname__}.build"
+    if not isinstance(parts, Parts):
+        raise ConfigError(where=where, got=f"returned a {type(parts).__name__}", accepted="Parts")
+    for key, value in (("dataset", parts.size), ("global_batch", parts.global_batch)):
+        if value < 1:
+            raise ConfigError(where=where, key=key, got=f"{value} samples", accepted="at least 1")
+    return parts
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The same batch with every tensor in its tuples, lists and dicts on `device`."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

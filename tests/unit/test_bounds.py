@@ -1,0 +1,100 @@
+"""Lower bounds worked out by hand."""
+
+import pytest
+
+from hpcsched.core.profile import Profile
+from hpcsched.sim.bounds import BoundJob, lower_bound_s
+
+
+def profile(throughput, **costs):
+    return Profile(model="m", device="d", throughput=throughput, **costs)
+
+
+LINEAR = profile({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0})
+STEP = {"start_s": 10.0, "suspend_s": 5.0, "resume_s": 10.0}
+
+
+def job(prof=LINEAR, steps=100, **changes):
+    return BoundJob(profile=prof, steps=steps, **changes)
+
+
+def test_no_jobs_need_no_time():
+    assert lower_bound_s([], 4) == 0.0
+
+
+@pytest.mark.parametrize("unknown", [{"prof": None}, {"steps": None}])
+def test_what_is_not_known_has_no_bound(unknown):
+    assert lower_bound_s([job(), job(**unknown)], 4) is None
+
+
+def test_one_job_takes_its_best_count_not_its_largest():
+    peaked = profile({1: 1.0, 3: 2.0, 4: 1.5}, **STEP)
+    assert lower_bound_s([job(peaked)], 4) == 10 + 100 / 2
+
+
+def test_limits_are_kept():
+    assert lower_bound_s([job(gpus_max=2)], 4) == 50
+    poor = profile({1: 1.0, 4: 0.5})
+    assert lower_bound_s([job(poor, gpus_min=4)], 4) == 200
+
+
+def test_area_of_many_jobs():
+    flat = profile({1: 1.0, 4: 1.1})
+    assert lower_bound_s([job(flat)] * 8, 4) == pytest.approx(8 * 100 / 4)
+
+
+def test_area_on_the_most_economical_count_when_that_is_not_one():
+    super_linear = profile({1: 1.0, 2: 3.0, 4: 4.0})
+    assert lower_bound_s([job(super_linear)] * 8, 4) == pytest.approx(8 * (2 * 100 / 3) / 4)
+
+
+def test_a_chain_takes_its_links_one_after_the_other():
+    jobs = [job(), job(after=(0,)), job(after=(1,), submit_s=30.0)]
+    assert lower_bound_s(jobs, 4) == 75
+    assert lower_bound_s([job(after=(1,)), job(submit_s=30.0)], 4) == 30 + 50
+
+
+def test_late_jobs_cannot_use_the_time_before_they_come():
+    flat = profile({1: 1.0, 4: 1.1})
+    jobs = [job(flat, steps=4)] + [job(flat, submit_s=1000.0)] * 8
+    assert lower_bound_s(jobs, 4) == pytest.approx(1000 + 8 * 100 / 4)
+
+
+def test_the_cheaper_of_start_and_resume_counts_since_a_start_can_be_cut_short():
+    assert lower_bound_s([job(profile({1: 1.0}, start_s=30.0, resume_s=20.0))], 1) == 120
+    assert lower_bound_s([job(profile({1: 1.0}, start_s=30.0))], 1) == 100
+
+
+def test_jobs_that_change_in_place_may_start_where_it_is_cheap():
+    costly = profile({1: 1.0, 4: 4.0}, start_s={1: 0.0, 4: 50.0}, resume_s={1: 0.0, 4: 50.0})
+    assert lower_bound_s([job(costly)], 4) == pytest.approx(100 / 3 + 50 * 2 / 3)  # on 3 GPUs
+    assert lower_bound_s([job(costly, in_place=True)], 4) == pytest.approx(25)
+
+
+def test_cycles_and_jobs_too_large_are_refused():
+    with pytest.raises(ValueError, match="cycle"):
+        lower_bound_s([job(after=(1,)), job(after=(0,))], 4)
+    with pytest.raises(ValueError, match="needs 5 GPUs, there are 4"):
+        lower_bound_s([job(gpus_min=5)], 4)
+
+
+def test_marble_sets_under_the_fitted_summit_profile():
+    """Set 1 cannot be beaten: its long ResNet-50 alone takes the 497 s; sets 2 and 3: 501 and 422 s."""
+
+    def cost(one_gpu):
+        return {g: one_gpu * (1 + 0.0687 * (g - 1)) for g in range(1, 7)}
+
+    def fitted(rates, start):
+        return profile(dict(enumerate(rates, 1)), start_s=cost(start), resume_s=cost(start))
+
+    resnet = fitted([4.4303, 6.561, 7.5789, 7.5204, 7.4619, 7.4034], 19.078)
+    inception = fitted([2.0086, 3.6373, 4.6712, 5.0542, 4.9997, 4.9452], 21.811)
+    resnet_101 = fitted([1.3135, 2.4283, 3.4832, 3.4797, 3.4763, 3.4729], 22.886)
+    vgg = fitted([2.3125, 4.0247, 5.5803, 6.9232, 7.8601, 7.6314], 15.802)
+    sets = [
+        [(resnet, 800), (resnet, 3600), (inception, 1400)],
+        [(inception, 2400), (resnet, 600), (resnet_101, 1000)],
+        [(resnet, 900), (inception, 2000), (vgg, 800)],
+    ]
+    bounds = [lower_bound_s([job(p, steps) for p, steps in jobs], 6) for jobs in sets]
+    assert bounds == pytest.approx([496.7, 501.2, 422.0], abs=0.1)

@@ -1,0 +1,285 @@
+"""Real processes: environment, signals, exit codes, errors."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import select
+import signal
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcsched.batch.local import local
+from hpcsched.errors import LaunchError
+from hpcsched.launch import local as module
+from hpcsched.launch.base import LOST, attempt_code
+from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.proc import stat as proc_stat
+from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
+
+PYTHON = Path(sys.executable)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    here = Path.cwd()
+    yield
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert Path.cwd() == here
+
+
+def text_of(folder: Path) -> str:
+    return (folder / "logs" / "out").read_text()
+
+
+def run(
+    folder: Path, script: str, *, ranks: int = 1, per_rank: bool = True, env: dict[str, str] | None = None
+) -> int:
+    wanted = replace(plan(folder, ["sh", "-c", script], ranks=ranks, per_rank=per_rank), env=env or {})
+    workers = LocalLauncher().launch(wanted)
+    try:
+        return reaped(workers)
+    finally:
+        workers.close()
+
+
+def test_ranks_are_told_who_they_are(tmp_path: Path) -> None:
+    script = (
+        'echo "$RANK $WORLD_SIZE $LOCAL_RANK $HPCSCHED_RANK $HPCSCHED_WORLD_SIZE $HPCSCHED_LOCAL_RANK '
+        '${HPCSCHED_PROGRESS_FD:-none} $MINE $MASTER_ADDR $PWD"'
+    )
+    assert run(tmp_path, script, ranks=2, env={"MINE": "yes"}) == 0
+    assert sorted(text_of(tmp_path).splitlines()) == [
+        f"0 2 0 0 2 0 {n} yes 127.0.0.1 {tmp_path}"
+        if rank == 0
+        else f"1 2 1 1 2 1 none yes 127.0.0.1 {tmp_path}"
+        for rank, n in ((0, text_of(tmp_path).split("0 2 0 0 2 0 ")[1][0]), (1, ""))
+    ]
+
+
+def test_one_process_sees_a_world_of_one(tmp_path: Path) -> None:
+    assert run(tmp_path, 'echo "$RANK $WORLD_SIZE"', ranks=3, per_rank=False) == 0
+    assert text_of(tmp_path) == "0 1\n"
+
+
+def test_output_is_appended_private_and_holds_both_streams(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run(tmp_path, "echo out; echo err >&2; cat") == 0  # cat ends: stdin is /dev/null
+    assert text_of(tmp_path) == "out\nerr\n" * 2
+    assert stat.S_IMODE((tmp_path / "logs" / "out").stat().st_mode) == 0o600
+
+
+def test_progress_comes_from_rank_0_and_ends_with_it(tmp_path: Path) -> None:
+    wanted = plan(
+        tmp_path, ["sh", "-c", 'test $RANK = 1 || eval "echo hello >&$HPCSCHED_PROGRESS_FD"'], ranks=2
+    )
+    workers = LocalLauncher().launch(wanted)
+    assert reaped(workers) == 0
+    assert workers.progress_fd is not None
+    assert os.read(workers.progress_fd, 100) == b"hello\n"
+    assert os.read(workers.progress_fd, 100) == b""
+    workers.close()
+
+
+def test_only_what_is_meant_is_inherited(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as lock:  # as a wrapper's flock would leave open
+        os.set_inheritable(lock.fileno(), True)
+        assert run(tmp_path, "exec ls /proc/self/fd") == 0
+    assert text_of(tmp_path).split() == ["0", "1", "2", "3", "4"]  # 3: progress, 4: ls reading the folder
+
+
+def test_ports_differ(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    for _ in range(5):
+        workers = launcher.launch(plan(tmp_path, ["sh", "-c", "echo $MASTER_PORT"]))
+        assert reaped(workers) == 0
+        workers.close()
+    assert len(set(text_of(tmp_path).split())) == 5
+
+
+def test_ports_rest_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PORTS_RESTING", 8)
+    ports = module._Ports()
+    taken = [ports.take() for _ in range(50)]
+    assert all(len(set(taken[i : i + 7])) == 7 for i in range(40))
+    assert len(ports._given) <= 8
+
+
+def test_a_rank_is_pinned_to_its_cores(tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    launcher = LocalLauncher(cpus=lambda device: frozenset({cores[device.index % len(cores)]}))
+    ask = (
+        "import os, time; time.sleep(0.05); "
+        "os.write(1, '{} {}\\n'.format(os.environ['RANK'], os.sched_getaffinity(0)).encode())"
+    )
+    workers = launcher.launch(plan(tmp_path, [str(PYTHON), "-S", "-c", ask], ranks=2))
+    assert reaped(workers) == 0
+    workers.close()
+    assert sorted(text_of(tmp_path).splitlines()) == [f"{r} { {cores[r % len(cores)]} }" for r in range(2)]
+
+
+def test_what_the_agent_ignores_or_blocks_is_default_in_the_worker(tmp_path: Path) -> None:
+    ask = (
+        "import signal, json, os; print(json.dumps([[int(s) for s in signal.valid_signals() "
+        "if signal.getsignal(s) == signal.SIG_IGN], "
+        "[int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, ())], "
+        "os.getsid(0) == os.getpid() == os.getpgid(0)]))"
+    )
+    ignored = (signal.SIGTSTP, signal.SIGHUP, signal.SIGUSR2)
+    old = {sig: signal.signal(sig, signal.SIG_IGN) for sig in ignored}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+    try:
+        workers = LocalLauncher().launch(plan(tmp_path, [str(PYTHON), "-S", "-c", ask]))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for sig, handler in old.items():
+            signal.signal(sig, handler)
+    assert reaped(workers) == 0
+    workers.close()
+    by_python = [int(signal.SIGPIPE), int(signal.SIGXFSZ)]
+    assert json.loads(text_of(tmp_path)) == [by_python, [], True]
+
+
+def test_a_stop_before_the_handler_is_discarded(tmp_path: Path) -> None:
+    workers = LocalLauncher().launch(plan(tmp_path, ["sleep", "30"]))
+    workers.signal(signal.SIGTSTP)
+    (pid, ticks), *_ = workers.processes
+    seen = proc_stat(pid)
+    assert seen is not None and seen.state in "RS" and seen.start_ticks == ticks
+    workers.signal(signal.SIGTERM)
+    assert reaped(workers) == 128 + signal.SIGTERM
+    workers.close()
+
+
+def test_signals_reach_the_children_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    # The leader ends at once and leaves a child that would hold the devices.
+    workers = LocalLauncher().launch(plan(tmp_path, ["sh", "-c", "sleep 30 & echo $!"]))
+    assert reaped(workers) == 0
+    child = int(text_of(tmp_path))
+    deadline = time.monotonic() + DEADLINE_S
+    while (seen := proc_stat(child)) is not None and seen.state != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    workers.close()
+
+
+def test_a_rank_that_fails_while_others_live(tmp_path: Path) -> None:
+    workers = LocalLauncher().launch(
+        plan(tmp_path, ["sh", "-c", "test $RANK = 1 && exit 9; exec sleep 30"], ranks=3)
+    )
+    assert select.select([workers.pidfds[1]], [], [], DEADLINE_S)[0]
+    assert workers.failed_early()
+    assert workers.reap() is None
+    workers.signal(signal.SIGTERM)
+    assert reaped(workers) == 9  # the first one, not the 143 of those it took along
+    assert not workers.failed_early()
+    workers.close()
+
+
+def test_a_child_reaped_by_somebody_else_is_no_success_and_not_signalled(tmp_path: Path) -> None:
+    workers = LocalLauncher().launch(plan(tmp_path, ["true"]))
+    os.waitpid(workers.processes[0][0], 0)
+    workers.signal(signal.SIGKILL)
+    assert reaped(workers) == LOST
+    workers.close()
+
+
+@pytest.mark.parametrize("name", ["no-such-command", "./missing", "/no/such/file", ""])
+def test_command_not_found(tmp_path: Path, name: str) -> None:
+    with pytest.raises(LaunchError, match="command not found") as caught:
+        LocalLauncher().launch(plan(tmp_path, [name]))
+    assert not caught.value.transient
+
+
+def test_relative_commands_are_seen_from_the_job_s_directory(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/sh\necho ran\n")
+    with pytest.raises(LaunchError, match="not executable"):
+        LocalLauncher().launch(plan(tmp_path, ["./train.sh"]))
+    script.chmod(0o700)
+    for argv, env in ((["./train.sh"], {}), (["train.sh"], {"PATH": f"/nowhere:{tmp_path}"})):
+        workers = LocalLauncher().launch(replace(plan(tmp_path, argv), env=env))
+        assert reaped(workers) == 0
+        workers.close()
+    assert text_of(tmp_path) == "ran\nran\n"
+
+
+def test_a_script_without_an_interpreter_line(tmp_path: Path) -> None:
+    (tmp_path / "bare").write_text("echo ran\n")
+    (tmp_path / "bare").chmod(0o700)
+    with pytest.raises(LaunchError, match="#!/bin/sh") as caught:
+        LocalLauncher().launch(plan(tmp_path, ["./bare"]))
+    assert not caught.value.transient
+
+
+def test_no_such_directory(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="gone: No such file or directory") as caught:
+        LocalLauncher().launch(replace(plan(tmp_path, ["true"]), cwd=tmp_path / "gone"))
+    assert not caught.value.transient
+
+
+def test_bad_characters(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        LocalLauncher().launch(plan(tmp_path, ["echo", "a\0b"]))
+    assert not caught.value.transient
+
+
+def test_out_of_descriptors_is_transient(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    launcher = LocalLauncher()
+    wanted = plan(tmp_path, ["sleep", "30"], ranks=8)
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    free = [fd for fd in range(soft) if not Path(f"/proc/self/fd/{fd}").exists()]
+    for n in range(11):  # run out at every place on the way
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[n], hard))
+        try:
+            with pytest.raises(LaunchError) as caught:
+                launcher.launch(wanted)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert caught.value.transient
+    assert not children.exists() or children.read_text().strip() == ""
+
+
+def test_a_failing_rank_ends_those_already_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    real = os.posix_spawn
+
+    def spawn(*args: object, **kwargs: object) -> int:
+        if len(started) == 2:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(real(*args, **kwargs))  # type: ignore[arg-type]
+        return started[-1]
+
+    monkeypatch.setattr(os, "posix_spawn", spawn)
+    with pytest.raises(LaunchError, match="temporarily") as caught:
+        LocalLauncher().launch(plan(tmp_path, ["sleep", "30"], ranks=3))
+    assert caught.value.transient
+    assert [proc_stat(pid) for pid in started] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [([0, 0], 0), ([0, 75], 75), ([75, 1, 2], 1), ([0, 137, 1, 75], 137), ([2, 75], 2)],
+)
+def test_attempt_code(codes: list[int], expected: int) -> None:
+    assert attempt_code(codes) == expected
+
+
+def test_no_batch_system() -> None:
+    allocation = local()
+    assert (allocation.kind, allocation.id, allocation.deadline, len(allocation.hosts)) == (
+        "none",
+        None,
+        None,
+        1,
+    )

@@ -1,0 +1,144 @@
+"""The measures of a result, on schedules worked out by hand and on the MARBLE paper's sets."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from hpcsched.core.model import Attempt, Ended, JobSpec, JobState, Kind, Role
+from hpcsched.report.result import Result, summarise, to_json
+
+
+@dataclass
+class Job:
+    id: int
+    attempts: list[Attempt]
+    submit_s: float = 0.0
+    state: JobState = JobState.COMPLETED
+    step: int | None = 100
+    steps_repeated: int | None = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    overhead: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> JobSpec:
+        return JobSpec(name=f"job-{self.id}", kind=Kind.REPLAY, model="m", steps=100)
+
+    @property
+    def started_s(self) -> float | None:
+        return self.attempts[0].start_s if self.attempts else None
+
+    @property
+    def ended_s(self) -> float | None:
+        return self.attempts[-1].end_s if self.attempts and self.state.final else None
+
+
+def attempt(number, gpus, start_s, end_s, ended=Ended.COMPLETED, signalled_s=None):
+    return Attempt(
+        number=number,
+        gpus=tuple(range(gpus)),
+        role=Role.PRIMARY,
+        start_s=start_s,
+        end_s=end_s,
+        ended=ended,
+        signalled_s=signalled_s,
+    )
+
+
+def overhead_of(job, attempt):
+    return job.overhead.get(attempt.number, 0.0)
+
+
+def example():
+    moved = Job(
+        id=1,
+        attempts=[attempt(1, 2, 0.0, 100.0, Ended.SUSPENDED, signalled_s=90.0), attempt(2, 4, 110.0, 200.0)],
+        overhead={1: 25.0, 2: 20.0},
+    )
+    late = Job(id=2, attempts=[attempt(1, 1, 60.0, 160.0)], submit_s=50.0, overhead={1: 5.0})
+    return summarise([moved, late], policy="p", gpus=4, lower_bound_s=160.0, overheads=overhead_of)
+
+
+def test_every_measure_by_hand():
+    result = example()
+    assert result.makespan_s == 200.0
+    assert result.mean_jct_s == (200.0 + 110.0) / 2
+    gpu_s = 2 * 100 + 4 * 90 + 1 * 100
+    assert result.gpu_hours == pytest.approx(gpu_s / 3600)
+    assert result.utilisation == pytest.approx(gpu_s / (4 * 200))
+    assert result.overhead_share == pytest.approx((25 + 20 + 5) / 200)
+    assert result.gap == pytest.approx(0.25)
+    assert result.p95_jct_s == 200.0
+
+
+def test_a_jobs_suspensions_and_what_they_cost():
+    moved, late = example().jobs
+    assert (moved.suspensions, late.suspensions) == (1, 0)
+    assert [a.suspend_s for a in moved.attempts] == [10.0, 0.0]
+    assert [a.launch_s for a in moved.attempts] == [15.0, 20.0]
+    assert moved.overhead_s == 45.0
+    assert moved.switch_s == 30.0
+    assert late.switch_s == 0.0
+    assert moved.gpu_hours == pytest.approx(560 / 3600)
+
+
+def test_only_completed_jobs_have_a_jct():
+    failed = Job(id=1, attempts=[attempt(1, 1, 0.0, 3.0, Ended.FAILED)], state=JobState.FAILED)
+    cancelled = Job(id=2, attempts=[], state=JobState.CANCELLED)
+    done = Job(id=3, attempts=[attempt(1, 1, 0.0, 90.0)])
+    assert summarise([failed, cancelled, done], policy="p", gpus=2).mean_jct_s == 90.0
+    assert summarise([failed], policy="p", gpus=2).mean_jct_s is None
+
+
+def test_attempts_that_last_count_until_now():
+    running = Job(id=1, attempts=[attempt(1, 2, 10.0, None, None)], state=JobState.RUNNING)
+    result = summarise([running], policy="p", gpus=2, now_s=110.0)
+    assert result.makespan_s == 110.0
+    assert result.gpu_hours == pytest.approx(200 / 3600)
+    assert result.jobs[0].end_s is None
+    assert result.jobs[0].attempts[0].end_s is None
+
+
+def test_nothing_at_all():
+    result = summarise([], policy="p", gpus=2)
+    assert (result.makespan_s, result.utilisation, result.overhead_share) == (0.0, 0.0, 0.0)
+    assert (result.mean_jct_s, result.p95_jct_s, result.gap) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("makespan_s", "overhead_s", "share"),
+    [
+        # Starts (and one suspend) under the fitted Summit profile: ResNet-50 21.70 s on 3 GPUs, ...
+        pytest.param(496.7, [21.6993, 21.6993, 24.8078], 0.137, id="set 1"),
+        pytest.param(608.0, [26.3062, 20.3887, 24.4583 + 48.0797, 26.0305], 0.239, id="set 2"),
+        pytest.param(501.0, [21.6993, 24.8078 + 45.4107, 26.3062, 16.8876], 0.270, id="set 3"),
+    ],
+)
+def test_overhead_share_is_that_of_the_marble_paper(makespan_s, overhead_s, share):
+    jobs = [
+        Job(id=i, attempts=[attempt(1, 1, 0.0, makespan_s)], overhead={1: s})
+        for i, s in enumerate(overhead_s)
+    ]
+    result = summarise(jobs, policy="marble", gpus=6, overheads=overhead_of)
+    assert result.overhead_share == pytest.approx(share, abs=5e-4)
+
+
+def test_json_has_the_published_shape_and_reads_back():
+    result = example()
+    raw = msgspec.json.decode(to_json([result]))
+    assert raw["schema"] == 1
+    assert set(raw) >= {"policy", "gpus", "makespan_s", "mean_jct_s", "gpu_hours", "utilisation"}
+    assert set(raw) >= {"overhead_share", "lower_bound_s", "jobs"}
+    job = raw["jobs"][0]
+    assert set(job) >= {"id", "name", "submit_s", "start_s", "end_s", "state", "steps", "steps_repeated"}
+    assert job["state"] == "COMPLETED"
+    first = job["attempts"][0]
+    assert (first["gpus"], first["role"], first["ended"]) == ([0, 1], "primary", "suspended")
+    assert msgspec.json.decode(to_json([result]), type=Result) == result
+
+
+def test_json_of_several_policies_is_a_list_in_order():
+    result = example()
+    raw = msgspec.json.decode(to_json([result, result]))
+    assert raw["schema"] == 1
+    assert [r["policy"] for r in raw["results"]] == ["p", "p"]

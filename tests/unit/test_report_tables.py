@@ -1,0 +1,138 @@
+"""The tables, as a terminal shows them."""
+
+import pytest
+
+from hpcsched.core.model import Ended, JobState, Role
+from hpcsched.report.result import AttemptResult, JobResult, Result
+from hpcsched.report.tables import STATE_CODES, comparison_table, duration, headline, job_table
+
+
+def stretch(start_s, end_s, gpus, role, ended=Ended.COMPLETED):
+    return AttemptResult(start_s=start_s, end_s=end_s, gpus=tuple(range(gpus)), role=role, ended=ended)
+
+
+def job(job_id=1, attempts=(), end_s=100.0, state=JobState.COMPLETED, **changes):
+    fields = {
+        "name": f"job-{job_id}",
+        "model": "ResNet-50",
+        "submit_s": 0.0,
+        "start_s": 0.0,
+        "steps": 3600,
+        "step": 3600,
+        "steps_repeated": 0,
+    }
+    return JobResult(id=job_id, attempts=tuple(attempts), end_s=end_s, state=state, **(fields | changes))
+
+
+def result(*jobs, policy="marble", **changes):
+    fields = {
+        "makespan_s": 608.0,
+        "mean_jct_s": 407.0,
+        "gpu_hours": 0.91,
+        "utilisation": 0.899,
+        "overhead_share": 0.239,
+        "lower_bound_s": 501.2,
+    }
+    return Result(policy=policy, gpus=6, jobs=jobs, **(fields | changes))
+
+
+MOVED = job(
+    3,
+    [
+        stretch(111.8, 549.2, 2, Role.SECONDARY, Ended.SUSPENDED),
+        stretch(549.2, 608.0, 3, Role.PRIMARY),
+    ],
+    start_s=111.8,
+    end_s=608.0,
+    suspensions=1,
+    switch_s=74.11,
+    metrics={"accuracy": 0.95},
+)
+
+
+def test_job_table():
+    other = job(12, [stretch(0.0, 501.2, 4, Role.PRIMARY)], end_s=501.2, model="VGG-16")
+    assert job_table(result(MOVED, other)).splitlines() == [
+        "JOBID  NAME    MODEL      ST  SUBMIT(s)  START(s)  END(s)  JCT(s)  GPUS     STEPS  SUSP  COST(s)"
+        "  ACCURACY",
+        "    3  job-3   ResNet-50  CD        0.0     111.8   608.0   608.0  2s > 3p   3600     1     74.1"
+        "    0.9500",
+        "   12  job-12  VGG-16     CD        0.0       0.0   501.2   501.2  4p        3600     0      0.0"
+        "         -",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_job_table_fits_the_terminal_and_keeps_what_matters(width):
+    table = job_table(result(MOVED), width=width)
+    assert max(map(len, table.splitlines())) <= width
+    header = table.splitlines()[0].split()
+    assert {"JOBID", "NAME", "END(s)", "GPUS"} <= set(header)
+
+
+def test_names_are_never_cut():
+    name = "x" * 64
+    assert name in job_table(result(job(name=name)), width=40)
+
+
+def test_times_of_an_hour_and_more_are_clock_times_for_the_whole_table():
+    table = job_table(result(job(1, end_s=59.6), job(2, end_s=3725.4)))
+    assert "END  " in table.splitlines()[0]
+    assert "0:01:00" in table.splitlines()[1]
+    assert "1:02:05" in table.splitlines()[2]
+
+
+def test_a_job_that_never_started():
+    line = job_table(result(job(state=JobState.CANCELLED, start_s=None, end_s=None, step=0))).splitlines()[1]
+    assert line.split() == ["1", "job-1", "ResNet-50", "CA", "0.0", "-", "-", "-", "-", "0/3600", "0", "0.0"]
+
+
+def test_long_stories_of_gpu_counts_are_shortened_and_repeats_told_once():
+    many = [stretch(0.0, 1.0, n, Role.SECONDARY) for n in (1, 1, 2, 1, 3, 1, 4)]
+    assert "1s > 2s > .. > 4s" in job_table(result(job(1, many)))
+
+
+def test_every_state_has_a_code():
+    assert set(STATE_CODES) == set(JobState)
+
+
+def test_comparison_is_relative_to_the_first():
+    lsf = result(job(end_s=940.0), policy="exclusive", makespan_s=940.0, utilisation=0.5, overhead_share=0.0)
+    table = comparison_table([lsf, result(MOVED)])
+    rows = {line[:19].strip(): line[19:].split() for line in table.splitlines()}
+    assert rows[""] == ["exclusive", "marble"]
+    assert rows["makespan(s)"] == ["940.0", "608.0", "-35.3%"]
+    assert rows["p95 JCT(s)"] == ["940.0", "608.0", "-35.3%"]
+    assert rows["lower bound(s)"] == ["501.2", "501.2", "="]
+    assert rows["gap to the bound(%)"] == ["87.5", "21.3", "-75.7%"]
+    assert rows["utilisation(%)"] == ["50.0", "89.9", "+79.8%"]
+    assert rows["overhead(%)"] == ["0.0", "23.9"]
+
+
+def test_comparison_goes_on_below_where_the_terminal_ends():
+    results = [result(MOVED, policy=f"policy-{i}") for i in range(6)]
+    table = comparison_table(results, width=80)
+    assert max(map(len, table.splitlines())) <= 80
+    assert all(f"policy-{i}" in table for i in range(6))
+    assert len(table.split("\n\n")) == 2
+
+
+def test_without_a_bound_and_without_finished_jobs():
+    bare = result(lower_bound_s=None, mean_jct_s=None)
+    assert "bound" not in headline(bare)
+    assert comparison_table([bare, bare])
+    assert job_table(bare).startswith("JOBID")
+
+
+def test_comparison_of_nothing():
+    assert comparison_table([]).splitlines()[1].strip() == "makespan(s)"
+
+
+def test_headline_and_durations():
+    assert headline(result(MOVED)) == (
+        "marble on 6 GPUs: makespan 608.0 s, mean JCT 407.0 s, 0.91 GPU-hours, utilisation 90%, "
+        "21.3% above the bound"
+    )
+    assert duration(59.94) == "59.9 s"
+    assert duration(3600) == "1:00:00"
+    assert duration(360000) == "100:00:00"
