@@ -64,8 +64,10 @@ class JobFile:
     policy_options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load(path: Path, *, workdir: Path, user: str = "") -> JobFile:
+def load(path: Path, *, workdir: Path, user: str = "", known: Collection[str] = ()) -> JobFile:
     """The jobs of a TOML file; relative paths and programs run in `workdir`.
+
+    `known` are names that may stand in `after` besides the file's own.
 
     Raises ConfigError naming file, key, what was found and what is accepted.
     """
@@ -78,15 +80,20 @@ def load(path: Path, *, workdir: Path, user: str = "") -> JobFile:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(where=str(path), got=f"not valid TOML: {error}", accepted="TOML") from error
-    return parse(table, where=str(path), workdir=workdir, user=user)
+    return parse(table, where=str(path), workdir=workdir, user=user, known=known)
 
 
-def parse(table: Mapping[str, Any], *, where: str, workdir: Path, user: str = "") -> JobFile:
-    """The jobs in a job file's top-level table; raises ConfigError."""
-    known = {"schema", "policy", "defaults", "job"}
+def parse(
+    table: Mapping[str, Any], *, where: str, workdir: Path, user: str = "", known: Collection[str] = ()
+) -> JobFile:
+    """The jobs in a job file's top-level table; raises ConfigError.
+
+    `known` are names that may stand in `after` besides the file's own: those of the run so far.
+    """
+    keys = {"schema", "policy", "defaults", "job"}
     for key in table:
-        if key not in known:
-            _refuse(where, key, "unknown key", ", ".join(sorted(known)))
+        if key not in keys:
+            _refuse(where, key, "unknown key", ", ".join(sorted(keys)))
     schema = table.get("schema")
     if schema != 1 or isinstance(schema, bool):
         _refuse(where, "schema", "missing" if schema is None else repr(schema), "1")
@@ -105,7 +112,7 @@ def parse(table: Mapping[str, Any], *, where: str, workdir: Path, user: str = ""
         own = {"trainer", "command", "replay"} & job.keys()
         base = {k: v for k, v in defaults.items() if not (own and k in ("trainer", "command", "replay"))}
         specs.append(_spec({**base, **job}, where=where, number=number, workdir=workdir, user=user))
-    check_names(specs, where=where)
+    check_names(specs, where=where, known=known)
     policy, options = _policy(table.get("policy", {}), where)
     return JobFile(jobs=tuple(specs), policy=policy, policy_options=options)
 

@@ -111,3 +111,9 @@ class Inbox:
             return sorted((rundir.inbox / "new").iterdir())
         except OSError:
             return []
+
+    @classmethod
+    def peek(cls, rundir: RunDir) -> list[tuple[str, Command]]:
+        """The commands that wait, as far as they can be understood, without taking them."""
+        found = [(path.name, cls._read(path)) for path in cls.waiting(rundir)]
+        return [(name, command) for name, command in found if isinstance(command, Command)]

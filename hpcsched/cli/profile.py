@@ -32,11 +32,10 @@ _database = click.option(
     envvar="HPCSCHED_DATABASE",
     help="The database file; default: hpcsched.db in your data directory.",
 )
-_profiles = click.option(
-    "--profiles",
+_from = click.option(
+    "--from",
     "source",
     metavar="FILE",
-    envvar="HPCSCHED_PROFILES",
     help="Look into this profiles file (or shipped one, by name) instead of the database.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print the profiles as JSON, ready for import.")
@@ -69,7 +68,7 @@ def profile() -> None:
 @click.option("--trainer", metavar="PKG.MOD:CLASS", help="Measure this Trainer class.")
 @click.option("--args", "arguments", metavar="JSON", help="An object that the trainer's build() gets.")
 @click.option("--model", help="The profile's key; default: the job's model, or the program's name.")
-@click.option("--devices", "spec", default="auto", envvar="HPCSCHED_DEVICES", show_default=True)
+@click.option("--devices", metavar="SPEC", default="auto", envvar="HPCSCHED_DEVICES", show_default=True)
 @click.option(
     "--gpus", metavar="LIST", help="Counts to measure, in this order, e.g. 1,2,4 or 1-4; default: all."
 )
@@ -91,7 +90,7 @@ def run(
     trainer: str | None,
     arguments: str | None,
     model: str | None,
-    spec: str,
+    devices: str,
     gpus: str | None,
     seconds: float,
     repeats: int,
@@ -128,27 +127,27 @@ def run(
         raise click.UsageError(f"--model names one profile, {jobs} has {len(specs)} models: add --job NAME")
     specs = [replace(one, model=model or one.model) for one in specs]
     settings = Settings(seconds=seconds, repeats=repeats, warmup_s=warmup, timeout_s=timeout, costs=costs)
-    devices = open_devices(spec, socket.gethostname())
+    opened = open_devices(devices, socket.gethostname())
     try:
         asked = _counts(gpus) if gpus else ()
-        plans = [(s, counts_for(s, devices, asked)) for s in specs]
+        plans = [(s, counts_for(s, opened, asked)) for s in specs]
         if dry_run:
-            _say_plans(plans, devices, settings, as_json)
+            _say_plans(plans, opened, settings, as_json)
             return
         # Opened before anything is measured: a place that cannot be written is found out at once.
         with _open(database) as db:
             found = []
             for one, counts in plans:
-                measured = _measure(one, counts, devices, settings, global_batch, software)
+                measured = _measure(one, counts, opened, settings, global_batch, software)
                 db.record_profile(measured.profile, measured.samples)
                 found.append(measured.profile)
     finally:
-        devices.close()
+        opened.close()
     _show(found, as_json)
 
 
 @profile.command(name="list")
-@_profiles
+@_from
 @_database
 @_json
 def list_(source: str | None, database: Path | None, as_json: bool) -> None:
@@ -161,7 +160,7 @@ def list_(source: str | None, database: Path | None, as_json: bool) -> None:
 
 @profile.command()
 @click.argument("model")
-@_profiles
+@_from
 @_database
 @_json
 def show(model: str, source: str | None, database: Path | None, as_json: bool) -> None:
@@ -240,15 +239,19 @@ def _from_words(trainer: str | None, arguments: str | None, command: Sequence[st
     if not isinstance(args, dict):
         raise ConfigError(where="--args", got=arguments or "", accepted='an object like {"lr": 0.1}')
     what: dict[str, Any] = {"trainer": trainer, "args": args} if trainer else {"command": list(command)}
-    name = trainer.rpartition(":")[2] if trainer else _program_name(command)
+    name = trainer.rpartition(":")[2] if trainer else _program_name(list(command))
     table = {"schema": 1, "job": [{"name": "profiled", "model": name, **what}]}
     return jobfile.parse(table, where="profile run", workdir=Path.cwd()).jobs[0]
 
 
 def _program_name(command: Sequence[str]) -> str:
-    """The script of `python script.py`, else the program."""
-    words = [word for word in command[1:2] if word.endswith((".py", ".sh"))] or list(command[:1])
-    return Path(words[0]).stem
+    """The script of `python script.py`, the module of `python -m module`, else the program."""
+    word = command[0]
+    if command[1:2] == ["-m"] and len(command) > 2:
+        word = command[2]
+    elif len(command) > 1 and command[1].endswith((".py", ".sh")):
+        word = command[1]
+    return Path(word).name.removesuffix(".py").removesuffix(".sh") or "program"
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ class Result:
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """Measures `spec` on `chosen` devices in the fresh folder `folder`.
+    """Measures `spec` on `chosen` devices, in a run directory of its own, `folder`, which it makes.
 
     `watch(share)` is told the share of the measurement that is done, `say(text)` what the user should know.
     """
@@ -88,7 +88,7 @@ class Trial:
 
     def run(self) -> Result:
         """Measure; whatever happens, no process is left. Raises TrialFailed, LaunchError."""
-        self.folder.mkdir(mode=0o700, parents=True)
+        self._job_dir.mkdir(mode=0o700, parents=True)
         self._memory_before = self._memory()
         meter = Meter(
             warmup_s=self.settings.warmup_s, seconds=self.settings.seconds, repeats=self.settings.repeats
@@ -104,10 +104,14 @@ class Trial:
         result.memory_mib = self._memory_mib
         if result.suspend_s is not None:
             record = self._record()
-            result.checkpoint_mib = _size_mib(record.get("checkpoint"), self.folder)
+            result.checkpoint_mib = _size_mib(record.get("checkpoint"), self._job_dir)
             result.global_batch = _batch(record)
             result.resume_s = self._resume(_count(record, "step"), rate)
         return result
+
+    @property
+    def _job_dir(self) -> Path:
+        return _job_dir(self.folder)
 
     @contextmanager
     def _workers(self, attempt: int) -> Iterator[Workers]:
@@ -170,7 +174,7 @@ class Trial:
 
     def _suspend(self, workers: Workers) -> float | None:
         """Seconds from SIGTSTP until all ranks have saved and left; None, with a word, if they do not."""
-        if not (self.folder / "ready.1").exists():
+        if not (self._job_dir / "ready.1").exists():
             self._no_costs("it does not say that it can be suspended")
             return None
         asked = time.monotonic()
@@ -206,7 +210,7 @@ class Trial:
     def _record(self) -> dict[str, Any]:
         """STATE.json, as far as it can be read."""
         try:
-            found = json.loads((self.folder / "STATE.json").read_bytes())
+            found = json.loads((self._job_dir / "STATE.json").read_bytes())
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -255,19 +259,20 @@ class Trial:
 def plan_of(
     spec: JobSpec, devices: Devices, chosen: tuple[Device, ...], folder: Path, *, attempt: int
 ) -> LaunchPlan:
-    """What is launched: as the agent does it, in a folder of its own, with work without end.
+    """What is launched: as the agent does it, with `folder` as run directory and work without end.
 
     The first attempt starts afresh, later ones resume.
     """
+    job_dir = _job_dir(folder)
     ours = {
         "RUN_ID": f"profile-{os.getpid()}",
-        "RUN_DIR": str(folder.parent),
-        "JOB_DIR": str(folder),
+        "RUN_DIR": str(folder),
+        "JOB_DIR": str(job_dir),
         "JOB_ID": "1",
         "JOB_NAME": spec.name,
         "ATTEMPT": str(attempt),
         "DEVICES": ",".join(str(d.index) for d in chosen),
-        "CHECKPOINT_DIR": str(folder / "checkpoint"),
+        "CHECKPOINT_DIR": str(job_dir / "checkpoint"),
         # A save in the middle of a window would be measured as slow steps.
         "CHECKPOINT_EVERY_S": "1000000000.0",
         "KEEP": str(spec.keep_checkpoints),
@@ -294,6 +299,11 @@ def plan_of(
         devices=chosen,
         per_rank=spec.processes == "per-gpu" or spec.kind is not Kind.COMMAND,
     )
+
+
+def _job_dir(folder: Path) -> Path:
+    """Programs may know it from RUN_DIR and JOB_ID alone."""
+    return folder / "jobs" / "1"
 
 
 def output_of(folder: Path) -> Path:

@@ -13,7 +13,7 @@ import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ class CheckpointStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as raw:
                 file = _ChecksummingFile(raw)
-                torch.save(state, file)
+                torch.save(state, cast(IO[bytes], file))
                 file.sync()
             record = {"schema": 1, "bytes": file.size, "crc32": file.crc32}
             record |= {key: state[key] for key in ("step", "samples") if key in state}
@@ -217,9 +217,9 @@ def storable(value: Any, where: str = "state") -> Any:
     """
     if type(value) in _PLAIN or isinstance(value, torch.Tensor):
         return value
-    for base in (bool, int, float, complex, str):
-        if isinstance(value, base):  # a subclass: numpy.float64 is a float
-            return base(value)
+    for base in (int, float, complex, str):
+        if isinstance(value, base):  # of a subclass: numpy.float64 is a float
+            return cast(Any, base)(value)
     if isinstance(value, Mapping):
         items = {storable(k, where): storable(v, f"{where}[{k!r}]") for k, v in value.items()}
         # A module's state dict carries its version numbers as an attribute.

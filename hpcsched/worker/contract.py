@@ -189,9 +189,7 @@ class _Variables:
         try:
             return kind(self.needed(name))
         except ValueError:
-            raise ConfigError(
-                where="environment", key=name, got=repr(value), accepted="a number"
-            ) from None
+            raise ConfigError(where="environment", key=name, got=repr(value), accepted="a number") from None
 
     def maybe(self, name: str) -> int | None:
         return None if self.text(name) is None else self.number(name, int)

@@ -29,9 +29,7 @@ class _Bucket:
         first = parameters[0]
         self.parameters = parameters
         self.sizes = [p.numel() for p in parameters]
-        self.flat = torch.zeros(
-            sum(self.sizes) + len(parameters), dtype=first.dtype, device=first.device
-        )
+        self.flat = torch.zeros(sum(self.sizes) + len(parameters), dtype=first.dtype, device=first.device)
         *self.parts, self.used = self.flat.split([*self.sizes, len(parameters)])
         self.missing = 0
         self.work: dist.Work | None = None
@@ -102,7 +100,10 @@ class GradientSum:
         room = 0
         for parameter in reversed([p for p in self._parameters if p.requires_grad]):
             size = parameter.numel() * parameter.element_size()
-            alike = groups and (groups[-1][0].dtype, groups[-1][0].device) == (parameter.dtype, parameter.device)
+            alike = groups and (groups[-1][0].dtype, groups[-1][0].device) == (
+                parameter.dtype,
+                parameter.device,
+            )
             if not alike or size > room:
                 # A small first one, so that the network gets work early.
                 room = _BUCKET_BYTES if groups else _FIRST_BUCKET_BYTES

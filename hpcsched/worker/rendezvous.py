@@ -42,7 +42,7 @@ class Peers:
         self.world_size = world_size
         self.device = device
         self._control: dist.ProcessGroup | None = None
-        self._store: dist.Store | None = None
+        self._store: Any = None  # a TCPStore; torch's stubs do not name it
 
     @classmethod
     def join(cls, env: JobEnv | None, device: torch.device) -> Peers:
@@ -52,7 +52,7 @@ class Peers:
             return peers
         place = f"{env.master_addr}:{env.master_port}"
         try:
-            store = dist.TCPStore(
+            store = dist.TCPStore(  # type: ignore[attr-defined]
                 env.master_addr,
                 env.master_port,
                 env.world_size,

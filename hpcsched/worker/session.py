@@ -313,7 +313,9 @@ class Session:
                 loss=self._last_loss(),
             )
         except OSError as error:
-            raise StoreError(f"{self._env.job_dir}/STATE.json: cannot be written: {error.strerror}") from error
+            raise StoreError(
+                f"{self._env.job_dir}/STATE.json: cannot be written: {error.strerror}"
+            ) from error
 
     def _restore(self, *, wanted: bool) -> None:
         """Go on from the newest good checkpoint, if there is one and it is wanted."""

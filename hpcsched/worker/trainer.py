@@ -6,7 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,12 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from hpcsched.errors import ConfigError
 from hpcsched.worker.session import Stateful
+
+
+class Scheduler(Stateful, Protocol):
+    """What the library needs of a learning-rate scheduler."""
+
+    def step(self) -> Any: ...
 
 
 @dataclass(kw_only=True)
@@ -42,7 +48,7 @@ class Parts:
     dataset: Dataset[Any] | Sequence[Any] | tuple[torch.Tensor, ...]
     global_batch: int
     loss: Callable[[torch.nn.Module, Any], torch.Tensor]
-    scheduler: Stateful | None = None
+    scheduler: Scheduler | None = None
     evaluate: Callable[[torch.nn.Module], Mapping[str, float]] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     seed: int = 0

@@ -31,12 +31,14 @@ if mode == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if mode == "fails" and size == 2:
     sys.exit("out of memory, sort of")
+if mode == "no-resume" and env["RESUME"] == "1":
+    sys.exit("cannot read my own checkpoint")
 step = json.load(open(f"{folder}/STATE.json"))["step"] if env["RESUME"] == "1" else 0
 time.sleep(0.1)
-if rank == 0 and mode == "good":
+if rank == 0 and mode in ("good", "no-resume"):
     open(f"{folder}/ready.{env['ATTEMPT']}", "w").close()
-while not leave:
-    time.sleep({1: 0.02, 2: 0.01}[size])
+while not leave and not (mode == "short" and step == 3):
+    time.sleep({1: 0.03, 2: 0.01}[size])
     step += 1
     if rank == 0 and mode != "silent":
         os.write(int(env["PROGRESS_FD"]), b'{"step": %d, "t": %f}\\n' % (step, time.monotonic()))
@@ -93,7 +95,8 @@ def test_a_program_is_measured_suspended_and_resumed(program: Path) -> None:
     (found,) = parse_profiles(result.stdout, where="out")
     assert kept(program) == (found,)
     assert (found.model, found.device, found.source, found.global_batch) == ("train", "cpu", "measured", 32)
-    assert 25 < found.throughput[1] <= 50 and 1.3 < found.throughput[2] / found.throughput[1] < 3
+    assert found.throughput[1] < 34 and found.throughput[2] < 100
+    assert found.throughput[2] > 1.3 * found.throughput[1]
     assert found.spread is not None and set(found.spread) == {1, 2}
     assert found.checkpoint_mib == 1.0 and found.memory_mib is None
     for cost in (found.start_s, found.suspend_s, found.resume_s):
@@ -118,9 +121,7 @@ def test_a_program_without_suspension_is_measured_all_the_same(program: Path) ->
 
 
 def test_a_program_that_fails_is_told_with_its_last_words(program: Path) -> None:
-    with pytest.raises(
-        TrialFailed, match=r"on 2 devices: .*1-devices|on 2 devices: .*out of memory"
-    ) as error:
+    with pytest.raises(TrialFailed, match=r"on 2 devices: .* at step 0, .* ends: out of memory") as error:
         measure(program, "fails", "--no-costs")
     assert "\n" not in str(error.value) and error.value.exit_code == 1
     (scratch,) = program.parent.glob("hpcsched-profile-*")
@@ -128,8 +129,26 @@ def test_a_program_that_fails_is_told_with_its_last_words(program: Path) -> None
     assert not list(scratch.glob("*-devices")) and kept(program) == () and alive(program.parent) == []
 
 
+def test_a_program_that_ends_too_soon_is_told(program: Path) -> None:
+    with pytest.raises(TrialFailed, match="ended with exit code 75 at step 3, before there was enough"):
+        measure(program, "short", "--gpus", "1")
+
+
+def test_a_program_that_cannot_resume_is_measured_without_that(program: Path) -> None:
+    result = measure(program, "no-resume", "--gpus", "1")
+    assert "cannot read my own checkpoint" in result.stderr
+    (found,) = kept(program)
+    assert found.suspend_s is not None and found.resume_s is None
+
+
+def test_a_program_that_will_not_leave_is_killed(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcsched.profiling.trial.LEAVE_S", 0.2)
+    measure(program, "stubborn", "--gpus", "2")
+    assert alive(program.parent) == []
+
+
 def test_a_silent_program_is_given_up(program: Path) -> None:
-    with pytest.raises(TrialFailed, match="no progress in 0.5 s; the program has to write lines like"):
+    with pytest.raises(TrialFailed, match=r"no progress in 0\.5 s; the program has to write lines like"):
         measure(program, "silent", "--gpus", "1", "--timeout", "0.5")
     assert alive(program.parent) == []
 

@@ -40,33 +40,42 @@ def run(trainer: Trainer, env: JobEnv) -> None:
         session.total_steps = session.steps_for(1 if parts.epochs is None else parts.epochs)
     parts.model.train()
     batches = _batches(parts, session, micro_batch)
-    for _ in session.steps():
+    for indices in session.steps():
         parts.optimizer.zero_grad()
-        for batch in next(batches):
-            session.backward(parts.loss(parts.model, batch))
+        for _ in range(-(-len(indices) // (micro_batch or len(indices)))):
+            session.backward(parts.loss(parts.model, next(batches)))
         parts.optimizer.step()
         if parts.scheduler is not None:
-            parts.scheduler.step()  # type: ignore[attr-defined]
+            parts.scheduler.step()
     session.finish(lambda: _evaluate(parts))
 
 
-def _batches(parts: Parts, session: Session, micro_batch: int | None) -> Iterator[Iterator[Any]]:
-    """For each coming step, this rank's batches."""
-    shares = session.upcoming()
+def _batches(parts: Parts, session: Session, micro_batch: int | None) -> Iterator[Any]:
+    """This rank's batches of all coming steps, on its device, at most `micro_batch` samples each."""
+    pieces = (
+        share[start : start + (micro_batch or len(share))]
+        for share in session.upcoming()
+        for start in range(0, len(share), micro_batch or len(share))
+    )
     if parts.loaders == 0 or parts.tensors is not None:
-        for share in shares:
-            yield (
-                parts.batch(indices, session.device)
-                for indices in torch.tensor(share).split(micro_batch or len(share))
-            )
-        return
-    sizes: list[int] = []
+        return (parts.batch(torch.tensor(piece), session.device) for piece in pieces)
+    # The loader processes inherit handlers that only take a note, so a signal to the whole process
+    # group does not end them while the last step still needs them.
     loader = DataLoader(
         parts.dataset,  # type: ignore[arg-type]
-        batch_sampler=_Pieces(shares, micro_batch, sizes),
+        batch_sampler=pieces,
         num_workers=parts.loaders,
         collate_fn=parts.collate,
         pin_memory=session.device.type == "cuda",
         # Its own, so that reading ahead takes nothing out of the generators that are saved.
-        generator=torch.Generator().manual_seed(parts.seed),
+        generator=torch.Generator().manual_seed(parts.seed + session.step),
     )
+    return (to_device(batch, session.device) for batch in loader)
+
+
+@torch.no_grad()
+def _evaluate(parts: Parts) -> Metrics:
+    if parts.evaluate is None:
+        return {}
+    parts.model.eval()
+    return parts.evaluate(parts.model)

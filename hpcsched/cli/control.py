@@ -1,0 +1,215 @@
+"""Commands that change a run: through the inbox, so that they work from any host without a port."""
+
+from __future__ import annotations
+
+import getpass
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcsched import jobfile
+from hpcsched.agent.inbox import Command, Inbox, send, wait_for_answer
+from hpcsched.cli.common import dir_option, find_run, option, select
+from hpcsched.cli.status import clock
+from hpcsched.core.model import JobSpec
+from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
+from hpcsched.store.rundir import RunDir, agent_alive
+from hpcsched.store.snapshot import Status, read_status
+
+ANSWER_WITHIN_S = 10.0
+
+
+def _ask(rundir: RunDir, command: Command) -> list[int]:
+    """Send a command to a living agent; the ids it answers with. Raises HpcschedError if refused."""
+    answer = wait_for_answer(rundir, send(rundir, command), timeout_s=ANSWER_WITHIN_S)
+    if answer is None:
+        raise HpcschedError(
+            f"the agent has not answered within {ANSWER_WITHIN_S:.0f} s; the command waits in {rundir.inbox}"
+        )
+    if answer.error:
+        raise ConfigError(where=command.command, got=answer.error, accepted="see `hpcsched status`")
+    return answer.ids
+
+
+def _living(rundir: RunDir) -> Status:
+    """The status of a run whose agent lives; raises NoSuchRun otherwise."""
+    status = read_status(rundir)
+    if status.run.state not in ("RUNNING", "DRAINING") or status.run.stale:
+        what = "its agent is gone" if status.run.stale else f"it is {status.run.state}"
+        raise NoSuchRun(f"no agent runs in {rundir.root}: {what}; go on with `hpcsched run --resume`")
+    return status
+
+
+def _on_jobs(name: str, help_: str, done: str) -> click.Command:
+    @click.command(name, help=help_)
+    @click.argument("jobs", nargs=-1, required=True)
+    @dir_option
+    @click.pass_context
+    def command(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None) -> None:
+        rundir = find_run(ctx, dir_)
+        chosen = select(_living(rundir), jobs)
+        _ask(rundir, Command(command=name, targets=[job.id for job in chosen]))
+        for job in chosen:
+            click.echo(f"job {job.id} ({job.name}): {done}", err=True)
+
+    return command
+
+
+cancel = _on_jobs("cancel", "End JOBS (ids, names, 3-7) for good.", "cancelled")
+hold = _on_jobs("hold", "Keep waiting JOBS from starting until released.", "held")
+release = _on_jobs("release", "Let held JOBS go.", "released")
+suspend = _on_jobs(
+    "suspend", "Have running JOBS save and leave their GPUs until resumed.", "asked to save and leave"
+)
+resume = _on_jobs("resume", "Let suspended JOBS go on.", "may go on")
+
+
+@click.command()
+@dir_option
+@click.option("--wait/--no-wait", default=True, help="Wait until all has been saved (default).")
+@click.pass_context
+def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
+    """Save all jobs, start nothing, stop the run. Go on with `hpcsched run --resume`."""
+    rundir = find_run(ctx, dir_)
+    _living(rundir)
+    _ask(rundir, Command(command="drain"))
+    while wait:
+        status = read_status(rundir)
+        if status.run.state in ("STOPPED", "FINISHED"):
+            break
+        if status.run.stale:
+            raise NoSuchRun("the agent is gone before it had saved all; go on with `hpcsched run --resume`")
+        time.sleep(0.2)
+    return 0
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@dir_option
+@option("--name", "-J", metavar="NAME", help="Name (default: the program's, with a number).")
+@option("--model", metavar="M", help="Key of the profile (default: the name).")
+@option("--steps", type=int, help="Total work in steps.")
+@option("--gpus", "-G", metavar="N", default="auto", help="auto, a number, or MIN-MAX.")
+@option("--after", metavar="JOB", multiple=True, help="Start when this job has completed; can be repeated.")
+@option("--output", "-o", metavar="PATTERN", help="Output file, with %j %x %a %N %u.")
+@option("--retries", type=int, help="Failures in a row allowed (2).")
+@option("--one-process", is_flag=True, help="One process for all GPUs instead of one for each.")
+@click.option("--parsable", is_flag=True, help="Print the ids only.")
+@click.pass_context
+def submit(
+    ctx: click.Context,
+    words: tuple[str, ...],
+    dir_: str | None,
+    name: str | None,
+    model: str | None,
+    steps: int | None,
+    gpus: str,
+    after: tuple[str, ...],
+    output: str | None,
+    retries: int | None,
+    one_process: bool,
+    parsable: bool,
+) -> None:
+    """Put jobs into a run: `submit JOBS.toml`, or `submit [options] -- COMMAND...`; prints their ids.
+
+    Without a running agent they wait in the run directory for the next `hpcsched run`.
+    """
+    rundir = find_run(ctx, dir_)
+    living, taken = _names(rundir)
+    if len(words) == 1 and words[0].endswith(".toml"):
+        path = Path(words[0])
+        jobs = jobfile.load(path, workdir=Path.cwd(), user=getpass.getuser(), known=taken).jobs
+    elif words:
+        job: dict[str, Any] = {
+            "name": name or _free_name(Path(words[0]).name, taken),
+            "command": list(words),
+            "gpus": _gpus(gpus),
+            "after": list(after),
+        }
+        optional = {"model": model, "steps": steps, "output": output, "retries": retries}
+        job |= {key: value for key, value in optional.items() if value is not None}
+        if one_process:
+            job["processes"] = "one"
+        table = {"schema": 1, "job": [job]}
+        where = f"submit -- {shlex.join(words)}"
+        user = getpass.getuser()
+        jobs = jobfile.parse(table, where=where, workdir=Path.cwd(), user=user, known=taken).jobs
+    else:
+        raise click.UsageError("name a job file (JOBS.toml), or a command after --")
+    command = Command(command="submit", jobs=list(jobs))
+    if living:
+        ids = _ask(rundir, command)
+    else:
+        send(rundir, command)
+        ids = list(range(len(taken) + 1, len(taken) + 1 + len(jobs)))
+        click.echo(f"hpcsched: no agent in {rundir.root}; the next `hpcsched run` takes them", err=True)
+    for job_id, spec in zip(ids, jobs, strict=True):
+        click.echo(str(job_id) if parsable else f"submitted job {job_id} ({spec.name})")
+
+
+def _names(rundir: RunDir) -> tuple[bool, list[str]]:
+    """Whether an agent lives, and the names of all jobs: the run's, and those that wait in the inbox."""
+    try:
+        status = read_status(rundir)
+    except NoSuchRun:
+        names: list[str] = []
+        living = agent_alive(rundir, rundir.read_record())
+    else:
+        names = [job.name for job in status.jobs]
+        living = status.run.state in ("RUNNING", "DRAINING") and not status.run.stale
+    waiting: list[JobSpec] = []
+    for _, command in Inbox.peek(rundir):
+        waiting += command.jobs
+    return living, [*names, *(job.name for job in waiting if job.name not in names)]
+
+
+def _free_name(stem: str, taken: list[str]) -> str:
+    base = "".join(c if c.isalnum() or c in "._-" else "-" for c in stem)[:56] or "job"
+    candidates = (base if n == 1 else f"{base}-{n}" for n in range(1, len(taken) + 2))
+    return next(name for name in candidates if name not in taken)
+
+
+def _gpus(text: str) -> str | int | dict[str, int]:
+    least, dash, most = text.partition("-")
+    try:
+        if text == "auto":
+            return text
+        return {"min": int(least), "max": int(most)} if dash else int(text)
+    except ValueError:
+        raise ConfigError(where="--gpus", got=repr(text), accepted="auto, a number, or MIN-MAX") from None
+
+
+@click.command()
+@click.argument("jobs", nargs=-1)
+@dir_option
+@click.option("--timeout", type=click.FloatRange(min=0), help="Give up after this many seconds.")
+@click.pass_context
+def wait(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, timeout: float | None) -> int:
+    """Wait until JOBS (default: all) have ended. Exit code 0: all completed; 1: one has not."""
+    rundir = find_run(ctx, dir_)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    chosen = _waiter(rundir, jobs)
+    while True:
+        status, mine = chosen()
+        if all(job.state.final for job in mine):
+            return int(any(job.state != "COMPLETED" for job in mine))
+        if status.run.state in ("STOPPED", "FINISHED"):
+            raise NoSuchRun(f"the run has stopped with {sum(not j.state.final for j in mine)} of them left")
+        if status.run.stale:
+            raise NoSuchRun("the run's agent is gone; go on with `hpcsched run --resume`")
+        if deadline is not None and time.monotonic() > deadline:
+            left = sum(not job.state.final for job in mine)
+            raise HpcschedError(f"{left} jobs had not ended after {clock(timeout or 0)}")
+        time.sleep(0.2)
+
+
+def _waiter(rundir: RunDir, keys: tuple[str, ...]) -> Callable[[], tuple[Status, list[Any]]]:
+    def look() -> tuple[Status, list[Any]]:
+        status = read_status(rundir)
+        return status, select(status, keys) if keys else list(status.jobs)
+
+    return look

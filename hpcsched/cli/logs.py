@@ -1,0 +1,49 @@
+"""`hpcsched logs JOB`: what a job has written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from hpcsched.cli.common import dir_option, find_run, select
+from hpcsched.errors import HpcschedError
+from hpcsched.store.snapshot import read_status
+
+
+@click.command()
+@click.argument("job")
+@dir_option
+@click.option("-f", "--follow", is_flag=True, help="Go on as it grows, until the job has ended.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), help="The last N lines only.")
+@click.pass_context
+def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: int | None) -> None:
+    """Print the output of JOB (id or name); all its attempts append to one file."""
+    rundir = find_run(ctx, dir_)
+    found = select(read_status(rundir), [job])[0]
+    if not found.output:
+        if not follow:
+            raise HpcschedError(f"job {found.id} ({found.name}) has written nothing: it is {found.state}")
+        while not (found := select(read_status(rundir), [job])[0]).output and not found.state.final:
+            time.sleep(0.2)
+    try:
+        with Path(found.output).open("rb") as file:
+            text = file.read()
+            if lines is not None:
+                text = b"".join(text.splitlines(keepends=True)[-lines:]) if lines else b""
+            _write(text)
+            while follow:
+                ended = select(read_status(rundir), [job])[0].state.final
+                _write(file.read())
+                if ended:
+                    break
+                time.sleep(0.2)
+    except OSError as error:
+        raise HpcschedError(f"cannot read {found.output}: {error.strerror}") from error
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()

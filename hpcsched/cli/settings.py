@@ -1,0 +1,58 @@
+"""`hpcsched config show`: the settings in force, and where each comes from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from hpcsched import config
+from hpcsched.cli.common import json_option
+
+DEFAULTS: dict[str, Any] = {
+    "dir": "./hpcsched-run",
+    "devices": "auto",
+    "device_type": "what is found",
+    "policy": "marble",
+    "policy_option": {},
+    "profiles": [],
+    "database": "the user's data directory",
+    "grace": 30.0,
+    "monitor": 5.0,
+}
+
+
+@click.group("config")
+def config_group() -> None:
+    """Settings and where they come from."""
+
+
+@config_group.command()
+@click.option("--origin", is_flag=True, help="Say where each setting comes from.")
+@json_option
+@click.pass_context
+def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
+    """The settings in force: environment, project, user and site files, defaults, in this order."""
+    settings: config.Settings = ctx.find_root().obj
+    rows = []
+    for key in config.KEYS:
+        variable = config.environment_name(key)
+        if key in settings.origins and settings.origins[key] in ("--dir", "HPCSCHED_DIR"):
+            value, source = settings.values[key], settings.origins[key]
+        elif os.environ.get(variable):
+            value, source = os.environ[variable], variable
+        elif key in settings.values:
+            value, source = settings.values[key], settings.origins[key]
+        else:
+            value, source = DEFAULTS[key], "default"
+        rows.append((key, value, source))
+    if as_json:
+        import msgspec
+
+        page = {"schema": 1, "settings": {k: {"value": v, "origin": s} for k, v, s in rows}}
+        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        return
+    for key, value, source in rows:
+        click.echo(f"{key} = {value}" + (f"    # {source}" if origin else ""))

@@ -1,0 +1,85 @@
+"""`python -m hpcsched.worker`: run one rank of the trainer that the environment names."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hpcsched.errors import ConfigError, HpcschedError
+from hpcsched.worker.contract import JobEnv, say
+
+
+def main() -> int:
+    """Train; returns the exit code. Errors in the user's own code keep their traceback."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        env = JobEnv.from_environ()
+        if env is None:
+            raise ConfigError(
+                where="environment",
+                key="HPCSCHED_JOB_ID",
+                got="not set",
+                accepted="a start by `hpcsched run`, which sets it",
+            )
+        strategy = _strategy(dict(env.strategy))
+        trainer = _trainer(env.trainer)
+        strategy.run(trainer, env)
+    except HpcschedError as error:
+        say(str(error))
+        return error.exit_code
+    return 0
+
+
+def _strategy(table: dict[str, Any]) -> Any:
+    """The module that runs this strategy, its options known to it."""
+    kind = table.pop("kind", None)
+    name = f"hpcsched.worker.strategies.{kind}"
+    try:
+        if not (isinstance(kind, str) and kind.isidentifier()):
+            raise ModuleNotFoundError(name=name)
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ConfigError(
+            where="strategy", key="kind", got=repr(kind), accepted="a strategy this version has, e.g. 'ddp'"
+        ) from None
+    for key in table:
+        if key not in module.OPTIONS:
+            accepted = ", ".join(module.OPTIONS) or "no options"
+            raise ConfigError(where=f"strategy {kind}", key=key, got="unknown option", accepted=accepted)
+    return module
+
+
+def _trainer(name: str | None) -> Any:
+    """An instance of the Trainer class called `package.module:Name`."""
+    where = f"trainer {name!r}"
+    home, colon, attribute = (name or "").partition(":")
+    if not (home and colon and attribute):
+        raise ConfigError(where=where, got="not a class", accepted="package.module:Name")
+    try:
+        module = import_module(home)
+    except ModuleNotFoundError as error:
+        # Only if it is the trainer's own module that is missing, not one that it imports.
+        if error.name is None or not f"{home}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            where=where,
+            got=f"no module named {error.name!r}",
+            accepted="a module that can be imported from the job's directory",
+        ) from None
+    found = getattr(module, attribute, None)
+    from hpcsched.worker.trainer import Trainer
+
+    if not (isinstance(found, type) and issubclass(found, Trainer)):
+        got = f"{home} has no {attribute}" if found is None else f"{attribute} is not a Trainer class"
+        raise ConfigError(where=where, got=got, accepted="a subclass of hpcsched.worker.Trainer")
+    return found()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
