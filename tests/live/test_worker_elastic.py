@@ -59,7 +59,9 @@ def test_other_rank_counts_change_rounding_only(tmp_path: Path) -> None:
 def test_every_way_to_split_a_batch_gives_the_same_training(
     tmp_path: Path, trainer: str, world: int, args: dict[str, int], strategy: str
 ) -> None:
-    plain = Job(tmp_path / "plain", trainer="training:Exact" if trainer != "Branches" else "training:Branches")
+    plain = Job(
+        tmp_path / "plain", trainer="training:Exact" if trainer != "Branches" else "training:Branches"
+    )
     assert plain.run() == [0]
     job = Job(tmp_path / "other", trainer=f"training:{trainer}", env={"HPCSCHED_STRATEGY": strategy})
     assert job.run(world, **args) == [0] * world, job.output

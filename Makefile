@@ -1,0 +1,39 @@
+# `make demo` and `make test` work on a fresh machine with nothing but Python 3.11 or later.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+# constraints.txt pins torch to a build that also exists for CPUs; CONSTRAINTS= leaves the choice to pip.
+CONSTRAINTS ?= -c constraints.txt
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/.installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh jobscripts/demo/demo.sh
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/run_all.py
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python setup.cfg constraints.txt
+	$(PIP) install -q $(CONSTRAINTS) -e '.[torch,report,examples]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install -q $(CONSTRAINTS) -e '.[torch,report,examples,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo-run build *.egg-info

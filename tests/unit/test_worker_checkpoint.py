@@ -1,0 +1,156 @@
+"""Checkpoints are whole or not there, and the last good one survives everything."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from hpcsched.errors import StoreError  # noqa: E402
+from hpcsched.worker import load_checkpoint  # noqa: E402
+from hpcsched.worker.checkpoint import CheckpointStore, storable  # noqa: E402
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"step": step, "samples": 10 * step, "model": {"w": torch.full((1000,), float(step))}}
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return sorted(path.name for path in store.folder.iterdir())
+
+
+def test_a_file_or_a_folder_is_read_back(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoint")
+    path = store.save(state(7))
+    for place in (path, store.folder, str(path)):
+        loaded = load_checkpoint(place)
+        assert (loaded["step"], loaded["samples"]) == (7, 70)
+        assert torch.equal(loaded["model"]["w"], torch.full((1000,), 7.0))
+    record = json.loads(path.with_suffix(".json").read_text())
+    assert (record["step"], record["samples"], record["bytes"]) == (7, 70, path.stat().st_size)
+
+
+def test_the_newest_few_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (1, 2, 30):
+        store.save(state(step))
+    assert names(store) == [f"step-{step:012d}{end}" for step in (2, 30) for end in (".json", ".pt")]
+
+
+@pytest.mark.parametrize("harm", ["torn", "flipped", "empty", "no checksum"])
+def test_a_damaged_one_is_passed_over_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: str
+) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    store.save(state(1))
+    path = store.save(state(2))
+    content = bytearray(path.read_bytes())
+    if harm == "no checksum":
+        path.with_suffix(".json").unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes({"torn": content[:-9], "flipped": content, "empty": b""}[harm])
+    assert load_checkpoint(tmp_path)["step"] == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    if harm != "no checksum":
+        with pytest.raises(StoreError, match=str(path)):
+            load_checkpoint(path)
+
+    good = store.newest()
+    store.quarantine_newer(good)
+    assert good is not None
+    assert store.save(state(2)) == path  # trained again, saved again
+    store.keep = 1
+    store.save(state(3))
+    assert names(store) == ["step-000000000003.json", "step-000000000003.pt"]
+
+
+def test_the_only_good_one_is_never_deleted(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        path = store.save(state(step))
+    path.write_bytes(bytes(path.stat().st_size))  # right length, wrong content
+    store.prune(1, thorough=True)
+    assert load_checkpoint(tmp_path)["step"] == 2
+
+
+@pytest.mark.parametrize("place", ["fsync", "write", "replace"])
+def test_no_space_leaves_the_old_one_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(state(1))
+    before = names(store)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if place == "fsync":
+            monkeypatch.setattr(os, "fsync", full)
+        elif place == "replace":
+            monkeypatch.setattr(Path, "replace", full)
+        else:  # a real error, in the middle of torch.save
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+        with pytest.raises(
+            StoreError, match=r"step-000000000002\.pt: cannot be written: (No space|File too)"
+        ):
+            store.save(state(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        monkeypatch.undo()
+    assert names(store) == before
+    assert load_checkpoint(tmp_path)["step"] == 1
+
+
+def test_what_a_dead_process_left_is_cleared(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    (tmp_path / ".step-000000000009.pt.123.tmp").write_bytes(b"half")
+    store.clear_leftovers()
+    assert names(store) == []
+
+
+def test_no_checkpoint_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no good checkpoint"):
+        load_checkpoint(tmp_path)
+    with pytest.raises(StoreError, match="no such checkpoint"):
+        load_checkpoint(tmp_path / "x.pt")
+    (tmp_path / "x.pt").write_text("hello")
+    with pytest.raises(StoreError, match="cannot be read"):
+        load_checkpoint(tmp_path / "x.pt")
+
+
+def test_all_that_is_accepted_can_be_read_back(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    value = {
+        "step": 1,
+        "numbers": [1, 2.5, True, None, "text", (1, (2,))],
+        "numpy": [np.float64(0.1), np.int64(3), np.arange(3)],
+        "counter": Counter({4: 2}),
+        "model": model.state_dict(),
+        "dtype": torch.float16,
+    }
+    store = CheckpointStore(tmp_path)
+    loaded = load_checkpoint(store.save(value))
+    assert loaded["numbers"] == value["numbers"]
+    assert loaded["numpy"][:2] == [0.1, 3]
+    assert loaded["numpy"][2].tolist() == [0, 1, 2]
+    assert loaded["counter"] == value["counter"]
+    assert isinstance(loaded["model"], OrderedDict)
+    assert loaded["model"]._metadata == model.state_dict()._metadata  # type: ignore[attr-defined]
+
+
+def test_what_could_not_be_read_back_is_refused_with_its_place() -> None:
+    with pytest.raises(StoreError, match=r"state\['a'\]\[1\] is a object"):
+        storable({"a": [1, object()]})
