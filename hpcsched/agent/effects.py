@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 import signal
 import time
@@ -21,7 +22,7 @@ from hpcsched.core.actions import Action, Kill, Launch, SetTimer, Suspend, Termi
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Progress
 from hpcsched.devices.base import Devices
-from hpcsched.errors import LaunchError
+from hpcsched.errors import LaunchError, StoreError
 from hpcsched.launch.base import Launcher, Workers
 
 REST_OF_GROUP_S = 5.0
@@ -30,7 +31,12 @@ REST_OF_GROUP_S = 5.0
 RECORD_PERIOD_S = 1.0
 """How often the records of running jobs are looked at for periodic checkpoints."""
 
+READY_SOON_S = 10.0
+"""So long after its launch an attempt is looked at often, so that a promotion does not wait for it."""
+
 TAIL_BYTES = 4096
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 class _About(TypedDict):
@@ -63,7 +69,8 @@ def last_line(path: Path) -> str:
         with path.open("rb") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
+            # Progress bars end their lines with a carriage return.
+            lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
     except OSError:
         return ""
     return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
@@ -81,6 +88,7 @@ class _Attempt:
     meter: ProgressMeter | None
     watched: set[int]
     ready: bool = False
+    soon: float = 0.0
     record_mtime_ns: int = 0
     kill_at: float | None = None
 
@@ -102,6 +110,7 @@ class Effects:
         self._site, self._clock, self._selector = site, clock, selector
         self._attempts: dict[int, _Attempt] = {}
         self._timers: list[tuple[float, tuple[str, int, int]]] = []
+        self._due: dict[tuple[str, int, int], float] = {}
         self._records_due = 0.0
         self.outputs: dict[int, Path] = {}
         """Where each job launched by this agent writes."""
@@ -109,11 +118,15 @@ class Effects:
     # --- actions ----------------------------------------------------------------------------
 
     def perform(self, action: Action) -> list[ev.Event]:
-        """Do what the core asked for; returns what is known at once of how it went."""
+        """Do what the core asked for; returns what is known at once of how it went.
+
+        Raises StoreError when there is no room to launch in: a job must not fail for that.
+        """
         match action:
             case Launch():
                 return [self._launch(action)] if self._attempt_of(action) is None else []
             case SetTimer(key=key, due=due):
+                self._due[key] = due
                 heappush(self._timers, (due, key))
             case Suspend() | Terminate() | Kill():
                 attempt = self._attempt_of(action)
@@ -129,6 +142,7 @@ class Effects:
         job = self._machine.jobs[action.job_id]
         devices = tuple(self._machine.devices[gpu] for gpu in action.gpus)
         about = _About(job_id=job.id, attempt=action.attempt)
+        folder = self._site.rundir.job(job.id)
         try:
             plan = plan_of(
                 job,
@@ -138,21 +152,25 @@ class Effects:
                 device_env=self._devices.environment(devices),
                 profile=self._machine.profile(job),
             )
-            plan.output.parent.mkdir(parents=True, exist_ok=True)
-            (self._site.rundir.job(job.id)).mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            # A journal that lost its tail gives an attempt's number twice.
+            (folder / f"ready.{action.attempt}").unlink(missing_ok=True)
             workers = self._launcher.launch(plan)
-        except LaunchError as error:
-            return ev.LaunchFailed(at=self._clock.now(), error=str(error), transient=error.transient, **about)
-        except (OSError, ValueError) as error:
-            return ev.LaunchFailed(at=self._clock.now(), error=str(error), transient=False, **about)
+        except (LaunchError, OSError, ValueError) as error:
+            cause = error.__cause__ if isinstance(error, LaunchError) else error
+            if isinstance(cause, OSError) and cause.errno in _FULL:
+                raise StoreError(f"cannot start job {job.id} ({job.spec.name}): {error}") from error
+            transient = isinstance(error, LaunchError) and error.transient
+            return ev.LaunchFailed(at=self._clock.now(), error=str(error), transient=transient, **about)
         attempt = _Attempt(
             job_id=job.id,
             attempt=action.attempt,
             workers=workers,
-            folder=self._site.rundir.job(job.id),
+            folder=folder,
             output=plan.output,
             meter=None,
             watched=set(workers.pidfds),
+            soon=time.monotonic() + READY_SOON_S,
         )
         for descriptor in workers.pidfds:
             self._selector.register(descriptor, selectors.EVENT_READ, ("exit", attempt))
@@ -171,6 +189,8 @@ class Effects:
     def on_readable(self, key: selectors.SelectorKey) -> list[ev.Event]:
         """A descriptor of an attempt has news: a rank ended, or progress was reported."""
         kind, attempt = key.data
+        if key.fd not in attempt.watched:
+            return []  # told together with what ended the attempt
         if kind == "progress":
             if attempt.meter is None or not attempt.meter.read():
                 self._unwatch(attempt, key.fd)
@@ -179,9 +199,8 @@ class Effects:
         return self._reap(attempt)
 
     def _unwatch(self, attempt: _Attempt, descriptor: int) -> None:
-        if descriptor in attempt.watched:
-            attempt.watched.remove(descriptor)
-            self._selector.unregister(descriptor)
+        attempt.watched.remove(descriptor)
+        self._selector.unregister(descriptor)
 
     def _reap(self, attempt: _Attempt) -> list[ev.Event]:
         code = attempt.workers.reap()
@@ -220,7 +239,10 @@ class Effects:
         """What is not told by a descriptor: due timers, ready files, periodic checkpoints."""
         now = self._clock.now()
         while self._timers and self._timers[0][0] <= now:
-            yield ev.TimerFired(at=now, key=heappop(self._timers)[1])
+            due, key = heappop(self._timers)
+            if self._due.get(key) == due:  # else a later one has replaced it
+                del self._due[key]
+                yield ev.TimerFired(at=now, key=key)
         look_at_records = time.monotonic() >= self._records_due
         if look_at_records:
             self._records_due = time.monotonic() + RECORD_PERIOD_S
@@ -257,10 +279,16 @@ class Effects:
 
     def wait_s(self) -> float:
         """Real seconds until `collect` should be called again, at most a quarter of one."""
-        soonest = 0.05 if any(not a.ready for a in self._attempts.values()) else 0.25
+        now = time.monotonic()
+        soonest = 0.05 if any(not a.ready and now < a.soon for a in self._attempts.values()) else 0.25
         if self._timers:
             soonest = min(soonest, self._clock.until(self._timers[0][0]))
         return soonest
+
+    def kill(self) -> None:
+        """Kill all workers; that they are gone is told like any other end."""
+        for attempt in self._attempts.values():
+            attempt.workers.signal(signal.SIGKILL)
 
     def abandon(self, grace_s: float) -> list[tuple[int, int | None]]:
         """The store is gone: have all workers save and leave without it; job ids and exit codes.

@@ -7,9 +7,13 @@ import os
 
 import msgspec
 
+LEAST_RATE = 1e-9
 LEAST_SPAN_S = 1.0
 LEAST_STEPS = 5
 """A throughput is believed from this much time (seconds of the run's clock) and steps on."""
+
+MOST_READS = 16
+"""Of 64 KiB at a time: a program that never stops writing must not keep the agent from the others."""
 
 
 class Line(msgspec.Struct):
@@ -36,7 +40,7 @@ class ProgressMeter:
 
     def read(self) -> bool:
         """Take in what is there; False when the program has closed its end."""
-        while True:
+        for _ in range(MOST_READS):
             try:
                 data = os.read(self._descriptor, 65536)
             except BlockingIOError:
@@ -52,6 +56,7 @@ class ProgressMeter:
                 # What is not a report is no reason to stop listening.
                 with contextlib.suppress(msgspec.MsgspecError):
                     self._take(msgspec.json.decode(line, type=Line))
+        return True
 
     def _take(self, line: Line) -> None:
         if line.step < 0 or (self.last and line.step < self.last.step):
@@ -66,4 +71,8 @@ class ProgressMeter:
             return None
         span_s = (self.last.t - self._first.t) * self._speed
         steps = self.last.step - self._first.step
-        return steps / span_s if span_s >= LEAST_SPAN_S and steps >= LEAST_STEPS else None
+        if span_s < LEAST_SPAN_S or steps < LEAST_STEPS:
+            return None
+        # What a program makes up (t = 1e308) must not become a throughput of 0.
+        rate = steps / span_s
+        return rate if rate >= LEAST_RATE else None
