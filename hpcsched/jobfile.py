@@ -21,6 +21,36 @@ _TRAINER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
+MOST_STEPS = 2**53
+"""Steps are counted exactly up to here, in floating-point arithmetic too."""
+
+_MOST_SHOWN = 200
+_TIME = 'seconds, or a time such as "90s", "10m", "2h", "1-12:00:00"'
+_GPUS = '"auto", a positive number, or { min = 1, max = 4 }'
+_ACCEPTED = {
+    "name": "1 to 64 of A-Z a-z 0-9 . _ -",
+    "model": "text: the key of a profile",
+    "steps": "a positive number of steps",
+    "trainer": '"package.module:Name"',
+    "command": "a list of a program and its arguments, each a text that is not empty",
+    "replay": "true or false",
+    "args": "a table of texts, finite numbers, true, false, lists and tables",
+    "after": "a list of job names",
+    "gpus": _GPUS,
+    "nodes": "1 or more",
+    "strategy": "the name of a strategy, or a table with its kind and options",
+    "background": "true or false",
+    "submit_at": _TIME,
+    "retries": "0 or more",
+    "env": "a table of texts by variable name",
+    "output": "a file name",
+    "checkpoint_every": _TIME,
+    "keep_checkpoints": "1 or more",
+    "workdir": "a folder",
+    "processes": '"per-gpu" or "one"',
+}
+"""What is right for each key of a job."""
+
 STRATEGIES: dict[str, tuple[str, ...]] = {"ddp": ()}
 """Ways a job's workers can run it, with the options of each."""
 
@@ -139,13 +169,16 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
         message, _, at = str(error).partition(" - at `$")
         inner = at.rstrip("`").lstrip(".")
         key = f"{place}.{inner}" if inner else place
-        if unknown := re.search(r"unknown field `(.*)`", message):
+        if unknown := re.search(r"unknown field `(.*)`", message, re.DOTALL):
             accepted = ", ".join(_Gpus.__struct_fields__ if inner else _Job.__struct_fields__)
             _refuse(where, f"{key}.{unknown[1]}", "unknown key", accepted)
-        _refuse(where, key, message, "see the job file's reference in the guide")
+        if missing := re.search(r"missing required field `(.*)`", message):
+            _refuse(where, f"{key}.{missing[1]}", "missing", _ACCEPTED[missing[1]])
+        outer = re.split(r"[.\[]", inner)[0]
+        _refuse(where, key, f"{table.get(outer)!r} ({message})", _ACCEPTED[outer])
 
-    def refuse(key: str, got: object, accepted: str) -> NoReturn:
-        _refuse(where, f"{place}.{key}", repr(got), accepted)
+    def refuse(key: str, got: object, accepted: str = "") -> NoReturn:
+        _refuse(where, f"{place}.{key}", repr(got), accepted or _ACCEPTED[key])
 
     kinds = [k for k, there in _kinds(job).items() if there]
     if len(kinds) != 1:
@@ -156,17 +189,33 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
             "exactly one of trainer, command, replay = true",
         )
     if job.trainer is not None and not _TRAINER.fullmatch(job.trainer):
-        refuse("trainer", job.trainer, '"package.module:Name"')
+        refuse("trainer", job.trainer)
     if job.command is not None and not all(job.command):
-        refuse("command", job.command, "a list of a program and its arguments, none empty")
-    if job.steps is not None and job.steps < 1:
-        refuse("steps", job.steps, "a positive number of steps")
+        refuse("command", job.command)
+    if job.steps is not None and not 1 <= job.steps <= MOST_STEPS:
+        refuse("steps", job.steps)
     if job.retries < 0:
-        refuse("retries", job.retries, "0 or more")
+        refuse("retries", job.retries)
     if job.keep_checkpoints < 1:
-        refuse("keep_checkpoints", job.keep_checkpoints, "1 or more")
+        refuse("keep_checkpoints", job.keep_checkpoints)
     if job.nodes < 1:
-        refuse("nodes", job.nodes, "1 or more")
+        refuse("nodes", job.nodes)
+    if not job.output:
+        refuse("output", job.output)
+    for key, text in (
+        ("output", job.output),
+        ("workdir", job.workdir or ""),
+        ("command", "".join(job.command or ())),
+        ("env", "".join(job.env.values())),
+    ):
+        if "\0" in text:
+            refuse(key, text, f"{_ACCEPTED[key]}, without NUL characters")
+    for variable in job.env:
+        if not variable or "=" in variable or "\0" in variable:
+            refuse("env", variable, "names of variables, without = and NUL")
+    for key, tree in (("args", job.args), ("strategy", job.strategy)):
+        if (odd := _not_json(tree)) is not None:
+            refuse(key, odd, _ACCEPTED["args"])
     if job.background:
         refuse("background", True, "false (this version has no background lane)")
     least, most = _limits(job, refuse)
@@ -199,6 +248,21 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
     )
 
 
+def _not_json(value: Any) -> Any:
+    """The first value in a tree that JSON, which the journal is written in, cannot hold; None if none."""
+    match value:
+        case dict() | list():
+            found = map(_not_json, value.values() if isinstance(value, dict) else value)
+            return next((odd for odd in found if odd is not None), None)
+        case str() | bool():
+            return None
+        case int():
+            return None if abs(value) < 2**63 else value
+        case float():
+            return None if math.isfinite(value) else value
+    return value
+
+
 def _kinds(job: _Job) -> dict[str, bool]:
     return {"trainer": job.trainer is not None, "command": bool(job.command), "replay": job.replay}
 
@@ -213,7 +277,7 @@ def _limits(job: _Job, refuse: Callable[[str, object, str], NoReturn]) -> tuple[
             return least, most
         case int(count):
             if count < 1:
-                refuse("gpus", count, '"auto", a positive number, or { min = 1, max = 4 }')
+                refuse("gpus", count, _GPUS)
             return count, count
     raise AssertionError(job.gpus)
 
@@ -232,19 +296,22 @@ def _strategy(job: _Job, refuse: Callable[[str, object, str], NoReturn]) -> dict
 def _seconds(value: float | str, key: str, refuse: Callable[[str, object, str], NoReturn]) -> float:
     try:
         return parse_duration(value)
-    except ValueError:
-        refuse(key, value, 'seconds, or a time such as "90s", "10m", "2h", "1-12:00:00"')
+    except (ValueError, OverflowError):
+        refuse(key, value, _TIME)
 
 
 def parse_duration(value: float | str) -> float:
     """Seconds of a number, of "90s", "10m", "2h", "1d", or of Slurm's "D-HH:MM:SS" and "MM:SS".
 
-    Raises ValueError for anything else, for negative and for not finite numbers.
+    Raises ValueError for anything else, for negative and for not finite numbers, OverflowError for
+    what no number holds.
     """
     if isinstance(value, str):
         text = value.strip().lower()
         if match := _DURATION.fullmatch(text):
             days, first, second, third = match.groups()
+            if int(second) > 59 or int(third or 0) > 59:
+                raise ValueError(value)
             if third is None and days is None:
                 return int(first) * 60.0 + int(second)
             hours = int(days or 0) * 24 + int(first)
@@ -289,4 +356,6 @@ def check_fits(specs: Iterable[JobSpec], *, gpus: int, hosts: int, where: str) -
 
 
 def _refuse(where: str, key: str, got: str, accepted: str) -> NoReturn:
+    key = key if key.isprintable() else repr(key)
+    got = got if len(got) <= _MOST_SHOWN else f"{got[:_MOST_SHOWN]}..."
     raise ConfigError(where=where, key=key, got=got, accepted=accepted)

@@ -16,7 +16,7 @@ import msgspec
 
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.orders import Site, plan_of
-from hpcsched.agent.progress import ProgressMeter
+from hpcsched.agent.progress import MOST_STEPS, ProgressMeter
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, SetTimer, Suspend, Terminate
 from hpcsched.core.machine import Machine
@@ -60,7 +60,7 @@ def read_record(folder: Path) -> JobRecord | None:
         record = msgspec.json.decode((folder / "STATE.json").read_bytes(), type=JobRecord)
     except (OSError, msgspec.MsgspecError):
         return None
-    return record if record.step >= 0 else None
+    return record if 0 <= record.step <= MOST_STEPS else None
 
 
 def last_line(path: Path) -> str:
@@ -74,6 +74,14 @@ def last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+
+
+def no_room(error: Exception, folder: Path) -> bool:
+    """Whether something failed because the file system of a job's folder is full or read-only."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if not isinstance(cause, OSError) or cause.errno not in _FULL:
+        return False
+    return str(cause.filename or "").startswith(str(folder))
 
 
 @dataclass(slots=True)
@@ -157,8 +165,7 @@ class Effects:
             (folder / f"ready.{action.attempt}").unlink(missing_ok=True)
             workers = self._launcher.launch(plan)
         except (LaunchError, OSError, ValueError) as error:
-            cause = error.__cause__ if isinstance(error, LaunchError) else error
-            if isinstance(cause, OSError) and cause.errno in _FULL:
+            if no_room(error, folder):
                 raise StoreError(f"cannot start job {job.id} ({job.spec.name}): {error}") from error
             transient = isinstance(error, LaunchError) and error.transient
             return ev.LaunchFailed(at=self._clock.now(), error=str(error), transient=transient, **about)

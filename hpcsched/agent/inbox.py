@@ -6,8 +6,10 @@ cause, so that a crash in between does not carry it out twice.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +17,11 @@ from pathlib import Path
 import msgspec
 
 from hpcsched.core.model import JobSpec
-from hpcsched.errors import StoreError
+from hpcsched.errors import NoSuchRun, StoreError
 from hpcsched.store.files import write_atomically
-from hpcsched.store.rundir import RunDir
+from hpcsched.store.rundir import RunDir, agent_works
+
+LOOK_FOR_AGENT_S = 0.5
 
 JOB_COMMANDS = ("cancel", "hold", "release", "suspend", "resume")
 COMMANDS = ("submit", "drain", *JOB_COMMANDS)
@@ -53,19 +57,31 @@ def send(rundir: RunDir, command: Command) -> str:
 
 
 def wait_for_answer(rundir: RunDir, name: str, *, timeout_s: float) -> Answer | None:
-    """The agent's answer to the command of this name, or None if none came in time."""
+    """The agent's answer to the command of this name, or None if none came in time.
+
+    Raises NoSuchRun when the agent has ended without taking the command.
+    """
     path = rundir.inbox / "ack" / name
-    deadline = time.monotonic() + timeout_s
+    now = time.monotonic()
+    deadline, look = now + timeout_s, now + LOOK_FOR_AGENT_S
     while True:
+        # Looked for before the answer: an agent that is gone by then will not give one later.
+        works = now < look or agent_works(rundir)
         try:
             answer = msgspec.json.decode(path.read_bytes(), type=Answer)
         except FileNotFoundError:
-            if time.monotonic() > deadline:
+            if not works:
+                raise NoSuchRun(
+                    f"the agent in {rundir.root} has ended; the command waits for the next `hpcsched run`"
+                ) from None
+            if now > deadline:
                 return None
             time.sleep(0.02)
         else:
             path.unlink(missing_ok=True)
             return answer
+        look = now + LOOK_FOR_AGENT_S if now >= look else look
+        now = time.monotonic()
 
 
 class Inbox:
@@ -73,8 +89,10 @@ class Inbox:
 
     def __init__(self, rundir: RunDir) -> None:
         self._new, self._ack = rundir.inbox / "new", rundir.inbox / "ack"
+        self._stuck: set[str] = set()
         for old in self._ack.iterdir():
-            old.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                old.unlink()
 
     def read(self) -> list[tuple[str, Command | str]]:
         """Name and command of each file; a text says why a file is refused."""
@@ -82,27 +100,38 @@ class Inbox:
             names = sorted(os.listdir(self._new))  # noqa: PTH208 - called four times a second
         except OSError:
             return []
-        return [(name, self._read(self._new / name)) for name in names]
+        return [(name, self._read(self._new / name)) for name in names if name not in self._stuck]
 
     @staticmethod
     def _read(path: Path) -> Command | str:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with os.fdopen(descriptor, "rb") as file:
-                owner = os.fstat(descriptor).st_uid
-                if owner != os.geteuid():
-                    return f"refused: it comes from user {owner}"
-                command = msgspec.json.decode(file.read(), type=Command)
+            # Not waiting for a writer, should it be a pipe.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                about = os.fstat(descriptor)
+                if about.st_uid != os.geteuid():
+                    return f"refused: it comes from user {about.st_uid}"
+                if not stat.S_ISREG(about.st_mode):
+                    return "refused: it is no file"
+                data = os.read(descriptor, about.st_size)
+            finally:
+                os.close(descriptor)
+            command = msgspec.json.decode(data, type=Command)
         except (OSError, msgspec.MsgspecError) as error:
             return f"refused: {error}"
         return command if command.command in COMMANDS else f"refused: unknown command {command.command!r}"
 
     def answer(self, name: str, answer: Answer) -> None:
-        """Tell the sender, and take the command away: it has been dealt with."""
-        try:
+        """Tell the sender, and take the command away: it has been dealt with.
+
+        Where that cannot be done it is left, and not read again by this agent.
+        """
+        with contextlib.suppress(StoreError):  # no room: the sender will hear nothing
             write_atomically(self._ack / name, msgspec.json.encode(answer))
-        finally:
+        try:
             (self._new / name).unlink(missing_ok=True)
+        except OSError:
+            self._stuck.add(name)
 
     @staticmethod
     def waiting(rundir: RunDir) -> Sequence[Path]:

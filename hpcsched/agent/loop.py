@@ -8,13 +8,13 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import FrameType
 from typing import Protocol
 
-from hpcsched import jobfile
+from hpcsched.agent.admission import Admission
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.inbox import Answer, Command, Inbox
@@ -23,9 +23,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
-from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError, StoreError
-from hpcsched.planning.costs import require_profiles
 from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
 from hpcsched.store.snapshot import SnapshotWriter
@@ -36,6 +34,8 @@ PROGRESS_PERIOD_S = 10.0
 SNAPSHOT_SHARE = 0.1
 """Writing snapshots may take this share of the time."""
 LEAST_SNAPSHOT_S = 0.25
+UNCHANGED_SNAPSHOT_S = 1.0
+"""How often the times of running jobs are brought up to date when nothing else changes."""
 
 _NOT_DURABLE = (ev.WorkersSpawned, ev.WorkersReady, ev.ProgressObserved)
 """Events that a power cut may take: they are seen again, or their attempt is lost anyway."""
@@ -85,9 +85,7 @@ class Resources:
     clock: RunClock
     selector: selectors.BaseSelector
     observer: Observer
-    find_profiles: Callable[[set[str]], tuple[Profile, ...]]
-    stand_ins: bool
-    hosts: int = 1
+    admission: Admission
 
 
 class Agent:
@@ -102,34 +100,40 @@ class Agent:
         self._machine, self._clock = resources.machine, resources.clock
         self._done_commands = commands or set()
         self._interrupts = 0
+        self.killed = False
+        """Whether the user has had all jobs killed."""
         self._inbox_due = 0.0
         self._progress_due = time.monotonic() + PROGRESS_PERIOD_S
         self._snapshot_due = 0.0
         self._snapshot_cost_s = 0.0
-        self._told_seq = -1
+        self._snapshot_at = 0.0
         self._warned = False
 
     def run(self, first: Sequence[ev.Event]) -> Outcome:
         """Handle `first`, then whatever happens, until nothing is left to do or the run is drained.
 
-        Raises StoreError when the journal cannot be written any more; workers have then been asked
-        to save, and have been ended.
+        Raises StoreError when the journal cannot be written any more. However this ends, no worker
+        is left: they have been asked to save, and have been ended.
         """
         with self._signals():
             try:
                 self._process(list(first))
+                self._write_snapshot("RUNNING")
                 while not self._over():
                     self._wait()
                 outcome = Outcome.FINISHED if self._machine.finished else Outcome.STOPPED
             except StoreError as error:
                 raise self._give_up(error) from error
+            except BaseException:
+                self._r.effects.abandon(0.0 if self.killed else self._grace_s())
+                raise
             self._write_snapshot(outcome, durable=True)
             return outcome
 
     def _over(self) -> bool:
         machine = self._machine
         if machine.stuck:
-            self._r.observer.message("no job that is left fits on the GPUs that are left: stopping")
+            self._tell("no job that is left fits on the GPUs that are left: stopping")
             self._process([ev.DrainRequested(at=self._clock.now(), cause="stuck")])
         return machine.stopped or (machine.finished and not self._inbox_events(time.monotonic()))
 
@@ -145,13 +149,16 @@ class Agent:
         events += self._r.effects.collect()
         events += self._samples()
         now = time.monotonic()
-        if now >= self._inbox_due:
-            self._inbox_events(now)
         if now >= self._progress_due:
             self._progress_due = now + PROGRESS_PERIOD_S
             events += self._progress()
         if events:
             self._process(events)
+        if self.killed:
+            # Only now: the machine has been told to drain, and takes no end for a failure.
+            self._r.effects.kill()
+        if now >= self._inbox_due:
+            self._inbox_events(now)
         self._write_snapshot_if_due()
 
     def _timeout_s(self) -> float:
@@ -175,7 +182,8 @@ class Agent:
                 actions = self._machine.handle(event)
                 for action in actions:
                     pending.extend(self._r.effects.perform(action))
-                self._r.observer.event(event, actions)
+                with contextlib.suppress(OSError):  # nobody reads standard error any more
+                    self._r.observer.event(event, actions)
         for job_id, path in self._r.effects.outputs.items():
             self._r.snapshot.output_of(job_id, str(path))
         self._r.effects.outputs.clear()
@@ -191,7 +199,7 @@ class Agent:
         self._r.snapshot.samples = {s.gpu: (s.utilisation, s.memory_mib) for s in samples}
         lost = [s for s in samples if not s.healthy and s.gpu in self._machine.devices]
         for sample in lost:
-            self._r.observer.message(f"GPU {sample.gpu} was lost: {sample.why}")
+            self._tell(f"GPU {sample.gpu} was lost: {sample.why}")
         return [ev.DeviceLost(at=self._clock.now(), gpu=s.gpu, why=s.why) for s in lost]
 
     # --- signals ----------------------------------------------------------------------------
@@ -200,7 +208,9 @@ class Agent:
     def _signals(self) -> Iterator[None]:
         """SIGINT, SIGTERM and SIGHUP drain; SIGUSR1 (a worker has saved) only wakes the loop up."""
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        watched = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+            watched.append(signal.SIGHUP)
 
         def nothing(number: int, frame: FrameType | None) -> None:
             """The number arrives through the wake-up descriptor."""
@@ -227,13 +237,15 @@ class Agent:
 
     def _asked_to_stop(self, number: signal.Signals) -> list[ev.Event]:
         self._interrupts += number is signal.SIGINT
-        if self._interrupts >= 2:
-            self._r.observer.message("second interrupt: ending all jobs now")
-            self._r.effects.abandon(0.0)
+        if self._interrupts > 2:
             raise SystemExit(128 + signal.SIGINT)
+        if self._interrupts == 2:
+            self.killed = True
+            self._tell("second interrupt: killing all jobs")
         if self._machine.draining:
             return []
-        self._r.observer.message(f"{number.name}: saving all jobs, then stopping (again to kill them)")
+        again = "interrupt again" if number is signal.SIGINT else "interrupt twice"
+        self._tell(f"{number.name}: saving all jobs, then stopping ({again} to kill them)")
         return [ev.DrainRequested(at=self._clock.now(), cause=number.name)]
 
     # --- commands ---------------------------------------------------------------------------
@@ -243,15 +255,19 @@ class Agent:
         self._inbox_due = now + INBOX_PERIOD_S
         commands = self._r.inbox.read()
         for name, command in commands:
-            self._r.inbox.answer(name, self._carry_out(name, command))
+            answer = self._carry_out(name, command)
+            self._done_commands.add(name)
+            self._r.inbox.answer(name, answer)
         return bool(commands)
 
     def _carry_out(self, name: str, command: Command | str) -> Answer:
         if isinstance(command, str):
-            self._r.observer.message(f"inbox: {command}")
+            self._tell(f"inbox: {command}")
             return Answer(error=command)
         if name in self._done_commands:
-            return Answer()
+            # An earlier agent carried it out, but did not live to say so.
+            ids = [self._machine.by_name[job.name] for job in command.jobs]
+            return Answer(ids=ids or command.targets)
         cause, at = f"inbox:{name}", self._clock.now()
         if command.command == "submit":
             return self._submit(command.jobs, cause)
@@ -262,12 +278,15 @@ class Agent:
         if unknown:
             return Answer(error=f"no job {unknown[0]}")
         make = _JOB_EVENTS[command.command]
-        self._process([make(at=at, cause=cause, job_id=i) for i in command.targets])
+        # The last one alone carries the cause: a journal torn before it does not hold the command.
+        causes = [*[""] * (len(command.targets) - 1), cause]
+        self._process([make(at=at, cause=c, job_id=i) for c, i in zip(causes, command.targets, strict=False)])
         return Answer(ids=command.targets)
 
     def _submit(self, jobs: list[JobSpec], cause: str) -> Answer:
+        at, gpus = self._clock.now(), len(self._machine.devices)
         try:
-            events = self.submission(jobs, where="submit", gpus=len(self._machine.devices), cause=cause)
+            events = self._r.admission.events(jobs, at=at, gpus=gpus, where="submit", cause=cause)
         except ConfigError as error:
             return Answer(error=str(error))
         self._process(events)
@@ -275,37 +294,20 @@ class Agent:
         assert isinstance(submitted, ev.JobsSubmitted)
         return Answer(ids=list(range(submitted.first_id, submitted.first_id + len(jobs))))
 
-    def beginning(self, started: ev.AgentStarted, jobs: Sequence[JobSpec], *, where: str) -> list[ev.Event]:
-        """The first events of this life; raises ConfigError for jobs this run cannot take."""
-        if not jobs:
-            return [started]
-        return [started, *self.submission(jobs, where=where, gpus=len(started.devices))]
-
-    def submission(
-        self, jobs: Sequence[JobSpec], *, where: str, gpus: int, cause: str = ""
-    ) -> list[ev.Event]:
-        """The events that bring jobs in; raises ConfigError for jobs this run cannot take."""
-        machine, at = self._machine, self._clock.now()
-        jobfile.check_names(jobs, where=where, known=machine.by_name.keys())
-        jobfile.check_fits(jobs, gpus=gpus, hosts=self._r.hosts, where=where)
-        new = {job.model for job in jobs} - machine.profiles.keys()
-        found = self._r.find_profiles(new) if new else ()
-        stand_ins = [job for job in jobs if self._r.stand_ins or job.kind == "replay"]
-        require_profiles(stand_ins, [*machine.profiles.values(), *found])
-        first_id = max(machine.jobs, default=0) + 1
-        events: list[ev.Event] = [ev.ProfilesLoaded(at=at, cause=cause, profiles=found)] if found else []
-        return [*events, ev.JobsSubmitted(at=at, cause=cause, first_id=first_id, jobs=tuple(jobs))]
-
     # --- what others see --------------------------------------------------------------------
 
     def _write_snapshot_if_due(self) -> None:
         now = time.monotonic()
         if now < self._snapshot_due:
             return
-        self._r.observer.tick(self._clock.now())
-        idle = not self._machine.changed and not self._machine.active
-        if idle and now < self._snapshot_due + SNAPSHOT_PERIOD_S - LEAST_SNAPSHOT_S:
-            return
+        with contextlib.suppress(OSError):
+            self._r.observer.tick(self._clock.now())
+        if not self._machine.changed:
+            period_s = UNCHANGED_SNAPSHOT_S if self._machine.active else SNAPSHOT_PERIOD_S
+            if now < self._snapshot_at + period_s:
+                self._snapshot_due = now + LEAST_SNAPSHOT_S
+                return
+        self._snapshot_at = now
         self._write_snapshot("DRAINING" if self._machine.draining else "RUNNING")
         cost_s = time.monotonic() - now
         self._snapshot_due = now + max(LEAST_SNAPSHOT_S, cost_s / SNAPSHOT_SHARE)
@@ -316,15 +318,24 @@ class Agent:
             self._warned = False
         except StoreError as error:
             if not self._warned:
-                self._r.observer.message(f"{error} (status is out of date; the run goes on)")
+                self._tell(f"{error} (status is out of date; the run goes on)")
             self._warned = True
 
     def _give_up(self, error: StoreError) -> StoreError:
         """The journal cannot be written: nothing may be decided any more. Save what can be saved."""
-        codes = self._r.effects.abandon(self._machine.grace_s / self._clock.speed)
+        codes = self._r.effects.abandon(self._grace_s())
         saved = sum(code in (0, 75) for _, code in codes)
         what = f"{saved} of {len(codes)} running jobs saved and left" if codes else "no job was running"
         return StoreError(f"{error}; {what}; make room, then go on with `hpcsched run --resume`")
+
+    def _grace_s(self) -> float:
+        """Real seconds in which any job should have saved."""
+        longest = max((c.longest_suspend_s for c in self._machine.costs.values()), default=0.0)
+        return max(self._machine.grace_s, 3 * longest) / self._clock.speed
+
+    def _tell(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._r.observer.message(text)
 
 
 _JOB_EVENTS: dict[str, type[ev.JobEvent]] = {

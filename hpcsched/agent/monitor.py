@@ -73,7 +73,8 @@ class Monitor:
                     self.history.setdefault(sample.gpu, History()).add(sample.utilisation)
         return newest
 
-    def close(self) -> None:
-        """Stop sampling; a thread that hangs in a driver is left behind."""
+    def close(self) -> bool:
+        """Stop sampling; False if the thread hangs in a driver and is left behind."""
         self._stop.set()
         self._thread.join(timeout=1.0)
+        return not self._thread.is_alive()

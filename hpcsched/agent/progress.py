@@ -8,6 +8,7 @@ import os
 import msgspec
 
 LEAST_RATE = 1e-9
+MOST_STEPS = 2**53
 LEAST_SPAN_S = 1.0
 LEAST_STEPS = 5
 """A throughput is believed from this much time (seconds of the run's clock) and steps on."""
@@ -59,7 +60,7 @@ class ProgressMeter:
         return True
 
     def _take(self, line: Line) -> None:
-        if line.step < 0 or (self.last and line.step < self.last.step):
+        if not (self.last.step if self.last else 0) <= line.step <= MOST_STEPS:
             return
         self._first = self._first or line
         self.last = line

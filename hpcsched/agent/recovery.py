@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcsched.agent.effects import read_record
 from hpcsched.core.machine import Machine, PolicyMaker
@@ -13,8 +13,7 @@ from hpcsched.store.replay import replay
 from hpcsched.store.rundir import RunDir, RunRecord
 
 
-@dataclass
-class Recovered:
+class Recovered(NamedTuple):
     """A machine brought up to date, and the journal to go on with.
 
     `commands` are the inbox commands that earlier agents carried out.

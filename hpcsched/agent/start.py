@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import itertools
 import os
 import selectors
+import signal
 import socket
 import time
 import uuid
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcsched
+from hpcsched.agent.admission import Admission
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.inbox import Inbox
@@ -68,6 +71,7 @@ class Life:
     speed: float
     device_kind: str
     outputs: Mapping[int, Path]
+    killed: bool = False
 
     @property
     def downtime_s(self) -> float:
@@ -80,7 +84,9 @@ class Life:
 
     @property
     def exit_code(self) -> int:
-        """0 all good, 1 a job failed, 75 stopped with work left."""
+        """0 all good, 1 a job failed, 75 stopped with work left, 130 killed by the user."""
+        if self.killed:
+            return 128 + signal.SIGINT
         if self.outcome is Outcome.STOPPED and not self.machine.finished:
             return 75
         return int(any(job.state == "FAILED" for job in self.machine.jobs.values()))
@@ -96,34 +102,42 @@ def run(
     """Take over (or begin) the run in `order.dir` and stay with it until it ends or is drained.
 
     Raises ConfigError and StoreError before anything is started, StoreError later only if the
-    journal cannot be written any more.
+    journal cannot be written any more. Bad input for a new run leaves no run directory behind.
     """
     rundir = RunDir(order.dir.resolve())
-    resuming = rundir.journal.exists()
-    if resuming and not order.resume:
-        raise ConfigError(
-            where=str(rundir.root),
-            got="holds a run already",
-            accepted="--resume to go on with it, or another --dir",
-        )
-    make_policy(order.policy or "marble", order.policy_options)
-    host = socket.gethostname()
-    devices = open_devices(order.devices, host)
-    rundir.make()
-    lock = RunLock(rundir)
-    try:
+    _refuse_other_run(rundir, order)
+    host, user = socket.gethostname(), getpass.getuser()
+    with contextlib.ExitStack() as stack:
+        devices = open_devices(order.devices, host)
+        stack.callback(devices.close)
         stand_ins = isinstance(devices, ReplayDevices)
-        before = rundir.read_record()
-        recovered = open_run(rundir, make_policy)
-        machine = recovered.machine
-        grace_s = order.grace_s * devices.speed
-        end_orphans(machine, before, host=host, grace_s=order.grace_s)
-        policy = order.policy or (machine.policy.name if machine.policy else "marble")
-        options = order.policy_options
-        if order.policy is None and not options:
-            options = machine.policy_options
+        inventory = devices.inventory()
+
+        def admission(machine: Machine) -> Admission:
+            def find(models: set[str]) -> tuple[Profile, ...]:
+                return find_profiles(models, devices.kind)
+
+            return Admission(machine=machine, find_profiles=find, stand_ins=stand_ins)
+
+        def submitted(machine: Machine) -> list[ev.Event]:
+            new = [job for job in order.jobs if job.name not in machine.by_name]
+            if not new:
+                return []
+            return admission(machine).events(new, at=machine.now, gpus=len(inventory), where=order.where)
+
+        make_policy(order.policy or "marble", order.policy_options if order.policy else {})
+        if not rundir.begun:
+            submitted(Machine(make_policy))  # bad input leaves nothing behind
+        rundir.make()
+        stack.callback(RunLock(rundir).release)
+        _refuse_other_run(rundir, order)  # begun and ended meanwhile
+        rundir.sweep()
+        before = rundir.read_record() if rundir.begun else None
+        machine, journal, commands = open_run(rundir, make_policy)
+        stack.callback(journal.close)
+        policy, options = _policy(order, machine)
         record = RunRecord(
-            id=before.id if before and resuming else uuid.uuid4().hex,
+            id=before.id if before else uuid.uuid4().hex,
             version=hpcsched.__version__,
             host=host,
             pid=os.getpid(),
@@ -133,8 +147,18 @@ def run(
             policy=policy,
             allocation={"kind": allocation.kind, "id": allocation.id},
         )
+        new_jobs = submitted(machine)
+        end_orphans(machine, before, host=host, grace_s=order.grace_s)
+        started = ev.AgentStarted(
+            at=machine.now,
+            wall=time.time(),
+            devices=inventory,
+            policy=policy,
+            policy_options=options,
+            grace_s=order.grace_s * devices.speed,
+            saved_steps=saved_steps(rundir, machine),
+        )
         clock = RunClock(at=machine.now, speed=devices.speed)
-        user = getpass.getuser()
         site = Site(
             rundir=rundir,
             run_id=record.id,
@@ -143,63 +167,71 @@ def run(
             speed=devices.speed,
             stand_ins=stand_ins,
         )
-        with selectors.DefaultSelector() as selector:
-            effects = Effects(
-                machine=machine,
-                launcher=LocalLauncher(cpus=devices.cpus),
-                devices=devices,
-                site=site,
-                clock=clock,
-                selector=selector,
-            )
-            snapshot = SnapshotWriter(
-                rundir,
-                machine,
-                allocation={**record.allocation, "deadline": None},
-                speed=devices.speed,
-                user=user,
-            )
-            machine.changed.update(machine.jobs)
-            monitor = Monitor(devices.sample, interval_s=order.monitor_s, wake=lambda: None)
-            resources = Resources(
-                machine=machine,
-                journal=recovered.journal,
-                effects=effects,
-                inbox=Inbox(rundir),
-                snapshot=snapshot,
-                monitor=monitor,
-                clock=clock,
-                selector=selector,
-                observer=observe(machine, devices.speed),
-                find_profiles=lambda models: find_profiles(models, devices.kind),
-                stand_ins=stand_ins,
-            )
-            agent = Agent(resources, commands=recovered.commands)
-            started = ev.AgentStarted(
-                at=clock.now(),
-                wall=time.time(),
-                devices=devices.inventory(),
-                policy=policy,
-                policy_options=options,
-                grace_s=grace_s,
-                saved_steps=saved_steps(rundir, machine),
-            )
-            new = [job for job in order.jobs if job.name not in machine.by_name]
-            first = agent.beginning(started, new, where=order.where)
-            rundir.write_record(record)
-            try:
-                outcome = agent.run(first)
-            finally:
-                monitor.close()
-        outputs = {job.id: output_path(job, site, job.attempt) for job in machine.jobs.values()}
+        selector = stack.enter_context(selectors.DefaultSelector())
+        effects = Effects(
+            machine=machine,
+            launcher=LocalLauncher(cpus=devices.cpus),
+            devices=devices,
+            site=site,
+            clock=clock,
+            selector=selector,
+        )
+        snapshot = SnapshotWriter(
+            rundir,
+            machine,
+            allocation={**record.allocation, "deadline": None},
+            speed=devices.speed,
+            user=user,
+        )
+        machine.changed.update(machine.jobs)
+        for job in machine.jobs.values():
+            if job.attempt:
+                snapshot.output_of(job.id, str(output_path(job, site, job.attempt)))
+        monitor = Monitor(devices.sample, interval_s=order.monitor_s, wake=lambda: None)
+        resources = Resources(
+            machine=machine,
+            journal=journal,
+            effects=effects,
+            inbox=Inbox(rundir),
+            snapshot=snapshot,
+            monitor=monitor,
+            clock=clock,
+            selector=selector,
+            observer=observe(machine, devices.speed),
+            admission=admission(machine),
+        )
+        agent = Agent(resources, commands=commands)
+        rundir.write_record(record)
+        try:
+            outcome = agent.run([started, *new_jobs])
+        finally:
+            if not monitor.close():
+                stack.pop_all()  # a driver that hangs would hang us too; the system lets go of it all
         return Life(
             outcome=outcome,
             machine=machine,
             run=record,
             speed=devices.speed,
             device_kind=devices.kind,
-            outputs=outputs,
+            outputs={job.id: output_path(job, site, job.attempt) for job in machine.jobs.values()},
+            killed=agent.killed,
         )
-    finally:
-        devices.close()
-        lock.release()
+
+
+def _refuse_other_run(rundir: RunDir, order: Order) -> None:
+    if rundir.begun and not order.resume:
+        raise ConfigError(
+            where=str(rundir.root),
+            got="holds a run already",
+            accepted="--resume to go on with it, or another --dir",
+        )
+
+
+def _policy(order: Order, machine: Machine) -> tuple[str, Mapping[str, Any]]:
+    """Policy and options of this life: what is asked for, else the earlier life's; checked."""
+    name = order.policy or (machine.policy.name if machine.policy else "marble")
+    options = order.policy_options
+    if order.policy is None and not options:
+        options = machine.policy_options
+    make_policy(name, options)
+    return name, options

@@ -11,7 +11,11 @@ def check(machine: Machine) -> None:
     held: dict[int, int] = {}
     for job in machine.active.values():
         assert job.state.active, f"job {job.id} is active in state {job.state}"
-        assert job.gpus or job.wanted or job.target is None, f"job {job.id} runs without a lease"
+        assert job.gpus, f"job {job.id} runs without a lease"
+        assert set(job.gpus) <= set(machine.devices) or job.wanted, f"job {job.id} runs on a lost GPU"
+        assert set(job.current.gpus) <= set(job.gpus), f"job {job.id} runs on GPUs it does not hold"
+        assert job.current.end_s is None, f"job {job.id} is active, its attempt is over"
+        assert not job.unmet, f"job {job.id} runs before what it waits for"
         for gpu in job.gpus:
             assert gpu not in held, f"GPU {gpu} leased to jobs {held[gpu]} and {job.id}"
             held[gpu] = job.id
@@ -22,6 +26,11 @@ def check(machine: Machine) -> None:
         assert job.state.active == (job.id in machine.active), f"job {job.id}: {job.state}"
         if not job.state.active:
             assert not job.gpus, f"job {job.id} is {job.state} and holds GPUs"
+            assert not job.wanted, f"job {job.id} is {job.state} and is to {job.wanted}"
+            assert all(a.end_s is not None for a in job.attempts), f"job {job.id}: an attempt never ended"
+        if job.state is JobState.COMPLETED and job.reports and job.spec.steps is not None:
+            done = sum((a.to_step or 0) - a.from_step for a in job.attempts)
+            assert done == job.step + job.repeated, f"job {job.id}: {done} steps done, {job.step} counted"
         if job.target:
             assert job.state is JobState.SUSPENDING, f"job {job.id} has a target while {job.state}"
             assert set(job.target.gpus) <= set(job.gpus), f"job {job.id}'s larger lease is not free"

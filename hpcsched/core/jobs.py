@@ -26,6 +26,8 @@ class Job:
     `gpus` are the devices it holds, reservations for its next attempt included. `step` is the last
     step heard of, `saved_step` that of its newest checkpoint (None: it has none). `wanted` says
     what the outside wants of a running job: "suspend", "cancel", "drain", or a lost device.
+    `timers` says when each kind of timer of the newest attempt is due; one that was set again
+    before it ran out is void.
     """
 
     id: int
@@ -42,6 +44,7 @@ class Job:
     attempt: int = 0
     attempts: list[Attempt] = field(default_factory=list)
     processes: tuple[tuple[int, int], ...] = ()
+    timers: dict[str, float] = field(default_factory=dict)
     step: int = 0
     reports: bool = False
     saved_step: int | None = None

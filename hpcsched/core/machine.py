@@ -7,6 +7,7 @@ drive the same machine, so what `simulate` shows is what `run` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from heapq import heappop
 from typing import Any
 
 from hpcsched.core import events as ev
@@ -21,6 +22,8 @@ PolicyMaker = Callable[[str, Mapping[str, Any]], Policy]
 
 SAVED_AND_LEFT = 75
 """Exit code of a program that saved and left (EX_TEMPFAIL)."""
+
+_BROKEN = (JobState.FAILED, JobState.CANCELLED)
 
 
 class Machine(RunState):
@@ -44,9 +47,9 @@ class Machine(RunState):
             ev.ProgressObserved: self._progress_observed,
             ev.CancelRequested: self._cancel_requested,
             ev.HoldRequested: self._hold_requested,
-            ev.ReleaseRequested: self._release_requested,
+            ev.ReleaseRequested: self._resume_or_release,
             ev.SuspendRequested: self._suspend_requested,
-            ev.ResumeRequested: self._resume_requested,
+            ev.ResumeRequested: self._resume_or_release,
             ev.DrainRequested: self._drain_requested,
             ev.WorkersSpawned: self._workers_spawned,
             ev.WorkersReady: self._workers_ready,
@@ -69,12 +72,19 @@ class Machine(RunState):
         self._actions = []
         self._cause = type(event).__name__
         self._decide_after = False
+        self._let_arrive()
         self._handlers[type(event)](event)
         if self._decide_after and not self.draining:
             self._decide()
         return self._actions
 
     # --- the run ----------------------------------------------------------------------------
+
+    def _let_arrive(self) -> None:
+        """Whoever's time has come may start, whichever event it is that shows it."""
+        while self.arrivals and self.arrivals[0][0] <= self.now:
+            self._enqueue(self.jobs[heappop(self.arrivals)[1]])
+            self._decide_after = True
 
     def _agent_started(self, event: ev.AgentStarted) -> None:
         self.lives.append(Life(event.at, event.wall))
@@ -88,9 +98,8 @@ class Machine(RunState):
         self.lost_devices = {}
         self.free = set(self.devices)
         self.holder = {}
-        for job in self.jobs.values():
-            if not job.state.final and self._arrival(job) > self.now:
-                self._wake_at_arrival(job)
+        for _, job_id in sorted(self.arrivals):
+            self._wake_at_arrival(self.jobs[job_id])
         self._decide_after = True
 
     def _profiles_loaded(self, event: ev.ProfilesLoaded) -> None:
@@ -105,23 +114,23 @@ class Machine(RunState):
             self.jobs[job_id] = job
             self.unfinished += 1
             self._note(job, Reason(Why.SUBMITTED))
-            for name in spec.after:
-                if not self._completed(name):
-                    job.unmet += 1
-                    self.dependents.setdefault(self.by_name[name], []).append(job_id)
-        for job_id in ids:
-            job = self.jobs[job_id]
-            broken = [
-                n
-                for n in job.spec.after
-                if self.jobs[self.by_name[n]].state in (JobState.FAILED, JobState.CANCELLED)
-            ]
-            if broken:
-                self._never_satisfied(job, broken[0])
-            elif job.submit_s > event.at:
-                self._wake_at_arrival(job)
+        # A job may wait for one that comes later in the same file.
+        jobs = [self.jobs[job_id] for job_id in ids]
+        for job in jobs:
+            before = [self.jobs[self.by_name[name]] for name in job.spec.after]
+            waits_for = [other for other in before if other.state is not JobState.COMPLETED]
+            job.unmet = len(waits_for)
+            for other in waits_for:
+                self.dependents.setdefault(other.id, []).append(job.id)
+        for job in jobs:
+            if job.submit_s > self.now:
+                self._expect(job)
             else:
                 self._enqueue(job)
+        for job in jobs:
+            broken = [n for n in job.spec.after if self.jobs[self.by_name[n]].state in _BROKEN]
+            if broken and not job.state.final:
+                self._never_satisfied(job, broken[0])
         self._decide_after = True
 
     def _progress_observed(self, event: ev.ProgressObserved) -> None:
@@ -132,7 +141,7 @@ class Machine(RunState):
             if seen.step != job.step:
                 self.changed.add(job.id)
             job.step, job.reports = max(job.step, seen.step), True
-            if seen.rate is not None:
+            if seen.rate is not None and seen.rate > 0:
                 job.rate = seen.rate
                 if job.spec.model not in self.profiles and not job.target:
                     self.learned.setdefault(job.spec.model, {})[len(job.gpus)] = seen.rate
@@ -142,14 +151,15 @@ class Machine(RunState):
         for job in list(self.active.values()):
             if job.target:
                 self._drop_target(job)
-            if job.state is not JobState.SUSPENDING and not job.wanted:
+            if job.state is not JobState.SUSPENDING and job.wanted in ("", "suspend"):
                 self._leave(job, "drain")
+        self.changed.update(self.jobs)
 
     # --- what users ask for -----------------------------------------------------------------
 
     def _cancel_requested(self, event: ev.CancelRequested) -> None:
         job = self.jobs[event.job_id]
-        if job.state.final:
+        if job.state.final or job.wanted == "cancel":
             return
         if job.state.active:
             job.wanted = "cancel"
@@ -171,43 +181,35 @@ class Machine(RunState):
             job.held = True
             self._note(job, Reason(Why.USER_SUSPENDED))
 
-    def _release_requested(self, event: ev.ReleaseRequested) -> None:
-        job = self.jobs[event.job_id]
-        if job.state is JobState.HELD:
-            self._to(job, JobState.PENDING)
-            self._enqueue(job)
-        elif job.state is JobState.SUSPENDED:
-            self._resume(job)
-
     def _suspend_requested(self, event: ev.SuspendRequested) -> None:
         job = self.jobs[event.job_id]
         if job.state is JobState.SUSPENDED:
             self.queue.remove(job.id)
             job.held = True
-        elif job.state.active and job.wanted in ("", "suspend"):
+            self._note(job, Reason(Why.USER_SUSPENDED))
+        elif job.state.active and job.wanted != "cancel":
+            # Whatever else it is leaving for, it stays away.
             job.held = True
             if job.target:
                 self._drop_target(job)
                 self._decide_after = True
-            if job.state is not JobState.SUSPENDING:
+            if job.state is not JobState.SUSPENDING and job.wanted == "":
                 # A program that is not ready yet is suspended when it is; one that never is, never.
                 job.wanted = "suspend"
                 if job.ready:
                     self._suspend(job)
 
-    def _resume_requested(self, event: ev.ResumeRequested) -> None:
+    def _resume_or_release(self, event: ev.ResumeRequested | ev.ReleaseRequested) -> None:
+        """Undo a hold or a suspend: a job suspended before it had saved anything is HELD."""
         job = self.jobs[event.job_id]
-        if job.state is JobState.SUSPENDED:
-            self._resume(job)
-        elif job.state.active:
-            job.held = False
-            if job.wanted == "suspend" and job.state is not JobState.SUSPENDING:
-                job.wanted = ""
-
-    def _resume(self, job: Job) -> None:
         job.held = False
-        self._enqueue(job)
-        self._decide_after = True
+        if job.wanted == "suspend" and job.state is not JobState.SUSPENDING:
+            job.wanted = ""
+        if job.state is JobState.HELD:
+            self._to(job, JobState.PENDING)
+        if job.id not in self.queue:
+            self._enqueue(job)
+            self._decide_after = True
 
     # --- what attempts tell -----------------------------------------------------------------
 
@@ -234,7 +236,7 @@ class Machine(RunState):
         job.current.ready_s = self.now
         costs = self.costs.setdefault(job.spec.model, Costs())
         costs.start_s = self.now - job.current.start_s
-        if job.wanted in ("suspend", "drain") and job.state is JobState.RUNNING:
+        if job.wanted in ("suspend", "drain") and job.state is not JobState.SUSPENDING:
             self._suspend(job)
         self._decide_after = True
 
@@ -251,12 +253,12 @@ class Machine(RunState):
             job.step, job.reports = max(job.step, event.step), True
         if event.metrics:
             job.metrics = event.metrics
-        before = job.saved_step or 0
         self._saved(job, event.saved_step)
-        moved = (job.saved_step or 0) > before
+        # Its last checkpoint may have been told before its exit: what counts is the whole attempt.
+        moved = (job.saved_step or 0) > job.current.from_step
         job.exit = event.code
         self._decide_after = True
-        if event.code == 0:
+        if event.code == 0 and (job.wanted != "cancel" or job.remaining == 0):
             if job.spec.steps is not None and not job.reports:
                 job.step = job.spec.steps
             self._end_attempt(job, Ended.COMPLETED)
@@ -295,24 +297,23 @@ class Machine(RunState):
             return
         self.lost_devices[event.gpu] = event.why
         self.free.discard(event.gpu)
-        job = self.active.get(self.holder.get(event.gpu, -1))
-        if job:
-            self._note(job, Reason(Why.DEVICE_LOST, {"gpu": event.gpu, "why": event.why}))
-            if job.target:
-                self._drop_target(job)
-            if not job.wanted:
-                job.wanted = f"GPU {event.gpu} was lost"
-                self._terminate(job)
         self._decide_after = True
+        job = self.active.get(self.holder.get(event.gpu, -1))
+        if job is None:
+            return
+        self._note(job, Reason(Why.DEVICE_LOST, {"gpu": event.gpu, "why": event.why}))
+        if job.target:
+            self._drop_target(job)
+        if event.gpu in job.current.gpus and job.wanted in ("", "suspend"):
+            # One that is saving may still manage to; its grace timer is set.
+            job.wanted = f"GPU {event.gpu} was lost"
+            if job.state is not JobState.SUSPENDING:
+                self._terminate(job)
 
     def _timer_fired(self, event: ev.TimerFired) -> None:
         kind, job_id, attempt = event.key
-        job = self.jobs[job_id]
-        if kind == "arrival":
-            self._enqueue(job)
-            self._decide_after = True
-            return
-        if not job.state.active or job.attempt != attempt:
+        job = self.active.get(job_id)
+        if job is None or job.attempt != attempt or event.at < job.timers.get(kind, event.at):
             return
         if kind == "grace":
             self._note(job, Reason(Why.ESCALATED, {"grace": self._grace(job), "how": "SIGTERM"}))
@@ -345,7 +346,8 @@ class Machine(RunState):
                 continue
             self._note(job, decision.reason)
             if isinstance(decision, Start):
-                if job.id not in self.queue or decision.gpus > len(self.free):
+                least, most = job.limits(len(self.free))
+                if job.id not in self.queue or not least <= decision.gpus <= most:
                     raise self._invalid(job, f"cannot start on {decision.gpus} GPUs, {len(self.free)} free")
                 self._launch(job, self._pick(decision.gpus), decision.role)
             else:
@@ -353,9 +355,15 @@ class Machine(RunState):
 
     def _resize(self, job: Job, decision: Resize) -> None:
         extra = decision.gpus - len(job.gpus)
-        if job.state is not JobState.RUNNING or not job.ready or job.target or extra > len(self.free):
+        least, most = job.limits(len(job.gpus) + len(self.free))
+        can_leave = job.state is JobState.RUNNING and job.ready and not job.wanted
+        if not can_leave or not least <= decision.gpus <= most:
             raise self._invalid(job, f"cannot be resized to {decision.gpus} GPUs")
-        gpus = job.gpus[: decision.gpus] if extra <= 0 else tuple(sorted(job.gpus + self._pick(extra)))
+        gpus = (
+            tuple(sorted(job.gpus)[: decision.gpus])
+            if extra <= 0
+            else tuple(sorted(job.gpus + self._pick(extra)))
+        )
         job.target = Target(gpus, decision.role)
         self._lease(job, tuple(sorted({*job.gpus, *gpus})))
         self._suspend(job)

@@ -19,11 +19,10 @@ SOURCES = ("measured", "published", "fitted", "learned")
 
 def _at(points: list[tuple[int, float]], gpus: int) -> float:
     """Linear between points; flat beyond the last and before the first."""
-    counts = [count for count, _ in points]
-    i = bisect_left(counts, gpus)
+    i = bisect_left(points, (gpus,))
     if i == len(points):
         return points[-1][1]
-    if counts[i] == gpus or i == 0:
+    if points[i][0] == gpus or i == 0:
         return points[i][1]
     (g0, y0), (g1, y1) = points[i - 1], points[i]
     return y0 + (y1 - y0) * (gpus - g0) / (g1 - g0)

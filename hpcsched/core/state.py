@@ -6,6 +6,7 @@ Nothing here looks at events; `machine.Machine` says which event leads to which 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappush
 from typing import Any
 
 from hpcsched.core.actions import Action, Launch, SetTimer, Suspend, Terminate
@@ -52,6 +53,8 @@ class RunState:
         self.dependents: dict[int, list[int]] = {}
         self.active: dict[int, Job] = {}
         self.queue = WaitingQueue()
+        self.arrivals: list[tuple[float, int]] = []
+        """A heap of (submit_s, id): the jobs that are still to come."""
         self.profiles: dict[str, Profile] = {}
         self.learned: dict[str, dict[int, float]] = {}
         self.costs: dict[str, Costs] = {}
@@ -78,6 +81,8 @@ class RunState:
     def stuck(self) -> bool:
         """Jobs wait, but nothing runs and none of them can ever start on the devices that are left."""
         if self.active or self.draining or not len(self.queue):
+            return False
+        if any(self.jobs[i].state is JobState.PENDING for _, i in self.arrivals):
             return False
         need = self.queue.smallest_need()
         return need is not None and need > len(self.devices)
@@ -107,8 +112,8 @@ class RunState:
         if job.unmet:
             missing = [n for n in job.spec.after if not self._completed(n)]
             return Reason(Why.DEPENDENCY, {"after": ", ".join(missing)})
-        if self._arrival(job) > self.now:
-            return Reason(Why.BEGIN_TIME, {"at": job.spec.submit_at})
+        if job.submit_s > self.now:
+            return Reason(Why.BEGIN_TIME, {"at": job.submit_s})
         if self.draining:
             return Reason(Why.DRAINING)
         if self.queue.first() == job.id:
@@ -137,7 +142,7 @@ class RunState:
         self._lease(job, gpus)
         job.attempt += 1
         job.role, job.target, job.ready, job.wanted = role, None, False, ""
-        job.processes, job.rate = (), None
+        job.processes, job.rate, job.timers = (), None, {}
         if job.started_s is None:
             job.started_s = self.now
         attempt = Attempt(number=job.attempt, gpus=gpus, role=role, start_s=self.now, from_step=job.step)
@@ -181,11 +186,12 @@ class RunState:
             costs.suspend_s = self.now - signalled
             costs.longest_suspend_s = max(costs.longest_suspend_s, costs.suspend_s)
         job.suspensions += 1
-        self._note(job, Reason(Why.SAVED, {"step": job.saved_step}))
+        self._note(job, Reason(Why.SAVED, {"step": job.saved_step or 0}))
         target = job.target
         self._end_attempt(job, Ended.SUSPENDED, keep=target)
+        self._back_to_checkpoint(job)
         self._to(job, JobState.SUSPENDED)
-        if target and not self.draining:
+        if target:
             self._launch(job, target.gpus, target.role)
         else:
             self._enqueue(job)
@@ -220,10 +226,13 @@ class RunState:
         else:
             self._back_to_waiting(job)
 
-    def _back_to_waiting(self, job: Job) -> None:
+    def _back_to_checkpoint(self, job: Job) -> None:
         """Steps after the newest checkpoint are lost and will be done again."""
         job.repeated += max(0, job.step - (job.saved_step or 0))
         job.step = job.saved_step or 0
+
+    def _back_to_waiting(self, job: Job) -> None:
+        self._back_to_checkpoint(job)
         self._to(job, JobState.PENDING if job.saved_step is None else JobState.SUSPENDED)
         if job.held and job.state is JobState.PENDING:
             job.held = False
@@ -233,9 +242,7 @@ class RunState:
     def _end_attempt(self, job: Job, ended: Ended, keep: Target | None = None) -> None:
         attempt = job.current
         attempt.end_s, attempt.ended, attempt.to_step = self.now, ended, job.step
-        if keep and not all(gpu in self.devices for gpu in keep.gpus):
-            keep = None
-        job.target = keep
+        job.target, job.wanted = None, ""
         self._lease(job, keep.gpus if keep else ())
         del self.active[job.id]
 
@@ -246,11 +253,30 @@ class RunState:
 
     def _enqueue(self, job: Job) -> None:
         ready = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
-        if ready and self._arrival(job) <= self.now:
+        if ready and job.submit_s <= self.now:
             self.queue.add(job.id, arrival=job.submit_s, need=job.spec.gpus_min)
             self.changed.add(job.id)
 
     def _finish(self, job: Job, state: JobState, reason: Reason) -> None:
+        """End a job, and with one that did not complete all that wait for it."""
+        self._end(job, state, reason)
+        if state is JobState.COMPLETED:
+            for other_id in self.dependents.pop(job.id, ()):
+                other = self.jobs[other_id]
+                other.unmet -= 1
+                self.changed.add(other_id)
+                self._enqueue(other)
+            return
+        broken = [job]  # not by recursion: a chain of dependents may be of any length
+        for failed in broken:
+            for other_id in self.dependents.pop(failed.id, ()):
+                other = self.jobs[other_id]
+                if not other.state.final:
+                    after = {"after": failed.spec.name}
+                    self._end(other, JobState.CANCELLED, Reason(Why.DEPENDENCY_NEVER_SATISFIED, after))
+                    broken.append(other)
+
+    def _end(self, job: Job, state: JobState, reason: Reason) -> None:
         self.queue.remove(job.id)
         self._to(job, state)
         self.unfinished -= 1
@@ -258,16 +284,6 @@ class RunState:
         job.held, job.wanted = False, ""
         job.reason = None if state is JobState.COMPLETED else reason
         self._note(job, reason)
-        for other_id in self.dependents.pop(job.id, ()):
-            other = self.jobs[other_id]
-            if other.state.final:
-                continue
-            if state is JobState.COMPLETED:
-                other.unmet -= 1
-                if not other.unmet:
-                    self._enqueue(other)
-            else:
-                self._never_satisfied(other, job.spec.name)
 
     def _never_satisfied(self, job: Job, name: str) -> None:
         self._finish(job, JobState.CANCELLED, Reason(Why.DEPENDENCY_NEVER_SATISFIED, {"after": name}))
@@ -285,6 +301,7 @@ class RunState:
         return InvalidTransition(f"job {job.id} ({job.spec.name}), on {self._cause}: {what}", story)
 
     def _note(self, job: Job, reason: Reason) -> None:
+        self.changed.add(job.id)
         if self._stories:
             job.note(self.now, reason)
 
@@ -293,15 +310,22 @@ class RunState:
         self._actions.append(action(at=self.now, cause=self._cause, **about, **rest))
 
     def _timer(self, kind: str, job: Job, delay_s: float) -> None:
-        key, due = (kind, job.id, job.attempt), self.now + delay_s
+        due = job.timers[kind] = self.now + delay_s
+        self._set_timer(kind, job, due)
+
+    def _set_timer(self, kind: str, job: Job, due: float) -> None:
+        key = (kind, job.id, job.attempt)
         self._actions.append(SetTimer(at=self.now, cause=self._cause, key=key, due=due))
 
-    def _wake_at_arrival(self, job: Job) -> None:
-        self._timer("arrival", job, self._arrival(job) - self.now)
+    def _expect(self, job: Job) -> None:
+        """Let a job wait for its time."""
+        heappush(self.arrivals, (job.submit_s, job.id))
+        self._wake_at_arrival(job)
 
-    @staticmethod
-    def _arrival(job: Job) -> float:
-        return job.submit_s
+    def _wake_at_arrival(self, job: Job) -> None:
+        # Exactly then: now + (then - now) may come out before it.
+        if not job.state.final:
+            self._set_timer("arrival", job, job.submit_s)
 
     def _completed(self, name: str) -> bool:
         return self.jobs[self.by_name[name]].state is JobState.COMPLETED

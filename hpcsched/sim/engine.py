@@ -6,20 +6,22 @@ Workers follow `planning.standin.Course`, which the live stand-in program follow
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, SetTimer, Suspend, Terminate
+from hpcsched.core.jobs import Job
 from hpcsched.core.machine import SAVED_AND_LEFT, Machine
-from hpcsched.core.model import Device, JobSpec, Progress
+from hpcsched.core.model import Device, JobSpec, JobState, Progress
 from hpcsched.core.profile import Profile
 from hpcsched.planning.costs import course_of, require_profiles
 from hpcsched.planning.standin import Course
 from hpcsched.policy import make_policy
 
 SIM_HOST = "sim"
+TERMINATED = 128 + 15
 
 
 @dataclass(slots=True)
@@ -36,6 +38,10 @@ class Simulation:
     """Runs job specs through the machine on a virtual clock.
 
     Args:
+        jobs, gpus, policy, options: what a run from the beginning is made of.
+        machine: go on from this state instead, which is changed (pass a copy to keep it): what runs
+            in it goes on from its last known step. The arguments above are not looked at then.
+        happenings: events from outside, such as commands and lost devices, each at its time.
         watch: called with each event and the actions it led to (tests compare them with a live run).
     Raises ConfigError for a job that has no profile or no step count.
     """
@@ -45,13 +51,16 @@ class Simulation:
         jobs: Sequence[JobSpec],
         profiles: Iterable[Profile],
         *,
-        gpus: int,
+        gpus: int = 0,
         policy: str = "marble",
         options: Mapping[str, Any] | None = None,
         stories: bool = True,
         watch: Callable[[ev.Event, list[Action], Machine], None] | None = None,
+        machine: Machine | None = None,
+        happenings: Iterable[ev.Event] = (),
     ) -> None:
-        self.machine = Machine(make_policy, stories=stories)
+        self.machine = machine or Machine(make_policy, stories=stories)
+        self._from_state = machine is not None
         self._jobs = tuple(jobs)
         self._profiles = tuple(profiles)
         self._devices = tuple(
@@ -61,19 +70,22 @@ class Simulation:
         self._watch = watch
         self._agenda: list[tuple[float, int, ev.Event]] = []
         self._sequence = 0
+        self._observed_at = -1.0
         self._runs: dict[int, _Run] = {}
-        require_profiles(self._jobs, self._profiles)
+        for event in happenings:
+            self._schedule(event)
+        if machine:
+            left = [job for job in machine.jobs.values() if not job.state.final]
+            require_profiles([job.spec for job in left], [*machine.profiles.values(), *self._profiles])
+        else:
+            require_profiles(self._jobs, self._profiles)
 
     def run(self) -> Machine:
         """Go on until nothing is left to happen; returns the machine in its last state."""
-        profiles = self._profiles
-        self._feed(
-            ev.AgentStarted(
-                at=0.0, wall=0.0, devices=self._devices, policy=self._policy, policy_options=self._options
-            )
-        )
-        self._feed(ev.ProfilesLoaded(at=0.0, profiles=profiles))
-        self._feed(ev.JobsSubmitted(at=0.0, first_id=1, jobs=self._jobs))
+        if self._from_state:
+            self._take_over()
+        else:
+            self._begin()
         while self._agenda:
             at, ticket, event = heappop(self._agenda)
             if isinstance(event, ev.WorkersExited):
@@ -89,6 +101,34 @@ class Simulation:
             self._feed(event)
         return self.machine
 
+    def _begin(self) -> None:
+        self._feed(
+            ev.AgentStarted(
+                at=0.0, wall=0.0, devices=self._devices, policy=self._policy, policy_options=self._options
+            )
+        )
+        self._feed(ev.ProfilesLoaded(at=0.0, profiles=self._profiles))
+        self._feed(ev.JobsSubmitted(at=0.0, first_id=1, jobs=self._jobs))
+
+    def _take_over(self) -> None:
+        """Let what runs in the given state go on, and what is to come come."""
+        machine, now = self.machine, self.machine.now
+        for submit_s, job_id in sorted(machine.arrivals):
+            self._schedule(ev.TimerFired(at=submit_s, key=("arrival", job_id, 0)))
+        for job in list(machine.active.values()):
+            course = self._course(job, len(job.current.gpus))
+            begun = min(now - job.current.start_s, course.start_s)
+            course = replace(course, start_s=course.start_s - begun)
+            self._runs[job.id] = run = _Run(job.attempt, now, course, 0)
+            if job.state is JobState.SUSPENDING:
+                free_s = (job.current.signalled_s or now) + course.suspend_s
+                run.course = replace(course, steps=course.from_step)
+                self._will_exit(job.id, run, max(now, free_s), SAVED_AND_LEFT, course.from_step)
+            elif job.wanted not in ("", "suspend", "drain"):
+                self._end_now(job.id, run)
+            else:
+                self._set_off(job.id, run)
+
     def _still_wanted(self, event: ev.TimerFired) -> bool:
         """A grace timer of an attempt that is over need not be looked at."""
         kind, job_id, attempt = event.key
@@ -96,6 +136,9 @@ class Simulation:
         return kind == "arrival" or (run is not None and run.attempt == attempt)
 
     def _observe(self, at: float, without: int = -1) -> None:
+        if at == self._observed_at:
+            return
+        self._observed_at = at
         progress = tuple(
             Progress(job_id=i, attempt=r.attempt, step=r.course.step_at(at - r.launched))
             for i, r in self._runs.items()
@@ -105,6 +148,8 @@ class Simulation:
             self._feed(ev.ProgressObserved(at=at, progress=progress))
 
     def _feed(self, event: ev.Event) -> None:
+        if isinstance(event, ev.AgentStarted):
+            self._runs.clear()
         actions = self.machine.handle(event)
         if self._watch:
             self._watch(event, actions, self.machine)
@@ -112,46 +157,58 @@ class Simulation:
             self._perform(action)
 
     def _perform(self, action: Action) -> None:
-        now = self.machine.now
         match action:
             case SetTimer(key=key, due=due):
                 self._schedule(ev.TimerFired(at=due, key=key))
-            case Launch(job_id=job_id, attempt=attempt, gpus=gpus):
-                job = self.machine.jobs[job_id]
-                profile = self.machine.profile(job)
-                if profile is None or job.spec.steps is None:
-                    raise AssertionError(f"job {job_id} was checked to have a profile and steps")
-                course = course_of(
-                    profile, len(gpus), from_step=job.step, steps=job.spec.steps, first=attempt == 1
-                )
-                self._runs[job_id] = _Run(attempt, now, course, self._sequence + 1)
-                end = now + course.end_s
-                done = job.spec.steps
-                self._schedule(
-                    ev.WorkersExited(
-                        at=end, job_id=job_id, attempt=attempt, code=0, step=done, saved_step=done
-                    )
-                )
-                self._schedule(ev.WorkersSpawned(at=now, job_id=job_id, attempt=attempt, processes=()))
-                self._schedule(ev.WorkersReady(at=now, job_id=job_id, attempt=attempt))
-            case Suspend(job_id=job_id, attempt=attempt):
-                self._suspend(job_id, attempt, now)
-            case Terminate() | Kill():
-                raise AssertionError("nothing is ended by force in a simulation")
+            case Launch():
+                self._launch(action)
+            case Suspend(job_id=job_id):
+                self._suspend(job_id, self._runs[job_id])
+            case Terminate(job_id=job_id) | Kill(job_id=job_id):
+                self._end_now(job_id, self._runs[job_id])
 
-    def _suspend(self, job_id: int, attempt: int, now: float) -> None:
-        run = self._runs[job_id]
-        step, free_s = run.course.suspend_at(now - run.launched)
+    def _launch(self, action: Launch) -> None:
+        assert action.job_id not in self._runs, f"job {action.job_id} is launched while it runs"
+        course = self._course(self.machine.jobs[action.job_id], len(action.gpus))
+        self._runs[action.job_id] = run = _Run(action.attempt, self.machine.now, course, 0)
+        self._set_off(action.job_id, run)
+
+    def _course(self, job: Job, gpus: int) -> Course:
+        profile = self.machine.profile(job)
+        assert profile and job.spec.steps is not None, f"job {job.id} was checked to have both"
+        steps = max(job.spec.steps, job.step)
+        return course_of(profile, gpus, from_step=job.step, steps=steps, first=job.attempt == 1)
+
+    def _set_off(self, job_id: int, run: _Run) -> None:
+        now = self.machine.now
+        self._will_exit(job_id, run, run.launched + run.course.end_s, 0, run.course.steps)
+        self._schedule(ev.WorkersSpawned(at=now, job_id=job_id, attempt=run.attempt, processes=()))
+        self._schedule(ev.WorkersReady(at=now, job_id=job_id, attempt=run.attempt))
+
+    def _suspend(self, job_id: int, run: _Run) -> None:
+        step, free_s = run.course.suspend_at(self.machine.now - run.launched)
         code = 0 if step >= run.course.steps else SAVED_AND_LEFT
+        run.course = replace(run.course, steps=step)
+        self._will_exit(job_id, run, run.launched + free_s, code, step)
+
+    def _end_now(self, job_id: int, run: _Run) -> None:
+        """What was not saved is lost."""
+        now = self.machine.now
+        self._will_exit(job_id, run, now, TERMINATED, run.course.step_at(now - run.launched), saved=False)
+
+    def _will_exit(
+        self, job_id: int, run: _Run, at: float, code: int, step: int, *, saved: bool = True
+    ) -> None:
+        """Schedule the run's end; the one scheduled before counts no more."""
         run.ticket = self._sequence + 1
         self._schedule(
             ev.WorkersExited(
-                at=run.launched + free_s,
+                at=at,
                 job_id=job_id,
-                attempt=attempt,
+                attempt=run.attempt,
                 code=code,
                 step=step,
-                saved_step=step,
+                saved_step=step if saved else None,
             )
         )
 

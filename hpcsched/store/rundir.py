@@ -22,6 +22,12 @@ STALE_AFTER_S = 15.0
 SNAPSHOT_PERIOD_S = STALE_AFTER_S / 3
 
 
+class RunDirError(StoreError):
+    """The run directory cannot be used: choose another, or look who is in it. A matter of usage."""
+
+    exit_code = 2
+
+
 class RunRecord(msgspec.Struct, kw_only=True):
     """run.json: who runs this, where, since when."""
 
@@ -37,6 +43,17 @@ class RunRecord(msgspec.Struct, kw_only=True):
     devices: str
     policy: str
     allocation: dict[str, str | None] = {}
+
+
+class LastWord(msgspec.Struct):
+    """What matters here of status.json: its number, and what state the run was in."""
+
+    state: str
+    seq: int
+
+
+class _Page(msgspec.Struct):
+    run: LastWord
 
 
 @dataclass(frozen=True)
@@ -61,20 +78,30 @@ class RunDir:
     def inbox(self) -> Path:
         return self.root / "inbox"
 
+    @property
+    def begun(self) -> bool:
+        """Whether a run has begun here: the journal holds something."""
+        try:
+            return self.journal.stat().st_size > 0
+        except OSError:
+            return False
+
     def job(self, job_id: int) -> Path:
         return self.root / "jobs" / str(job_id)
 
     def make(self) -> None:
         """Make the directory and what belongs in it, for this user only.
 
-        Raises StoreError if it cannot be written or belongs to somebody else.
+        Raises RunDirError if it cannot be written or belongs to somebody else.
         """
+        inside = (self.inbox, *(self.inbox / n for n in ("tmp", "new", "ack")), self.root / "jobs")
         try:
-            for folder in (self.root, *(self.inbox / n for n in ("tmp", "new", "ack")), self.root / "jobs"):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self.root, *inside):
+                folder.mkdir(mode=0o700, exist_ok=True)
             about = self.root.stat()
             if about.st_uid != os.geteuid():
-                raise StoreError(
+                raise RunDirError(
                     f"{self.root} belongs to user {about.st_uid}, not to you; choose another --dir"
                 )
             if stat.S_IMODE(about.st_mode) != 0o700:
@@ -83,9 +110,15 @@ class RunDir:
             probe.touch(mode=0o600)
             probe.unlink()
         except OSError as error:
-            raise StoreError(
+            raise RunDirError(
                 f"cannot write the run directory {self.root}: {error.strerror}; choose another --dir"
             ) from error
+
+    def sweep(self) -> None:
+        """Remove the half-written files of agents that were killed; for who holds the lock."""
+        for left in (*self.root.glob(".*.tmp"), *self.root.glob(".probe.*")):
+            with contextlib.suppress(OSError):
+                left.unlink()
 
     def read_record(self) -> RunRecord | None:
         """run.json, or None if there is none (or it cannot be understood)."""
@@ -111,17 +144,17 @@ class RunLock:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError(f"cannot write {path}: {error.strerror}") from error
+            raise RunDirError(f"cannot write {path}: {error.strerror}") from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._descriptor)
-            raise StoreError(_occupied(rundir)) from error
+            raise RunDirError(_occupied(rundir)) from error
         # Locks do not always reach across hosts of a shared filesystem: look for signs of life too.
         record = rundir.read_record()
-        if record and record.host != socket.gethostname() and snapshot_age_s(rundir) < STALE_AFTER_S:
+        if record and record.host != socket.gethostname() and agent_works(rundir):
             self.release()
-            raise StoreError(_occupied(rundir))
+            raise RunDirError(_occupied(rundir))
 
     def release(self) -> None:
         """Let others in."""
@@ -150,6 +183,21 @@ def agent_alive(rundir: RunDir, record: RunRecord | None) -> bool:
     if record.host == socket.gethostname():
         return process_started(record.pid) == record.started
     return snapshot_age_s(rundir) < STALE_AFTER_S
+
+
+def agent_works(rundir: RunDir) -> bool:
+    """Whether the run's agent lives and has not said that it has ended."""
+    word = last_word(rundir)
+    ended = word is not None and word.state in ("STOPPED", "FINISHED")
+    return not ended and agent_alive(rundir, rundir.read_record())
+
+
+def last_word(rundir: RunDir) -> LastWord | None:
+    """From the newest snapshot; None if there is none to read."""
+    try:
+        return msgspec.json.decode(rundir.status.read_bytes(), type=_Page).run
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def process_started(pid: int) -> int | None:

@@ -19,7 +19,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.errors import NoSuchRun, StoreError
 from hpcsched.store.files import write_atomically
-from hpcsched.store.rundir import RunDir, agent_alive
+from hpcsched.store.rundir import RunDir, agent_alive, last_word
 
 
 class AgentStatus(msgspec.Struct, kw_only=True):
@@ -116,8 +116,10 @@ class SnapshotWriter:
         self._encoded: dict[int, msgspec.Raw] = {}
         self._outputs: dict[int, str] = {}
         self._head: int | None = None
+        self._draining = False
         self._encoder = msgspec.json.Encoder()
-        self.seq = 0
+        before = last_word(rundir)
+        self.seq = before.seq if before else 0
         self.samples: Mapping[int, tuple[float | None, float | None]] = {}
         """Newest (utilisation, memory MiB) by GPU."""
 
@@ -155,6 +157,9 @@ class SnapshotWriter:
         if head != self._head:
             changed |= {i for i in (self._head, head) if i is not None}
             self._head = head
+        if machine.draining != self._draining:  # what all that wait are waiting for
+            changed |= {job.id for job in machine.jobs.values() if not job.state.final}
+            self._draining = machine.draining
         changed |= machine.active.keys()
         # New ids only ever come at the end, so the order of insertion is the order of ids.
         for job_id in sorted(changed):

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.worker.contract import JobEnv, say
+from hpcsched.worker.startup import fewer_collections, run_to_the_end
 
 
 def main() -> int:
@@ -25,8 +26,9 @@ def main() -> int:
                 got="not set",
                 accepted="a start by `hpcsched run`, which sets it",
             )
-        strategy = _strategy(dict(env.strategy))
-        trainer = _trainer(env.trainer)
+        with fewer_collections():
+            strategy = _strategy(dict(env.strategy))
+            trainer = _trainer(env.trainer)
         strategy.run(trainer, env)
     except HpcschedError as error:
         say(str(error))
@@ -82,4 +84,4 @@ def _trainer(name: str | None) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_to_the_end(main)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -77,13 +76,26 @@ class Peers:
             ) from error
         return peers
 
-    def agree(self, *wishes: bool) -> tuple[bool, ...]:
-        """For each wish, whether any rank has it; all ranks get the same answer."""
+    def ask(self, *wishes: bool) -> Callable[[], tuple[bool, ...]]:
+        """Start to find out, for each wish, whether any rank has it; call the result for the answer.
+
+        All ranks get the same answer.
+        """
         if self.world_size == 1:
-            return wishes
+            return lambda: wishes
         votes = torch.tensor(wishes, dtype=torch.int32)
-        dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._control)
-        return tuple(bool(vote) for vote in votes.tolist())
+        work = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._control, async_op=True)
+
+        def answer() -> tuple[bool, ...]:
+            if work is not None:
+                work.wait()
+            return tuple(bool(vote) for vote in votes.tolist())
+
+        return answer
+
+    def agree(self, *wishes: bool) -> tuple[bool, ...]:
+        """The same, at once."""
+        return self.ask(*wishes)()
 
     def gather(self, item: Any) -> list[Any]:
         """Everyone's item, by rank, on rank 0; an empty list on the others."""
@@ -133,4 +145,3 @@ class Peers:
         # they end with the last reference to their group, so none may be left, ours included.
         self._control = self._store = None
         dist.destroy_process_group()
-        gc.collect()

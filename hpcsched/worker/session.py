@@ -17,6 +17,7 @@ from hpcsched.worker.contract import EXIT_CANNOT_SAVE, EXIT_SUSPENDED, JobEnv, P
 from hpcsched.worker.gradients import GradientSum
 from hpcsched.worker.rendezvous import Peers, own_device
 from hpcsched.worker.sampler import Sampler, share
+from hpcsched.worker.startup import exit_quickly
 
 Metrics = Mapping[str, float]
 
@@ -96,6 +97,7 @@ class Session:
         self._fed = 0
         self._share_size = 0
         self._loss: torch.Tensor | None = None
+        self._answer: Callable[[], tuple[bool, ...]] | None = None
         self._saved_step: int | None = None
         self._checkpoint: Path | None = None
         if scheduler is not None:
@@ -179,6 +181,8 @@ class Session:
         self._fed += count
         complete = self._fed == self._share_size
         if complete:
+            if self.world_size > 1:  # travels while the backward pass computes
+                self._answer = self._peers.ask(*self._wishes())
             self._gradients.expect()
         (scale(part) if scale else part).backward()  # type: ignore[no-untyped-call]
         if complete:
@@ -237,8 +241,9 @@ class Session:
 
     def _boundary(self) -> None:
         """Between two steps: all ranks agree whether to leave, and whether to save."""
-        due = self.rank == 0 and self._store is not None and time.monotonic() >= self._next_save
-        stop, save = self._peers.agree(self._flag.wanted is not None, due)
+        answer, self._answer = self._answer, None
+        stop, save = answer() if answer else self._peers.agree(*self._wishes())
+        del answer  # holds on to the process group, which must be let go before it is left
         if stop:
             self._suspend()
         elif save:
@@ -246,6 +251,11 @@ class Session:
             if error and self.rank == 0:
                 say(f"step {self.step}: periodic checkpoint failed, training goes on: {error}")
             self._next_save = time.monotonic() + self._every_s
+
+    def _wishes(self) -> tuple[bool, bool]:
+        """Whether this rank should leave, and whether it is time for a periodic checkpoint."""
+        due = self.rank == 0 and self._store is not None and time.monotonic() >= self._next_save
+        return self._flag.wanted is not None, due
 
     def _suspend(self) -> None:
         self._report(force=True)
@@ -361,4 +371,7 @@ class Session:
 
     def _close(self) -> None:
         self._flag.close()
+        self._answer = None
         self._peers.close()
+        if self._env is not None:
+            exit_quickly()

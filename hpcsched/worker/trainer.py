@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from hpcsched.errors import ConfigError
 from hpcsched.worker.session import Stateful
+from hpcsched.worker.startup import fewer_collections
 
 
 class Scheduler(Stateful, Protocol):
@@ -96,7 +97,8 @@ def build(trainer: Trainer, args: Mapping[str, Any]) -> Parts:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    parts = trainer.build(dict(args))
+    with fewer_collections():  # the first optimizer of a process imports half of torch's compiler
+        parts = trainer.build(dict(args))
     where = f"{type(trainer).__module__}:{type(trainer).__qualname__}.build"
     if not isinstance(parts, Parts):
         raise ConfigError(where=where, got=f"returned a {type(parts).__name__}", accepted="Parts")

@@ -1,0 +1,5 @@
+"""`python -m hpcsched` is `hpcsched`."""
+
+from hpcsched.cli.main import main
+
+main()

@@ -1,0 +1,63 @@
+"""Letting jobs into a run: what is asked for is checked, and the events that bring it in are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hpcsched import jobfile
+from hpcsched.core import events as ev
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobSpec, Kind
+from hpcsched.core.profile import Profile
+from hpcsched.errors import ConfigError
+from hpcsched.planning.costs import require_profiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """What this run can take.
+
+    `find_profiles` gives the profiles of these models for the devices at hand. `stand_ins`: every
+    job runs as a stand-in of its profile.
+    """
+
+    machine: Machine
+    find_profiles: Callable[[set[str]], tuple[Profile, ...]]
+    stand_ins: bool
+    hosts: int = 1
+
+    def events(
+        self, jobs: Sequence[JobSpec], *, at: float, gpus: int, where: str, cause: str = ""
+    ) -> list[ev.Event]:
+        """The events that bring jobs in, the submission last; raises ConfigError for jobs that cannot.
+
+        The submission alone carries the cause: a journal torn before it does not hold the command.
+        """
+        machine = self.machine
+        for job in jobs:
+            _check(job, where)
+        jobfile.check_names(jobs, where=where, known=machine.by_name.keys())
+        jobfile.check_fits(jobs, gpus=gpus, hosts=self.hosts, where=where)
+        new = {job.model for job in jobs} - machine.profiles.keys()
+        found = self.find_profiles(new) if new else ()
+        stand_ins = [job for job in jobs if self.stand_ins or job.kind is Kind.REPLAY]
+        require_profiles(stand_ins, [*machine.profiles.values(), *found])
+        first_id = max(machine.jobs, default=0) + 1
+        events: list[ev.Event] = [ev.ProfilesLoaded(at=at, profiles=found)] if found else []
+        return [*events, ev.JobsSubmitted(at=at, cause=cause, first_id=first_id, jobs=tuple(jobs))]
+
+
+def _check(job: JobSpec, where: str) -> None:
+    """Refuse what no job file can say: a file in the inbox may come from anywhere."""
+    checks = {
+        "name": jobfile.NAME.fullmatch(job.name),
+        "gpus": 1 <= job.gpus_min <= (job.gpus_max or job.gpus_min) and job.gpus_max != 0,
+        "steps": job.steps is None or job.steps >= 1,
+        "command": job.kind is not Kind.COMMAND or job.command,
+        "trainer": job.kind is not Kind.TRAINER or job.trainer,
+    }
+    for key, good in checks.items():
+        if not good:
+            got = repr(getattr(job, key, (job.gpus_min, job.gpus_max)))
+            raise ConfigError(where=where, key=f"job {job.name!r}.{key}", got=got, accepted="see the guide")

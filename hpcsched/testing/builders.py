@@ -1,0 +1,248 @@
+"""Short ways to say what a test is about: jobs, profiles, a machine driven by hand, a run as a story."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from hpcsched.core import events as ev
+from hpcsched.core.actions import Action, Launch, SetTimer, Suspend
+from hpcsched.core.invariants import check
+from hpcsched.core.jobs import Job
+from hpcsched.core.machine import SAVED_AND_LEFT, Machine
+from hpcsched.core.model import Device, JobSpec, Kind, Progress
+from hpcsched.core.profile import Cost, Profile
+from hpcsched.policy import make_policy
+from hpcsched.sim.engine import Simulation
+
+
+def a_job(name: str, model: str | None = None, steps: int | None = 100, **rest: Any) -> JobSpec:
+    """A stand-in job of `steps` steps; `gpus` may be a number or (fewest, most)."""
+    gpus = rest.pop("gpus", (1, None))
+    least, most = (gpus, gpus) if isinstance(gpus, int) else gpus
+    kind = rest.pop("kind", Kind.REPLAY)
+    return JobSpec(
+        name=name, kind=kind, model=model or name, steps=steps, gpus_min=least, gpus_max=most, **rest
+    )
+
+
+def a_profile(
+    model: str,
+    rates: Sequence[float] | Mapping[int, float],
+    *,
+    start_s: Cost | None = 0.0,
+    suspend_s: Cost | None = 0.0,
+    resume_s: Cost | None = None,
+) -> Profile:
+    """Steps per second on 1, 2, 3 ... GPUs, or by GPU count."""
+    table = rates if isinstance(rates, Mapping) else dict(enumerate(rates, 1))
+    return Profile(
+        model=model, device="test", throughput=table, start_s=start_s, suspend_s=suspend_s, resume_s=resume_s
+    )
+
+
+def some_devices(count: int) -> tuple[Device, ...]:
+    """GPUs 0..count-1 of one host."""
+    return tuple(Device(index=i, host="n1", kind="test", handle=str(i)) for i in range(count))
+
+
+class Driver:
+    """A machine, and the outside world played by hand; the invariants are checked after every event.
+
+    Jobs are named by id (from 1) or by name. `events` and `actions` hold all that has happened.
+    """
+
+    def __init__(
+        self,
+        *specs: JobSpec,
+        gpus: int = 6,
+        policy: str = "marble",
+        profiles: Iterable[Profile] = (),
+        grace_s: float = 30.0,
+        **options: Any,
+    ) -> None:
+        self.machine = Machine(make_policy)
+        self.events: list[ev.Event] = []
+        self.actions: list[Action] = []
+        self.now = 0.0
+        self._policy, self._options, self._grace_s = policy, options, grace_s
+        self.start_agent(gpus)
+        if profiles := tuple(profiles):
+            self.tell(ev.ProfilesLoaded, profiles=profiles)
+        if specs:
+            self.submit(*specs)
+
+    def job(self, key: int | str) -> Job:
+        job = self.machine.job_of(str(key))
+        assert job is not None, key
+        return job
+
+    def handle(self, event: ev.Event) -> list[Action]:
+        """Let an event happen; returns the actions asked for, timers left out."""
+        self.now = max(self.now, event.at)
+        self.events.append(event)
+        actions = self.machine.handle(event)
+        self.actions += actions
+        check(self.machine)
+        return [action for action in actions if not isinstance(action, SetTimer)]
+
+    def tell(self, kind: type[ev.Event], job: int | str | None = None, **rest: Any) -> list[Action]:
+        """An event now; one about an attempt is about the job's newest, unless `attempt` is given."""
+        if job is not None:
+            rest["job_id"] = self.job(job).id
+            if issubclass(kind, ev.AttemptEvent):
+                rest.setdefault("attempt", self.job(job).attempt)
+        return self.handle(kind(at=self.now, **rest))
+
+    def start_agent(self, gpus: int, saved: Mapping[int, int] | None = None) -> list[Action]:
+        return self.tell(
+            ev.AgentStarted,
+            wall=1e9 + self.now,
+            devices=some_devices(gpus),
+            policy=self._policy,
+            policy_options=self._options,
+            grace_s=self._grace_s,
+            saved_steps=saved or {},
+        )
+
+    def submit(self, *specs: JobSpec) -> list[Action]:
+        return self.tell(ev.JobsSubmitted, first_id=len(self.machine.jobs) + 1, jobs=specs)
+
+    def runs(self, *jobs: int | str) -> None:
+        """The jobs' processes exist and have said that they can be suspended."""
+        for job in jobs:
+            self.tell(ev.WorkersSpawned, job, processes=((100, 1),))
+            self.tell(ev.WorkersReady, job)
+
+    def reports(self, job: int | str, step: int, rate: float | None = None) -> list[Action]:
+        about = self.job(job)
+        news = Progress(job_id=about.id, attempt=about.attempt, step=step, rate=rate)
+        return self.tell(ev.ProgressObserved, progress=(news,))
+
+    def saves(self, job: int | str, step: int) -> list[Action]:
+        return self.tell(ev.CheckpointSaved, job, step=step)
+
+    def exits(
+        self, job: int | str, code: int, step: int | None = None, saved: int | None = None, **rest: Any
+    ) -> list[Action]:
+        return self.tell(ev.WorkersExited, job, code=code, step=step, saved_step=saved, **rest)
+
+    def leaves(self, job: int | str, step: int) -> list[Action]:
+        """The job saves and leaves, as it was asked to."""
+        return self.exits(job, SAVED_AND_LEFT, step, step)
+
+    def cancel(self, job: int | str) -> list[Action]:
+        return self.tell(ev.CancelRequested, job)
+
+    def hold(self, job: int | str) -> list[Action]:
+        return self.tell(ev.HoldRequested, job)
+
+    def release(self, job: int | str) -> list[Action]:
+        return self.tell(ev.ReleaseRequested, job)
+
+    def suspend(self, job: int | str) -> list[Action]:
+        return self.tell(ev.SuspendRequested, job)
+
+    def resume(self, job: int | str) -> list[Action]:
+        return self.tell(ev.ResumeRequested, job)
+
+    def drain(self) -> list[Action]:
+        return self.tell(ev.DrainRequested)
+
+    def lose(self, gpu: int) -> list[Action]:
+        return self.tell(ev.DeviceLost, gpu=gpu, why="Xid 79")
+
+    def due(self, kind: str, job: int | str) -> float:
+        """When the newest timer of a kind that was asked for a job's newest attempt runs out."""
+        about = self.job(job)
+        attempt = 0 if kind == "arrival" else about.attempt
+        key = (kind, about.id, attempt)
+        return [a.due for a in self.actions if isinstance(a, SetTimer) and a.key == key][-1]
+
+    def ring(self, kind: str, job: int | str, attempt: int | None = None) -> list[Action]:
+        """Let that timer run out."""
+        self.now = max(self.now, self.due(kind, job))
+        number = (0 if kind == "arrival" else self.job(job).attempt) if attempt is None else attempt
+        return self.tell(ev.TimerFired, key=(kind, self.job(job).id, number))
+
+    def states(self) -> list[str]:
+        """The state of each job, in the order of ids."""
+        return [str(job.state) for job in self.machine.jobs.values()]
+
+
+class Story:
+    """What happened in a simulation, a line for each thing; give `Story.watch` to it as `watch`."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def watch(self, event: ev.Event, actions: Sequence[Action], machine: Machine) -> None:
+        check(machine)
+
+        def name(job_id: int) -> str:
+            return machine.jobs[job_id].spec.name
+
+        if isinstance(event, ev.WorkersExited):
+            what = {0: "is done", SAVED_AND_LEFT: "has left"}.get(event.code, f"exits {event.code}")
+            self.lines.append(f"{event.at:.0f}: {name(event.job_id)} {what}")
+        for action in actions:
+            if isinstance(action, Launch):
+                verb = "resume" if action.resume else "start"
+                gpus = ",".join(map(str, action.gpus))
+                self.lines.append(f"{action.at:.0f}: {verb} {name(action.job_id)} {action.role} on {gpus}")
+            elif isinstance(action, Suspend):
+                self.lines.append(f"{action.at:.0f}: suspend {name(action.job_id)}")
+
+
+def simulate(
+    specs: Sequence[JobSpec],
+    profiles: Iterable[Profile],
+    *,
+    gpus: int = 6,
+    policy: str = "marble",
+    happenings: Iterable[ev.Event] = (),
+    **options: Any,
+) -> tuple[Machine, list[str]]:
+    """The machine at the end, and the story."""
+    story = Story()
+    simulation = Simulation(
+        specs,
+        profiles,
+        gpus=gpus,
+        policy=policy,
+        options=options,
+        watch=story.watch,
+        happenings=happenings,
+    )
+    return simulation.run(), story.lines
+
+
+def makespan(machine: Machine) -> float:
+    """When the last job ended."""
+    return max(job.ended_s or 0.0 for job in machine.jobs.values())
+
+
+def state_of(machine: Machine) -> dict[str, Any]:
+    """All of a run's state that matters, comparable with ==."""
+    jobs = {
+        job.id: {field.name: getattr(job, field.name) for field in fields(job)}
+        for job in machine.jobs.values()
+    }
+    return {
+        "jobs": jobs,
+        "now": machine.now,
+        "devices": machine.devices,
+        "lost": machine.lost_devices,
+        "free": machine.free,
+        "holder": machine.holder,
+        "active": sorted(machine.active),
+        "waiting": list(machine.queue.walk(lambda: 1_000_000)),
+        "arrivals": sorted(machine.arrivals),
+        "profiles": machine.profiles,
+        "learned": machine.learned,
+        "costs": machine.costs,
+        "draining": machine.draining,
+        "unfinished": machine.unfinished,
+        "stale": machine.stale,
+    }

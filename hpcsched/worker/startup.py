@@ -1,0 +1,54 @@
+"""Quicker starts and ends of a training process. Standard library only."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def fewer_collections() -> Iterator[None]:
+    """Hold the garbage collector back: importing torch makes 600 000 objects, and no garbage.
+
+    It would walk over them again and again, for a quarter of the time a small job needs to start.
+    """
+    usual = gc.get_threshold()
+    gc.set_threshold(100_000, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+
+
+def exit_quickly() -> None:
+    """Spare the interpreter one last walk over all objects at its end: about 1 s of held GPU.
+
+    What `finally`, `atexit` and reference counts promise still happens.
+    """
+    atexit.register(gc.freeze)
+
+
+def run_to_the_end(main: Callable[[], int]) -> None:
+    """Run `main` and end the process with its exit code, without taking the interpreter apart.
+
+    Call it before anything registers with `atexit`: what is registered later still runs.
+    """
+    code = 1  # of an exception that nobody catches
+
+    def leave() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+    atexit.register(leave)
+    try:
+        code = main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    sys.exit(code)

@@ -1,0 +1,201 @@
+"""Anything may happen, in any order, late news of dead attempts too: the invariants hold, all jobs
+can be brought to an end, and the journal tells the same story again."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from hpcsched.core import events as ev
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobState, Progress
+from hpcsched.policy import make_policy
+from hpcsched.store import journal
+from hpcsched.testing.builders import Driver, a_job, a_profile, state_of
+
+PROFILES = (
+    a_profile("three", [4.0, 6.0, 7.0, 6.5, 6.0, 5.5], start_s=5.0, suspend_s=5.0),
+    a_profile("six", [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], start_s=5.0, suspend_s=5.0),
+    a_profile("one", [3.0, 2.0], start_s=5.0, suspend_s=5.0),
+)
+MODELS = ["three", "six", "one", "unknown", "stranger"]
+COMMANDS = [ev.CancelRequested, ev.HoldRequested, ev.ReleaseRequested, ev.SuspendRequested, ev.ResumeRequested]
+CODES = [0, 75, 1, 143, 137]
+some_job = st.integers(0, 40)
+gpu_ranges = st.sampled_from([(1, None), (1, None), (1, 1), (2, 4), (3, 3), (6, 6), (2, None)])
+attempts_off = st.sampled_from([0, 0, 0, 0, -1, 1])
+
+
+class AnythingGoes(RuleBasedStateMachine):
+    """The driver checks the invariants after every event."""
+
+    @initialize(
+        policy=st.sampled_from(["marble", "marble", "exclusive"]),
+        promote=st.sampled_from(["always", "pays", "never"]),
+        gpus=st.integers(1, 6),
+    )
+    def begin(self, policy, promote, gpus):
+        options = {"promote": promote} if policy == "marble" else {}
+        self.driver = Driver(gpus=gpus, policy=policy, profiles=PROFILES, **options)
+        self.final = {}
+
+    @property
+    def machine(self):
+        return self.driver.machine
+
+    def pick(self, number):
+        return number % len(self.machine.jobs) + 1
+
+    def pick_active(self, number):
+        return sorted(self.machine.active)[number % len(self.machine.active)]
+
+    @rule(
+        models=st.lists(st.sampled_from(MODELS), min_size=1, max_size=3),
+        gpus=gpu_ranges,
+        wait_s=st.sampled_from([0.0, 0.0, 0.1, 7.3]),
+        after=st.sampled_from([None, None, "next", 0, 1, 5]),
+        retries=st.integers(0, 2),
+        steps=st.sampled_from([None, 100]),
+    )
+    def submit(self, models, gpus, wait_s, after, retries, steps):
+        first = len(self.machine.jobs) + 1
+        specs = []
+        for i, model in enumerate(models):
+            names = ()
+            if after == "next" and i + 1 < len(models):
+                names = (f"j{first + i + 1}",)
+            elif isinstance(after, int) and first + i > 1:
+                names = (f"j{after % (first + i - 1) + 1}",)
+            specs.append(
+                a_job(
+                    f"j{first + i}",
+                    model,
+                    steps,
+                    gpus=gpus,
+                    after=names,
+                    retries=retries,
+                    submit_at=self.driver.now + wait_s if wait_s else 0.0,
+                )
+            )
+        self.driver.submit(*specs)
+
+    @rule(seconds=st.sampled_from([0.1, 0.2, 3.7, 40.0]))
+    def time_passes(self, seconds):
+        self.driver.now += seconds
+
+    @precondition(lambda self: self.machine.jobs)
+    @rule(number=some_job, command=st.sampled_from(COMMANDS))
+    def command(self, number, command):
+        self.driver.tell(command, self.pick(number))
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, kind=st.sampled_from([ev.WorkersSpawned, ev.WorkersReady]), off=attempts_off)
+    def lives(self, number, kind, off):
+        job_id = self.pick_active(number)
+        rest = {"processes": ((100, 1),)} if kind is ev.WorkersSpawned else {}
+        self.driver.tell(kind, job_id, attempt=self.driver.job(job_id).attempt + off, **rest)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job)
+    def runs(self, number):
+        self.driver.runs(self.pick_active(number))
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, steps=st.integers(0, 40), off=attempts_off, rate=st.sampled_from([None, 0.0, 2.5]))
+    def reports(self, number, steps, off, rate):
+        job = self.driver.job(self.pick_active(number))
+        news = ev.ProgressObserved(
+            at=self.driver.now,
+            progress=(Progress(job_id=job.id, attempt=job.attempt + off, step=job.step + steps, rate=rate),),
+        )
+        self.driver.handle(news)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, off=attempts_off)
+    def saves(self, number, off):
+        job = self.driver.job(self.pick_active(number))
+        self.driver.tell(ev.CheckpointSaved, job.id, step=job.step, attempt=job.attempt + off)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(
+        number=some_job,
+        code=st.sampled_from(CODES),
+        off=attempts_off,
+        steps=st.sampled_from([None, 0, 10]),
+        saved=st.booleans(),
+    )
+    def exits(self, number, code, off, steps, saved):
+        job = self.driver.job(self.pick_active(number))
+        step = None if steps is None else job.step + steps
+        saved_step = step if saved else job.saved_step
+        attempt = job.attempt + off
+        self.driver.exits(job.id, code, step, saved_step, attempt=attempt)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, transient=st.booleans(), off=attempts_off)
+    def cannot_be_launched(self, number, transient, off):
+        job = self.driver.job(self.pick_active(number))
+        self.driver.tell(
+            ev.LaunchFailed, job.id, attempt=job.attempt + off, error="no memory", transient=transient
+        )
+
+    @precondition(lambda self: self.machine.jobs)
+    @rule(number=some_job, kind=st.sampled_from(["grace", "term", "arrival"]), attempt=st.integers(0, 4))
+    def timer(self, number, kind, attempt):
+        """Late, stale, and never asked for."""
+        self.driver.tell(ev.TimerFired, key=(kind, self.pick(number), attempt))
+
+    @rule(gpu=st.integers(0, 5))
+    def device_lost(self, gpu):
+        self.driver.lose(gpu)
+
+    @rule()
+    def drain(self):
+        self.driver.drain()
+
+    @rule(gpus=st.integers(1, 6), saved=st.booleans())
+    def new_agent(self, gpus, saved):
+        steps = {job.id: job.step for job in self.machine.active.values()} if saved else {}
+        self.driver.start_agent(gpus, steps)
+
+    @invariant()
+    def final_states_never_change(self):
+        if not hasattr(self, "driver"):
+            return
+        for job in self.machine.jobs.values():
+            if job.state.final:
+                assert self.final.setdefault(job.id, job.state) is job.state
+
+    def teardown(self):
+        if not hasattr(self, "driver"):
+            return
+        self.bring_all_to_an_end()
+        self.events_tell_the_same_story_again()
+
+    def bring_all_to_an_end(self):
+        driver = self.driver
+        driver.start_agent(6)
+        driver.now += 100.0
+        driver.tell(ev.TimerFired, key=("arrival", 1, 0))
+        for job in self.machine.jobs.values():
+            if job.state is JobState.HELD or job.held:
+                driver.resume(job.id)
+        for _ in range(len(self.machine.jobs)):
+            for job in list(self.machine.active.values()):
+                driver.exits(job.id, 0, job.spec.steps, job.spec.steps)
+        assert self.machine.finished, self.machine.jobs.values()
+        assert all(job.state.final for job in self.machine.jobs.values())
+
+    def events_tell_the_same_story_again(self):
+        again, actions = Machine(make_policy), []
+        for seq, event in enumerate(self.driver.events, 1):
+            number, read_back = journal.decode(journal.encode(seq, event))
+            assert (number, read_back) == (seq, event)
+            actions += again.handle(read_back)
+        assert actions == self.driver.actions
+        assert state_of(again) == state_of(self.machine)
+
+
+TestAnythingGoes = AnythingGoes.TestCase
+TestAnythingGoes.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
