@@ -149,7 +149,7 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: tuple[str,
         click.echo(job_table(result, width=width))
         click.echo(headline(result))
         if len(results) > 1:
-            click.echo("\nsimulated with the same profiles, for comparison:")
+            click.echo("\nthis run, and what others would have taken (simulated with the same profiles):")
             click.echo(comparison_table(results, width=width))
     for job in machine.jobs.values():
         if job.state is JobState.FAILED:

@@ -207,6 +207,8 @@ class Session:
         `metrics` (numbers by name, or a function that returns them) is asked for on rank 0 only, after
         the other ranks were let go, and goes into STATE.json. Exits with 74 if nothing can be saved.
         """
+        if self._answer is not None:
+            self._answer()  # asked in the last step; whatever it is, there is nothing left to suspend
         self._save_or_exit()
         self._close()
         if self.rank == 0 and self._env is not None and metrics is not None and self._checkpoint is not None:

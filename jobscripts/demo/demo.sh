@@ -20,5 +20,13 @@ echo
 echo "== 3. Why did wide-cnn-a get what it got? (hpcsched explain)"
 hpcsched explain wide-cnn-a --dir "$run/run"
 
+if ! hpcsched status --dir "$run/run" --json | grep -q '"suspensions":[1-9]'; then
+    echo
+    echo "== No promotion paid on this machine just now (its cores are busy, or it has but one)."
+    echo "   So here is one on six pretended GPUs: the MARBLE paper's second job set, 40 times faster than the clock."
+    hpcsched run "$here/../marble/set2.toml" --devices replay:6@40 --dir "$run/paper" \
+        --profiles marble-summit --policy-option promote=always --compare exclusive --gantt "$run/paper.svg"
+fi
+
 echo
 echo "The Gantt chart is in $run/gantt.svg; the jobs' output and checkpoints are in $run/run/jobs."

@@ -29,7 +29,7 @@ cd "$HPCSCHED_JOB_DIR"; step=0; asked=
 save() {{
     printf '{{"step": %d, "attempt": %d}}' $step $HPCSCHED_ATTEMPT > STATE.tmp && mv STATE.tmp STATE.json
 }}
-trap 'asked=1' TSTP TERM
+trap 'asked=1' TSTP TERM; trap '' PIPE
 [ $HPCSCHED_RESUME = 1 ] && step=$(sed 's/.*"step": *\\([0-9]*\\).*/\\1/' STATE.json)
 echo "from $step on $HPCSCHED_DEVICES"
 : > ready.$HPCSCHED_ATTEMPT

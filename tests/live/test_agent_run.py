@@ -89,7 +89,7 @@ def test_a_rigid_job_is_ended_and_put_back_on_drain(bench: Bench) -> None:
 
 
 def test_the_snapshot_is_whole_at_any_time_and_grows(bench: Bench) -> None:
-    agent = bench.start(bench.set_of(saves("a", steps=60, gpus=1)), "--devices", "cpu:1")
+    agent = bench.start(bench.set_of(saves("a", steps=40, gpus=1)), "--devices", "cpu:1")
     seen = [bench.until(lambda: bench.status()["run"].get("seq"))]
     states = set()
     while agent.process.poll() is None:

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from test_worker_ranks import Job, same, wait  # noqa: E402
+from test_worker_ranks import Job, same, wait, woken_by  # noqa: E402
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -136,8 +136,9 @@ def test_the_example_of_an_own_loop_is_elastic(tmp_path: Path) -> None:
     deadline = time.monotonic() + 30
     while not (job.dir / "ready.1").exists() and time.monotonic() < deadline and rank.poll() is None:
         time.sleep(0.02)
-    os.kill(rank.pid, signal.SIGTSTP)
-    assert rank.wait(30) == 75, job.output
+    with woken_by():
+        os.kill(rank.pid, signal.SIGTSTP)
+        assert rank.wait(30) == 75, job.output
     saved = job.state["step"]
     again = job.spawn(sys.executable, str(Path(example.__file__)), env={"HPCSCHED_STEPS": str(saved + 10)})
     assert again.wait(30) == 0, job.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -197,6 +199,16 @@ class Job:
         return load_checkpoint(self.checkpoints)
 
 
+@contextlib.contextmanager
+def woken_by(note: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Take SIGUSR1, as an agent does; without a handler it would end this process."""
+    former = signal.signal(signal.SIGUSR1, lambda *_: note())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+
+
 def wait(ranks: list[BaseProcess]) -> list[int | None]:
     for process in ranks:
         process.join(_DEADLINE_S)
@@ -290,8 +302,7 @@ def test_a_real_start_suspend_and_wake_up(tmp_path: Path) -> None:
     job = Job(tmp_path, steps=10**9)
     states: list[dict[str, Any]] = []
     read, write = os.pipe()
-    former = signal.signal(signal.SIGUSR1, lambda *_: states.append(job.state))
-    try:
+    with woken_by(lambda: states.append(job.state)):
         rank = job.spawn(
             sys.executable,
             "-m",
@@ -306,8 +317,6 @@ def test_a_real_start_suspend_and_wake_up(tmp_path: Path) -> None:
             os.killpg(rank.pid, signal.SIGTSTP)
             assert rank.wait(_DEADLINE_S) == 75
             last = json.loads(progress.readlines()[-1])
-    finally:
-        signal.signal(signal.SIGUSR1, former)
     assert first["step"] == 1
     assert set(first) == {"step", "t", "loss"}
     (state,) = states

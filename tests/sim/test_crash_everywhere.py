@@ -1,0 +1,119 @@
+"""The agent's node may die after any record of the journal, or in the middle of writing one."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcsched.core import events as ev
+from hpcsched.core.model import JobState
+from hpcsched.testing.builders import a_job, a_profile
+from hpcsched.testing.simulation import Rehearsal, Scene
+
+PROFILES = (
+    a_profile("short", [2, 3, 4, 3.5], start_s=5.0, suspend_s=4.0, resume_s=3.0),
+    a_profile("wide", [1, 2, 3, 4, 5], start_s=10.0, suspend_s=8.0, resume_s=6.0),
+)
+EVERY = {"checkpoint_every_s": 13.0}
+
+
+def command(kind, at, job_id):
+    return kind(at=at, job_id=job_id)
+
+
+CONTENDED = Scene(
+    jobs=(
+        a_job("a", "short", 200, **EVERY),
+        a_job("b", "wide", 600, **EVERY),
+        a_job("c", "short", 300, after=("a",), **EVERY),
+        a_job("d", "wide", 400, gpus=(2, 3), submit_at=60.1, **EVERY),
+        a_job("e", "short", 900, **EVERY),
+        a_job("f", "short", 100, after=("e",), **EVERY),
+        a_job("g", "short", 100, gpus=5, **EVERY),
+    ),
+    profiles=PROFILES,
+    gpus=6,
+    options={"promote": "always"},
+    commands=(
+        command(ev.SuspendRequested, 20.0, 2),
+        command(ev.HoldRequested, 5.0, 7),
+        command(ev.CancelRequested, 90.0, 5),
+        command(ev.ResumeRequested, 120.0, 2),
+        command(ev.ReleaseRequested, 130.0, 7),
+    ),
+)
+ONE_BY_ONE = Scene(
+    jobs=tuple(a_job(f"x{i}", "wide", 300, **EVERY) for i in range(4)),
+    profiles=PROFILES,
+    gpus=4,
+    policy="exclusive",
+    commands=(command(ev.CancelRequested, 70.0, 3),),
+)
+SCENES = {"contended": CONTENDED, "one-by-one": ONE_BY_ONE}
+
+
+@pytest.fixture(scope="module", params=SCENES)
+def rehearsal(request, tmp_path_factory):
+    return Rehearsal(SCENES[request.param], tmp_path_factory.mktemp("run"))
+
+
+def test_without_a_crash_no_step_is_done_twice(rehearsal):
+    assert rehearsal.machine.finished
+    assert rehearsal.events > 30
+    kinds = {job.state for job in rehearsal.machine.jobs.values()}
+    assert kinds == {JobState.COMPLETED, JobState.CANCELLED}
+    for job in rehearsal.machine.jobs.values():
+        assert job.repeated == 0
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["between records", "in a record"])
+def test_a_crash_at_every_record(rehearsal, torn):
+    """Same ends; nothing acknowledged is lost; only steps since the newest checkpoint are done again.
+
+    That no job is launched while it runs, and the steps add up, the simulation and the invariants check.
+    """
+    expected = {job.spec.name: job.state for job in rehearsal.machine.jobs.values()}
+    again = 0
+    for records in range(rehearsal.events + (not torn)):
+        before, end = rehearsal.crash(records, torn=torn)
+        assert {job.spec.name: job.state for job in end.jobs.values()} == expected, records
+        for job_id, job in before.jobs.items():
+            after = end.jobs[job_id]
+            if job.state.final:
+                assert (after.state, after.ended_s, after.step) == (job.state, job.ended_s, job.step)
+            if job.wanted == "cancel":
+                assert after.state is JobState.CANCELLED
+            at_risk = job.step - rehearsal.saved_at(records + torn, job_id) if job.state.active else 0
+            assert after.repeated == max(0, at_risk), (records, job.spec.name)
+            again += after.repeated
+            if after.state is JobState.COMPLETED:
+                assert after.step == job.spec.steps
+    assert again > 0
+
+
+def test_a_held_job_is_still_held_after_a_crash(tmp_path):
+    """Hold and suspend are kept; without a release the jobs stay where they are."""
+    scene = Scene(
+        jobs=(a_job("a", "wide", 500, **EVERY), a_job("b", "short", 500, gpus=4)),
+        profiles=PROFILES,
+        gpus=4,
+        commands=(command(ev.HoldRequested, 1.0, 2), command(ev.SuspendRequested, 30.0, 1)),
+    )
+    rehearsal = Rehearsal(scene, tmp_path)
+    for records in range(rehearsal.events):
+        _, end = rehearsal.crash(records, torn=False)
+        assert end.jobs[2].state is JobState.HELD
+        assert end.jobs[1].state in (JobState.SUSPENDED, JobState.HELD)
+        assert not end.active
+
+
+def test_crash_after_crash(tmp_path):
+    """An agent that dies again and again still gets there: every life leaves one checkpoint more."""
+    rehearsal = Rehearsal(ONE_BY_ONE, tmp_path)
+    _, end = rehearsal.crash(rehearsal.events // 2, torn=True)
+    assert end.finished
+    (tmp_path / "cut.jsonl").rename(tmp_path / "whole.jsonl")
+    data = (tmp_path / "whole.jsonl").read_bytes()
+    rehearsal.data = data
+    rehearsal.ends = [0, *(i + 1 for i, byte in enumerate(data) if byte == ord("\n"))]
+    lives = [life.at for life in end.lives]
+    assert len(lives) == 2 and lives[0] < lives[1]
