@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common import Report, Scratch, hpcsched, main, median, ms, percentile
 
@@ -111,7 +111,7 @@ def write_run(folder: Path, count: int) -> None:
         events.append(event)
         for action in machine.handle(event):
             if isinstance(action, Launch):
-                about = {"job_id": action.job_id, "attempt": action.attempt}
+                about: dict[str, Any] = {"job_id": action.job_id, "attempt": action.attempt}
                 feed(ev.WorkersSpawned(at=0.1, host=host, processes=(), **about))
                 feed(ev.WorkersReady(at=0.2, **about))
 

@@ -9,6 +9,7 @@ that policy and simulator turn it into the paper's schedules, not that Summit wa
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from common import JOB_SETS, Report, Scratch, hpcsched, main
 
@@ -47,14 +48,15 @@ def measure(options: argparse.Namespace) -> Report:
     return report
 
 
-def _simulate(file: object, policies: str, promote: str) -> list[dict[str, float]]:
+def _simulate(file: object, policies: str, promote: str) -> list[Any]:
     command = hpcsched(
         *("simulate", file, "--gpus", 6, "--profiles", "marble-summit", "--json"),
         *("--policy", policies, "--policy-option", f"promote={promote}"),
     )
     with Scratch.make() as scratch:
         page = scratch.json(command, deadline_s=60)
-    return page.get("results", [page])
+    results: list[Any] = page.get("results", [page])
+    return results
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from common import JOB_SETS, Report, Scratch, hpcsched, main
 
@@ -48,7 +49,7 @@ def measure(options: argparse.Namespace) -> Report:
     return report
 
 
-def _both(file: Path, speed: int) -> tuple[dict, dict]:
+def _both(file: Path, speed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     with Scratch.make() as scratch:
         devices = ("--devices", f"replay:6@{speed}", "--dir", scratch.folder / "run", "--quiet")
         real = scratch.json(hpcsched("run", file, *devices, *OPTIONS), deadline_s=DEADLINE_S)

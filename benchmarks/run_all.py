@@ -95,7 +95,8 @@ def _run(name: str, *, quick: bool) -> dict[str, Any]:
         if code:
             raise RuntimeError(f"exit code {code}")
         output.seek(0)
-        return json.loads(output.read())
+        page: dict[str, Any] = json.loads(output.read())
+        return page
 
 
 def machine() -> dict[str, Any]:

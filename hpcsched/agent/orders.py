@@ -1,10 +1,7 @@
-"""From "launch this attempt" to argv and environment: our side of the contract with programs."""
+"""From the core's "launch this attempt" to what is to be started here."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +12,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.model import Device, Kind
 from hpcsched.core.profile import Profile
 from hpcsched.launch.base import LaunchPlan
+from hpcsched.launch.contract import plan_attempt
 from hpcsched.planning.costs import course_of
 from hpcsched.store.rundir import RunDir
 
@@ -63,49 +61,24 @@ def plan_of(
 
     Raises ValueError when a stand-in is asked for without a profile or a step count.
     """
-    spec, folder = job.spec, site.rundir.job(job.id)
-    ours = {
-        "RUN_ID": site.run_id,
-        "RUN_DIR": str(site.rundir.root),
-        "JOB_DIR": str(folder),
-        "JOB_ID": str(job.id),
-        "JOB_NAME": spec.name,
-        "ATTEMPT": str(action.attempt),
-        "DEVICES": ",".join(str(d.index) for d in devices),
-        "CHECKPOINT_DIR": str(folder / "checkpoint"),
-        "CHECKPOINT_EVERY_S": repr(spec.checkpoint_every_s),
-        "KEEP": str(spec.keep_checkpoints),
-        "RESUME": str(int(action.resume)),
-        "NOTIFY_PID": str(os.getpid()),
-    }
-    if spec.steps is not None:
-        ours["STEPS"] = str(spec.steps)
-    if site.stand_ins or spec.kind is Kind.REPLAY:
-        argv: tuple[str, ...] = (sys.executable, "-m", "hpcsched.worker.standin")
-        ours["STANDIN"] = _course(job, action, profile, site.speed)
-    elif spec.kind is Kind.TRAINER:
-        argv = (sys.executable, "-m", "hpcsched.worker")
-        ours["TRAINER"] = spec.trainer or ""
-        ours["ARGS"] = json.dumps(spec.args)
-        ours["STRATEGY"] = json.dumps(spec.strategy)
-    else:
-        argv = spec.command
-        if spec.args:
-            ours["ARGS"] = json.dumps(spec.args)
-    contract = {f"HPCSCHED_{name}": value for name, value in ours.items()}
-    return LaunchPlan(
+    stand_in = None
+    if site.stand_ins or job.spec.kind is Kind.REPLAY:
+        stand_in = _course(job, action, profile, site.speed)
+    return plan_attempt(
+        job.spec,
         job_id=job.id,
         attempt=action.attempt,
-        argv=argv,
-        env={**device_env, **spec.env, **contract},
-        cwd=Path(spec.workdir),
+        run_id=site.run_id,
+        run_dir=site.rundir.root,
         output=output_path(job, site, action.attempt),
         devices=devices,
-        per_rank=spec.processes == "per-gpu" or spec.kind is not Kind.COMMAND,
+        device_env=device_env,
+        resume=action.resume,
+        stand_in=stand_in,
     )
 
 
-def _course(job: Job, action: Launch, profile: Profile | None, speed: float) -> str:
+def _course(job: Job, action: Launch, profile: Profile | None, speed: float) -> dict[str, float]:
     if profile is None or job.spec.steps is None:
         raise ValueError("a stand-in needs a profile of its model and `steps`")
     course = course_of(
@@ -115,13 +88,11 @@ def _course(job: Job, action: Launch, profile: Profile | None, speed: float) -> 
         steps=job.spec.steps,
         first=action.attempt == 1,
     )
-    return json.dumps(
-        {
-            "rate": course.rate,
-            "start_s": course.start_s,
-            "suspend_s": course.suspend_s,
-            "steps": course.steps,
-            "speed": speed,
-            "launched_at": time.monotonic(),
-        }
-    )
+    return {
+        "rate": course.rate,
+        "start_s": course.start_s,
+        "suspend_s": course.suspend_s,
+        "steps": course.steps,
+        "speed": speed,
+        "launched_at": time.monotonic(),
+    }

@@ -6,18 +6,18 @@ import json
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpcsched.core.model import Device, JobSpec, Kind
+from hpcsched.core.model import Device, JobSpec
 from hpcsched.devices.base import Devices
 from hpcsched.errors import HpcschedError
 from hpcsched.launch.base import SUSPENDED, Launcher, LaunchPlan, Workers
+from hpcsched.launch.contract import job_dir, plan_attempt
 from hpcsched.launch.proc import wait_ended
 from hpcsched.profiling.measure import Meter, Window, parse_report
 
@@ -111,7 +111,7 @@ class Trial:
 
     @property
     def _job_dir(self) -> Path:
-        return _job_dir(self.folder)
+        return job_dir(self.folder, 1)
 
     @contextmanager
     def _workers(self, attempt: int) -> Iterator[Workers]:
@@ -263,47 +263,19 @@ def plan_of(
 
     The first attempt starts afresh, later ones resume.
     """
-    job_dir = _job_dir(folder)
-    ours = {
-        "RUN_ID": f"profile-{os.getpid()}",
-        "RUN_DIR": str(folder),
-        "JOB_DIR": str(job_dir),
-        "JOB_ID": "1",
-        "JOB_NAME": spec.name,
-        "ATTEMPT": str(attempt),
-        "DEVICES": ",".join(str(d.index) for d in chosen),
-        "CHECKPOINT_DIR": str(job_dir / "checkpoint"),
-        # A save in the middle of a window would be measured as slow steps.
-        "CHECKPOINT_EVERY_S": "1000000000.0",
-        "KEEP": str(spec.keep_checkpoints),
-        "RESUME": str(int(attempt > 1)),
-        "NOTIFY_PID": str(os.getpid()),
-        "STEPS": str(ENDLESS),
-    }
-    if spec.kind is Kind.TRAINER:
-        argv: tuple[str, ...] = (sys.executable, "-m", "hpcsched.worker")
-        ours["TRAINER"] = spec.trainer or ""
-        ours["STRATEGY"] = json.dumps(spec.strategy)
-    else:
-        argv = spec.command
-    if spec.args or spec.kind is Kind.TRAINER:
-        ours["ARGS"] = json.dumps(spec.args)
-    contract = {f"HPCSCHED_{name}": value for name, value in ours.items()}
-    return LaunchPlan(
+    # A save in the middle of a window would be measured as slow steps.
+    endless = replace(spec, steps=ENDLESS, checkpoint_every_s=float(ENDLESS))
+    return plan_attempt(
+        endless,
         job_id=1,
         attempt=attempt,
-        argv=argv,
-        env={**devices.environment(chosen), **spec.env, **contract},
-        cwd=Path(spec.workdir),
+        run_id=f"profile-{os.getpid()}",
+        run_dir=folder,
         output=output_of(folder),
         devices=chosen,
-        per_rank=spec.processes == "per-gpu" or spec.kind is not Kind.COMMAND,
+        device_env=devices.environment(chosen),
+        resume=attempt > 1,
     )
-
-
-def _job_dir(folder: Path) -> Path:
-    """Programs may know it from RUN_DIR and JOB_ID alone."""
-    return folder / "jobs" / "1"
 
 
 def output_of(folder: Path) -> Path:

@@ -6,7 +6,6 @@ journal, look which steps are saved on disk, say AgentStarted, go on.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,33 +73,56 @@ class _Saving(Simulation):
 
 
 class Rehearsal:
-    """A scene played once to the end with every event in a journal, to be cut off anywhere.
+    """A scene played to the end with every event in a journal, to be cut off anywhere.
 
-    `machine` is the end of that uncut run; `saved[k]` the step on disk by job after k records.
+    `machine` is the state at the end; `saved[k]` is, by job, the newest step on disk after k records.
     """
 
     def __init__(self, scene: Scene, folder: Path) -> None:
-        self._scene, self._folder = scene, folder
-        path = folder / "whole.jsonl"
-        self._journal = Journal(path)
-        self._saved: dict[int, int] = {}
+        self._scene = scene
+        self._path, self._cut = folder / "whole.jsonl", folder / "cut.jsonl"
+        first = [*self._first(Machine(make_policy), {}), *scene.inbox(set(), 0.0)]
         self.saved: list[dict[int, int]] = [{}]
-        self.ends = [0]
-        self.machine = self._play(self._from_the_start(), Machine(make_policy))
-        self._journal.close()
-        self.data = path.read_bytes()
-        for at, byte in enumerate(self.data):
-            if byte == ord("\n"):
-                self.ends.append(at + 1)
-        self.events = len(self.ends) - 1
+        self.machine = self._play(Machine(make_policy), first, Journal(self._path), self.saved)
+        self._load()
 
-    def _from_the_start(self) -> list[ev.Event]:
-        return [*self._first(Machine(make_policy), {}), *self._scene.inbox(set(), 0.0)]
+    def _load(self) -> None:
+        self._data = self._path.read_bytes()
+        self._ends = [0, *(at + 1 for at, byte in enumerate(self._data) if byte == ord("\n"))]
+
+    @property
+    def records(self) -> int:
+        """How many records the whole journal has."""
+        return len(self._ends) - 1
+
+    def crash(self, records: int, *, torn: bool) -> tuple[Machine, Machine]:
+        """Lose all but the first `records` records (`torn`: and half of the next), recover, go on.
+
+        A torn record tells of something that has happened: what it says was saved is on disk.
+        Returns the state just after the replay, and that at the end.
+        """
+        keep = self._ends[records]
+        if torn:
+            keep += (self._ends[records + 1] - keep) // 2
+        self._cut.write_bytes(self._data[:keep])
+        before = replay(self._cut, make_policy).machine
+        machine, length, count, carried_out = replay(self._cut, make_policy)
+        assert (length, count) == (self._ends[records], records)
+        on_disk = self.saved[records + torn]
+        first = [*self._first(machine, on_disk), *self._scene.inbox(carried_out, machine.now)]
+        journal = Journal(self._cut, length=length, records=count)
+        self._saved_after_crash = [*self.saved[:records], dict(on_disk)]
+        return before, self._play(machine, first, journal, self._saved_after_crash)
+
+    def keep_crash(self) -> None:
+        """The run with the latest crash in it is the one that is cut off from now on."""
+        self._cut.replace(self._path)
+        self.saved = self._saved_after_crash
+        self._load()
 
     def _first(self, machine: Machine, saved: Mapping[int, int]) -> list[ev.Event]:
         """What an agent says first: that it is there, and the jobs that the run does not know yet."""
         scene, now = self._scene, machine.now
-        lives = {job_id: saved[job_id] for job_id in machine.active if job_id in saved}
         first: list[ev.Event] = [
             ev.AgentStarted(
                 at=now,
@@ -108,7 +130,7 @@ class Rehearsal:
                 devices=some_devices(scene.gpus),
                 policy=scene.policy,
                 policy_options=scene.options,
-                saved_steps=lives,
+                saved_steps={job_id: saved[job_id] for job_id in machine.active if job_id in saved},
             )
         ]
         new = tuple(job for job in scene.jobs if job.name not in machine.by_name)
@@ -119,47 +141,21 @@ class Rehearsal:
             ]
         return first
 
-    def _play(self, happenings: Iterable[ev.Event], machine: Machine) -> Machine:
+    def _play(
+        self, machine: Machine, first: Iterable[ev.Event], journal: Journal, saved: list[dict[int, int]]
+    ) -> Machine:
         def watch(event: ev.Event, actions: Sequence[Action], machine: Machine) -> None:
             check(machine)
-            self._journal.append([event], sync=False)
+            journal.append([event], sync=False)
+            on_disk = dict(saved[-1])
             if isinstance(event, (ev.CheckpointSaved, ev.WorkersExited)):
                 step = event.step if isinstance(event, ev.CheckpointSaved) else event.saved_step
                 if step is not None:
-                    self._saved[event.job_id] = step
-            self.saved.append(dict(self._saved))
+                    on_disk[event.job_id] = step
+            saved.append(on_disk)
 
-        profiles = self._scene.profiles
-        return _Saving((), profiles, machine=machine, happenings=happenings, watch=watch).run()
-
-    def crash(self, records: int, *, torn: bool) -> tuple[Machine, Machine]:
-        """Lose all but the first `records` records (`torn`: and half of the next), recover, go on.
-
-        A torn record tells of something that has happened: what it says was saved is on disk.
-        Returns the machine as it was just after the replay, and at the end.
-        """
-        keep = self.ends[records]
-        if torn:
-            keep += (self.ends[records + 1] - keep) // 2
-        path = self._folder / "cut.jsonl"
-        path.write_bytes(self.data[:keep])
-        before = replay(path, make_policy).machine
-        machine, length, count, carried_out = replay(path, make_policy)
-        assert (length, count) == (self.ends[records], records)
-        on_disk = self.saved[records + torn]
-        first = self._first(machine, on_disk)
-        inbox = self._scene.inbox(carried_out, machine.now)
-        self._journal = Journal(path, length=length, records=count)
-        self._saved = dict(on_disk)
-        end = self._play([*first, *inbox], machine)
-        self._journal.close()
-        assert sum(1 for _ in path.open("rb")) > records
-        return before, end
-
-    def saved_at(self, records: int, job_id: int) -> int:
-        """The step of a job's newest checkpoint on disk after so many records."""
-        return self.saved[records].get(job_id, 0)
-
-    def record_of(self, offset: int) -> int:
-        """The number of the record that holds the byte at this offset."""
-        return bisect.bisect_right(self.ends, offset)
+        try:
+            profiles = self._scene.profiles
+            return _Saving((), profiles, machine=machine, happenings=first, watch=watch).run()
+        finally:
+            journal.close()

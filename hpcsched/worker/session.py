@@ -210,13 +210,14 @@ class Session:
         if self._answer is not None:
             self._answer()  # asked in the last step; whatever it is, there is nothing left to suspend
         self._save_or_exit()
-        self._close()
+        self._part()
         if self.rank == 0 and self._env is not None and metrics is not None and self._checkpoint is not None:
             try:
                 self._write_state(self._checkpoint, metrics() if callable(metrics) else metrics)
             except StoreError as error:
                 say(f"the metrics could not be saved: {error}")
                 raise SystemExit(EXIT_CANNOT_SAVE) from None
+        self._flag.close()
 
     # How it works.
 
@@ -264,7 +265,7 @@ class Session:
         self._save_or_exit()
         if self.rank == 0 and self._env is not None:
             self._env.wake_agent()
-        self._close()
+        self._part()
         raise SystemExit(EXIT_SUSPENDED)
 
     def _save_or_exit(self) -> None:
@@ -278,7 +279,7 @@ class Session:
         if error:
             if self.rank == 0:
                 say(f"step {self.step} could not be saved: {error}")
-            self._close()
+            self._part()
             raise SystemExit(EXIT_CANNOT_SAVE)
 
     def _save(self) -> str | None:
@@ -371,8 +372,8 @@ class Session:
         else:
             rng.reseed(self.seed, self.step, self.rank)
 
-    def _close(self) -> None:
-        self._flag.close()
+    def _part(self) -> None:
+        """Leave the other ranks. The signal handlers stay: being told twice must not end us half-way."""
         self._answer = None
         self._peers.close()
         if self._env is not None:

@@ -71,7 +71,9 @@ def test_a_full_disk_stops_the_run_with_all_saved_and_it_goes_on_later(bench: Be
         assert elsewhere.read_text() == "7\n"
         ballast.unlink()
         assert bench.rundir.journal.read_bytes().startswith(before)
-        assert bench("run", "--resume", "-q", *CPU).returncode == 0
+        done = bench("run", "--resume", "-q", *CPU)
+        print(subprocess.run(["df",str(bench.dir)],capture_output=True,text=True).stdout, subprocess.run(["du","-a",str(bench.dir)],capture_output=True,text=True).stdout[-1500:])
+        assert done.returncode == 0, done.stderr
         assert bench.states() == {"a": "COMPLETED"}
         agent.process.wait()
 

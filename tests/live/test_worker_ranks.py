@@ -343,3 +343,12 @@ def test_own_loop_runs_without_hpcsched(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert {path.name for path in tmp_path.iterdir()} <= {"training.py", "jobs", "__pycache__"}
+
+
+def test_the_digits_are_learnt(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    job = Job(tmp_path, trainer="hpcsched.examples.digits:Digits", steps=60)
+    assert job.run(1, kind="cnn", width=4) == [0], job.output
+    assert job.state["metrics"]["accuracy"] > 0.6
+    assert job.run(1, depth=3) == [2]
+    assert "Digits: depth: unknown argument; accepted: kind, width" in job.output

@@ -20,7 +20,13 @@ PROFILES = (
     a_profile("one", [3.0, 2.0], start_s=5.0, suspend_s=5.0),
 )
 MODELS = ["three", "six", "one", "unknown", "stranger"]
-COMMANDS = [ev.CancelRequested, ev.HoldRequested, ev.ReleaseRequested, ev.SuspendRequested, ev.ResumeRequested]
+COMMANDS = [
+    ev.CancelRequested,
+    ev.HoldRequested,
+    ev.ReleaseRequested,
+    ev.SuspendRequested,
+    ev.ResumeRequested,
+]
 CODES = [0, 75, 1, 143, 137]
 some_job = st.integers(0, 40)
 gpu_ranges = st.sampled_from([(1, None), (1, None), (1, 1), (2, 4), (3, 3), (6, 6), (2, None)])

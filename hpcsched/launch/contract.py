@@ -1,0 +1,74 @@
+"""Our side of the contract with programs: argv and environment of an attempt (docs/elastic.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcsched.core.model import Device, JobSpec, Kind
+from hpcsched.launch.base import LaunchPlan
+
+
+def job_dir(run_dir: Path, job_id: int) -> Path:
+    """A job's folder in a run directory; programs may know it from RUN_DIR and JOB_ID alone."""
+    return run_dir / "jobs" / str(job_id)
+
+
+def plan_attempt(
+    spec: JobSpec,
+    *,
+    job_id: int,
+    attempt: int,
+    run_id: str,
+    run_dir: Path,
+    output: Path,
+    devices: tuple[Device, ...],
+    device_env: Mapping[str, str],
+    resume: bool,
+    stand_in: Mapping[str, float] | None = None,
+) -> LaunchPlan:
+    """What to start for an attempt of `spec` on `devices`, which `device_env` shows to the program.
+
+    `stand_in`: the course that a stand-in follows in place of the job's own program.
+    """
+    folder = job_dir(run_dir, job_id)
+    ours = {
+        "RUN_ID": run_id,
+        "RUN_DIR": str(run_dir),
+        "JOB_DIR": str(folder),
+        "JOB_ID": str(job_id),
+        "JOB_NAME": spec.name,
+        "ATTEMPT": str(attempt),
+        "DEVICES": ",".join(str(d.index) for d in devices),
+        "CHECKPOINT_DIR": str(folder / "checkpoint"),
+        "CHECKPOINT_EVERY_S": repr(spec.checkpoint_every_s),
+        "KEEP": str(spec.keep_checkpoints),
+        "RESUME": str(int(resume)),
+        "NOTIFY_PID": str(os.getpid()),
+    }
+    if spec.steps is not None:
+        ours["STEPS"] = str(spec.steps)
+    argv = spec.command
+    if stand_in is not None:
+        argv = (sys.executable, "-m", "hpcsched.worker.standin")
+        ours["STANDIN"] = json.dumps(dict(stand_in))
+    elif spec.kind is Kind.TRAINER:
+        argv = (sys.executable, "-m", "hpcsched.worker")
+        ours["TRAINER"] = spec.trainer or ""
+        ours["STRATEGY"] = json.dumps(spec.strategy)
+    if spec.args or spec.kind is Kind.TRAINER:
+        ours["ARGS"] = json.dumps(spec.args)
+    contract = {f"HPCSCHED_{name}": value for name, value in ours.items()}
+    return LaunchPlan(
+        job_id=job_id,
+        attempt=attempt,
+        argv=argv,
+        env={**device_env, **spec.env, **contract},
+        cwd=Path(spec.workdir),
+        output=output,
+        devices=devices,
+        per_rank=spec.processes == "per-gpu" or spec.kind is not Kind.COMMAND,
+    )
