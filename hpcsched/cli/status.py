@@ -121,14 +121,16 @@ def table(jobs: list[JobStatus], format_: str, *, header: bool) -> str:
         if key not in FIELDS:
             accepted = ", ".join(f"{k} {name}" for k, (name, _) in FIELDS.items())
             raise ConfigError(where="--format", got=repr(key), accepted=accepted)
-    columns = [[FIELDS[key][1](job) for job in jobs] for key in keys]
+    texts = [FIELDS[key][1] for key in keys]
+    rows = [tuple([text(job) for text in texts]) for job in jobs]
     if header:
-        columns = [[FIELDS[key][0], *column] for key, column in zip(keys, columns, strict=True)]
-    padded = []
-    for key, column in zip(keys, columns, strict=True):
-        width = max(map(len, column), default=0)
-        padded.append([c.rjust(width) if key in _RIGHT else c.ljust(width) for c in column])
-    return "".join("  ".join(row).rstrip() + "\n" for row in zip(*padded, strict=True))
+        rows.insert(0, tuple(FIELDS[key][0] for key in keys))
+    widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)]
+    # The last column is not padded: a line has no blanks at its end.
+    aligned = [f"%{'' if key in _RIGHT else '-'}{width}s" for key, width in zip(keys, widths, strict=False)]
+    aligned[-1:] = ["%s"] if keys[-1] not in _RIGHT else aligned[-1:]
+    line = "  ".join(aligned) + "\n"
+    return "".join([line % row for row in rows])
 
 
 def _finished(found: Status) -> str:

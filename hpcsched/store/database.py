@@ -159,13 +159,15 @@ class Database:
 
     def record_jobs(self, jobs: Iterable[FinishedJob]) -> None:
         """Keep finished jobs of a recorded run; the same (run_id, job_id) replaces the earlier one."""
+        rows = [asdict(job) for job in jobs]
+        if not rows:
+            return
+        statement = insert(HistoryRow)
+        renewed = {name: statement.excluded[name] for name in rows[0]}
         with self._transaction(write=True) as connection:
-            for job in jobs:
-                values = asdict(job)
-                statement = insert(HistoryRow).values(**values)
-                connection.execute(
-                    statement.on_conflict_do_update(index_elements=["run_id", "job_id"], set_=values)
-                )
+            connection.execute(
+                statement.on_conflict_do_update(index_elements=["run_id", "job_id"], set_=renewed), rows
+            )
 
     def runs(self) -> tuple[Run, ...]:
         """The runs, the newest first."""

@@ -249,7 +249,6 @@ def test_a_timer_of_an_attempt_that_is_over_does_nothing():
 
 def test_a_timer_that_was_set_again_runs_out_once_at_the_later_time():
     """Drained before it was ready: its grace counts from when it was asked to save."""
-    driver = one()
     driver = Driver(a_job("x", "m"), profiles=PROFILES)
     driver.tell(ev.WorkersSpawned, 1, processes=())
     driver.drain()
@@ -389,7 +388,6 @@ def test_dependents_wait_for_all_and_may_be_named_before_them():
     reason = driver.machine.waiting_reason(driver.job("last"))
     assert str(reason) == "waits for a, b to complete"
     driver.exits("a", 0)
-    driver.machine.waiting_reason(driver.job("last"))
     assert str(driver.machine.waiting_reason(driver.job("last"))) == "waits for b to complete"
     assert [a.job_id for a in driver.exits("b", 0)] == [1]
 
