@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, agent_works
 
 LOOK_FOR_AGENT_S = 0.5
+ANSWER_KEPT_S = 60.0
+"""An answer that nobody has fetched by then is thrown away: its sender does not wait."""
 
 JOB_COMMANDS = ("cancel", "hold", "release", "suspend", "resume")
 COMMANDS = ("submit", "drain", *JOB_COMMANDS)
@@ -90,12 +93,16 @@ class Inbox:
     def __init__(self, rundir: RunDir) -> None:
         self._new, self._ack = rundir.inbox / "new", rundir.inbox / "ack"
         self._stuck: set[str] = set()
+        self._answers: deque[tuple[float, str]] = deque()
         for old in self._ack.iterdir():
             with contextlib.suppress(OSError):
                 old.unlink()
 
     def read(self) -> list[tuple[str, Command | str]]:
         """Name and command of each file; a text says why a file is refused."""
+        while self._answers and self._answers[0][0] < time.monotonic():
+            with contextlib.suppress(OSError):
+                (self._ack / self._answers.popleft()[1]).unlink()
         try:
             names = sorted(os.listdir(self._new))  # noqa: PTH208 - called four times a second
         except OSError:
@@ -128,6 +135,7 @@ class Inbox:
         """
         with contextlib.suppress(StoreError):  # no room: the sender will hear nothing
             write_atomically(self._ack / name, msgspec.json.encode(answer))
+            self._answers.append((time.monotonic() + ANSWER_KEPT_S, name))
         try:
             (self._new / name).unlink(missing_ok=True)
         except OSError:

@@ -5,6 +5,7 @@ Workers follow `planning.standin.Course`, which the live stand-in program follow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -80,13 +81,13 @@ class Simulation:
         else:
             require_profiles(self._jobs, self._profiles)
 
-    def run(self) -> Machine:
-        """Go on until nothing is left to happen; returns the machine in its last state."""
+    def run(self, *, until: float = math.inf) -> Machine:
+        """Go on until nothing is left to happen, or until then; returns the machine in its last state."""
         if self._from_state:
             self._take_over()
         else:
             self._begin()
-        while self._agenda:
+        while self._agenda and self._agenda[0][0] <= until:
             at, ticket, event = heappop(self._agenda)
             if isinstance(event, ev.WorkersExited):
                 run = self._runs.get(event.job_id)
@@ -99,6 +100,8 @@ class Simulation:
             elif not isinstance(event, ev.WorkersSpawned):
                 self._observe(at)
             self._feed(event)
+        if self._agenda:
+            self._observe(until)
         return self.machine
 
     def _begin(self) -> None:

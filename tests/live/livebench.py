@@ -111,7 +111,13 @@ class Bench:
         """Run a command to its end."""
         argv = [COMMAND, *map(str, words)]
         return subprocess.run(
-            argv, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=timeout_s, check=False
+            argv,
+            env=self.env,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
 
     def start(self, *words: object) -> Agent:
@@ -184,7 +190,9 @@ def placements(actions: list[Action]) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     for action in actions:
         if isinstance(action, Launch):
-            found.append(("launch", action.job_id, action.attempt, action.gpus, str(action.role), action.resume))
+            found.append(
+                ("launch", action.job_id, action.attempt, action.gpus, str(action.role), action.resume)
+            )
         elif isinstance(action, Suspend):
             found.append(("suspend", action.job_id, action.attempt))
     return found

@@ -99,7 +99,8 @@ def test_killed_before_anything_started(bench: Bench) -> None:
 
 def test_killed_while_suspending_and_resumed_under_another_policy_on_fewer_devices(bench: Bench) -> None:
     slow = """
-        trap 'sleep 0.4; echo "{\\"step\\": 3, \\"attempt\\": $HPCSCHED_ATTEMPT}" > STATE.json; exit 75' TSTP TERM
+        save() { sleep 0.4; echo "{\\"step\\": 3, \\"attempt\\": $HPCSCHED_ATTEMPT}" > STATE.json; exit 75; }
+        trap save TSTP TERM
         cd "$HPCSCHED_JOB_DIR"; [ $HPCSCHED_RESUME = 1 ] && exit 0
         : > ready.$HPCSCHED_ATTEMPT
         while :; do sleep 0.05; done

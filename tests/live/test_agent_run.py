@@ -31,7 +31,9 @@ def test_a_replayed_set_does_what_the_simulator_shows(bench: Bench) -> None:
         wanted.extend(actions)
 
     specs = jobfile.load(SETS / "set2.toml", workdir=Path.cwd()).jobs
-    simulation = Simulation(specs, load_profiles(PROFILES), gpus=6, options={"promote": "always"}, watch=watch)
+    simulation = Simulation(
+        specs, load_profiles(PROFILES), gpus=6, options={"promote": "always"}, watch=watch
+    )
     simulated = simulation.run()
     machine, actions = bench.replayed()
     assert placements(actions) == placements(wanted)
@@ -89,7 +91,7 @@ def test_a_rigid_job_is_ended_and_put_back_on_drain(bench: Bench) -> None:
 
 
 def test_the_snapshot_is_whole_at_any_time_and_grows(bench: Bench) -> None:
-    agent = bench.start(bench.set_of(saves("a", steps=40, gpus=1)), "--devices", "cpu:1")
+    agent = bench.start(bench.set_of(saves("a", steps=25, gpus=1)), "--devices", "cpu:1")
     seen = [bench.until(lambda: bench.status()["run"].get("seq"))]
     states = set()
     while agent.process.poll() is None:

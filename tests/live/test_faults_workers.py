@@ -12,7 +12,9 @@ CPU = ["--devices", "cpu:2", "--grace", "0.3"]
 def test_a_worker_that_ignores_all_is_killed_and_goes_on_from_its_last_checkpoint(bench: Bench) -> None:
     program = """
         cd "$HPCSCHED_JOB_DIR"
-        if [ $HPCSCHED_RESUME = 1 ]; then sed 's/.*step": *\\([0-9]*\\).*/resumed at \\1/' STATE.json; exit 0; fi
+        if [ $HPCSCHED_RESUME = 1 ]; then
+            sed 's/.*step": *\\([0-9]*\\).*/resumed at \\1/' STATE.json; exit 0
+        fi
         trap 'echo asked to save' TSTP; trap 'echo asked to end' TERM
         printf '{"step": 10, "attempt": 1}' > STATE.json
         echo '{"step": 25, "t": 0}' >&$HPCSCHED_PROGRESS_FD; : > ready.1
@@ -68,7 +70,7 @@ def test_a_program_that_dies_at_start_is_tried_again_and_its_last_words_are_show
 
 
 def test_when_one_rank_dies_the_others_are_ended(bench: Bench) -> None:
-    script = '[ "$RANK" = 1 ] && exit 5; echo rank $RANK pid $$; trap "echo told" TERM; sleep 60; sleep 60'
+    script = '[ "$RANK" = 1 ] && exit 5; echo rank $RANK pid $$; trap "echo told; exit 1" TERM; sleep 60'
     bench.set_of(job("a", command=["sh", "-c", script], gpus=2, retries=0))
     began = time.monotonic()
     done = bench("run", "set.toml", *CPU)

@@ -337,19 +337,11 @@ def test_from_the_present_state_a_simulation_goes_on_as_it_would_have(cut):
     ]
     whole, _ = simulate(specs, slow, promote="always")
 
-    class Enough(Exception):
-        pass
-
-    def stop(event, actions, machine):
-        if event.at > cut:
-            raise Enough
-
-    first = Simulation(specs, slow, gpus=6, options={"promote": "always"}, watch=stop)
-    with pytest.raises(Enough):
-        first.run()
-    rest = Simulation((), slow, machine=first.machine).run()
+    first = Simulation(specs, slow, gpus=6, options={"promote": "always"}).run(until=cut)
+    assert first.now == cut
+    rest = Simulation((), slow, machine=first).run()
     assert rest.finished
-    assert makespan(rest) == pytest.approx(makespan(whole), rel=0.02)
+    assert makespan(rest) == pytest.approx(makespan(whole), rel=0.01)
     assert all(job.repeated == 0 for job in rest.jobs.values())
 
 

@@ -49,7 +49,7 @@ def test_the_exit_code_is_kept_and_exit_handlers_run(end: str, code: int) -> Non
 
 def test_collections_are_as_usual_afterwards() -> None:
     usual = gc.get_threshold()
-    with pytest.raises(ValueError), fewer_collections():  # noqa: PT011, PT012
+    with pytest.raises(ValueError), fewer_collections():
         assert gc.get_threshold()[0] > usual[0]
         raise ValueError
     assert gc.get_threshold() == usual

@@ -1,0 +1,169 @@
+"""Commands on a living run, on a stopped one, and on none; signals to the agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+
+from livebench import COMMAND, Bench, job, saves
+
+CPU = ["--devices", "cpu:2"]
+FOREVER = 100_000
+
+
+def test_jobs_come_in_and_are_told_what_to_do(bench: Bench) -> None:
+    agent = bench.start(bench.set_of(saves("a", steps=FOREVER, gpus=1)), *CPU)
+    bench.ready("a")
+    # submit: a command, a file; ids in order
+    held = bench("submit", "--name", "b", "--gpus", "2", "--parsable", "--", "sh", "-c", "echo b")
+    assert held.stdout == "2\n", held.stderr
+    more = bench.set_of(job("c", "echo c", gpus=2), job("d", "true", gpus=2, after=["c"]), name="more.toml")
+    assert bench("submit", more).stdout == "submitted job 3 (c)\nsubmitted job 4 (d)\n"
+    twice = bench("submit", more)
+    assert twice.returncode == 2
+    assert twice.stderr.count("\n") == 1
+    large = bench("submit", "--gpus", "9", "--", "true")
+    assert large.returncode == 2
+    assert "at most 2" in large.stderr
+    # hold, release; cancel of one that waits, with what depends on it
+    assert bench("hold", "b").returncode == 0
+    bench.until(lambda: bench.states().get("b") == "HELD")
+    assert "held" in bench("explain", "b").stdout.lower()
+    assert bench("cancel", "3-4").returncode == 0
+    bench.until(lambda: bench.states()["c"] == bench.states()["d"] == "CANCELLED")
+    # suspend, and another has its GPUs
+    assert bench("suspend", "1").returncode == 0
+    bench.until(lambda: bench.states()["a"] == "SUSPENDED")
+    assert bench("release", "b").returncode == 0
+    bench.until(lambda: bench.states()["b"] == "COMPLETED")
+    assert bench("resume", "a").returncode == 0
+    bench.until(lambda: bench.states()["a"] == "RUNNING" and bench.job("a")["ready"])
+    _questions(bench)
+    # cancel of one that runs: the run is over
+    assert bench("cancel", "a").returncode == 0
+    assert agent.wait() == 0, agent.said
+    assert bench.states() == {"a": "CANCELLED", "b": "COMPLETED", "c": "CANCELLED", "d": "CANCELLED"}
+    assert bench.live_workers() == []
+    assert bench("wait", "b").returncode == 0
+    assert bench("wait").returncode == 1
+    gone = bench("cancel", "a")
+    assert gone.returncode == 3
+    assert "it is FINISHED" in gone.stderr
+
+
+def _questions(bench: Bench) -> None:
+    lines = bench("status").stdout.splitlines()
+    assert lines[0].split()[:4] == ["JOBID", "NAME", "USER", "ST"]
+    assert lines[1].split()[0] == "1"
+    assert lines[-1] == "finished: 2 cancelled, 1 completed"
+    every = bench("status", "--states", "all", "-o", "%i,%t", "--noheader").stdout.split()
+    assert every == ["1", "R", "2", "CD", "3", "CA", "4", "CA"]
+    assert bench("status", "--states", "CD", "-o", "%j", "--noheader").stdout == "b\n"
+    assert bench("status", "-j", "2-3", "-o", "%j", "--noheader").stdout == "b\nc\n"
+    page = json.loads(bench("status", "--json").stdout)
+    assert page["schema"] == 1
+    assert page["run"]["stale"] is False
+    assert [j["suspensions"] for j in page["jobs"]] == [1, 0, 0, 0]
+    assert page["gpus"][0]["job"] == 1
+    assert bench("logs", "b").stdout == "b\nb\n", "one from each rank"
+    assert "1 GPU" in bench("explain", "a").stdout
+    for words in (
+        ["cancel", "9"],
+        ["explain", "nobody"],
+        ["logs", "9"],
+        ["status", "-j", "x"],
+        ["wait", "9"],
+    ):
+        unknown = bench(*words)
+        assert unknown.returncode == 4, words
+        assert unknown.stderr.count("\n") == 1
+
+
+def test_logs_follow_a_job_to_its_end(bench: Bench) -> None:
+    script = "for n in 1 2 3; do echo $n; sleep 0.3; done; printf end"
+    agent = bench.start(bench.set_of(job("a", script, gpus=1)), *CPU)
+    bench.until(lambda: bench.states().get("a") == "RUNNING")
+    assert bench("logs", "-f", "a").stdout == "1\n2\n3\nend"
+    assert agent.wait() == 0
+
+
+def test_drain_saves_all_and_resume_finishes(bench: Bench) -> None:
+    agent = bench.start(bench.set_of(saves("a", steps=30, gpus=2), saves("b", steps=3, gpus=2)), *CPU)
+    bench.ready("a")
+    waiting = subprocess.Popen([COMMAND, "wait"], env=bench.env, stderr=subprocess.DEVNULL)
+    assert bench("drain").returncode == 0
+    assert agent.wait() == 75, agent.said
+    assert "run --resume" in agent.said
+    assert waiting.wait(10) == 3
+    assert bench.status()["run"]["state"] == "STOPPED"
+    assert bench.states() == {"a": "SUSPENDED", "b": "PENDING"}
+    assert {j["reason"] for j in bench.status()["jobs"]} == {"Draining"}
+    assert bench("suspend", "a").returncode == 3
+    done = bench("run", "--resume", "--json", "-q", *CPU)
+    assert done.returncode == 0, done.stderr
+    assert {j["steps_repeated"] for j in json.loads(done.stdout)["jobs"]} == {0}
+
+
+def test_an_interrupt_drains(bench: Bench) -> None:
+    for n, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+        words = ["--resume"] if n else [bench.set_of(saves("a", steps=FOREVER, gpus=1))]
+        agent = bench.start(*words, *CPU)
+        bench.until(lambda n=n: bench.job("a").get("attempt") == n + 1 and bench.job("a")["ready"])
+        agent.kill(number)
+        assert agent.wait() == 75, agent.said
+        assert number.name in agent.said
+        assert bench.states() == {"a": "SUSPENDED"}
+    assert bench.live_workers() == []
+    starts = [int(x.split()[1]) for x in bench.output().splitlines() if x.startswith("from")]
+    assert starts == sorted(starts)
+
+
+def test_a_second_interrupt_kills(bench: Bench) -> None:
+    script = "trap '' TSTP TERM; : > $HPCSCHED_JOB_DIR/ready.1; while :; do sleep 0.05; done"
+    agent = bench.start(bench.set_of(job("a", script, gpus=1, retries=0), job("b", "sleep 60", gpus=1)), *CPU)
+    bench.ready("a")
+    agent.kill(signal.SIGINT)
+    bench.until(lambda: bench.states()["a"] == "SUSPENDING")
+    agent.kill(signal.SIGINT)
+    assert agent.wait(10) == 130, agent.said
+    assert bench.live_workers() == []
+    assert bench.status()["run"]["state"] == "STOPPED"
+    assert set(bench.states().values()) == {"PENDING"}, "none of them has failed"
+    assert "Traceback" not in agent.said
+
+
+def test_commands_without_an_agent(bench: Bench) -> None:
+    for words in (["status"], ["cancel", "1"], ["drain"], ["wait"], ["logs", "a"], ["explain", "a"]):
+        done = bench(*words)
+        assert done.returncode == 3, words
+        assert done.stderr.count("\n") == 1
+    assert not bench.dir.exists()
+    # What is submitted before the run exists waits for it.
+    first = bench("submit", "--name", "a", "--gpus", "1", "--parsable", "--", "sleep", "60")
+    assert first.stdout == "1\n"
+    assert bench("submit", "--name", "b", "--gpus", "1", "--parsable", "--", "true").stdout == "2\n"
+    agent = bench.start(*CPU)
+    bench.until(lambda: bench.states() == {"a": "RUNNING", "b": "COMPLETED"})
+    agent.kill()
+    agent.wait()
+    for words in (["cancel", "a"], ["drain"], ["wait"]):
+        assert bench(*words).returncode == 3, words
+    assert bench("status", "-o", "%i").returncode == 0
+    assert bench("submit", "--name", "c", "--gpus", "1", "--parsable", "--", "true").stdout == "3\n"
+    agent = bench.start("--resume", *CPU, "--grace", "1")
+    bench.until(lambda: bench.states().get("c") == "COMPLETED")
+    assert bench("cancel", "a").returncode == 0
+    assert agent.wait() == 0, agent.said
+
+
+def test_nobody_reading_standard_error_does_not_stop_the_run(bench: Bench) -> None:
+    jobs = bench.set_of(job("a", "sleep 0.5", gpus=1), job("b", "true", gpus=2))
+    reader, writer = os.pipe()
+    process = subprocess.Popen([COMMAND, "run", str(jobs), *CPU], env=bench.env, stdout=writer, stderr=writer)
+    os.close(reader)
+    os.close(writer)
+    process.wait(20)
+    assert bench.states() == {"a": "COMPLETED", "b": "COMPLETED"}
+    assert bench.status()["run"]["state"] == "FINISHED"

@@ -1,0 +1,200 @@
+"""The journal: what was acknowledged is there again, what is half written is not, and damage is told."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+import msgspec
+import pytest
+
+from hpcsched.core import events as ev
+from hpcsched.errors import StoreError
+from hpcsched.policy import make_policy
+from hpcsched.store import journal
+from hpcsched.store.journal import Journal
+from hpcsched.store.replay import replay
+from hpcsched.testing.builders import Driver, a_job, a_profile
+
+
+@pytest.fixture
+def events():
+    """A short life with most kinds of events."""
+    driver = Driver(a_job("a", "m"), a_job("b", "m"), profiles=[a_profile("m", [1, 2, 3])])
+    driver.runs("a", "b")
+    driver.reports("a", 10, rate=2.5)
+    driver.saves("a", 12)
+    driver.suspend("a")
+    driver.leaves("a", 20)
+    driver.exits("b", 1, 5, detail="it’s gone\nand more")
+    driver.lose(3)
+    driver.drain()
+    return driver.events
+
+
+@pytest.fixture
+def path(tmp_path, events):
+    path = tmp_path / "journal.jsonl"
+    writer = Journal(path)
+    writer.append(events)
+    writer.close()
+    return path
+
+
+def told(path):
+    return [event for event, _ in journal.read(path)]
+
+
+def test_everything_comes_back(path, events):
+    assert told(path) == events
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [end for _, end in journal.read(path)][-1] == path.stat().st_size
+
+
+def test_a_tail_torn_at_any_byte_is_cut_and_overwritten(path, events):
+    data = path.read_bytes()
+    start = data[:-1].rindex(b"\n") + 1
+    for cut in range(start, len(data)):
+        path.write_bytes(data[:cut])
+        assert told(path) == events[:-1]
+        found = replay(path, make_policy)
+        assert (found.length, found.records) == (start, len(events) - 1)
+        writer = Journal(path, length=found.length, records=found.records)
+        writer.append(events[-1:])
+        writer.close()
+        assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 100, b"\0" * 100 + b"\n", b"\xff\xfe{", b"\n", b"{}\n"])
+def test_rubbish_after_the_last_record_is_cut(path, events, tail):
+    """What a power cut leaves of blocks that were never written."""
+    path.write_bytes(path.read_bytes() + tail)
+    assert told(path) == events
+
+
+def test_damage_in_the_middle_names_byte_and_record(path, events):
+    data = path.read_bytes()
+    starts = [0, *(found.end() for found in re.finditer(b"\n", data))]
+    for record in range(1, len(events) - 1):
+        for offset in (
+            starts[record - 1] + 1,
+            (starts[record - 1] + starts[record]) // 2,
+            starts[record] - 1,
+        ):
+            path.write_bytes(data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :])
+            with pytest.raises(StoreError) as caught:
+                told(path)
+            assert f"damaged at byte {starts[record - 1]}, record {record}:" in str(caught.value)
+
+
+def test_a_record_that_is_missing_is_damage(path):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3] + lines[4:]))
+    with pytest.raises(StoreError, match="record 4: record 5 where 4 belongs"):
+        told(path)
+
+
+def record(seq, kind, body, version=journal.VERSION):
+    """A record of another version, or of a kind that this one does not know, with a right checksum."""
+    crc = journal._checksum(seq, kind, body)
+    head = f'{{"v":{version},"seq":{seq},"crc":"{crc}","type":"{kind}","event":'
+    return head.encode() + body + b"}\n"
+
+
+STRANGE = [
+    pytest.param(2, "WorkersReady", b'{"at":1.0,"job_id":1,"attempt":1}', id="version"),
+    pytest.param(1, "WorkersDancing", b'{"at":1.0}', id="type"),
+]
+
+
+@pytest.mark.parametrize(("version", "kind", "body"), STRANGE)
+def test_unknown_records_before_known_ones_are_refused(path, events, version, kind, body):
+    number = len(events) + 1
+    known = journal.encode(number + 1, events[-1])
+    path.write_bytes(path.read_bytes() + record(number, kind, body, version) + known)
+    with pytest.raises(StoreError, match=f"record {number}"):
+        told(path)
+
+
+@pytest.mark.xfail(strict=True, reason="a journal that ends in records of a newer version loses them")
+@pytest.mark.parametrize(("version", "kind", "body"), STRANGE)
+def test_unknown_records_at_the_end_are_refused_not_cut(path, events, version, kind, body):
+    """They are whole and were acknowledged: an older hpcsched must not cut them off."""
+    number = len(events) + 1
+    path.write_bytes(path.read_bytes() + record(number, kind, body, version))
+    with pytest.raises(StoreError, match=f"record {number}"):
+        told(path)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(StoreError, match="No such file"):
+        told(tmp_path / "none")
+
+
+def test_records_that_contradict_the_ones_before_are_an_error(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    writer = Journal(path)
+    writer.append([ev.CancelRequested(at=0.0, job_id=5)])
+    writer.close()
+    with pytest.raises(StoreError, match=r"record 1 \(CancelRequested\) contradicts"):
+        replay(path, make_policy)
+
+
+def test_commands_carried_out_are_known_after_a_replay(tmp_path):
+    driver = Driver(a_job("a", "m"), profiles=[a_profile("m", [1])])
+    driver.tell(ev.HoldRequested, "a", cause="inbox:17")
+    driver.tell(ev.DrainRequested, cause="SIGTERM")
+    path = tmp_path / "journal.jsonl"
+    writer = Journal(path)
+    writer.append(driver.events)
+    writer.close()
+    assert replay(path, make_policy).commands == {"17"}
+
+
+@pytest.mark.parametrize("written", [0, 1, 30, 200])
+def test_a_write_that_fails_half_way_leaves_nothing(path, events, monkeypatch, written):
+    before = path.read_bytes()
+    writer = Journal(path, length=len(before), records=len(events))
+    real = os.write
+
+    def full(descriptor, data):
+        if len(data) <= written:
+            return real(descriptor, data)
+        if not written or os.fstat(descriptor).st_size > len(before):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, bytes(data[:written]))
+
+    monkeypatch.setattr(os, "write", full)
+    more = [ev.DrainRequested(at=9.0, cause="x" * 300), ev.DrainRequested(at=10.0)]
+    with pytest.raises(StoreError, match=r"cannot write .*journal.jsonl: No space left"):
+        writer.append(more)
+    assert path.read_bytes() == before
+    monkeypatch.setattr(os, "write", real)
+    writer.append(more)
+    writer.close()
+    assert told(path) == [*events, *more]
+
+
+def test_a_sync_that_fails_leaves_nothing(path, events, monkeypatch):
+    before = path.read_bytes()
+    writer = Journal(path, length=len(before), records=len(events))
+
+    def broken(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    with pytest.raises(StoreError, match="Input/output error"):
+        writer.append([ev.DrainRequested(at=9.0)])
+    assert path.read_bytes() == before
+    writer.append([ev.DrainRequested(at=10.0)], sync=False)
+    writer.close()
+    writer.close()
+    assert [event.at for event in told(path)][-1] == 10.0
+
+
+def test_every_kind_of_event_can_be_written():
+    kinds = {kind for kind in vars(ev).values() if isinstance(kind, type) and issubclass(kind, ev.Event)}
+    assert kinds == set(journal._EVENTS.values())
+    with pytest.raises(msgspec.MsgspecError):
+        journal.decode(record(1, "WorkersReady", b'{"at":"late"}'))
