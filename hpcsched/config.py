@@ -6,7 +6,6 @@ environment are the command line's business; this reads the files below them.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,13 +35,13 @@ class Settings:
 
     def read(self, path: Path, *, must: bool = False) -> None:
         """Lay a file's settings over those so far; raises ConfigError for what it does not know."""
+        if not must and not path.exists():
+            return
+        import tomllib  # most commands find no such file, and login nodes are slow
+
         try:
             with path.open("rb") as file:
                 table = tomllib.load(file)
-        except FileNotFoundError as error:
-            if must:
-                raise ConfigError(where=str(path), got="no such file", accepted="a TOML file") from error
-            return
         except OSError as error:
             raise ConfigError(where=str(path), got=str(error.strerror), accepted="a readable file") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

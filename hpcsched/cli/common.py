@@ -12,7 +12,7 @@ import click
 from hpcsched import config
 from hpcsched.errors import ConfigError, UnknownJob
 from hpcsched.store.rundir import RunDir
-from hpcsched.store.snapshot import JobStatus, Status
+from hpcsched.store.status import JobStatus, Status
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -18,7 +18,7 @@ from hpcsched.cli.status import clock
 from hpcsched.core.model import JobSpec
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
 from hpcsched.store.rundir import RunDir, agent_alive
-from hpcsched.store.snapshot import Status, read_status
+from hpcsched.store.status import Status, read_status
 
 ANSWER_WITHIN_S = 10.0
 

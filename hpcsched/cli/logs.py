@@ -10,7 +10,7 @@ import click
 
 from hpcsched.cli.common import dir_option, find_run, select
 from hpcsched.errors import HpcschedError
-from hpcsched.store.snapshot import read_status
+from hpcsched.store.status import read_status
 
 
 @click.command()

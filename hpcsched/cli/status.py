@@ -11,7 +11,7 @@ import click
 from hpcsched.cli.common import dir_option, find_run, json_option, option, select
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
-from hpcsched.store.snapshot import JobStatus, Status, age_s, read_status
+from hpcsched.store.status import JobStatus, Status, age_s, read_status
 
 FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%i": ("JOBID", lambda j: str(j.id)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import socket
 import stat
 import time
 from dataclasses import dataclass
@@ -152,7 +151,7 @@ class RunLock:
             raise RunDirError(_occupied(rundir)) from error
         # Locks do not always reach across hosts of a shared filesystem: look for signs of life too.
         record = rundir.read_record()
-        if record and record.host != socket.gethostname() and agent_works(rundir):
+        if record and record.host != os.uname().nodename and agent_works(rundir):
             self.release()
             raise RunDirError(_occupied(rundir))
 
@@ -180,7 +179,7 @@ def agent_alive(rundir: RunDir, record: RunRecord | None) -> bool:
     """Whether the run's agent lives: by its process on this host, else by the age of its snapshot."""
     if record is None:
         return False
-    if record.host == socket.gethostname():
+    if record.host == os.uname().nodename:
         return process_started(record.pid) == record.started
     return snapshot_age_s(rundir) < STALE_AFTER_S
 

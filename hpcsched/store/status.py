@@ -1,0 +1,105 @@
+"""status.json as others read it: with nothing but msgspec, no lock and no port, on any host."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+import msgspec
+
+from hpcsched.core.model import JobState
+from hpcsched.errors import NoSuchRun, StoreError
+from hpcsched.store.rundir import RunDir, agent_alive
+
+
+class AgentStatus(msgspec.Struct, kw_only=True):
+    host: str
+    pid: int
+
+
+class RunStatus(msgspec.Struct, kw_only=True):
+    """`state` is RUNNING, DRAINING, STOPPED (work left) or FINISHED."""
+
+    dir: str
+    state: str
+    stale: bool
+    seq: int
+    written_at: str
+    policy: str
+    agent: AgentStatus
+    allocation: dict[str, str | None]
+    clock_s: float = 0.0
+    """The run's clock when this was written; job times refer to it."""
+    speed: float = 1.0
+    lost_gpus: dict[str, str] = {}
+
+
+class GpuStatus(msgspec.Struct, kw_only=True):
+    index: int
+    host: str
+    job: int | None
+    lane: str
+    utilisation: float | None
+    memory_mib: float | None
+
+
+class JobStatus(msgspec.Struct, kw_only=True, gc=False):
+    """`elapsed_s` counts the time on GPUs, not the time suspended; `eta_s` is what is left, seconds."""
+
+    id: int
+    name: str
+    state: JobState
+    reason: str | None
+    role: str | None
+    gpus: list[int]
+    hosts: list[str]
+    step: int | None
+    steps: int | None
+    elapsed_s: float
+    eta_s: float | None
+    attempt: int
+    suspensions: int
+    exit: int | None
+    model: str = ""
+    user: str = ""
+    submit_s: float = 0.0
+    start_s: float | None = None
+    end_s: float | None = None
+    rate: float | None = None
+    ready: bool = False
+    detail: str | None = None
+    output: str = ""
+    metrics: dict[str, float] = {}
+
+
+class Status(msgspec.Struct, kw_only=True):
+    schema: int = 1
+    run: RunStatus
+    gpus: list[GpuStatus]
+    jobs: list[JobStatus]
+
+
+def read_status(rundir: RunDir) -> Status:
+    """The newest snapshot, `stale` set if its agent should be alive and is not.
+
+    Raises NoSuchRun if there is none, StoreError if it cannot be understood.
+    """
+    try:
+        data = rundir.status.read_bytes()
+    except FileNotFoundError as error:
+        rundir.require()
+        raise NoSuchRun(f"the run in {rundir.root} has not started yet") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {rundir.status}: {error.strerror}") from error
+    try:
+        status = msgspec.json.decode(data, type=Status)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"{rundir.status} cannot be understood: {error}") from error
+    if status.run.state in ("RUNNING", "DRAINING"):
+        status.run.stale = not agent_alive(rundir, rundir.read_record())
+    return status
+
+
+def age_s(status: Status) -> float:
+    """Seconds since the snapshot was written."""
+    return max(0.0, time.time() - datetime.fromisoformat(status.run.written_at).timestamp())
