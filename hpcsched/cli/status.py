@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 
 import click
 
@@ -34,6 +35,7 @@ DEFAULT_FORMAT = "%i %j %u %t %M %L %b %s %R"
 _RIGHT = {"%i", "%M", "%L", "%s", "%S", "%a", "%e"}
 
 
+@lru_cache(maxsize=64)  # most jobs of a long queue have run for 0 s
 def clock(seconds: float) -> str:
     """Slurm's way: MM:SS, H:MM:SS, D-HH:MM:SS."""
     minutes, s = divmod(round(seconds), 60)
@@ -122,15 +124,15 @@ def table(jobs: list[JobStatus], format_: str, *, header: bool) -> str:
             accepted = ", ".join(f"{k} {name}" for k, (name, _) in FIELDS.items())
             raise ConfigError(where="--format", got=repr(key), accepted=accepted)
     texts = [FIELDS[key][1] for key in keys]
-    rows = [tuple([text(job) for text in texts]) for job in jobs]
+    columns = [[text(job) for job in jobs] for text in texts]
     if header:
-        rows.insert(0, tuple(FIELDS[key][0] for key in keys))
-    widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)]
-    # The last column is not padded: a line has no blanks at its end.
-    aligned = [f"%{'' if key in _RIGHT else '-'}{width}s" for key, width in zip(keys, widths, strict=False)]
-    aligned[-1:] = ["%s"] if keys[-1] not in _RIGHT else aligned[-1:]
+        columns = [[FIELDS[key][0], *column] for key, column in zip(keys, columns, strict=True)]
+    widths = [max(map(len, column), default=0) for column in columns]
+    aligned = [f"%{'' if key in _RIGHT else '-'}{width}s" for key, width in zip(keys, widths, strict=True)]
+    if keys[-1] not in _RIGHT:
+        aligned[-1] = "%s"  # no blanks at the end of a line
     line = "  ".join(aligned) + "\n"
-    return "".join([line % row for row in rows])
+    return "".join([line % row for row in zip(*columns, strict=True)])
 
 
 def _finished(found: Status) -> str:

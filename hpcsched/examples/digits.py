@@ -21,7 +21,7 @@ from hpcsched.worker.trainer import Parts, Trainer
 
 DEFAULTS: dict[str, Any] = {
     "kind": "mlp",
-    "width": None,  # hidden units of the mlp (512), channels of the cnn (16)
+    "width": None,  # hidden units of the mlp (1024), channels of the cnn (16)
     "dropout": 0.0,
     "lr": 0.05,
     "momentum": 0.9,
@@ -61,7 +61,7 @@ class Digits(Trainer):
 
 def _network(kind: str, width: int | None, dropout: float) -> nn.Module:
     if kind == "mlp":
-        hidden = width or 512
+        hidden = width or 1024
         return nn.Sequential(
             nn.Flatten(),
             nn.Linear(64, hidden),

@@ -43,7 +43,7 @@ class GpuStatus(msgspec.Struct, kw_only=True):
     memory_mib: float | None
 
 
-class JobStatus(msgspec.Struct, kw_only=True, gc=False):
+class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """`elapsed_s` counts the time on GPUs, not the time suspended; `eta_s` is what is left, seconds."""
 
     id: int

@@ -204,4 +204,4 @@ class AnythingGoes(RuleBasedStateMachine):
 
 
 TestAnythingGoes = AnythingGoes.TestCase
-TestAnythingGoes.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAnythingGoes.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)

@@ -27,7 +27,7 @@ def events():
     driver.saves("a", 12)
     driver.suspend("a")
     driver.leaves("a", 20)
-    driver.exits("b", 1, 5, detail="it’s gone\nand more")
+    driver.exits("b", 1, 5, detail="it is goné\nand more")
     driver.lose(3)
     driver.drain()
     return driver.events

@@ -1,0 +1,100 @@
+"""Any event that can be made can be written and read back as the same event."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpcsched.core.model import Device, JobSpec, Kind, Progress
+from hpcsched.core.profile import Profile
+from hpcsched.store import journal
+from hpcsched.store.journal import Journal
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+positive = st.floats(1e-6, 1e6)
+number = st.integers(-(2**62), 2**62)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+values = st.recursive(
+    st.none() | st.booleans() | number | finite | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=5,
+)
+tables = st.dictionaries(st.integers(1, 64), positive, min_size=1, max_size=4)
+costs = st.none() | st.floats(0, 1e6) | tables
+
+BY_TYPE = {
+    float: finite,
+    int: number,
+    str: text,
+    bool: st.booleans(),
+    int | None: st.none() | number,
+    float | None: st.none() | finite,
+    str | None: st.none() | text,
+    Mapping[str, typing.Any]: st.dictionaries(text, values, max_size=3),
+    Mapping[str, str]: st.dictionaries(text, text, max_size=3),
+    Mapping[str, float]: st.dictionaries(text, finite, max_size=3),
+    Mapping[int, int]: st.dictionaries(number, number, max_size=3),
+    tuple[str, ...]: st.lists(text, max_size=3).map(tuple),
+    tuple[str, int, int]: st.tuples(text, number, number),
+    tuple[tuple[int, int], ...]: st.lists(st.tuples(number, number), max_size=3).map(tuple),
+    Kind: st.sampled_from(Kind),
+}
+
+
+def of(kind):
+    """Instances of a dataclass of such fields."""
+    hints = typing.get_type_hints(kind)
+    return st.builds(kind, **{f.name: BY_TYPE[hints[f.name]] for f in fields(kind) if f.init})
+
+
+profiles = st.builds(
+    Profile,
+    model=text,
+    device=text,
+    throughput=tables,
+    start_s=costs,
+    suspend_s=costs,
+    resume_s=costs,
+    memory_mib=st.none() | tables,
+    note=text,
+)
+BY_TYPE |= {
+    tuple[Device, ...]: st.lists(of(Device), max_size=2).map(tuple),
+    tuple[JobSpec, ...]: st.lists(of(JobSpec), max_size=2).map(tuple),
+    tuple[Progress, ...]: st.lists(of(Progress), max_size=2).map(tuple),
+    tuple[Profile, ...]: st.lists(profiles, max_size=2).map(tuple),
+}
+CONCRETE = sorted(set(journal._EVENTS) - {"Event", "JobEvent", "AttemptEvent"})
+any_event = st.sampled_from(CONCRETE).flatmap(lambda name: of(journal._EVENTS[name]))
+
+
+@pytest.mark.parametrize("name", CONCRETE)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_every_event_survives(name, data):
+    event = data.draw(of(journal._EVENTS[name]))
+    line = journal.encode(7, event)
+    assert line.count(b"\n") == 1 and line.endswith(b"\n")
+    assert journal.decode(line) == (7, event)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=st.lists(any_event, min_size=1, max_size=5), data=st.data())
+def test_a_journal_cut_anywhere_has_its_whole_records(tmp_path, events, data):
+    path = tmp_path / "journal.jsonl"
+    path.unlink(missing_ok=True)
+    writer = Journal(path)
+    ends = []
+    for event in events:
+        writer.append([event], sync=False)
+        ends.append(path.stat().st_size)
+    writer.close()
+    cut = data.draw(st.integers(0, ends[-1]))
+    path.write_bytes(path.read_bytes()[:cut])
+    whole = [event for event, end in zip(events, ends, strict=True) if end <= cut]
+    assert [event for event, _ in journal.read(path)] == whole
