@@ -51,7 +51,7 @@ _ACCEPTED = {
 }
 """What is right for each key of a job."""
 
-STRATEGIES: dict[str, tuple[str, ...]] = {"ddp": ()}
+STRATEGIES: dict[str, tuple[str, ...]] = {"ddp": ("micro_batch",)}
 """Ways a job's workers can run it, with the options of each."""
 
 

@@ -28,8 +28,8 @@ class Line(msgspec.Struct):
 class ProgressMeter:
     """Reads one attempt's progress descriptor and measures its throughput.
 
-    The first report only starts the clock: what came before it (start-up, the first slow step) is no
-    throughput. `speed` is how many times faster than real time the run's clock goes.
+    The first step reported only starts the clock, when it is last reported: what came before it
+    (start-up, the first slow step) is no throughput. `speed` is how many times faster than real time the run's clock goes.
     """
 
     def __init__(self, descriptor: int, *, speed: float = 1.0) -> None:
@@ -62,7 +62,8 @@ class ProgressMeter:
     def _take(self, line: Line) -> None:
         if not (self.last.step if self.last else 0) <= line.step <= MOST_STEPS:
             return
-        self._first = self._first or line
+        if self._first is None or line.step == self._first.step:
+            self._first = line
         self.last = line
 
     @property

@@ -14,6 +14,18 @@ from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
 from hpcsched.store.status import JobStatus, Status, age_s, read_status
 
+@lru_cache(maxsize=64)  # most jobs of a long queue have run for 0 s
+def clock(seconds: float) -> str:
+    """Slurm's way: MM:SS, H:MM:SS, D-HH:MM:SS."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    if days:
+        return f"{days}-{h:02}:{m:02}:{s:02}"
+    return f"{h}:{m:02}:{s:02}" if h else f"{m}:{s:02}"
+
+
+
 FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%i": ("JOBID", lambda j: str(j.id)),
     "%j": ("NAME", lambda j: j.name),
@@ -33,17 +45,6 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
 }
 DEFAULT_FORMAT = "%i %j %u %t %M %L %b %s %R"
 _RIGHT = {"%i", "%M", "%L", "%s", "%S", "%a", "%e"}
-
-
-@lru_cache(maxsize=64)  # most jobs of a long queue have run for 0 s
-def clock(seconds: float) -> str:
-    """Slurm's way: MM:SS, H:MM:SS, D-HH:MM:SS."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    days, h = divmod(hours, 24)
-    if days:
-        return f"{days}-{h:02}:{m:02}:{s:02}"
-    return f"{h}:{m:02}:{s:02}" if h else f"{m}:{s:02}"
 
 
 def gpus(job: JobStatus) -> str:

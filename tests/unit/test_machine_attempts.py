@@ -299,6 +299,7 @@ def test_a_lost_device_of_the_larger_lease_only_ends_the_promotion():
     assert driver.lose(0) == []
     assert driver.job("x").target is None
     assert driver.machine.free == {1, 2}
+    assert driver.job("x").wanted == ""
     (launch,) = driver.leaves("x", 30)
     assert launch.gpus == (1, 2, 3, 4, 5)
     assert driver.job("x").repeated == 0
