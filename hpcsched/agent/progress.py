@@ -29,7 +29,8 @@ class ProgressMeter:
     """Reads one attempt's progress descriptor and measures its throughput.
 
     The first step reported only starts the clock, when it is last reported: what came before it
-    (start-up, the first slow step) is no throughput. `speed` is how many times faster than real time the run's clock goes.
+    (start-up, the first slow step) is no throughput. `speed` is how many times faster than real time
+    the run's clock goes.
     """
 
     def __init__(self, descriptor: int, *, speed: float = 1.0) -> None:

@@ -14,6 +14,7 @@ from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
 from hpcsched.store.status import JobStatus, Status, age_s, read_status
 
+
 @lru_cache(maxsize=64)  # most jobs of a long queue have run for 0 s
 def clock(seconds: float) -> str:
     """Slurm's way: MM:SS, H:MM:SS, D-HH:MM:SS."""
@@ -23,7 +24,6 @@ def clock(seconds: float) -> str:
     if days:
         return f"{days}-{h:02}:{m:02}:{s:02}"
     return f"{h}:{m:02}:{s:02}" if h else f"{m}:{s:02}"
-
 
 
 FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
