@@ -153,7 +153,6 @@ class Machine(RunState):
                 self._drop_target(job)
             if job.state is not JobState.SUSPENDING and job.wanted in ("", "suspend"):
                 self._leave(job, "drain")
-        self.changed.update(self.jobs)
 
     # --- what users ask for -----------------------------------------------------------------
 

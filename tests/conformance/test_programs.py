@@ -106,6 +106,14 @@ class Bench:
             assert time.monotonic() < deadline, self.said
             time.sleep(0.005)
 
+    def until_listening(self, workers: Workers, number: signal.Signals) -> None:
+        """`ready` is rank 0's word; this waits until each rank catches or blocks the signal."""
+        deadline = time.monotonic() + DEADLINE_S
+        for pid, _ in workers.processes:
+            while not _listens(pid, number):
+                assert time.monotonic() < deadline, self.said
+                time.sleep(0.002)
+
     def code(self, workers: Workers) -> int:
         deadline = time.monotonic() + DEADLINE_S
         while (code := workers.reap()) is None:
@@ -126,6 +134,11 @@ class Bench:
     @property
     def said(self) -> str:
         return "\n".join(path.read_text() for path in self.folder.glob("*.out"))
+
+
+def _listens(pid: int, number: signal.Signals) -> bool:
+    fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return any(int(fields[kind], 16) >> (number - 1) & 1 for kind in ("SigBlk", "SigCgt"))
 
 
 @pytest.fixture(params=sorted(PROGRAMS))
@@ -162,6 +175,7 @@ def test_saves_and_leaves_when_asked_and_goes_on_where_it_was(bench: Bench, numb
     workers = bench.launch(1, ranks=2)
     bench.until_ready(1)
     bench.until_step(workers, 2)
+    bench.until_listening(workers, number)
     workers.signal(number)
     assert bench.code(workers) == 75, bench.said
     record = read_record(bench.folder)

@@ -100,7 +100,7 @@ def test_the_snapshot_is_whole_at_any_time_and_grows(bench: Bench) -> None:
         states.add(page["run"]["state"])
     assert agent.wait() == 0, agent.said
     assert seen == sorted(seen)
-    assert len(set(seen)) >= 3
+    assert len(set(seen)) >= 2
     assert "RUNNING" in states
     assert bench.status()["run"]["state"] == "FINISHED"
     bench.set_of(job("b", "true", gpus=1))

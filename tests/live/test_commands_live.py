@@ -39,7 +39,7 @@ def test_jobs_come_in_and_are_told_what_to_do(bench: Bench) -> None:
     assert bench("release", "b").returncode == 0
     bench.until(lambda: bench.states()["b"] == "COMPLETED")
     assert bench("resume", "a").returncode == 0
-    bench.until(lambda: bench.states()["a"] == "RUNNING" and bench.job("a")["ready"])
+    bench.until(lambda: bench.states()["a"] == "RUNNING" and bench.job("a").get("ready"))
     _questions(bench)
     # cancel of one that runs: the run is over
     assert bench("cancel", "a").returncode == 0
@@ -110,7 +110,7 @@ def test_an_interrupt_drains(bench: Bench) -> None:
     for n, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
         words = ["--resume"] if n else [bench.set_of(saves("a", steps=FOREVER, gpus=1))]
         agent = bench.start(*words, *CPU)
-        bench.until(lambda n=n: bench.job("a").get("attempt") == n + 1 and bench.job("a")["ready"])
+        bench.until(lambda n=n: bench.job("a").get("attempt") == n + 1 and bench.job("a").get("ready"))
         agent.kill(number)
         assert agent.wait() == 75, agent.said
         assert number.name in agent.said

@@ -133,11 +133,15 @@ def test_no_promotion_in_parts():
 
 
 def test_no_promotion_that_gains_no_gpu():
-    """Paper line 6 is met by a secondary that has its optimal count already: nothing to gain."""
-    driver = Driver(a_job("a", "three"), a_job("b", "four", gpus=(1, 3)), profiles=ALL, promote="always")
-    driver.runs("a", "b")
-    assert driver.exits("a", 0) == []
-    assert leases(driver) == {"b": (3, 4, 5)}
+    """A secondary that has its best count already, by a newer profile, or more than it."""
+    for best in (3, 2):
+        driver = Driver(a_job("a", "three"), a_job("b", "four"), profiles=ALL, promote="always")
+        driver.runs("a", "b")
+        newer = a_profile("four", [1, 2, 3, 2] if best == 3 else [1, 3, 2])
+        driver.tell(ev.ProfilesLoaded, profiles=(newer,))
+        assert driver.job("b").role is Role.SECONDARY
+        assert driver.exits("a", 0) == []
+        assert leases(driver) == {"b": (3, 4, 5)}
 
 
 def test_a_job_that_is_not_ready_is_not_promoted_until_it_is():

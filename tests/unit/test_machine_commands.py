@@ -319,13 +319,6 @@ def test_drain_ends_a_job_too_whose_suspend_waits_for_ready():
     assert driver.states() == ["HELD"]
 
 
-def test_drain_tells_everybody():
-    driver = pending()
-    driver.machine.changed.clear()
-    driver.drain()
-    assert driver.machine.changed == {1, 2}
-
-
 def test_a_second_drain_changes_nothing():
     driver = running()
     driver.drain()
