@@ -47,6 +47,12 @@ class Admission:
         events: list[ev.Event] = [ev.ProfilesLoaded(at=at, profiles=found)] if found else []
         return [*events, ev.JobsSubmitted(at=at, cause=cause, first_id=first_id, jobs=tuple(jobs))]
 
+    def known_better(self) -> tuple[Profile, ...]:
+        """Profiles to go by from now on for the jobs of earlier lives, whose devices may have been others."""
+        models = {job.spec.model for job in self.machine.jobs.values() if not job.state.final}
+        found = self.find_profiles(models) if models else ()
+        return tuple(p for p in found if self.machine.profiles.get(p.model) != p)
+
 
 def _check(job: JobSpec, where: str) -> None:
     """Refuse what no job file can say: a file in the inbox may come from anywhere."""

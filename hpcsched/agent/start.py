@@ -157,6 +157,7 @@ def run(
             policy_options=options,
             grace_s=order.grace_s * devices.speed,
             saved_steps=saved_steps(rundir, machine),
+            profiles=admission(machine).known_better(),
         )
         clock = RunClock(at=machine.now, speed=devices.speed)
         site = Site(

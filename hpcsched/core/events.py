@@ -29,6 +29,7 @@ class AgentStarted(Event):
     `wall` is the Unix time at `at`. Attempts of an earlier life are over once this is handled: the
     agent has ended their processes before it says so. `saved_steps` says, by job, which step each of
     them had saved. `grace_s` is how long a worker may take to save before it is ended by force.
+    `profiles` replace those of earlier lives, which may have had other devices.
     """
 
     wall: float
@@ -37,6 +38,7 @@ class AgentStarted(Event):
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     grace_s: float = 30.0
     saved_steps: Mapping[int, int] = field(default_factory=dict)
+    profiles: tuple[Profile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

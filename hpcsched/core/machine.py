@@ -91,6 +91,7 @@ class Machine(RunState):
         self.policy = self._make_policy(event.policy, event.policy_options)
         self.policy_options = event.policy_options
         self.grace_s = event.grace_s
+        self.profiles.update({p.model: p for p in event.profiles})
         self.draining = False
         for job in list(self.active.values()):
             self._attempt_lost(job, event.saved_steps.get(job.id), "the agent was gone", counts=False)

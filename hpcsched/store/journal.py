@@ -44,13 +44,19 @@ def encode(seq: int, event: ev.Event) -> bytes:
     return head.encode() + body + b"}\n"
 
 
-def decode(line: bytes) -> tuple[int, ev.Event]:
-    """Sequence number and event of a whole record; raises ValueError for anything else."""
+def _checked(line: bytes) -> _Record:
+    """A whole record with a right checksum, of whatever version; ValueError for anything else."""
     record = msgspec.json.decode(line, type=_Record)
-    if record.v != VERSION:
-        raise ValueError(f"record version {record.v}")
     if record.crc != _checksum(record.seq, record.type, bytes(record.event)):
         raise ValueError("wrong checksum")
+    return record
+
+
+def decode(line: bytes) -> tuple[int, ev.Event]:
+    """Sequence number and event of a whole record; raises ValueError for anything else."""
+    record = _checked(line)
+    if record.v != VERSION or record.type not in _EVENTS:
+        raise ValueError(f"record version {record.v}, type {record.type}, of another hpcsched")
     return record.seq, msgspec.json.decode(record.event, type=_EVENTS[record.type])
 
 
@@ -73,21 +79,20 @@ def read(path: Path) -> Iterator[tuple[ev.Event, int]]:
             seq, event = decode(data[offset:end])
             if seq != expected:
                 raise ValueError(f"record {seq} where {expected} belongs")
-        except (ValueError, KeyError, msgspec.MsgspecError) as error:
-            if end and _whole_record_follows(data, end):
+        except (ValueError, msgspec.MsgspecError) as error:
+            if end and _has_whole_record(data, offset):
                 raise StoreError(f"{path} is damaged at byte {offset}, record {expected}: {error}") from error
             return
         yield event, end
         offset, expected = end, expected + 1
 
 
-def _whole_record_follows(data: bytes, offset: int) -> bool:
+def _has_whole_record(data: bytes, offset: int) -> bool:
+    """Whether a record was written whole here or later: then what cannot be read is no torn tail."""
     for line in data[offset:].splitlines(keepends=True):
-        try:
-            decode(line)
-        except (ValueError, KeyError, msgspec.MsgspecError):
-            continue
-        return True
+        with contextlib.suppress(ValueError, msgspec.MsgspecError):
+            _checked(line)
+            return True
     return False
 
 

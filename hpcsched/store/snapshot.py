@@ -85,9 +85,9 @@ class SnapshotWriter:
         machine = self._machine
         changed, machine.changed = machine.changed, set()
         head = machine.queue.first()
-        if head != self._head:
-            changed |= {i for i in (self._head, head) if i is not None}
-            self._head = head
+        # Its reason tells how many GPUs are free.
+        changed |= {i for i in (self._head, head) if i is not None}
+        self._head = head
         if machine.draining != self._draining:  # what all that wait are waiting for
             changed |= {job.id for job in machine.jobs.values() if not job.state.final}
             self._draining = machine.draining

@@ -24,7 +24,7 @@ from hpcsched.launch.base import Workers
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.store.rundir import RunDir
 
-STEPS = 12
+STEPS = 30
 DEADLINE_S = 15.0
 PROFILE = Profile(model="m", device="cpu", throughput={1: 40.0, 2: 40.0}, source="measured")
 

@@ -107,7 +107,6 @@ def test_the_reason_of_the_first_in_the_queue_moves_on(rundir):
     assert [job.reason for job in watched.jobs().values()] == [None, "JobHeldUser", "Resources"]
 
 
-@pytest.mark.xfail(strict=True, reason="the first waiting job is written again only when another is first")
 def test_the_first_in_the_queue_is_told_how_many_gpus_are_free(rundir):
     watched = Watched(rundir, a_job("a", "m"), a_job("b", "m", gpus=2), a_job("c", "m", gpus=6))
     writer = watched.new_writer()
