@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import selectors
 import signal
@@ -119,6 +120,7 @@ class Agent:
             try:
                 self._process(list(first))
                 self._write_snapshot("RUNNING")
+                gc.freeze()  # a full collection that walks a long queue stops the loop for 50 ms
                 while not self._over():
                     self._wait()
                 outcome = Outcome.FINISHED if self._machine.finished else Outcome.STOPPED
