@@ -154,7 +154,7 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: tuple[str,
     for job in machine.jobs.values():
         if job.state is JobState.FAILED:
             _tell_failure(life, job.id)
-    if life.exit_code == 75:
+    if life.exit_code in (75, 130):
         left = machine.unfinished
         click.echo(f"hpcsched: stopped with {left} jobs left; go on with `hpcsched run --resume`", err=True)
     if gantt:

@@ -236,7 +236,7 @@ class Machine(RunState):
         job.current.ready_s = self.now
         costs = self.costs.setdefault(job.spec.model, Costs())
         costs.start_s = self.now - job.current.start_s
-        if job.wanted in ("suspend", "drain") and job.state is not JobState.SUSPENDING:
+        if job.wanted == "suspend" and job.state is not JobState.SUSPENDING:
             self._suspend(job)
         self._decide_after = True
 
@@ -258,7 +258,10 @@ class Machine(RunState):
         moved = (job.saved_step or 0) > job.current.from_step
         job.exit = event.code
         self._decide_after = True
-        if event.code == 0 and (job.wanted != "cancel" or job.remaining == 0):
+        # After our SIGTERM exit code 0 proves nothing: the program's handler may just call exit(0).
+        asked_to_save = job.current.signalled_s is not None
+        told_to_end = job.wanted == "cancel" or (job.wanted not in ("", "suspend") and not asked_to_save)
+        if event.code == 0 and (not told_to_end or job.remaining == 0):
             if job.spec.steps is not None and not job.reports:
                 job.step = job.spec.steps
             self._end_attempt(job, Ended.COMPLETED)
@@ -266,7 +269,7 @@ class Machine(RunState):
         elif job.wanted == "cancel":
             self._end_attempt(job, Ended.CANCELLED)
             self._finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
-        elif event.code == SAVED_AND_LEFT and (job.current.signalled_s is not None or moved):
+        elif event.code == SAVED_AND_LEFT and (asked_to_save or moved):
             self._suspended(job)
         elif job.wanted or job.state is JobState.SUSPENDING:
             why = job.wanted if job.wanted.startswith("GPU") else f"exit code {event.code} while leaving"

@@ -152,12 +152,12 @@ class RunState:
         self._do(Launch, job, gpus=gpus, role=role, resume=job.saved_step is not None)
 
     def _leave(self, job: Job, wanted: str) -> None:
-        """Have a running job save and leave; one that cannot is ended after the grace period."""
+        """Have a running job save and leave; one that has not said that it can is told to end."""
         job.wanted = wanted
         if job.ready:
             self._suspend(job)
         else:
-            self._timer("grace", job, self._grace(job))
+            self._terminate(job)
 
     def _suspend(self, job: Job) -> None:
         self._to(job, JobState.SUSPENDING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 from hpcsched.core.model import JobState
@@ -23,7 +24,7 @@ class _Column:
     rank: int = 0
     right: bool = True
 
-    @property
+    @cached_property
     def width(self) -> int:
         return max(map(len, (self.header, *self.cells)))
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hpcsched.errors import StoreError
-from hpcsched.worker.contract import say, sync_folder, write_atomically
+from hpcsched.worker.contract import private, say, sync_folder, write_atomically
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
@@ -79,7 +79,7 @@ class CheckpointStore:
         temporary = self.folder / f".{path.name}.{os.getpid()}.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as raw:
+            with open(temporary, "wb", opener=private) as raw:
                 file = _ChecksummingFile(raw)
                 torch.save(state, cast(IO[bytes], file))
                 file.sync()

@@ -45,7 +45,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -54,6 +54,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def private(path: str, flags: int) -> int:
+    """Opens for `open(..., opener=private)`: what it makes is for this user only."""
+    return os.open(path, flags, 0o600)
 
 
 def sync_folder(folder: Path) -> None:

@@ -20,6 +20,7 @@ from hpcsched.planning.standin import Course
 SUSPENDED = 75  # EX_TEMPFAIL: saved and left
 LEAVE = (signal.SIGTSTP, signal.SIGTERM)
 TICK_S = 0.2  # between progress lines and looks at the parent, in real seconds
+LISTENING_WITHIN_S = 10.0  # a rank that is not there by then never will be: stay rigid
 STAGE_S = 0.02  # the last checkpoint is put on disk so long before the end, and only renamed at it
 
 
@@ -38,6 +39,7 @@ class StandIn:
         job_dir = env["HPCSCHED_JOB_DIR"]
         self.state_path = os.path.join(job_dir, "STATE.json")  # noqa: PTH118 - pathlib costs start-up time
         self.ready_path = os.path.join(job_dir, f"ready.{self.attempt}")  # noqa: PTH118
+        self.world_size = int(env.get("HPCSCHED_WORLD_SIZE", 1))
         steps = int(task["steps"])
         self.course = Course(
             from_step=min(self._resume_step(), steps) if env.get("HPCSCHED_RESUME") == "1" else 0,
@@ -57,8 +59,7 @@ class StandIn:
 
     def run(self) -> int:
         """Follow the course to its end, or until asked to leave; returns the exit code."""
-        if self.rank == 0:
-            os.close(os.open(self.ready_path, os.O_WRONLY | os.O_CREAT, 0o600))
+        self._say_ready()
         end = self.course.end_s
         # At a high speed not every one: a save costs real time.
         every = max(self.checkpoint_every_s, TICK_S * self.speed)
@@ -80,6 +81,18 @@ class StandIn:
                 self._save(self.course.step_at(self._now()))
                 return SUSPENDED
         return self._complete(staged)
+
+    def _say_ready(self) -> None:
+        """Rank 0 says so for all, once every other rank has said that it listens."""
+        others = [f"{self.ready_path}.rank{rank}" for rank in range(1, self.world_size)]
+        if self.rank == 0:
+            deadline = time.monotonic() + LISTENING_WITHIN_S
+            while others and time.monotonic() < deadline:
+                others = [path for path in others if not os.path.exists(path)]  # noqa: PTH110
+                time.sleep(0.002 if others else 0.0)
+        mine = others[self.rank - 1] if self.rank else self.ready_path
+        if self.rank or not others:
+            os.close(os.open(mine, os.O_WRONLY | os.O_CREAT, 0o600))
 
     def _complete(self, staged: bool) -> int:
         if not staged:
@@ -141,7 +154,7 @@ class StandIn:
         if self.rank != 0:
             return
         state = {"step": step, "samples": None, "checkpoint": self.state_path, "attempt": self.attempt}
-        with open(self.state_path + ".tmp", "w", encoding="utf-8") as file:  # noqa: PTH123
+        with open(self.state_path + ".tmp", "w", encoding="utf-8", opener=_private) as file:
             json.dump(state, file)
             file.flush()
             os.fsync(file.fileno())
@@ -150,6 +163,10 @@ class StandIn:
     def _commit(self) -> None:
         if self.rank == 0:
             os.replace(self.state_path + ".tmp", self.state_path)  # noqa: PTH105
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def main() -> int:

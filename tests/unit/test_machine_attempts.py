@@ -247,17 +247,32 @@ def test_a_timer_of_an_attempt_that_is_over_does_nothing():
     assert driver.states() == ["RUNNING"]
 
 
-def test_a_timer_that_was_set_again_runs_out_once_at_the_later_time():
-    """Drained before it was ready: its grace counts from when it was asked to save."""
-    driver = Driver(a_job("x", "m"), profiles=PROFILES)
+def test_a_second_cancel_does_not_put_the_kill_off():
+    driver = one()
+    driver.cancel(1)
+    first = driver.due("term", 1)
+    assert driver.cancel(1) == []
+    assert driver.due("term", 1) == first
+    driver.now = first
+    assert kinds(driver.ring("term", 1)) == [Kill]
+
+
+@pytest.mark.parametrize(("step", "state"), [(30, "PENDING"), (100, "COMPLETED")])
+def test_exit_code_0_after_a_sigterm_is_believed_only_if_no_steps_are_left(step, state):
+    driver = Driver(a_job("x", "m", steps=100), profiles=PROFILES)
     driver.tell(ev.WorkersSpawned, 1, processes=())
     driver.drain()
-    first = driver.due("grace", 1)
-    driver.now = first - 1
-    assert kinds(driver.tell(ev.WorkersReady, 1)) == [Suspend]
-    driver.now = first
-    assert driver.tell(ev.TimerFired, key=("grace", 1, 1)) == []
-    assert kinds(driver.ring("grace", 1)) == [Terminate]
+    driver.exits(1, 0, step=step)
+    assert driver.states() == [state]
+
+
+def test_a_job_told_to_end_on_drain_is_not_asked_to_save_as_well():
+    driver = Driver(a_job("x", "m"), profiles=PROFILES)
+    driver.tell(ev.WorkersSpawned, 1, processes=())
+    assert kinds(driver.drain()) == [Terminate]
+    assert driver.tell(ev.WorkersReady, 1) == []
+    driver.exits(1, 75, step=30, saved=30)
+    assert driver.states() == ["SUSPENDED"]
 
 
 # --- devices ---------------------------------------------------------------------------------------
@@ -284,12 +299,8 @@ def test_a_job_that_does_not_notice_that_its_device_is_lost_is_killed():
 def test_a_lost_device_under_a_job_that_is_to_leave(wanted):
     driver = Driver(a_job("x", "m"), profiles=PROFILES)
     driver.tell(ev.WorkersSpawned, 1, processes=())
-    driver.suspend(1) if wanted == "suspend" else driver.drain()
-    actions = driver.lose(0)
-    if wanted == "suspend":
-        assert kinds(actions) == [Terminate]
-    else:
-        assert kinds(driver.ring("grace", 1)) == [Terminate]
+    actions = driver.suspend(1) if wanted == "suspend" else driver.drain()
+    assert kinds([*actions, *driver.lose(0)]) == [Terminate]
     driver.exits(1, 143)
     assert driver.states() == ["HELD" if wanted == "suspend" else "PENDING"]
 

@@ -284,12 +284,10 @@ def test_drain_saves_what_runs_and_starts_nothing():
         a_job("a", "m"), a_job("b", "m"), a_job("c", "m"), a_job("d", "m"), gpus=5, profiles=PROFILES
     )
     driver.runs("a")
-    assert kinds(driver.drain()) == [Suspend]
-    assert driver.job("b").wanted == "drain"
+    # b has not said that it can be suspended: it is told to end.
+    assert kinds(driver.drain()) == [Suspend, Terminate]
     driver.leaves("a", 10)
     assert not driver.machine.stopped
-    # b is not ready: it is when its grace period is over that it is ended.
-    assert kinds(driver.ring("grace", "b")) == [Terminate]
     driver.exits("b", 143)
     assert driver.machine.stopped and not driver.machine.finished
     assert driver.states() == ["SUSPENDED", "PENDING", "PENDING", "PENDING"]
@@ -311,8 +309,7 @@ def test_drain_while_being_promoted():
 def test_drain_ends_a_job_too_whose_suspend_waits_for_ready():
     driver = running()
     driver.suspend(1)
-    driver.drain()
-    assert kinds(driver.ring("grace", 1)) == [Terminate]
+    assert kinds(driver.drain()) == [Terminate]
     driver.exits(1, 143)
     assert driver.machine.stopped
     driver.start_agent(6)
@@ -322,10 +319,10 @@ def test_drain_ends_a_job_too_whose_suspend_waits_for_ready():
 def test_a_second_drain_changes_nothing():
     driver = running()
     driver.drain()
-    due = driver.due("grace", 1)
+    due = driver.due("term", 1)
     driver.now += 5
     assert driver.drain() == []
-    assert driver.due("grace", 1) == due
+    assert driver.due("term", 1) == due
 
 
 def test_a_cancel_acknowledged_before_the_agent_died_holds():
