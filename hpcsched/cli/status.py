@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 
 import click
+import msgspec
 
 from hpcsched.cli.common import dir_option, find_run, json_option, option, select
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
-from hpcsched.store.status import JobStatus, Status, age_s, read_status
+from hpcsched.store.status import JobStatus, Status, age_s, read_page, read_status
 
 
 @lru_cache(maxsize=64)  # most jobs of a long queue have run for 0 s
@@ -83,13 +85,14 @@ def status(
 
     Works on any host that sees the run directory: no port, no lock.
     """
-    found = read_status(find_run(ctx, dir_))
-    wanted = [*jobs, *more]
+    gc.disable()  # ten thousand jobs and a short life: nothing is worth collecting
+    rundir, wanted = find_run(ctx, dir_), [*jobs, *more]
+    if as_json and not wanted:
+        sys.stdout.buffer.write(msgspec.json.encode(read_page(rundir)) + b"\n")
+        return
+    found = read_status(rundir)
     if as_json:
-        import msgspec
-
-        if wanted:
-            found.jobs = select(found, wanted)
+        found.jobs = select(found, wanted)
         sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
         return
     chosen = select(found, wanted) if wanted else found.jobs

@@ -17,16 +17,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, last_word
-from hpcsched.store.status import AgentStatus, GpuStatus, JobStatus, RunStatus
-
-
-class _Page(msgspec.Struct, kw_only=True):
-    """Status with jobs already encoded."""
-
-    schema: int
-    run: RunStatus
-    gpus: list[GpuStatus]
-    jobs: list[msgspec.Raw]
+from hpcsched.store.status import AgentStatus, GpuStatus, JobStatus, Page, RunStatus
 
 
 class SnapshotWriter:
@@ -78,7 +69,7 @@ class SnapshotWriter:
             speed=self._speed,
             lost_gpus={str(gpu): why for gpu, why in machine.lost_devices.items()},
         )
-        page = _Page(schema=1, run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
+        page = Page(run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
         write_atomically(self._rundir.status, self._encoder.encode(page), durable=durable)
 
     def _refresh(self, now: float) -> None:

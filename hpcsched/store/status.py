@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
+from typing import TypeVar
 
 import msgspec
 
@@ -79,11 +80,32 @@ class Status(msgspec.Struct, kw_only=True):
     jobs: list[JobStatus]
 
 
+class Page(msgspec.Struct, kw_only=True):
+    """A status with its jobs as JSON: to write, or to pass on, without touching each of them."""
+
+    schema: int = 1
+    run: RunStatus
+    gpus: list[GpuStatus]
+    jobs: list[msgspec.Raw]
+
+
+S = TypeVar("S", Status, Page)
+
+
 def read_status(rundir: RunDir) -> Status:
     """The newest snapshot, `stale` set if its agent should be alive and is not.
 
     Raises NoSuchRun if there is none, StoreError if it cannot be understood.
     """
+    return _read(rundir, Status)
+
+
+def read_page(rundir: RunDir) -> Page:
+    """The same as `read_status`, with the jobs as they were written."""
+    return _read(rundir, Page)
+
+
+def _read(rundir: RunDir, kind: type[S]) -> S:
     try:
         data = rundir.status.read_bytes()
     except FileNotFoundError as error:
@@ -92,7 +114,7 @@ def read_status(rundir: RunDir) -> Status:
     except OSError as error:
         raise StoreError(f"cannot read {rundir.status}: {error.strerror}") from error
     try:
-        status = msgspec.json.decode(data, type=Status)
+        status = msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:
         raise StoreError(f"{rundir.status} cannot be understood: {error}") from error
     if status.run.state in ("RUNNING", "DRAINING"):
