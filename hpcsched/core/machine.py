@@ -242,8 +242,11 @@ class Machine(RunState):
 
     def _checkpoint_saved(self, event: ev.CheckpointSaved) -> None:
         job = self._running(event)
-        if job:
-            self._saved(job, event.step)
+        if job is None:
+            return
+        if event.step < job.current.from_step:
+            self._fell_back(job, event.step)
+        self._saved(job, event.step)
 
     def _workers_exited(self, event: ev.WorkersExited) -> None:
         job = self._running(event)

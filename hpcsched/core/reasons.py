@@ -40,6 +40,7 @@ class Why(StrEnum):
     SAVED = "Saved"
     RETRY = "Retry"
     LOST = "Lost"
+    FELL_BACK = "FellBack"
     LAUNCH_FAILED = "LaunchFailed"
     DEVICE_LOST = "DeviceLost"
     ESCALATED = "Escalated"
@@ -73,6 +74,7 @@ _WORDS = {
     Why.SAVED: "saved at step {step} and left its GPUs",
     Why.RETRY: "failed with exit code {code}; failure {failures} of {retries} allowed in a row, starts again",
     Why.LOST: "attempt {attempt} was lost ({why}); goes on from step {step}",
+    Why.FELL_BACK: "its checkpoint of step {expected} cannot be used; goes on from step {step}",
     Why.LAUNCH_FAILED: "could not be started: {error}",
     Why.DEVICE_LOST: "GPU {gpu} was lost: {why}",
     Why.ESCALATED: "did not leave within {grace:.0f} s: {how}",

@@ -179,6 +179,13 @@ class RunState:
         job.saved_step = step
         job.step, job.reports = max(job.step, step), True
 
+    def _fell_back(self, job: Job, step: int) -> None:
+        """The attempt could not use the checkpoint it was to go on from, and took an older one."""
+        expected = job.current.from_step
+        self._note(job, Reason(Why.FELL_BACK, {"expected": expected, "step": step}))
+        job.repeated += expected - step
+        job.current.from_step = job.step = step
+
     def _suspended(self, job: Job) -> None:
         signalled = job.current.signalled_s
         if signalled is not None:

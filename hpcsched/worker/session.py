@@ -371,6 +371,12 @@ class Session:
             rng.restore(state["rng"][self.rank], self.device)
         else:
             rng.reseed(self.seed, self.step, self.rank)
+        if self.rank == 0:
+            # Tells the agent which step this attempt goes on from: a damaged checkpoint may be newer.
+            try:
+                self._write_state(path)
+            except StoreError as error:
+                say(str(error))
 
     def _part(self) -> None:
         """Leave the other ranks. The signal handlers stay: being told twice must not end us half-way."""

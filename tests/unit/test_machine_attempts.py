@@ -257,6 +257,18 @@ def test_a_second_cancel_does_not_put_the_kill_off():
     assert kinds(driver.ring("term", 1)) == [Kill]
 
 
+def test_a_checkpoint_that_cannot_be_used_costs_the_steps_since_the_one_before():
+    driver = one()
+    driver.saves(1, 42)
+    driver.exits(1, 1, step=50)
+    assert driver.job(1).repeated == 8
+    driver.tell(ev.WorkersSpawned, 1, processes=())
+    driver.saves(1, 30)
+    assert (driver.job(1).repeated, driver.job(1).step, driver.job(1).saved_step) == (20, 30, 30)
+    driver.exits(1, 0, step=100)
+    assert driver.states() == ["COMPLETED"]
+
+
 @pytest.mark.parametrize(("step", "state"), [(30, "PENDING"), (100, "COMPLETED")])
 def test_exit_code_0_after_a_sigterm_is_believed_only_if_no_steps_are_left(step, state):
     driver = Driver(a_job("x", "m", steps=100), profiles=PROFILES)
