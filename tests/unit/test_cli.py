@@ -227,3 +227,9 @@ def test_simulate_compares_policies(hpcsched: Hpcsched, tmp_path: Path) -> None:
     assert by_policy["marble"]["lower_bound_s"] == pytest.approx(30.0)
     table = hpcsched(*common).stdout
     assert "marble" in table and "exclusive" in table and "makespan" in table
+
+
+def test_the_shipped_site_settings_are_accepted(hpcsched: Hpcsched) -> None:
+    for file in (Path(__file__).parents[2] / "site-config").glob("*.toml"):
+        done = hpcsched("config", "show", "--origin", HPCSCHED_SITE_CONFIG=str(file))
+        assert done.returncode == 0 and file.name in done.stdout, done.stderr
