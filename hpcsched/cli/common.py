@@ -45,7 +45,7 @@ def select(status: Status, keys: Sequence[str]) -> list[JobStatus]:
     by_name = {job.name: job for job in status.jobs}
     chosen: dict[int, JobStatus] = {}
     for key in (part for keys_ in keys for part in keys_.split(",") if part):
-        job = by_name.get(key) or by_id.get(key)
+        job = by_id.get(key) or by_name.get(key)
         span = re.fullmatch(r"(\d+)-(\d+)", key)
         if job:
             chosen[job.id] = job

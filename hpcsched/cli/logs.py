@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from hpcsched.cli.common import dir_option, find_run, select
-from hpcsched.errors import HpcschedError
+from hpcsched.errors import HpcschedError, NoSuchRun
 from hpcsched.store.status import read_status
 
 
@@ -35,10 +35,12 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
                 text = b"".join(text.splitlines(keepends=True)[-lines:]) if lines else b""
             _write(text)
             while follow:
-                ended = select(read_status(rundir), [job])[0].state.final
+                status = read_status(rundir)
                 _write(file.read())
-                if ended:
+                if select(status, [job])[0].state.final:
                     break
+                if status.run.stale or status.run.state in ("STOPPED", "FINISHED"):
+                    raise NoSuchRun("the run's agent is gone; go on with `hpcsched run --resume`")
                 time.sleep(0.2)
     except OSError as error:
         raise HpcschedError(f"cannot read {found.output}: {error.strerror}") from error

@@ -34,7 +34,8 @@ def _measured(database: Path) -> tuple[Profile, ...]:
 
     try:
         with Database(database) as opened:
-            return opened.profiles()
+            # What was learnt on one count only does not say how a model scales.
+            return tuple(p for p in opened.profiles() if p.source != "learned" or len(p.throughput) > 1)
     except StoreError as error:
         # The run matters more than the profiles: without them it learns.
         click.echo(f"hpcsched: {error}; going on without the profiles in it", err=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import Attempt, JobSpec
+from hpcsched.core.model import Attempt, JobSpec, JobState
 from hpcsched.core.profile import Profile
 from hpcsched.report.result import Result, summarise
 from hpcsched.sim.bounds import BoundJob, lower_bound_s
@@ -43,6 +43,11 @@ def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
 
 
 def _bound(machine: Machine, gpus: int) -> float | None:
+    # Of a run that did less than all its work, or whose rates were only seen in passing, nothing is proven.
+    for job in machine.jobs.values():
+        profile = machine.profile(job)
+        if job.state is not JobState.COMPLETED or (profile and profile.source == "learned"):
+            return None
     index = {job.spec.name: i for i, job in enumerate(machine.jobs.values())}
     jobs = [
         BoundJob(

@@ -67,6 +67,9 @@ def run(
     rundir = find_run(ctx, dir_)
     if jobs is None and not rundir.journal.exists() and not Inbox.waiting(rundir):
         raise click.UsageError("name a job file (JOBS.toml); nothing is waiting in the run directory either")
+    record = rundir.read_record() if resume and rundir.journal.exists() else None
+    if record and ctx.get_parameter_source("devices") is click.core.ParameterSource.DEFAULT:
+        devices = record.devices
     file = jobfile.load(jobs, workdir=Path.cwd(), user=getpass.getuser()) if jobs else None
     name, options = chosen_policy(ctx, policy, policy_option, file)
     store = database_path(database)

@@ -89,9 +89,8 @@ class RunState:
 
     def job_of(self, key: str) -> Job | None:
         """The job of this id or name."""
-        if key in self.by_name:
-            return self.jobs[self.by_name[key]]
-        return self.jobs.get(int(key)) if key.isdecimal() else None
+        job = self.jobs.get(int(key)) if key.isdecimal() else None
+        return self.jobs[self.by_name[key]] if job is None and key in self.by_name else job
 
     def profile(self, job: Job) -> Profile | None:
         """What is known of the job's model: the profile loaded, else what this run has learnt."""

@@ -105,10 +105,10 @@ class CheckpointStore:
         return None
 
     def prune(self, keep: int, *, thorough: bool = False) -> None:
-        """Delete all but the newest `keep` (at least 1) good ones, and what was found damaged.
+        """Delete all but the newest `keep` (at least 1) good ones.
 
-        `thorough` checks the content of those that stay, not only their length: for when the newest
-        was not written a moment ago.
+        What was found damaged stays: its owner may know better. `thorough` checks the content of those
+        that stay, not only their length: for when the newest was not written a moment ago.
         """
         kept = 0
         for path in self._files():
@@ -118,8 +118,6 @@ class CheckpointStore:
                     path.with_suffix(".json").unlink()
             elif _damage(path, quick=not thorough) is None:
                 kept += 1
-        for path in self.folder.glob("step-*.damaged"):
-            path.unlink(missing_ok=True)
 
     def quarantine_newer(self, good: Path | None) -> None:
         """Rename the damaged files newer than `good`: they must not count as checkpoints any more."""

@@ -72,7 +72,8 @@ def test_a_damaged_one_is_passed_over_with_one_line(
     assert store.save(state(2)) == path  # trained again, saved again
     store.keep = 1
     store.save(state(3))
-    assert names(store) == ["step-000000000003.json", "step-000000000003.pt"]
+    kept = ["step-000000000003.json", "step-000000000003.pt"]
+    assert names(store) == ["step-000000000002.pt.damaged", *kept]  # never deleted: it may be all there is
 
 
 def test_the_only_good_one_is_never_deleted(tmp_path: Path) -> None:
