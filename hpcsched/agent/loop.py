@@ -106,7 +106,6 @@ class Agent:
         self._inbox_due = 0.0
         self._progress_due = time.monotonic() + PROGRESS_PERIOD_S
         self._snapshot_due = 0.0
-        self._snapshot_cost_s = 0.0
         self._snapshot_at = 0.0
         self._warned = False
 
