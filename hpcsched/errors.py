@@ -49,6 +49,10 @@ class LaunchError(HpcschedError):
         self.transient = transient
 
 
+class BatchError(HpcschedError):
+    """The batch system did not answer, refused, or said what cannot be understood."""
+
+
 class StoreError(HpcschedError):
     """Something could not be written to, or read from, durable storage."""
 

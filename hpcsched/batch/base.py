@@ -1,21 +1,110 @@
-"""The allocation around us: what Slurm or LSF granted, or nothing but this machine."""
+"""The seam to the batch system: the allocation it granted us, until when, and how to come back."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+COMMAND_TIMEOUT_S = 15.0
+"""How long one command of a batch system may take before it counts as hanging."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host of the allocation.
+
+    `gpus` are the GPUs granted there, as CUDA_VISIBLE_DEVICES names them (indices, UUIDs, MIG names);
+    None: only the host itself can say. `cpus` is the number of CPUs granted, None if not known.
+    """
+
+    name: str
+    gpus: tuple[str, ...] | None = None
+    cpus: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """What we were given: the hosts, and until when.
 
-    `kind` is "none", "slurm" or "lsf"; `id` is the batch system's job id. `deadline` is
-    the Unix time by which we must be gone, None if there is none. `restart_count` counts how often the
-    batch system has put this job back into its queue.
+    `kind` is "none", "slurm" or "lsf"; `id` is the batch system's job id ("12_3" is never used: an
+    array's task has an id of its own; LSF's array elements are "806290[3]"). `deadline` is
+    the Unix time by which we must be gone, None if there is none or it is not known. `restart_count` counts how
+    often the batch system has put this job back into its queue. `here` is the name, among `hosts`, of the
+    host this process is on; None on a launch node, which is not one of them.
     """
 
     kind: str
     id: str | None
-    hosts: tuple[str, ...]
-    deadline: float | None
-    restart_count: int
+    hosts: tuple[Host, ...]
+    deadline: float | None = None
+    restart_count: int = 0
+    here: str | None = None
+
+
+class JobLife(StrEnum):
+    """What the batch system says of a job: UNKNOWN covers "it did not answer" and words we do not know."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    ENDED = "ENDED"
+    UNKNOWN = "UNKNOWN"
+
+
+class BatchSystem(Protocol):
+    """One kind of batch system, asked from inside a job of its, or from a login node.
+
+    Every method that asks or tells it something takes at most COMMAND_TIMEOUT_S and raises BatchError, with
+    one clear line, when that fails. `job_id` None means the job this process is in.
+    """
+
+    kind: str
+
+    def allocation(self) -> Allocation:
+        """The allocation this process is in, from its environment and (for the deadline) one question.
+
+        A question that fails leaves the deadline None. Raises BatchError when there is no allocation, or
+        its hosts cannot be understood.
+        """
+        ...
+
+    def end_time(self) -> float | None:
+        """The Unix time at which the job this process is in will be ended, as of now; None: no limit."""
+        ...
+
+    def life(self, job_id: str) -> JobLife:
+        """Whether that job waits, runs or has ended; never raises: UNKNOWN is an answer."""
+        ...
+
+    def requeue(self) -> int:
+        """Have this job put back into the queue; the exit code to leave with, at once, for that to happen.
+
+        Raises BatchError when the batch system refuses, or cannot do it for this job.
+        """
+        ...
+
+    def submit_next(self, script: Path | None) -> str:
+        """Submit a job that starts when this one has ended; its id.
+
+        `script` None: this job's own batch script, where the batch system gives it out. Raises BatchError.
+        """
+        ...
+
+    def comment(self, text: str) -> None:
+        """Show one line beside the job in the batch system's listings; does nothing where there is no such thing."""
+        ...
+
+    def on_hosts(self, hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+        """The commands that together run `argv` once on each of these hosts, with all devices granted there.
+
+        Each command lives as long as what it started (one command a host, or one for all), and ending it
+        ends that. Pure: builds argument vectors, runs nothing.
+        """
+        ...
+
+    def version(self) -> str:
+        """Name and version of what answers, for `doctor`; raises BatchError."""
+        ...

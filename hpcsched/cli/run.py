@@ -60,7 +60,7 @@ def run(
     """
     from hpcsched.agent import start
     from hpcsched.agent.inbox import Inbox
-    from hpcsched.batch.local import local
+    from hpcsched.batch.local import Local
     from hpcsched.cli.live import LiveTable, Narrator
     from hpcsched.cli.profiles_found import finder
 
@@ -95,7 +95,7 @@ def run(
     try:
         life = start.run(
             order,
-            allocation=local(),
+            allocation=Local().allocation(),
             find_profiles=lambda models, kind: find(models, device_type or kind),
             observe=observe,
         )

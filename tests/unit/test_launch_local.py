@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.batch.local import local
+from hpcsched.batch.local import Local
 from hpcsched.errors import LaunchError
 from hpcsched.launch import local as module
 from hpcsched.launch.base import LOST, attempt_code
@@ -277,7 +277,7 @@ def test_attempt_code(codes: list[int], expected: int) -> None:
 
 
 def test_no_batch_system() -> None:
-    allocation = local()
+    allocation = Local().allocation()
     assert (allocation.kind, allocation.id, allocation.deadline, len(allocation.hosts)) == (
         "none",
         None,
