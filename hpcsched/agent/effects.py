@@ -21,7 +21,6 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, SetTimer, Suspend, Terminate
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Progress
-from hpcsched.devices.base import Devices
 from hpcsched.errors import LaunchError, StoreError
 from hpcsched.launch.base import Launcher, Workers
 
@@ -109,12 +108,11 @@ class Effects:
         *,
         machine: Machine,
         launcher: Launcher,
-        devices: Devices,
         site: Site,
         clock: RunClock,
         selector: selectors.BaseSelector,
     ) -> None:
-        self._machine, self._launcher, self._devices = machine, launcher, devices
+        self._machine, self._launcher = machine, launcher
         self._site, self._clock, self._selector = site, clock, selector
         self._attempts: dict[int, _Attempt] = {}
         self._timers: list[tuple[float, tuple[str, int, int]]] = []
@@ -157,7 +155,6 @@ class Effects:
                 action,
                 site=self._site,
                 devices=devices,
-                device_env=self._devices.environment(devices),
                 profile=self._machine.profile(job),
             )
             folder.mkdir(mode=0o700, exist_ok=True)

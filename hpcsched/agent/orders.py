@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +52,6 @@ def plan_of(
     *,
     site: Site,
     devices: tuple[Device, ...],
-    device_env: Mapping[str, str],
     profile: Profile | None,
 ) -> LaunchPlan:
     """What to start for this attempt.
@@ -72,7 +69,6 @@ def plan_of(
         run_dir=site.rundir.root,
         output=output_path(job, site, action.attempt),
         devices=devices,
-        device_env=device_env,
         resume=action.resume,
         stand_in=stand_in,
     )
@@ -94,5 +90,4 @@ def _course(job: Job, action: Launch, profile: Profile | None, speed: float) -> 
         "suspend_s": course.suspend_s,
         "steps": course.steps,
         "speed": speed,
-        "launched_at": time.monotonic(),
     }

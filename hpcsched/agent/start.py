@@ -171,8 +171,7 @@ def run(
         selector = stack.enter_context(selectors.DefaultSelector())
         effects = Effects(
             machine=machine,
-            launcher=LocalLauncher(cpus=devices.cpus),
-            devices=devices,
+            launcher=LocalLauncher(cpus=devices.cpus, device_env=devices.environment),
             site=site,
             clock=clock,
             selector=selector,

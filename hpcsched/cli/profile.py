@@ -304,7 +304,7 @@ def _measure(
             spec,
             counts=counts,
             devices=devices,
-            launcher=LocalLauncher(cpus=devices.cpus),
+            launcher=LocalLauncher(cpus=devices.cpus, device_env=devices.environment),
             settings=settings,
             global_batch=global_batch,
             software=software,

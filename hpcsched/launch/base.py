@@ -22,9 +22,12 @@ class LaunchPlan:
     """What to start for one attempt.
 
     `env` is laid over the launcher's own environment: the job's variables and those of the contract
-    that all ranks share. The launcher adds what differs by rank, and the rendezvous address.
+    that all ranks share. The launcher adds what differs by host or rank: what shows the devices to the
+    program (below `env`), whom to notify, the rank's numbers, and where the ranks meet.
+    `folder` is the job's folder in the run directory.
     `output` is opened for appending, created with mode 0600, missing folders made. `per_rank` True:
-    one process a device, each pinned to its device's cores; False: one process that sees them all.
+    one process a device, each pinned to its device's cores; False: one process a host that sees all of
+    its devices there. `devices` lie host by host.
     """
 
     job_id: int
@@ -32,9 +35,23 @@ class LaunchPlan:
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path
+    folder: Path
     output: Path
     devices: tuple[Device, ...]
     per_rank: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one host's ranks stand among all of an attempt.
+
+    `port` None: the launcher picks a free one, and the others are told. `world_size` None: these are all.
+    """
+
+    first_rank: int = 0
+    world_size: int | None = None
+    address: str = "127.0.0.1"
+    port: int | None = None
 
 
 class Workers(Protocol):
@@ -42,11 +59,22 @@ class Workers(Protocol):
 
     @property
     def processes(self) -> tuple[tuple[int, int], ...]:
-        """(pid, start time in clock ticks since boot) of each rank."""
+        """(pid, start time in clock ticks since boot) of each rank that is a process of this host."""
 
     @property
     def pidfds(self) -> tuple[int, ...]:
-        """One descriptor a rank, readable for good once the rank has ended."""
+        """Descriptors, one a rank or one a host, each readable for good once what it stands for has ended."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the program is known to have said that it can be suspended.
+
+        False says nothing where the launcher leaves it to others to look for the ready file.
+        """
+
+    @property
+    def record(self) -> bytes | None:
+        """STATE.json as the host of rank 0 last saw it; None where the file itself is to be read."""
 
     @property
     def progress_fd(self) -> int | None:
@@ -62,7 +90,8 @@ class Workers(Protocol):
         """None while a rank lives; else the attempt's exit code (see `attempt_code`). Never blocks.
 
         When the last rank has ended, what the ranks left behind in their process groups is killed:
-        the devices go to the next job.
+        the devices go to the next job. Raises LaunchError once nothing lives if, as it turned out only
+        after `launch`, not all ranks could be started.
         """
 
     def close(self) -> None:

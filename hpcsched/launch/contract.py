@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,11 +25,10 @@ def plan_attempt(
     run_dir: Path,
     output: Path,
     devices: tuple[Device, ...],
-    device_env: Mapping[str, str],
     resume: bool,
     stand_in: Mapping[str, float] | None = None,
 ) -> LaunchPlan:
-    """What to start for an attempt of `spec` on `devices`, which `device_env` shows to the program.
+    """What to start for an attempt of `spec` on `devices`.
 
     `stand_in`: the course that a stand-in follows in place of the job's own program.
     """
@@ -47,7 +45,6 @@ def plan_attempt(
         "CHECKPOINT_EVERY_S": repr(spec.checkpoint_every_s),
         "KEEP": str(spec.keep_checkpoints),
         "RESUME": str(int(resume)),
-        "NOTIFY_PID": str(os.getpid()),
     }
     if spec.steps is not None:
         ours["STEPS"] = str(spec.steps)
@@ -66,8 +63,9 @@ def plan_attempt(
         job_id=job_id,
         attempt=attempt,
         argv=argv,
-        env={**device_env, **spec.env, **contract},
+        env={**spec.env, **contract},
         cwd=Path(spec.workdir),
+        folder=folder,
         output=output,
         devices=devices,
         per_rank=spec.processes == "per-gpu" or spec.kind is not Kind.COMMAND,

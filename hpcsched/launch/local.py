@@ -16,12 +16,12 @@ import socket
 import stat as modes
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
-from hpcsched.launch.base import LOST, SUSPENDED, LaunchPlan, attempt_code
+from hpcsched.launch.base import LOST, SUSPENDED, LaunchPlan, Place, attempt_code
 from hpcsched.launch.proc import stat
 
 KILLED_WITHIN_S = 5.0  # how long a launch that failed half-way waits for the ranks it killed
@@ -39,6 +39,7 @@ class LocalLauncher:
 
     Args:
         cpus: the cores to pin a device's rank to, or None (`Devices.cpus`).
+        device_env: the variables that show devices to a program (`Devices.environment`).
         environ: what workers inherit below the plan's variables; default: this process's, as it is now.
 
     Where a plan's directory is not the agent's own, the agent stands in it for the fraction of a
@@ -49,42 +50,49 @@ class LocalLauncher:
         self,
         *,
         cpus: Callable[[Device], frozenset[int] | None] = lambda device: None,
+        device_env: Callable[[Sequence[Device]], Mapping[str, str]] = lambda devices: {},
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._cpus = cpus
+        self._cpus, self._device_env = cpus, device_env
         self._environ = dict(os.environ if environ is None else environ)
         self._ports = _Ports()
         _keep_descriptors_to_ourselves()
 
-    def launch(self, plan: LaunchPlan) -> LocalWorkers:
-        """Start all ranks, or none; see `Launcher.launch`."""
+    def launch(self, plan: LaunchPlan, place: Place | None = None) -> LocalWorkers:
+        """Start all ranks of this host, or none; see `Launcher.launch`."""
         workers = LocalWorkers()
         try:
             with _errors_as_launch_errors(plan):
-                self._start(plan, workers)
+                self._start(plan, place or Place(), workers)
         except BaseException:
             workers.abandon()
             raise
         return workers
 
-    def _start(self, plan: LaunchPlan, workers: LocalWorkers) -> None:
+    def _start(self, plan: LaunchPlan, place: Place, workers: LocalWorkers) -> None:
+        workers.port = self._ports.take() if place.port is None else place.port
         env = {
             **self._environ,
+            **self._device_env(plan.devices),
             **plan.env,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._ports.take()),
+            "HPCSCHED_NOTIFY_PID": str(os.getpid()),
+            "HPCSCHED_LAUNCHED_AT": repr(time.monotonic()),
+            "MASTER_ADDR": place.address,
+            "MASTER_PORT": str(workers.port),
         }
         program = _program(plan, env.get("PATH", os.defpath))
         ranks = [(device,) for device in plan.devices] if plan.per_rank else [plan.devices]
+        world_size = place.world_size or len(ranks)
         output = _open_output(plan.output)
         try:
             with _standing_in(plan.cwd):
-                for rank, devices in enumerate(ranks):
-                    env.update(_rank_variables(rank, len(ranks)))
+                for local, devices in enumerate(ranks):
+                    rank = place.first_rank + local
+                    env.update(_rank_variables(rank, local, world_size))
                     workers.add(
                         _spawn(program, plan.argv, env, output, workers.pipe() if rank == 0 else None)
                     )
-                    self._pin(workers.processes[rank][0], devices)
+                    self._pin(workers.processes[local][0], devices)
         finally:
             os.close(output)
         workers.close_pipe()
@@ -106,6 +114,10 @@ class LocalWorkers:
         self.processes: tuple[tuple[int, int], ...] = ()
         self.pidfds: tuple[int, ...] = ()
         self.progress_fd: int | None = None
+        self.ready = False
+        self.record: bytes | None = None
+        self.port = 0
+        """Where the ranks meet."""
         self._write_end: int | None = None
         self._running: dict[int, None] = {}  # by rank
         self._ended: list[int] = []  # exit codes in order of time
@@ -247,9 +259,8 @@ def _keep_descriptors_to_ourselves() -> None:
                 os.set_inheritable(int(name), False)
 
 
-def _rank_variables(rank: int, size: int) -> dict[str, str]:
-    """One host, so the local rank is the rank."""
-    values = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+def _rank_variables(rank: int, local: int, size: int) -> dict[str, str]:
+    values = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local)}
     return values | {f"HPCSCHED_{name}": value for name, value in values.items()}
 
 

@@ -273,7 +273,6 @@ def plan_of(
         run_dir=folder,
         output=output_of(folder),
         devices=chosen,
-        device_env=devices.environment(chosen),
         resume=attempt > 1,
     )
 

@@ -25,6 +25,7 @@ def plan(folder: Path, argv: Sequence[str], *, ranks: int = 1, per_rank: bool = 
         argv=tuple(argv),
         env={},
         cwd=folder,
+        folder=folder,
         output=folder / "logs" / "out",
         devices=devices,
         per_rank=per_rank,

@@ -55,6 +55,8 @@ class FakeWorkers:
     """Ranks that live until `end` or a signal; descriptors are real, so selectors work."""
 
     def __init__(self, pids: Sequence[int], script: Script) -> None:
+        self.ready = False
+        self.record: bytes | None = None
         self.processes = tuple((pid, 1000 + i) for i, pid in enumerate(pids))
         self.pidfds = tuple(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in pids)
         self.progress_fd: int | None

@@ -35,7 +35,7 @@ class StandIn:
         self.rank = int(env["HPCSCHED_RANK"])
         self.attempt = int(env["HPCSCHED_ATTEMPT"])
         self.speed = float(task["speed"])
-        self.launched_at = float(task["launched_at"])
+        self.launched_at = float(env["HPCSCHED_LAUNCHED_AT"])
         job_dir = env["HPCSCHED_JOB_DIR"]
         self.state_path = os.path.join(job_dir, "STATE.json")  # noqa: PTH118 - pathlib costs start-up time
         self.ready_path = os.path.join(job_dir, f"ready.{self.attempt}")  # noqa: PTH118

@@ -90,7 +90,7 @@ class Bench:
         action = Launch(
             at=0, cause="", job_id=1, attempt=attempt, gpus=gpus, role=Role.PRIMARY, resume=resume
         )
-        plan = plan_of(self.job, action, site=site, devices=devices, device_env={}, profile=PROFILE)
+        plan = plan_of(self.job, action, site=site, devices=devices, profile=PROFILE)
         self.running.append(LocalLauncher().launch(plan))
         return self.running[-1]
 

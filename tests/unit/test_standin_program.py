@@ -41,7 +41,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     ) -> LocalWorkers:
         course = {"rate": 100.0, "start_s": 0.0, "suspend_s": 0.0, "steps": 10_000, "speed": 1.0, **task}
         env = {
-            "HPCSCHED_STANDIN": json.dumps({**course, "launched_at": time.monotonic()}),
+            "HPCSCHED_STANDIN": json.dumps(course),
             "HPCSCHED_JOB_DIR": str(tmp_path),
             "HPCSCHED_ATTEMPT": str(attempt),
             "HPCSCHED_RESUME": str(int(resume)),
@@ -159,8 +159,8 @@ def test_an_orphan_saves_and_leaves(tmp_path: Path) -> None:
     task = {"rate": 100.0, "start_s": 0.0, "suspend_s": 0.0, "steps": 10_000, "speed": 1.0}
     agent = (
         "import json, os, pathlib, subprocess, sys, time\n"
-        f"task = {task!r} | {{'launched_at': time.monotonic()}}\n"
-        "env = os.environ | {'HPCSCHED_STANDIN': json.dumps(task), 'HPCSCHED_NOTIFY_PID': str(os.getpid())}\n"
+        f"env = os.environ | {{'HPCSCHED_STANDIN': json.dumps({task!r})}}\n"
+        "env |= {'HPCSCHED_NOTIFY_PID': str(os.getpid()), 'HPCSCHED_LAUNCHED_AT': repr(time.monotonic())}\n"
         "argv = [sys.executable, '-m', 'hpcsched.worker.standin']\n"
         "p = subprocess.Popen(argv, env=env, start_new_session=True)\n"
         f"while not pathlib.Path({str(tmp_path / 'ready.1')!r}).exists(): time.sleep(0.005)\n"
