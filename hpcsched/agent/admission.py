@@ -39,7 +39,7 @@ class Admission:
             _check(job, where)
         jobfile.check_names(jobs, where=where, known=machine.by_name.keys())
         jobfile.check_fits(jobs, gpus=gpus, hosts=self.hosts, where=where)
-        new = {job.model for job in jobs} - machine.profiles.keys()
+        new = {job.model for job in jobs} - {model for model, _ in machine.profiles}
         found = self.find_profiles(new) if new else ()
         stand_ins = [job for job in jobs if self.stand_ins or job.kind is Kind.REPLAY]
         require_profiles(stand_ins, [*machine.profiles.values(), *found])
@@ -51,7 +51,7 @@ class Admission:
         """Profiles to go by from now on for the jobs of earlier lives, whose devices may have been others."""
         models = {job.spec.model for job in self.machine.jobs.values() if not job.state.final}
         found = self.find_profiles(models) if models else ()
-        return tuple(p for p in found if self.machine.profiles.get(p.model) != p)
+        return tuple(p for p in found if self.machine.profiles.get((p.model, p.nodes)) != p)
 
 
 def _check(job: JobSpec, where: str) -> None:

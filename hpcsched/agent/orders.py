@@ -79,7 +79,7 @@ def _course(job: Job, action: Launch, profile: Profile | None, speed: float) -> 
         raise ValueError("a stand-in needs a profile of its model and `steps`")
     course = course_of(
         profile,
-        len(action.gpus),
+        len(action.gpus) // job.spec.nodes,
         from_step=job.step,
         steps=job.spec.steps,
         first=action.attempt == 1,

@@ -81,12 +81,13 @@ def _finished(life: Life) -> list[FinishedJob]:
 
 def _learnt(machine: Machine, device: str) -> list[Profile]:
     profiles = []
-    for model, table in machine.learned.items():
+    for (model, nodes), table in machine.learned.items():
         costs = machine.costs.get(model)
         profiles.append(
             Profile(
                 model=model,
                 device=device,
+                nodes=nodes,
                 throughput=dict(table),
                 start_s=costs.start_s if costs else None,
                 suspend_s=costs.suspend_s if costs else None,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from hpcsched import config
-from hpcsched.errors import ConfigError, UnknownJob
+from hpcsched.errors import ConfigError, NoSuchRun, UnknownJob
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import JobStatus, Status
 
@@ -37,6 +38,32 @@ def find_run(ctx: click.Context, dir_: str | None) -> RunDir:
     """The run directory meant: the command's --dir, the global one, $HPCSCHED_DIR, files, default."""
     settings: config.Settings = ctx.obj
     return RunDir(config.run_dir(dir_ or settings.values.get("dir")))
+
+
+@contextlib.contextmanager
+def hint_at_runs(ctx: click.Context, dir_: str | None) -> Iterator[None]:
+    """Names the user's living runs when there is none in the default directory, and none was named."""
+    try:
+        yield
+    except NoSuchRun as error:
+        settings: config.Settings = ctx.obj
+        if dir_ is not None or settings.values.get("dir") is not None:
+            raise
+        from hpcsched.store.status import my_runs
+
+        living = [run.dir for run in my_runs() if run.alive]
+        if not living:
+            raise
+        shown = ", ".join(living[:3]) + (f" and {len(living) - 3} more" if len(living) > 3 else "")
+        what = "your live run is" if len(living) == 1 else "your live runs are"
+        raise NoSuchRun(
+            f"{error}; {what} in {shown} (`hpcsched status --all` lists all, --dir chooses one)"
+        ) from None
+
+
+def plural(number: int, what: str) -> str:
+    """"1 GPU", "2 GPUs"."""
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def select(status: Status, keys: Sequence[str]) -> list[JobStatus]:

@@ -7,7 +7,7 @@ import sys
 import click
 import msgspec
 
-from hpcsched.cli.common import dir_option, find_run, json_option
+from hpcsched.cli.common import dir_option, find_run, hint_at_runs, json_option, plural
 from hpcsched.cli.status import clock
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
@@ -26,7 +26,8 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> No
     from hpcsched.store.replay import replay
 
     rundir = find_run(ctx, dir_)
-    rundir.require()
+    with hint_at_runs(ctx, dir_):
+        rundir.require()
     if not rundir.journal.exists():
         raise NoSuchRun(f"the run in {rundir.root} has not started yet")
     machine = replay(rundir.journal, make_policy).machine
@@ -79,7 +80,7 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
     """What will happen to the job, as far as it is decided or can be said."""
     profile, total = machine.profile(job), len(machine.devices)
     if job.state is JobState.SUSPENDING and job.target:
-        return [f"it starts again on {len(job.target.gpus)} GPUs as soon as it has saved"]
+        return [f"it starts again on {plural(len(job.target.gpus), 'GPU')} as soon as it has saved"]
     if job.state in (JobState.STARTING, JobState.RUNNING):
         lines = []
         if job.remaining is not None and (job.rate or profile):
@@ -92,7 +93,7 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
             least, most = job.limits(total)
             best = profile.optimal(most, least)
             if best > len(job.gpus):
-                lines.append(f"promoted to {best} GPUs when they can be had and it pays")
+                lines.append(f"promoted to {plural(best, 'GPU')} when they can be had and it pays")
         if not job.ready:
             lines.append("it has not said that it can be suspended, so it keeps these GPUs until it ends")
         return lines
@@ -103,6 +104,9 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
             if other.id in machine.queue and (other.submit_s, other.id) < (job.submit_s, job.id)
         )
         least, most = job.limits(total)
-        wants = f"{profile.optimal(most, least)} GPUs (its fastest count)" if profile else f"at least {least}"
-        return [f"{ahead} jobs before it; {len(machine.free)} of {total} GPUs free; it wants {wants}"]
+        wants = f"at least {least}"
+        if profile:
+            wants = f"{plural(profile.optimal(most, least), 'GPU')} (its fastest count)"
+        free = f"{len(machine.free)} of {plural(total, 'GPU')} free"
+        return [f"{plural(ahead, 'job')} before it; {free}; it wants {wants}"]
     return []

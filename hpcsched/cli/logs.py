@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hpcsched.cli.common import dir_option, find_run, select
+from hpcsched.cli.common import dir_option, find_run, hint_at_runs, select
 from hpcsched.errors import HpcschedError, NoSuchRun
 from hpcsched.store.status import read_status
 
@@ -22,7 +22,8 @@ from hpcsched.store.status import read_status
 def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: int | None) -> None:
     """Print the output of JOB (id or name); all its attempts append to one file."""
     rundir = find_run(ctx, dir_)
-    found = select(read_status(rundir), [job])[0]
+    with hint_at_runs(ctx, dir_):
+        found = select(read_status(rundir), [job])[0]
     if not found.output:
         if not follow:
             raise HpcschedError(f"job {found.id} ({found.name}) has written nothing: it is {found.state}")

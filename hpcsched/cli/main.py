@@ -16,7 +16,8 @@ from hpcsched.errors import HpcschedError
 _COMMANDS = {
     "run": ("run:run", "Run a set of jobs in this allocation until all have ended."),
     "submit": ("control:submit", "Put jobs into a run, running now or next."),
-    "status": ("status:status", "The run's jobs, like squeue."),
+    "status": ("status:status", "The run's jobs, like squeue; --all lists your runs."),
+    "top": ("top:top", "A live view of the run, on any host that sees its directory."),
     "explain": ("explain:explain", "Why a job waits, why it has this many GPUs, what is next."),
     "cancel": ("control:cancel", "End jobs for good."),
     "hold": ("control:hold", "Keep waiting jobs from starting."),
@@ -29,7 +30,8 @@ _COMMANDS = {
     "history": ("history:history", "Finished jobs of this and earlier runs, like sacct."),
     "profile": ("profile:profile", "Measure how models scale, and look after the profiles."),
     "simulate": ("simulate:simulate", "What a job set would take, by the same policies."),
-    "doctor": ("doctor:doctor", "What was found on this machine."),
+    "script": ("script:script", "Print a batch script for Slurm or LSF that runs job sets."),
+    "doctor": ("doctor:doctor", "What was found on this machine, and in this allocation."),
     "config": ("settings:config_group", "Settings and where they come from."),
 }
 
@@ -74,8 +76,12 @@ def cli(ctx: click.Context, dir_: str | None, config_file: str | None, verbose: 
         by_flag = origin is click.core.ParameterSource.COMMANDLINE
         settings.origins["dir"] = "--dir" if by_flag else "HPCSCHED_DIR"
     ctx.obj = settings
-    shared = {k: v for k, v in settings.values.items() if k not in ("dir", "policy_option")}
-    ctx.default_map = dict.fromkeys(_COMMANDS, shared) | {"profile": {"run": shared, **shared}}
+    shared = {k: v for k, v in settings.values.items() if k not in ("dir", "policy_option", "script")}
+    ctx.default_map = dict.fromkeys(_COMMANDS, shared) | {
+        "profile": {"run": shared, **shared},
+        # What `run` reads from the same files when the batch job starts needs no place in the script.
+        "script": {k: v for k, v in shared.items() if k in ("margin", "max_restarts")},
+    }
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ def finder(files: Sequence[str], database: Path) -> Callable[[Collection[str], s
     given = [profile for name in files for profile in load_profiles(name)]
 
     def find(models: Collection[str], device: str) -> tuple[Profile, ...]:
-        found = {p.model: p for p in choose_all(given, models, device)}
-        missing = set(models) - found.keys()
+        found = choose_all(given, models, device)
+        missing = set(models) - {p.model for p in found}
         if missing and database.exists():
-            found |= {p.model: p for p in choose_all(_measured(database), sorted(missing), device)}
-        return tuple(found[model] for model in sorted(found))
+            found += choose_all(_measured(database), sorted(missing), device)
+        return tuple(sorted(found, key=lambda p: (p.model, p.nodes)))
 
     return find
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ def result_of(machine: Machine, *, downtime_s: float = 0.0) -> Result:
         machine.jobs.values(),
         policy=machine.policy.name if machine.policy else "",
         gpus=gpus,
-        lower_bound_s=_bound(machine, gpus),
+        lower_bound_s=_bound(machine),
         overheads=lambda job, attempt: overhead_s(machine, job, attempt),
         downtime_s=downtime_s,
         now_s=machine.now,
@@ -36,13 +37,15 @@ def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
     end_s = machine.now if attempt.end_s is None else attempt.end_s
     leaving_s = 0.0 if attempt.signalled_s is None else end_s - attempt.signalled_s
     profile = machine.profile(job)
-    cost = profile.launch_s(len(attempt.gpus), first=attempt.number == 1) if profile else None
+    cost = (
+        profile.launch_s(len(attempt.gpus) // job.spec.nodes, first=attempt.number == 1) if profile else None
+    )
     if cost is None:
         cost = 0.0 if attempt.ready_s is None else attempt.ready_s - attempt.start_s
     return min(cost, end_s - attempt.start_s - leaving_s) + leaving_s
 
 
-def _bound(machine: Machine, gpus: int) -> float | None:
+def _bound(machine: Machine) -> float | None:
     # Of a run that did less than all its work, or whose rates were only seen in passing, nothing is proven.
     for job in machine.jobs.values():
         profile = machine.profile(job)
@@ -56,13 +59,15 @@ def _bound(machine: Machine, gpus: int) -> float | None:
             submit_s=job.submit_s,
             gpus_min=job.spec.gpus_min,
             gpus_max=job.spec.gpus_max,
+            nodes=job.spec.nodes,
             after=tuple(index[name] for name in job.spec.after),
         )
         for job in machine.jobs.values()
     ]
-    if not jobs or any(job.gpus_min > gpus for job in jobs):
+    hosts = Counter(device.host for device in machine.devices.values())
+    if not jobs or any(machine.most_for(job) < job.spec.gpus_min for job in machine.jobs.values()):
         return None
-    return lower_bound_s(jobs, gpus)
+    return lower_bound_s(jobs, max(hosts.values(), default=0), len(hosts))
 
 
 def simulated(
@@ -70,8 +75,13 @@ def simulated(
     profiles: Sequence[Profile],
     *,
     gpus: int,
+    nodes: int = 1,
     policy: str,
     options: Mapping[str, Any],
 ) -> Result:
-    """What these jobs take under a policy; raises ConfigError for jobs without profile or steps."""
-    return result_of(Simulation(jobs, profiles, gpus=gpus, policy=policy, options=options).run())
+    """What these jobs take under a policy on `nodes` hosts with `gpus` GPUs each.
+
+    Raises ConfigError for jobs without profile or steps.
+    """
+    simulation = Simulation(jobs, profiles, gpus=gpus, nodes=nodes, policy=policy, options=options)
+    return result_of(simulation.run())

@@ -21,6 +21,17 @@ DEFAULTS: dict[str, Any] = {
     "database": "the user's data directory",
     "grace": 30.0,
     "monitor": 5.0,
+    "batch": "auto",
+    "launcher": "auto",
+    "hosts": "the allocation's",
+    "interface": "the one that leads to the other hosts",
+    "margin": 60.0,
+    "requeue": False,
+    "chain": False,
+    "chain_script": "the batch job's own",
+    "max_restarts": 20,
+    "checkpoints": "the run directory",
+    "pyslurm": "auto",
 }
 
 
@@ -34,20 +45,25 @@ def config_group() -> None:
 @json_option
 @click.pass_context
 def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
-    """The settings in force: environment, project, user and site files, defaults, in this order."""
+    """The settings in force: environment, project, user and site files, defaults, in this order.
+
+    Those of the table [script] are listed as script.KEY, as far as a file sets them.
+    """
     settings: config.Settings = ctx.find_root().obj
     rows = []
-    for key in config.KEYS:
+    for key, default in DEFAULTS.items():
         variable = config.environment_name(key)
-        if key in settings.origins and settings.origins[key] in ("--dir", "HPCSCHED_DIR"):
+        if settings.origins.get(key) in ("--dir", "HPCSCHED_DIR"):
             value, source = settings.values[key], settings.origins[key]
         elif os.environ.get(variable):
             value, source = os.environ[variable], variable
         elif key in settings.values:
             value, source = settings.values[key], settings.origins[key]
         else:
-            value, source = DEFAULTS[key], "default"
+            value, source = default, "default"
         rows.append((key, value, source))
+    script = settings.values.get("script", {})
+    rows += [(f"script.{key}", script[key], settings.origins[f"script.{key}"]) for key in script]
     if as_json:
         import msgspec
 
@@ -55,4 +71,8 @@ def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
         return
     for key, value, source in rows:
-        click.echo(f"{key} = {value}" + (f"    # {source}" if origin else ""))
+        click.echo(f"{key} = {_shown(value)}" + (f"    # {source}" if origin else ""))
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,13 +10,12 @@ import click
 
 from hpcsched import jobfile
 from hpcsched.cli.common import database_path, json_option, option, parse_options
-from hpcsched.errors import ConfigError
 
 
 @click.command()
 @click.argument("jobs", type=click.Path(path_type=Path))
 @option("--gpus", type=click.IntRange(min=1), required=True, help="GPUs per node.")
-@option("--nodes", type=click.IntRange(min=1), default=1, help="Nodes (this version: 1).")
+@option("--nodes", type=click.IntRange(min=1), default=1, help="Nodes (1).")
 @option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
 @option("--policy", metavar="P,...", help="Policies to compare, with commas (marble).")
 @option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
@@ -38,7 +37,7 @@ def simulate(
     database: str | None,
     as_json: bool,
 ) -> None:
-    """What JOBS.toml would take on GPUS GPUs, under one policy or several side by side.
+    """What JOBS.toml would take on NODES hosts with GPUS GPUs each, under one policy or several side by side.
 
     With several policies an option goes to those that know it.
     """
@@ -48,8 +47,6 @@ def simulate(
     from hpcsched.report.result import to_json
     from hpcsched.report.tables import comparison_table, headline, job_table
 
-    if nodes != 1:
-        raise ConfigError(where="--nodes", got=str(nodes), accepted="1 (this version simulates one node)")
     file = jobfile.load(jobs, workdir=Path.cwd())
     jobfile.check_fits(file.jobs, gpus=gpus, hosts=nodes, where=str(jobs))
     found = finder(profiles, database_path(database))({job.model for job in file.jobs}, device_type)
@@ -67,7 +64,7 @@ def simulate(
         known = getattr(POLICIES[name], "OPTIONS", {})
         in_file = file.policy_options if (file.policy or "marble") == name else {}
         own = {**in_file, **{k: v for k, v in options.items() if k in known}}
-        results.append(simulated(file.jobs, found, gpus=gpus, policy=name, options=own))
+        results.append(simulated(file.jobs, found, gpus=gpus, nodes=nodes, policy=name, options=own))
     if gantt:
         from hpcsched.report.gantt import gantt_svg
 

@@ -11,10 +11,20 @@ from functools import lru_cache
 import click
 import msgspec
 
-from hpcsched.cli.common import dir_option, find_run, json_option, option, select
+from hpcsched.cli.common import dir_option, find_run, hint_at_runs, json_option, option, select
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
-from hpcsched.store.status import JobStatus, Status, age_s, read_page, read_status
+from hpcsched.store.status import (
+    JobStatus,
+    RunStatus,
+    Status,
+    age_s,
+    is_old,
+    left_s,
+    my_runs,
+    read_page,
+    read_status,
+)
 
 
 @lru_cache(maxsize=64)  # most jobs of a long queue have run for 0 s
@@ -69,6 +79,7 @@ def where(job: JobStatus) -> str:
 @click.option("--states", "-t", metavar="S", help="These states only: names or codes with commas, or all.")
 @option("--format", "-o", "format_", metavar="FORMAT", help="Columns, like squeue's: " + DEFAULT_FORMAT)
 @click.option("--noheader", is_flag=True, help="No header line.")
+@click.option("--all", "-a", "all_runs", is_flag=True, help="All of your runs instead, newest first.")
 @json_option
 @click.pass_context
 def status(
@@ -79,19 +90,31 @@ def status(
     states: str | None,
     format_: str | None,
     noheader: bool,
+    all_runs: bool,
     as_json: bool,
 ) -> None:
     """The run's jobs, like squeue: unfinished ones, and a line that counts the finished.
 
-    Works on any host that sees the run directory: no port, no lock.
+    Works on any host that sees the run directory: no port, no lock. Of a run without a sign of life
+    the batch system is asked what became of its job.
     """
     gc.disable()  # ten thousand jobs and a short life: nothing is worth collecting
     rundir, wanted = find_run(ctx, dir_), [*jobs, *more]
-    if as_json and not wanted:
-        sys.stdout.buffer.write(msgspec.json.encode(read_page(rundir)) + b"\n")
+    if all_runs:
+        if wanted or states is not None:
+            raise click.UsageError("--all lists runs: it takes no jobs and no --states")
+        _all_runs(header=not noheader, as_json=as_json)
         return
-    found = read_status(rundir)
+    if as_json and not wanted:
+        with hint_at_runs(ctx, dir_):
+            page = read_page(rundir)
+        asked(page.run)
+        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        return
+    with hint_at_runs(ctx, dir_):
+        found = read_status(rundir)
     if as_json:
+        asked(found.run)
         found.jobs = select(found, wanted)
         sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
         return
@@ -131,12 +154,42 @@ def table(jobs: list[JobStatus], format_: str, *, header: bool) -> str:
     columns = [[text(job) for job in jobs] for text in texts]
     if header:
         columns = [[FIELDS[key][0], *column] for key, column in zip(keys, columns, strict=True)]
+    return _aligned(columns, [key in _RIGHT for key in keys])
+
+
+def _aligned(columns: list[list[str]], right: list[bool]) -> str:
     widths = [max(map(len, column), default=0) for column in columns]
-    aligned = [f"%{'' if key in _RIGHT else '-'}{width}s" for key, width in zip(keys, widths, strict=True)]
-    if keys[-1] not in _RIGHT:
+    aligned = [f"%{'' if r else '-'}{width}s" for r, width in zip(right, widths, strict=True)]
+    if not right[-1]:
         aligned[-1] = "%s"  # no blanks at the end of a line
     line = "  ".join(aligned) + "\n"
     return "".join([line % row for row in zip(*columns, strict=True)])
+
+
+def _all_runs(*, header: bool, as_json: bool) -> None:
+    found = my_runs()
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode({"schema": 1, "runs": found}) + b"\n")
+        return
+    rows = [("STATE", "ALLOCATION", "AGE", "DONE", "LEFT", "DIR")] if header else []
+    for run in found:
+        kind, job_id = run.allocation.get("kind") or "none", run.allocation.get("id")
+        rows.append(
+            (
+                "-" if run.state is None else "STALE" if run.stale else run.state,
+                "-" if kind == "none" else f"{kind} {job_id}",
+                "-" if run.age_s is None else clock(run.age_s),
+                str(run.done),
+                str(run.left),
+                run.dir,
+            )
+        )
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    sys.stdout.write(_aligned(columns, [False, False, True, True, True, False]) if rows else "")
+    if not found:
+        click.echo("hpcsched: no runs of yours are known here", err=True)
+    elif any(run.stale and run.state for run in found):
+        click.echo("hpcsched: STALE: no sign of life; `hpcsched status --dir DIR` asks why", err=True)
 
 
 def _finished(found: Status) -> str:
@@ -145,17 +198,27 @@ def _finished(found: Status) -> str:
     return f"finished: {', '.join(parts)}\n" if parts else ""
 
 
+def asked(run: RunStatus) -> None:
+    """Ask the batch system about the run's job where the snapshot alone cannot tell what is to come."""
+    if run.stale or run.state == "STOPPED":
+        from hpcsched.cli import fate
+
+        fate.ask(run)
+
+
 def note(found: Status) -> None:
     """On stderr: how old this is, and whether anybody still writes it."""
     run = found.run
-    if run.stale:
-        age = clock(age_s(found))
-        click.echo(
-            f"hpcsched: the agent on {run.agent.host} (pid {run.agent.pid}) is gone; last seen {age} ago."
-            " Go on with `hpcsched run --resume`",
-            err=True,
-        )
-    elif run.state == "STOPPED":
-        click.echo("hpcsched: stopped with work left; go on with `hpcsched run --resume`", err=True)
+    if run.stale or run.state == "STOPPED":
+        from hpcsched.cli import fate
+
+        asked(run)
+        click.echo(f"hpcsched: {fate.sentence(run, clock(age_s(run)))}", err=True)
+    elif is_old(run):
+        click.echo(f"hpcsched: this is {clock(age_s(run))} old", err=True)
+    left = left_s(run)
+    if left is not None and left > 0 and run.state in ("RUNNING", "DRAINING") and not run.stale:
+        job = f"{run.allocation.get('kind')} job {run.allocation.get('id')}"
+        click.echo(f"hpcsched: {job} ends in {clock(left)}", err=True)
     for gpu, why in run.lost_gpus.items():
         click.echo(f"hpcsched: GPU {gpu} was lost: {why}", err=True)

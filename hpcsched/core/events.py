@@ -29,7 +29,9 @@ class AgentStarted(Event):
     `wall` is the Unix time at `at`. Attempts of an earlier life are over once this is handled: the
     agent has ended their processes before it says so. `saved_steps` says, by job, which step each of
     them had saved. `grace_s` is how long a worker may take to save before it is ended by force.
-    `profiles` replace those of earlier lives, which may have had other devices.
+    `profiles` replace those of earlier lives, which may have had other devices. `deadline` is when the
+    allocation ends (None: not known, or never); `reserve_s` the seconds to keep before that besides
+    what saving is known to take.
     """
 
     wall: float
@@ -39,11 +41,20 @@ class AgentStarted(Event):
     grace_s: float = 30.0
     saved_steps: Mapping[int, int] = field(default_factory=dict)
     profiles: tuple[Profile, ...] = ()
+    deadline: float | None = None
+    reserve_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineMoved(Event):
+    """The allocation now ends at `deadline` of the run's clock; None: no longer known, or never."""
+
+    deadline: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilesLoaded(Event):
-    """The profiles to go by for these models, one a model, chosen for the devices at hand."""
+    """The profiles to go by, one for each model and number of hosts, chosen for the devices at hand."""
 
     profiles: tuple[Profile, ...]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 
@@ -31,13 +33,20 @@ def check(machine: Machine) -> None:
         if job.state is JobState.COMPLETED and job.reports and job.spec.steps is not None:
             done = sum((a.to_step or 0) - a.from_step for a in job.attempts)
             assert done == job.step + job.repeated, f"job {job.id}: {done} steps done, {job.step} counted"
+        for gpus in (job.current.gpus, *([job.target.gpus] if job.target else [])) if job.gpus else ():
+            counts = Counter(machine.devices[gpu].host for gpu in gpus if gpu in machine.devices)
+            whole = set(gpus) <= machine.devices.keys()
+            even = len(counts) == job.spec.nodes and len(set(counts.values())) == 1
+            assert even or not whole, f"job {job.id} has {dict(counts)} GPUs"
         if job.target:
             assert job.state is JobState.SUSPENDING, f"job {job.id} has a target while {job.state}"
             assert set(job.target.gpus) <= set(job.gpus), f"job {job.id}'s larger lease is not free"
         waits = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
-        assert (job.id in machine.queue) == (waits and job.submit_s <= machine.now), f"job {job.id} queue"
+        in_line = job.id in machine.queue or job.id in machine.late
+        assert in_line == (waits and job.submit_s <= machine.now), f"job {job.id} queue"
+        assert not (job.id in machine.queue and job.id in machine.late), f"job {job.id} waits twice"
     policy = machine.policy
     if policy and policy.work_conserving and not machine.draining and machine.free:
-        need = machine.queue.smallest_need()
-        assert need is None or need > len(machine.free), "a GPU idles while a job that fits waits"
+        fits = machine.rooms(machine.free).fits
+        assert not machine.queue.any_fits(fits), "a GPU idles while a job that fits waits"
     assert machine.unfinished == sum(not j.state.final for j in machine.jobs.values())

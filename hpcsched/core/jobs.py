@@ -71,6 +71,11 @@ class Job:
         return self.attempts[-1]
 
     @property
+    def width(self) -> int:
+        """GPUs its newest attempt has on each of its hosts."""
+        return len(self.current.gpus) // self.spec.nodes
+
+    @property
     def steps_repeated(self) -> int | None:
         """Steps done more than once so far; None for a program that reports no progress."""
         return self.repeated if self.reports else None
@@ -82,7 +87,7 @@ class Job:
             del self.story[1 : len(self.story) - STORY_LENGTH + 1]
 
     def limits(self, total: int) -> tuple[int, int]:
-        """Fewest and most GPUs it may have of `total`."""
+        """Fewest and most GPUs it may have on each of its hosts, of `total` there."""
         most = total if self.spec.gpus_max is None else min(self.spec.gpus_max, total)
         return self.spec.gpus_min, most
 

@@ -6,16 +6,18 @@ drive the same machine, so what `simulate` shows is what `run` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heappop
+from math import inf
 from typing import Any
 
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action, Kill
+from hpcsched.core.actions import Action, Kill, SetTimer
 from hpcsched.core.jobs import Costs, Job, Target
 from hpcsched.core.model import Ended, JobState
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.state import Life, RunState
+from hpcsched.core.rooms import Fits
+from hpcsched.core.state import DRAIN, HURRY, Life, RunState
 from hpcsched.core.view import Policy, Remark, Resize, Start, View
 
 PolicyMaker = Callable[[str, Mapping[str, Any]], Policy]
@@ -42,6 +44,7 @@ class Machine(RunState):
         self.stale = 0
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.AgentStarted: self._agent_started,
+            ev.DeadlineMoved: self._deadline_moved,
             ev.ProfilesLoaded: self._profiles_loaded,
             ev.JobsSubmitted: self._jobs_submitted,
             ev.ProgressObserved: self._progress_observed,
@@ -76,6 +79,7 @@ class Machine(RunState):
         self._handlers[type(event)](event)
         if self._decide_after and not self.draining:
             self._decide()
+        self._watch_the_end()
         return self._actions
 
     # --- the run ----------------------------------------------------------------------------
@@ -91,8 +95,9 @@ class Machine(RunState):
         self.policy = self._make_policy(event.policy, event.policy_options)
         self.policy_options = event.policy_options
         self.grace_s = event.grace_s
-        self.profiles.update({p.model: p for p in event.profiles})
-        self.draining = False
+        self.profiles.update({(p.model, p.nodes): p for p in event.profiles})
+        self.draining, self.drain_cause = False, ""
+        self.deadline, self.reserve_s, self._drain_due = event.deadline, event.reserve_s, -inf
         for job in list(self.active.values()):
             self._attempt_lost(job, event.saved_steps.get(job.id), "the agent was gone", counts=False)
         self.devices = {d.index: d for d in event.devices}
@@ -101,10 +106,16 @@ class Machine(RunState):
         self.holder = {}
         for _, job_id in sorted(self.arrivals):
             self._wake_at_arrival(self.jobs[job_id])
+        self._let_late_ones_in()
+        self._decide_after = True
+
+    def _deadline_moved(self, event: ev.DeadlineMoved) -> None:
+        self.deadline = event.deadline
+        self._let_late_ones_in()
         self._decide_after = True
 
     def _profiles_loaded(self, event: ev.ProfilesLoaded) -> None:
-        self.profiles.update({p.model: p for p in event.profiles})
+        self.profiles.update({(p.model, p.nodes): p for p in event.profiles})
         self._decide_after = True
 
     def _jobs_submitted(self, event: ev.JobsSubmitted) -> None:
@@ -144,11 +155,21 @@ class Machine(RunState):
             job.step, job.reports = max(job.step, seen.step), True
             if seen.rate is not None and seen.rate > 0:
                 job.rate = seen.rate
-                if job.spec.model not in self.profiles and not job.target:
-                    self.learned.setdefault(job.spec.model, {})[len(job.gpus)] = seen.rate
+                key = (job.spec.model, job.spec.nodes)
+                if key not in self.profiles and not job.target:
+                    self.learned.setdefault(key, {})[job.width] = seen.rate
 
     def _drain_requested(self, event: ev.DrainRequested) -> None:
-        self.draining = True
+        if not self.draining:
+            self._drain(event.cause)
+
+    def _drain(self, cause: str) -> None:
+        self.draining, self.drain_cause = True, cause
+        if self.deadline is not None:
+            # A third of the time we keep is for saving, one for those that do not, one for us to leave.
+            self._leave_window_s = min(self.reserve_s, max(0.0, self.deadline - self.now))
+            due = self.deadline - self._leave_window_s * 2 / 3
+            self._actions.append(SetTimer(at=self.now, cause=self._cause, key=HURRY, due=due))
         for job in list(self.active.values()):
             if job.target:
                 self._drop_target(job)
@@ -173,18 +194,18 @@ class Machine(RunState):
     def _hold_requested(self, event: ev.HoldRequested) -> None:
         job = self.jobs[event.job_id]
         if job.state is JobState.PENDING:
-            self.queue.remove(job.id)
+            self._dequeue(job)
             self._to(job, JobState.HELD)
             self._note(job, Reason(Why.HELD))
         elif job.state is JobState.SUSPENDED:
-            self.queue.remove(job.id)
+            self._dequeue(job)
             job.held = True
             self._note(job, Reason(Why.USER_SUSPENDED))
 
     def _suspend_requested(self, event: ev.SuspendRequested) -> None:
         job = self.jobs[event.job_id]
         if job.state is JobState.SUSPENDED:
-            self.queue.remove(job.id)
+            self._dequeue(job)
             job.held = True
             self._note(job, Reason(Why.USER_SUSPENDED))
         elif job.state.active and job.wanted != "cancel":
@@ -207,7 +228,7 @@ class Machine(RunState):
             job.wanted = ""
         if job.state is JobState.HELD:
             self._to(job, JobState.PENDING)
-        if job.id not in self.queue:
+        if job.id not in self.queue and job.id not in self.late:
             self._enqueue(job)
             self._decide_after = True
 
@@ -317,6 +338,13 @@ class Machine(RunState):
                 self._terminate(job)
 
     def _timer_fired(self, event: ev.TimerFired) -> None:
+        if event.key == DRAIN:
+            if not self.draining and event.at >= self._drain_due:
+                self._drain("deadline")
+            return
+        if event.key == HURRY:
+            self._hurry(event.at)
+            return
         kind, job_id, attempt = event.key
         job = self.active.get(job_id)
         if job is None or job.attempt != attempt or event.at < job.timers.get(kind, event.at):
@@ -328,6 +356,16 @@ class Machine(RunState):
             self._note(job, Reason(Why.ESCALATED, {"grace": self._grace(job) / 2, "how": "SIGKILL"}))
             self._do(Kill, job)
 
+    def _hurry(self, now: float) -> None:
+        """The allocation is about to end: who is still saving is told to end."""
+        if not self.draining or self.deadline is None:
+            return
+        left = {"left": max(0.0, self.deadline - now)}
+        for job in list(self.active.values()):
+            if job.timers.get("term", -1.0) < now:
+                self._note(job, Reason(Why.TIME_IS_UP, {**left, "how": "SIGTERM"}))
+                self._terminate(job)
+
     # --- decisions ------------------------------------------------------------------------------
 
     def _decide(self) -> None:
@@ -335,8 +373,10 @@ class Machine(RunState):
             return
         view = View(
             now=self.now,
-            total=len(self.devices),
-            free=len(self.free),
+            rooms=self.rooms(self.free),
+            capacity=self.rooms(self.devices),
+            hosts_of=self.hosts_of,
+            left_s=self.left_s(),
             running=sorted(self.active.values(), key=lambda j: (j.submit_s, j.id)),
             waiting_count=len(self.queue),
             waiting=self._waiting,
@@ -352,30 +392,41 @@ class Machine(RunState):
                 continue
             self._note(job, decision.reason)
             if isinstance(decision, Start):
-                least, most = job.limits(len(self.free))
-                if job.id not in self.queue or not least <= decision.gpus <= most:
-                    raise self._invalid(job, f"cannot start on {decision.gpus} GPUs, {len(self.free)} free")
-                self._launch(job, self._pick(decision.gpus), decision.role)
+                least, most = job.limits(decision.gpus)
+                gpus = self._pick(job, decision.hosts, decision.gpus)
+                if job.id not in self.queue or not least <= decision.gpus <= most or gpus is None:
+                    where = ", ".join(decision.hosts)
+                    raise self._invalid(job, f"cannot start on {decision.gpus} GPUs of hosts {where}")
+                self._launch(job, gpus, decision.role)
             else:
                 self._resize(job, decision)
 
     def _resize(self, job: Job, decision: Resize) -> None:
-        extra = decision.gpus - len(job.gpus)
-        least, most = job.limits(len(job.gpus) + len(self.free))
+        least, most = job.limits(decision.gpus)
+        gpus = self._pick(job, decision.hosts, decision.gpus)
         can_leave = job.state is JobState.RUNNING and job.ready and not job.wanted
-        if not can_leave or not least <= decision.gpus <= most:
+        if not can_leave or not least <= decision.gpus <= most or gpus is None:
             raise self._invalid(job, f"cannot be resized to {decision.gpus} GPUs")
-        gpus = (
-            tuple(sorted(job.gpus)[: decision.gpus])
-            if extra <= 0
-            else tuple(sorted(job.gpus + self._pick(extra)))
-        )
         job.target = Target(gpus, decision.role)
         self._lease(job, tuple(sorted({*job.gpus, *gpus})))
         self._suspend(job)
 
-    def _waiting(self, free: Callable[[], int]) -> Iterator[Job]:
-        return (self.jobs[job_id] for job_id in self.queue.walk(free))
+    def _waiting(self, fits: Fits) -> Iterator[Job]:
+        for job_id in self.queue.walk(fits):
+            job = self.jobs[job_id]
+            reason = None if self.deadline is None else self._too_late(job)
+            if reason:
+                self._set_aside(job, reason)
+            else:
+                yield job
 
-    def _pick(self, count: int) -> tuple[int, ...]:
-        return tuple(sorted(self.free)[:count])
+    def _pick(self, job: Job, hosts: Sequence[str], count: int) -> tuple[int, ...] | None:
+        """The job's own and free GPUs, `count` on each of these hosts; None if there are not so many."""
+        if len(set(hosts)) != job.spec.nodes:
+            return None
+        chosen: list[int] = []
+        for host in hosts:
+            own = [gpu for gpu in sorted(job.gpus) if gpu in self.devices and self.devices[gpu].host == host]
+            free = [gpu for gpu in sorted(self.free) if self.devices[gpu].host == host]
+            chosen += [*own, *free][:count]
+        return tuple(sorted(chosen)) if len(chosen) == count * len(hosts) else None

@@ -81,7 +81,8 @@ class Kind(StrEnum):
 class JobSpec:
     """What the user asked for; never changes.
 
-    `gpus_max` None means "as many as there are". `steps` is the whole job's work in steps (None:
+    `gpus_min` and `gpus_max` count GPUs on each of the job's `nodes` hosts; `gpus_max` None means "as many
+    as there are". `steps` is the whole job's work in steps (None:
     not known). Times are seconds.
     """
 

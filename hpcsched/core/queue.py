@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush
+
+from hpcsched.core.rooms import Fits
 
 Entry = tuple[float, int, int]
 """(arrival, job id, ticket): FIFO by arrival, then by id; the ticket tells a stale entry."""
 
 
 class WaitingQueue:
-    """Waiting jobs, one heap for each smallest acceptable GPU count.
+    """Waiting jobs, one heap for each smallest acceptable (GPU count on each host, number of hosts).
 
     Adding costs O(log n), removing O(1); a walk costs O(log n) for each job it yields, whatever
     the number of jobs that are too large for the free GPUs (MARBLE section V-C: the cost of a
@@ -18,7 +20,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._heaps: dict[int, list[Entry]] = {}
+        self._heaps: dict[tuple[int, int], list[Entry]] = {}
         self._tickets: dict[int, int] = {}
         self._issued = 0
 
@@ -28,11 +30,11 @@ class WaitingQueue:
     def __contains__(self, job_id: int) -> bool:
         return job_id in self._tickets
 
-    def add(self, job_id: int, *, arrival: float, need: int) -> None:
-        """Put a job in; `need` is the smallest GPU count it can start on."""
+    def add(self, job_id: int, *, arrival: float, need: int, nodes: int = 1) -> None:
+        """Put a job in; `need` is the smallest GPU count, on each of `nodes` hosts, it can start on."""
         self._issued += 1
         self._tickets[job_id] = self._issued
-        heappush(self._heaps.setdefault(need, []), (arrival, job_id, self._issued))
+        heappush(self._heaps.setdefault((need, nodes), []), (arrival, job_id, self._issued))
 
     def remove(self, job_id: int) -> None:
         """Take a job out if it is in; its entry goes when it reaches the top of its heap."""
@@ -48,19 +50,18 @@ class WaitingQueue:
         heads = [head for heap in self._heaps.values() if (head := self._head(heap))]
         return min(heads)[1] if heads else None
 
-    def smallest_need(self) -> int | None:
-        """The smallest GPU count any waiting job can start on, or None."""
-        return min((need for need, heap in self._heaps.items() if self._head(heap)), default=None)
+    def any_fits(self, fits: Fits) -> bool:
+        """Whether some waiting job could start."""
+        return any(fits(*key) for key, heap in self._heaps.items() if self._head(heap))
 
-    def walk(self, free: Callable[[], int]) -> Iterator[int]:
-        """Waiting jobs in order that could start on `free()` GPUs, which is asked before each."""
+    def walk(self, fits: Fits) -> Iterator[int]:
+        """Waiting jobs in order that could start; `fits` is asked anew before each."""
         passed: list[tuple[list[Entry], Entry]] = []
         try:
             while True:
-                room = free()
                 best: list[Entry] | None = None
-                for need, heap in self._heaps.items():
-                    if need <= room and self._head(heap) and (best is None or heap[0] < best[0]):
+                for key, heap in self._heaps.items():
+                    if self._head(heap) and (best is None or heap[0] < best[0]) and fits(*key):
                         best = heap
                 if best is None:
                     return

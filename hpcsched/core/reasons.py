@@ -19,6 +19,7 @@ class Why(StrEnum):
     HELD = "JobHeldUser"
     USER_SUSPENDED = "UserSuspended"
     DRAINING = "Draining"
+    WALLTIME_TOO_SHORT = "WalltimeTooShort"
     # why it has this many GPUs
     OPTIMAL = "Optimal"
     LEFT_OVER = "LeftOver"
@@ -30,6 +31,7 @@ class Why(StrEnum):
     TOO_FEW_FREE = "TooFewFree"
     DOES_NOT_PAY = "DoesNotPay"
     WORK_UNKNOWN = "WorkUnknown"
+    TIME_TOO_SHORT = "TimeTooShort"
     NOT_READY = "NotReady"
     NEVER_PROMOTE = "NeverPromote"
     # what happened to it
@@ -44,17 +46,20 @@ class Why(StrEnum):
     LAUNCH_FAILED = "LaunchFailed"
     DEVICE_LOST = "DeviceLost"
     ESCALATED = "Escalated"
+    TIME_IS_UP = "TimeIsUp"
     COMPLETED = "Completed"
 
 
 _WORDS = {
-    Why.RESOURCES: "waits for GPUs: needs {need}, {free} free",
+    Why.RESOURCES: "waits for GPUs: needs {need}{hosts}, {free} free",
     Why.PRIORITY: "waits for GPUs behind earlier jobs",
     Why.DEPENDENCY: "waits for {after} to complete",
     Why.BEGIN_TIME: "starts not before {at:.0f} s into the run",
     Why.HELD: "held by the user",
     Why.USER_SUSPENDED: "suspended by the user",
     Why.DRAINING: "the run is being drained",
+    Why.WALLTIME_TOO_SHORT: "its first checkpoint needs about {need:.0f} s, saving begins in {left:.0f} s: "
+    "it waits for the next allocation",
     Why.OPTIMAL: "{gpus} GPUs is the fastest count of {model} ({rate:.4g} steps/s; {source} profile)",
     Why.LEFT_OVER: "{gpus} of the {wanted} GPUs that {model} is fastest on: no more were free",
     Why.NO_PROFILE: "no profile of {model}: {gpus} GPUs, at most half of the {total}; learnt as it runs",
@@ -65,6 +70,8 @@ _WORDS = {
     Why.DOES_NOT_PAY: "not promoted to {wanted} GPUs: the {cost:.0f} s of suspend and resume exceed the "
     "{saved:.0f} s it would save",
     Why.WORK_UNKNOWN: "not promoted to {wanted} GPUs: the work left is unknown (no `steps` given)",
+    Why.TIME_TOO_SHORT: "not promoted to {wanted} GPUs: the {left:.0f} s until saving begins do not make up "
+    "for the {cost:.0f} s of suspend and resume",
     Why.NOT_READY: "not promoted to {wanted} GPUs: it has not said that it can be suspended",
     Why.NEVER_PROMOTE: "not promoted: the policy option promote is never",
     Why.SUBMITTED: "submitted",
@@ -78,6 +85,7 @@ _WORDS = {
     Why.LAUNCH_FAILED: "could not be started: {error}",
     Why.DEVICE_LOST: "GPU {gpu} was lost: {why}",
     Why.ESCALATED: "did not leave within {grace:.0f} s: {how}",
+    Why.TIME_IS_UP: "the allocation ends in {left:.0f} s: {how}",
     Why.COMPLETED: "completed",
 }
 

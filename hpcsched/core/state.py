@@ -5,8 +5,11 @@ Nothing here looks at events; `machine.Machine` says which event leads to which 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heappush
+from math import floor, inf
 from typing import Any
 
 from hpcsched.core.actions import Action, Launch, SetTimer, Suspend, Terminate
@@ -15,10 +18,14 @@ from hpcsched.core.model import Attempt, Device, Ended, JobState, Role
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.core.queue import WaitingQueue
 from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.rooms import Rooms
 from hpcsched.errors import InvalidTransition
 
 DEFAULT_SUSPEND_S, DEFAULT_START_S = 5.0, 10.0
 """Assumed where neither the profile nor this run has measured them."""
+
+DRAIN, HURRY = ("drain", 0, 0), ("hurry", 0, 0)
+"""Keys of the run's own timers: when saving begins, and when what has not left is told to end."""
 
 MOST_LOSSES = 3
 """Attempts lost in a row without a new checkpoint before a job is given up."""
@@ -55,15 +62,24 @@ class RunState:
         self.queue = WaitingQueue()
         self.arrivals: list[tuple[float, int]] = []
         """A heap of (submit_s, id): the jobs that are still to come."""
-        self.profiles: dict[str, Profile] = {}
-        self.learned: dict[str, dict[int, float]] = {}
+        self.profiles: dict[tuple[str, int], Profile] = {}
+        """By model and number of hosts."""
+        self.learned: dict[tuple[str, int], dict[int, float]] = {}
         self.costs: dict[str, Costs] = {}
         self.draining = False
+        self.drain_cause = ""
+        """What led to the drain of this life: a signal's name, an inbox command, or "deadline"."""
+        self.deadline: float | None = None
+        self.reserve_s = 60.0
+        self.late: set[int] = set()
+        """Jobs that could start but for the time left: taken out of the queue until the deadline moves."""
         self.unfinished = 0
         self.changed: set[int] = set()
         """Ids of jobs that changed since whoever reads this emptied it (the snapshot does)."""
         self._actions: list[Action] = []
         self._cause = ""
+        self._drain_due = -inf
+        self._leave_window_s = 0.0
 
     # --- questions --------------------------------------------------------------------------
 
@@ -79,13 +95,12 @@ class RunState:
 
     @property
     def stuck(self) -> bool:
-        """Jobs wait, but nothing runs and none of them can ever start on the devices that are left."""
-        if self.active or self.draining or not len(self.queue):
+        """Jobs wait, but nothing runs, and on the devices and in the time that are left none can start."""
+        if self.active or self.draining or not (len(self.queue) or self.late):
             return False
         if any(self.jobs[i].state is JobState.PENDING for _, i in self.arrivals):
             return False
-        need = self.queue.smallest_need()
-        return need is not None and need > len(self.devices)
+        return not self.queue.any_fits(self.rooms(self.devices).fits)
 
     def job_of(self, key: str) -> Job | None:
         """The job of this id or name."""
@@ -94,11 +109,30 @@ class RunState:
 
     def profile(self, job: Job) -> Profile | None:
         """What is known of the job's model: the profile loaded, else what this run has learnt."""
-        model = job.spec.model
-        if model in self.profiles:
-            return self.profiles[model]
-        table = self.learned.get(model)
-        return Profile(model=model, device="", throughput=table, source="learned") if table else None
+        model, nodes = job.spec.model, job.spec.nodes
+        # How a model scales within a host says most of how it does on several with the same count each.
+        for key in ((model, nodes), (model, 1)):
+            if key in self.profiles:
+                return self.profiles[key]
+            if key in self.learned:
+                table = self.learned[key]
+                return Profile(model=model, device="", nodes=key[1], throughput=table, source="learned")
+        return None
+
+    def rooms(self, gpus: Iterable[int]) -> Rooms:
+        """These of the run's healthy GPUs, host by host; hosts with none of them are there too."""
+        counts = dict.fromkeys((device.host for device in self.devices.values()), 0)
+        for gpu in gpus:
+            counts[self.devices[gpu].host] += 1
+        return Rooms(counts)
+
+    def hosts_of(self, job: Job) -> Mapping[str, int]:
+        """How many of the healthy GPUs of a running job's attempt lie on which host."""
+        return Counter(self.devices[gpu].host for gpu in job.current.gpus if gpu in self.devices)
+
+    def most_for(self, job: Job) -> int:
+        """The GPUs that a job's hosts could each give it, were they all free."""
+        return self.rooms(self.devices).most(job.spec.nodes)
 
     def waiting_reason(self, job: Job) -> Reason | None:
         """Why a job that waits does so; None if it does not wait."""
@@ -115,8 +149,11 @@ class RunState:
             return Reason(Why.BEGIN_TIME, {"at": job.submit_s})
         if self.draining:
             return Reason(Why.DRAINING)
+        if job.id in self.late:
+            return self._too_late(job)
         if self.queue.first() == job.id:
-            facts = {"need": job.limits(len(self.devices))[0], "free": len(self.free)}
+            hosts = f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""
+            facts = {"need": job.spec.gpus_min, "hosts": hosts, "free": len(self.free)}
             return Reason(Why.RESOURCES, facts)
         return Reason(Why.PRIORITY)
 
@@ -137,7 +174,7 @@ class RunState:
         self.changed.add(job.id)
 
     def _launch(self, job: Job, gpus: tuple[int, ...], role: Role) -> None:
-        self.queue.remove(job.id)
+        self._dequeue(job)
         self._lease(job, gpus)
         job.attempt += 1
         job.role, job.target, job.ready, job.wanted = role, None, False, ""
@@ -166,7 +203,7 @@ class RunState:
 
     def _terminate(self, job: Job) -> None:
         self._do(Terminate, job)
-        self._timer("term", job, self._grace(job) / 2)
+        self._timer("term", job, min(self._grace(job) / 2, self._time_to_kill_s()))
 
     # --- how attempts and jobs end ----------------------------------------------------------
 
@@ -260,8 +297,13 @@ class RunState:
     def _enqueue(self, job: Job) -> None:
         ready = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
         if ready and job.submit_s <= self.now:
-            self.queue.add(job.id, arrival=job.submit_s, need=job.spec.gpus_min)
+            self.late.discard(job.id)
+            self.queue.add(job.id, arrival=job.submit_s, need=job.spec.gpus_min, nodes=job.spec.nodes)
             self.changed.add(job.id)
+
+    def _dequeue(self, job: Job) -> None:
+        self.queue.remove(job.id)
+        self.late.discard(job.id)
 
     def _finish(self, job: Job, state: JobState, reason: Reason) -> None:
         """End a job, and with one that did not complete all that wait for it."""
@@ -283,7 +325,7 @@ class RunState:
                     broken.append(other)
 
     def _end(self, job: Job, state: JobState, reason: Reason) -> None:
-        self.queue.remove(job.id)
+        self._dequeue(job)
         self._to(job, state)
         self.unfinished -= 1
         job.ended_s = self.now
@@ -293,6 +335,60 @@ class RunState:
 
     def _never_satisfied(self, job: Job, name: str) -> None:
         self._finish(job, JobState.CANCELLED, Reason(Why.DEPENDENCY_NEVER_SATISFIED, {"after": name}))
+
+    # --- the end of the allocation ----------------------------------------------------------
+
+    def margin_s(self, *more: Job) -> float:
+        """Seconds before the deadline at which saving begins: the reserve, and the longest save known of
+        the jobs that run (and of `more`) times their number, as they share the file system."""
+        saving = [*self.active.values(), *more]
+        longest = max((max(self._save_s(j), self._longest_save_s(j)) for j in saving), default=0.0)
+        return self.reserve_s + len(saving) * longest
+
+    def _longest_save_s(self, job: Job) -> float:
+        costs = self.costs.get(job.spec.model)
+        return costs.longest_suspend_s if costs else 0.0
+
+    def left_s(self, *more: Job) -> float:
+        """Seconds until saving begins (with `more` running too); infinite without a deadline."""
+        return inf if self.deadline is None else self.deadline - self.margin_s(*more) - self.now
+
+    def first_checkpoint_s(self, job: Job) -> float:
+        """Seconds that a job needs from its launch until it has done a step that can be saved."""
+        least, profile = job.spec.gpus_min, self.profile(job)
+        step_s = 1 / profile.rate(least) if profile else 0.0
+        return self._launch_s(job, least, first=job.attempt == 0) + step_s
+
+    def _too_late(self, job: Job) -> Reason | None:
+        """Why a waiting job cannot be started any more in this allocation; None if it can."""
+        need, left = self.first_checkpoint_s(job), self.left_s(job)
+        facts = {"need": need, "left": max(0.0, left)}
+        return Reason(Why.WALLTIME_TOO_SHORT, facts) if need > left or job.id in self.late else None
+
+    def _set_aside(self, job: Job, reason: Reason) -> None:
+        """Take a job that cannot be started any more out of the queue."""
+        self.queue.remove(job.id)
+        self.late.add(job.id)
+        self._note(job, reason)
+
+    def _let_late_ones_in(self) -> None:
+        for job_id in sorted(self.late):
+            self._enqueue(self.jobs[job_id])
+
+    def _time_to_kill_s(self) -> float:
+        """Seconds until what has not left must be killed, for us to leave in time; else infinite."""
+        if self.deadline is None or not self.draining:
+            return inf
+        return max(1.0, self.deadline - self._leave_window_s / 3 - self.now)
+
+    def _watch_the_end(self) -> None:
+        """Have saving begin in time, by what is known now; in whole seconds, so that it seldom changes."""
+        if self.deadline is None or self.draining:
+            return
+        due = float(floor(self.deadline - self.margin_s()))
+        if due != self._drain_due:
+            self._drain_due = due
+            self._actions.append(SetTimer(at=self.now, cause=self._cause, key=DRAIN, due=due))
 
     # --- small things -----------------------------------------------------------------------
 
@@ -339,26 +435,35 @@ class RunState:
     def _grace(self, job: Job) -> float:
         """Seconds a worker has to save: thrice the longest save known of its model, at least `grace_s`."""
         profile, costs = self.profile(job), self.costs.get(job.spec.model)
-        known = (profile and cost_at(profile.suspend_s, len(job.gpus))) or 0.0
+        known = (profile and cost_at(profile.suspend_s, job.width)) or 0.0
         return max(self.grace_s, 3 * known, 3 * costs.longest_suspend_s if costs else 0.0)
 
     def _switch_s(self, job: Job, gpus: int) -> float:
-        """Seconds to suspend `job` where it runs and resume it on `gpus` GPUs: profile, else seen here."""
+        """Seconds to suspend `job` where it runs and resume it on `gpus` GPUs on each of its hosts."""
+        return self._save_s(job) + self._launch_s(job, gpus, first=False)
+
+    def _save_s(self, job: Job) -> float:
+        """Seconds that saving and leaving takes `job`: by its profile, else as last seen in this run."""
         profile, costs = self.profile(job), self.costs.get(job.spec.model, Costs())
-        suspend = cost_at(profile.suspend_s, len(job.gpus)) if profile else None
-        resume = profile.launch_s(gpus, first=False) if profile else None
-        if suspend is None:
-            suspend = DEFAULT_SUSPEND_S if costs.suspend_s is None else costs.suspend_s
-        if resume is None:
-            resume = DEFAULT_START_S if costs.start_s is None else costs.start_s
-        return suspend + resume
+        known = cost_at(profile.suspend_s, job.width if job.attempts else 1) if profile else None
+        if known is None:
+            known = DEFAULT_SUSPEND_S if costs.suspend_s is None else costs.suspend_s
+        return known
+
+    def _launch_s(self, job: Job, gpus: int, *, first: bool) -> float:
+        """Seconds from a launch on `gpus` GPUs to the first step: by the profile, else as last seen."""
+        profile, costs = self.profile(job), self.costs.get(job.spec.model, Costs())
+        known = profile.launch_s(gpus, first=first) if profile else None
+        if known is None:
+            known = DEFAULT_START_S if costs.start_s is None else costs.start_s
+        return known
 
     def _start_left_s(self, job: Job) -> float:
         """Seconds until the job's attempt has paid its start or resume cost."""
         profile = self.profile(job)
         if profile is None:
             return 0.0
-        cost = profile.launch_s(len(job.gpus), first=job.attempt == 1) or 0.0
+        cost = profile.launch_s(job.width, first=job.attempt == 1) or 0.0
         return max(0.0, job.current.start_s + cost - self.now)
 
 

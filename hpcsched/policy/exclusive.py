@@ -1,4 +1,4 @@
-"""Each job gets the whole node, one after another: what the batch system alone would do.
+"""Each job gets its whole hosts, one job after another: what the batch system alone would do.
 
 MARBLE section VII-A calls it the LSF baseline.
 """
@@ -17,11 +17,10 @@ class Exclusive:
     work_conserving = False
 
     def decide(self, view: View) -> list[Decision]:
-        if view.running or not view.free:
+        if view.running or not view.rooms.left:
             return []
-        for job in view.waiting(lambda: view.free):
-            gpus = min(job.limits(view.total)[1], view.free)
-            return [
-                Start(job=job, gpus=gpus, role=Role.PRIMARY, reason=Reason(Why.EXCLUSIVE, {"gpus": gpus}))
-            ]
+        for job in view.waiting(view.rooms.fits):
+            gpus, hosts = view.rooms.pick(view.limits(job)[1], job.spec.nodes)
+            reason = Reason(Why.EXCLUSIVE, {"gpus": gpus})
+            return [Start(job=job, gpus=gpus, hosts=hosts, role=Role.PRIMARY, reason=reason)]
         return []

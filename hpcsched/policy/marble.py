@@ -8,7 +8,7 @@ from __future__ import annotations
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.view import Decision, FreeCount, Remark, Resize, Start, View
+from hpcsched.core.view import Decision, Remark, Resize, Start, View
 from hpcsched.planning.costs import time_left
 
 
@@ -27,35 +27,33 @@ class Marble:
         self.promote = promote
 
     def decide(self, view: View) -> list[Decision]:
-        free = FreeCount(view.free)
-        if not free.left:
+        if not view.rooms.left:
             return []
-        return self._promotions(view, free) + self._starts(view, free)
+        return self._promotions(view) + self._starts(view)
 
-    def _promotions(self, view: View, free: FreeCount) -> list[Decision]:
+    def _promotions(self, view: View) -> list[Decision]:
         """Lines 6-8: secondaries, oldest first, that can have their optimal count now."""
         decisions: list[Decision] = []
         for job in view.running:
-            if not free.left:
+            if not view.rooms.left:
                 break
             if job.role is not Role.SECONDARY or job.state is not JobState.RUNNING or job.wanted:
                 continue
-            least, most = job.limits(view.total)
+            least, most = view.limits(job)
             profile = view.profile(job)
-            wanted = profile.optimal(most, least) if profile else len(job.gpus)
-            if wanted <= len(job.gpus):
+            wanted = profile.optimal(most, least) if profile else job.width
+            if wanted <= job.width:
                 continue
             # Figure 5 promotes a job on 3 GPUs to 4 when 3 come free: its own ones count as available.
-            have = len(job.gpus) + free.left
+            own = view.hosts_of(job)
+            have, hosts = view.rooms.pick(wanted, job.spec.nodes, own)
             refusal = self._refusal(view, job, wanted, have)
             if isinstance(refusal, Reason):
                 decisions.append(Remark(job=job, reason=refusal))
                 continue
-            facts = {"old": len(job.gpus), "gpus": wanted, "gain": refusal}
-            decisions.append(
-                Resize(job=job, gpus=wanted, role=Role.PRIMARY, reason=Reason(Why.PROMOTED, facts))
-            )
-            free.left -= wanted - len(job.gpus)
+            reason = Reason(Why.PROMOTED, {"old": job.width, "gpus": wanted, "gain": refusal})
+            decisions.append(Resize(job=job, gpus=wanted, hosts=hosts, role=Role.PRIMARY, reason=reason))
+            view.rooms.take(hosts, wanted, own)
         return decisions
 
     def _refusal(self, view: View, job: Job, wanted: int, have: int) -> Reason | str:
@@ -66,22 +64,32 @@ class Marble:
             return Reason(Why.TOO_FEW_FREE, {"wanted": wanted, "have": have})
         if not job.ready:
             return Reason(Why.NOT_READY, {"wanted": wanted})
+        cost_s = view.switch_s(job, wanted)
+        if cost_s >= view.left_s:
+            return Reason(Why.TIME_TOO_SHORT, {"wanted": wanted, "cost": cost_s, "left": view.left_s})
         if self.promote == "always":
             return "its fastest count is free"
-        now, then = time_left(view, job, len(job.gpus)), time_left(view, job, wanted)
+        now, then = time_left(view, job, job.width), time_left(view, job, wanted)
         if now is None or then is None:
             return Reason(Why.WORK_UNKNOWN, {"wanted": wanted})
-        stay_s, cost_s = now + view.start_left_s(job), view.switch_s(job, wanted)
+        stay_s = now + view.start_left_s(job)
+        if min(stay_s, cost_s + then) > view.left_s:
+            # It ends in a later allocation either way: what counts is how far it gets in this one.
+            steps = (view.left_s - view.start_left_s(job)) / now, (view.left_s - cost_s) / then
+            if steps[1] <= steps[0]:
+                return Reason(Why.TIME_TOO_SHORT, {"wanted": wanted, "cost": cost_s, "left": view.left_s})
+            return f"{cost_s:.0f} s of suspend and resume, and more steps before the allocation ends"
         if cost_s + then >= stay_s:
             return Reason(Why.DOES_NOT_PAY, {"wanted": wanted, "cost": cost_s, "saved": stay_s - then})
         return f"{cost_s:.0f} s of suspend and resume save {stay_s - then:.0f} s"
 
-    def _starts(self, view: View, free: FreeCount) -> list[Decision]:
+    def _starts(self, view: View) -> list[Decision]:
         """Lines 15-21: next jobs in FIFO order, on the optimal count or on what is left."""
         decisions: list[Decision] = []
-        waiting = view.waiting_count
-        for job in view.waiting(free):
-            least, most = job.limits(view.total)
+        waiting, rooms = view.waiting_count, view.rooms
+        for job in view.waiting(rooms.fits):
+            least, most = view.limits(job)
+            node = view.capacity.most(1)
             profile = view.profile(job)
             if least == most:
                 wanted, reason = most, Reason(Why.FIXED, {"gpus": most})
@@ -96,16 +104,16 @@ class Marble:
                 reason = Reason(Why.OPTIMAL, facts)
             else:
                 # Unknown: an equal share of what is free, at most half the node.
-                share = min(free.left // waiting, view.total // 2)
+                share = min(rooms.left // waiting // job.spec.nodes, node // 2)
                 wanted = max(least, min(most, share), 1)
-                facts = {"gpus": wanted, "model": job.spec.model, "total": view.total}
+                facts = {"gpus": wanted, "model": job.spec.model, "total": node}
                 reason = Reason(Why.NO_PROFILE, facts)
-            gpus = min(wanted, free.left)
+            gpus, hosts = rooms.pick(wanted, job.spec.nodes)
             role = Role.PRIMARY if gpus == wanted else Role.SECONDARY
             if role is Role.SECONDARY:
                 facts = {"gpus": gpus, "wanted": wanted, "model": job.spec.model}
                 reason = Reason(Why.LEFT_OVER, facts)
-            decisions.append(Start(job=job, gpus=gpus, role=role, reason=reason))
-            free.left -= gpus
+            decisions.append(Start(job=job, gpus=gpus, hosts=hosts, role=role, reason=reason))
+            rooms.take(hosts, gpus)
             waiting -= 1
         return decisions

@@ -13,9 +13,9 @@ from hpcsched.core.profile import Profile, cost_at
 class BoundJob:
     """What a bound needs to know of a job.
 
-    `steps` is its whole work, `submit_s` when it comes, `after` the indices of the jobs that must
-    have ended before it starts. `gpus_max` None means "as many as there are". `in_place` says that
-    its GPU count may change without a restart.
+    GPUs are counted on each of its `nodes` hosts. `steps` is its whole work, `submit_s` when it comes,
+    `after` the indices of the jobs that must have ended before it starts. `gpus_max` None means "as many
+    as there are". `in_place` says that its GPU count may change without a restart.
     """
 
     profile: Profile | None
@@ -23,13 +23,15 @@ class BoundJob:
     submit_s: float = 0.0
     gpus_min: int = 1
     gpus_max: int | None = None
+    nodes: int = 1
     after: tuple[int, ...] = ()
     in_place: bool = False
 
 
-def lower_bound_s(jobs: Sequence[BoundJob], gpus: int) -> float | None:
-    """Seconds that no schedule of the jobs on `gpus` GPUs can be done before; None if a job's steps
-    or profile are not known.
+def lower_bound_s(jobs: Sequence[BoundJob], gpus: int, hosts: int = 1) -> float | None:
+    """Seconds that no schedule of the jobs on `hosts` hosts of `gpus` GPUs can be done before.
+
+    None if a job's steps or profile are not known.
 
     It is the larger of two bounds. Critical path: a chain of dependent jobs, each in its best
     time. Area: the GPU-seconds, each job on its most economical count, of all jobs that cannot start
@@ -50,8 +52,11 @@ def lower_bound_s(jobs: Sequence[BoundJob], gpus: int) -> float | None:
         starts[i] = max([jobs[i].submit_s, *(ends[before] for before in jobs[i].after)])
         ends[i] = starts[i] + min(tables[i].values())
 
-    areas = [min(count * seconds for count, seconds in table.items()) for table in tables]
-    return max([0.0, *ends, *_area_bounds(starts, areas, gpus)])
+    areas = [
+        job.nodes * min(count * seconds for count, seconds in table.items())
+        for job, table in zip(jobs, tables, strict=True)
+    ]
+    return max([0.0, *ends, *_area_bounds(starts, areas, gpus * hosts)])
 
 
 def _area_bounds(starts: Sequence[float], areas: Sequence[float], gpus: int) -> Iterable[float]:

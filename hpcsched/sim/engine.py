@@ -21,7 +21,7 @@ from hpcsched.planning.costs import course_of, require_profiles
 from hpcsched.planning.standin import Course
 from hpcsched.policy import make_policy
 
-SIM_HOST = "sim"
+SIM_HOST = "node"
 TERMINATED = 128 + 15
 
 
@@ -39,7 +39,8 @@ class Simulation:
     """Runs job specs through the machine on a virtual clock.
 
     Args:
-        jobs, gpus, policy, options: what a run from the beginning is made of.
+        jobs, gpus, nodes, policy, options: what a run from the beginning is made of; `gpus` on each
+            of `nodes` hosts.
         machine: go on from this state instead, which is changed (pass a copy to keep it): what runs
             in it goes on from its last known step. The arguments above are not looked at then.
         happenings: events from outside, such as commands and lost devices, each at its time.
@@ -53,6 +54,7 @@ class Simulation:
         profiles: Iterable[Profile],
         *,
         gpus: int = 0,
+        nodes: int = 1,
         policy: str = "marble",
         options: Mapping[str, Any] | None = None,
         stories: bool = True,
@@ -65,7 +67,8 @@ class Simulation:
         self._jobs = tuple(jobs)
         self._profiles = tuple(profiles)
         self._devices = tuple(
-            Device(index=i, host=SIM_HOST, kind="simulated", handle=str(i)) for i in range(gpus)
+            Device(index=i, host=f"{SIM_HOST}{i // gpus + 1}", kind="simulated", handle=str(i % gpus))
+            for i in range(gpus * nodes)
         )
         self._policy, self._options = policy, dict(options or {})
         self._watch = watch
@@ -119,7 +122,7 @@ class Simulation:
         for submit_s, job_id in sorted(machine.arrivals):
             self._schedule(ev.TimerFired(at=submit_s, key=("arrival", job_id, 0)))
         for job in list(machine.active.values()):
-            course = self._course(job, len(job.current.gpus))
+            course = self._course(job, job.width)
             begun = min(now - job.current.start_s, course.start_s)
             course = replace(course, start_s=course.start_s - begun)
             self._runs[job.id] = run = _Run(job.attempt, now, course, 0)
@@ -136,7 +139,7 @@ class Simulation:
         """A grace timer of an attempt that is over need not be looked at."""
         kind, job_id, attempt = event.key
         run = self._runs.get(job_id)
-        return kind == "arrival" or (run is not None and run.attempt == attempt)
+        return kind in ("arrival", "drain", "hurry") or (run is not None and run.attempt == attempt)
 
     def _observe(self, at: float, without: int = -1) -> None:
         if at == self._observed_at:
@@ -172,7 +175,8 @@ class Simulation:
 
     def _launch(self, action: Launch) -> None:
         assert action.job_id not in self._runs, f"job {action.job_id} is launched while it runs"
-        course = self._course(self.machine.jobs[action.job_id], len(action.gpus))
+        job = self.machine.jobs[action.job_id]
+        course = self._course(job, len(action.gpus) // job.spec.nodes)
         self._runs[action.job_id] = run = _Run(action.attempt, self.machine.now, course, 0)
         self._set_off(action.job_id, run)
 

@@ -189,8 +189,9 @@ def choose(
 def choose_all(
     profiles: Sequence[Profile], models: Iterable[str], device: str, *, where: str = "profiles"
 ) -> tuple[Profile, ...]:
-    """The chosen profile of each model that has one, each model once, in the order given."""
-    chosen = (choose(profiles, model, device, where=where) for model in dict.fromkeys(models))
+    """The chosen profile of each model for each number of hosts it has one for, in the order given."""
+    by_nodes = [[p for p in profiles if p.nodes == nodes] for nodes in sorted({p.nodes for p in profiles})]
+    chosen = (choose(ps, model, device, where=where) for model in dict.fromkeys(models) for ps in by_nodes)
     return tuple(p for p in chosen if p is not None)
 
 

@@ -138,7 +138,7 @@ class SnapshotWriter:
         if job.state not in (JobState.STARTING, JobState.RUNNING) or job.remaining is None:
             return None
         profile = self._machine.profile(job)
-        rate = job.rate or (profile.rate(len(job.current.gpus)) if profile else None)
+        rate = job.rate or (profile.rate(job.width) if profile else None)
         return round(job.remaining / rate, 1) if rate else None
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from hpcsched.core.model import JobState
-from hpcsched.errors import NoSuchRun, StoreError
-from hpcsched.store.rundir import RunDir, agent_alive
+from hpcsched.errors import HpcschedError, NoSuchRun, StoreError
+from hpcsched.store.rundir import SNAPSHOT_PERIOD_S, RunDir, agent_alive
+
+if TYPE_CHECKING:
+    from hpcsched.store.registry import Registered
 
 
 class AgentStatus(msgspec.Struct, kw_only=True):
@@ -19,7 +24,11 @@ class AgentStatus(msgspec.Struct, kw_only=True):
 
 
 class RunStatus(msgspec.Struct, kw_only=True):
-    """`state` is RUNNING, DRAINING, STOPPED (work left) or FINISHED."""
+    """`state` is RUNNING, DRAINING, STOPPED (work left) or FINISHED.
+
+    `allocation` has kind, id and deadline (ISO time, or None); where the batch system had to be asked
+    what became of the job, also `life`, its answer.
+    """
 
     dir: str
     state: str
@@ -89,7 +98,35 @@ class Page(msgspec.Struct, kw_only=True):
     jobs: list[msgspec.Raw]
 
 
-S = TypeVar("S", Status, Page)
+class _State(msgspec.Struct):
+    state: JobState
+
+
+class _Brief(msgspec.Struct):
+    """A status of which only the jobs' states matter."""
+
+    run: RunStatus
+    jobs: list[_State]
+
+
+class RunLine(msgspec.Struct, kw_only=True):
+    """One of the user's runs: a line of `status --all`. `state` None: it has written no snapshot yet."""
+
+    id: str
+    dir: str
+    state: str | None
+    stale: bool
+    allocation: dict[str, str | None]
+    age_s: float | None
+    done: int
+    left: int
+
+    @property
+    def alive(self) -> bool:
+        return self.state in ("RUNNING", "DRAINING") and not self.stale
+
+
+S = TypeVar("S", Status, Page, _Brief)
 
 
 def read_status(rundir: RunDir) -> Status:
@@ -122,6 +159,49 @@ def _read(rundir: RunDir, kind: type[S]) -> S:
     return status
 
 
-def age_s(status: Status) -> float:
+def age_s(run: RunStatus) -> float:
     """Seconds since the snapshot was written."""
-    return max(0.0, time.time() - datetime.fromisoformat(status.run.written_at).timestamp())
+    return max(0.0, time.time() - datetime.fromisoformat(run.written_at).timestamp())
+
+
+def is_old(run: RunStatus) -> bool:
+    """Whether a living agent should have written again by now: it hangs, or the filesystem lags."""
+    return run.state in ("RUNNING", "DRAINING") and age_s(run) > 1.5 * SNAPSHOT_PERIOD_S
+
+
+def left_s(run: RunStatus) -> float | None:
+    """Seconds until the allocation ends; None if it has no end, or that is not known."""
+    deadline = run.allocation.get("deadline")
+    if deadline is None:
+        return None
+    try:
+        return datetime.fromisoformat(deadline).timestamp() - time.time()
+    except ValueError:
+        return None
+
+
+def my_runs(environ: Mapping[str, str] | None = None) -> list[RunLine]:
+    """The user's runs, newest first; those whose snapshot cannot be read are listed without a state."""
+    from hpcsched.store import registry
+
+    return [_line(entry) for entry in registry.runs(environ=environ)]
+
+
+def _line(entry: Registered) -> RunLine:
+    try:
+        brief = _read(RunDir(Path(entry.dir)), _Brief)
+    except HpcschedError:
+        return RunLine(
+            id=entry.id, dir=entry.dir, state=None, stale=True, allocation={}, age_s=None, done=0, left=0
+        )
+    done = sum(job.state.final for job in brief.jobs)
+    return RunLine(
+        id=entry.id,
+        dir=entry.dir,
+        state=brief.run.state,
+        stale=brief.run.stale,
+        allocation=brief.run.allocation,
+        age_s=round(age_s(brief.run), 3),
+        done=done,
+        left=len(brief.jobs) - done,
+    )

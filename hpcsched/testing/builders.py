@@ -42,9 +42,12 @@ def a_profile(
     )
 
 
-def some_devices(count: int) -> tuple[Device, ...]:
-    """GPUs 0..count-1 of one host."""
-    return tuple(Device(index=i, host="n1", kind="test", handle=str(i)) for i in range(count))
+def some_devices(count: int, hosts: int = 1) -> tuple[Device, ...]:
+    """`count` GPUs on each of `hosts` hosts n1, n2, ..."""
+    return tuple(
+        Device(index=i, host=f"n{i // count + 1}", kind="test", handle=str(i % count))
+        for i in range(count * hosts)
+    )
 
 
 class Driver:
@@ -57,9 +60,12 @@ class Driver:
         self,
         *specs: JobSpec,
         gpus: int = 6,
+        hosts: int = 1,
         policy: str = "marble",
         profiles: Iterable[Profile] = (),
         grace_s: float = 30.0,
+        deadline: float | None = None,
+        reserve_s: float = 60.0,
         **options: Any,
     ) -> None:
         self.machine = Machine(make_policy)
@@ -67,7 +73,8 @@ class Driver:
         self.actions: list[Action] = []
         self.now = 0.0
         self._policy, self._options, self._grace_s = policy, options, grace_s
-        self.start_agent(gpus)
+        self._reserve_s = reserve_s
+        self.start_agent(gpus, hosts=hosts, deadline=deadline)
         if profiles := tuple(profiles):
             self.tell(ev.ProfilesLoaded, profiles=profiles)
         if specs:
@@ -95,11 +102,20 @@ class Driver:
                 rest.setdefault("attempt", self.job(job).attempt)
         return self.handle(kind(at=self.now, **rest))
 
-    def start_agent(self, gpus: int, saved: Mapping[int, int] | None = None) -> list[Action]:
+    def start_agent(
+        self,
+        gpus: int,
+        saved: Mapping[int, int] | None = None,
+        *,
+        hosts: int = 1,
+        deadline: float | None = None,
+    ) -> list[Action]:
         return self.tell(
             ev.AgentStarted,
             wall=1e9 + self.now,
-            devices=some_devices(gpus),
+            devices=some_devices(gpus, hosts),
+            deadline=deadline,
+            reserve_s=self._reserve_s,
             policy=self._policy,
             policy_options=self._options,
             grace_s=self._grace_s,
@@ -200,6 +216,7 @@ def simulate(
     profiles: Iterable[Profile],
     *,
     gpus: int = 6,
+    nodes: int = 1,
     policy: str = "marble",
     happenings: Iterable[ev.Event] = (),
     **options: Any,
@@ -210,6 +227,7 @@ def simulate(
         specs,
         profiles,
         gpus=gpus,
+        nodes=nodes,
         policy=policy,
         options=options,
         watch=story.watch,
@@ -237,12 +255,14 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "free": machine.free,
         "holder": machine.holder,
         "active": sorted(machine.active),
-        "waiting": list(machine.queue.walk(lambda: 1_000_000)),
+        "waiting": list(machine.queue.walk(lambda need, nodes: True)),
         "arrivals": sorted(machine.arrivals),
         "profiles": machine.profiles,
         "learned": machine.learned,
         "costs": machine.costs,
         "draining": machine.draining,
+        "deadline": machine.deadline,
+        "late": machine.late,
         "unfinished": machine.unfinished,
         "stale": machine.stale,
     }

@@ -40,10 +40,20 @@ class AnythingGoes(RuleBasedStateMachine):
         policy=st.sampled_from(["marble", "marble", "exclusive"]),
         promote=st.sampled_from(["always", "pays", "never"]),
         gpus=st.integers(1, 6),
+        hosts=st.sampled_from([1, 1, 2, 3]),
+        deadline=st.sampled_from([None, None, 50.0, 500.0]),
     )
-    def begin(self, policy, promote, gpus):
+    def begin(self, policy, promote, gpus, hosts, deadline):
         options = {"promote": promote} if policy == "marble" else {}
-        self.driver = Driver(gpus=gpus, policy=policy, profiles=PROFILES, **options)
+        self.driver = Driver(
+            gpus=gpus,
+            hosts=hosts,
+            policy=policy,
+            profiles=PROFILES,
+            deadline=deadline,
+            reserve_s=20,
+            **options,
+        )
         self.final = {}
 
     @property
@@ -63,8 +73,9 @@ class AnythingGoes(RuleBasedStateMachine):
         after=st.sampled_from([None, None, "next", 0, 1, 5]),
         retries=st.integers(0, 2),
         steps=st.sampled_from([None, 100]),
+        nodes=st.sampled_from([1, 1, 1, 2, 3]),
     )
-    def submit(self, models, gpus, wait_s, after, retries, steps):
+    def submit(self, models, gpus, wait_s, after, retries, steps, nodes):
         first = len(self.machine.jobs) + 1
         specs = []
         for i, model in enumerate(models):
@@ -79,6 +90,7 @@ class AnythingGoes(RuleBasedStateMachine):
                     model,
                     steps,
                     gpus=gpus,
+                    nodes=nodes,
                     after=names,
                     retries=retries,
                     submit_at=self.driver.now + wait_s if wait_s else 0.0,
@@ -152,7 +164,15 @@ class AnythingGoes(RuleBasedStateMachine):
         """Late, stale, and never asked for."""
         self.driver.tell(ev.TimerFired, key=(kind, self.pick(number), attempt))
 
-    @rule(gpu=st.integers(0, 5))
+    @rule(key=st.sampled_from([("drain", 0, 0), ("hurry", 0, 0)]))
+    def timer_of_the_run(self, key):
+        self.driver.tell(ev.TimerFired, key=key)
+
+    @rule(seconds=st.sampled_from([None, -5.0, 30.0, 1000.0]))
+    def deadline_moves(self, seconds):
+        self.driver.tell(ev.DeadlineMoved, deadline=None if seconds is None else self.driver.now + seconds)
+
+    @rule(gpu=st.integers(0, 17))
     def device_lost(self, gpu):
         self.driver.lose(gpu)
 
@@ -160,10 +180,16 @@ class AnythingGoes(RuleBasedStateMachine):
     def drain(self):
         self.driver.drain()
 
-    @rule(gpus=st.integers(1, 6), saved=st.booleans())
-    def new_agent(self, gpus, saved):
+    @rule(
+        gpus=st.integers(1, 6),
+        hosts=st.sampled_from([1, 2, 3]),
+        saved=st.booleans(),
+        seconds=st.sampled_from([None, 300.0]),
+    )
+    def new_agent(self, gpus, hosts, saved, seconds):
         steps = {job.id: job.step for job in self.machine.active.values()} if saved else {}
-        self.driver.start_agent(gpus, steps)
+        deadline = None if seconds is None else self.driver.now + seconds
+        self.driver.start_agent(gpus, steps, hosts=hosts, deadline=deadline)
 
     @invariant()
     def final_states_never_change(self):
@@ -181,7 +207,7 @@ class AnythingGoes(RuleBasedStateMachine):
 
     def bring_all_to_an_end(self):
         driver = self.driver
-        driver.start_agent(6)
+        driver.start_agent(6, hosts=3)
         driver.now += 100.0
         driver.tell(ev.TimerFired, key=("arrival", 1, 0))
         for job in self.machine.jobs.values():

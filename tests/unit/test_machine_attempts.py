@@ -477,7 +477,9 @@ def test_an_impossible_start_prints_the_story(gpus):
     spec = a_job("stubborn-one", "m", gpus=(2, 4))
     machine.handle(ev.JobsSubmitted(at=0, first_id=1, jobs=(spec,)))
     reason = Reason(Why.FIXED, {"gpus": gpus})
-    policy.ask = lambda view: Start(job=machine.jobs[1], gpus=gpus, role=Role.PRIMARY, reason=reason)
+    policy.ask = lambda view: Start(
+        job=machine.jobs[1], gpus=gpus, hosts=("n1",), role=Role.PRIMARY, reason=reason
+    )
     with pytest.raises(InvalidTransition) as caught:
         machine.handle(ev.ProfilesLoaded(at=3, profiles=()))
     text = str(caught.value)
@@ -487,7 +489,13 @@ def test_an_impossible_start_prints_the_story(gpus):
 
 def test_an_impossible_resize_prints_the_story():
     driver = promoting()
-    ask = Resize(job=driver.job("x"), gpus=6, role=Role.PRIMARY, reason=Reason(Why.EXCLUSIVE, {"gpus": 6}))
+    ask = Resize(
+        job=driver.job("x"),
+        gpus=6,
+        hosts=("n1",),
+        role=Role.PRIMARY,
+        reason=Reason(Why.EXCLUSIVE, {"gpus": 6}),
+    )
     driver.lose(0)
     policy = Stubborn()
     policy.ask = lambda view: ask
@@ -500,7 +508,9 @@ def test_a_job_can_shrink_and_the_rest_is_free_when_it_has_left():
     driver = one()
     policy = Stubborn()
     reason = Reason(Why.FIXED, {"gpus": 2})
-    policy.ask = lambda view: Resize(job=view.running[0], gpus=2, role=Role.SECONDARY, reason=reason)
+    policy.ask = lambda view: Resize(
+        job=view.running[0], gpus=2, hosts=("n1",), role=Role.SECONDARY, reason=reason
+    )
     driver.machine.policy = policy
     assert kinds(driver.tell(ev.ProfilesLoaded, profiles=())) == [Suspend]
     policy.ask = None

@@ -41,7 +41,7 @@ def test_it_behaves_like_a_sorted_list(operations):
         else:
             room, take = [rest[0]], rest[1]
             found = []
-            for job in queue.walk(lambda room=room: room[0]):
+            for job in queue.walk(lambda need, nodes, room=room: need <= room[0]):
                 found.append(job)
                 room[0] -= waiting[job][2]
             assert found == list(naive_walk(waiting, rest[0]))
@@ -52,17 +52,21 @@ def test_it_behaves_like_a_sorted_list(operations):
         assert len(queue) == len(waiting)
         assert all((job in queue) == (job in waiting) for job in range(1, 13))
         assert queue.first() == (min(waiting.values())[1] if waiting else None)
-        assert queue.smallest_need() == min((need for *_, need in waiting.values()), default=None)
+        needs = [need for *_, need in waiting.values()]
+        assert all(
+            queue.any_fits(lambda n, _, room=room: n <= room) == any(x <= room for x in needs)
+            for room in range(6)
+        )
 
 
 def test_a_walk_given_up_half_way_loses_nobody():
     queue = WaitingQueue()
     for job in range(5):
         queue.add(job, arrival=0.0, need=1)
-    walk = queue.walk(lambda: 9)
+    walk = queue.walk(lambda need, nodes: need <= 9)
     assert [next(walk), next(walk)] == [0, 1]
     walk.close()
-    assert list(queue.walk(lambda: 9)) == [0, 1, 2, 3, 4]
+    assert list(queue.walk(lambda need, nodes: need <= 9)) == [0, 1, 2, 3, 4]
 
 
 def test_a_walk_does_not_touch_jobs_that_are_too_large(monkeypatch):
@@ -79,7 +83,7 @@ def test_a_walk_does_not_touch_jobs_that_are_too_large(monkeypatch):
     touched.clear()
     room = [6]
     found = []
-    for job in queue.walk(lambda: room[0]):
+    for job in queue.walk(lambda need, nodes: need <= room[0]):
         found.append(job)
         room[0] -= 2
     assert found == [10_000, 10_001, 10_002]

@@ -1,0 +1,85 @@
+"""Running one command of a batch system, bounded in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hpcsched.batch.base import COMMAND_TIMEOUT_S
+from hpcsched.errors import BatchError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command said: its exit code (negative: the signal that ended it), stdout and stderr."""
+
+    code: int
+    out: str
+    err: str = ""
+
+    def complaint(self) -> str:
+        """The one line that says why it failed."""
+        lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
+        if lines:
+            return lines[0]
+        return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+
+
+class Run(Protocol):
+    """Runs `argv` in `environ` with `stdin` as its input, and waits until it ends.
+
+    Raises BatchError when it cannot be started, or has not ended after COMMAND_TIMEOUT_S.
+    """
+
+    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> Answer: ...
+
+
+def run_command(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    stdin: str = "",
+    timeout_s: float = COMMAND_TIMEOUT_S,
+) -> Answer:
+    """Runs the command in a session of its own; see `Run`.
+
+    Of its own, so that a signal to our process group does not end it half way (a requeue does just that to
+    the job that asks for it), and so that what it started can be ended with it when it hangs.
+    """
+    import subprocess
+
+    try:
+        process = subprocess.Popen(
+            argv,
+            env=dict(environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise BatchError(f"{argv[0]}: command not found; is the batch system on the PATH?") from None
+    except OSError as error:
+        raise BatchError(f"{argv[0]} cannot be started: {error.strerror}") from None
+    with process:
+        try:
+            out, err = process.communicate(stdin, timeout_s)
+        except subprocess.TimeoutExpired:
+            raise BatchError(f"{argv[0]} did not answer within {timeout_s:g} s") from None
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return Answer(process.returncode, out, err)
+
+
+def asked(run: Run, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> str:
+    """What the command printed; raises BatchError when it ends with anything but 0."""
+    answer = run(argv, environ=environ, stdin=stdin)
+    if answer.code != 0:
+        raise BatchError(f"{argv[0]} failed: {answer.complaint()}")
+    return answer.out

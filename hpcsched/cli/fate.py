@@ -1,0 +1,76 @@
+"""What has become of a run that nobody writes any more: its batch system is asked, once and not for long."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from hpcsched.store.status import RunStatus
+
+ANSWER_WITHIN_S = 5.0
+"""How long somebody who typed `status` waits for the batch system."""
+
+GO_ON = "go on with `hpcsched run --resume`"
+
+
+def needs_asking(run: RunStatus) -> bool:
+    """Whether only the batch system can say what is to come: no sign of life, or stopped inside a job."""
+    return (run.stale or run.state == "STOPPED") and _job(run) is not None
+
+
+def ask(run: RunStatus) -> None:
+    """Put the batch system's word on the run's job into `run.allocation["life"]`, where it is needed."""
+    job = _job(run)
+    if job is None or not needs_asking(run):
+        return
+    kind, job_id = job
+    answers: list[str] = []
+
+    def question() -> None:
+        from hpcsched.batch import batch_of
+
+        answers.append(str(batch_of(kind).life(job_id)))
+
+    # The command it starts has a deadline of its own, longer than people wait for `status`.
+    thread = threading.Thread(target=question, daemon=True)
+    thread.start()
+    thread.join(ANSWER_WITHIN_S)
+    run.allocation["life"] = answers[0] if answers else "UNKNOWN"
+
+
+def sentence(run: RunStatus, age: str) -> str | None:
+    """One line on a stale or stopped run and how it goes on; `age` is the snapshot's. None: all is well."""
+    if not run.stale and run.state != "STOPPED":
+        return None
+    job = _job(run)
+    agent = f"the agent on {run.agent.host} (pid {run.agent.pid})"
+    if job is None:
+        if run.stale:
+            return f"{agent} is gone; last seen {age} ago. {GO_ON[0].upper()}{GO_ON[1:]}"
+        return f"stopped with work left; {GO_ON}"
+    kind, name = job[0], f"job {job[1]}"
+    # On this host its process was looked for; of another, only the age of what it wrote is known.
+    gone = run.agent.host == os.uname().nodename
+    seen = f"{agent} is gone" if gone else f"no sign of {agent} for {age}"
+    start = f"{seen}; " if run.stale else "stopped with work left; "
+    match run.allocation.get("life"):
+        case "RUNNING" if not run.stale:
+            return f"{start}its {name} still runs on {kind}: it is about to end"
+        case "RUNNING" if gone:
+            return f"{start}its {name} still runs on {kind}: it is about to end, or no longer runs hpcsched"
+        case "RUNNING":
+            return f"{start}its {name} still runs on {kind}: the agent may hang or the shared filesystem lag"
+        case "SUSPENDED":
+            return f"{start}its {name} is suspended on {kind}: it goes on when that does"
+        case "PENDING":
+            return f"{start}{name} waits in the queue of {kind}: it goes on by itself"
+        case "ENDED":
+            return f"{start}{name} has ended: {GO_ON}, or submit its batch script again"
+        case _:
+            return f"{start}{kind} does not answer about {name}; if it has ended, {GO_ON}"
+
+
+def _job(run: RunStatus) -> tuple[str, str] | None:
+    """(kind, id) of the run's batch job: of its follow-up, where one has been submitted; None: not in one."""
+    kind, job_id = run.allocation.get("kind"), run.allocation.get("next") or run.allocation.get("id")
+    return (kind, job_id) if kind and job_id and kind != "none" else None

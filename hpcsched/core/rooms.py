@@ -1,0 +1,64 @@
+"""GPUs host by host: how many there are to give, and which hosts a job gets them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+Fits = Callable[[int, int], bool]
+"""Whether so many GPUs could be had on each of so many hosts."""
+
+
+class Rooms:
+    """GPUs by host, in the order of the hosts; they go down as GPUs are handed out.
+
+    A job asks for `count` GPUs on each of `nodes` hosts (MARBLE section VII-B.2: the same count on each).
+    """
+
+    def __init__(self, gpus: Mapping[str, int]) -> None:
+        self._gpus = dict(gpus)
+        self.left = sum(self._gpus.values())
+        """GPUs left on all hosts together."""
+
+    def most(self, nodes: int, own: Mapping[str, int] | None = None) -> int:
+        """The largest count that can be had on each of `nodes` hosts; `own` counts as there too."""
+        if nodes > len(self._gpus):
+            return 0
+        if nodes == 1 and not own:
+            return max(self._gpus.values())
+        return sorted(self._counts(own), reverse=True)[nodes - 1]
+
+    def fits(self, count: int, nodes: int) -> bool:
+        """Whether `nodes` hosts have `count` GPUs each."""
+        return self.most(nodes) >= count
+
+    def pick(
+        self, wanted: int, nodes: int, own: Mapping[str, int] | None = None
+    ) -> tuple[int, tuple[str, ...]]:
+        """How many GPUs of `wanted` can be had on each of `nodes` hosts, and on which; (0, ()) for none.
+
+        Of the hosts that have them: the job's own first, which keep its data in their caches; then the
+        fullest, so that the large holes stay; then in their order.
+        """
+        count = min(wanted, self.most(nodes, own))
+        if count < 1:
+            return 0, ()
+        own = own or {}
+        enough = [
+            (host not in own, gpus, i, host)
+            for i, (host, gpus) in enumerate(zip(self._gpus, self._counts(own), strict=True))
+            if gpus >= count
+        ]
+        chosen = sorted(enough)[:nodes]
+        return count, tuple(host for _, _, _, host in sorted(chosen, key=lambda entry: entry[2]))
+
+    def take(self, hosts: Iterable[str], count: int, own: Mapping[str, int] | None = None) -> None:
+        """Hand out `count` GPUs on each of these hosts, those that are `own` there not counted."""
+        for host in hosts:
+            given = max(0, count - (own or {}).get(host, 0))
+            self._gpus[host] -= given
+            self.left -= given
+
+    def _counts(self, own: Mapping[str, int] | None) -> Iterable[int]:
+        if not own:
+            return self._gpus.values()
+        return [gpus + own.get(host, 0) for host, gpus in self._gpus.items()]

@@ -1,0 +1,111 @@
+"""What a node agent needs to join a run: where the head is, and the keys that let it in.
+
+The head makes new keys for each of its lives. They travel through a file that only this user can
+read, in the run directory, and are never seen in a process list or an environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hpcsched.errors import ConfigError, StoreError
+from hpcsched.launch.wire import PROTOCOL
+
+PREFIX = "join-"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A CURVE key pair, each key in 40 characters of Z85."""
+
+    public: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"KeyPair(public={self.public!r})"  # a secret has no place in logs
+
+    @classmethod
+    def new(cls) -> KeyPair:
+        """A pair that nobody else has."""
+        import zmq
+
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode(), secret.decode())
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True):
+    """The join file. `life` is one life of the head; `hosts` those it expects; `devices` what to open there.
+
+    `grace_s`: how long workers may take to save once the head is gone.
+    """
+
+    life: str
+    run_id: str
+    endpoint: str
+    server_key: str
+    client_public: str
+    client_secret: str
+    hosts: tuple[str, ...]
+    devices: str
+    grace_s: float
+    protocol: int = PROTOCOL
+
+
+class _Version(msgspec.Struct):
+    protocol: int
+
+
+def new_life() -> str:
+    """A name for one life of the head."""
+    return uuid.uuid4().hex[:12]
+
+
+def join_file(run_dir: Path, life: str) -> Path:
+    """Another name for each life: on NFS an old file of the same name may be seen for a while."""
+    return run_dir / f"{PREFIX}{life}"
+
+
+def write_join(path: Path, join: Join) -> None:
+    """Put it there whole, for this user only, and sweep what earlier lives left. Raises StoreError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        for old in path.parent.glob(f"{PREFIX}*"):
+            old.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(join))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StoreError(f"{path}: {error.strerror or error}") from error
+
+
+def read_join(path: Path) -> Join:
+    """Raises ConfigError for a file that is missing, that others can read, or that we cannot."""
+
+    def bad(got: str) -> ConfigError:
+        return ConfigError(where=str(path), got=got, accepted="the file that a running head agent has written")
+
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise bad("can be read by others, so its keys are worth nothing")
+            data = file.read()
+    except OSError as error:
+        raise bad(error.strerror or str(error)) from None
+    try:
+        protocol = msgspec.json.decode(data, type=_Version).protocol
+        if protocol != PROTOCOL:
+            raise bad(f"protocol {protocol}, but this hpcsched speaks {PROTOCOL}: use the same version everywhere")
+        return msgspec.json.decode(data, type=Join)
+    except msgspec.MsgspecError as error:
+        raise bad(f"not a join file: {error}") from None

@@ -1,0 +1,94 @@
+"""The commands (srun, ssh ...) that run the node agents, from their start to their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+KILLED_WITHIN_S = 2.0
+"""How long after SIGKILL to wait for the end: a process that hangs in the kernel cannot be helped."""
+
+TAIL_BYTES = 4096
+
+
+class Command:
+    """One running command in a session of its own; its output is appended to a file.
+
+    It stays a zombie until what it left in its process group has been killed: nobody else can have
+    the number before. A command that cannot be started counts as one that has ended; `why` tells.
+    """
+
+    def __init__(self, argv: Sequence[str], hosts: Sequence[str], log: Path) -> None:
+        self.hosts = tuple(hosts)
+        self.name = Path(argv[0]).name
+        self.why = ""
+        """How it ended; "" while it lives."""
+        self.ended_at: float | None = None
+        self.pidfd: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb") as file:
+                self._process = subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                )
+            self.pidfd = os.pidfd_open(self._process.pid)
+        except OSError as error:
+            self.signal(signal.SIGKILL)  # started, but there is no descriptor left to watch it by
+            self._over(f"{error.filename or self.name}: {error.strerror or error}")
+
+    def _over(self, why: str) -> None:
+        self.why, self.ended_at = why, time.monotonic()
+
+    def look(self) -> bool:
+        """Whether it has ended; then nothing of its process group is left. Never blocks."""
+        if self.ended_at is None and self._process is not None:
+            found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is None:
+                return False
+            self.signal(signal.SIGKILL)
+            code = self._process.wait()
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            self._over(f"`{self.name}` {how}")
+        return self.ended_at is not None
+
+    def signal(self, sig: signal.Signals) -> None:
+        """To its process group, as long as that is surely its own."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, sig)
+
+    def close(self) -> None:
+        """Close the descriptor; ends nothing."""
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+def end_all(commands: Sequence[Command], grace_s: float) -> bool:
+    """SIGTERM, after `grace_s` seconds SIGKILL; whether all have ended KILLED_WITHIN_S after that."""
+    for sig, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILLED_WITHIN_S)):
+        for command in commands:
+            if not command.look():
+                command.signal(sig)
+        deadline = time.monotonic() + patience_s
+        while not all(command.look() for command in commands) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return all(command.look() for command in commands)
+
+
+def last_words(log: Path) -> str:
+    """The last line with something on it of what the commands wrote, shortened; "" if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,261 @@
+"""What the head agent and the node agents say to each other: msgpack, each message with a tag.
+
+Messages that must not be lost or come twice are numbered, kept until the other end has acknowledged them,
+and sent again when it does not: a broken connection is made anew by ZeroMQ, but what was on its way is
+gone. `Link` is one end of such a conversation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from hpcsched.core.model import Device
+
+PROTOCOL = 1
+"""Raised with every change of a message; both ends must have the same."""
+
+RESEND_S = 2.5
+"""What has not been acknowledged for so long is sent again; acknowledgements come at least once a second."""
+
+BEAT_S = 1.0
+"""How often a node agent says that it lives, and how its devices are."""
+
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 5000
+"""ZMTP's own heartbeats: answered by ZeroMQ's thread, so an end that is busy does not look dead."""
+
+HANDSHAKE_MS = 5000
+MOST_BYTES = 64 * 2**20
+"""No message is longer."""
+
+
+class Reading(msgspec.Struct, frozen=True, array_like=True):
+    """One device at one moment, as in `devices.Sample`; devices come in order of the host's indices."""
+
+    utilisation: float | None = None
+    memory_mib: float | None = None
+    healthy: bool = True
+    why: str = ""
+
+
+# --- from a node agent ------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
+    """A node agent asks to join, until it gets a Welcome.
+
+    `started` is its start time in clock ticks since boot, `address` its own on the way to the head,
+    `wall` its Unix time.
+    """
+
+    name: str
+    hostname: str
+    pid: int
+    started: int
+    devices: tuple[Device, ...]
+    kind: str
+    speed: float
+    address: str
+    wall: float
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """It lives; Unix time and its devices."""
+
+    wall: float
+    readings: tuple[Reading, ...]
+
+
+class Launched(msgspec.Struct, frozen=True, tag="launched"):
+    """The part's ranks have been started; `port` is where all ranks of the attempt meet."""
+
+    part: int
+    port: int
+
+
+class LaunchFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """None of the part's ranks could be started."""
+
+    part: int
+    error: str
+    transient: bool
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The program has said that it can be suspended."""
+
+    part: int
+
+
+class Progressed(msgspec.Struct, frozen=True, tag="progress"):
+    """What rank 0 wrote to its progress descriptor."""
+
+    part: int
+    data: bytes
+
+
+class Recorded(msgspec.Struct, frozen=True, tag="record"):
+    """STATE.json has changed."""
+
+    part: int
+    data: bytes
+
+
+class Failing(msgspec.Struct, frozen=True, tag="failing"):
+    """A rank has ended with other than 0 or 75 while others of the part live."""
+
+    part: int
+
+
+class Exited(msgspec.Struct, frozen=True, tag="exited"):
+    """All of the part's ranks have ended; `record` is STATE.json, on the host of rank 0."""
+
+    part: int
+    code: int
+    record: bytes | None = None
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone"):
+    """The last word: no worker is left on the host, and the node agent leaves."""
+
+    why: str
+
+
+NodeMessage = (
+    Hello | Beat | Launched | LaunchFailed | Ready | Progressed | Recorded | Failing | Exited | Gone
+)
+
+# --- from the head ----------------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The node agent belongs to the run from now on."""
+
+
+class Heard(msgspec.Struct, frozen=True, tag="heard"):
+    """Carries an acknowledgement when there is nothing else to say."""
+
+
+class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
+    """Start one host's ranks of an attempt; see `LaunchPlan` and `Place`. `devices`: the host's indices."""
+
+    part: int
+    job_id: int
+    attempt: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    folder: str
+    output: str
+    devices: tuple[int, ...]
+    per_rank: bool
+    first_rank: int
+    world_size: int
+    address: str
+    port: int | None
+
+
+class Signal(msgspec.Struct, frozen=True, tag="signal"):
+    """Send a signal to the part's ranks."""
+
+    part: int
+    number: int
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """Have all workers save and leave within `grace_s` seconds (0: kill them now), then leave too."""
+
+    grace_s: float
+
+
+HeadMessage = Welcome | Heard | Launch | Signal | Leave
+
+
+class ToHead(msgspec.Struct, frozen=True, array_like=True):
+    """`seq` 0: not numbered. `ack`: all up to this number has arrived at the sender."""
+
+    seq: int
+    ack: int
+    body: NodeMessage
+
+
+class ToNode(msgspec.Struct, frozen=True, array_like=True):
+    """As ToHead, the other way."""
+
+    seq: int
+    ack: int
+    body: HeadMessage
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_to_head = msgspec.msgpack.Decoder(ToHead).decode
+_decode_to_node = msgspec.msgpack.Decoder(ToNode).decode
+
+
+def read_to_head(data: bytes) -> ToHead:
+    """A node agent's message; raises msgspec.MsgspecError."""
+    return _decode_to_head(data)
+
+
+def read_to_node(data: bytes) -> ToNode:
+    """The head's message; raises msgspec.MsgspecError."""
+    return _decode_to_node(data)
+
+
+class Link:
+    """One end: what it sends arrives once and in order as long as the other end lives.
+
+    Nothing bounds what is kept but the time until the other end counts as lost, a few seconds.
+    """
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._kept: deque[tuple[int, NodeMessage | HeadMessage]] = deque()
+        self._sent_at = 0.0
+        self._heard = 0
+        self._told = 0
+
+    def kept(self, message: NodeMessage | HeadMessage, now: float) -> bytes:
+        """To be sent: a message that must arrive."""
+        self._sent += 1
+        if not self._kept:
+            self._sent_at = now
+        self._kept.append((self._sent, message))
+        return self._wrap(self._sent, message)
+
+    def passing(self, message: NodeMessage | HeadMessage) -> bytes:
+        """To be sent: a message that may be lost."""
+        return self._wrap(0, message)
+
+    def _wrap(self, seq: int, message: NodeMessage | HeadMessage) -> bytes:
+        self._told = self._heard
+        return _encode((seq, self._heard, message))
+
+    def take(self, envelope: ToHead | ToNode, now: float) -> bool:
+        """Whether to act on what arrived: not on what came before, nor when something before it is missing."""
+        acknowledged = False
+        while self._kept and self._kept[0][0] <= envelope.ack:
+            self._kept.popleft()
+            acknowledged = True
+        if acknowledged:
+            self._sent_at = now
+        if envelope.seq == 0:
+            return True
+        if envelope.seq != self._heard + 1:
+            self._told = -1  # the other end seems not to know what has arrived
+            return False
+        self._heard = envelope.seq
+        return True
+
+    @property
+    def owes(self) -> bool:
+        """Whether the other end is to be told what has arrived."""
+        return self._told != self._heard
+
+    def again(self, now: float) -> list[bytes]:
+        """To be sent once more, if it is time for that."""
+        if not self._kept or now - self._sent_at < RESEND_S:
+            return []
+        self._sent_at = now
+        return [self._wrap(seq, message) for seq, message in self._kept]

@@ -1,0 +1,79 @@
+"""The user's runs: one small file for each, so that `status --all` finds them from any host with this home."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from hpcsched.errors import StoreError
+from hpcsched.store.files import write_atomically
+from hpcsched.store.rundir import RunDir
+
+FORGET_AFTER_S = 30 * 86400.0
+"""How long a run is kept whose whole filesystem is not there: on this host it may just not be mounted."""
+
+
+class Registered(msgspec.Struct, kw_only=True):
+    """A run, where it lies, and since when it (or its newest life) is known: Unix time."""
+
+    schema: int = 1
+    id: str
+    dir: str
+    at: float
+
+
+def folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Where the files lie: in the user's state directory (XDG)."""
+    env = os.environ if environ is None else environ
+    state = env.get("XDG_STATE_HOME", "")
+    base = Path(state) if state.startswith("/") else Path(env.get("HOME") or "~").expanduser() / ".local/state"
+    return base / "hpcsched" / "runs"
+
+
+def register(run_id: str, directory: Path, *, environ: Mapping[str, str] | None = None) -> str | None:
+    """Remember a run; None, or one line on why that did not work: no reason for the run to fail."""
+    entry = Registered(id=run_id, dir=str(directory.absolute()), at=time.time())
+    try:
+        where = folder(environ)
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(where / f"{run_id}.json", msgspec.json.encode(entry))
+    except (OSError, StoreError, RuntimeError) as error:  # RuntimeError: a user without a home
+        return f"`status --all` will not list this run: {error}"
+    return None
+
+
+def runs(*, environ: Mapping[str, str] | None = None) -> list[Registered]:
+    """The user's runs that are still there, newest first; forgets those that have been removed."""
+    found: dict[str, Registered] = {}
+    try:
+        files = list(folder(environ).glob("*.json"))
+    except (OSError, RuntimeError):
+        return []
+    for path in files:
+        try:
+            entry = msgspec.json.decode(path.read_bytes(), type=Registered)
+        except (OSError, msgspec.MsgspecError):
+            continue  # somebody else's, a newer version's, or just removed
+        if _gone(entry):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        elif entry.dir not in found or found[entry.dir].at < entry.at:
+            found[entry.dir] = entry
+    return sorted(found.values(), key=lambda entry: -entry.at)
+
+
+def _gone(entry: Registered) -> bool:
+    """Whether the run was removed, or another has taken its directory."""
+    root = Path(entry.dir)
+    try:
+        if not root.is_dir():
+            return root.parent.is_dir() or time.time() - entry.at > FORGET_AFTER_S
+    except OSError:
+        return False  # a filesystem that hangs or refuses proves nothing
+    record = RunDir(root).read_record()
+    return record is not None and record.id != entry.id
