@@ -16,6 +16,14 @@ class RunClock:
     def now(self) -> float:
         return self._at + (time.monotonic() - self._since) * self.speed
 
+    def at_wall(self, wall: float) -> float:
+        """What this clock will show at a Unix time, as far as can be said now."""
+        return self.now() + (wall - time.time()) * self.speed
+
+    def skip(self, seconds: float) -> None:
+        """Take back real time in which nothing could run, as all of us were stopped."""
+        self._since += seconds
+
     def until(self, at: float) -> float:
         """Real seconds until the run's clock shows `at`; 0 if it already does."""
         return max(0.0, (at - self.now()) / self.speed)

@@ -6,7 +6,7 @@ import errno
 import selectors
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
@@ -53,10 +53,11 @@ class JobRecord(msgspec.Struct, kw_only=True):
     metrics: dict[str, float] = {}
 
 
-def read_record(folder: Path) -> JobRecord | None:
-    """A job's STATE.json, or None if there is none or it makes no sense."""
+def read_record(folder: Path, data: bytes | None = None) -> JobRecord | None:
+    """A job's STATE.json (or `data`, where that is newer), or None if there is none or it makes no sense."""
     try:
-        record = msgspec.json.decode((folder / "STATE.json").read_bytes(), type=JobRecord)
+        data = (folder / "STATE.json").read_bytes() if data is None else data
+        record = msgspec.json.decode(data, type=JobRecord)
     except (OSError, msgspec.MsgspecError):
         return None
     return record if 0 <= record.step <= MOST_STEPS else None
@@ -96,7 +97,7 @@ class _Attempt:
     watched: set[int]
     ready: bool = False
     soon: float = 0.0
-    record_mtime_ns: int = 0
+    record_seen: int | bytes = 0
     kill_at: float | None = None
 
 
@@ -185,7 +186,7 @@ class Effects:
         self._attempts[job.id] = attempt
         self.outputs[job.id] = plan.output
         return ev.WorkersSpawned(
-            at=self._clock.now(), processes=workers.processes, host=self._site.host, **about
+            at=self._clock.now(), processes=workers.processes, host=devices[0].host, **about
         )
 
     # --- events -----------------------------------------------------------------------------
@@ -207,7 +208,11 @@ class Effects:
         self._selector.unregister(descriptor)
 
     def _reap(self, attempt: _Attempt) -> list[ev.Event]:
-        code = attempt.workers.reap()
+        failure = None
+        try:
+            code = attempt.workers.reap()
+        except LaunchError as error:
+            code, failure = 1, error
         if code is None:
             if attempt.workers.failed_early() and attempt.kill_at is None:
                 # Its peers would wait in a collective for ever.
@@ -221,7 +226,11 @@ class Effects:
             self._unwatch(attempt, descriptor)
         attempt.workers.close()
         del self._attempts[attempt.job_id]
-        record = read_record(attempt.folder)
+        about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
+        if failure is not None:
+            text, transient = str(failure), failure.transient
+            return [ev.LaunchFailed(at=self._clock.now(), error=text, transient=transient, **about)]
+        record = self._record(attempt)
         saved = record.step if record else None
         steps = [] if last is None else [last.step]
         if saved is not None and code in (0, 75):
@@ -229,8 +238,7 @@ class Effects:
         return [
             ev.WorkersExited(
                 at=self._clock.now(),
-                job_id=attempt.job_id,
-                attempt=attempt.attempt,
+                **about,
                 code=code,
                 step=max(steps, default=None),
                 saved_step=saved,
@@ -252,25 +260,39 @@ class Effects:
             self._records_due = time.monotonic() + RECORD_PERIOD_S
         for attempt in self._attempts.values():
             about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
-            if not attempt.ready and (attempt.folder / f"ready.{attempt.attempt}").exists():
+            if not attempt.ready and self._is_ready(attempt):
                 attempt.ready = True
                 yield ev.WorkersReady(at=now, **about)
             if attempt.kill_at is not None and time.monotonic() >= attempt.kill_at:
                 attempt.kill_at = None
                 attempt.workers.signal(signal.SIGKILL)
             if look_at_records and self._record_changed(attempt):
-                record = read_record(attempt.folder)
+                record = self._record(attempt)
                 if record and record.attempt == attempt.attempt:
                     yield ev.CheckpointSaved(at=now, **about, step=record.step)
 
     @staticmethod
+    def _record(attempt: _Attempt) -> JobRecord | None:
+        """The newest record: what the host of rank 0 sees may not have reached us yet, or the reverse."""
+        told = attempt.workers.record
+        records = [read_record(attempt.folder), read_record(attempt.folder, told) if told else None]
+        found = [record for record in records if record]
+        return max(found, key=lambda record: (record.attempt or 0, record.step), default=None)
+
+    @staticmethod
+    def _is_ready(attempt: _Attempt) -> bool:
+        return attempt.workers.ready or (attempt.folder / f"ready.{attempt.attempt}").exists()
+
+    @staticmethod
     def _record_changed(attempt: _Attempt) -> bool:
-        try:
-            mtime_ns = (attempt.folder / "STATE.json").stat().st_mtime_ns
-        except OSError:
-            return False
-        changed = mtime_ns != attempt.record_mtime_ns
-        attempt.record_mtime_ns = mtime_ns
+        seen: int | bytes | None = attempt.workers.record
+        if seen is None:
+            try:
+                seen = (attempt.folder / "STATE.json").stat().st_mtime_ns
+            except OSError:
+                return False
+        changed = seen != attempt.record_seen
+        attempt.record_seen = seen
         return changed
 
     def progress(self) -> tuple[Progress, ...]:
@@ -294,10 +316,12 @@ class Effects:
         for attempt in self._attempts.values():
             attempt.workers.signal(signal.SIGKILL)
 
-    def abandon(self, grace_s: float) -> list[tuple[int, int | None]]:
+    def abandon(
+        self, grace_s: float, between: Callable[[], None] = lambda: None
+    ) -> list[tuple[int, int | None]]:
         """The store is gone: have all workers save and leave without it; job ids and exit codes.
 
-        Those that have not left after `grace_s` are killed.
+        Those that have not left after `grace_s` are killed. `between` is called again and again meanwhile.
         """
         codes: list[tuple[int, int | None]] = []
         deadline = time.monotonic() + grace_s
@@ -306,7 +330,10 @@ class Effects:
         killed = False
         while self._attempts:
             for attempt in list(self._attempts.values()):
-                code = attempt.workers.reap()
+                try:
+                    code = attempt.workers.reap()
+                except LaunchError:
+                    code = 1
                 if code is not None:
                     codes.append((attempt.job_id, code))
                     attempt.workers.close()
@@ -317,6 +344,7 @@ class Effects:
                     attempt.workers.signal(signal.SIGKILL)
             elif time.monotonic() > deadline + REST_OF_GROUP_S:
                 return [*codes, *((job_id, None) for job_id in self._attempts)]
+            between()
             time.sleep(0.02)
         return codes
 

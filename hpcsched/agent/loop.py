@@ -9,7 +9,7 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import FrameType
@@ -18,12 +18,13 @@ from typing import Protocol
 from hpcsched.agent.admission import Admission
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
+from hpcsched.agent.ending import Ending
 from hpcsched.agent.inbox import Answer, Command, Inbox
 from hpcsched.agent.monitor import Monitor
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobSpec
+from hpcsched.core.model import JobSpec, JobState
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
@@ -38,6 +39,9 @@ LEAST_SNAPSHOT_S = 0.25
 UNCHANGED_SNAPSHOT_S = 1.0
 """How often the times of running jobs are brought up to date when nothing else changes."""
 
+STOPPED_S = 5.0
+"""Waiting so much longer than was asked for means that all of us were stopped."""
+
 _NOT_DURABLE = (ev.WorkersSpawned, ev.WorkersReady, ev.ProgressObserved)
 """Events that a power cut may take: they are seen again, or their attempt is lost anyway."""
 
@@ -46,6 +50,7 @@ _DECISIVE = (
     ev.WorkersExited,
     ev.WorkersReady,
     ev.DeviceLost,
+    ev.DeadlineMoved,
     ev.ResumeRequested,
     ev.ReleaseRequested,
     ev.TimerFired,
@@ -73,9 +78,25 @@ class Observer(Protocol):
         """Something people should know."""
 
 
+class RemoteHosts(Protocol):
+    """The agent's side of the node agents, as far as the loop has to do with them (`launch.remote`)."""
+
+    def fileno(self) -> int:
+        """Readable when a message has come."""
+
+    def pump(self) -> None:
+        """Take in and send what there is; never blocks."""
+
+    def lost(self) -> Mapping[str, str]:
+        """The hosts that are gone, and why."""
+
+
 @dataclass(kw_only=True)
 class Resources:
-    """What an agent works with; whoever made it closes it."""
+    """What an agent works with; whoever made it closes it.
+
+    `hosts` are there where node agents run the jobs.
+    """
 
     machine: Machine
     journal: Journal
@@ -87,6 +108,8 @@ class Resources:
     selector: selectors.BaseSelector
     observer: Observer
     admission: Admission
+    ending: Ending
+    hosts: RemoteHosts | None = None
 
 
 class Agent:
@@ -108,6 +131,7 @@ class Agent:
         self._snapshot_due = 0.0
         self._snapshot_at = 0.0
         self._warned = False
+        self._lost_hosts: set[str] = set()
 
     def run(self, first: Sequence[ev.Event]) -> Outcome:
         """Handle `first`, then whatever happens, until nothing is left to do or the run is drained.
@@ -126,7 +150,7 @@ class Agent:
             except StoreError as error:
                 raise self._give_up(error) from error
             except BaseException:
-                self._r.effects.abandon(0.0 if self.killed else self._grace_s())
+                self._r.effects.abandon(0.0 if self.killed else self._grace_s(), self._pump)
                 raise
             self._write_snapshot(outcome, durable=True)
             return outcome
@@ -134,7 +158,8 @@ class Agent:
     def _over(self) -> bool:
         machine = self._machine
         if machine.stuck:
-            self._tell("no job that is left fits on the GPUs that are left: stopping")
+            what = "in the time that is left" if machine.late else "on the GPUs that are left"
+            self._tell(f"no job that is left can run {what}: stopping")
             self._process([ev.DrainRequested(at=self._clock.now(), cause="stuck")])
         return machine.stopped or (machine.finished and not self._inbox_events(time.monotonic()))
 
@@ -142,11 +167,18 @@ class Agent:
 
     def _wait(self) -> None:
         events: list[ev.Event] = []
-        for key, _ in self._r.selector.select(self._timeout_s()):
+        began, timeout_s = time.monotonic(), self._timeout_s()
+        ready = [key for key, _ in self._r.selector.select(timeout_s)]
+        self._after_a_stop(time.monotonic() - began - timeout_s)
+        # Signals first: a worker may have left because the batch system told all of us to end.
+        for key in sorted(ready, key=lambda key: key.data[0] != "wake"):
             if key.data[0] == "wake":
                 events += self._signalled(key.fd)
-            else:
+            elif key.data[0] != "hosts":
                 events += self._r.effects.on_readable(key)
+        self._pump()
+        events += self._r.ending.events()
+        events += self._hosts_lost()
         events += self._r.effects.collect()
         events += self._samples()
         now = time.monotonic()
@@ -203,13 +235,43 @@ class Agent:
             self._tell(f"GPU {sample.gpu} was lost: {sample.why}")
         return [ev.DeviceLost(at=self._clock.now(), gpu=s.gpu, why=s.why) for s in lost]
 
+    # --- the allocation ---------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        if self._r.hosts:
+            self._r.hosts.pump()
+
+    def _hosts_lost(self) -> list[ev.Event]:
+        lost = self._r.hosts.lost() if self._r.hosts else {}
+        if len(lost) == len(self._lost_hosts):
+            return []
+        new = [host for host in lost if host not in self._lost_hosts]
+        self._lost_hosts.update(new)
+        at, devices = self._clock.now(), self._machine.devices.values()
+        for host in new:
+            gpus = sum(device.host == host for device in devices)
+            self._tell(f"{lost[host]}; going on without its {gpus} devices")
+        return [ev.DeviceLost(at=at, gpu=d.index, why=lost[d.host]) for d in devices if d.host in new]
+
+    def _after_a_stop(self, late_s: float) -> None:
+        """Where all of us were stopped (`scontrol suspend`), no job ran: that time does not count."""
+        if late_s < STOPPED_S:
+            return
+        self._clock.skip(late_s)
+        self._tell(f"all was stopped for {late_s:.0f} s, which do not count as run time")
+        self._r.ending.ask()
+
     # --- signals ----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT, SIGTERM and SIGHUP drain; SIGUSR1 (a worker has saved) only wakes the loop up."""
+        """SIGINT, SIGTERM and SIGHUP drain; SIGUSR2 is the batch system's warning.
+
+        SIGUSR1 wakes the loop up, as workers send it when they have saved; where none was asked to,
+        it is taken for a warning too. SIGCONT, which Slurm adds to others, means nothing.
+        """
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        watched = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+        watched = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
             watched.append(signal.SIGHUP)
 
@@ -232,9 +294,22 @@ class Agent:
     def _signalled(self, descriptor: int) -> list[ev.Event]:
         with contextlib.suppress(BlockingIOError):
             numbers = os.read(descriptor, 4096)
-            asked = [n for n in numbers if n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-            return [event for number in asked for event in self._asked_to_stop(signal.Signals(number))]
+            return [event for number in numbers for event in self._signal(signal.Signals(number))]
         return []
+
+    def _signal(self, number: signal.Signals) -> list[ev.Event]:
+        match number:
+            case signal.SIGINT | signal.SIGTERM | signal.SIGHUP:
+                return self._asked_to_stop(number)
+            case signal.SIGUSR2:
+                return self._r.ending.warned(number.name)
+            case signal.SIGUSR1 if self._r.ending.in_batch and not self._anyone_leaves():
+                return self._r.ending.warned(number.name)
+        return []
+
+    def _anyone_leaves(self) -> bool:
+        active = self._machine.active.values()
+        return any(job.wanted or job.state is JobState.SUSPENDING for job in active)
 
     def _asked_to_stop(self, number: signal.Signals) -> list[ev.Event]:
         self._interrupts += number is signal.SIGINT
@@ -247,7 +322,8 @@ class Agent:
             return []
         again = "interrupt again" if number is signal.SIGINT else "interrupt twice"
         self._tell(f"{number.name}: saving all jobs, then stopping ({again} to kill them)")
-        return [ev.DrainRequested(at=self._clock.now(), cause=number.name)]
+        drain = ev.DrainRequested(at=self._clock.now(), cause=number.name)
+        return [*(self._r.ending.told_to_end() if number is signal.SIGTERM else []), drain]
 
     # --- commands ---------------------------------------------------------------------------
 
@@ -309,6 +385,7 @@ class Agent:
                 self._snapshot_due = now + LEAST_SNAPSHOT_S
                 return
         self._snapshot_at = now
+        self._r.ending.show()
         self._write_snapshot("DRAINING" if self._machine.draining else "RUNNING")
         cost_s = time.monotonic() - now
         self._snapshot_due = now + max(LEAST_SNAPSHOT_S, cost_s / SNAPSHOT_SHARE)
@@ -324,7 +401,7 @@ class Agent:
 
     def _give_up(self, error: StoreError) -> StoreError:
         """The journal cannot be written: nothing may be decided any more. Save what can be saved."""
-        codes = self._r.effects.abandon(self._grace_s())
+        codes = self._r.effects.abandon(self._grace_s(), self._pump)
         saved = sum(code in (0, 75) for _, code in codes)
         what = f"{saved} of {len(codes)} running jobs saved and left" if codes else "no job was running"
         return StoreError(f"{error}; {what}; make room, then go on with `hpcsched run --resume`")

@@ -20,22 +20,27 @@ class Site:
     """What all launches of an agent share.
 
     `stand_ins`: the devices are pretended ones, so every job runs as a stand-in of its profile.
+    `checkpoints`: where checkpoints go, in a folder for each run and job; None: the job's folder in the run
+    directory.
     """
 
     rundir: RunDir
     run_id: str
-    host: str
     user: str
     speed: float
     stand_ins: bool
+    checkpoints: Path | None = None
 
 
-def output_path(job: Job, site: Site, attempt: int) -> Path:
-    """Where a job's output goes: its pattern, with sbatch's %j %x %N %u %% (and %a, the attempt)."""
+def output_path(job: Job, site: Site, attempt: int, host: str) -> Path:
+    """Where a job's output goes: its pattern, with sbatch's %j %x %N %u %% (and %a, the attempt).
+
+    `host` is the (first) host it runs on.
+    """
     values = {
         "j": str(job.id),
         "x": job.spec.name,
-        "N": site.host,
+        "N": host,
         "u": site.user,
         "a": str(attempt),
         "%": "%",
@@ -67,7 +72,8 @@ def plan_of(
         attempt=action.attempt,
         run_id=site.run_id,
         run_dir=site.rundir.root,
-        output=output_path(job, site, action.attempt),
+        output=output_path(job, site, action.attempt, devices[0].host),
+        checkpoints=site.checkpoints,
         devices=devices,
         resume=action.resume,
         stand_in=stand_in,

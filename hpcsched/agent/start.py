@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,23 +19,26 @@ from typing import Any
 import hpcsched
 from hpcsched.agent.admission import Admission
 from hpcsched.agent.clock import RunClock
+from hpcsched.agent.comeback import Standing
 from hpcsched.agent.effects import Effects
+from hpcsched.agent.ending import Ending, ends
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.loop import Agent, Observer, Outcome, Resources
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.orders import Site, output_path
+from hpcsched.agent.place import Place, node_agents, this_host
 from hpcsched.agent.recovery import end_orphans, open_run, saved_steps
-from hpcsched.batch.base import Allocation
+from hpcsched.agent.watch import AllocationWatch
+from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
+from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
 from hpcsched.core.profile import Profile
-from hpcsched.devices import open_devices
-from hpcsched.devices.replay import ReplayDevices
 from hpcsched.errors import ConfigError
-from hpcsched.launch.local import LocalLauncher
 from hpcsched.policy import make_policy
-from hpcsched.store.rundir import RunDir, RunLock, RunRecord, process_started
+from hpcsched.store.registry import register
+from hpcsched.store.rundir import STALE_AFTER_S, RunDir, RunDirError, RunLock, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
 
 Finder = Callable[[set[str], str], tuple[Profile, ...]]
@@ -47,7 +50,9 @@ class Order:
     """What `hpcsched run` was asked for.
 
     `policy` None: the policy of the run's earlier life, else marble. `grace_s` is the least time,
-    in real seconds, that a worker has to save before it is ended by force.
+    in real seconds, that a worker has to save before it is ended by force. `margin_s` is kept before the
+    end of the allocation besides what saving is known to take. `interface` is the network interface (or
+    address) that hosts meet on, `checkpoints` a directory to use for them instead of the run directory.
     """
 
     dir: Path
@@ -59,6 +64,9 @@ class Order:
     resume: bool = False
     grace_s: float = 30.0
     monitor_s: float = 5.0
+    margin_s: float = 60.0
+    interface: str | None = None
+    checkpoints: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +79,8 @@ class Life:
     speed: float
     device_kind: str
     outputs: Mapping[int, Path]
+    before: Standing
+    """How far the run was when this life began."""
     killed: bool = False
 
     @property
@@ -95,49 +105,56 @@ class Life:
 def run(
     order: Order,
     *,
-    allocation: Allocation,
+    batch: BatchSystem,
     find_profiles: Finder,
-    observe: Callable[[Machine, float], Observer],
+    observe: Callable[[Machine], Observer],
 ) -> Life:
     """Take over (or begin) the run in `order.dir` and stay with it until it ends or is drained.
 
-    Raises ConfigError and StoreError before anything is started, StoreError later only if the
-    journal cannot be written any more. Bad input for a new run leaves no run directory behind.
+    Raises ConfigError, BatchError and StoreError before anything is started, StoreError later only if the
+    journal cannot be written any more. Bad input for a new run leaves no run behind.
     """
     rundir = RunDir(order.dir.resolve())
     _refuse_other_run(rundir, order)
+    make_policy(order.policy or "marble", order.policy_options if order.policy else {})
+    allocation = batch.allocation()
     host, user = socket.gethostname(), getpass.getuser()
     with contextlib.ExitStack() as stack:
-        devices = open_devices(order.devices, host)
-        stack.callback(devices.close)
-        stand_ins = isinstance(devices, ReplayDevices)
-        inventory = devices.inventory()
-
-        def admission(machine: Machine) -> Admission:
-            def find(models: set[str]) -> tuple[Profile, ...]:
-                return find_profiles(models, devices.kind)
-
-            return Admission(machine=machine, find_profiles=find, stand_ins=stand_ins)
-
-        def submitted(machine: Machine) -> list[ev.Event]:
-            new = [job for job in order.jobs if job.name not in machine.by_name]
-            if not new:
-                return []
-            return admission(machine).events(new, at=machine.now, gpus=len(inventory), where=order.where)
-
-        make_policy(order.policy or "marble", order.policy_options if order.policy else {})
-        if not rundir.begun:
-            submitted(Machine(make_policy))  # bad input leaves nothing behind
+        stack.enter_context(_deaf_to_the_batch_system())
+        several = len(allocation.hosts) > 1 or allocation.here is None
+        place = None if several else this_host(order.devices, allocation)
+        if place:
+            stack.callback(place.close)
+            if not rundir.begun:
+                _submitted(
+                    order, Machine(make_policy), place, find_profiles
+                )  # bad input leaves nothing behind
         rundir.make()
-        stack.callback(RunLock(rundir).release)
+        stack.callback(_lock(rundir, order).release)
         _refuse_other_run(rundir, order)  # begun and ended meanwhile
         rundir.sweep()
         before = rundir.read_record() if rundir.begun else None
         machine, journal, commands = open_run(rundir, make_policy)
         stack.callback(journal.close)
+        standing = Standing.of(machine)
+        end_orphans(machine, before, host=host, grace_s=order.grace_s)
+        run_id = before.id if before else uuid.uuid4().hex
+        observer = observe(machine)
+        if place is None:
+            place = node_agents(
+                order.devices,
+                batch,
+                allocation,
+                run_id=run_id,
+                run_dir=rundir.root,
+                interface=order.interface,
+                grace_s=order.grace_s,
+                say=observer.message,
+            )
+            stack.callback(place.close)
         policy, options = _policy(order, machine)
         record = RunRecord(
-            id=before.id if before else uuid.uuid4().hex,
+            id=run_id,
             version=hpcsched.__version__,
             host=host,
             pid=os.getpid(),
@@ -147,47 +164,56 @@ def run(
             policy=policy,
             allocation={"kind": allocation.kind, "id": allocation.id},
         )
-        new_jobs = submitted(machine)
-        end_orphans(machine, before, host=host, grace_s=order.grace_s)
+        new_jobs = _submitted(order, machine, place, find_profiles)
+        admission = _admission(machine, place, find_profiles)
+        clock = RunClock(at=machine.now, speed=place.speed)
         started = ev.AgentStarted(
             at=machine.now,
             wall=time.time(),
-            devices=inventory,
+            devices=place.inventory,
             policy=policy,
             policy_options=options,
-            grace_s=order.grace_s * devices.speed,
+            grace_s=order.grace_s * place.speed,
             saved_steps=saved_steps(rundir, machine),
-            profiles=admission(machine).known_better(),
+            profiles=admission.known_better(),
+            deadline=None if allocation.deadline is None else clock.at_wall(allocation.deadline),
+            reserve_s=order.margin_s * place.speed,
         )
-        clock = RunClock(at=machine.now, speed=devices.speed)
         site = Site(
             rundir=rundir,
             run_id=record.id,
-            host=host,
             user=user,
-            speed=devices.speed,
-            stand_ins=stand_ins,
+            speed=place.speed,
+            stand_ins=place.stand_ins,
+            checkpoints=order.checkpoints,
         )
         selector = stack.enter_context(selectors.DefaultSelector())
-        effects = Effects(
-            machine=machine,
-            launcher=LocalLauncher(cpus=devices.cpus, device_env=devices.environment),
-            site=site,
-            clock=clock,
-            selector=selector,
-        )
+        if place.hosts:
+            selector.register(place.hosts.fileno(), selectors.EVENT_READ, ("hosts", None))
+        effects = Effects(machine=machine, launcher=place.launcher, site=site, clock=clock, selector=selector)
         snapshot = SnapshotWriter(
             rundir,
             machine,
-            allocation={**record.allocation, "deadline": None},
-            speed=devices.speed,
+            allocation=record.allocation,
+            deadline=allocation.deadline,
+            speed=place.speed,
             user=user,
         )
         machine.changed.update(machine.jobs)
         for job in machine.jobs.values():
             if job.attempt:
-                snapshot.output_of(job.id, str(output_path(job, site, job.attempt)))
-        monitor = Monitor(devices.sample, interval_s=order.monitor_s, wake=lambda: None)
+                snapshot.output_of(job.id, str(output_path(job, site, job.attempt, _host_of(job, place))))
+        monitor = Monitor(place.sample, interval_s=order.monitor_s, wake=lambda: None)
+        watch = None if allocation.kind == "none" else AllocationWatch(batch)
+        if watch:
+            stack.callback(watch.close)
+        ending = Ending(
+            machine,
+            clock,
+            watch=watch,
+            tell=observer.message,
+            publish=lambda deadline: setattr(snapshot, "deadline", deadline),
+        )
         resources = Resources(
             machine=machine,
             journal=journal,
@@ -197,11 +223,17 @@ def run(
             monitor=monitor,
             clock=clock,
             selector=selector,
-            observer=observe(machine, devices.speed),
-            admission=admission(machine),
+            observer=observer,
+            admission=admission,
+            ending=ending,
+            hosts=place.hosts,
         )
         agent = Agent(resources, commands=commands)
         rundir.write_record(record)
+        if note := register(record.id, rundir.root):
+            observer.message(note)
+        if allocation.kind != "none":
+            observer.message(_described(allocation, place))
         try:
             outcome = agent.run([started, *new_jobs])
         finally:
@@ -211,11 +243,74 @@ def run(
             outcome=outcome,
             machine=machine,
             run=record,
-            speed=devices.speed,
-            device_kind=devices.kind,
-            outputs={job.id: output_path(job, site, job.attempt) for job in machine.jobs.values()},
+            speed=place.speed,
+            device_kind=place.kind,
+            outputs={
+                job.id: output_path(job, site, job.attempt, _host_of(job, place))
+                for job in machine.jobs.values()
+            },
+            before=standing,
             killed=agent.killed,
         )
+
+
+def _admission(machine: Machine, place: Place, find_profiles: Finder) -> Admission:
+    def find(models: set[str]) -> tuple[Profile, ...]:
+        return find_profiles(models, place.kind)
+
+    return Admission(
+        machine=machine, find_profiles=find, stand_ins=place.stand_ins, hosts=len(place.host_names)
+    )
+
+
+def _submitted(order: Order, machine: Machine, place: Place, find_profiles: Finder) -> list[ev.Event]:
+    """What brings the order's jobs in that the run does not have yet; raises ConfigError."""
+    new = [job for job in order.jobs if job.name not in machine.by_name]
+    if not new:
+        return []
+    admission = _admission(machine, place, find_profiles)
+    return admission.events(new, at=machine.now, gpus=place.gpus_per_host, where=order.where)
+
+
+@contextlib.contextmanager
+def _deaf_to_the_batch_system() -> Iterator[None]:
+    """Its warnings would end us while the loop does not listen; the end time is followed anyway."""
+    signals = (signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _lock(rundir: RunDir, order: Order) -> RunLock:
+    """The run's lock; a life that goes on waits until its predecessor's last sign of life is old enough."""
+    deadline = time.monotonic() + (STALE_AFTER_S + 5.0 if order.resume else 0.0)
+    while True:
+        try:
+            return RunLock(rundir)
+        except RunDirError:
+            # The earlier agent's host may be gone without a word, as when its allocation was killed.
+            elsewhere = (record := rundir.read_record()) and record.host != socket.gethostname()
+            if not elsewhere or time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
+def _host_of(job: Job, place: Place) -> str:
+    return (
+        place.host_of.get(job.current.gpus[0], place.host_names[0]) if job.attempts else place.host_names[0]
+    )
+
+
+def _described(allocation: Allocation, place: Place) -> str:
+    """The allocation in one line."""
+    hosts = f"{len(place.host_names)} host{'s' * (len(place.host_names) > 1)}"
+    again = f", restart {allocation.restart_count}" if allocation.restart_count else ""
+    devices = f"{len(place.inventory)} x {place.kind}"
+    job = f"{allocation.kind} job {allocation.id}{again}"
+    return f"{job} on {hosts} with {devices}; it {ends(allocation.deadline)}"
 
 
 def _refuse_other_run(rundir: RunDir, order: Order) -> None:

@@ -31,8 +31,8 @@ class Allocation:
 
     `kind` is "none", "slurm" or "lsf"; `id` is the batch system's job id ("12_3" is never used: an
     array's task has an id of its own; LSF's array elements are "806290[3]"). `deadline` is
-    the Unix time by which we must be gone, None if there is none or it is not known. `restart_count` counts how
-    often the batch system has put this job back into its queue. `here` is the name, among `hosts`, of the
+    the Unix time by which we must be gone, None if there is none or it is not known. `restart_count` counts
+    how often the batch system has put this job back into its queue. `here` is the name, among `hosts`, of the
     host this process is on; None on a launch node, which is not one of them.
     """
 
@@ -94,7 +94,7 @@ class BatchSystem(Protocol):
         ...
 
     def comment(self, text: str) -> None:
-        """Show one line beside the job in the batch system's listings; does nothing where there is no such thing."""
+        """Show one line beside the job in the batch system's listings, where they have a place for it."""
         ...
 
     def on_hosts(self, hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:

@@ -62,7 +62,7 @@ def hint_at_runs(ctx: click.Context, dir_: str | None) -> Iterator[None]:
 
 
 def plural(number: int, what: str) -> str:
-    """"1 GPU", "2 GPUs"."""
+    """Such as 1 GPU, 2 GPUs."""
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 

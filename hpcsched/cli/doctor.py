@@ -1,4 +1,4 @@
-"""`hpcsched doctor`: what was found on this machine, and what is missing."""
+"""`hpcsched doctor`: what was found on this machine and in this allocation, and what is missing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import hpcsched
-from hpcsched.cli.common import database_path, dir_option, find_run, json_option, option
-from hpcsched.errors import HpcschedError
+from hpcsched.cli.common import database_path, dir_option, find_run, json_option, option, plural
+from hpcsched.cli.status import clock
+from hpcsched.errors import BatchError, HpcschedError
+
+if TYPE_CHECKING:
+    from hpcsched.batch.base import Allocation, BatchSystem
 
 Finding = tuple[str, bool, str]
 """What was looked at, whether it is as it should be, and what was found."""
@@ -27,38 +34,64 @@ Finding = tuple[str, bool, str]
 @click.command()
 @dir_option
 @option("--devices", metavar="SPEC", default="auto", help="auto, cuda[:N], cpu:N or replay:N[@SPEED].")
+@option("--batch", metavar="KIND", default="auto", help="auto, slurm, lsf or none.")
+@option("--launcher", metavar="L", default="auto", help="auto, srun, blaunch, jsrun, ssh or local.")
+@option("--hosts", metavar="A,B,...", default="", help="Hosts to use where no batch system grants them.")
+@option("--pyslurm", metavar="auto|off", default="auto", help="Whether pyslurm is used where it is there.")
 @option("--database", metavar="F", help="SQLite file with profiles and history.")
 @json_option
 @click.pass_context
-def doctor(ctx: click.Context, dir_: str | None, devices: str, database: str | None, as_json: bool) -> int:
-    """What was found here: devices, batch system, run directory, database, optional parts.
+def doctor(
+    ctx: click.Context,
+    dir_: str | None,
+    devices: str,
+    batch: str,
+    launcher: str,
+    hosts: str,
+    pyslurm: str,
+    database: str | None,
+    as_json: bool,
+) -> int:
+    """What was found here: batch system, devices, hosts, run directory, database, optional parts.
 
-    Exit code 1 if something that a run needs does not work.
+    Inside an allocation with several hosts each of them is asked. Exit code 1 if something that a run
+    needs does not work.
     """
+    from hpcsched.batch import open_batch
+
     root = find_run(ctx, dir_).root
     path = database_path(database)
+    named = [name.strip() for name in hosts.split(",") if name.strip()]
+    system = open_batch(batch, environ=os.environ, hosts=named, launcher=launcher, pyslurm=pyslurm)
+    found: list[Finding] = [_python()]
+    allocation = _allocation(system, found)
+    several = allocation is not None and (len(allocation.hosts) > 1 or allocation.here is None)
     checks: list[Callable[[], Finding]] = [
-        _python,
-        lambda: _devices(devices),
-        _batch_system,
         lambda: _directory(root),
         lambda: _database(path),
+        lambda: _zmq(needed=several),
+        lambda: _pyslurm(pyslurm),
         lambda: _module("torch", "trainer jobs", "torch"),
         lambda: _module("matplotlib", "Gantt charts", "report"),
     ]
-    findings = [check() for check in checks]
+    if allocation is None or allocation.here is not None:
+        here = [h.gpus for h in allocation.hosts if h.name == allocation.here] if allocation else []
+        checks.insert(0, lambda: _devices(devices, granted=len(here[0] or ()) if here else 0))
+    findings = [*found, *(check() for check in checks)]
+    if several and allocation is not None:
+        findings += _hosts(system, allocation, root, devices)
     if as_json:
         import msgspec
 
         page = {
             "schema": 1,
             "version": hpcsched.__version__,
-            "findings": [{"what": w, "ok": ok, "found": found} for w, ok, found in findings],
+            "findings": [{"what": w, "ok": ok, "found": text} for w, ok, text in findings],
         }
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
     else:
-        for what, ok, found in findings:
-            click.echo(f"{'ok     ' if ok else 'PROBLEM'}  {what}: {found}")
+        for what, ok, text in findings:
+            click.echo(f"{'ok     ' if ok else 'PROBLEM'}  {what}: {text}")
     return int(not all(ok for _, ok, _ in findings))
 
 
@@ -68,7 +101,7 @@ def _python() -> Finding:
     return "version", linux, where + ("" if linux else "; needs Linux with pidfd (5.3 or later)")
 
 
-def _devices(spec: str) -> Finding:
+def _devices(spec: str, *, granted: int) -> Finding:
     from hpcsched.devices import open_devices
 
     try:
@@ -78,22 +111,91 @@ def _devices(spec: str) -> Finding:
     try:
         inventory = opened.inventory()
         handles = ", ".join(device.handle for device in inventory)
-        return "devices", bool(inventory), f"{len(inventory)} x {opened.kind} ({handles})"
+        text = f"{len(inventory)} x {opened.kind} ({handles})"
+        if spec == "auto" and granted and opened.kind == "cpu":
+            return (
+                "devices",
+                False,
+                f"{plural(granted, 'GPU')} granted, but NVML sees none: it would be {text}",
+            )
+        return "devices", bool(inventory), text
     finally:
         opened.close()
 
 
-def _batch_system() -> Finding:
-    for name, variable in (("Slurm", "SLURM_JOB_ID"), ("LSF", "LSB_JOBID")):
-        if job := os.environ.get(variable):
-            return "batch system", True, f"inside {name} job {job} (its deadline is not followed yet)"
-    there = [n for n, tool in (("Slurm", "squeue"), ("LSF", "bjobs")) if shutil.which(tool)]
-    return "batch system", True, f"not inside a job; commands found: {', '.join(there) or 'none'}"
+def _allocation(system: BatchSystem, findings: list[Finding]) -> Allocation | None:
+    """The allocation around us, if there is one; what was found of it goes onto `findings`."""
+    if system.kind == "none":
+        there = [n for n, tool in (("Slurm", "squeue"), ("LSF", "bjobs")) if shutil.which(tool)]
+        said = f"not inside a job; commands found: {', '.join(there) or 'none'}"
+        findings.append(("batch system", True, said))
+        allocation = system.allocation()
+        if len(allocation.hosts) > 1:
+            names = ", ".join(host.name for host in allocation.hosts)
+            findings.append(("allocation", True, f"the hosts named: {names}"))
+        return allocation
+    try:
+        findings.append(("batch system", True, system.version()))
+    except BatchError as error:
+        findings.append(("batch system", False, str(error)))
+    try:
+        allocation = system.allocation()
+    except BatchError as error:
+        findings.append(("allocation", False, str(error)))
+        return None
+    names = ", ".join(host.name for host in allocation.hosts[:8])
+    names += ", ..." if len(allocation.hosts) > 8 else ""
+    parts = [f"{allocation.kind} job {allocation.id} on {plural(len(allocation.hosts), 'host')} ({names})"]
+    if allocation.here is None:
+        parts.append("this is a launch node, not one of them")
+    parts.append(f"started again {plural(allocation.restart_count, 'time')} so far")
+    findings.append(("allocation", True, ", ".join(parts)))
+    if allocation.deadline is None:
+        findings.append(("time left", True, f"no end known: {allocation.kind} names none, or did not answer"))
+    else:
+        left = allocation.deadline - time.time()
+        end = datetime.fromtimestamp(allocation.deadline).astimezone().strftime("%Y-%m-%dT%H:%M:%S%z")
+        findings.append(("time left", left > 0, f"{clock(max(0.0, left))}, until {end}"))
+    findings.append(("requeue", True, _requeue(allocation)))
+    return allocation
+
+
+def _requeue(allocation: Allocation) -> str:
+    """Whether this job can go back into its queue; not being able to is no fault."""
+    if allocation.kind == "lsf":
+        codes = os.environ.get("LSB_EXIT_REQUEUE")
+        return f"possible, by exit code {codes}" if codes else 'not possible: submit with #BSUB -Q "99"'
+    from hpcsched.batch.command import run_command
+
+    try:
+        said = run_command(("scontrol", "-o", "show", "job", str(allocation.id)), environ=os.environ).out
+    except BatchError as error:
+        return f"not known: {error}"
+    if "Requeue=1" in said.split():
+        return "possible"
+    return "not possible: submit with #SBATCH --requeue" if "Requeue=0" in said else "not known"
+
+
+def _hosts(system: BatchSystem, allocation: Allocation, root: Path, devices: str) -> Iterable[Finding]:
+    from hpcsched.cli.hostcheck import check_hosts
+
+    granted = any(host.gpus for host in allocation.hosts)
+    need = devices.startswith("cuda") or (devices == "auto" and granted)
+    try:
+        verdicts = check_hosts(system, allocation.hosts, _existing(root), need_gpus=need)
+    except (BatchError, OSError) as error:
+        return [("hosts", False, str(error))]
+    return [(verdict.what, verdict.ok, verdict.found) for verdict in verdicts]
+
+
+def _existing(root: Path) -> Path:
+    """The run directory, or what there is of the path to it."""
+    return next(path for path in (root, *root.parents) if path.is_dir())
 
 
 def _directory(root: Path) -> Finding:
     """Writing, renaming and locking where the run directory is, or would be."""
-    base = next(p for p in (root, *root.parents) if p.is_dir())
+    base = _existing(root)
     try:
         with tempfile.TemporaryDirectory(prefix=".hpcsched-doctor-", dir=base) as folder:
             one, two = Path(folder, "a"), Path(folder, "b")
@@ -129,3 +231,25 @@ def _module(name: str, purpose: str, extra: str) -> Finding:
     if importlib.util.find_spec(name) is None:
         return name, True, f"not installed; {purpose} need it: pip install 'hpcsched[{extra}]'"
     return name, True, importlib.metadata.version(name)
+
+
+def _zmq(*, needed: bool) -> Finding:
+    """Several hosts talk by ZeroMQ, encrypted: its CURVE must be compiled in."""
+    purpose = "several hosts need it"
+    try:
+        import zmq
+    except ImportError as error:
+        return "pyzmq", not needed, f"not usable ({error}); {purpose}"
+    if not zmq.has("curve"):
+        return "pyzmq", not needed, f"{zmq.__version__} without CURVE (encryption); {purpose}"
+    return "pyzmq", True, f"{zmq.__version__} with CURVE"
+
+
+def _pyslurm(wanted: str) -> Finding:
+    """Optional: whatever is wrong with it, Slurm's commands serve as well."""
+    if wanted == "off":
+        return "pyslurm", True, "switched off; Slurm's commands are used"
+    from hpcsched.batch.pyslurm import PySlurm
+
+    why = PySlurm(os.environ).usable()
+    return "pyslurm", True, "usable" if why is None else f"{why}; Slurm's commands are used"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import getpass
+import os
 import shutil
+import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +19,13 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError, HpcschedError
 
+if TYPE_CHECKING:
+    from hpcsched.agent.comeback import Plan
+    from hpcsched.batch.base import BatchSystem
+
 TAIL_LINES = 10
+
+_MARGIN = "Seconds kept before the end of the allocation besides what saving takes (60)."
 
 
 @click.command()
@@ -28,6 +37,17 @@ TAIL_LINES = 10
 @option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
 @option("--device-type", metavar="T", help="Device type whose profiles count; default: what is found.")
 @option("--resume", is_flag=True, help="Go on with the run in the run directory, if there is one.")
+@option("--batch", metavar="B", default="auto", help="auto, slurm, lsf or none: whose allocation we are in.")
+@option("--hosts", metavar="A,B", help="Hosts to use where no batch system grants them.")
+@option("--launcher", metavar="L", default="auto", help="auto, srun, blaunch, jsrun, ssh or local.")
+@option("--interface", metavar="I", help="Network interface (or address) the hosts meet on.")
+@option("--margin", type=click.FloatRange(min=0), default=60.0, help=_MARGIN)
+@option("--requeue", is_flag=True, help="With work left at the end, put the batch job back into its queue.")
+@option("--chain", is_flag=True, help="With work left at the end, submit a batch job that goes on.")
+@option("--chain-script", metavar="F", type=click.Path(path_type=Path), help="What --chain submits.")
+@option("--max-restarts", type=click.IntRange(min=0), default=20, help="Come back at most so often (20).")
+@option("--checkpoints", metavar="D", type=click.Path(path_type=Path), help="Where checkpoints go instead.")
+@option("--pyslurm", metavar="W", default="auto", help="auto, or off: ask Slurm by its commands only.")
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw a Gantt chart at the end.")
 @option("--compare", metavar="P", multiple=True, help="At the end, simulate this policy for comparison.")
 @option("--grace", type=click.FloatRange(min=0), default=30.0, help="Least seconds to save in (30).")
@@ -46,6 +66,17 @@ def run(
     profiles: tuple[str, ...],
     device_type: str | None,
     resume: bool,
+    batch: str,
+    hosts: str | Sequence[str] | None,
+    launcher: str,
+    interface: str | None,
+    margin: float,
+    requeue: bool,
+    chain: bool,
+    chain_script: Path | None,
+    max_restarts: int,
+    checkpoints: Path | None,
+    pyslurm: str,
     gantt: Path | None,
     compare: tuple[str, ...],
     grace: float,
@@ -57,14 +88,22 @@ def run(
     """Run the jobs in JOBS.toml in this allocation (or on this machine) until all have ended.
 
     Ctrl-C saves all jobs and stops (exit code 75; go on with --resume); a second one kills.
+    In a batch job all is saved before the time is up; --requeue and --chain then come back by themselves.
     """
     from hpcsched.agent import start
+    from hpcsched.agent.comeback import Plan
     from hpcsched.agent.inbox import Inbox
-    from hpcsched.batch.local import Local
+    from hpcsched.batch import open_batch
     from hpcsched.cli.live import LiveTable, Narrator
     from hpcsched.cli.profiles_found import finder
 
     rundir = find_run(ctx, dir_)
+    if requeue and chain:
+        raise click.UsageError("--requeue and --chain are two ways to come back: give one")
+    names = hosts.split(",") if isinstance(hosts, str) else list(hosts or ())
+    system = open_batch(batch, environ=os.environ, hosts=names, launcher=launcher, pyslurm=pyslurm)
+    # A batch system runs a job's script again from its beginning: what is there is gone on with.
+    resume = resume or requeue or chain or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     if jobs is None and not rundir.journal.exists() and not Inbox.waiting(rundir):
         raise click.UsageError("name a job file (JOBS.toml); nothing is waiting in the run directory either")
     record = rundir.read_record() if resume and rundir.journal.exists() else None
@@ -76,7 +115,7 @@ def run(
     find = finder(profiles, store)
     views: list[Narrator | LiveTable] = []
 
-    def observe(machine: Machine, speed: float) -> Narrator | LiveTable:
+    def observe(machine: Machine) -> Narrator | LiveTable:
         on_terminal = sys.stderr.isatty() and not quiet
         views.append(LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet))
         return views[0]
@@ -91,11 +130,14 @@ def run(
         resume=resume,
         grace_s=grace,
         monitor_s=monitor,
+        margin_s=margin,
+        interface=interface,
+        checkpoints=checkpoints.absolute() if checkpoints else None,
     )
     try:
         life = start.run(
             order,
-            allocation=Local().allocation(),
+            batch=system,
             find_profiles=lambda models, kind: find(models, device_type or kind),
             observe=observe,
         )
@@ -104,7 +146,31 @@ def run(
             view.close()
     _report(life, as_json=as_json, gantt=gantt, compare=compare)
     _put_away(life, store, str(rundir.root))
-    return life.exit_code
+    if life.exit_code != 75:
+        return life.exit_code
+    how = "requeue" if requeue else "chain" if chain or chain_script else ""
+    return _stopped(life, system, Plan(how=how, most=max_restarts, script=chain_script))
+
+
+def _stopped(life: Any, batch: BatchSystem, plan: Plan) -> int:
+    """Stopped with work left: come back if that is wanted and makes sense; the exit code."""
+    from hpcsched.agent.comeback import come_back, why_not
+
+    def say(text: str) -> None:
+        click.echo(f"hpcsched: {text}", err=True)
+
+    reason = why_not(life.machine, plan, before=life.before) if plan.how else None
+    if plan.how and reason is None:
+        # The batch system ends us as soon as it has heard: not in the middle of telling it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return come_back(batch, plan, say)
+    left = life.machine.unfinished
+    jobs = f"{left} job{'s' * (left != 1)} left"
+    say(
+        f"stopped with {jobs}; go on with `hpcsched run --resume`"
+        + (f" (not by itself: {reason})" if reason else "")
+    )
+    return 75
 
 
 def chosen_policy(
@@ -157,9 +223,9 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: tuple[str,
     for job in machine.jobs.values():
         if job.state is JobState.FAILED:
             _tell_failure(life, job.id)
-    if life.exit_code in (75, 130):
+    if life.exit_code == 130:
         left = machine.unfinished
-        click.echo(f"hpcsched: stopped with {left} jobs left; go on with `hpcsched run --resume`", err=True)
+        click.echo(f"hpcsched: killed with {left} jobs left; go on with `hpcsched run --resume`", err=True)
     if gantt:
         from hpcsched.report.gantt import gantt_svg
 

@@ -15,9 +15,10 @@ _ACCEPTED = "auto, cuda, cuda:N, cpu:N, replay:N or replay:N@SPEED (N a positive
 _SPEC = re.compile(r"(?P<kind>auto|cuda|cpu|replay)(:(?P<count>[1-9][0-9]{0,5}))?(@(?P<speed>\S+))?")
 
 
-def open_devices(spec: str, host: str) -> Devices:
+def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
     """The devices that `spec` names on this host; `host` is the name they get.
 
+    `cpus`: how many CPU slots `auto` makes at most where there is no GPU (what the batch system granted).
     Raises ConfigError for a spec that cannot be read, and for more GPUs than there are.
     """
     kind, count, speed = _parse(spec)
@@ -43,7 +44,8 @@ def open_devices(spec: str, host: str) -> Devices:
         return ReplayDevices(count or 1, host, speed)
     from hpcsched.devices.cpu import CpuSlots
 
-    return CpuSlots(count or len(os.sched_getaffinity(0)), host)
+    present = len(os.sched_getaffinity(0))
+    return CpuSlots(count or min(present, cpus or present), host)
 
 
 def _parse(spec: str) -> tuple[str, int | None, float]:

@@ -24,15 +24,18 @@ def plan_attempt(
     run_id: str,
     run_dir: Path,
     output: Path,
+    checkpoints: Path | None = None,
     devices: tuple[Device, ...],
     resume: bool,
     stand_in: Mapping[str, float] | None = None,
 ) -> LaunchPlan:
     """What to start for an attempt of `spec` on `devices`.
 
-    `stand_in`: the course that a stand-in follows in place of the job's own program.
+    `checkpoints`: a directory that outlives the allocation and that all hosts see, to put checkpoints in
+    instead of the job's folder. `stand_in`: the course that a stand-in follows in place of the job's own program.
     """
     folder = job_dir(run_dir, job_id)
+    kept = folder / "checkpoint" if checkpoints is None else checkpoints / run_id / str(job_id)
     ours = {
         "RUN_ID": run_id,
         "RUN_DIR": str(run_dir),
@@ -41,7 +44,7 @@ def plan_attempt(
         "JOB_NAME": spec.name,
         "ATTEMPT": str(attempt),
         "DEVICES": ",".join(str(d.index) for d in devices),
-        "CHECKPOINT_DIR": str(folder / "checkpoint"),
+        "CHECKPOINT_DIR": str(kept),
         "CHECKPOINT_EVERY_S": repr(spec.checkpoint_every_s),
         "KEEP": str(spec.keep_checkpoints),
         "RESUME": str(int(resume)),

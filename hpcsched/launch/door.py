@@ -6,17 +6,24 @@ import select
 from collections.abc import Callable, Iterator
 
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from hpcsched.errors import LaunchError
 from hpcsched.launch.keys import KeyPair
 from hpcsched.launch.wire import HANDSHAKE_MS, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, MOST_BYTES
 
-_REFUSED = (
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
-    | zmq.Event.HANDSHAKE_FAILED_AUTH
+_FAILED = (
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
+    zmq.Event.HANDSHAKE_FAILED_AUTH,
 )
+_OTHERS = (zmq.Event.ACCEPTED, zmq.Event.HANDSHAKE_SUCCEEDED, zmq.Event.DISCONNECTED)
+
+
+def arrived(socket: zmq.Socket[bytes]) -> bool:
+    """Whether there is something to receive: ZeroMQ's descriptors tell changes only."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 class Door:
@@ -31,7 +38,7 @@ class Door:
 
     def __init__(self, address: str, keys: KeyPair, admitted: str, say: Callable[[str], None]) -> None:
         self._say, self._said = say, False
-        self._admitted = zmq.utils.z85.decode(admitted)
+        self._admitted = z85.decode(admitted)
         self._context = zmq.Context(io_threads=1)
         self._epoll = select.epoll()
         # ZeroMQ asks a handler at this address about every client key (ZAP); it must be there first.
@@ -40,14 +47,19 @@ class Door:
         self._zap.bind("inproc://zeromq.zap.01")
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
-        self._monitor = self._socket.get_monitor_socket(_REFUSED)
+        self._monitor = self._socket.get_monitor_socket(sum({*_FAILED, *_OTHERS}))
+        self._welcomed = 0
+        self._waiting: dict[int, int] = {}
+        """By descriptor of a connection: how many had been let in when it came."""
         self._configure(keys, ":" in address)
         where = f"[{address}]" if ":" in address else address
         try:
             self._socket.bind(f"tcp://{where}:*")
         except zmq.ZMQError as error:
             self.close()
-            raise LaunchError(f"cannot listen on {address} for node agents: {error}", transient=False) from None
+            raise LaunchError(
+                f"cannot listen on {address} for node agents: {error}", transient=False
+            ) from None
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         for socket in (self._socket, self._zap, self._monitor):
             self._epoll.register(socket.fileno(), select.EPOLLIN)
@@ -83,16 +95,28 @@ class Door:
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
         """(who, what) of all that has arrived; lets in who waits at the door."""
-        while self._zap.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while arrived(self._zap):
             self._admit()
-        while self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            self._refused()
-        # The descriptor tells changes only: whatever is there must be taken.
-        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while arrived(self._monitor):
+            self._happened()
+        while arrived(self._socket):
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
             if len(frames) == 2:
                 yield frames[0], frames[1]
+
+    def _happened(self) -> None:
+        """Something happened to a connection."""
+        message = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+        assert isinstance(message, dict)
+        event, value = message["event"], message["value"]
+        if event in _FAILED:
+            self._refused()
+        elif event == zmq.Event.ACCEPTED:
+            self._waiting[value] = self._welcomed
+        elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self._welcomed += 1
+        elif event == zmq.Event.DISCONNECTED and self._waiting.pop(value, None) == self._welcomed:
+            self._refused()  # who says nothing that ZeroMQ understands just goes, with no failure told
 
     def _admit(self) -> None:
         """Answer one question of ZeroMQ's authentication protocol (ZAP 1.0)."""

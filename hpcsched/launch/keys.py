@@ -78,7 +78,7 @@ def write_join(path: Path, join: Join) -> None:
         for old in path.parent.glob(f"{PREFIX}*"):
             old.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(join))
             file.flush()
             os.fsync(file.fileno())
@@ -93,7 +93,9 @@ def read_join(path: Path) -> Join:
     """Raises ConfigError for a file that is missing, that others can read, or that we cannot."""
 
     def bad(got: str) -> ConfigError:
-        return ConfigError(where=str(path), got=got, accepted="the file that a running head agent has written")
+        return ConfigError(
+            where=str(path), got=got, accepted="the file that a running head agent has written"
+        )
 
     try:
         with path.open("rb") as file:
@@ -105,7 +107,9 @@ def read_join(path: Path) -> Join:
     try:
         protocol = msgspec.json.decode(data, type=_Version).protocol
         if protocol != PROTOCOL:
-            raise bad(f"protocol {protocol}, but this hpcsched speaks {PROTOCOL}: use the same version everywhere")
+            raise bad(
+                f"protocol {protocol}, but this hpcsched speaks {PROTOCOL}: use the same version everywhere"
+            )
         return msgspec.json.decode(data, type=Join)
     except msgspec.MsgspecError as error:
         raise bad(f"not a join file: {error}") from None

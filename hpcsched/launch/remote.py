@@ -41,7 +41,7 @@ agent's guard, or have noticed that their parent is gone and left."""
 FENCED_AT_LATEST_S = 10.0
 """Then we go on even if the command does not end, or must not be ended since it runs other hosts too."""
 
-LEFT_WITHIN_S, LEAVE_GRACE_S = 5.0, 3.0
+LEFT_WITHIN_S, LEAVE_GRACE_S = 5.0, 2.0
 """At the end: how long node agents may take to leave, and the workers they still have to save."""
 
 TIMERS_S = 0.25
@@ -133,6 +133,7 @@ class Hosts(Generic[S]):
         self._inventory: tuple[Device, ...] = ()
         self._next_part = 1
         self._pumped = self._timers_due = 0.0
+        self._closing = False
         self._said: set[str] = set()
         self.kind, self.speed = "", 1.0
         self.skew_s: dict[str, float] = {}
@@ -206,7 +207,9 @@ class Hosts(Generic[S]):
         for node in come:
             assert node.hello is not None
             node.first = len(devices)
-            devices += [replace(d, index=node.first + i, host=node.name) for i, d in enumerate(node.hello.devices)]
+            devices += [
+                replace(d, index=node.first + i, host=node.name) for i, d in enumerate(node.hello.devices)
+            ]
         self._inventory = tuple(devices)
         first = come[0].hello
         assert first is not None
@@ -220,6 +223,7 @@ class Hosts(Generic[S]):
         """Have all node agents leave, and end those that do not; False if something could not be ended."""
         if self._door is None:
             return True
+        self._closing = True
         deadline = time.monotonic() + LEFT_WITHIN_S
         for node in self._nodes.values():
             if node.up and self._door:
@@ -372,7 +376,9 @@ class Hosts(Generic[S]):
         if node is None or node.why or (node.hello and node.peer != peer):
             known = "has come twice" if node else "is no host of this run"
             if node is None or not node.why:
-                self._say_once(f"a node agent on {hello.hostname} says it is {hello.name}, which {known}: sent away")
+                self._say_once(
+                    f"a node agent on {hello.hostname} says it is {hello.name}, which {known}: sent away"
+                )
             self._dismiss(peer)
             return
         if node.hello is None:
@@ -436,6 +442,8 @@ class Hosts(Generic[S]):
 
     def _lose(self, node: _Node, why: str) -> None:
         node.why, node.lost_at = why, time.monotonic()
+        if self._closing:
+            return
         self._say_once(f"host {node.name} was lost: {why}")
         self._dismiss(node.peer)
         if self._own(node) and node.command is not None:

@@ -33,7 +33,7 @@ class Command:
         self._process: subprocess.Popen[bytes] | None = None
         try:
             descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb") as file:
+            with os.fdopen(descriptor, "wb") as file:
                 self._process = subprocess.Popen(
                     argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
                 )

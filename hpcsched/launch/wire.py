@@ -122,9 +122,7 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
     why: str
 
 
-NodeMessage = (
-    Hello | Beat | Launched | LaunchFailed | Ready | Progressed | Recorded | Failing | Exited | Gone
-)
+NodeMessage = Hello | Beat | Launched | LaunchFailed | Ready | Progressed | Recorded | Failing | Exited | Gone
 
 # --- from the head ----------------------------------------------------------------------------------
 
@@ -233,7 +231,7 @@ class Link:
         return _encode((seq, self._heard, message))
 
     def take(self, envelope: ToHead | ToNode, now: float) -> bool:
-        """Whether to act on what arrived: not on what came before, nor when something before it is missing."""
+        """Whether to act on what arrived: not if it came before, nor if something before it is missing."""
         acknowledged = False
         while self._kept and self._kept[0][0] <= envelope.ack:
             self._kept.popleft()

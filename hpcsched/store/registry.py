@@ -1,4 +1,4 @@
-"""The user's runs: one small file for each, so that `status --all` finds them from any host with this home."""
+"""The user's runs, one small file for each: `status --all` finds them from any host with this home."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
     """Where the files lie: in the user's state directory (XDG)."""
     env = os.environ if environ is None else environ
     state = env.get("XDG_STATE_HOME", "")
-    base = Path(state) if state.startswith("/") else Path(env.get("HOME") or "~").expanduser() / ".local/state"
+    base = (
+        Path(state) if state.startswith("/") else Path(env.get("HOME") or "~").expanduser() / ".local/state"
+    )
     return base / "hpcsched" / "runs"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
@@ -29,11 +30,14 @@ class SnapshotWriter:
         machine: Machine,
         *,
         allocation: Mapping[str, str | None],
+        deadline: float | None = None,
         speed: float,
         user: str,
     ) -> None:
         self._rundir, self._machine = rundir, machine
         self._allocation, self._speed, self._user = dict(allocation), speed, user
+        self.deadline = deadline
+        """The Unix time at which the allocation ends; None: never, or not known."""
         self._agent = AgentStatus(host=socket.gethostname(), pid=os.getpid())
         self._encoded: dict[int, msgspec.Raw] = {}
         self._outputs: dict[int, str] = {}
@@ -61,10 +65,10 @@ class SnapshotWriter:
             state=state,
             stale=False,
             seq=self.seq,
-            written_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            written_at=_iso(time.time()) or "",
             policy=policy.name if policy else "",
             agent=self._agent,
-            allocation=self._allocation,
+            allocation={**self._allocation, "deadline": _iso(self.deadline)},
             clock_s=round(now, 3),
             speed=self._speed,
             lost_gpus={str(gpu): why for gpu, why in machine.lost_devices.items()},
@@ -140,6 +144,13 @@ class SnapshotWriter:
         profile = self._machine.profile(job)
         rate = job.rate or (profile.rate(job.width) if profile else None)
         return round(job.remaining / rate, 1) if rate else None
+
+
+def _iso(wall: float | None) -> str | None:
+    """A Unix time as ISO-8601 UTC."""
+    if wall is None:
+        return None
+    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def elapsed_s(job: Job, now: float) -> float:

@@ -1,0 +1,83 @@
+"""After a stop with work left: whether this run comes back in another allocation, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcsched.batch.base import BatchSystem
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobState
+from hpcsched.errors import BatchError
+
+TIME_IS_UP = frozenset({"deadline", "stuck", "SIGUSR1", "SIGUSR2"})
+"""Causes of a drain after which the run goes on elsewhere; after all others somebody wanted it to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How far a run is: jobs that have ended, saves seen, and the steps on disk."""
+
+    ended: int
+    suspensions: int
+    saved_steps: int
+
+    @classmethod
+    def of(cls, machine: Machine) -> Standing:
+        jobs = machine.jobs.values()
+        return cls(
+            ended=sum(job.state.final for job in jobs),
+            # A program that does not tell its steps may have got further all the same when it saved.
+            suspensions=sum(job.suspensions for job in jobs if job.saved_step is None),
+            saved_steps=sum(job.saved_step or 0 for job in jobs),
+        )
+
+    def is_past(self, before: Standing) -> bool:
+        """Whether more is done than `before`."""
+        return (
+            self.ended > before.ended
+            or self.suspensions > before.suspensions
+            or self.saved_steps > before.saved_steps
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How to come back: "requeue" or "chain", at most `most` times in all."""
+
+    how: str
+    most: int
+    script: Path | None = None
+
+
+def why_not(machine: Machine, plan: Plan, *, before: Standing) -> str | None:
+    """Why a run that was stopped with work left does not come back by itself; None if it does."""
+    if machine.drain_cause not in TIME_IS_UP:
+        return f"it was asked to stop ({machine.drain_cause.partition(':')[0] or 'drain'})"
+    waiting = [job for job in machine.jobs.values() if not job.state.final]
+    if all(job.held or job.state is JobState.HELD for job in waiting):
+        return "all that is left is held by the user"
+    if not Standing.of(machine).is_past(before):
+        return "nothing advanced in this allocation, so nothing would in another of its kind"
+    restarts = len(machine.lives) - 1
+    if restarts >= plan.most:
+        return f"it has come back {restarts} times, and may {plan.most} times (--max-restarts)"
+    return None
+
+
+def come_back(batch: BatchSystem, plan: Plan, say: Callable[[str], None]) -> int:
+    """Put the batch job back into its queue, or submit the one that follows; the exit code to leave with.
+
+    75 also when that fails: the run can be gone on with by hand.
+    """
+    try:
+        if plan.how == "requeue":
+            code = batch.requeue()
+            say("work is left and time is up: this batch job is back in the queue, and goes on by itself")
+            return code
+        job_id = batch.submit_next(plan.script)
+        say(f"work is left and time is up: batch job {job_id} goes on when this one has ended")
+    except BatchError as error:
+        say(f"{error}; go on by hand with `hpcsched run --resume`")
+    return 75

@@ -1,0 +1,74 @@
+"""A small process beside a node agent that ends the node agent's workers if it is killed.
+
+Programs that are not ours do not notice that their parent has gone, and would go on using devices and
+writing checkpoints while their job starts again elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from hpcsched.launch.orphans import Process, end, find_orphans
+
+VARIABLE = "HPCSCHED_NODE"
+"""In the environment of workers: whose they are, as `mark` gives it."""
+
+GRACE_S = 2.0
+"""How long workers may take to save after SIGTERM: the head waits little longer (remote.FENCE_S)."""
+
+_BYE = b"."
+
+
+def mark(life: str, name: str) -> str:
+    """The value of VARIABLE for workers of this host's node agent in this life of the head."""
+    return f"{life}:{name}"
+
+
+def marked(processes: list[Process], start: str) -> set[Process]:
+    """Those of them whose mark begins so."""
+    wanted = f"{VARIABLE}={start}".encode()
+    return {process for process in processes if any(v.startswith(wanted) for v in _environment(process[0]))}
+
+
+def _environment(pid: int) -> list[bytes]:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+        return file.read().split(b"\0")
+    return []
+
+
+class Guard:
+    """Watches this process from a fork; to be made before the process has threads."""
+
+    def __init__(self, run_id: str, name_mark: str) -> None:
+        reader, self._writer = os.pipe2(os.O_CLOEXEC)
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(self._writer)
+                _stand_guard(reader, run_id, name_mark)
+            finally:
+                os._exit(0)
+        os.close(reader)
+
+    def dismiss(self) -> None:
+        """The node agent leaves by itself, and no worker is left."""
+        with contextlib.suppress(OSError):
+            os.write(self._writer, _BYE)
+        os.close(self._writer)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def _stand_guard(reader: int, run_id: str, name_mark: str) -> None:
+    # Out of reach of what is sent to the node agent's group or comes from its terminal.
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):  # srun and ssh wait for the last one who holds theirs
+        os.dup2(nowhere, descriptor)
+    if os.read(reader, 1) == _BYE:
+        return
+    end(marked(find_orphans(run_id, []), name_mark), GRACE_S)

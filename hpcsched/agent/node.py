@@ -1,0 +1,423 @@
+"""The node agent: starts, signals and watches the workers of one host, as the head says.
+
+`python -m hpcsched.agent.node --join FILE [--name NAME]`. Exits 0 when told to leave or the head is gone
+(its workers have then been asked to save), 2 when it cannot join.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from hpcsched.agent import guard
+from hpcsched.agent.line import Line
+from hpcsched.agent.monitor import Monitor
+from hpcsched.agent.served import Served
+from hpcsched.devices import Devices, open_devices
+from hpcsched.errors import ConfigError, LaunchError
+from hpcsched.launch import wire
+from hpcsched.launch.base import LaunchPlan, Place
+from hpcsched.launch.keys import Join, read_join
+from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.proc import stat
+
+LOST_HEAD_S = 6.0
+"""When the connection has been gone for so long, so has the head."""
+
+JOIN_WITHIN_S = 60.0
+"""When nothing has been heard from the head for so long after the start, it is not there."""
+
+SERVE_ON_S = 25.0
+"""How long to serve on after a SIGTERM, so that the head can have all jobs save in good order."""
+
+LAST_GRACE_S, KILL_AFTER_S = 3.0, 5.0
+"""What workers get to save when time is up, and between SIGTERM and SIGKILL when they do not leave."""
+
+# What a batch system or an MPI says to one rank of its own step. Workers are ranks of something else,
+# and libraries that find these (MPI, Lightning) would take our numbers for theirs.
+_RANK_VARIABLES = (
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_TASK_PID",
+    "SLURM_GTIDS",
+    "SLURM_STEP",
+    "SLURM_SRUN_",
+    "PMI_",
+    "PMIX_",
+    "PALS_",
+    "JSM_",
+    "OMPI_",
+    "MPI_LOCAL",
+    "MV2_COMM_",
+)
+
+
+def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what the agent's own step says of ranks and tasks."""
+    return {name: value for name, value in environ.items() if not name.startswith(_RANK_VARIABLES)}
+
+
+def own_name(join: Join, given: str | None, environ: Mapping[str, str], hostname: str) -> str:
+    """This host's name among the run's; raises ConfigError if it is none of them."""
+    names = [given] if given else [environ.get("SLURMD_NODENAME", ""), hostname]
+    for name in filter(None, names):
+        if name in join.hosts:
+            return name
+        short = [host for host in join.hosts if host.split(".")[0] == name.split(".")[0]]
+        if len(short) == 1:
+            return short[0]
+    raise ConfigError(where="--name", got=f"{names[-1]!r}", accepted=f"one of {', '.join(join.hosts)}")
+
+
+def address_towards(endpoint: str) -> str:
+    """This host's IP address on the way to the head; its name if there is no way to be found."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    host = host.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(port)))  # sends nothing: it only chooses a route
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
+
+
+class NodeAgent:
+    """One node agent's life, after its start."""
+
+    def __init__(self, join: Join, name: str, devices: Devices) -> None:
+        self._join, self._name, self._devices = join, name, devices
+        self._inventory = devices.inventory()
+        self._launcher = LocalLauncher(
+            cpus=devices.cpus,
+            device_env=devices.environment,
+            environ={**without_rank(os.environ), guard.VARIABLE: guard.mark(join.life, name)},
+        )
+        self._selector = selectors.DefaultSelector()
+        self._link = wire.Link()
+        self._line = Line(join, name)
+        for descriptor in self._line.filenos:
+            self._selector.register(descriptor, selectors.EVENT_READ, ("line", None))
+        self._parts: dict[int, Served] = {}
+        self._muted: dict[int, Served] = {}  # by progress descriptor: not to be read before its time
+        self._readings: tuple[wire.Reading, ...] = tuple(wire.Reading() for _ in self._inventory)
+        self._monitor = Monitor(devices.sample, interval_s=wire.BEAT_S, wake=lambda: None)
+        self._began = time.monotonic()
+        self._welcome = False
+        self._beat_due = 0.0
+        self._terms = 0
+        self._serve_until = float("inf")
+        self._leave: list[tuple[float, signal.Signals | None]] = []  # what to do to workers, and when
+        self.left: str = ""
+        """Why it leaves; "" while it stays."""
+
+    def run(self) -> None:
+        """Serve until told to leave, or the head is gone; no worker is left then."""
+        with self._signals():
+            while not (self.left and (not self._parts or not self._leave)):
+                self._round()
+            self._send(wire.Gone(self.left))
+
+    def close(self) -> bool:
+        """False if a driver hangs."""
+        self._selector.close()
+        self._line.close()
+        for served in self._parts.values():
+            served.workers.close()
+        return self._monitor.close()
+
+    # -- one round -------------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        timeout_s = 0.0 if self._line.pending else max(0.0, self._next_due() - time.monotonic())
+        for key, _ in self._selector.select(timeout_s):
+            kind, served = key.data
+            if kind == "wake":
+                self._signalled(key.fd)
+            elif kind == "exit":
+                self._rank_ended(key.fd, served)
+            elif kind == "progress":
+                self._progress(key.fd, served)
+        for data in self._line.receive():
+            self._take(data)
+        now = time.monotonic()
+        for served in self._parts.values():
+            for message in served.look(now):
+                self._send(message)
+        for descriptor, served in list(self._muted.items()):
+            if now >= served.progress_due:
+                del self._muted[descriptor]
+                self._selector.register(descriptor, selectors.EVENT_READ, ("progress", served))
+        if now >= self._beat_due:
+            self._beat_due = now + wire.BEAT_S
+            self._beat(now)
+        self._leave_in_time(now)
+
+    def _next_due(self) -> float:
+        dues = [self._beat_due, self._serve_until, *(served.due() for served in self._parts.values())]
+        dues += [served.progress_due for served in self._muted.values()]
+        dues += [self._leave[0][0]] if self._leave else []
+        return min(dues)
+
+    def _beat(self, now: float) -> None:
+        samples = self._monitor.take()
+        if samples is not None:
+            self._readings = tuple(
+                wire.Reading(s.utilisation, s.memory_mib, s.healthy, s.why) for s in samples
+            )
+        if not self._welcome:
+            self._line.send(self._link.passing(self._hello()))
+            if now - self._began > JOIN_WITHIN_S and not self.left:
+                self._go(f"no answer from the head at {self._join.endpoint} within {JOIN_WITHIN_S:g} s", 0.0)
+            return
+        self._line.send(self._link.passing(wire.Beat(time.time(), self._readings)))
+        for data in self._link.again(now):
+            self._line.send(data)
+        gone_s = self._line.gone_s(now)
+        if gone_s > LOST_HEAD_S and not self.left:
+            self._go("the head is gone", self._join.grace_s)
+
+    def _hello(self) -> wire.Hello:
+        seen = stat(os.getpid())
+        return wire.Hello(
+            name=self._name,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            started=seen.start_ticks if seen else 0,
+            devices=self._inventory,
+            kind=self._devices.kind,
+            speed=self._devices.speed,
+            address=address_towards(self._join.endpoint),
+            wall=time.time(),
+        )
+
+    def _send(self, message: wire.NodeMessage) -> None:
+        if isinstance(message, wire.Progressed):
+            self._line.send(self._link.passing(message))
+        else:
+            self._line.send(self._link.kept(message, time.monotonic()))
+
+    # -- what the head says ----------------------------------------------------------------------------
+
+    def _take(self, data: bytes) -> None:
+        try:
+            envelope = wire.read_to_node(data)
+        except msgspec.MsgspecError as error:
+            say(f"dropped a message from the head: {error}")
+            return
+        if not self._link.take(envelope, time.monotonic()):
+            return
+        match envelope.body:
+            case wire.Welcome():
+                self._welcome = True
+            case wire.Launch() as order:
+                self._launch(order)
+            case wire.Signal(part=part, number=number):
+                if part in self._parts:
+                    self._parts[part].workers.signal(signal.Signals(number))
+            case wire.Leave(grace_s=grace_s):
+                self._go("the head says so", grace_s)
+
+    def _launch(self, order: wire.Launch) -> None:
+        if self.left:
+            self._send(wire.LaunchFailed(order.part, f"{self._name}'s node agent leaves", True))
+            return
+        plan = LaunchPlan(
+            job_id=order.job_id,
+            attempt=order.attempt,
+            argv=order.argv,
+            env=order.env,
+            cwd=Path(order.cwd),
+            folder=Path(order.folder),
+            output=Path(order.output),
+            devices=tuple(self._inventory[index] for index in order.devices),
+            per_rank=order.per_rank,
+        )
+        place = Place(
+            first_rank=order.first_rank,
+            world_size=order.world_size,
+            address=order.address,
+            port=order.port,
+        )
+        if order.first_rank == 0:
+            with contextlib.suppress(OSError):
+                # On NFS this host may still see one that the head has removed: an older attempt's.
+                (plan.folder / f"ready.{order.attempt}").unlink(missing_ok=True)
+        try:
+            workers = self._launcher.launch(plan, place)
+        except LaunchError as error:
+            self._send(wire.LaunchFailed(order.part, str(error), error.transient))
+            return
+        served = self._parts[order.part] = Served(order, workers, time.monotonic())
+        for descriptor in workers.pidfds:
+            self._selector.register(descriptor, selectors.EVENT_READ, ("exit", served))
+        if workers.progress_fd is not None:
+            self._selector.register(workers.progress_fd, selectors.EVENT_READ, ("progress", served))
+        self._send(wire.Launched(order.part, workers.port))
+
+    # -- what workers do -------------------------------------------------------------------------------
+
+    def _rank_ended(self, descriptor: int, served: Served) -> None:
+        if served.order.part not in self._parts:
+            return  # told together with the rank that ended last
+        self._selector.unregister(descriptor)
+        for message in served.ended():
+            self._send(message)
+            if isinstance(message, wire.Exited):
+                self._release(served)
+
+    def _release(self, served: Served) -> None:
+        workers = served.workers
+        for descriptor in (*workers.pidfds, workers.progress_fd):
+            if descriptor is not None:
+                self._muted.pop(descriptor, None)
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(descriptor)
+        workers.close()
+        del self._parts[served.order.part]
+
+    def _progress(self, descriptor: int, served: Served) -> None:
+        if served.order.part not in self._parts:
+            return
+        self._selector.unregister(descriptor)
+        messages, more = served.progress(time.monotonic())
+        for message in messages:
+            self._send(message)
+        if more:
+            self._muted[descriptor] = served
+
+    # -- leaving ---------------------------------------------------------------------------------------
+
+    def _go(self, why: str, grace_s: float) -> None:
+        """Have the workers leave: asked to save, then SIGTERM, then SIGKILL; at once without grace."""
+        now = time.monotonic()
+        if not self.left:
+            self.left = why
+            say(f"{self._name}: leaving: {why}")
+        elif self._leave and grace_s > 0:
+            return  # already on its way
+        stages: list[tuple[float, signal.Signals | None]] = [(now, signal.SIGKILL)]
+        if grace_s > 0:
+            for served in self._parts.values():
+                served.ask_to_save()
+            stages = [
+                (now + grace_s, signal.SIGTERM),
+                (now + grace_s + min(grace_s, KILL_AFTER_S), signal.SIGKILL),
+            ]
+        # Who does not go after SIGKILL hangs in the kernel: waiting longer does not help.
+        self._leave = [*stages, (stages[-1][0] + KILL_AFTER_S, None)]
+
+    def _leave_in_time(self, now: float) -> None:
+        if now >= self._serve_until and not self.left:
+            self._go("time is up after SIGTERM", LAST_GRACE_S)
+        while self._leave and now >= self._leave[0][0]:
+            _, number = self._leave.pop(0)
+            for served in self._parts.values():
+                if number is not None:
+                    served.workers.signal(number)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM, SIGINT and SIGHUP: see `_signalled`; SIGUSR1 (a worker has news) only wakes up."""
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+        def nothing(number: int, frame: FrameType | None) -> None:
+            """The number arrives through the wake-up descriptor."""
+
+        watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+        before = {number: signal.signal(number, nothing) for number in watched}
+        old_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._selector.register(reader, selectors.EVENT_READ, ("wake", None))
+        try:
+            yield
+        finally:
+            self._selector.unregister(reader)
+            signal.set_wakeup_fd(old_descriptor)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(reader)
+            os.close(writer)
+
+    def _signalled(self, descriptor: int) -> None:
+        """A batch system ends everything at once; the head is in charge of an orderly end: give it time."""
+        numbers = b""
+        with contextlib.suppress(BlockingIOError):
+            numbers = os.read(descriptor, 4096)
+        if signal.SIGUSR1 in numbers:
+            for served in self._parts.values():
+                served.wake()
+        asked = [number for number in numbers if number != signal.SIGUSR1]
+        if not asked:
+            return
+        self._terms += len(asked)
+        if self._terms > 1:
+            self._go(f"second {signal.Signals(asked[-1]).name}", LAST_GRACE_S)
+        else:
+            say(f"{self._name}: {signal.Signals(asked[0]).name}: serving on until the head says otherwise")
+            self._serve_until = time.monotonic() + SERVE_ON_S
+
+
+def say(line: str) -> None:
+    """One line to standard error, which is the run's nodes.log; nobody may read it any more."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"hpcsched node agent: {line}\n")
+        sys.stderr.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Join the run of the given join file and serve it to its end."""
+    parser = argparse.ArgumentParser(prog="hpcsched.agent.node", description="A run's agent on one host.")
+    parser.add_argument("--join", type=Path, required=True, metavar="FILE", help="written by the head agent")
+    parser.add_argument("--name", help="this host's name in the run; default: as the batch system calls it")
+    options = parser.parse_args(arguments)
+    try:
+        join = read_join(options.join)
+        name = own_name(join, options.name, os.environ, socket.gethostname())
+        watch = guard.Guard(join.run_id, guard.mark(join.life, name))
+        with contextlib.ExitStack() as stack:
+            _end_orphans(join)
+            devices = open_devices(join.devices, name)
+            stack.callback(devices.close)
+            node = NodeAgent(join, name, devices)
+            try:
+                node.run()
+            finally:
+                if not node.close():
+                    stack.pop_all()  # a driver that hangs would hang us too
+        watch.dismiss()
+    except ConfigError as error:
+        say(str(error))
+        return error.exit_code
+    return 0
+
+
+def _end_orphans(join: Join) -> None:
+    """What an earlier life left here; what another agent of this life, on the same machine, runs is spared."""
+    orphans = find_orphans(join.run_id, [])
+    left = end(set(orphans) - guard.marked(orphans, join.life), join.grace_s)
+    if left:
+        pids = ", ".join(str(pid) for pid, _ in left)
+        raise ConfigError(
+            where=socket.gethostname(),
+            got=f"processes of an earlier life of the run cannot be ended: {pids}",
+            accepted="a host whose devices are free",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Where a life's jobs run: this host, or all hosts of the allocation through node agents."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcsched.agent.address import own_address
+from hpcsched.batch.base import Allocation, BatchSystem
+from hpcsched.core.model import Device
+from hpcsched.devices import open_devices
+from hpcsched.devices.base import Sample
+from hpcsched.launch.base import Launcher
+from hpcsched.launch.local import LocalLauncher
+
+if TYPE_CHECKING:
+    from hpcsched.launch.remote import Hosts
+
+JOIN_WITHIN_S = 90.0
+"""How long the node agents may take to come: a cold Python on a busy shared filesystem is slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Devices, what starts workers on them, and the node agents, if there are any (`hosts`)."""
+
+    kind: str
+    speed: float
+    inventory: tuple[Device, ...]
+    launcher: Launcher
+    sample: Callable[[], Sequence[Sample]]
+    close: Callable[[], object]
+    hosts: Hosts[Sample] | None = None
+    host_of: dict[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host_of", {device.index: device.host for device in self.inventory})
+
+    @property
+    def stand_ins(self) -> bool:
+        """Whether the devices are pretended ones, so that every job runs as a stand-in of its profile."""
+        return self.kind == "replay"
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """The hosts that have devices, in order."""
+        return tuple(dict.fromkeys(self.host_of.values()))
+
+    @property
+    def gpus_per_host(self) -> int:
+        """The most devices that a host has."""
+        names = list(self.host_of.values())
+        return max((names.count(name) for name in set(names)), default=0)
+
+
+def this_host(spec: str, allocation: Allocation) -> Place:
+    """The devices of this host alone, workers its own child processes. Raises ConfigError for a bad spec."""
+    name = allocation.here or socket.gethostname()
+    granted = next((host for host in allocation.hosts if host.name == name), None)
+    devices = open_devices(spec, name, cpus=granted.cpus if granted else None)
+    return Place(
+        kind=devices.kind,
+        speed=devices.speed,
+        inventory=devices.inventory(),
+        launcher=LocalLauncher(cpus=devices.cpus, device_env=devices.environment),
+        sample=devices.sample,
+        close=devices.close,
+    )
+
+
+def node_agents(
+    spec: str,
+    batch: BatchSystem,
+    allocation: Allocation,
+    *,
+    run_id: str,
+    run_dir: Path,
+    interface: str | None,
+    grace_s: float,
+    say: Callable[[str], None],
+) -> Place:
+    """The devices of all hosts of the allocation, each behind a node agent that is started now.
+
+    Raises ConfigError for an interface that is not here, LaunchError when no node agent comes.
+    """
+    from hpcsched.launch.remote import Hosts  # ZeroMQ: not for runs on one host
+
+    others = [host.name for host in allocation.hosts if host.name != allocation.here]
+    hosts = Hosts(
+        hosts=allocation.hosts,
+        commands=batch.on_hosts,
+        run_id=run_id,
+        run_dir=run_dir,
+        devices=spec,
+        address=own_address(interface, others),
+        make_sample=Sample,
+        say=say,
+        grace_s=grace_s,
+    )
+    hosts.start(JOIN_WITHIN_S)
+    return Place(
+        kind=hosts.kind,
+        speed=hosts.speed,
+        inventory=hosts.inventory(),
+        launcher=hosts,
+        sample=hosts.sample,
+        close=hosts.close,
+        hosts=hosts,
+    )

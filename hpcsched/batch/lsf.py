@@ -1,0 +1,208 @@
+"""IBM Spectrum LSF, by its own commands.
+
+Tested against recorded and documented text only, never on a real LSF.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hpcsched.batch import lsf_text as says
+from hpcsched.batch.base import Allocation, Host, JobLife
+from hpcsched.batch.command import Run, asked, run_command
+from hpcsched.batch.local import ssh
+from hpcsched.errors import BatchError
+
+LAUNCHERS = ("auto", "blaunch", "jsrun", "ssh", "local")
+
+
+class Lsf:
+    """LSF 10.1; see the module: never tried on a real one.
+
+    Args:
+        environ: the environment of this process: the job's, or a login node's for `life` and `version`.
+        run: runs a command.
+        launcher: how node agents are started: "blaunch", "jsrun" (sites where the batch script runs on a
+            launch node), "ssh", "local" (all on this machine); "auto": jsrun where it is on the PATH.
+        hostname: this machine's name; None: what the system says.
+        jsrun_gpus, jsrun_cpus: what jsrun is to give each host's resource set.
+        now: the time, as Unix time; bjobs may print a date without its year.
+    """
+
+    kind = "lsf"
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        run: Run = run_command,
+        launcher: str = "auto",
+        hostname: str | None = None,
+        jsrun_gpus: str = "ALL_GPUS",
+        jsrun_cpus: str = "ALL_CPUS",
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._environ = environ
+        self._run = run
+        self._given_launcher = launcher
+        self._hostname = hostname
+        self._jsrun_gpus, self._jsrun_cpus = jsrun_gpus, jsrun_cpus
+        self._now = now
+
+    def allocation(self) -> Allocation:
+        """See `BatchSystem`; with jsrun, a first host named unlike the others is the launch node."""
+        job_id = self._job_id()
+        slots = says.slots_of(self._environ)
+        first, *others = slots
+        # By the sites' habit, not by how agents are started: ssh from a launch node is the same launch node.
+        if self._has_jsrun() and says.is_launch_node(first, others):
+            del slots[first]
+        record = self._known(job_id)
+        granted = says.gpu_alloc(record.get("GPU_ALLOC", ""))
+        here = self._here(list(slots))
+        visible = self._environ.get("CUDA_VISIBLE_DEVICES")
+        hosts: list[Host] = []
+        for name, count in slots.items():
+            gpus = granted.get(name)
+            if name == here and visible is not None:
+                gpus = tuple(word.strip() for word in visible.split(",") if word.strip())
+            hosts.append(Host(name=name, gpus=gpus, cpus=count))
+        return Allocation(
+            kind=self.kind,
+            id=job_id,
+            hosts=tuple(hosts),
+            deadline=says.finish_time(record.get("FINISH_TIME", ""), now=self._now()),
+            restart_count=1 if self._environ.get("LSB_RESTART", "").upper() == "Y" else 0,
+            here=here,
+        )
+
+    def end_time(self) -> float | None:
+        record = self._record(self._job_id(), "stat", "finish_time")
+        if "ERROR" in record:
+            raise BatchError(f"LSF does not tell of the job: {record['ERROR']}")
+        return says.finish_time(record.get("FINISH_TIME", ""), now=self._now())
+
+    def life(self, job_id: str) -> JobLife:
+        if not job_id[:1].isdigit():
+            return JobLife.UNKNOWN  # bjobs would take an empty id for "all jobs"
+        try:
+            return says.life_of(self._record(job_id, "stat"))
+        except BatchError:
+            return JobLife.UNKNOWN
+
+    def requeue(self) -> int:
+        """See `BatchSystem`: LSF puts a job back that leaves with a code agreed on when it was submitted."""
+        code = says.requeue_code(self._environ.get("LSB_EXIT_REQUEUE", ""))
+        if code is None:
+            raise BatchError(
+                "LSF puts this job back into its queue on no exit code (LSB_EXIT_REQUEUE): "
+                'submit it with bsub -Q "99", or use a queue with REQUEUE_EXIT_VALUES'
+            )
+        return code
+
+    def submit_next(self, script: Path | None) -> str:
+        """See `BatchSystem`; bsub takes its options from the script's #BSUB lines."""
+        job_id = self._job_id()
+        if script is None:
+            raise BatchError("LSF does not give out a job's script: name the one to submit")
+        try:
+            text = script.read_text()
+        except OSError as error:
+            raise BatchError(f"{script} cannot be submitted: {error.strerror}") from None
+        argv = ("bsub", "-w", f"ended({job_id})")
+        said = asked(self._run, argv, environ=self._submit_environ(), stdin=text)
+        submitted = re.search(r"Job <(\d+)>", said)
+        if submitted is None:
+            raise BatchError(f"bsub did not answer with a job id but {said.strip()[:60]!r}")
+        return submitted[1]
+
+    def comment(self, text: str) -> None:
+        """LSF's listings have no place for it."""
+
+    def on_hosts(self, hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+        """See `BatchSystem`: one blaunch a host, with `--name HOST` added, or one jsrun for all of them.
+
+        jsrun places its resource sets itself, one a host: `hosts` must be the whole allocation, and what it
+        starts has to tell its host's name by itself.
+        """
+        launcher = self._launcher()
+        if launcher == "jsrun":
+            shape = f"-n {len(hosts)} -r 1 -a 1 -g {self._jsrun_gpus} -c {self._jsrun_cpus} -b none"
+            return [("jsrun", *shape.split(), *argv)]
+        there = [(host.name, (*argv, "--name", host.name)) for host in hosts]
+        if launcher == "ssh":
+            return [ssh(name, each) for name, each in there]
+        if launcher == "local":
+            return [each for _, each in there]
+        # -n: not our stdin; -no-shell: no shell over there that would take the arguments apart once more.
+        return [("blaunch", "-n", name, "-no-shell", *each) for name, each in there]
+
+    def version(self) -> str:
+        answer = self._run(("lsid", "-V"), environ=self._environ)  # it answers on stderr
+        for line in (answer.out + "\n" + answer.err).splitlines():
+            if "LSF" in line:
+                return line.strip()
+        raise BatchError(f"lsid -V names no LSF: {answer.complaint()}")
+
+    # --- within ----------------------------------------------------------------
+
+    def _job_id(self) -> str:
+        job_id = self._environ.get("LSB_JOBID", "")
+        if not job_id:
+            raise BatchError("LSB_JOBID is not set: this is not inside an LSF job")
+        if not job_id.isdigit():
+            raise BatchError(f"LSB_JOBID is {job_id[:40]!r}, which is no job id")
+        index = self._environ.get("LSB_JOBINDEX", "0")
+        return f"{job_id}[{index}]" if index.isdigit() and index != "0" else job_id
+
+    def _record(self, job_id: str, *fields: str) -> dict[str, str]:
+        environ = {**self._environ, "LC_ALL": "C"}
+        answer = self._run(says.jobs_argv(job_id, *fields), environ=environ)
+        try:
+            return says.job_record(answer.out)
+        except BatchError:
+            if answer.code != 0:
+                raise BatchError(f"bjobs failed: {answer.complaint()}") from None
+            raise
+
+    def _known(self, job_id: str) -> dict[str, str]:
+        """End and GPUs of our job; without the GPUs where bjobs has no such field; empty if it fails."""
+        for fields in (("stat", "finish_time", "gpu_alloc"), ("stat", "finish_time")):
+            try:
+                return self._record(job_id, *fields)
+            except BatchError:
+                continue
+        return {}
+
+    def _has_jsrun(self) -> bool:
+        if self._given_launcher != "auto":
+            return self._given_launcher != "blaunch" and (
+                self._given_launcher == "jsrun" or self._jsrun_on_path()
+            )
+        return self._jsrun_on_path()
+
+    def _jsrun_on_path(self) -> bool:
+        import shutil
+
+        return shutil.which("jsrun", path=self._environ.get("PATH", "")) is not None
+
+    def _launcher(self) -> str:
+        if self._given_launcher == "auto":
+            return "jsrun" if self._jsrun_on_path() else "blaunch"
+        return self._given_launcher
+
+    def _here(self, hosts: Sequence[str]) -> str | None:
+        short = (self._hostname or socket.gethostname()).partition(".")[0]
+        return next((name for name in hosts if name.partition(".")[0] == short), None)
+
+    def _submit_environ(self) -> dict[str, str]:
+        """Without what describes this job; bsub hands its environment on."""
+        return {
+            key: value
+            for key, value in self._environ.items()
+            if not key.startswith(("LSB_", "JSM_", "PMIX_", "CUDA_VISIBLE_DEVICES"))
+        }

@@ -1,0 +1,230 @@
+"""Slurm, by its own commands."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcsched.batch import slurm_text as says
+from hpcsched.batch.base import Allocation, Host, JobLife
+from hpcsched.batch.command import Run, asked, run_command
+from hpcsched.batch.local import ssh
+from hpcsched.errors import BatchError
+
+SUSPENDED = 75
+"""What we leave with when the batch system is to start us again (EX_TEMPFAIL); Slurm itself does not mind."""
+
+LONGEST_COMMENT = 200
+LAUNCHERS = ("srun", "ssh", "local")
+
+
+class Slurm:
+    """Slurm 20.11 or later; tried on 22.05.
+
+    Args:
+        environ: the environment of this process: the job's, or a login node's for `life` and `version`.
+        run: runs a command.
+        launcher: how node agents are started: "srun", "ssh", or "local" (all on this machine).
+        hostname: this machine's name; None: what the system says.
+    """
+
+    kind = "slurm"
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        run: Run = run_command,
+        launcher: str = "srun",
+        hostname: str | None = None,
+    ) -> None:
+        self._environ = environ
+        self._run = run
+        self._launcher = launcher
+        self._hostname = hostname
+        self._gpu_counts: dict[str, int] = {}
+        """GPUs of this job by host, as `allocation` has learned; `on_hosts` must name them."""
+
+    def allocation(self) -> Allocation:
+        """See `BatchSystem`. With several hosts and GPUs it asks a second question: how many are where.
+
+        An answer missing there is made up for by what the job was submitted with.
+        """
+        job_id = self._job_id()
+        if self._environ.get("SLURM_PROCID", "0") != "0":
+            times = self._environ.get("SLURM_STEP_NUM_TASKS", "several")
+            raise BatchError(
+                f"srun started this {times} times over, once for each task: start it in the batch "
+                "script, with no srun before it"
+            )
+        hosts = says.hosts_of(self._environ)
+        here = self._here(hosts)
+        cpus = says.cpu_counts(self._environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(hosts))
+        # The batch script's variables speak of the host it runs on, whatever a container renamed that to.
+        gpus = says.host_gpus(self._environ) if here else None
+        try:
+            deadline = self.end_time()
+        except BatchError:
+            deadline = self._promised_end()
+        self._gpu_counts = self._count_gpus(job_id, hosts)
+        restarts = self._environ.get("SLURM_RESTART_COUNT", "")
+        return Allocation(
+            kind=self.kind,
+            id=job_id,
+            hosts=tuple(
+                Host(name=name, cpus=count, gpus=gpus if name == here else None)
+                for name, count in zip(hosts, cpus, strict=True)
+            ),
+            deadline=deadline,
+            restart_count=int(restarts) if restarts.isdigit() else 0,
+            here=here,
+        )
+
+    def end_time(self) -> float | None:
+        job_id = self._job_id()
+        rows = says.queue_rows(self._asked(says.queue_argv(job_id), says.queue_environ(self._environ)))
+        # The array job whose id is the array's own is listed with all its brothers.
+        for found, _, end in rows:
+            if found == job_id:
+                return end
+        raise BatchError(f"squeue does not list job {job_id}")
+
+    def life(self, job_id: str) -> JobLife:
+        if not job_id[:1].isdigit():
+            return JobLife.UNKNOWN  # squeue would take an empty id for "all jobs"
+        try:
+            answer = self._run(says.queue_argv(job_id), environ=says.queue_environ(self._environ))
+        except BatchError:
+            return JobLife.UNKNOWN
+        return says.life_in(answer, job_id)
+
+    def requeue(self) -> int:
+        """See `BatchSystem`; Slurm sends the whole job SIGTERM the moment it agrees.
+
+        The job waits about two minutes before it may start again.
+        """
+        job_id = self._job_id()
+        answer = self._run(("scontrol", "requeue", job_id), environ=self._environ)
+        # Where Slurm tracks processes by cgroup it ends even a scontrol that is in a session of its own:
+        # what ended it is the very thing it asked for.
+        if answer.code not in (0, -15, 143):
+            raise refused(job_id, answer.complaint())
+        return SUSPENDED
+
+    def submit_next(self, script: Path | None) -> str:
+        """See `BatchSystem`.
+
+        The options in the script's #SBATCH lines count. Of those it does not give, the follow-up job gets
+        this one's partition, account, QOS, time limit (as it is now), working directory, name, and its
+        numbers of nodes, tasks, CPUs a task, GPUs and memory. Not carried over, because Slurm does not tell
+        them reliably: output files, constraints, reservations, licences, mail, signals, the script's
+        arguments. They belong into #SBATCH lines.
+        """
+        job_id = self._job_id()
+        if script is not None:
+            return self._submit(job_id, script)
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix="hpcsched-") as folder:
+            copy = Path(folder) / "job.sh"
+            self._asked(("scontrol", "write", "batch_script", job_id, str(copy)))
+            return self._submit(job_id, copy)
+
+    def comment(self, text: str) -> None:
+        line = one_line(text)
+        self._asked(("scontrol", "update", f"JobId={self._job_id()}", f"Comment={line}"))
+
+    def on_hosts(self, hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+        """See `BatchSystem`: one srun a host, each with `--name HOST` added.
+
+        On a job with GPUs call `allocation` first: it learns how many are where, and steps must say so.
+
+        Ending srun (SIGTERM or SIGKILL) has Slurm send SIGKILL, with no SIGTERM first, to the processes of
+        the step at once. SIGUSR1 and SIGUSR2 it passes on. Where Slurm tracks processes by parentage
+        (`ProctrackType=proctrack/linuxproc`) instead of by cgroup, processes whose parent has ended have
+        left the step: they live on, and while they hold the step's output open srun lives on too.
+        """
+        if self._launcher != "srun":
+            there = [(host.name, (*argv, "--name", host.name)) for host in hosts]
+            return [ssh(name, each) if self._launcher == "ssh" else each for name, each in there]
+        job_id = self._job_id()
+        names = says.hosts_of(self._environ)
+        counts = self._gpu_counts or dict(says.gpus_by_request(self._environ, names))
+        return [
+            says.step_argv(
+                job_id, host.name, counts.get(host.name), self._environ, (*argv, "--name", host.name)
+            )
+            for host in hosts
+        ]
+
+    def version(self) -> str:
+        words = self._asked(("scontrol", "--version")).split()
+        if len(words) < 2 or not words[0].startswith("slurm"):
+            raise BatchError(f"scontrol --version says {' '.join(words)[:60]!r}, which names no Slurm")
+        return f"Slurm {words[1]}"
+
+    # --- within ----------------------------------------------------------------
+
+    def _job_id(self) -> str:
+        job_id = self._environ.get("SLURM_JOB_ID") or self._environ.get("SLURM_JOBID") or ""
+        if not job_id:
+            raise BatchError("SLURM_JOB_ID is not set: this is not inside a Slurm job")
+        if not job_id.isdigit():
+            raise BatchError(f"SLURM_JOB_ID is {job_id[:40]!r}, which is no job id")
+        return job_id
+
+    def _asked(self, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+        return asked(self._run, argv, environ=self._environ if environ is None else environ)
+
+    def _here(self, hosts: Sequence[str]) -> str | None:
+        named = self._environ.get("SLURMD_NODENAME")
+        if named in hosts:
+            return named
+        short = (self._hostname or socket.gethostname()).partition(".")[0]
+        return next((name for name in hosts if name.partition(".")[0] == short), None)
+
+    def _promised_end(self) -> float | None:
+        """What newer releases put into the environment: the end as it was when the job started."""
+        end = self._environ.get("SLURM_JOB_END_TIME", "")
+        return float(end) if end.isdigit() and int(end) > 0 else None
+
+    def _count_gpus(self, job_id: str, hosts: Sequence[str]) -> dict[str, int]:
+        guess = dict(says.gpus_by_request(self._environ, hosts))
+        if not any(key.startswith(("SLURM_GPUS", "SLURM_JOB_GPUS")) for key in self._environ):
+            return guess
+        if len(hosts) == 1 and guess:
+            return guess
+        try:
+            answer = self._asked(("scontrol", "--details", "--oneliner", "show", "job", job_id))
+            return says.gpu_counts(answer) or guess
+        except (BatchError, ValueError):
+            return guess
+
+    def _submit(self, job_id: str, script: Path) -> str:
+        try:
+            words = script.read_text(errors="replace")
+        except OSError as error:
+            raise BatchError(f"{script} cannot be submitted: {error.strerror}") from None
+        fields = says.job_fields(self._asked(("scontrol", "--oneliner", "show", "job", job_id)))
+        options = says.inherited_options(words, fields, self._environ)
+        said = self._asked(
+            ("sbatch", "--parsable", f"--dependency=afterany:{job_id}", *options, str(script)),
+            says.submit_environ(self._environ),
+        )
+        # The last line: a site's submit plugin may have printed greetings. "12;cluster" in a federation.
+        submitted = (said.split() or [""])[-1].partition(";")[0]
+        if not submitted.isdigit():
+            raise BatchError(f"sbatch did not answer with a job id but {said.strip()[:60]!r}")
+        return submitted
+
+
+def one_line(text: str) -> str:
+    """A comment as Slurm can show it: printable, and not longer than LONGEST_COMMENT."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:LONGEST_COMMENT]
+
+
+def refused(job_id: str, complaint: str) -> BatchError:
+    """The error for a requeue that Slurm turned down, with what to do about it."""
+    hint = "; submit it with #SBATCH --requeue" if "disabled" in complaint.lower() else ""
+    return BatchError(f"Slurm does not requeue job {job_id}: {complaint}{hint}")

@@ -1,0 +1,339 @@
+"""What Slurm's commands are given and what they print; nothing here runs anything."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from hpcsched.batch.base import JobLife
+from hpcsched.batch.command import Answer
+from hpcsched.batch.hostlist import expand, expand_counts
+from hpcsched.errors import BatchError
+
+_LIVES: dict[str, JobLife] = {
+    state: life
+    for life, states in (
+        # A job being configured has hosts that are still booting: its script does not run yet.
+        (
+            JobLife.PENDING,
+            "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
+        ),
+        # A completing job still has processes somewhere.
+        (JobLife.RUNNING, "RUNNING COMPLETING RESIZING SIGNALING"),
+        (JobLife.SUSPENDED, "SUSPENDED STOPPED"),
+        (
+            JobLife.ENDED,
+            "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED "
+            "RECONFIG_FAIL REVOKED STAGE_OUT TIMEOUT",
+        ),
+    )
+    for state in states.split()
+}
+
+_LIVELIEST = (JobLife.RUNNING, JobLife.SUSPENDED, JobLife.PENDING, JobLife.UNKNOWN, JobLife.ENDED)
+
+
+def life_of(state: str) -> JobLife:
+    """A state in squeue's long form ("CANCELLED by 0" too); UNKNOWN for words we do not know."""
+    word = state.split()[0].rstrip("+") if state.split() else ""
+    return _LIVES.get(word.upper(), JobLife.UNKNOWN)
+
+
+# --- squeue ------------------------------------------------------------------
+
+
+def queue_argv(job_id: str) -> tuple[str, ...]:
+    """Asks for id, state and end time of a job; of every task when it is an array."""
+    return ("squeue", "--noheader", "--all", "--states=all", f"--jobs={job_id}", "--format=%A|%T|%e")
+
+
+def queue_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which squeue prints what `queue_rows` reads.
+
+    Without the user's defaults (SQUEUE_STATES would hide jobs), in English, and in UTC: it prints local
+    time without saying which, and in the hour that a change of the clocks repeats nobody could tell.
+    """
+    kept = {key: value for key, value in environ.items() if not key.startswith("SQUEUE_") and key != "LANG"}
+    return {**kept, "SLURM_TIME_FORMAT": "standard", "TZ": "UTC0", "LC_ALL": "C"}
+
+
+def queue_rows(text: str) -> list[tuple[str, JobLife, float | None]]:
+    """(id, life, end as Unix time) for each line of the answer; lines of another form are left out."""
+    rows: list[tuple[str, JobLife, float | None]] = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) == 3 and fields[0].isdigit():
+            rows.append((fields[0], life_of(fields[1]), utc_time(fields[2])))
+    return rows
+
+
+def utc_time(text: str) -> float | None:
+    """Unix time of `2026-11-21T06:37:43`; None for N/A, NONE, UNLIMITED and whatever else is no time."""
+    from datetime import UTC, datetime
+
+    if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", text) is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def life_in(answer: Answer, job_id: str) -> JobLife:
+    """What squeue's answer says of a job: a job the controller has forgotten has ended."""
+    if answer.code != 0:
+        forgotten = "invalid job id specified" in answer.err.lower()
+        return JobLife.ENDED if forgotten else JobLife.UNKNOWN
+    if not answer.out.strip():
+        return JobLife.ENDED
+    rows = queue_rows(answer.out)
+    lives = {life for found, life, _ in rows if found == job_id} or {life for _, life, _ in rows}
+    return next((life for life in _LIVELIEST if life in lives), JobLife.UNKNOWN)
+
+
+# --- scontrol show job -------------------------------------------------------
+
+
+def job_fields(text: str) -> dict[str, str]:
+    """The `Key=value` words of `scontrol --oneliner show job`; of doubles the first, "(null)" left out."""
+    fields: dict[str, str] = {}
+    for key, value in re.findall(r"(\S+?)=(\S*)", text):
+        if value not in ("", "(null)", "N/A", "None"):
+            fields.setdefault(key, value)
+    return fields
+
+
+def gpu_counts(text: str) -> dict[str, int]:
+    """How many GPUs a job has on each of its hosts, from `scontrol --details --oneliner show job`.
+
+    Raises ValueError when a list of hosts cannot be read.
+    """
+    counts: dict[str, int] = {}
+    for nodes, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", text):
+        # gpu:6(IDX:0-5), gpu:a100:2(IDX:0,3),gpu:v100:1(IDX:2), gpu:a100_1g.5gb:2(IDX:0-1)
+        total = sum(int(n) for n in re.findall(r"\bgpu:(?:[^,:()]+:)?(\d+)\b", gres))
+        counts.update(dict.fromkeys(expand(nodes), total))
+    return counts
+
+
+# --- sbatch ------------------------------------------------------------------
+
+_KEPT_FOR_SBATCH = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"}
+_OF_ONE_JOB = {
+    "CUDA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+    "ENVIRONMENT",
+    "HOSTNAME",
+}
+
+
+def submit_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Our environment without what describes this job.
+
+    sbatch hands its environment on: SLURM_RESTART_COUNT and SLURM_GPUS of this job would stand in a
+    follow-up job that does not set its own. HPCSCHED_* are the user's settings and go along.
+    """
+    job_id = environ.get("SLURM_JOB_ID", "")
+    return {
+        key: value
+        for key, value in environ.items()
+        if not (key.startswith(("SLURM_", "SRUN_", "PMI_", "PMIX_")) and key not in _KEPT_FOR_SBATCH)
+        and key not in _OF_ONE_JOB
+        and not (key == "TMPDIR" and job_id and job_id in value)
+    }
+
+
+_SHORT = {
+    "-A": "--account",
+    "-p": "--partition",
+    "-q": "--qos",
+    "-t": "--time",
+    "-N": "--nodes",
+    "-n": "--ntasks",
+    "-c": "--cpus-per-task",
+    "-G": "--gpus",
+    "-J": "--job-name",
+    "-D": "--chdir",
+}
+_GPUS = {"--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--ntasks-per-gpu"}
+_MEMORY = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
+_TASKS = {"--ntasks", "--ntasks-per-node", "--ntasks-per-gpu"}
+
+
+def script_options(script: str) -> set[str]:
+    """The long names of the options that a batch script's #SBATCH lines give."""
+    found: set[str] = set()
+    for line in script.splitlines():
+        if line.startswith("#SBATCH"):
+            for word in _words(line.removeprefix("#SBATCH")):
+                if word.startswith("--"):
+                    found.add(word.partition("=")[0])
+                elif word[:2] in _SHORT:
+                    found.add(_SHORT[word[:2]])
+        elif line.strip() and not line.startswith("#"):
+            break  # Slurm reads no further than the first command
+    return found
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:
+        return text.split()
+
+
+def inherited_options(script: str, fields: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
+    """The options a job was given beside its script, as far as Slurm tells, for one that follows it.
+
+    Args:
+        script: text of the script to submit; what it says itself is left to it.
+        fields: of `job_fields`, for the running job.
+        environ: of the running job: sbatch sets these variables if and only if it was asked for them.
+    """
+    given = script_options(script)
+    options = [
+        (option, value, {option})
+        for option, value in (
+            ("--account", fields.get("Account")),
+            ("--partition", fields.get("Partition")),
+            ("--qos", fields.get("QOS")),
+            ("--time", fields.get("TimeLimit")),
+            ("--nodes", fields.get("NumNodes")),
+            ("--job-name", environ.get("SLURM_JOB_NAME")),
+            ("--chdir", fields.get("WorkDir")),
+            ("--cpus-per-task", environ.get("SLURM_CPUS_PER_TASK")),
+        )
+    ]
+    # One word too many among these and sbatch refuses: all or none of each kind.
+    options += [
+        ("--gres", _gpu_request(fields.get("TresPerNode")), _GPUS),
+        ("--gpus", _gpu_request(fields.get("TresPerJob")), _GPUS),
+        ("--gpus-per-task", _gpu_request(fields.get("TresPerTask")), _GPUS),
+        ("--ntasks", environ.get("SLURM_NTASKS"), _TASKS),
+        ("--mem", environ.get("SLURM_MEM_PER_NODE"), _MEMORY),
+        ("--mem-per-cpu", environ.get("SLURM_MEM_PER_CPU"), _MEMORY),
+        ("--mem-per-gpu", environ.get("SLURM_MEM_PER_GPU"), _MEMORY),
+    ]
+    return [f"{option}={value}" for option, value, kind in options if value and not kind & given]
+
+
+def _gpu_request(tres: str | None) -> str | None:
+    """`gres:gpu:6` (24.05 and later: `gres/gpu:6`) as an option's value; --gpus takes `gpu:6` too."""
+    if tres is None:
+        return None
+    asked = [part for part in re.split(r",?gres[:/]", tres) if part.startswith("gpu")]
+    return ",".join(asked) or None
+
+
+# --- srun --------------------------------------------------------------------
+
+_SIZES = re.compile(
+    "SRUN_.*|SLURM_(?:NTASKS|NPROCS|NNODES|TASKS_PER|CPUS_PER|CPU_BIND|CPU_FREQ|GPU|GRES|MEM|TRES|ACCEL|THREADS"
+    "|CORE_SPEC|HINT|EXACT|EXCLUSIVE|OVERLAP|OVERCOMMIT|WHOLE|DISTRIBUTION|TIMELIMIT|IMMEDIATE|WAIT|KILL_BAD"
+    "|HOSTFILE|MULTI_PROG|STD(?:IN|OUT|ERR)MODE|UNBUFFEREDIO|LABELIO|OPEN_MODE|EXPORT_ENV|RELATIVE|STEP_"
+    "|SPREAD_JOB|USE_MIN|RESV_PORTS|PROLOG|EPILOG|TASK_PROLOG|TASK_EPILOG|NO_KILL|ARRAY_INX|REQ_SWITCH).*"
+)
+
+
+def step_argv(
+    job_id: str, host: str, gpus: int | None, environ: Mapping[str, str], argv: Sequence[str]
+) -> tuple[str, ...]:
+    """One job step of one process on one host, beside all others, with all that the job has there.
+
+    srun takes each of its options from a variable too, and sbatch leaves many of them in a job's
+    environment with the meaning they had for the whole job: with SLURM_GPUS=12 a step on one of two hosts
+    is refused, with SLURM_GPUS_PER_TASK=3 it sees three of six GPUs. Those variables are taken out.
+
+    `gpus` is how many the job has on that host. It is always said, as --gpus: left out, a step gets what a
+    task or the whole job asked for; as --gres it is refused where the hosts of a job have different numbers.
+    """
+    unset = [word for key in sorted(environ) if _SIZES.fullmatch(key) for word in ("-u", key)]
+    return (
+        *(("env", *unset) if unset else ()),
+        "srun",
+        "--quiet",
+        f"--jobid={job_id}",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={host}",
+        *((f"--gpus={gpus}",) if gpus else ()),
+        "--mem=0",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--input=none",
+        "--kill-on-bad-exit=0",
+        "--export=ALL",
+        *argv,
+    )
+
+
+def host_gpus(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The GPUs of the host we are on, from this job's environment; None when it does not say."""
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        text = environ.get(name)
+        if text is not None:
+            return _device_names(text)
+    return None
+
+
+def _device_names(text: str) -> tuple[str, ...]:
+    """`0,1`, `0-3`, `GPU-5a…,MIG-…`; nothing from "", "NoDevFiles" and, as CUDA has it, from -1 on."""
+    names: list[str] = []
+    for name in (word.strip() for word in text.split(",")):
+        if name in ("", "-1", "NoDevFiles"):
+            break
+        span = re.fullmatch(r"(\d{1,4})-(\d{1,4})", name)
+        names.extend(map(str, range(int(span[1]), int(span[2]) + 1)) if span else (name,))
+    return tuple(names)
+
+
+def gpus_by_request(environ: Mapping[str, str], hosts: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """How many GPUs each host should have, by what sbatch was asked for: when Slurm cannot be asked."""
+    here = environ.get("SLURMD_NODENAME")
+    on_node = _number(environ.get("SLURM_GPUS_ON_NODE"))
+    per_node, per_task = (_number(environ.get(f"SLURM_GPUS_PER_{what}")) for what in ("NODE", "TASK"))
+    try:
+        tasks = expand_counts(environ.get("SLURM_TASKS_PER_NODE", ""))
+    except ValueError:
+        tasks = ()
+    for at, host in enumerate(hosts):
+        if host == here and on_node:
+            yield host, on_node
+        elif per_node:
+            yield host, per_node
+        elif per_task and len(tasks) == len(hosts):
+            yield host, per_task * tasks[at]
+        elif on_node:
+            yield host, on_node
+
+
+def _number(text: str | None) -> int:
+    """6 from `6` and from `a100:6`; 0 from anything else."""
+    digits = (text or "").rpartition(":")[2]
+    return int(digits) if digits.isdigit() else 0
+
+
+def cpu_counts(text: str, hosts: int) -> tuple[int | None, ...]:
+    """CPUs on each of so many hosts, from SLURM_JOB_CPUS_PER_NODE; None each when it does not fit."""
+    try:
+        counts = expand_counts(text)
+    except ValueError:
+        counts = ()
+    return counts if len(counts) == hosts else (None,) * hosts
+
+
+def hosts_of(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The job's hosts; raises BatchError, naming the variable, when they are missing or cannot be read."""
+    for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        text = environ.get(name, "").strip()
+        if text:
+            try:
+                hosts = expand(text)
+            except ValueError as error:
+                raise BatchError(f"{name}: {error}") from None
+            return tuple(dict.fromkeys(hosts))
+    raise BatchError("SLURM_JOB_NODELIST is not set: this is not inside a running Slurm job")

@@ -1,0 +1,212 @@
+"""Several hosts on this machine: real node agents under other names, and many simulated ones in a process.
+
+`python -m hpcsched.testing.nodes --join FILE --names a,b,c` runs simulated node agents: the real protocol on
+real connections, but no workers. Ranks "end" with 75 on SIGTSTP and 128 + n on any other signal n.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcsched.agent.line import Line
+from hpcsched.batch.base import Host
+from hpcsched.batch.local import Local
+from hpcsched.core.model import Device
+from hpcsched.devices import Sample
+from hpcsched.errors import LaunchError
+from hpcsched.launch import wire
+from hpcsched.launch.base import SUSPENDED, Workers
+from hpcsched.launch.keys import Join, read_join
+from hpcsched.launch.remote import Hosts
+
+GPUS = 8
+DEADLINE_S = 15.0
+
+
+@contextmanager
+def local_hosts(
+    run_dir: Path,
+    names: Sequence[str] = ("a", "b"),
+    *,
+    devices: str = "replay:2",
+    say: Callable[[str], None] = lambda line: None,
+    grace_s: float = 5.0,
+) -> Iterator[Hosts[Sample]]:
+    """Hosts with real node agents, all on this machine."""
+    batch = Local(names, launcher="local")
+    hosts = Hosts(
+        hosts=batch.allocation().hosts,
+        commands=batch.on_hosts,
+        run_id=f"test-{os.getpid()}-{time.monotonic_ns()}",
+        run_dir=run_dir,
+        devices=devices,
+        address="127.0.0.1",
+        make_sample=Sample,
+        say=say,
+        grace_s=grace_s,
+    )
+    try:
+        hosts.start(DEADLINE_S)
+        yield hosts
+    finally:
+        hosts.close()
+
+
+def pump_until(
+    hosts: Hosts[Sample], condition: Callable[[], bool], *, deadline_s: float = DEADLINE_S
+) -> None:
+    """Go round as the agent's loop does until the condition holds; TimeoutError when it takes too long."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("not in time")
+        select.select([hosts], [], [], 0.02)
+        hosts.pump()
+
+
+def code_of(hosts: Hosts[Sample], workers: Workers, *, deadline_s: float = DEADLINE_S) -> int:
+    """The attempt's exit code once all its ranks have ended."""
+    codes: list[int] = []
+
+    def over() -> bool:
+        code = workers.reap()
+        if code is not None:
+            codes.append(code)
+        return code is not None
+
+    pump_until(hosts, over, deadline_s=deadline_s)
+    return codes[0]
+
+
+def simulated(processes: int) -> Callable[[Sequence[Host], Sequence[str]], list[tuple[str, ...]]]:
+    """In place of `BatchSystem.on_hosts`: commands that simulate all hosts in so many processes."""
+
+    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+        names = [host.name for host in hosts]
+        join = argv[argv.index("--join") + 1]
+        start = (sys.executable, "-m", "hpcsched.testing.nodes", "--join", join, "--names")
+        return [(*start, ",".join(names[i::processes])) for i in range(processes)]
+
+    return commands
+
+
+@dataclass
+class SimulatedNode:
+    """One node agent without workers; `log` takes when it got what (seconds of the monotonic clock)."""
+
+    join: Join
+    name: str
+    log: list[tuple[str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._line = Line(self.join, self.name)
+        self._link = wire.Link()
+        self._welcome = self.left = False
+        self._readings = tuple(wire.Reading(0.5, 1024.0) for _ in range(GPUS))
+        self._orders: dict[int, wire.Launch] = {}
+
+    @property
+    def filenos(self) -> tuple[int, int]:
+        return self._line.filenos
+
+    def beat(self) -> None:
+        """What it says once a second."""
+        if self._welcome:
+            self._line.send(self._link.passing(wire.Beat(time.time(), self._readings)))
+            for data in self._link.again(time.monotonic()):
+                self._line.send(data)
+            return
+        devices = tuple(Device(index=i, host=self.name, kind="fake", handle=str(i)) for i in range(GPUS))
+        hello = wire.Hello(
+            name=self.name,
+            hostname=self.name,
+            pid=os.getpid(),
+            started=0,
+            devices=devices,
+            kind="fake",
+            speed=1.0,
+            address="127.0.0.1",
+            wall=time.time(),
+        )
+        self._line.send(self._link.passing(hello))
+
+    def read(self) -> None:
+        """Take in and answer what has arrived."""
+        for data in self._line.receive():
+            envelope = wire.read_to_node(data)
+            now = time.monotonic()
+            if self._link.take(envelope, now):
+                self._answer(envelope.body, now)
+
+    def _answer(self, message: wire.HeadMessage, now: float) -> None:
+        match message:
+            case wire.Welcome():
+                self._welcome = True
+            case wire.Launch(part=part):
+                self.log.append((f"launch {part}", now))
+                self._orders[part] = message
+                self._say(wire.Launched(part, message.port or 12345))
+                if message.first_rank == 0:
+                    self._say(wire.Ready(part))
+            case wire.Signal(part=part, number=number):
+                self.log.append((f"signal {part}", now))
+                if self._orders.pop(part, None):
+                    self._say(wire.Exited(part, SUSPENDED if number == signal.SIGTSTP else 128 + number))
+            case wire.Leave():
+                self._say(wire.Gone("the head says so"))
+                self.left = True
+
+    def _say(self, message: wire.NodeMessage) -> None:
+        self._line.send(self._link.kept(message, time.monotonic()))
+
+    def close(self) -> None:
+        self._line.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Simulate the named hosts until all have been told to leave; then write what they got, one JSON line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--join", type=Path, required=True)
+    parser.add_argument("--names", required=True)
+    options = parser.parse_args(arguments)
+    join = read_join(options.join)
+    log: list[tuple[str, float]] = []
+    nodes = [SimulatedNode(join, name, log) for name in options.names.split(",")]
+    epoll = select.epoll()
+    owners = {fd: node for node in nodes for fd in node.filenos}
+    for fd in owners:
+        epoll.register(fd, select.EPOLLIN)
+    began = time.monotonic()
+    beats = [began + i / len(nodes) for i in range(len(nodes))]  # spread as independent hosts' are
+    for node in nodes:
+        node.beat()
+    while not all(node.left for node in nodes):
+        if os.getppid() == 1:
+            raise LaunchError("the head is gone", transient=False)
+        now = time.monotonic()
+        for i, node in enumerate(nodes):
+            if beats[i] <= now and not node.left:
+                beats[i] += wire.BEAT_S
+                node.beat()
+                node.read()
+        ready = epoll.poll(max(0.0, min(beats) - time.monotonic()))
+        for node in {id(owners[fd]): owners[fd] for fd, _ in ready}.values():
+            node.read()
+    print(json.dumps(log), flush=True)  # noqa: T201
+    for node in nodes:
+        node.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Messages between head and node agents, what they need to join, and what workers must not inherit."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hpcsched.agent.node import address_towards, main, own_name, without_rank
+from hpcsched.core.model import Device
+from hpcsched.errors import ConfigError
+from hpcsched.launch import wire
+from hpcsched.launch.keys import Join, KeyPair, join_file, read_join, write_join
+
+JOIN = Join(
+    life="l1",
+    run_id="r1",
+    endpoint="tcp://127.0.0.1:1",
+    server_key="s",
+    client_public="p",
+    client_secret="secret",
+    hosts=("n1", "n2.cluster", "n3"),
+    devices="cpu:2",
+    grace_s=5.0,
+)
+
+
+def test_messages_survive_the_wire() -> None:
+    device = Device(index=0, host="n1", kind="cpu", handle="0-3")
+    hello = wire.Hello(
+        name="n1",
+        hostname="n1",
+        pid=1,
+        started=2,
+        devices=(device,),
+        kind="cpu",
+        speed=1.0,
+        address="10.0.0.1",
+        wall=3.0,
+    )
+    beat = wire.Beat(1.0, (wire.Reading(0.5, 10.0), wire.Reading(healthy=False, why="broken")))
+    for message in (hello, beat, wire.Exited(1, 75, b"{}"), wire.Progressed(1, b"\xff\n"), wire.Gone("x")):
+        assert wire.read_to_head(wire.Link().kept(message, 0.0)).body == message
+    for order in (wire.Welcome(), wire.Signal(3, 15), wire.Leave(0.0)):
+        assert wire.read_to_node(wire.Link().passing(order)).body == order
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 9, b"{}", msgspec.msgpack.encode((1, 0, {"type": "bomb"}))])
+def test_garbage_is_no_message(data: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        wire.read_to_head(data)
+
+
+def test_a_link_over_connections_that_lose_delivers_once_and_in_order() -> None:
+    for seed in range(30):
+        chance = random.Random(seed)
+        ours, theirs = wire.Link(), wire.Link()
+        got: list[int] = []
+        now, to_send = 0.0, list(range(1, 40))
+        while len(got) < 39:
+            assert now < 2000
+            now += 0.5
+            out = [ours.kept(wire.Signal(to_send.pop(0), 15), now)] if to_send else []
+            for data in [*out, *ours.again(now)]:
+                if chance.random() < 0.6:
+                    envelope = wire.read_to_node(data)
+                    if theirs.take(envelope, now):
+                        assert isinstance(envelope.body, wire.Signal)
+                        got.append(envelope.body.part)
+            if theirs.owes and chance.random() < 0.6:
+                ours.take(wire.read_to_head(theirs.passing(wire.Beat(now, ()))), now)
+        assert got == list(range(1, 40))
+
+
+def test_nothing_is_sent_again_once_it_has_arrived() -> None:
+    ours, theirs = wire.Link(), wire.Link()
+    theirs.take(wire.read_to_node(ours.kept(wire.Welcome(), 0.0)), 0.0)
+    assert theirs.owes and len(ours.again(wire.RESEND_S)) == 1 and not ours.again(wire.RESEND_S + 1)
+    ours.take(wire.read_to_head(theirs.passing(wire.Beat(0.0, ()))), 4.0)
+    assert not theirs.owes and not ours.again(1e9)
+
+
+def test_the_join_file_is_private_and_replaces_older_ones(tmp_path: Path) -> None:
+    write_join(join_file(tmp_path, "old"), JOIN)
+    path = join_file(tmp_path, "new")
+    write_join(path, JOIN)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_join(path) == JOIN
+
+
+def bad_join_files(folder: Path) -> list[tuple[Path, str]]:
+    write_join(join_file(folder, "x"), JOIN)
+    good = join_file(folder, "x").read_bytes()
+    cases = {
+        "version": (good.replace(b'"protocol":1', b'"protocol":99'), 0o600, "protocol 99"),
+        "torn": (good[:40], 0o600, "not a join file"),
+        "open": (good, 0o644, "can be read by others"),
+    }
+    found = [(folder / "missing", "No such file")]
+    for name, (data, mode, words) in cases.items():
+        path = folder / name
+        path.write_bytes(data)
+        path.chmod(mode)
+        found.append((path, words))
+    return found
+
+
+def test_a_bad_join_file_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path, words in bad_join_files(tmp_path):
+        assert main(["--join", str(path)]) == 2
+        said = capsys.readouterr().err
+        assert words in said and str(path) in said and said.count("\n") == 1
+
+
+def test_keys_differ_and_do_not_show(tmp_path: Path) -> None:
+    one, two = KeyPair.new(), KeyPair.new()
+    assert one != two and one.secret not in repr(one)
+
+
+def test_a_host_knows_its_name() -> None:
+    assert own_name(JOIN, "n1", {}, "elsewhere") == "n1"
+    assert own_name(JOIN, None, {"SLURMD_NODENAME": "n3"}, "n1") == "n3"
+    assert own_name(JOIN, None, {}, "n2") == "n2.cluster"
+    assert own_name(JOIN, None, {}, "n3.cluster") == "n3"
+    with pytest.raises(ConfigError, match=r"'n9'; accepted: one of n1, n2\.cluster, n3"):
+        own_name(JOIN, None, {}, "n9")
+
+
+def test_workers_do_not_inherit_the_ranks_of_the_step() -> None:
+    kept = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": "/bin", "LSB_JOBID": "8"}
+    dropped = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_STEPID", "PMI_RANK")
+    dropped += ("PMIX_RANK", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_NTASKS_PER_NODE")
+    assert without_rank({**kept, **dict.fromkeys(dropped, "1")}) == kept
+
+
+def test_the_address_is_the_one_on_the_way() -> None:
+    assert address_towards("tcp://127.0.0.1:5") == "127.0.0.1"
+    assert os.path.sep not in address_towards("tcp://192.0.2.1:5")
