@@ -14,6 +14,7 @@ from hpcsched.launch.door import arrived
 from hpcsched.launch.keys import Join
 from hpcsched.launch.wire import HANDSHAKE_MS, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, MOST_BYTES
 
+
 class Line:
     """A DEALER socket with CURVE to the head of `join`."""
 

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -23,6 +23,7 @@ import msgspec
 from hpcsched.agent import guard
 from hpcsched.agent.line import Line
 from hpcsched.agent.monitor import Monitor
+from hpcsched.agent.nodesite import address_towards, end_orphans, own_name, without_rank
 from hpcsched.agent.served import Served
 from hpcsched.devices import Devices, open_devices
 from hpcsched.errors import ConfigError, LaunchError
@@ -30,7 +31,6 @@ from hpcsched.launch import wire
 from hpcsched.launch.base import LaunchPlan, Place
 from hpcsched.launch.keys import Join, read_join
 from hpcsched.launch.local import LocalLauncher
-from hpcsched.launch.orphans import end, find_orphans
 from hpcsched.launch.proc import stat
 
 LOST_HEAD_S = 6.0
@@ -44,57 +44,6 @@ SERVE_ON_S = 25.0
 
 LAST_GRACE_S, KILL_AFTER_S = 3.0, 5.0
 """What workers get to save when time is up, and between SIGTERM and SIGKILL when they do not leave."""
-
-# What a batch system or an MPI says to one rank of its own step. Workers are ranks of something else,
-# and libraries that find these (MPI, Lightning) would take our numbers for theirs.
-_RANK_VARIABLES = (
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_NODEID",
-    "SLURM_NTASKS",
-    "SLURM_NPROCS",
-    "SLURM_TASKS_PER_NODE",
-    "SLURM_TASK_PID",
-    "SLURM_GTIDS",
-    "SLURM_STEP",
-    "SLURM_SRUN_",
-    "PMI_",
-    "PMIX_",
-    "PALS_",
-    "JSM_",
-    "OMPI_",
-    "MPI_LOCAL",
-    "MV2_COMM_",
-)
-
-
-def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what the agent's own step says of ranks and tasks."""
-    return {name: value for name, value in environ.items() if not name.startswith(_RANK_VARIABLES)}
-
-
-def own_name(join: Join, given: str | None, environ: Mapping[str, str], hostname: str) -> str:
-    """This host's name among the run's; raises ConfigError if it is none of them."""
-    names = [given] if given else [environ.get("SLURMD_NODENAME", ""), hostname]
-    for name in filter(None, names):
-        if name in join.hosts:
-            return name
-        short = [host for host in join.hosts if host.split(".")[0] == name.split(".")[0]]
-        if len(short) == 1:
-            return short[0]
-    raise ConfigError(where="--name", got=f"{names[-1]!r}", accepted=f"one of {', '.join(join.hosts)}")
-
-
-def address_towards(endpoint: str) -> str:
-    """This host's IP address on the way to the head; its name if there is no way to be found."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    host = host.strip("[]")
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, int(port)))  # sends nothing: it only chooses a route
-        except OSError:
-            return socket.gethostname()
-        return str(probe.getsockname()[0])
 
 
 class NodeAgent:
@@ -224,7 +173,8 @@ class NodeAgent:
             return
         match envelope.body:
             case wire.Welcome():
-                self._welcome = True
+                if not self._welcome:
+                    self._welcome, self._beat_due = True, 0.0
             case wire.Launch() as order:
                 self._launch(order)
             case wire.Signal(part=part, number=number):
@@ -390,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = own_name(join, options.name, os.environ, socket.gethostname())
         watch = guard.Guard(join.run_id, guard.mark(join.life, name))
         with contextlib.ExitStack() as stack:
-            _end_orphans(join)
+            end_orphans(join)
             devices = open_devices(join.devices, name)
             stack.callback(devices.close)
             node = NodeAgent(join, name, devices)
@@ -404,19 +354,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(str(error))
         return error.exit_code
     return 0
-
-
-def _end_orphans(join: Join) -> None:
-    """What an earlier life left here; what another agent of this life, on the same machine, runs is spared."""
-    orphans = find_orphans(join.run_id, [])
-    left = end(set(orphans) - guard.marked(orphans, join.life), join.grace_s)
-    if left:
-        pids = ", ".join(str(pid) for pid, _ in left)
-        raise ConfigError(
-            where=socket.gethostname(),
-            got=f"processes of an earlier life of the run cannot be ended: {pids}",
-            accepted="a host whose devices are free",
-        )
 
 
 if __name__ == "__main__":

@@ -92,12 +92,13 @@ def _ask(
     running = []
 
     def listen(stream: Any) -> None:
-        for line in stream:
-            if line.startswith(_MARK):
-                with contextlib.suppress(json.JSONDecodeError):
-                    answers.append((time.time(), json.loads(line.removeprefix(_MARK))))
-            elif line.strip():
-                complaints.append(line.strip())
+        with stream:
+            for line in stream:
+                if line.startswith(_MARK):
+                    with contextlib.suppress(json.JSONDecodeError):
+                        answers.append((time.time(), json.loads(line.removeprefix(_MARK))))
+                elif line.strip():
+                    complaints.append(line.strip())
 
     for argv in commands:
         try:
@@ -120,9 +121,9 @@ def _ask(
     for process, thread in running:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, until - time.monotonic()))
-        thread.join(max(0.1, min(2.0, until - time.monotonic())))
         if process.poll() is None:
             _end(process)
+        thread.join(2)  # longer only if what it left behind holds its output open
     return answers, complaints[-1] if complaints and len(answers) < expected else ""
 
 

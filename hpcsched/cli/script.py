@@ -117,6 +117,8 @@ class _Given:
     def word(self, key: str) -> str | None:
         """A word that only [script] has."""
         value: str | None = self._table.get(key)
+        if value:
+            self.told.append((key, value, self.settings.origins[f"script.{key}"]))
         return value
 
     def passed_on(self) -> list[str]:

@@ -11,10 +11,43 @@ import msgspec
 
 from hpcsched.errors import LaunchError
 from hpcsched.launch import wire
-from hpcsched.launch.base import LOST, SUSPENDED, attempt_code
+from hpcsched.launch.base import LOST, SUSPENDED, LaunchPlan, attempt_code
 
 Send = Callable[[str, wire.HeadMessage], None]
 """Gives a message that must arrive to a host's node agent."""
+
+
+def part_orders(
+    plan: LaunchPlan, shares: Sequence[tuple[str, Sequence[int]]], *, address: str, first_part: int
+) -> list[wire.Launch]:
+    """What each host is to start of an attempt.
+
+    `shares`: each host with its own indices of the devices, rank 0's first. `address`: where the ranks meet.
+    """
+    ranks = [len(devices) if plan.per_rank else 1 for _, devices in shares]
+    orders = []
+    for i, (host, devices) in enumerate(shares):
+        # Appending to one file from several hosts garbles it on NFS.
+        output = plan.output if i == 0 else plan.output.with_name(f"{plan.output.name}.{host}")
+        orders.append(
+            wire.Launch(
+                part=first_part + i,
+                job_id=plan.job_id,
+                attempt=plan.attempt,
+                argv=plan.argv,
+                env=dict(plan.env),
+                cwd=str(plan.cwd),
+                folder=str(plan.folder),
+                output=str(output),
+                devices=tuple(devices),
+                per_rank=plan.per_rank,
+                first_rank=sum(ranks[:i]),
+                world_size=sum(ranks),
+                address=address,
+                port=None,
+            )
+        )
+    return orders
 
 
 class Part:

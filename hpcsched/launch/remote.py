@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -24,22 +24,13 @@ from hpcsched.errors import LaunchError
 from hpcsched.launch import wire
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.door import Door
+from hpcsched.launch.host import RemoteHost
 from hpcsched.launch.keys import Join, KeyPair, join_file, new_life, write_join
-from hpcsched.launch.parts import Part, RemoteWorkers
+from hpcsched.launch.parts import Part, RemoteWorkers, part_orders
 from hpcsched.launch.starter import Command, end_all, last_words
 
 LOST_NODE_S = 6.0
 """A node agent that has said nothing for so long is lost."""
-
-TERMINATED_S = 2.0
-"""How long a lost host's command may take to end after SIGTERM, before SIGKILL."""
-
-FENCE_S = 4.0
-"""So long after the command's end nothing can live on its host: its workers have been ended by the node
-agent's guard, or have noticed that their parent is gone and left."""
-
-FENCED_AT_LATEST_S = 10.0
-"""Then we go on even if the command does not end, or must not be ended since it runs other hosts too."""
 
 LEFT_WITHIN_S, LEAVE_GRACE_S = 5.0, 2.0
 """At the end: how long node agents may take to leave, and the workers they still have to save."""
@@ -67,28 +58,6 @@ class _Named(Protocol):
 
     @property
     def name(self) -> str: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Node:
-    """One host. It waits to be joined while `hello` is None; `why` is set once it is lost."""
-
-    name: str
-    command: Command | None = None
-    hello: wire.Hello | None = None
-    peer: bytes = b""
-    link: wire.Link = field(default_factory=wire.Link)
-    heard: float = 0.0
-    first: int = 0  # the global index of its first device
-    readings: tuple[wire.Reading, ...] = ()
-    why: str = ""
-    lost_at: float = 0.0
-    fenced: bool = False
-    parts: dict[int, tuple[RemoteWorkers, Part]] = field(default_factory=dict)
-
-    @property
-    def up(self) -> bool:
-        return self.hello is not None and not self.why
 
 
 class Hosts(Generic[S]):
@@ -126,8 +95,8 @@ class Hosts(Generic[S]):
         self._make_sample, self._say = make_sample, say
         self._life = new_life()
         self._join, self._log = join_file(run_dir, self._life), log or run_dir / "nodes.log"
-        self._nodes = {host.name: _Node(host.name) for host in hosts}
-        self._by_peer: dict[bytes, _Node] = {}
+        self._nodes = {host.name: RemoteHost(host.name) for host in hosts}
+        self._by_peer: dict[bytes, RemoteHost] = {}
         self._commands: list[Command] = []
         self._door: Door | None = None
         self._inventory: tuple[Device, ...] = ()
@@ -150,7 +119,7 @@ class Hosts(Generic[S]):
         try:
             self._open()
             deadline = time.monotonic() + timeout_s
-            while any(self._coming(node) for node in self._nodes.values()) and time.monotonic() < deadline:
+            while any(node.coming for node in self._nodes.values()) and time.monotonic() < deadline:
                 self._wait(min(0.1, max(0.0, deadline - time.monotonic())))
             self._settle()
         except BaseException:
@@ -183,10 +152,6 @@ class Hosts(Generic[S]):
                 self._door.watch(started.pidfd)
             for name in ours:
                 self._nodes[name].command = started
-
-    @staticmethod
-    def _coming(node: _Node) -> bool:
-        return node.hello is None and not (node.command and node.command.why)
 
     def _settle(self) -> None:
         """Number the devices of the hosts that have come; the others are lost."""
@@ -258,11 +223,7 @@ class Hosts(Generic[S]):
         samples = []
         for device in self._inventory:
             node = self._nodes[device.host]
-            reading = wire.Reading()
-            if node.why:
-                reading = wire.Reading(healthy=False, why=f"host {node.name} was lost: {node.why}")
-            elif device.index - node.first < len(node.readings):
-                reading = node.readings[device.index - node.first]
+            reading = node.reading(device.index - node.first)
             samples.append(
                 self._make_sample(
                     gpu=device.index,
@@ -289,30 +250,11 @@ class Hosts(Generic[S]):
         for host, _ in shares:
             if self._nodes[host].why:
                 raise LaunchError(f"host {host} was lost: {self._nodes[host].why}", transient=True)
-        ranks = [len(devices) if plan.per_rank else 1 for _, devices in shares]
         address = self.address_of(shares[0][0]) if len(shares) > 1 else "127.0.0.1"
-        parts = []
-        for i, (host, devices) in enumerate(shares):
-            # Appending to one file from several hosts garbles it on NFS.
-            output = plan.output if i == 0 else plan.output.with_name(f"{plan.output.name}.{host}")
-            order = wire.Launch(
-                part=self._next_part,
-                job_id=plan.job_id,
-                attempt=plan.attempt,
-                argv=plan.argv,
-                env=dict(plan.env),
-                cwd=str(plan.cwd),
-                folder=str(plan.folder),
-                output=str(output),
-                devices=tuple(device.index - self._nodes[host].first for device in devices),
-                per_rank=plan.per_rank,
-                first_rank=sum(ranks[:i]),
-                world_size=sum(ranks),
-                address=address,
-                port=None,
-            )
-            self._next_part += 1
-            parts.append(Part(host, order))
+        local = [(host, [d.index - self._nodes[host].first for d in devices]) for host, devices in shares]
+        orders = part_orders(plan, local, address=address, first_part=self._next_part)
+        self._next_part += len(orders)
+        parts = [Part(host, order) for (host, _), order in zip(shares, orders, strict=True)]
         workers = RemoteWorkers(parts, send=self._send, pump=self.pump)
         for part in parts:
             self._nodes[part.host].parts[part.order.part] = (workers, part)
@@ -393,7 +335,7 @@ class Hosts(Generic[S]):
         assert self._door is not None
         self._door.send(peer, wire.Link().passing(wire.Leave(0.0)))
 
-    def _told(self, node: _Node, message: wire.NodeMessage) -> None:
+    def _told(self, node: RemoteHost, message: wire.NodeMessage) -> None:
         if isinstance(message, wire.Beat):
             node.readings = message.readings
             ahead_s = message.wall - time.time()
@@ -440,7 +382,7 @@ class Hosts(Generic[S]):
             if self._nodes[name].up:
                 self._lose(self._nodes[name], command.why)
 
-    def _lose(self, node: _Node, why: str) -> None:
+    def _lose(self, node: RemoteHost, why: str) -> None:
         node.why, node.lost_at = why, time.monotonic()
         if self._closing:
             return
@@ -449,11 +391,11 @@ class Hosts(Generic[S]):
         if self._own(node) and node.command is not None:
             node.command.signal(signal.SIGTERM)
 
-    def _own(self, node: _Node) -> bool:
+    def _own(self, node: RemoteHost) -> bool:
         """Whether its command can be ended without harm to hosts that are up."""
         return node.command is not None and not any(self._nodes[name].up for name in node.command.hosts)
 
-    def _timers(self, node: _Node, now: float) -> None:
+    def _timers(self, node: RemoteHost, now: float) -> None:
         if node.up:
             if now - node.heard > LOST_NODE_S:
                 self._lose(node, f"no word for {LOST_NODE_S:g} s")
@@ -462,20 +404,12 @@ class Hosts(Generic[S]):
             for data in node.link.again(now):
                 self._door.send(node.peer, data)
         elif node.why and not node.fenced:
-            self._fence(node, now)
-
-    def _fence(self, node: _Node, now: float) -> None:
-        """Once nothing can live on a lost host any more, tell that its workers have ended."""
-        command = node.command
-        ended = command.ended_at if command else node.lost_at
-        if command and ended is None and self._own(node) and now - node.lost_at > TERMINATED_S:
-            command.signal(signal.SIGKILL)
-        if (ended is None or now - ended < FENCE_S) and now - node.lost_at < FENCED_AT_LATEST_S:
-            return
-        node.fenced = True
-        for workers, part in list(node.parts.values()):
-            workers.lost(part)
-            self._forget_ended(workers)
+            node.fence(now, may_kill=self._own(node))
+            if node.fenced:
+                # Only now: what ran there is started again elsewhere.
+                for workers, part in list(node.parts.values()):
+                    workers.lost(part)
+                    self._forget_ended(workers)
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:

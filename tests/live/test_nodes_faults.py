@@ -17,7 +17,7 @@ from hpcsched.batch.base import Host
 from hpcsched.batch.local import Local
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
-from hpcsched.launch import remote
+from hpcsched.launch import host, remote
 from hpcsched.launch.base import LOST, LaunchPlan
 from hpcsched.launch.remote import Hosts
 from hpcsched.testing.nodes import DEADLINE_S, code_of, local_hosts, pump_until
@@ -69,7 +69,7 @@ def agent_pid(hosts: Hosts[Sample], name: str) -> int:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is noticed sooner; what the guard and the kernel take stays as it is."""
     monkeypatch.setattr(remote, "LOST_NODE_S", 2.5)
-    monkeypatch.setattr(remote, "TERMINATED_S", 0.2)
+    monkeypatch.setattr(host, "TERMINATED_S", 0.2)
 
 
 def test_a_killed_node_agent(tmp_path: Path) -> None:

@@ -111,7 +111,9 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSlur
     if up.returncode != 0:
         pytest.skip(f"Slurm does not start here: {(up.stderr.strip().splitlines() or ['?'])[-1]}")
     folder = Path(up.stdout.strip())
-    mine = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
+    mine = {
+        key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_", "SRUN_"))
+    }
     env = {
         **mine,
         "SLURM_CONF": str(folder / "slurm.conf"),

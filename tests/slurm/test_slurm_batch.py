@@ -91,7 +91,8 @@ tell("steps", {{
     mine = list(map(str, range(gpus[0]))) if gpus[0] else None
     assert said["hosts"] == [["node1", mine, cpus[0]], ["node2", None, cpus[1]]]
     assert said["steps"] == [
-        [0, [host, names[at], str(cpus[at]), "--name", host], []] for at, host in enumerate(("node1", "node2"))
+        [0, [host, names[at], str(cpus[at]), "--name", host], []]
+        for at, host in enumerate(("node1", "node2"))
     ]
 
 
@@ -103,7 +104,12 @@ def test_the_end_moves_with_the_time_limit(slurm: Any) -> None:
     assert first is not None and abs(first - time.time() - 600) < 30
     for zone in ("Asia/Kathmandu", "America/New_York"):
         assert Slurm({**slurm.env, "SLURM_JOB_ID": job, "TZ": zone}).end_time() == first
-    odd = {"SLURM_TIME_FORMAT": "relative", "SQUEUE_STATES": "PENDING", "SQUEUE_FORMAT": "%i", "LANG": "de_DE"}
+    odd = {
+        "SLURM_TIME_FORMAT": "relative",
+        "SQUEUE_STATES": "PENDING",
+        "SQUEUE_FORMAT": "%i",
+        "LANG": "de_DE",
+    }
     assert Slurm({**slurm.env, **odd, "SLURM_JOB_ID": job}).end_time() == first
     slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=12")
     assert batch.end_time() == first + 120
@@ -281,7 +287,9 @@ def test_a_controller_that_hangs_is_an_error_in_time(slurm: Any) -> None:
 def test_a_controller_that_is_gone_is_an_error_in_time(slurm: Any, tmp_path: Any) -> None:
     conf = (slurm.folder / "slurm.conf").read_text()
     nobody = tmp_path / "slurm.conf"
-    nobody.write_text("\n".join("SlurmctldPort=1" if "SlurmctldPort" in line else line for line in conf.splitlines()))
+    nobody.write_text(
+        "\n".join("SlurmctldPort=1" if "SlurmctldPort" in line else line for line in conf.splitlines())
+    )
     quick = functools.partial(run_command, timeout_s=2.0)
     batch = Slurm({**slurm.env, "SLURM_CONF": str(nobody), "SLURM_JOB_ID": "1"}, run=quick)
     start = time.monotonic()

@@ -139,7 +139,8 @@ def test_names_with_blanks_and_quotes_survive_the_shell(site: Path) -> None:
 def test_the_site_file_fills_in_what_is_not_said_and_the_header_tells(site: Path) -> None:
     (site / "site.toml").write_text(
         "margin = 120\n[script]\ngpus_per_node = 6\npartition = 'gpu'\ntime = '4h'\nmodules = ['cuda/12']\n"
-        "setup = ['ulimit -c 0']\ndirectives = ['--exclusive']\ngpu_option = 'gpus-per-node'\nlauncher = 'ssh'\n"
+        "setup = ['ulimit -c 0']\ndirectives = ['--exclusive']\nlauncher = 'ssh'\n"
+        "gpu_option = 'gpus-per-node'\n"
     )
     text = written("slurm", "a.toml", "--time", "2h", "--setup", "export X=1")
     assert {
@@ -151,7 +152,7 @@ def test_the_site_file_fills_in_what_is_not_said_and_the_header_tells(site: Path
     } <= {*directives(text)}
     assert f"#   gpus_per_node = 6  ({site}/site.toml)" in text
     assert "#   time = 2h  (command line)" in text
-    assert text.index("module load cuda/12") < text.index("ulimit -c 0") < text.index("export X=1")
+    assert text.index("\nmodule load cuda/12") < text.index("\nulimit -c 0") < text.index("\nexport X=1")
     assert text.startswith("#!/bin/bash -l\n")
     assert last_words(text)[-2:] == ["--launcher", "ssh"]
     assert f"export HPCSCHED_SITE_CONFIG={site}/site.toml" in text

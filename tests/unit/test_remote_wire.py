@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hpcsched.agent.node import address_towards, main, own_name, without_rank
+from hpcsched.agent.node import main
+from hpcsched.agent.nodesite import address_towards, own_name, without_rank
 from hpcsched.core.model import Device
 from hpcsched.errors import ConfigError
 from hpcsched.launch import wire

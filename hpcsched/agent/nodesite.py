@@ -1,0 +1,75 @@
+"""What a node agent makes of the host it finds itself on: its name, its address, what is in its way there."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from hpcsched.agent import guard
+from hpcsched.errors import ConfigError
+from hpcsched.launch.keys import Join
+from hpcsched.launch.orphans import end, find_orphans
+
+# What a batch system or an MPI says to one rank of its own step. Workers are ranks of something else,
+# and libraries that find these (MPI, Lightning) would take our numbers for theirs.
+_RANK_VARIABLES = (
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_TASK_PID",
+    "SLURM_GTIDS",
+    "SLURM_STEP",
+    "SLURM_SRUN_",
+    "PMI_",
+    "PMIX_",
+    "PALS_",
+    "JSM_",
+    "OMPI_",
+    "MPI_LOCAL",
+    "MV2_COMM_",
+)
+
+
+def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what the agent's own step says of ranks and tasks."""
+    return {name: value for name, value in environ.items() if not name.startswith(_RANK_VARIABLES)}
+
+
+def own_name(join: Join, given: str | None, environ: Mapping[str, str], hostname: str) -> str:
+    """This host's name among the run's; raises ConfigError if it is none of them."""
+    names = [given] if given else [environ.get("SLURMD_NODENAME", ""), hostname]
+    for name in filter(None, names):
+        if name in join.hosts:
+            return name
+        short = [host for host in join.hosts if host.split(".")[0] == name.split(".")[0]]
+        if len(short) == 1:
+            return short[0]
+    raise ConfigError(where="--name", got=f"{names[-1]!r}", accepted=f"one of {', '.join(join.hosts)}")
+
+
+def address_towards(endpoint: str) -> str:
+    """This host's IP address on the way to the head; its name if there is no way to be found."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    host = host.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(port)))  # sends nothing: it only chooses a route
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
+
+
+def end_orphans(join: Join) -> None:
+    """End what an earlier life left here; other agents of this life, on the same machine, keep theirs."""
+    orphans = find_orphans(join.run_id, [])
+    left = end(set(orphans) - guard.marked(orphans, join.life), join.grace_s)
+    if left:
+        pids = ", ".join(str(pid) for pid, _ in left)
+        raise ConfigError(
+            where=socket.gethostname(),
+            got=f"processes of an earlier life of the run cannot be ended: {pids}",
+            accepted="a host whose devices are free",
+        )

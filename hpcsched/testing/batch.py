@@ -1,0 +1,211 @@
+"""Stand-ins for the commands of batch systems and for the pyslurm package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from hpcsched.batch.command import Answer
+from hpcsched.errors import BatchError
+
+SLURM_JOB = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "node[1-2]",
+    "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
+    "SLURM_JOB_GPUS": "0,1,2,3,4,5",
+    "SLURM_GPUS_ON_NODE": "6",
+    "SLURM_GPUS_PER_NODE": "6",
+    "SLURM_PROCID": "0",
+    "SLURMD_NODENAME": "node1",
+    "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5",
+}
+"""The variables that matter, as Slurm 22.05 sets them in a batch script on two hosts of six GPUs."""
+
+LSF_JOB = {
+    "LSB_JOBID": "806290",
+    "LSB_JOBINDEX": "0",
+    "LSB_MCPU_HOSTS": "h1 16 h2 16",
+    "LSB_HOSTS": "h1 " * 16 + "h2 " * 16,
+    "LSB_EXIT_REQUEUE": "99",
+    "CUDA_VISIBLE_DEVICES": "0,1",
+}
+"""The variables that matter, as LSF 10.1 documents them, on two hosts of two GPUs; `hostname` is h1."""
+
+
+@dataclass
+class FakeJob:
+    """A job as its batch system knows it. `end` is Unix time, None: no limit. `state` is Slurm's word."""
+
+    id: str
+    state: str = "RUNNING"
+    end: float | None = None
+    requeueable: bool = True
+    comment: str = ""
+    restarts: int = 0
+
+
+@dataclass
+class FakeCluster:
+    """What a controller knows: jobs by id. Without `answers`, it cannot be reached."""
+
+    jobs: dict[str, FakeJob] = field(default_factory=dict)
+    answers: bool = True
+    calls: list[tuple[str, ...]] = field(default_factory=list)
+    environs: list[Mapping[str, str]] = field(default_factory=list)
+    release: str = "22.05.8"
+
+    def submit(self) -> str:
+        job = str(1 + max((int(name) for name in self.jobs), default=0))
+        self.jobs[job] = FakeJob(job, "PENDING")
+        return job
+
+
+class FakeSlurmCommands:
+    """squeue, scontrol and sbatch over a `FakeCluster`, in the words of Slurm 22.05."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> Answer:
+        self.cluster.calls.append(tuple(argv))
+        self.cluster.environs.append(dict(environ))
+        if argv[-1] == "--version":
+            return Answer(0, f"slurm-wlm {self.cluster.release}\n")
+        if not self.cluster.answers:
+            return Answer(1, "", f"{argv[0]}: error: Unable to contact slurm controller (connect failure)\n")
+        acts: dict[str, Callable[[Sequence[str]], Answer]] = {
+            "squeue": self._squeue,
+            "scontrol": self._scontrol,
+            "sbatch": self._sbatch,
+        }
+        if argv[0] not in acts:
+            raise BatchError(f"{argv[0]}: command not found; is the batch system on the PATH?")
+        return acts[argv[0]](argv)
+
+    def _squeue(self, argv: Sequence[str]) -> Answer:
+        wanted = next(word.partition("=")[2] for word in argv if word.startswith("--jobs="))
+        job = self.cluster.jobs.get(wanted)
+        if job is None:
+            return Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+        end = "N/A" if job.end is None else datetime.fromtimestamp(job.end, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return Answer(0, f"{job.id}|{job.state}|{end}\n")
+
+    def _scontrol(self, argv: Sequence[str]) -> Answer:
+        name = next((word for word in reversed(argv) if re.fullmatch(r"(JobId=)?\d+", word)), "")
+        job = self.cluster.jobs.get(name.removeprefix("JobId="))
+        if job is None:
+            return Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+        if "show" in argv:
+            shown = f"JobId={job.id} JobName=x Account=(null) QOS=(null) Partition=main TimeLimit=00:10:00 NumNodes=2"
+            detail = "   Nodes=node[1-2] CPU_IDs=0-3 Mem=0 GRES=gpu:6(IDX:0-5)" if "--details" in argv else ""
+            return Answer(0, f"{shown}{detail} WorkDir=/tmp TresPerNode=gres:gpu:6 \n")
+        if "requeue" in argv:
+            if not job.requeueable:
+                return Answer(1, "", f"Requested operation is presently disabled for job {job.id}\n")
+            job.state, job.restarts = "PENDING", job.restarts + 1
+        elif "update" in argv:
+            job.comment = argv[-1].removeprefix("Comment=")
+        elif "write" in argv:
+            from pathlib import Path
+
+            Path(argv[-1]).write_text("#!/bin/sh\n#SBATCH --nodes=2\ntrue\n")
+        return Answer(0, "")
+
+    def _sbatch(self, argv: Sequence[str]) -> Answer:
+        return Answer(0, self.cluster.submit() + "\n")
+
+
+class FakeLsfCommands:
+    """bjobs, bsub and lsid over a `FakeCluster`, in the words that IBM documents for LSF 10.1."""
+
+    WORDS: Mapping[str, str] = {
+        "PENDING": "PEND",
+        "RUNNING": "RUN",
+        "SUSPENDED": "USUSP",
+        "COMPLETED": "DONE",
+        "FAILED": "EXIT",
+    }
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> Answer:
+        import json
+
+        self.cluster.calls.append(tuple(argv))
+        self.cluster.environs.append(dict(environ))
+        if argv[0] == "lsid":
+            return Answer(0, "", "IBM Spectrum LSF 10.1.0.0 build 601088\nCopyright\n")
+        if not self.cluster.answers:
+            return Answer(255, "", "Failed in an LSF library call: LIM is down; try later\n")
+        if argv[0] == "bsub":
+            return Answer(0, f"Job <{self.cluster.submit()}> is submitted to default queue <normal>.\n")
+        job = self.cluster.jobs.get(argv[-1])
+        if job is None:
+            record = {"JOBID": argv[-1], "ERROR": f"Job <{argv[-1]}> is not found"}
+        else:
+            end = "-"
+            if job.end is not None:
+                end = datetime.fromtimestamp(job.end).strftime("%b %d %H:%M:%S %Y L")
+            word = self.WORDS.get(job.state, job.state)
+            record = {"JOBID": job.id, "STAT": word, "FINISH_TIME": end, "GPU_ALLOC": "h1:0,1;h2:0,1"}
+        answer = {"COMMAND": "bjobs", "JOBS": "1", "RECORDS": [record]}
+        return Answer(0, "Cannot connect to LSF. Please wait ...\n" + json.dumps(answer, indent=2))
+
+
+def fake_pyslurm(cluster: FakeCluster, *, release: str = "25.11.2") -> Any:
+    """A module with the parts of pyslurm 25.11 that hpcsched uses, over a `FakeCluster`.
+
+    `__version__`; `RPCError(errno, msg)` with `errno` and `msg`; `JobSubmitDescription(**fields)`, of which
+    `comment`; `Job(id)` and `Job.load(id)`, an int, with `id`, `state` (Slurm's word), `end_time` (Unix time,
+    or None), `requeue(hold=False)` and `modify(description)`. Names, types and raised errors as in its source.
+    """
+    from types import SimpleNamespace
+
+    class RPCError(Exception):
+        def __init__(self, errno: int = -1, msg: str | None = None) -> None:
+            self.errno, self.msg = errno, msg
+            super().__init__(msg)
+
+    class JobSubmitDescription:
+        def __init__(self, **fields: Any) -> None:
+            self.comment: str | None = None
+            for name, value in fields.items():
+                setattr(self, name, value)
+
+    def known(job_id: int) -> FakeJob:
+        if type(job_id) is not int:
+            raise TypeError("an integer is required")
+        if not cluster.answers:
+            raise RPCError(1800, "Unable to contact slurm controller (connect failure)")
+        if str(job_id) not in cluster.jobs:
+            raise RPCError(2017, "Invalid job id specified")
+        return cluster.jobs[str(job_id)]
+
+    class Job:
+        def __init__(self, job_id: int) -> None:
+            self.id = job_id
+            self.state: str | None = None
+            self.end_time: int | None = None
+
+        @staticmethod
+        def load(job_id: int) -> Job:
+            found, job = known(job_id), Job(job_id)
+            job.state, job.end_time = found.state, None if found.end is None else int(found.end)
+            return job
+
+        def requeue(self, hold: bool = False) -> None:
+            job = known(self.id)
+            if not job.requeueable:
+                raise RPCError(2015, "Requested operation is presently disabled")
+            job.state, job.restarts = "PENDING", job.restarts + 1
+
+        def modify(self, changes: JobSubmitDescription) -> None:
+            known(self.id).comment = changes.comment or ""
+
+    return SimpleNamespace(
+        __version__=release, RPCError=RPCError, JobSubmitDescription=JobSubmitDescription, Job=Job
+    )

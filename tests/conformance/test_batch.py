@@ -1,0 +1,133 @@
+"""The conformance suite for batch systems, over all of them; the vendors' commands are stand-ins."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+from hpcsched.batch.base import BatchSystem, JobLife
+from hpcsched.batch.local import Local
+from hpcsched.batch.lsf import Lsf
+from hpcsched.batch.pyslurm import PySlurm
+from hpcsched.batch.slurm import Slurm
+from hpcsched.testing.batch import (
+    LSF_JOB,
+    SLURM_JOB,
+    FakeCluster,
+    FakeJob,
+    FakeLsfCommands,
+    FakeSlurmCommands,
+    fake_pyslurm,
+)
+from hpcsched.testing.conformance_batch import BatchConformance
+
+STATES = {
+    "8": "PENDING",
+    "9": "RUNNING",
+    "10": "SUSPENDED",
+    "11": "COMPLETED",
+    "12": "FAILED",
+    "13": "BAFFLED",
+}
+LIVES = {
+    "8": JobLife.PENDING,
+    "9": JobLife.RUNNING,
+    "10": JobLife.SUSPENDED,
+    "11": JobLife.ENDED,
+    "12": JobLife.ENDED,
+    "13": JobLife.UNKNOWN,
+    "14": JobLife.ENDED,  # nobody has heard of it
+}
+
+
+def cluster(
+    job: str, *, end: float | None = None, requeueable: bool = True, answers: bool = True
+) -> FakeCluster:
+    jobs = {name: FakeJob(name, state) for name, state in STATES.items()}
+    jobs[job] = FakeJob(job, end=end, requeueable=requeueable)
+    return FakeCluster(jobs, answers=answers)
+
+
+class TestSlurmCommands(BatchConformance):
+    def make(self, known: FakeCluster, environ: dict[str, str]) -> BatchSystem:
+        return Slurm(environ, run=FakeSlurmCommands(known))
+
+    def inside(self, *, end: float | None, requeueable: bool = True) -> BatchSystem:
+        return self.make(cluster("7", end=end, requeueable=requeueable), SLURM_JOB)
+
+    def outside(self) -> BatchSystem:
+        return self.make(cluster("7"), {})
+
+    def silent(self) -> BatchSystem:
+        return self.make(cluster("7", answers=False), SLURM_JOB)
+
+    def lives(self) -> tuple[BatchSystem, dict[str, JobLife]]:
+        return self.make(cluster("7"), {}), LIVES
+
+
+class TestPySlurm(TestSlurmCommands):
+    def make(self, known: FakeCluster, environ: dict[str, str]) -> BatchSystem:
+        known.release = "25.11.1"
+        batch = PySlurm(environ, run=FakeSlurmCommands(known), module=fake_pyslurm(known))
+        assert batch.usable() is None
+        return batch
+
+
+class TestLsf(BatchConformance):
+    copies_script = False
+
+    def make(self, known: FakeCluster, environ: dict[str, str]) -> BatchSystem:
+        return Lsf(environ, run=FakeLsfCommands(known), launcher="blaunch", hostname="h1")
+
+    def inside(self, *, end: float | None, requeueable: bool = True) -> BatchSystem:
+        environ = {key: value for key, value in LSF_JOB.items() if requeueable or key != "LSB_EXIT_REQUEUE"}
+        return self.make(cluster("806290", end=end), environ)
+
+    def outside(self) -> BatchSystem:
+        return self.make(cluster("806290"), {})
+
+    def silent(self) -> BatchSystem:
+        return self.make(cluster("806290", answers=False), LSF_JOB)
+
+    def lives(self) -> tuple[BatchSystem, dict[str, JobLife]]:
+        return self.make(cluster("806290"), {}), LIVES
+
+
+class TestLsfWithJsrun(TestLsf):
+    def make(self, known: FakeCluster, environ: dict[str, str]) -> BatchSystem:
+        return Lsf(environ, run=FakeLsfCommands(known), launcher="jsrun", hostname="batch5")
+
+
+class TestLocal(BatchConformance):
+    comes_back = tells_lives = copies_script = False
+    launcher = "local"
+
+    def inside(self, *, end: float | None, requeueable: bool = True) -> BatchSystem:
+        return Local(("h1", "h2"), launcher=self.launcher)
+
+    def outside(self) -> BatchSystem:
+        return Local()
+
+    def silent(self) -> BatchSystem:
+        return self.inside(end=None)
+
+    def lives(self) -> tuple[BatchSystem, dict[str, JobLife]]:
+        return Local(), dict.fromkeys(LIVES, JobLife.UNKNOWN)
+
+
+class TestLocalBySsh(TestLocal):
+    launcher = "ssh"
+
+
+def test_the_real_pyslurm() -> None:
+    """Where one is installed that goes with the Slurm here: it has the names that we use."""
+    if importlib.util.find_spec("pyslurm") is None:
+        pytest.skip("pyslurm is not installed")
+    batch = PySlurm(os.environ)
+    why_not = batch.usable()
+    if why_not is not None:
+        pytest.skip(why_not)
+    assert batch.life("999999999") is JobLife.ENDED
+    assert "pyslurm" in batch.version()

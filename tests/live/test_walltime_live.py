@@ -1,0 +1,229 @@
+"""The end of an allocation, followed by a real agent that asks a squeue of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from livebench import Agent, Bench, job, saves
+
+SQUEUE = """#!/bin/sh
+echo "squeue $*" >> {log}
+case $(cat {mood}) in
+hang) sleep 300 ;;
+down) echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1 ;;
+garbage) echo "Segmentation fault, or so" ;;
+*) echo "77|RUNNING|$(cat {end})" ;;
+esac
+"""
+SCONTROL = """#!/bin/sh
+echo "scontrol $*" >> {log}
+case "$1 $(cat {mood})" in
+"requeue refuse") echo "Requested operation is presently disabled for job 77" >&2; exit 1 ;;
+esac
+"""
+
+
+class Cluster:
+    """A stand-in of Slurm's commands around one job, 77: its end, and how the commands feel."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.folder = bench, bench.folder / "slurm"
+        self.folder.mkdir()
+        self.mood("well")
+        for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL)):
+            path = self.folder / name
+            path.write_text(text.format(**{f: self.folder / f for f in ("log", "mood", "end")}))
+            path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        bench.env |= {
+            "PATH": f"{self.folder}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "77",
+            "SLURM_JOB_NODELIST": "node7",
+            "SLURMD_NODENAME": "node7",
+            "SLURM_JOB_CPUS_PER_NODE": "2",
+            "HPCSCHED_PYSLURM": "off",
+        }
+
+    def ends_in(self, seconds: float) -> None:
+        end = datetime.fromtimestamp(time.time() + seconds, UTC)
+        (self.folder / "end").write_text(end.strftime("%Y-%m-%dT%H:%M:%S"))
+
+    def shorten(self, agent: Agent, seconds: float) -> None:
+        """The job now ends so soon, which the agent is told by a warning."""
+        self.ends_in(seconds)
+        agent.kill(signal.SIGUSR2)
+
+    def mood(self, word: str) -> None:
+        (self.folder / "mood").write_text(word)
+
+    @property
+    def log(self) -> list[str]:
+        path = self.folder / "log"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def cluster(bench: Bench) -> Cluster:
+    return Cluster(bench)
+
+
+def test_all_is_saved_before_the_time_is_up_and_the_job_requeued(bench: Bench, cluster: Cluster) -> None:
+    cluster.ends_in(3600)
+    path = bench.set_of(saves("a", steps=5000), saves("b", steps=5000))
+    agent = bench.start(path, "--devices", "cpu:2", "--margin", "5", "--requeue")
+    bench.ready("a", "b")
+    allocation = bench.status()["run"]["allocation"]
+    assert allocation["kind"] == "slurm"
+    deadline = datetime.fromisoformat(allocation["deadline"]).timestamp()
+    assert deadline - time.time() == pytest.approx(3600, abs=5)
+    soon = time.time() + 18
+    cluster.shorten(agent, 18)
+    assert agent.wait() == 75
+    assert time.time() < soon - 5
+    assert {j["state"] for j in bench.status()["jobs"]} == {"SUSPENDED"}
+    assert bench.status()["run"]["state"] == "STOPPED"
+    assert cluster.log[-1] == "scontrol requeue 77"
+    assert "this batch job is back in the queue" in agent.said
+    # The batch system starts the same script again.
+    cluster.ends_in(3600)
+    bench.env["SLURM_RESTART_COUNT"] = "1"
+    agent = bench.start(path, "--devices", "cpu:2", "--margin", "5", "--requeue")
+    bench.ready("a", "b")
+    assert all(j["attempt"] == 2 for j in bench.status()["jobs"])
+    assert "restart 1" in agent.said
+
+
+def test_without_asking_for_it_nothing_comes_back(bench: Bench, cluster: Cluster) -> None:
+    cluster.ends_in(3600)
+    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1")
+    bench.ready("a")
+    cluster.shorten(agent, 60)
+    assert agent.wait() == 75
+    assert not [line for line in cluster.log if "requeue" in line]
+    assert "go on with `hpcsched run --resume`" in agent.said
+
+
+def test_a_refused_requeue_is_said_and_loses_nothing(bench: Bench, cluster: Cluster) -> None:
+    cluster.ends_in(3600)
+    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1", "--requeue")
+    bench.ready("a")
+    cluster.mood("refuse")
+    cluster.shorten(agent, 60)
+    assert agent.wait() == 75
+    assert "Slurm does not requeue job 77" in agent.said
+    assert "#SBATCH --requeue" in agent.said
+    assert bench.status()["jobs"][0]["state"] == "SUSPENDED"
+
+
+def test_where_nothing_advanced_it_does_not_come_back(bench: Bench, cluster: Cluster) -> None:
+    cluster.ends_in(3600)
+    script = job("stuck", "trap 'exit 143' TERM; while :; do sleep 0.05; done")
+    agent = bench.start(bench.set_of(script), "--devices", "cpu:1", "--requeue")
+    bench.until(lambda: bench.job("stuck").get("state") == "RUNNING")
+    cluster.shorten(agent, 60)
+    assert agent.wait() == 75
+    assert "nothing advanced" in agent.said
+    assert not [line for line in cluster.log if "requeue" in line]
+
+
+def test_a_job_that_does_not_leave_is_killed_in_time(bench: Bench, cluster: Cluster) -> None:
+    cluster.ends_in(3600)
+    stubborn = job(
+        "stubborn", ': > "$HPCSCHED_JOB_DIR/ready.1"; trap "" TSTP TERM; while :; do sleep 0.05; done'
+    )
+    path = bench.set_of(saves("a", steps=5000), stubborn)
+    agent = bench.start(path, "--devices", "cpu:2", "--margin", "6", "--requeue")
+    bench.ready("a", "stubborn")
+    deadline = time.time() + 8
+    cluster.shorten(agent, 8)
+    assert agent.wait() == 75
+    assert time.time() < deadline
+    assert "is killed (SIGKILL)" in agent.said
+    assert cluster.log[-1] == "scontrol requeue 77"
+
+
+def test_who_cancels_the_batch_job_does_not_get_it_back(bench: Bench, cluster: Cluster) -> None:
+    cluster.ends_in(3600)
+    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1", "--requeue")
+    bench.ready("a")
+    agent.kill(signal.SIGCONT)  # Slurm adds it; it means nothing
+    agent.kill(signal.SIGTERM)
+    assert agent.wait() == 75
+    assert bench.status()["jobs"][0]["state"] == "SUSPENDED"
+    assert "asked to stop (SIGTERM)" in agent.said
+    assert not [line for line in cluster.log if "requeue" in line]
+
+
+def test_a_warning_that_is_early_is_only_told(bench: Bench, cluster: Cluster) -> None:
+    cluster.ends_in(3600)
+    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1")
+    bench.ready("a")
+    agent.kill(signal.SIGUSR2)
+    bench.until(lambda: "SIGUSR2 from the batch system; saving begins in 35" in agent.said)
+    assert bench.status()["run"]["state"] == "RUNNING"
+    # The end has moved: the next warning finds that out, long before the next question is due.
+    cluster.ends_in(62)
+    agent.kill(signal.SIGUSR1)
+    assert agent.wait() == 75
+    assert "the allocation now ends at" in agent.said
+
+
+@pytest.mark.parametrize("mood", ["down", "garbage"])
+def test_a_warning_counts_when_nobody_says_how_near_the_end_is(
+    bench: Bench, cluster: Cluster, mood: str
+) -> None:
+    cluster.ends_in(3600)
+    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1", "--requeue")
+    bench.ready("a")
+    cluster.mood(mood)
+    agent.kill(signal.SIGUSR2)
+    assert agent.wait() == 75
+    assert "SIGUSR2: saving all jobs" in agent.said
+    assert "going by the end time known last" in agent.said
+    assert bench.status()["jobs"][0]["state"] == "SUSPENDED"
+
+
+def test_a_batch_system_that_hangs_at_the_start_costs_the_deadline_only(
+    bench: Bench, cluster: Cluster
+) -> None:
+    cluster.mood("down")
+    agent = bench.start(bench.set_of(saves("a", steps=10)), "--devices", "cpu:1")
+    assert agent.wait() == 0
+    assert "has no end that is known" in agent.said
+
+
+def test_a_stop_of_all_of_us_does_not_count(bench: Bench, cluster: Cluster) -> None:
+    cluster.ends_in(3600)
+    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1")
+    bench.ready("a")
+    agent.kill(signal.SIGSTOP)
+    before = bench.status()["run"]["clock_s"]
+    time.sleep(6.5)
+    agent.kill(signal.SIGCONT)
+    bench.until(lambda: "all was stopped for" in agent.said)
+    bench.until(lambda: bench.status()["run"]["clock_s"] > before)
+    assert bench.status()["run"]["clock_s"] < before + 5
+
+
+def test_a_slurm_job_without_its_variables_is_refused(bench: Bench) -> None:
+    bench.env["SLURM_JOB_ID"] = "77"
+    done = bench("run", bench.set_of(saves("a", steps=1)), "--devices", "cpu:1")
+    assert done.returncode == 1
+    assert "SLURM_JOB_NODELIST" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not bench.dir.exists()
+
+
+def test_the_run_is_registered(bench: Bench, tmp_path: Path) -> None:
+    bench.env["XDG_STATE_HOME"] = str(tmp_path / "state")
+    assert bench("run", bench.set_of(saves("a", steps=1)), "--devices", "cpu:1").returncode == 0
+    (entry,) = (tmp_path / "state" / "hpcsched" / "runs").iterdir()
+    assert json.loads(entry.read_text())["dir"] == str(bench.dir)
+    assert socket.gethostname()
