@@ -341,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         watch = guard.Guard(join.run_id, guard.mark(join.life, name))
         with contextlib.ExitStack() as stack:
             end_orphans(join)
-            devices = open_devices(join.devices, name)
+            devices = open_devices(join.devices, name, cpus=join.cpus.get(name))
             stack.callback(devices.close)
             node = NodeAgent(join, name, devices)
             try:

@@ -35,7 +35,7 @@ class Served:
         self._ready_due = self._record_due = 0.0
         self._mtime_ns = 0
         self.progress_due = now
-        """When the progress descriptor is to be read again; None-like infinity once it has ended."""
+        """When the progress descriptor is to be read again (monotonic clock)."""
 
     @property
     def ready(self) -> bool:

@@ -140,10 +140,12 @@ class Slurm:
 
         On a job with GPUs call `allocation` first: it learns how many are where, and steps must say so.
 
-        Ending srun (SIGTERM or SIGKILL) has Slurm send SIGKILL, with no SIGTERM first, to the processes of
-        the step at once. SIGUSR1 and SIGUSR2 it passes on. Where Slurm tracks processes by parentage
-        (`ProctrackType=proctrack/linuxproc`) instead of by cgroup, processes whose parent has ended have
-        left the step: they live on, and while they hold the step's output open srun lives on too.
+        Ending srun (SIGTERM or SIGKILL) ends the processes of the step at once, by SIGKILL and without a
+        SIGTERM before it. SIGUSR1 and SIGUSR2 srun passes on, to every process of the step: not only to
+        what it started. Where Slurm tracks processes by their parents (`ProctrackType=proctrack/linuxproc`)
+        and not by cgroup, a process whose parent has ended has left the step and lives on; should what was
+        started be killed on its host, that goes for all it has started. Then srun ends at once if they
+        write into files of their own; if they hold the step's stdout or stderr, only after the last of them.
         """
         if self._launcher != "srun":
             there = [(host.name, (*argv, "--name", host.name)) for host in hosts]

@@ -140,7 +140,9 @@ def submit_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         key: value
         for key, value in environ.items()
-        if not (key.startswith(("SLURM_", "SRUN_", "PMI_", "PMIX_")) and key not in _KEPT_FOR_SBATCH)
+        if not (
+            key.startswith(("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")) and key not in _KEPT_FOR_SBATCH
+        )
         and key not in _OF_ONE_JOB
         and not (key == "TMPDIR" and job_id and job_id in value)
     }

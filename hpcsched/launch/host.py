@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from hpcsched.launch import wire
 from hpcsched.launch.parts import Part, RemoteWorkers
@@ -18,6 +19,27 @@ agent's guard, or have noticed that their parent is gone and left."""
 
 FENCED_AT_LATEST_S = 10.0
 """Then we go on even if the command does not end, or must not be ended since it runs other hosts too."""
+
+
+S = TypeVar("S", covariant=True)
+
+
+class MakeSample(Protocol[S]):
+    """`devices.Sample`, which this package must not import."""
+
+    def __call__(
+        self, *, gpu: int, utilisation: float | None, memory_mib: float | None, healthy: bool, why: str
+    ) -> S: ...
+
+
+class NamedHost(Protocol):
+    """What is to be known of a host: `batch.Host`, which this package must not import."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def cpus(self) -> int | None: ...
 
 
 @dataclass(slots=True, eq=False)

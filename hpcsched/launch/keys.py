@@ -40,7 +40,8 @@ class KeyPair:
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """The join file. `life` is one life of the head; `hosts` those it expects; `devices` what to open there.
+    """The join file. `life` is one life of the head; `hosts` those it expects; `devices` what to open there;
+    `cpus` how many the batch system granted, by host, where that is known.
 
     `grace_s`: how long workers may take to save once the head is gone.
     """
@@ -53,6 +54,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     client_secret: str
     hosts: tuple[str, ...]
     devices: str
+    cpus: dict[str, int] = {}
     grace_s: float
     protocol: int = PROTOCOL
 

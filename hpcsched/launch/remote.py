@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic
 
 import msgspec
 
@@ -24,7 +24,7 @@ from hpcsched.errors import LaunchError
 from hpcsched.launch import wire
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.door import Door
-from hpcsched.launch.host import RemoteHost
+from hpcsched.launch.host import MakeSample, NamedHost, RemoteHost, S
 from hpcsched.launch.keys import Join, KeyPair, join_file, new_life, write_join
 from hpcsched.launch.parts import Part, RemoteWorkers, part_orders
 from hpcsched.launch.starter import Command, end_all, last_words
@@ -41,23 +41,6 @@ STALL_S = 1.0
 
 SLEW_S = 0.001
 """How fast, in seconds a beat, the estimate of a host's clock may fall: it is set by the fastest messages."""
-
-S = TypeVar("S", covariant=True)
-
-
-class MakeSample(Protocol[S]):
-    """`devices.Sample`, which this package must not import."""
-
-    def __call__(
-        self, *, gpu: int, utilisation: float | None, memory_mib: float | None, healthy: bool, why: str
-    ) -> S: ...
-
-
-class _Named(Protocol):
-    """A host, such as `batch.Host`."""
-
-    @property
-    def name(self) -> str: ...
 
 
 class Hosts(Generic[S]):
@@ -79,7 +62,7 @@ class Hosts(Generic[S]):
     def __init__(
         self,
         *,
-        hosts: Sequence[_Named],
+        hosts: Sequence[NamedHost],
         commands: Callable[[Sequence[Any], Sequence[str]], list[tuple[str, ...]]],
         run_id: str,
         run_dir: Path,
@@ -137,6 +120,7 @@ class Hosts(Generic[S]):
             client_public=client.public,
             client_secret=client.secret,
             hosts=tuple(self._nodes),
+            cpus={host.name: host.cpus for host in self._hosts if host.cpus},
             devices=self._devices,
             grace_s=self._grace_s,
         )

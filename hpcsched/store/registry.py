@@ -61,21 +61,22 @@ def runs(*, environ: Mapping[str, str] | None = None) -> list[Registered]:
             entry = msgspec.json.decode(path.read_bytes(), type=Registered)
         except (OSError, msgspec.MsgspecError):
             continue  # somebody else's, a newer version's, or just removed
-        if _gone(entry):
+        if not _there(entry):
             with contextlib.suppress(OSError):
-                path.unlink()
+                if _gone(entry):
+                    path.unlink()
         elif entry.dir not in found or found[entry.dir].at < entry.at:
             found[entry.dir] = entry
     return sorted(found.values(), key=lambda entry: -entry.at)
 
 
-def _gone(entry: Registered) -> bool:
-    """Whether the run was removed, or another has taken its directory."""
+def _there(entry: Registered) -> bool:
+    """Whether the run's directory is there, and no other run has taken it."""
     root = Path(entry.dir)
-    try:
-        if not root.is_dir():
-            return root.parent.is_dir() or time.time() - entry.at > FORGET_AFTER_S
-    except OSError:
-        return False  # a filesystem that hangs or refuses proves nothing
     record = RunDir(root).read_record()
-    return record is not None and record.id != entry.id
+    return root.is_dir() and (record is None or record.id == entry.id)
+
+
+def _gone(entry: Registered) -> bool:
+    """Whether a run that is not there was removed; else its filesystem may not be mounted on this host."""
+    return Path(entry.dir).parent.is_dir() or time.time() - entry.at > FORGET_AFTER_S

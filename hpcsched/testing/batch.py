@@ -99,7 +99,7 @@ class FakeSlurmCommands:
         if job is None:
             return Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n")
         if "show" in argv:
-            shown = f"JobId={job.id} JobName=x Account=(null) QOS=(null) Partition=main TimeLimit=00:10:00 NumNodes=2"
+            shown = f"JobId={job.id} JobName=x Account=(null) Partition=main TimeLimit=00:10:00 NumNodes=2"
             detail = "   Nodes=node[1-2] CPU_IDs=0-3 Mem=0 GRES=gpu:6(IDX:0-5)" if "--details" in argv else ""
             return Answer(0, f"{shown}{detail} WorkDir=/tmp TresPerNode=gres:gpu:6 \n")
         if "requeue" in argv:
@@ -161,7 +161,7 @@ def fake_pyslurm(cluster: FakeCluster, *, release: str = "25.11.2") -> Any:
 
     `__version__`; `RPCError(errno, msg)` with `errno` and `msg`; `JobSubmitDescription(**fields)`, of which
     `comment`; `Job(id)` and `Job.load(id)`, an int, with `id`, `state` (Slurm's word), `end_time` (Unix time,
-    or None), `requeue(hold=False)` and `modify(description)`. Names, types and raised errors as in its source.
+    or None), `requeue(hold=False)` and `modify(description)`. Names, types and errors as in its source.
     """
     from types import SimpleNamespace
 

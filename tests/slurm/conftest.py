@@ -40,9 +40,13 @@ class RealSlurm:
         file = self.work / f"script-{len(self.jobs)}-{time.monotonic_ns()}.sh"
         file.write_text(script if script.startswith("#!") else f"#!/bin/bash\n{script}\n")
         submitted = subprocess.run(
-            ("sbatch", "--parsable", f"--output={self.work}/%j.out", "--open-mode=append", *options, str(file)),
-            env=self.env, cwd=cwd or self.work, capture_output=True, text=True, timeout=30,
-        )  # fmt: skip
+            ("sbatch", "--parsable", f"--output={self.work}/%j.out", *options, str(file)),
+            env={**self.env, "SBATCH_OPEN_MODE": "append"},
+            cwd=cwd or self.work,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
         assert submitted.returncode == 0, submitted.stderr
         job = submitted.stdout.strip()
         self.jobs.append(job)

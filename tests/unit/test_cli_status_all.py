@@ -234,8 +234,10 @@ def test_the_registry_is_private_and_forgets_what_is_gone(home: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["odd.json"]
 
 
-def test_a_run_on_a_filesystem_that_is_not_mounted_here_is_kept(home: Path) -> None:
+def test_a_run_on_a_filesystem_that_is_not_mounted_here_is_not_forgotten(home: Path) -> None:
     registry.register("r", home / "scratch" / "me" / "run")
+    assert registry.runs() == []
+    a_run(home / "scratch" / "me" / "run", run_id="r")
     assert [run.id for run in registry.runs()] == ["r"]
 
 

@@ -1,0 +1,221 @@
+"""`hpcsched run` inside real Slurm jobs: their end, coming back, several hosts, the login node."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slurm
+
+SET = """schema = 1
+[defaults]
+replay = true
+model = "ResNet-50"
+[[job]]
+name = "a"
+steps = {steps}
+[[job]]
+name = "b"
+steps = {steps}
+"""
+
+
+class Site:
+    """A user's directory on the cluster: a job file, a run directory, and the login node's view of them."""
+
+    def __init__(self, slurm, folder: Path) -> None:
+        self.slurm, self.folder, self.dir = slurm, folder, folder / "run"
+        self.env = {
+            **slurm.env,
+            "HPCSCHED_DIR": str(self.dir),
+            "HPCSCHED_DATABASE": str(folder / "db.sqlite"),
+            "HPCSCHED_DEVICES": "replay:6@20",
+            "HPCSCHED_PROFILES": "marble-summit",
+            "HPCSCHED_SITE_CONFIG": str(folder / "none.toml"),
+            "HPCSCHED_INTERFACE": "127.0.0.1",
+            "XDG_CONFIG_HOME": str(folder),
+            "XDG_STATE_HOME": str(folder / "state"),
+        }
+        slurm.env = self.env
+
+    def set_of(self, text: str) -> Path:
+        path = self.folder / "jobs.toml"
+        path.write_text(text)
+        return path
+
+    def submit(self, *options: str, run: str = "jobs.toml --requeue --margin 25", minutes: int = 2) -> str:
+        script = f"#!/bin/bash\nexec hpcsched run {run}\n"
+        return self.slurm.sbatch(
+            script, "--partition=short", f"--time={minutes}", "--gpus-per-node=6", *options, cwd=self.folder
+        )
+
+    def hpcsched(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ("hpcsched", *words), env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=60
+        )
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.hpcsched("status", "--json").stdout or '{"run": {"state": ""}, "jobs": []}')
+
+    def job(self, name: str) -> dict[str, Any]:
+        return next((job for job in self.status()["jobs"] if job["name"] == name), {})
+
+    def until(self, met: Callable[[], Any], timeout_s: float = 40.0) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (found := met()):
+            logs = "\n".join(self.slurm.log(job) for job in self.slurm.jobs)
+            assert time.monotonic() < deadline, f"not within {timeout_s} s\n{self.status()}\n{logs}"
+            time.sleep(0.2)
+        return found
+
+    def at_work(self, *names: str) -> None:
+        self.until(lambda: all((self.job(name).get("step") or 0) > 0 for name in names))
+
+
+@pytest.fixture
+def site(slurm, tmp_path: Path):
+    before = slurm.env
+    yield Site(slurm, tmp_path)
+    slurm.env = before
+
+
+def test_it_saves_in_time_and_comes_back_until_all_is_done(site: Site) -> None:
+    site.set_of(SET.format(steps=4800))
+    # 6 + 1 s of saving (20 times faster than in the profile) and 40 s in reserve leave about 10 s of work.
+    job = site.submit("--requeue", minutes=1, run="jobs.toml --requeue --margin 40")
+    steps = []
+    for _ in range(2):
+        site.until(lambda: site.status()["run"]["state"] == "STOPPED", timeout_s=70)
+        site.slurm.wait(job, {"PENDING"})
+        found = site.status()
+        assert all(j["state"] in ("SUSPENDED", "COMPLETED") for j in found["jobs"])
+        steps.append(sum(j["step"] for j in found["jobs"]))
+        said = site.hpcsched("status").stderr
+        assert f"job {job} waits in the queue" in said
+        site.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=2")
+        site.until(lambda: site.status()["run"]["state"] != "STOPPED")
+    assert 0 < steps[0] < steps[1] < 9600
+    assert site.slurm.wait(job, timeout_s=120) == "COMPLETED"
+    found = site.status()
+    assert [j["state"] for j in found["jobs"]] == ["COMPLETED", "COMPLETED"]
+    history = json.loads(site.hpcsched("history", "--json").stdout)
+    assert history
+    explained = json.loads(site.hpcsched("explain", "a", "--json").stdout)
+    assert "Saved" in [line["code"] for line in explained["story"]]
+    assert "Lost" not in [line["code"] for line in explained["story"]]
+
+
+def test_scancel_saves_and_is_final(site: Site) -> None:
+    site.set_of(SET.format(steps=100_000))
+    job = site.submit("--requeue")
+    site.at_work("a", "b")
+    site.slurm.run("scancel", job)
+    assert site.slurm.wait(job) == "CANCELLED"
+    found = site.status()
+    assert found["run"]["state"] == "STOPPED"
+    assert [j["state"] for j in found["jobs"]] == ["SUSPENDED", "SUSPENDED"]
+    assert "asked to stop (SIGTERM)" in site.slurm.log(job)
+
+
+def test_the_batch_systems_signal_is_the_second_trigger(site: Site) -> None:
+    site.set_of(SET.format(steps=100_000))
+    job = site.submit("--requeue")
+    site.at_work("a")
+    site.slurm.run("scancel", "--batch", "--signal=USR2", job)
+    site.until(lambda: "SIGUSR2 from the batch system; saving begins in" in site.slurm.log(job))
+    # The operator takes time away: the next signal finds out.
+    site.slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+    site.slurm.run("scancel", "--batch", "--signal=USR1", job)
+    site.until(lambda: "the allocation now ends at" in site.slurm.log(job))
+    site.slurm.wait(job, {"PENDING"}, timeout_s=90)
+    assert [j["state"] for j in site.status()["jobs"]] == ["SUSPENDED", "SUSPENDED"]
+
+
+def test_without_a_controller_the_last_known_end_counts(site: Site) -> None:
+    site.set_of(SET.format(steps=100_000))
+    job = site.submit("--requeue", minutes=1, run="jobs.toml --requeue --margin 35")
+    site.at_work("a")
+    site.slurm.signal("slurmctld", signal.SIGSTOP)
+    try:
+        assert [j["state"] for j in site.status()["jobs"]] == ["RUNNING", "RUNNING"]
+        site.until(lambda: site.status()["run"]["state"] == "STOPPED", timeout_s=60)
+        assert [j["state"] for j in site.status()["jobs"]] == ["SUSPENDED", "SUSPENDED"]
+    finally:
+        site.slurm.signal("slurmctld", signal.SIGCONT)
+    assert site.slurm.log(job)
+
+
+def test_a_chain_goes_on_in_a_job_of_its_own(site: Site) -> None:
+    site.set_of(SET.format(steps=2400))
+    job = site.submit("--no-requeue", minutes=1, run="jobs.toml --chain --margin 40")
+    assert site.slurm.wait(job, timeout_s=70) == "FAILED"  # exit code 75
+    said = site.slurm.log(job)
+    assert "goes on when this one has ended" in said
+    following = said.split("batch job ")[1].split()[0]
+    site.slurm.jobs.append(following)
+    site.until(lambda: site.status()["run"]["allocation"]["id"] == following)
+    site.until(lambda: site.status()["run"]["state"] in ("FINISHED", "STOPPED"), timeout_s=90)
+
+
+def test_two_hosts_and_the_loss_of_one(site: Site) -> None:
+    site.set_of(
+        SET.format(steps=4000)
+        + '[[job]]\nname = "wide"\nnodes = 2\ngpus = 1\nsteps = 100000\ncheckpoint_every = "20s"\n'
+    )
+    job = site.submit("--nodes=2", "--ntasks-per-node=1")
+    site.at_work("a", "b", "wide")
+    found = site.status()
+    assert {g["host"] for g in found["gpus"]} == {"node1", "node2"}
+    assert len(found["gpus"]) == 12
+    assert site.job("wide")["hosts"] == ["node1", "node2"]
+    victim = _node_agent(site.dir, "node2")
+    lost = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    site.until(lambda: "node2 was lost" in site.slurm.log(job))
+    assert time.monotonic() - lost < 10
+    site.until(lambda: {g["host"] for g in site.status()["gpus"]} == {"node1"})
+    assert site.job("a")["state"] == "RUNNING" and site.job("a")["attempt"] == 1
+    site.until(lambda: site.job("b").get("state") in ("RUNNING", "COMPLETED"), timeout_s=90)
+    site.until(lambda: site.job("wide").get("state") in ("PENDING", "SUSPENDED"))
+
+
+def test_the_login_node_sees_and_steers(site: Site) -> None:
+    site.set_of(SET.format(steps=3000))
+    job = site.submit()
+    site.at_work("a")
+    seen = site.hpcsched("status")
+    assert "node1" in seen.stdout and seen.returncode == 0
+    assert job in site.hpcsched("top", "-n", "1").stdout
+    assert str(site.dir) in site.hpcsched("status", "--all").stdout
+    assert site.hpcsched("hold", "b").returncode in (0, 1)
+    assert site.hpcsched("cancel", "b").returncode == 0
+    site.until(lambda: site.job("b")["state"] == "CANCELLED")
+    submitted = site.hpcsched("submit", "--name", "late", "--model", "VGG-16", "--steps", "50", "--", "true")
+    assert submitted.returncode == 0, submitted.stderr
+    assert site.hpcsched("drain").returncode == 0
+    assert site.slurm.wait(job) == "FAILED"
+    assert site.status()["run"]["state"] == "STOPPED"
+
+
+def _node_agent(run_dir: Path, name: str) -> int:
+    """The pid of a node agent itself: not of srun, nor of what guards it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"hpcsched.agent.node" in words and words[0].endswith((b"python", b"python3")):
+                text = b" ".join(words).decode()
+                if str(run_dir) in text and f"--name {name}" in text:
+                    found.append(int(entry.name))
+    return min(found)

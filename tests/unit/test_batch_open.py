@@ -1,0 +1,107 @@
+"""Which batch system is found, and how its commands are run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpcsched.batch import batch_of, open_batch
+from hpcsched.batch.base import Host
+from hpcsched.batch.command import run_command
+from hpcsched.errors import BatchError, ConfigError
+from hpcsched.testing.batch import LSF_JOB, SLURM_JOB
+
+
+@pytest.mark.parametrize(
+    ("environ", "hosts", "kind"),
+    [
+        ({}, [], "none"),
+        (SLURM_JOB, [], "slurm"),
+        (LSF_JOB, [], "lsf"),
+        ({**SLURM_JOB, **LSF_JOB}, [], "slurm"),
+        (SLURM_JOB, ["a", "b"], "none"),
+        ({"SLURM_JOB_ID": ""}, [], "none"),
+    ],
+)
+def test_detection(environ: dict[str, str], hosts: list[str], kind: str) -> None:
+    assert open_batch(environ=environ, hosts=hosts).kind == kind
+
+
+def test_what_is_asked_for_counts() -> None:
+    assert open_batch("none", environ=SLURM_JOB).kind == "none"
+    assert open_batch("lsf", environ=SLURM_JOB).kind == "lsf"
+    assert [host.name for host in open_batch(environ={}, hosts=["a", "b"]).allocation().hosts] == ["a", "b"]
+    for kind in ("slurm", "lsf", "none"):
+        assert batch_of(kind, environ={}).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "hosts", "launcher", "where"),
+    [
+        ("pbs", [], "auto", "--batch"),
+        ("auto", [], "mpirun", "--launcher"),
+        ("none", [], "srun", "--launcher"),
+        ("slurm", [], "jsrun", "--launcher"),
+        ("lsf", [], "srun", "--launcher"),
+        ("slurm", ["a"], "auto", "--hosts"),
+    ],
+)
+def test_what_does_not_go_together(kind: str, hosts: list[str], launcher: str, where: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_batch(kind, environ={}, hosts=hosts, launcher=launcher)
+    assert caught.value.where == where
+    with pytest.raises(ConfigError):
+        batch_of("auto")
+
+
+@pytest.mark.parametrize("environ", [SLURM_JOB, LSF_JOB, {}])
+@pytest.mark.parametrize("launcher", ["ssh", "local"])
+def test_launchers_that_need_no_batch_system(environ: dict[str, str], launcher: str) -> None:
+    command = open_batch(environ=environ, launcher=launcher).on_hosts([Host(name="a")], ["agent"])[0]
+    assert command[0] == {"ssh": "ssh", "local": "agent"}[launcher]
+
+
+def test_importing_it_loads_little() -> None:
+    script = "import sys, hpcsched.batch; print(*sys.modules)"
+    loaded = subprocess.run(
+        (sys.executable, "-c", script), capture_output=True, text=True, check=True
+    ).stdout.split()
+    heavy = {
+        "subprocess",
+        "msgspec",
+        "numpy",
+        "torch",
+        "sqlalchemy",
+        "datetime",
+        "json",
+        "click",
+        "logging",
+        "socket",
+    }
+    assert not heavy & set(loaded)
+
+
+def test_commands() -> None:
+    answer = run_command(
+        ("sh", "-c", 'cat; echo "$A" >&2; exit 3'), environ={**os.environ, "A": "b"}, stdin="in"
+    )
+    assert (answer.code, answer.out, answer.err) == (3, "in", "b\n")
+    with pytest.raises(BatchError, match="no-such-command: command not found"):
+        run_command(("no-such-command",), environ={})
+
+
+def test_a_command_that_hangs_ends_with_all_it_started() -> None:
+    start = time.monotonic()
+    with pytest.raises(BatchError, match="sh did not answer within"):
+        run_command(("sh", "-c", "sleep 100 & wait"), environ=os.environ, timeout_s=0.2)
+    assert time.monotonic() - start < 5
+
+
+def test_complaints_are_one_line() -> None:
+    answer = run_command(("sh", "-c", "echo; echo one >&2; echo two >&2; exit 1"), environ=os.environ)
+    assert answer.complaint() == "one"
+    assert run_command(("sh", "-c", "kill -9 $$"), environ=os.environ).complaint() == "signal 9"
