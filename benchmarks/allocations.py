@@ -2,13 +2,13 @@
 
     python benchmarks/allocations.py [--json] [--quick] [--ends] [--requeues]
 
---ends: twenty allocations of one minute, each with a set of its own (the number of the allocation is the seed):
-jobs that run, start, save slowly, are about to be promoted, wait, are held or suspended by the user, know
-nothing of hpcsched, or ignore every signal. Four allocations go on side by side. What was done last is on record
-in a file that each program writes step by step, and is compared with what was saved.
+--ends: twenty allocations of one minute, each with a set of its own, drawn by its number: jobs that run,
+start, save slowly, are about to be promoted, wait, are held or suspended by the user, know nothing of
+hpcsched, or ignore every signal. Four allocations go on side by side. Each program writes down every step it
+has done, and that is compared with what was saved.
 
---requeues: a set whose work takes three allocations of two minutes is submitted once, and comes back by requeue
-with the delay that Slurm itself puts in.
+--requeues: a set whose work takes three allocations of two minutes is submitted once, and comes back by
+requeue with the delay that Slurm itself puts in.
 
 Neither of the two named: both, about 17 minutes. Takes Slurm's programs, see tests/slurm.
 """
@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +46,7 @@ SLACK_S = 10.0
 """Goal: at most so much more than the planned margin is left unused."""
 LIVES, LIFE_S, SLOTS = 3, 120.0, 2
 PERIOD_S = 1.0
+GOING_ON = frozenset({"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"})
 
 PROGRAM = """\
 import json, os, signal, sys, time
@@ -91,7 +92,19 @@ save()
 
 # By model: what the profile tells of saving, and what it takes in truth. `unknown` has no profile.
 MODELS = {"quick": (0.3, 0.3), "slow": (4.0, 4.0), "unknown": (None, 2.5)}
-KINDS = ("runs", "runs", "runs", "slow", "slow", "unknown", "starts", "plain", "stubborn", "short", "arrives")
+KINDS = (
+    "runs",
+    "runs",
+    "slow",
+    "slow",
+    "unknown",
+    "starts",
+    "starts",
+    "plain",
+    "stubborn",
+    "short",
+    "arrives",
+)
 
 
 def measure(options: argparse.Namespace) -> Report:
@@ -244,6 +257,7 @@ class Case:
     acts: list[tuple[float, str, str]]
     job: str = ""
     started: float | None = None
+    facts: dict[str, str] = field(default_factory=dict)
 
 
 def a_set(cluster: Cluster, number: int) -> Case:
@@ -257,7 +271,7 @@ def a_set(cluster: Cluster, number: int) -> Case:
         model = {"slow": "slow", "unknown": "unknown"}.get(kind, "quick")
         args: dict[str, Any] = {"kind": kind, "step_s": 0.5, "save_s": MODELS[model][1]}
         if kind == "starts":
-            args["start_s"] = draw.uniform(5, 40)
+            args["start_s"] = draw.uniform(5, 60)
         steps = draw.randint(5, 60) if kind == "short" else 5000
         lines = [
             "[[job]]",
@@ -268,7 +282,7 @@ def a_set(cluster: Cluster, number: int) -> Case:
             'processes = "one"',
             f"args = {{ {', '.join(f'{k} = {json.dumps(v)}' for k, v in args.items())} }}",
         ]
-        if draw.random() < 0.5 or kind in ("plain", "stubborn"):
+        if draw.random() < 0.75 or kind in ("plain", "stubborn"):
             lines.append("gpus = 1")
         if kind == "arrives":
             lines.append(f"submit_at = {draw.uniform(5, 30):.1f}")
@@ -278,8 +292,10 @@ def a_set(cluster: Cluster, number: int) -> Case:
     acts = []
     if draw.random() < 0.4:
         acts.append((draw.uniform(3, 15), "warn", ""))
-    if draw.random() < 0.4:
-        acts.append((draw.uniform(3, 20), draw.choice(("suspend", "hold")), draw.choice(list(named))))
+    if draw.random() < 0.6:
+        acts.append(
+            (draw.uniform(3, 45), draw.choice(("suspend", "suspend", "hold")), draw.choice(list(named)))
+        )
     return Case(number, rundir, named, sorted(acts))
 
 
@@ -292,25 +308,26 @@ def ends(report: Report, cluster: Cluster, count: int) -> None:
         case.job = cluster.submit(
             case.rundir, case.rundir.with_suffix(".toml"), "--time=1", "--gres=gpu:3", "-c6", run=run
         )
-    by_job = {case.job: case for case in cases}
     deadline = began + 90 + 75.0 * (len(cases) / 4 + 1)
-    while waiting := [
-        j for j, s in cluster.states().items() if j in by_job and s in ("PENDING", "RUNNING", "COMPLETING")
-    ]:
+    while waiting := [case for case in cases if not case.facts]:
+        states = cluster.states()
+        for case in waiting:
+            if states.get(case.job) in GOING_ON:
+                act(cluster, case)
+            else:  # at once: Slurm forgets an ended job after some minutes
+                case.facts = cluster.facts(case.job)
         if time.monotonic() > deadline:
-            raise RuntimeError(f"allocations {waiting} have not ended")
-        for case in cases:
-            act(cluster, case)
+            raise RuntimeError(f"batch jobs {[case.job for case in waiting]} have not ended")
         time.sleep(0.25)
     took = time.monotonic() - began
-    verdicts = [judge(cluster, case, report.results) for case in cases]
+    verdicts = [judge(case, report.results) for case in cases]
     good = sum(not verdict for verdict in verdicts)
     for case, verdict in zip(cases, verdicts, strict=True):
         for complaint in verdict:
             print(f"allocation {case.number}: {complaint}", file=sys.stderr)
         if verdict:
             print(tail(case), file=sys.stderr)
-            keep(cluster, case)
+            keep(case)
     results = report.results
     report.row(
         f"{len(cases)} allocations of 1 minute with random jobs: all saved before the end",
@@ -327,6 +344,14 @@ def ends(report: Report, cluster: Cluster, count: int) -> None:
         f"most {max(unused):.1f} s; margin: {min(margins):.1f} to {max(margins):.1f} s)",
         goal=f"at most {SLACK_S:g} s",
         ok=max(beyond) <= SLACK_S,
+    )
+    seen = Counter[str]()
+    for name, numbers in results.items():
+        if name.startswith("ends_at_drain_"):
+            seen[name.removeprefix("ends_at_drain_")] += round(sum(numbers))
+    report.row(
+        "... states of the jobs when saving began",
+        ", ".join(f"{number} {state}" for state, number in seen.most_common()),
     )
     late = results["ends_saving_late_s"]
     report.row(
@@ -352,10 +377,10 @@ def act(cluster: Cluster, case: Case) -> None:
         subprocess.run(words, env=cluster.env, capture_output=True, timeout=30)
 
 
-def judge(cluster: Cluster, case: Case, results: dict[str, list[float]]) -> list[str]:
+def judge(case: Case, results: dict[str, list[float]]) -> list[str]:
     """What is wrong with how an allocation ended; its numbers go into `results`."""
     wrong: list[str] = []
-    facts = cluster.facts(case.job)
+    facts = case.facts
     if facts["JobState"] == "TIMEOUT" or facts["ExitCode"] != "75:0":
         wrong.append(f"Slurm: {facts['JobState']}, exit code {facts['ExitCode']}")
     found, machine = lives(case.rundir / "journal.jsonl")
@@ -371,9 +396,8 @@ def judge(cluster: Cluster, case: Case, results: dict[str, list[float]]) -> list
         step = last if job.state is JobState.COMPLETED else saved_step(folder)
         saved += job.state is JobState.SUSPENDED
         lost += last - step
-        if last != step or (job.saved_step or 0) != (
-            step if job.state is JobState.SUSPENDED else job.saved_step or 0
-        ):
+        on_record = job.saved_step or 0 if job.state is JobState.SUSPENDED else step
+        if not last == step == on_record:
             wrong.append(f"{job.spec.name}: did {last} steps, saved {step}, on record {job.saved_step}")
     if life.cause != "deadline":
         wrong.append(f"saving began for another reason than the deadline: {life.cause or 'it did not begin'}")
@@ -405,11 +429,10 @@ def tail(case: Case) -> str:
     return "\n".join(text.splitlines()[-30:])
 
 
-def keep(cluster: Cluster, case: Case) -> None:
+def keep(case: Case) -> None:
     """Put what is left of an allocation that went wrong where it outlasts us."""
-    place = Path(os.environ.get("HPCSCHED_BENCH_KEEP", "")) if "HPCSCHED_BENCH_KEEP" in os.environ else None
-    if place:
-        shutil.copytree(case.rundir, place / case.rundir.name, dirs_exist_ok=True)
+    if place := os.environ.get("HPCSCHED_BENCH_KEEP"):
+        shutil.copytree(case.rundir, Path(place, case.rundir.name), dirs_exist_ok=True)
         for suffix in (".out", ".toml"):
             shutil.copy(case.rundir.with_suffix(suffix), place)
 
@@ -437,7 +460,7 @@ def requeues(report: Report, cluster: Cluster) -> None:
     options = ("--time=2", "--gres=gpu:2", "-c4", "--requeue")
     job = cluster.submit(rundir, rundir.with_suffix(".toml"), *options, run=run)
     deadline = began + (LIVES + 1) * (LIFE_S + 180)
-    while (state := cluster.states().get(job, "")) in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED"):
+    while (state := cluster.states().get(job, "")) in GOING_ON:
         if time.monotonic() > deadline:
             raise RuntimeError(f"batch job {job} is {state}")
         time.sleep(PERIOD_S)
@@ -448,13 +471,13 @@ def requeues(report: Report, cluster: Cluster) -> None:
     repeated = [job.steps_repeated or 0 for job in jobs]
     attempted = sum(a.to_step - a.from_step for j in jobs for a in j.attempts if a.to_step is not None)
     done = [Counter(done_steps(rundir / "jobs" / str(job.id))) for job in jobs]
-    once = all(
-        set(steps_done) == set(range(1, steps + 1)) and set(steps_done.values()) == {1} for steps_done in done
-    )
+    each = dict.fromkeys(range(1, steps + 1), 1)
+    once = all(steps_done == each for steps_done in done)
     complete = all(job.state is JobState.COMPLETED for job in jobs) and facts["JobState"] == "COMPLETED"
+    how = "all completed" if complete else facts["JobState"]
     report.row(
         f"a set of {count} jobs from one sbatch, by requeue, in allocations of 2 minutes",
-        f"{'all completed' if complete else facts['JobState']} in {len(found)} allocations, {took:.0f} s in all",
+        f"{how} in {len(found)} allocations, {took:.0f} s in all",
         goal=f"all completed in {LIVES}",
         ok=complete and len(found) == LIVES,
     )

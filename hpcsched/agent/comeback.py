@@ -9,7 +9,9 @@ from pathlib import Path
 from hpcsched.batch.base import BatchSystem
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
-from hpcsched.errors import BatchError
+from hpcsched.errors import BatchError, StoreError
+from hpcsched.store.rundir import RunDir
+from hpcsched.store.snapshot import name_successor
 
 TIME_IS_UP = frozenset({"deadline", "stuck", "SIGUSR1", "SIGUSR2"})
 """Causes of a drain after which the run goes on elsewhere; after all others somebody wanted it to stop."""
@@ -66,10 +68,11 @@ def why_not(machine: Machine, plan: Plan, *, before: Standing) -> str | None:
     return None
 
 
-def come_back(batch: BatchSystem, plan: Plan, say: Callable[[str], None]) -> int:
+def come_back(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str], None]) -> int:
     """Put the batch job back into its queue, or submit the one that follows; the exit code to leave with.
 
-    75 also when that fails: the run can be gone on with by hand.
+    75 also when that fails: the run can be gone on with by hand. The id of the job that follows is put into
+    the snapshot, where `status` finds it.
     """
     try:
         if plan.how == "requeue":
@@ -78,6 +81,9 @@ def come_back(batch: BatchSystem, plan: Plan, say: Callable[[str], None]) -> int
             return code
         job_id = batch.submit_next(plan.script)
         say(f"work is left and time is up: batch job {job_id} goes on when this one has ended")
+        name_successor(rundir, job_id)
+    except StoreError as error:
+        say(f"{error}; `hpcsched status` will not know of the job that follows")
     except BatchError as error:
         say(f"{error}; go on by hand with `hpcsched run --resume`")
     return 75

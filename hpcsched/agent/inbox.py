@@ -40,9 +40,14 @@ class Command(msgspec.Struct, kw_only=True):
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """What the agent says to a command: ids given, or why it was refused."""
+    """What the agent says to a command: ids given, or why it was refused.
+
+    `outcomes`: for each of the ids, what was done, or why nothing was (`done` says which).
+    """
 
     ids: list[int] = []
+    outcomes: list[str] = []
+    done: list[bool] = []
     error: str | None = None
 
 

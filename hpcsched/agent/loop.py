@@ -21,6 +21,7 @@ from hpcsched.agent.effects import Effects
 from hpcsched.agent.ending import Ending
 from hpcsched.agent.inbox import Answer, Command, Inbox
 from hpcsched.agent.monitor import Monitor
+from hpcsched.agent.outcomes import outcome
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
 from hpcsched.core.machine import Machine
@@ -248,9 +249,6 @@ class Agent:
         new = [host for host in lost if host not in self._lost_hosts]
         self._lost_hosts.update(new)
         at, devices = self._clock.now(), self._machine.devices.values()
-        for host in new:
-            gpus = sum(device.host == host for device in devices)
-            self._tell(f"{lost[host]}; going on without its {gpus} devices")
         return [ev.DeviceLost(at=at, gpu=d.index, why=lost[d.host]) for d in devices if d.host in new]
 
     def _after_a_stop(self, late_s: float) -> None:
@@ -354,11 +352,14 @@ class Agent:
         unknown = [i for i in command.targets if i not in self._machine.jobs]
         if unknown:
             return Answer(error=f"no job {unknown[0]}")
-        make = _JOB_EVENTS[command.command]
+        make, told = (
+            _JOB_EVENTS[command.command],
+            [outcome(self._machine, command.command, i) for i in command.targets],
+        )
         # The last one alone carries the cause: a journal torn before it does not hold the command.
         causes = [*[""] * (len(command.targets) - 1), cause]
         self._process([make(at=at, cause=c, job_id=i) for c, i in zip(causes, command.targets, strict=False)])
-        return Answer(ids=command.targets)
+        return Answer(ids=command.targets, outcomes=[text for _, text in told], done=[d for d, _ in told])
 
     def _submit(self, jobs: list[JobSpec], cause: str) -> Answer:
         at, gpus = self._clock.now(), len(self._machine.devices)
@@ -388,7 +389,8 @@ class Agent:
         self._r.ending.show()
         self._write_snapshot("DRAINING" if self._machine.draining else "RUNNING")
         cost_s = time.monotonic() - now
-        self._snapshot_due = now + max(LEAST_SNAPSHOT_S, cost_s / SNAPSHOT_SHARE)
+        # Not longer than others wait for a sign of life, whatever held this one up.
+        self._snapshot_due = now + min(max(LEAST_SNAPSHOT_S, cost_s / SNAPSHOT_SHARE), SNAPSHOT_PERIOD_S)
 
     def _write_snapshot(self, state: str, *, durable: bool = False) -> None:
         try:

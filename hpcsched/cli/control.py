@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hpcsched import jobfile
-from hpcsched.agent.inbox import Command, Inbox, send, wait_for_answer
+from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
 from hpcsched.cli.common import dir_option, find_run, option, select
 from hpcsched.cli.status import clock
 from hpcsched.core.model import JobSpec
@@ -23,16 +23,16 @@ from hpcsched.store.status import Status, read_status
 ANSWER_WITHIN_S = 10.0
 
 
-def _ask(rundir: RunDir, command: Command) -> list[int]:
-    """Send a command to a living agent; the ids it answers with. Raises HpcschedError if refused."""
+def _ask(rundir: RunDir, command: Command) -> Answer:
+    """Send a command to a living agent; its answer. Raises HpcschedError if refused."""
     answer = wait_for_answer(rundir, send(rundir, command), timeout_s=ANSWER_WITHIN_S)
     if answer is None:
         raise HpcschedError(
             f"the agent has not answered within {ANSWER_WITHIN_S:.0f} s; the command waits in {rundir.inbox}"
         )
     if answer.error:
-        raise ConfigError(where=command.command, got=answer.error, accepted="see `hpcsched status`")
-    return answer.ids
+        raise Refused(answer.error)
+    return answer
 
 
 def _living(rundir: RunDir) -> Status:
@@ -44,28 +44,34 @@ def _living(rundir: RunDir) -> Status:
     return status
 
 
-def _on_jobs(name: str, help_: str, done: str) -> click.Command:
+class Refused(HpcschedError):
+    """The agent took a command for bad input; its own words say why."""
+
+    exit_code = 2
+
+
+def _on_jobs(name: str, help_: str) -> click.Command:
     @click.command(name, help=help_)
     @click.argument("jobs", nargs=-1, required=True)
     @dir_option
     @click.pass_context
-    def command(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None) -> None:
+    def command(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None) -> int:
         rundir = find_run(ctx, dir_)
         chosen = select(_living(rundir), jobs)
-        _ask(rundir, Command(command=name, targets=[job.id for job in chosen]))
-        for job in chosen:
-            click.echo(f"job {job.id} ({job.name}): {done}", err=True)
+        answer = _ask(rundir, Command(command=name, targets=[job.id for job in chosen]))
+        for job, text in zip(chosen, answer.outcomes, strict=False):
+            click.echo(f"job {job.id} ({job.name}): {text}", err=True)
+        return int(bool(answer.done) and not any(answer.done))
 
     return command
 
 
-cancel = _on_jobs("cancel", "End JOBS (ids, names, 3-7) for good.", "cancelled")
-hold = _on_jobs("hold", "Keep waiting JOBS from starting until released.", "held")
-release = _on_jobs("release", "Let held JOBS go.", "released")
-suspend = _on_jobs(
-    "suspend", "Have running JOBS save and leave their GPUs until resumed.", "asked to save and leave"
-)
-resume = _on_jobs("resume", "Let suspended JOBS go on.", "may go on")
+_NOTHING = " Exit code 1: nothing could be done to any of them."
+cancel = _on_jobs("cancel", "End JOBS (ids, names, 3-7) for good." + _NOTHING)
+hold = _on_jobs("hold", "Keep waiting JOBS from starting until released." + _NOTHING)
+release = _on_jobs("release", "Let held JOBS go." + _NOTHING)
+suspend = _on_jobs("suspend", "Have running JOBS save and leave their GPUs until resumed." + _NOTHING)
+resume = _on_jobs("resume", "Let suspended JOBS go on." + _NOTHING)
 
 
 @click.command()
@@ -142,7 +148,7 @@ def submit(
         raise click.UsageError("name a job file (JOBS.toml), or a command after --")
     command = Command(command="submit", jobs=list(jobs))
     if living:
-        ids = _ask(rundir, command)
+        ids = _ask(rundir, command).ids
     else:
         send(rundir, command)
         ids = list(range(len(taken) + 1, len(taken) + 1 + len(jobs)))

@@ -22,6 +22,7 @@ from hpcsched.errors import ConfigError, HpcschedError
 if TYPE_CHECKING:
     from hpcsched.agent.comeback import Plan
     from hpcsched.batch.base import BatchSystem
+    from hpcsched.store.rundir import RunDir
 
 TAIL_LINES = 10
 
@@ -149,10 +150,10 @@ def run(
     if life.exit_code != 75:
         return life.exit_code
     how = "requeue" if requeue else "chain" if chain or chain_script else ""
-    return _stopped(life, system, Plan(how=how, most=max_restarts, script=chain_script))
+    return _stopped(life, system, rundir, Plan(how=how, most=max_restarts, script=chain_script))
 
 
-def _stopped(life: Any, batch: BatchSystem, plan: Plan) -> int:
+def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan) -> int:
     """Stopped with work left: come back if that is wanted and makes sense; the exit code."""
     from hpcsched.agent.comeback import come_back, why_not
 
@@ -163,7 +164,7 @@ def _stopped(life: Any, batch: BatchSystem, plan: Plan) -> int:
     if plan.how and reason is None:
         # The batch system ends us as soon as it has heard: not in the middle of telling it.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        return come_back(batch, plan, say)
+        return come_back(batch, plan, rundir, say)
     left = life.machine.unfinished
     jobs = f"{left} job{'s' * (left != 1)} left"
     say(

@@ -39,8 +39,8 @@ def cost_at(cost: Cost | None, gpus: int) -> float | None:
 class Profile:
     """Measured scalability of one model on one device type and number of hosts.
 
-    `throughput` is in `unit`s (steps, usually) per second by GPU count on each of the `nodes` hosts. Between measured counts it
-    is interpolated linearly; past the last measured count it is flat; below the first measured
+    `throughput` is in `unit`s (steps, usually) per second by GPU count on each of the `nodes` hosts.
+    Between measured counts it is interpolated linearly; past the last measured count it is flat; below the first measured
     count it is proportional to the GPU count, which never promises more than was measured.
     `start_s`, `suspend_s` and `resume_s` are seconds; None means not known.
 

@@ -32,7 +32,8 @@ def plan_attempt(
     """What to start for an attempt of `spec` on `devices`.
 
     `checkpoints`: a directory that outlives the allocation and that all hosts see, to put checkpoints in
-    instead of the job's folder. `stand_in`: the course that a stand-in follows in place of the job's own program.
+    instead of the job's folder. `stand_in`: the course that a stand-in follows in place of the job's own
+    program.
     """
     folder = job_dir(run_dir, job_id)
     kept = folder / "checkpoint" if checkpoints is None else checkpoints / run_id / str(job_id)

@@ -13,7 +13,10 @@ from hpcsched.planning.standin import Course
 
 
 def time_left(view: View, job: Job, gpus: int) -> float | None:
-    """Seconds of training `job` has left on `gpus` GPUs on each of its hosts; None without a profile or a step count."""
+    """Seconds of training `job` has left on `gpus` GPUs on each of its hosts.
+
+    None without a profile or a step count.
+    """
     profile, remaining = view.profile(job), job.remaining
     return None if profile is None or remaining is None else remaining / profile.rate(gpus)
 

@@ -18,7 +18,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, last_word
-from hpcsched.store.status import AgentStatus, GpuStatus, JobStatus, Page, RunStatus
+from hpcsched.store.status import AgentStatus, GpuStatus, JobStatus, Page, RunStatus, read_page
 
 
 class SnapshotWriter:
@@ -144,6 +144,16 @@ class SnapshotWriter:
         profile = self._machine.profile(job)
         rate = job.rate or (profile.rate(job.width) if profile else None)
         return round(job.remaining / rate, 1) if rate else None
+
+
+def name_successor(rundir: RunDir, job_id: str) -> None:
+    """Put into the last snapshot which batch job goes on with the run; for who held its lock last.
+
+    Raises StoreError if that fails.
+    """
+    page = read_page(rundir)
+    page.run.allocation["next"] = job_id
+    write_atomically(rundir.status, msgspec.json.encode(page), durable=True)
 
 
 def _iso(wall: float | None) -> str | None:

@@ -97,6 +97,7 @@ class Bench:
             "HPCSCHED_DATABASE": str(folder / "database.sqlite"),
             "HPCSCHED_DIR": str(self.dir),
             "XDG_CONFIG_HOME": str(folder),
+            "XDG_STATE_HOME": str(folder / "state"),
             "HPCSCHED_SITE_CONFIG": str(folder / "none.toml"),
         }
         self.agents: list[Agent] = []

@@ -203,6 +203,8 @@ def test_a_stop_of_all_of_us_does_not_count(bench: Bench, cluster: Cluster) -> N
     cluster.ends_in(3600)
     agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1")
     bench.ready("a")
+    seen = bench.status()["run"]["seq"]
+    bench.until(lambda: bench.status()["run"]["seq"] > seen)  # it now waits for things to happen
     agent.kill(signal.SIGSTOP)
     before = bench.status()["run"]["clock_s"]
     time.sleep(6.5)

@@ -88,11 +88,11 @@ def site(slurm, tmp_path: Path):
 
 
 def test_it_saves_in_time_and_comes_back_until_all_is_done(site: Site) -> None:
-    site.set_of(SET.format(steps=4800))
+    site.set_of(SET.format(steps=6000))
     # 6 + 1 s of saving (20 times faster than in the profile) and 40 s in reserve leave about 10 s of work.
     job = site.submit("--requeue", minutes=1, run="jobs.toml --requeue --margin 40")
     steps = []
-    for _ in range(2):
+    for limit in (1, 2):
         site.until(lambda: site.status()["run"]["state"] == "STOPPED", timeout_s=70)
         site.slurm.wait(job, {"PENDING"})
         found = site.status()
@@ -100,9 +100,9 @@ def test_it_saves_in_time_and_comes_back_until_all_is_done(site: Site) -> None:
         steps.append(sum(j["step"] for j in found["jobs"]))
         said = site.hpcsched("status").stderr
         assert f"job {job} waits in the queue" in said
-        site.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=2")
+        site.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", f"TimeLimit={limit}")
         site.until(lambda: site.status()["run"]["state"] != "STOPPED")
-    assert 0 < steps[0] < steps[1] < 9600
+    assert 0 < steps[0] < steps[1] < 12000
     assert site.slurm.wait(job, timeout_s=120) == "COMPLETED"
     found = site.status()
     assert [j["state"] for j in found["jobs"]] == ["COMPLETED", "COMPLETED"]
@@ -166,10 +166,9 @@ def test_a_chain_goes_on_in_a_job_of_its_own(site: Site) -> None:
 
 
 def test_two_hosts_and_the_loss_of_one(site: Site) -> None:
-    site.set_of(
-        SET.format(steps=4000)
-        + '[[job]]\nname = "wide"\nnodes = 2\ngpus = 1\nsteps = 100000\ncheckpoint_every = "20s"\n'
-    )
+    wide = '[[job]]\nname = "wide"\nnodes = 2\ngpus = 1\nsteps = 100000\n'
+    head, *jobs = SET.format(steps=8000).partition("[[job]]")
+    site.set_of("".join([head, wide, *jobs]))
     job = site.submit("--nodes=2", "--ntasks-per-node=1")
     site.at_work("a", "b", "wide")
     found = site.status()
