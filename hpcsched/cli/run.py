@@ -98,6 +98,9 @@ def run(
     from hpcsched.cli.live import LiveTable, Narrator
     from hpcsched.cli.profiles_found import finder
 
+    # The batch system's warnings are heard while the jobs run; before and after they would only end us.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     rundir = find_run(ctx, dir_)
     if requeue and chain:
         raise click.UsageError("--requeue and --chain are two ways to come back: give one")

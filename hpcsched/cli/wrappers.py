@@ -160,6 +160,7 @@ def _script(w: Wrapper, mark: str, directives: Iterable[str], *, index: str) -> 
     # A shell that waited for its child would keep the batch system's signals to itself.
     lines += [
         "# exec: the batch system's signals must reach hpcsched, not a shell.",
+        "trap '' USR2  # a warning that comes while hpcsched is still starting must not end it",
         f"exec hpcsched run {where} {words}",
     ]
     return "\n".join(lines) + "\n"

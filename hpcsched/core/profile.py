@@ -40,8 +40,9 @@ class Profile:
     """Measured scalability of one model on one device type and number of hosts.
 
     `throughput` is in `unit`s (steps, usually) per second by GPU count on each of the `nodes` hosts.
-    Between measured counts it is interpolated linearly; past the last measured count it is flat; below the first measured
-    count it is proportional to the GPU count, which never promises more than was measured.
+    Between measured counts it is interpolated linearly; past the last measured count it is flat; below
+    the first measured count it is proportional to the GPU count, which never promises more than was
+    measured.
     `start_s`, `suspend_s` and `resume_s` are seconds; None means not known.
 
     Raises ValueError for an empty table, counts below 1, and values that are not finite and positive.
