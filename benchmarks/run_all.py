@@ -31,6 +31,7 @@ DEADLINES_S = {
     "idle_agent": 120,
     "throughput": 900,
     "latency": 300,
+    "hosts": 300,
     "resume_equality": 600,
 }
 """The benchmarks, in order, and the longest each may take."""
