@@ -85,12 +85,19 @@ class Ending:
         return []
 
     def told_to_end(self) -> list[ev.Event]:
-        """SIGTERM: what is left is the time until the batch system kills."""
-        if self._watch is None:
-            return []
+        """SIGTERM: what is left is the time until the batch system kills.
+
+        At the limit it is the end that was expected; before that somebody has cancelled the batch job.
+        """
         now, known = self._clock.now(), self._machine.deadline
+        if self._watch is None:
+            return [ev.DrainRequested(at=now, cause="SIGTERM")]
         soon = now + KILL_WAIT_S * self._clock.speed
-        return [ev.DeadlineMoved(at=now, deadline=soon if known is None else min(known, soon))]
+        at_limit = known is not None and now >= known - MOVED_S * self._clock.speed
+        return [
+            ev.DeadlineMoved(at=now, deadline=soon if known is None or at_limit else min(known, soon)),
+            ev.DrainRequested(at=now, cause="deadline" if at_limit else "SIGTERM"),
+        ]
 
     def _end_time(self, answer: EndTime) -> list[ev.Event]:
         machine, known = self._machine, self._machine.deadline

@@ -320,8 +320,9 @@ class Agent:
             return []
         again = "interrupt again" if number is signal.SIGINT else "interrupt twice"
         self._tell(f"{number.name}: saving all jobs, then stopping ({again} to kill them)")
-        drain = ev.DrainRequested(at=self._clock.now(), cause=number.name)
-        return [*(self._r.ending.told_to_end() if number is signal.SIGTERM else []), drain]
+        if number is signal.SIGTERM:
+            return self._r.ending.told_to_end()
+        return [ev.DrainRequested(at=self._clock.now(), cause=number.name)]
 
     # --- commands ---------------------------------------------------------------------------
 
