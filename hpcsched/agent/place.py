@@ -19,6 +19,9 @@ from hpcsched.launch.local import LocalLauncher
 if TYPE_CHECKING:
     from hpcsched.launch.remote import Hosts
 
+MOST_SKEW_S = 2.0
+"""Clocks of hosts that differ by more are worth a line."""
+
 JOIN_WITHIN_S = 90.0
 """How long the node agents may take to come: a cold Python on a busy shared filesystem is slow."""
 
@@ -101,6 +104,12 @@ def node_agents(
         grace_s=grace_s,
     )
     hosts.start(JOIN_WITHIN_S)
+    for name, ahead_s in hosts.skew_s.items():
+        if abs(ahead_s) > MOST_SKEW_S:
+            way = "ahead of" if ahead_s > 0 else "behind"
+            say(
+                f"the clock of host {name} is {abs(ahead_s):.0f} s {way} this one's: times in its files are off"
+            )
     return Place(
         kind=hosts.kind,
         speed=hosts.speed,

@@ -98,7 +98,8 @@ class Reason:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return _WORDS[self.why].format(**self.facts)
+        text = _WORDS[self.why].format(**self.facts)
+        return text.replace(" 1 GPUs", " 1 GPU") if " 1 GPUs" in text else text
 
 
 @dataclass(frozen=True, slots=True)
