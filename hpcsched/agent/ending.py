@@ -41,6 +41,7 @@ class Ending:
         self._answers = True
         self._warning: tuple[str, float] | None = None
         """The signal that waits for the end time to be asked for, and until when it does."""
+        self._sure = True
 
     @property
     def in_batch(self) -> bool:
@@ -65,22 +66,23 @@ class Ending:
             name, _ = self._warning
             self._warning = None
             if answer is None or answer.error or answer.deadline is None:
-                return [*events, *self._drain(name)]
+                return [*events, *(self._drain(name) if self._sure else [])]
             left_s = answer.deadline - time.time() - self._machine.margin_s() / self._clock.speed
             if left_s > 0:
                 self._tell(f"{name} from the batch system; saving begins in {left_s:.0f} s")
         return events
 
-    def warned(self, name: str) -> list[ev.Event]:
+    def warned(self, name: str, *, sure: bool = True) -> list[ev.Event]:
         """The batch system's signal that the end is near. It may be early, so ask how near the end is.
 
-        Without an answer, and without a deadline to go by, saving begins at once.
+        Without an answer, and without a deadline to go by, saving begins at once; not if it is not `sure`
+        that the signal came from there.
         """
         if self._machine.draining or self._warning:
             return []
-        if self._watch is None or self._machine.deadline is None:
-            return self._drain(name)
-        self._warning = (name, time.monotonic() + COMMAND_TIMEOUT_S + 1.0)
+        if self._watch is None or (self._machine.deadline is None and sure):
+            return self._drain(name) if sure else []
+        self._warning, self._sure = (name, time.monotonic() + COMMAND_TIMEOUT_S + 1.0), sure
         self._watch.ask_now()
         return []
 

@@ -40,6 +40,8 @@ LEAST_SNAPSHOT_S = 0.25
 UNCHANGED_SNAPSHOT_S = 1.0
 """How often the times of running jobs are brought up to date when nothing else changes."""
 
+WAKE_UP_S = 2.0
+"""A SIGUSR1 that comes so soon after the end of a worker was that worker's."""
 STOPPED_S = 5.0
 """Waiting so much longer than was asked for means that all of us were stopped."""
 
@@ -133,6 +135,7 @@ class Agent:
         self._snapshot_at = 0.0
         self._warned = False
         self._lost_hosts: set[str] = set()
+        self._exit_at = float("-inf")
 
     def run(self, first: Sequence[ev.Event]) -> Outcome:
         """Handle `first`, then whatever happens, until nothing is left to do or the run is drained.
@@ -210,6 +213,8 @@ class Agent:
             pending.clear()
             if any(isinstance(event, _DECISIVE) for event in batch):
                 batch = [*self._progress(), *batch]
+            if any(isinstance(event, ev.WorkersExited) for event in batch):
+                self._exit_at = time.monotonic()
             durable = not all(isinstance(event, _NOT_DURABLE) for event in batch)
             self._r.journal.append(batch, sync=durable)
             for event in batch:
@@ -302,10 +307,13 @@ class Agent:
             case signal.SIGUSR2:
                 return self._r.ending.warned(number.name)
             case signal.SIGUSR1 if self._r.ending.in_batch and not self._anyone_leaves():
-                return self._r.ending.warned(number.name)
+                return self._r.ending.warned(number.name, sure=False)
         return []
 
     def _anyone_leaves(self) -> bool:
+        """Whether a worker may just have said that it has saved; its end may have been seen before that."""
+        if time.monotonic() - self._exit_at < WAKE_UP_S:
+            return True
         active = self._machine.active.values()
         return any(job.wanted or job.state is JobState.SUSPENDING for job in active)
 

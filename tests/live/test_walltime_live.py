@@ -190,6 +190,21 @@ def test_a_warning_counts_when_nobody_says_how_near_the_end_is(
     assert bench.status()["jobs"][0]["state"] == "SUSPENDED"
 
 
+def test_a_worker_that_wakes_us_late_is_no_warning(bench: Bench, cluster: Cluster) -> None:
+    cluster.mood("down")  # no end is known, so that a warning would drain at once
+    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1")
+    bench.ready("a")
+    agent.kill(signal.SIGUSR1)
+    assert bench("suspend", "a").returncode == 0
+    bench.until(lambda: bench.job("a")["state"] == "SUSPENDED")
+    agent.kill(signal.SIGUSR1)
+    assert bench("resume", "a").returncode == 0
+    bench.until(lambda: bench.job("a")["state"] == "RUNNING")
+    assert "saving all jobs" not in agent.said
+    agent.kill(signal.SIGUSR2)
+    assert agent.wait() == 75
+
+
 def test_a_batch_system_that_hangs_at_the_start_costs_the_deadline_only(
     bench: Bench, cluster: Cluster
 ) -> None:
