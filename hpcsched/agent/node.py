@@ -30,7 +30,7 @@ from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch import wire
 from hpcsched.launch.base import LaunchPlan, Place
 from hpcsched.launch.keys import Join, read_join
-from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher
 from hpcsched.launch.proc import stat
 
 LOST_HEAD_S = 6.0
@@ -55,6 +55,7 @@ class NodeAgent:
         self._launcher = LocalLauncher(
             cpus=devices.cpus,
             device_env=devices.environment,
+            shielded=LSF_WARNS_ALL if "LSB_JOBID" in os.environ else frozenset(),
             environ={**without_rank(os.environ), guard.VARIABLE: guard.mark(join.life, name)},
         )
         self._selector = selectors.DefaultSelector()
@@ -283,13 +284,16 @@ class NodeAgent:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM, SIGINT and SIGHUP: see `_signalled`; SIGUSR1 (a worker has news) only wakes up."""
+        """SIGTERM, SIGINT and SIGHUP: see `_signalled`; SIGUSR1 (a worker has news) only wakes up.
+
+        SIGUSR2 is a warning of the batch system to the whole job, which the head sees to.
+        """
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
         def nothing(number: int, frame: FrameType | None) -> None:
             """The number arrives through the wake-up descriptor."""
 
-        watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+        watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
         before = {number: signal.signal(number, nothing) for number in watched}
         old_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         self._selector.register(reader, selectors.EVENT_READ, ("wake", None))
@@ -311,7 +315,7 @@ class NodeAgent:
         if signal.SIGUSR1 in numbers:
             for served in self._parts.values():
                 served.wake()
-        asked = [number for number in numbers if number != signal.SIGUSR1]
+        asked = [number for number in numbers if number not in (signal.SIGUSR1, signal.SIGUSR2)]
         if not asked:
             return
         self._terms += len(asked)

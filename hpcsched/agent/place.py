@@ -14,7 +14,7 @@ from hpcsched.core.model import Device
 from hpcsched.devices import open_devices
 from hpcsched.devices.base import Sample
 from hpcsched.launch.base import Launcher
-from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher
 
 if TYPE_CHECKING:
     from hpcsched.launch.remote import Hosts
@@ -68,7 +68,11 @@ def this_host(spec: str, allocation: Allocation) -> Place:
         kind=devices.kind,
         speed=devices.speed,
         inventory=devices.inventory(),
-        launcher=LocalLauncher(cpus=devices.cpus, device_env=devices.environment),
+        launcher=LocalLauncher(
+            cpus=devices.cpus,
+            device_env=devices.environment,
+            shielded=LSF_WARNS_ALL if allocation.kind == "lsf" else frozenset(),
+        ),
         sample=devices.sample,
         close=devices.close,
     )
@@ -108,7 +112,7 @@ def node_agents(
         if abs(ahead_s) > MOST_SKEW_S:
             way = "ahead of" if ahead_s > 0 else "behind"
             say(
-                f"the clock of host {name} is {abs(ahead_s):.0f} s {way} this one's: times in its files are off"
+                f"the clock of host {name} is {abs(ahead_s):.0f} s {way} this one's: its files' times are off"
             )
     return Place(
         kind=hosts.kind,

@@ -109,11 +109,14 @@ class RunState:
 
     def profile(self, job: Job) -> Profile | None:
         """What is known of the job's model: the profile loaded, else what this run has learnt."""
-        model, nodes = job.spec.model, job.spec.nodes
-        # How a model scales within a host says most of how it does on several with the same count each.
-        for key in ((model, nodes), (model, 1)):
+        # How a model scales within a host says most of how it does on several with the same count each:
+        # more than the few counts that this run has seen.
+        model = job.spec.model
+        keys = ((model, job.spec.nodes), (model, 1))
+        for key in keys:
             if key in self.profiles:
                 return self.profiles[key]
+        for key in keys:
             if key in self.learned:
                 table = self.learned[key]
                 return Profile(model=model, device="", nodes=key[1], throughput=table, source="learned")

@@ -28,10 +28,13 @@ KILLED_WITHIN_S = 5.0  # how long a launch that failed half-way waits for the ra
 PORT_REST_S = 30.0  # a port is not handed out again for so long: its owner may not have bound it yet
 PORTS_RESTING = 4096  # at most; the kernel's ephemeral range holds 28,000
 
+LSF_WARNS_ALL = frozenset({signal.SIGUSR2})
+"""LSF sends its warning to all processes of the job, and SIGUSR2 ends those that do not expect it."""
+
 _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
 )
-_DEFAULTED = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+_DEFAULTED = frozenset(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
 class LocalLauncher:
@@ -40,6 +43,8 @@ class LocalLauncher:
     Args:
         cpus: the cores to pin a device's rank to, or None (`Devices.cpus`).
         device_env: the variables that show devices to a program (`Devices.environment`).
+        shielded: signals that do not reach workers, as something sends them to all of a batch job's
+            processes that only we understand.
         environ: what workers inherit below the plan's variables; default: this process's, as it is now.
 
     Where a plan's directory is not the agent's own, the agent stands in it for the fraction of a
@@ -51,8 +56,10 @@ class LocalLauncher:
         *,
         cpus: Callable[[Device], frozenset[int] | None] = lambda device: None,
         device_env: Callable[[Sequence[Device]], Mapping[str, str]] = lambda devices: {},
+        shielded: frozenset[signal.Signals] = frozenset(),
         environ: Mapping[str, str] | None = None,
     ) -> None:
+        self._shielded = shielded
         self._cpus, self._device_env = cpus, device_env
         self._environ = dict(os.environ if environ is None else environ)
         self._ports = _Ports()
@@ -85,13 +92,12 @@ class LocalLauncher:
         world_size = place.world_size or len(ranks)
         output = _open_output(plan.output)
         try:
-            with _standing_in(plan.cwd):
+            with _standing_in(plan.cwd), _ignoring(self._shielded):
                 for local, devices in enumerate(ranks):
                     rank = place.first_rank + local
                     env.update(_rank_variables(rank, local, world_size))
-                    workers.add(
-                        _spawn(program, plan.argv, env, output, workers.pipe() if rank == 0 else None)
-                    )
+                    pipe = workers.pipe() if rank == 0 else None
+                    workers.add(_spawn(program, plan.argv, env, output, pipe, self._shielded))
                     self._pin(workers.processes[local][0], devices)
         finally:
             os.close(output)
@@ -231,7 +237,12 @@ class _Ports:
 
 
 def _spawn(
-    program: str, argv: tuple[str, ...], env: dict[str, str], output: int, progress: int | None
+    program: str,
+    argv: tuple[str, ...],
+    env: dict[str, str],
+    output: int,
+    progress: int | None,
+    shielded: frozenset[signal.Signals],
 ) -> int:
     """Start one process in a session of its own; returns its pid."""
     actions = [
@@ -247,7 +258,7 @@ def _spawn(
         actions.append((os.POSIX_SPAWN_DUP2, progress, inherited))
         env["HPCSCHED_PROGRESS_FD"] = str(inherited)
     return os.posix_spawn(
-        program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_DEFAULTED
+        program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_DEFAULTED - shielded
     )
 
 
@@ -307,6 +318,18 @@ def _standing_in(directory: Path) -> Iterator[None]:
                 os.fchdir(here)
         finally:
             os.close(here)
+
+
+@contextlib.contextmanager
+def _ignoring(signals: frozenset[signal.Signals]) -> Iterator[None]:
+    """What is spawned here ignores these signals, and so does what it starts: shells do not undo that,
+    as they do a signal mask. We hear none of them meanwhile."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from hpcsched.batch.local import Local
 from hpcsched.errors import LaunchError
 from hpcsched.launch import local as module
 from hpcsched.launch.base import LOST, attempt_code
-from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher
 from hpcsched.launch.proc import stat as proc_stat
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
 
@@ -284,3 +284,11 @@ def test_no_batch_system() -> None:
         None,
         1,
     )
+
+
+def test_a_shielded_signal_does_not_reach_workers(tmp_path):
+    launcher = LocalLauncher(shielded=LSF_WARNS_ALL)
+    workers = launcher.launch(plan(tmp_path, ["sh", "-c", "sleep 0.2; exit 7"]))
+    workers.signal(signal.SIGUSR2)
+    assert reaped(workers) == 7
+    workers.close()
