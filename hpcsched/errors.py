@@ -42,11 +42,14 @@ class UnknownJob(HpcschedError):
 
 
 class LaunchError(HpcschedError):
-    """A worker could not be started; `transient` says whether trying again can help."""
+    """A worker could not be started; `transient` says whether trying again can help.
 
-    def __init__(self, message: str, *, transient: bool) -> None:
+    `host_fault`: the job is not to blame, but a host that is being lost.
+    """
+
+    def __init__(self, message: str, *, transient: bool, host_fault: bool = False) -> None:
         super().__init__(message)
-        self.transient = transient
+        self.transient, self.host_fault = transient, host_fault
 
 
 class BatchError(HpcschedError):

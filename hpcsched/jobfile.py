@@ -328,7 +328,8 @@ def check_names(specs: Sequence[JobSpec], *, where: str, known: Collection[str] 
     names: set[str] = set(known)
     for spec in specs:
         if spec.name in names:
-            _refuse(where, f"job {spec.name}.name", "given twice", "a name that no other job has")
+            got = "in the run already" if spec.name in known else "given twice"
+            _refuse(where, f"job {spec.name}.name", got, "a name that no other job has")
         names.add(spec.name)
     for spec in specs:
         for other in spec.after:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +18,17 @@ TIME_IS_UP = frozenset({"deadline", "stuck", "SIGUSR1", "SIGUSR2"})
 """Causes of a drain after which the run goes on elsewhere; after all others somebody wanted it to stop."""
 
 
+KEEP_TRYING_S, TRY_AGAIN_S = 30.0, 5.0
+"""How long a batch system that does not answer is asked again: it may be restarting."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How far a run is: jobs that have ended, saves seen, and the steps on disk."""
+    """How far a run is: jobs that have ended, saves seen, and by job the steps on disk."""
 
     ended: int
     suspensions: int
-    saved_steps: int
+    saved_steps: Mapping[int, int]
 
     @classmethod
     def of(cls, machine: Machine) -> Standing:
@@ -32,7 +37,7 @@ class Standing:
             ended=sum(job.state.final for job in jobs),
             # A program that does not tell its steps may have got further all the same when it saved.
             suspensions=sum(job.suspensions for job in jobs if job.saved_step is None),
-            saved_steps=sum(job.saved_step or 0 for job in jobs),
+            saved_steps={job.id: job.saved_step or 0 for job in jobs},
         )
 
     def is_past(self, before: Standing) -> bool:
@@ -40,7 +45,7 @@ class Standing:
         return (
             self.ended > before.ended
             or self.suspensions > before.suspensions
-            or self.saved_steps > before.saved_steps
+            or any(step > before.saved_steps.get(job_id, 0) for job_id, step in self.saved_steps.items())
         )
 
 
@@ -56,7 +61,8 @@ class Plan:
 def why_not(machine: Machine, plan: Plan, *, before: Standing) -> str | None:
     """Why a run that was stopped with work left does not come back by itself; None if it does."""
     if machine.drain_cause not in TIME_IS_UP:
-        return f"it was asked to stop ({machine.drain_cause.partition(':')[0] or 'drain'})"
+        who = "`hpcsched drain`" if machine.drain_cause.startswith("inbox:") else machine.drain_cause
+        return f"it was asked to stop by {who or 'its user'}"
     waiting = [job for job in machine.jobs.values() if not job.state.final]
     if all(job.held or job.state is JobState.HELD for job in waiting):
         return "all that is left is held by the user"
@@ -64,7 +70,7 @@ def why_not(machine: Machine, plan: Plan, *, before: Standing) -> str | None:
         return "nothing advanced in this allocation, so nothing would in another of its kind"
     restarts = len(machine.lives) - 1
     if restarts >= plan.most:
-        return f"it has come back {restarts} times, and may {plan.most} times (--max-restarts)"
+        return f"it has come back {restarts} of {plan.most} times it may (--max-restarts)"
     return None
 
 
@@ -74,6 +80,19 @@ def come_back(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str
     75 also when that fails: the run can be gone on with by hand. The id of the job that follows is put into
     the snapshot, where `status` finds it.
     """
+    deadline = time.monotonic() + KEEP_TRYING_S
+    while True:
+        try:
+            return _once(batch, plan, rundir, say)
+        except BatchError as error:
+            if time.monotonic() > deadline or "does not requeue" in str(error):
+                say(f"{error}; go on by hand with `hpcsched run --resume`")
+                return 75
+            say(f"{error}; trying again")
+        time.sleep(TRY_AGAIN_S)
+
+
+def _once(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str], None]) -> int:
     try:
         if plan.how == "requeue":
             code = batch.requeue()
@@ -84,6 +103,4 @@ def come_back(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str
         name_successor(rundir, job_id)
     except StoreError as error:
         say(f"{error}; `hpcsched status` will not know of the job that follows")
-    except BatchError as error:
-        say(f"{error}; go on by hand with `hpcsched run --resume`")
     return 75

@@ -165,8 +165,9 @@ class Effects:
         except (LaunchError, OSError, ValueError) as error:
             if no_room(error, folder):
                 raise StoreError(f"cannot start job {job.id} ({job.spec.name}): {error}") from error
-            transient = isinstance(error, LaunchError) and error.transient
-            return ev.LaunchFailed(at=self._clock.now(), error=str(error), transient=transient, **about)
+            if not isinstance(error, LaunchError):
+                error = LaunchError(str(error), transient=False)
+            return self._failed(error, about)
         attempt = _Attempt(
             job_id=job.id,
             attempt=action.attempt,
@@ -187,6 +188,15 @@ class Effects:
         self.outputs[job.id] = plan.output
         return ev.WorkersSpawned(
             at=self._clock.now(), processes=workers.processes, host=devices[0].host, **about
+        )
+
+    def _failed(self, error: LaunchError, about: _About) -> ev.LaunchFailed:
+        return ev.LaunchFailed(
+            at=self._clock.now(),
+            error=str(error),
+            transient=error.transient,
+            host_fault=error.host_fault,
+            **about,
         )
 
     # --- events -----------------------------------------------------------------------------
@@ -228,8 +238,7 @@ class Effects:
         del self._attempts[attempt.job_id]
         about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
         if failure is not None:
-            text, transient = str(failure), failure.transient
-            return [ev.LaunchFailed(at=self._clock.now(), error=text, transient=transient, **about)]
+            return [self._failed(failure, about)]
         record = self._record(attempt)
         saved = record.step if record else None
         steps = [] if last is None else [last.step]

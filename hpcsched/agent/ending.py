@@ -41,17 +41,20 @@ class Ending:
         self._answers = True
         self._warning: tuple[str, float] | None = None
         """The signal that waits for the end time to be asked for, and until when it does."""
-        self._sure = True
+        self._sure, self._heard = True, False
 
     @property
     def in_batch(self) -> bool:
         """Whether there is a batch system around us."""
         return self._watch is not None
 
-    def ask(self) -> None:
-        """Ask for the end time now, not only when it is due."""
-        if self._watch:
-            self._watch.ask_now()
+    def after_a_stop(self, seconds: float) -> list[ev.Event]:
+        """All of us were stopped for so long, the run's clock too; the allocation's was perhaps not."""
+        known = self._machine.deadline
+        if self._watch is None or known is None:
+            return []
+        self._watch.ask_now()
+        return [ev.DeadlineMoved(at=self._clock.now(), deadline=known - seconds * self._clock.speed)]
 
     def show(self) -> None:
         """Bring the comment beside the job up to date."""
@@ -78,6 +81,7 @@ class Ending:
         Without an answer, and without a deadline to go by, saving begins at once; not if it is not `sure`
         that the signal came from there.
         """
+        self._heard = self._heard or sure
         if self._machine.draining or self._warning:
             return []
         if self._watch is None or (self._machine.deadline is None and sure):
@@ -95,7 +99,8 @@ class Ending:
         if self._watch is None:
             return [ev.DrainRequested(at=now, cause="SIGTERM")]
         soon = now + KILL_WAIT_S * self._clock.speed
-        at_limit = known is not None and now >= known - MOVED_S * self._clock.speed
+        # Clocks may differ: after a warning the end is near, whatever ours shows.
+        at_limit = known is not None and (self._heard or now >= known - MOVED_S * self._clock.speed)
         return [
             ev.DeadlineMoved(at=now, deadline=soon if known is None or at_limit else min(known, soon)),
             ev.DrainRequested(at=now, cause="deadline" if at_limit else "SIGTERM"),
@@ -109,7 +114,7 @@ class Ending:
             self._tell(f"{answer.error}; {last}" if answer.error else "the batch system answers again")
         if answer.error or machine.draining:
             return []
-        deadline = None if answer.deadline is None else self._clock.at_wall(answer.deadline)
+        deadline = on_run_clock(self._clock, answer.deadline)
         if known is None or deadline is None:
             moved = known is not deadline
         else:
@@ -123,6 +128,13 @@ class Ending:
     def _drain(self, why: str) -> list[ev.Event]:
         self._tell(f"{why}: saving all jobs, then stopping")
         return [ev.DrainRequested(at=self._clock.now(), cause=why)]
+
+
+def on_run_clock(clock: RunClock, deadline: float | None) -> float | None:
+    """The run's time of a Unix time; not nearer than the time the batch system leaves us at the end."""
+    if deadline is None:
+        return None
+    return max(clock.at_wall(deadline), clock.now() + KILL_WAIT_S * clock.speed)
 
 
 def ends(deadline: float | None) -> str:

@@ -49,8 +49,10 @@ class Line:
         while arrived(self._monitor):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             assert isinstance(event, dict)
-            up = event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED
-            self._gone_at = None if up else time.monotonic()
+            if event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._gone_at = None
+            elif self._gone_at is None:  # and not anew with every attempt that comes to nothing
+                self._gone_at = time.monotonic()
         while arrived(self._socket):
             yield self._socket.recv(zmq.NOBLOCK)
 
@@ -64,7 +66,9 @@ class Line:
             self._socket.send(data, zmq.NOBLOCK)
 
     def close(self, flush_ms: int = 1000) -> None:
-        """What has been sent gets so long to leave."""
+        """What has been sent gets so long to leave; may be called twice."""
+        if self._socket.closed:
+            return
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=flush_ms)

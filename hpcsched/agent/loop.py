@@ -165,6 +165,10 @@ class Agent:
             what = "in the time that is left" if machine.late else "on the GPUs that are left"
             self._tell(f"no job that is left can run {what}: stopping")
             self._process([ev.DrainRequested(at=self._clock.now(), cause="stuck")])
+        if self._clock.now() > machine.leave_by and machine.active:
+            names = ", ".join(f"{job.id} ({job.spec.name})" for job in machine.active.values())
+            self._tell(f"leaving without jobs {names}: their processes do not even end when killed")
+            return True
         return machine.stopped or (machine.finished and not self._inbox_events(time.monotonic()))
 
     # --- one round --------------------------------------------------------------------------
@@ -173,7 +177,7 @@ class Agent:
         events: list[ev.Event] = []
         began, timeout_s = time.monotonic(), self._timeout_s()
         ready = [key for key, _ in self._r.selector.select(timeout_s)]
-        self._after_a_stop(time.monotonic() - began - timeout_s)
+        events += self._after_a_stop(time.monotonic() - began - timeout_s)
         # Signals first: a worker may have left because the batch system told all of us to end.
         for key in sorted(ready, key=lambda key: key.data[0] != "wake"):
             if key.data[0] == "wake":
@@ -220,7 +224,10 @@ class Agent:
             for event in batch:
                 actions = self._machine.handle(event)
                 for action in actions:
-                    pending.extend(self._r.effects.perform(action))
+                    told = self._r.effects.perform(action)
+                    if any(isinstance(news, ev.LaunchFailed) and news.host_fault for news in told):
+                        pending.extend(self._hosts_lost())  # first, or it would be launched there again
+                    pending.extend(told)
                 with contextlib.suppress(OSError):  # nobody reads standard error any more
                     self._r.observer.event(event, actions)
         for job_id, path in self._r.effects.outputs.items():
@@ -256,13 +263,13 @@ class Agent:
         at, devices = self._clock.now(), self._machine.devices.values()
         return [ev.DeviceLost(at=at, gpu=d.index, why=lost[d.host]) for d in devices if d.host in new]
 
-    def _after_a_stop(self, late_s: float) -> None:
+    def _after_a_stop(self, late_s: float) -> list[ev.Event]:
         """Where all of us were stopped (`scontrol suspend`), no job ran: that time does not count."""
         if late_s < STOPPED_S:
-            return
+            return []
         self._clock.skip(late_s)
         self._tell(f"all was stopped for {late_s:.0f} s, which do not count as run time")
-        self._r.ending.ask()
+        return self._r.ending.after_a_stop(late_s)
 
     # --- signals ----------------------------------------------------------------------------
 
@@ -324,8 +331,12 @@ class Agent:
         if self._interrupts == 2:
             self.killed = True
             self._tell("second interrupt: killing all jobs")
+        if number is signal.SIGTERM and self._machine.draining:
+            return self._r.ending.told_to_end()
         if self._machine.draining:
-            return []
+            if self._interrupts == 1 and number is signal.SIGINT:
+                self._tell("SIGINT: already saving; interrupt again to kill all jobs")
+            return [ev.DrainRequested(at=self._clock.now(), cause=number.name)]
         again = "interrupt again" if number is signal.SIGINT else "interrupt twice"
         self._tell(f"{number.name}: saving all jobs, then stopping ({again} to kill them)")
         if number is signal.SIGTERM:

@@ -23,7 +23,7 @@ import msgspec
 from hpcsched.agent import guard
 from hpcsched.agent.line import Line
 from hpcsched.agent.monitor import Monitor
-from hpcsched.agent.nodesite import address_towards, end_orphans, own_name, without_rank
+from hpcsched.agent.nodesite import address_towards, end_orphans, own_name, show_granted, without_rank
 from hpcsched.agent.served import Served
 from hpcsched.devices import Devices, open_devices
 from hpcsched.errors import ConfigError, LaunchError
@@ -33,23 +33,23 @@ from hpcsched.launch.keys import Join, read_join
 from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher
 from hpcsched.launch.proc import stat
 
-LOST_HEAD_S = 6.0
-"""When the connection has been gone for so long, so has the head."""
-
 JOIN_WITHIN_S = 60.0
 """When nothing has been heard from the head for so long after the start, it is not there."""
 
 SERVE_ON_S = 25.0
 """How long to serve on after a SIGTERM, so that the head can have all jobs save in good order."""
 
-LAST_GRACE_S, KILL_AFTER_S = 3.0, 5.0
-"""What workers get to save when time is up, and between SIGTERM and SIGKILL when they do not leave."""
+LAST_GRACE_S = 3.0
+"""What workers get to save when time is up."""
+
+HANGS_S = 5.0
+"""Who has not gone so long after SIGKILL hangs in the kernel: waiting longer does not help."""
 
 
 class NodeAgent:
     """One node agent's life, after its start."""
 
-    def __init__(self, join: Join, name: str, devices: Devices) -> None:
+    def __init__(self, join: Join, name: str, devices: Devices, line: Line) -> None:
         self._join, self._name, self._devices = join, name, devices
         self._inventory = devices.inventory()
         self._launcher = LocalLauncher(
@@ -60,7 +60,7 @@ class NodeAgent:
         )
         self._selector = selectors.DefaultSelector()
         self._link = wire.Link()
-        self._line = Line(join, name)
+        self._line = line
         for descriptor in self._line.filenos:
             self._selector.register(descriptor, selectors.EVENT_READ, ("line", None))
         self._parts: dict[int, Served] = {}
@@ -73,6 +73,7 @@ class NodeAgent:
         self._terms = 0
         self._serve_until = float("inf")
         self._leave: list[tuple[float, signal.Signals | None]] = []  # what to do to workers, and when
+        self._kill_at = float("inf")
         self.left: str = ""
         """Why it leaves; "" while it stays."""
 
@@ -139,7 +140,7 @@ class NodeAgent:
         for data in self._link.again(now):
             self._line.send(data)
         gone_s = self._line.gone_s(now)
-        if gone_s > LOST_HEAD_S and not self.left:
+        if gone_s > wire.LOST_HEAD_S and not self.left:
             self._go("the head is gone", self._join.grace_s)
 
     def _hello(self) -> wire.Hello:
@@ -186,7 +187,8 @@ class NodeAgent:
 
     def _launch(self, order: wire.Launch) -> None:
         if self.left:
-            self._send(wire.LaunchFailed(order.part, f"{self._name}'s node agent leaves", True))
+            error = f"{self._name}'s node agent leaves: {self.left}"
+            self._send(wire.LaunchFailed(order.part, error, transient=True, host_fault=True))
             return
         plan = LaunchPlan(
             job_id=order.job_id,
@@ -257,21 +259,21 @@ class NodeAgent:
     def _go(self, why: str, grace_s: float) -> None:
         """Have the workers leave: asked to save, then SIGTERM, then SIGKILL; at once without grace."""
         now = time.monotonic()
+        kill_at = now + grace_s + min(grace_s, wire.KILL_AFTER_S)
+        if kill_at >= self._kill_at:
+            return  # already on its way, and not slower
+        self._kill_at = kill_at
         if not self.left:
             self.left = why
             say(f"{self._name}: leaving: {why}")
-        elif self._leave and grace_s > 0:
-            return  # already on its way
-        stages: list[tuple[float, signal.Signals | None]] = [(now, signal.SIGKILL)]
+            if self._welcome:
+                self._send(wire.Leaving(why))  # the head is to start nothing here any more
+            if grace_s > 0:
+                for served in self._parts.values():
+                    served.ask_to_save()
+        self._leave = [(kill_at, signal.SIGKILL), (kill_at + HANGS_S, None)]
         if grace_s > 0:
-            for served in self._parts.values():
-                served.ask_to_save()
-            stages = [
-                (now + grace_s, signal.SIGTERM),
-                (now + grace_s + min(grace_s, KILL_AFTER_S), signal.SIGKILL),
-            ]
-        # Who does not go after SIGKILL hangs in the kernel: waiting longer does not help.
-        self._leave = [*stages, (stages[-1][0] + KILL_AFTER_S, None)]
+            self._leave.insert(0, (now + grace_s, signal.SIGTERM))
 
     def _leave_in_time(self, now: float) -> None:
         if now >= self._serve_until and not self.left:
@@ -344,10 +346,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = own_name(join, options.name, os.environ, socket.gethostname())
         watch = guard.Guard(join.run_id, guard.mark(join.life, name))
         with contextlib.ExitStack() as stack:
-            end_orphans(join)
+            line = Line(join, name)
+            stack.callback(line.close)
+            end_orphans(join, lambda: line.send(wire.Link().passing(wire.Coming(name))))
+            show_granted(join, name, os.environ)
             devices = open_devices(join.devices, name, cpus=join.cpus.get(name))
             stack.callback(devices.close)
-            node = NodeAgent(join, name, devices)
+            node = NodeAgent(join, name, devices, line)
             try:
                 node.run()
             finally:

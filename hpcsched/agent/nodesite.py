@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 
 from hpcsched.agent import guard
 from hpcsched.errors import ConfigError
@@ -62,10 +62,23 @@ def address_towards(endpoint: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def end_orphans(join: Join) -> None:
-    """End what an earlier life left here; other agents of this life, on the same machine, keep theirs."""
-    orphans = find_orphans(join.run_id, [])
-    left = end(set(orphans) - guard.marked(orphans, join.life), join.grace_s)
+def show_granted(join: Join, name: str, environ: MutableMapping[str, str]) -> None:
+    """Name the GPUs granted here, where what started us has not: ssh passes no batch system's word on."""
+    if name in join.gpus:
+        environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(join.gpus[name]))
+
+
+def end_orphans(join: Join, found: Callable[[], None]) -> None:
+    """End what an earlier life left here; other agents of this life, on the same machine, keep theirs.
+
+    Calls `found` first if there is something: that takes its time.
+    """
+    all_ours = find_orphans(join.run_id, [])
+    orphans = set(all_ours) - guard.marked(all_ours, join.life)
+    if not orphans:
+        return
+    found()
+    left = end(orphans, join.grace_s)
     if left:
         pids = ", ".join(str(pid) for pid, _ in left)
         raise ConfigError(

@@ -45,7 +45,7 @@ def _suspend(job: Job) -> tuple[bool, str]:
 
 def _let_go(job: Job) -> tuple[bool, str]:
     if not job.held and job.state is not JobState.HELD:
-        return False, "is not held"
+        return False, "is neither held nor suspended by you"
     return True, "goes on as soon as GPUs are free"
 
 

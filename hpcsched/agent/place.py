@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcsched.agent.address import own_address
+from hpcsched.agent.nodesite import without_rank
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core.model import Device
 from hpcsched.devices import open_devices
 from hpcsched.devices.base import Sample
+from hpcsched.errors import ConfigError
 from hpcsched.launch.base import Launcher
 from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher
 
@@ -64,6 +67,13 @@ def this_host(spec: str, allocation: Allocation) -> Place:
     name = allocation.here or socket.gethostname()
     granted = next((host for host in allocation.hosts if host.name == name), None)
     devices = open_devices(spec, name, cpus=granted.cpus if granted else None)
+    if spec == "auto" and devices.kind == "cpu" and granted and granted.gpus:
+        devices.close()
+        raise ConfigError(
+            where="--devices",
+            got=f"{allocation.kind} has granted GPUs {', '.join(granted.gpus)}, but NVML sees none",
+            accepted="a host whose GPUs can be seen (`hpcsched doctor`), or cpu:N if CPUs are meant",
+        )
     return Place(
         kind=devices.kind,
         speed=devices.speed,
@@ -71,6 +81,7 @@ def this_host(spec: str, allocation: Allocation) -> Place:
         launcher=LocalLauncher(
             cpus=devices.cpus,
             device_env=devices.environment,
+            environ=without_rank(os.environ),
             shielded=LSF_WARNS_ALL if allocation.kind == "lsf" else frozenset(),
         ),
         sample=devices.sample,

@@ -21,7 +21,7 @@ from hpcsched.agent.admission import Admission
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.comeback import Standing
 from hpcsched.agent.effects import Effects
-from hpcsched.agent.ending import Ending, ends
+from hpcsched.agent.ending import Ending, ends, on_run_clock
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.loop import Agent, Observer, Outcome, Resources
 from hpcsched.agent.monitor import Monitor
@@ -115,9 +115,9 @@ def run(
     journal cannot be written any more. Bad input for a new run leaves no run behind.
     """
     rundir = RunDir(order.dir.resolve())
+    allocation = batch.allocation()
     _refuse_other_run(rundir, order)
     make_policy(order.policy or "marble", order.policy_options if order.policy else {})
-    allocation = batch.allocation()
     host, user = socket.gethostname(), getpass.getuser()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_deaf_to_the_batch_system())
@@ -140,6 +140,11 @@ def run(
         end_orphans(machine, before, host=host, grace_s=order.grace_s)
         run_id = before.id if before else uuid.uuid4().hex
         observer = observe(machine)
+
+        def say(text: str) -> None:
+            with contextlib.suppress(OSError):  # nobody reads standard error any more
+                observer.message(text)
+
         if place is None:
             place = node_agents(
                 order.devices,
@@ -149,7 +154,7 @@ def run(
                 run_dir=rundir.root,
                 interface=order.interface,
                 grace_s=order.grace_s,
-                say=observer.message,
+                say=say,
             )
             stack.callback(place.close)
         policy, options = _policy(order, machine)
@@ -176,7 +181,7 @@ def run(
             grace_s=order.grace_s * place.speed,
             saved_steps=saved_steps(rundir, machine),
             profiles=admission.known_better(),
-            deadline=None if allocation.deadline is None else clock.at_wall(allocation.deadline),
+            deadline=on_run_clock(clock, allocation.deadline),
             reserve_s=order.margin_s * place.speed,
         )
         site = Site(
@@ -204,14 +209,16 @@ def run(
             if job.attempt:
                 snapshot.output_of(job.id, str(output_path(job, site, job.attempt, _host_of(job, place))))
         monitor = Monitor(place.sample, interval_s=order.monitor_s, wake=lambda: None)
-        watch = None if allocation.kind == "none" else AllocationWatch(batch)
+        watch = (
+            None if allocation.kind == "none" else AllocationWatch(batch, at_once=allocation.deadline is None)
+        )
         if watch:
             stack.callback(watch.close)
         ending = Ending(
             machine,
             clock,
             watch=watch,
-            tell=observer.message,
+            tell=say,
             publish=lambda deadline: setattr(snapshot, "deadline", deadline),
         )
         resources = Resources(
@@ -231,11 +238,16 @@ def run(
         agent = Agent(resources, commands=commands)
         rundir.write_record(record)
         if note := register(record.id, rundir.root):
-            observer.message(note)
+            say(note)
         if allocation.kind != "none":
-            observer.message(_described(allocation, place))
+            say(_described(allocation, place))
+            if _without_exec(os.environ):
+                say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:
             outcome = agent.run([started, *new_jobs])
+            if outcome is Outcome.STOPPED:
+                # From here on the batch system's SIGTERM would only keep us from coming back.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
         finally:
             if not monitor.close():
                 stack.pop_all()  # a driver that hangs would hang us too; the system lets go of it all
@@ -287,15 +299,28 @@ def _deaf_to_the_batch_system() -> Iterator[None]:
 def _lock(rundir: RunDir, order: Order) -> RunLock:
     """The run's lock; a life that goes on waits until its predecessor's last sign of life is old enough."""
     deadline = time.monotonic() + (STALE_AFTER_S + 5.0 if order.resume else 0.0)
+    before = _last_sign(rundir)
     while True:
         try:
             return RunLock(rundir)
         except RunDirError:
             # The earlier agent's host may be gone without a word, as when its allocation was killed.
             elsewhere = (record := rundir.read_record()) and record.host != socket.gethostname()
-            if not elsewhere or time.monotonic() > deadline:
+            if not elsewhere:
                 raise
+            if time.monotonic() > deadline:
+                if _last_sign(rundir) != before or not order.resume:
+                    raise
+                # Nothing has moved for so long: its sign of life only looks fresh, as clocks differ.
+                return RunLock(rundir, signs_of_life=False)
         time.sleep(0.5)
+
+
+def _last_sign(rundir: RunDir) -> int:
+    try:
+        return rundir.status.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _host_of(job: Job, place: Place) -> str:
@@ -311,6 +336,12 @@ def _described(allocation: Allocation, place: Place) -> str:
     devices = f"{len(place.inventory)} x {place.kind}"
     job = f"{allocation.kind} job {allocation.id}{again}"
     return f"{job} on {hosts} with {devices}; it {ends(allocation.deadline)}"
+
+
+def _without_exec(environ: Mapping[str, str]) -> bool:
+    """Whether we are the child of a batch script, whose shell gets the signals that are meant for us."""
+    script = environ.get("SLURM_TASK_PID", "")
+    return script.isdecimal() and "SLURM_STEP_ID" not in environ and int(script) != os.getpid()
 
 
 def _refuse_other_run(rundir: RunDir, order: Order) -> None:

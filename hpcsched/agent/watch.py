@@ -23,9 +23,13 @@ class EndTime:
 
 
 class AllocationWatch:
-    """Asks for the end time every `period_s`, and shows the newest comment beside the job, as seldom."""
+    """Asks for the end time every `period_s`, and shows the newest comment beside the job, as seldom.
 
-    def __init__(self, batch: BatchSystem, *, period_s: float = PERIOD_S) -> None:
+    Args:
+        at_once: ask the first time now, as whoever made us has had no answer.
+    """
+
+    def __init__(self, batch: BatchSystem, *, at_once: bool = False, period_s: float = PERIOD_S) -> None:
         self._batch, self._period_s = batch, period_s
         self.comment = ""
         """The line to show beside the job; set by whoever made us."""
@@ -34,7 +38,8 @@ class AllocationWatch:
         self._stopped = False
         self._said = ""
         self._commented_at = float("-inf")
-        # Not at once: whoever made us has asked just now.
+        if at_once:
+            self._wake.set()
         self._thread = threading.Thread(target=self._run, name="allocation", daemon=True)
         self._thread.start()
 
@@ -75,6 +80,8 @@ class AllocationWatch:
                 self._answers.put(EndTime(deadline=self._batch.end_time()))
             except BatchError as error:
                 self._answers.put(EndTime(error=str(error)))
+            except Exception as error:  # whatever a binding raises: the next question may do better
+                self._answers.put(EndTime(error=f"the end time cannot be had: {error!r}"))
             self._tell()
 
     def _tell(self) -> None:
@@ -83,6 +90,6 @@ class AllocationWatch:
             return
         try:
             self._batch.comment(text)
-        except BatchError:
+        except Exception:
             return  # nothing depends on it; the next one may get through
         self._said, self._commented_at = text, time.monotonic()

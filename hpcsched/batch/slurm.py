@@ -86,8 +86,11 @@ class Slurm:
         rows = says.queue_rows(self._asked(says.queue_argv(job_id), says.queue_environ(self._environ)))
         # The array job whose id is the array's own is listed with all its brothers.
         for found, _, end in rows:
-            if found == job_id:
-                return end
+            if found != job_id:
+                continue
+            if isinstance(end, str):  # not "no limit": the end known last is better than none
+                raise BatchError(f"squeue gives {end[:40]!r} as the end of job {job_id}, which is no time")
+            return end
         raise BatchError(f"squeue does not list job {job_id}")
 
     def life(self, job_id: str) -> JobLife:
@@ -115,11 +118,12 @@ class Slurm:
     def submit_next(self, script: Path | None) -> str:
         """See `BatchSystem`.
 
-        The options in the script's #SBATCH lines count. Of those it does not give, the follow-up job gets
-        this one's partition, account, QOS, time limit (as it is now), working directory, name, and its
-        numbers of nodes, tasks, CPUs a task, GPUs and memory. Not carried over, because Slurm does not tell
-        them reliably: output files, constraints, reservations, licences, mail, signals, the script's
-        arguments. They belong into #SBATCH lines.
+        Of another script the options in its #SBATCH lines count; where it gives none, and always for this
+        job's own script (what was said beside it counted more), the follow-up job gets this one's partition,
+        account, QOS, time limit (as it is now), working directory, name, and its numbers of nodes, tasks,
+        CPUs a task, GPUs and memory. Not carried over, because Slurm does not tell them reliably: output files,
+        constraints, reservations, licences, mail, signals, the script's arguments. They belong into #SBATCH
+        lines.
         """
         job_id = self._job_id()
         if script is not None:
@@ -129,7 +133,7 @@ class Slurm:
         with tempfile.TemporaryDirectory(prefix="hpcsched-") as folder:
             copy = Path(folder) / "job.sh"
             self._asked(("scontrol", "write", "batch_script", job_id, str(copy)))
-            return self._submit(job_id, copy)
+            return self._submit(job_id, copy, own=True)
 
     def comment(self, text: str) -> None:
         line = one_line(text)
@@ -203,13 +207,13 @@ class Slurm:
         except (BatchError, ValueError):
             return guess
 
-    def _submit(self, job_id: str, script: Path) -> str:
+    def _submit(self, job_id: str, script: Path, *, own: bool = False) -> str:
         try:
             words = script.read_text(errors="replace")
         except OSError as error:
             raise BatchError(f"{script} cannot be submitted: {error.strerror}") from None
         fields = says.job_fields(self._asked(("scontrol", "--oneliner", "show", "job", job_id)))
-        options = says.inherited_options(words, fields, self._environ)
+        options = says.inherited_options(words, fields, self._environ, own=own)
         said = self._asked(
             ("sbatch", "--parsable", f"--dependency=afterany:{job_id}", *options, str(script)),
             says.submit_environ(self._environ),

@@ -58,9 +58,9 @@ def queue_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "SLURM_TIME_FORMAT": "standard", "TZ": "UTC0", "LC_ALL": "C"}
 
 
-def queue_rows(text: str) -> list[tuple[str, JobLife, float | None]]:
+def queue_rows(text: str) -> list[tuple[str, JobLife, float | str | None]]:
     """(id, life, end as Unix time) for each line of the answer; lines of another form are left out."""
-    rows: list[tuple[str, JobLife, float | None]] = []
+    rows: list[tuple[str, JobLife, float | str | None]] = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
         if len(fields) == 3 and fields[0].isdigit():
@@ -68,16 +68,18 @@ def queue_rows(text: str) -> list[tuple[str, JobLife, float | None]]:
     return rows
 
 
-def utc_time(text: str) -> float | None:
-    """Unix time of `2026-11-21T06:37:43`; None for N/A, NONE, UNLIMITED and whatever else is no time."""
+def utc_time(text: str) -> float | str | None:
+    """Unix time of `2026-11-21T06:37:43`; None for "no limit" and "not yet"; what is neither as it is."""
     from datetime import UTC, datetime
 
-    if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", text) is None:
+    if text.upper() in ("N/A", "NONE", "UNLIMITED", "INFINITE"):
         return None
     try:
-        return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+        if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", text):
+            return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
     except ValueError:
-        return None
+        pass
+    return text
 
 
 def life_in(answer: Answer, job_id: str) -> JobLife:
@@ -187,11 +189,15 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def inherited_options(script: str, fields: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
+def inherited_options(
+    script: str, fields: Mapping[str, str], environ: Mapping[str, str], *, own: bool = False
+) -> list[str]:
     """The options a job was given beside its script, as far as Slurm tells, for one that follows it.
 
     Args:
-        script: text of the script to submit; what it says itself is left to it.
+        script: text of the script to submit; what it says itself is left to it, unless it is the running
+            job's own: then what the job has, which may have been said on the command line, counts.
+        own: whether it is.
         fields: of `job_fields`, for the running job.
         environ: of the running job: sbatch sets these variables if and only if it was asked for them.
     """
@@ -219,7 +225,11 @@ def inherited_options(script: str, fields: Mapping[str, str], environ: Mapping[s
         ("--mem-per-cpu", environ.get("SLURM_MEM_PER_CPU"), _MEMORY),
         ("--mem-per-gpu", environ.get("SLURM_MEM_PER_GPU"), _MEMORY),
     ]
-    return [f"{option}={value}" for option, value, kind in options if value and not kind & given]
+    return [
+        f"{option}={value}"
+        for option, value, kind in options
+        if value and not (kind & given) - ({option} if own else set())
+    ]
 
 
 def _gpu_request(tres: str | None) -> str | None:

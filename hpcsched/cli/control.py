@@ -18,7 +18,7 @@ from hpcsched.cli.status import clock
 from hpcsched.core.model import JobSpec
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
 from hpcsched.store.rundir import RunDir, agent_alive
-from hpcsched.store.status import Status, read_status
+from hpcsched.store.status import Status, age_s, read_status
 
 ANSWER_WITHIN_S = 10.0
 
@@ -39,8 +39,11 @@ def _living(rundir: RunDir) -> Status:
     """The status of a run whose agent lives; raises NoSuchRun otherwise."""
     status = read_status(rundir)
     if status.run.state not in ("RUNNING", "DRAINING") or status.run.stale:
-        what = "its agent is gone" if status.run.stale else f"it is {status.run.state}"
-        raise NoSuchRun(f"no agent runs in {rundir.root}: {what}; go on with `hpcsched run --resume`")
+        from hpcsched.cli import fate
+
+        fate.ask(status.run)
+        what = fate.sentence(status.run, clock(age_s(status.run))) or "it is FINISHED"
+        raise NoSuchRun(f"no agent runs in {rundir.root}: {what}")
     return status
 
 

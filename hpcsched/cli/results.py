@@ -17,7 +17,7 @@ from hpcsched.sim.engine import Simulation
 
 def result_of(machine: Machine, *, downtime_s: float = 0.0) -> Result:
     """The measures of a run that has ended, or of a simulation."""
-    gpus = len(machine.devices) + len(machine.lost_devices)
+    gpus = max((life.gpus for life in machine.lives), default=0)
     return summarise(
         machine.jobs.values(),
         policy=machine.policy.name if machine.policy else "",
@@ -65,7 +65,11 @@ def _bound(machine: Machine) -> float | None:
         for job in machine.jobs.values()
     ]
     hosts = Counter(device.host for device in machine.devices.values())
-    if not jobs or any(machine.most_for(job) < job.spec.gpus_min for job in machine.jobs.values()):
+    if (
+        not jobs
+        or len({life.gpus for life in machine.lives}) != 1
+        or any(machine.most_for(job) < job.spec.gpus_min for job in machine.jobs.values())
+    ):
         return None
     return lower_bound_s(jobs, max(hosts.values(), default=0), len(hosts))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,6 +104,7 @@ def run(
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     rundir = find_run(ctx, dir_)
+    chain = chain or chain_script is not None
     if requeue and chain:
         raise click.UsageError("--requeue and --chain are two ways to come back: give one")
     names = hosts.split(",") if isinstance(hosts, str) else list(hosts or ())
@@ -148,12 +151,19 @@ def run(
     finally:
         for view in views:
             view.close()
-    _report(life, as_json=as_json, gantt=gantt, compare=compare)
+    code = life.exit_code
+    if code == 75:  # first of all: nothing that happens to a report must keep us from coming back
+        how = "requeue" if requeue else "chain" if chain else ""
+        code = _stopped(life, system, rundir, Plan(how=how, most=max_restarts, script=chain_script))
+    try:
+        _report(life, as_json=as_json, gantt=gantt, compare=compare)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            click.echo(f"hpcsched: the report cannot be written: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor what is still buffered
+        code = code or 1
     _put_away(life, store, str(rundir.root))
-    if life.exit_code != 75:
-        return life.exit_code
-    how = "requeue" if requeue else "chain" if chain or chain_script else ""
-    return _stopped(life, system, rundir, Plan(how=how, most=max_restarts, script=chain_script))
+    return code
 
 
 def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan) -> int:
@@ -161,12 +171,11 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan) -> int:
     from hpcsched.agent.comeback import come_back, why_not
 
     def say(text: str) -> None:
-        click.echo(f"hpcsched: {text}", err=True)
+        with contextlib.suppress(OSError):
+            click.echo(f"hpcsched: {text}", err=True)
 
     reason = why_not(life.machine, plan, before=life.before) if plan.how else None
     if plan.how and reason is None:
-        # The batch system ends us as soon as it has heard: not in the middle of telling it.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return come_back(batch, plan, rundir, say)
     left = life.machine.unfinished
     jobs = f"{left} job{'s' * (left != 1)} left"
@@ -207,12 +216,18 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: tuple[str,
     result = result_of(machine, downtime_s=life.downtime_s)
     results = [result]
     for policy in compare:
-        profiles = {job.spec.model: p for job in machine.jobs.values() if (p := machine.profile(job))}
+        profiles = {(p.model, p.nodes): p for j in machine.jobs.values() if (p := machine.profile(j))}
         specs = [job.spec for job in machine.jobs.values()]
+        hosts = Counter(device.host for device in machine.devices.values())
+        place = {"gpus": max(hosts.values(), default=1), "nodes": len(hosts)}
         try:
-            results.append(
-                simulated(specs, list(profiles.values()), gpus=result.gpus, policy=policy, options={})
-            )
+            if len(set(hosts.values())) != 1 or machine.lost_devices or not machine.finished:
+                raise ConfigError(
+                    where="--compare",
+                    got="a run cut short, or hosts with unequal or lost GPUs",
+                    accepted="a finished run on hosts that are alike",
+                )
+            results.append(simulated(specs, list(profiles.values()), **place, policy=policy, options={}))
         except ConfigError as error:
             click.echo(f"hpcsched: no comparison with {policy}: {error}", err=True)
     if as_json:

@@ -187,11 +187,11 @@ def _wrapper(given: _Given, system: str, sets: Sequence[Path], output: Path | No
         told=given.told,
         **_command_dir(),
     )
-    if time_s is not None and time_s <= wrapper.warning_s:
+    if time_s is not None and time_s <= margin_s:
         raise ConfigError(
             where="--time",
-            got=f"{clock(time_s)}, but saving starts {clock(wrapper.warning_s)} before the end",
-            accepted=f"more than that, or a --margin below {margin_s:g} s",
+            got=f"{clock(time_s)}, but saving starts {clock(margin_s)} before the end",
+            accepted="more than that, or a smaller --margin",
         )
     return wrapper
 

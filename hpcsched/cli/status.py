@@ -220,5 +220,9 @@ def note(found: Status) -> None:
     if left is not None and left > 0 and run.state in ("RUNNING", "DRAINING") and not run.stale:
         job = f"{run.allocation.get('kind')} job {run.allocation.get('id')}"
         click.echo(f"hpcsched: {job} ends in {clock(left)}", err=True)
+    by_reason: dict[str, list[str]] = {}
     for gpu, why in run.lost_gpus.items():
-        click.echo(f"hpcsched: GPU {gpu} was lost: {why}", err=True)
+        by_reason.setdefault(why, []).append(gpu)
+    for why, gpus_ in by_reason.items():
+        lost = f"GPU {gpus_[0]} was" if len(gpus_) == 1 else f"GPUs {','.join(gpus_)} were"
+        click.echo(f"hpcsched: {lost} lost: {why}", err=True)

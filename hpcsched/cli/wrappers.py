@@ -144,12 +144,13 @@ def _script(w: Wrapper, mark: str, directives: Iterable[str], *, index: str) -> 
     ]
     lines += [f"#   {name} = {_one_line(value)}  ({_one_line(origin)})" for name, value, origin in w.told]
     lines += ["", f"cd {shlex.quote(str(w.workdir))} || exit 2"]
-    if w.bin_dir:
-        folder = shlex.quote(str(w.bin_dir))
-        lines.append(f'export PATH={folder}:"$PATH"' if w.bin_first else f'export PATH="$PATH":{folder}')
     lines += [f"export {name}={shlex.quote(value)}" for name, value in w.environment.items()]
     lines += [f"module load {shlex.quote(module)}" for module in w.modules]
-    lines += [*w.setup, ""]
+    lines += w.setup
+    if w.bin_dir:  # after the modules, which may bring a Python of their own
+        folder = shlex.quote(str(w.bin_dir))
+        lines.append(f'export PATH={folder}:"$PATH"' if w.bin_first else f'export PATH="$PATH":{folder}')
+    lines.append("")
     words = shlex.join(run_words(w))
     if len(w.sets) > 1:
         lines += ["sets=(", *(f"    {shlex.quote(str(path))}" for path in w.sets), ")"]
@@ -159,8 +160,8 @@ def _script(w: Wrapper, mark: str, directives: Iterable[str], *, index: str) -> 
         where = f"{shlex.quote(str(w.sets[0]))} --dir {shlex.quote(str(w.dirs[0]))}"
     # A shell that waited for its child would keep the batch system's signals to itself.
     lines += [
-        "# exec: the batch system's signals must reach hpcsched, not a shell.",
         "trap '' USR2  # a warning that comes while hpcsched is still starting must not end it",
+        "# exec: the batch system's signals must reach hpcsched, not a shell.",
         f"exec hpcsched run {where} {words}",
     ]
     return "\n".join(lines) + "\n"

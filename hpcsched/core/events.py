@@ -156,10 +156,14 @@ class WorkersExited(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFailed(AttemptEvent):
-    """The attempt's processes could not be started; `transient` says whether to try again."""
+    """The attempt's processes could not be started; `transient` says whether to try again.
+
+    `host_fault`: a host that is being lost is to blame, not the job.
+    """
 
     error: str
     transient: bool = True
+    host_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

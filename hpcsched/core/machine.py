@@ -77,6 +77,8 @@ class Machine(RunState):
         self._decide_after = False
         self._let_arrive()
         self._handlers[type(event)](event)
+        if self.late and not self.draining:
+            self._look_again_at_late_ones()
         if self._decide_after and not self.draining:
             self._decide()
         self._watch_the_end()
@@ -91,7 +93,7 @@ class Machine(RunState):
             self._decide_after = True
 
     def _agent_started(self, event: ev.AgentStarted) -> None:
-        self.lives.append(Life(event.at, event.wall))
+        self.lives.append(Life(event.at, event.wall, len(event.devices)))
         self.policy = self._make_policy(event.policy, event.policy_options)
         self.policy_options = event.policy_options
         self.grace_s = event.grace_s
@@ -111,6 +113,11 @@ class Machine(RunState):
 
     def _deadline_moved(self, event: ev.DeadlineMoved) -> None:
         self.deadline = event.deadline
+        if self.draining:
+            self._plan_to_leave()
+            return
+        if event.deadline is None:
+            self._drain_due = inf  # no timer that was set counts any more
         self._let_late_ones_in()
         self._decide_after = True
 
@@ -162,14 +169,12 @@ class Machine(RunState):
     def _drain_requested(self, event: ev.DrainRequested) -> None:
         if not self.draining:
             self._drain(event.cause)
+        elif event.cause.startswith("inbox:") or event.cause in ("SIGINT", "SIGHUP"):
+            self.drain_cause = event.cause  # whatever it was for: now a person wants it to stop
 
     def _drain(self, cause: str) -> None:
         self.draining, self.drain_cause = True, cause
-        if self.deadline is not None:
-            # A third of the time we keep is for saving, one for those that do not, one for us to leave.
-            self._leave_window_s = min(self.reserve_s, max(0.0, self.deadline - self.now))
-            due = self.deadline - self._leave_window_s * 2 / 3
-            self._actions.append(SetTimer(at=self.now, cause=self._cause, key=HURRY, due=due))
+        self._plan_to_leave()
         for job in list(self.active.values()):
             if job.target:
                 self._drop_target(job)
@@ -306,9 +311,9 @@ class Machine(RunState):
         if job is None:
             return
         self._note(job, Reason(Why.LAUNCH_FAILED, {"error": event.error}))
-        if job.wanted == "cancel":
-            self._end_attempt(job, Ended.CANCELLED)
-            self._finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
+        self._decide_after = True
+        if job.wanted not in ("", "suspend") or event.host_fault:
+            self._attempt_lost(job, None, job.wanted or event.error, counts=not job.wanted)
         elif event.transient and job.failures < job.spec.retries:
             job.failures += 1
             self._end_attempt(job, Ended.FAILED)
@@ -316,7 +321,6 @@ class Machine(RunState):
         else:
             self._end_attempt(job, Ended.FAILED)
             self._finish(job, JobState.FAILED, Reason(Why.LAUNCH_FAILED, {"error": event.error}))
-        self._decide_after = True
 
     def _device_lost(self, event: ev.DeviceLost) -> None:
         device = self.devices.pop(event.gpu, None)
@@ -339,7 +343,7 @@ class Machine(RunState):
 
     def _timer_fired(self, event: ev.TimerFired) -> None:
         if event.key == DRAIN:
-            if not self.draining and event.at >= self._drain_due:
+            if not self.draining and self.deadline is not None and event.at >= self._drain_due:
                 self._drain("deadline")
             return
         if event.key == HURRY:
@@ -355,6 +359,14 @@ class Machine(RunState):
         elif kind == "term":
             self._note(job, Reason(Why.ESCALATED, {"grace": self._grace(job) / 2, "how": "SIGKILL"}))
             self._do(Kill, job)
+
+    def _plan_to_leave(self) -> None:
+        """A third of the time we keep is for saving, one for those that do not, one for us to leave."""
+        if self.deadline is None:
+            return
+        self._leave_window_s = min(self.reserve_s, max(0.0, self.deadline - self.now))
+        due = self.deadline - self._leave_window_s * 2 / 3
+        self._actions.append(SetTimer(at=self.now, cause=self._cause, key=HURRY, due=due))
 
     def _hurry(self, now: float) -> None:
         """The allocation is about to end: who is still saving is told to end."""
@@ -412,12 +424,14 @@ class Machine(RunState):
         self._suspend(job)
 
     def _waiting(self, fits: Fits) -> Iterator[Job]:
+        offered: list[Job] = []  # those that start together will save together
         for job_id in self.queue.walk(fits):
             job = self.jobs[job_id]
-            reason = None if self.deadline is None else self._too_late(job)
+            reason = None if self.deadline is None else self._too_late(job, *offered)
             if reason:
                 self._set_aside(job, reason)
             else:
+                offered.append(job)
                 yield job
 
     def _pick(self, job: Job, hosts: Sequence[str], count: int) -> tuple[int, ...] | None:

@@ -57,13 +57,13 @@ _WORDS = {
     Why.BEGIN_TIME: "starts not before {at:.0f} s into the run",
     Why.HELD: "held by the user",
     Why.USER_SUSPENDED: "suspended by the user",
-    Why.DRAINING: "the run is being drained",
+    Why.DRAINING: "the run saves and stops; what is left goes on in its next life",
     Why.WALLTIME_TOO_SHORT: "its first checkpoint needs about {need:.0f} s, saving begins in {left:.0f} s: "
     "it waits for the next allocation",
     Why.OPTIMAL: "{gpus} GPUs is the fastest count of {model} ({rate:.4g} steps/s; {source} profile)",
     Why.LEFT_OVER: "{gpus} of the {wanted} GPUs that {model} is fastest on: no more were free",
     Why.NO_PROFILE: "no profile of {model}: {gpus} GPUs, at most half of the {total}; learnt as it runs",
-    Why.FIXED: "the job asks for {gpus} GPUs",
+    Why.FIXED: "the job asks for {gpus} GPUs{hosts}",
     Why.EXCLUSIVE: "exclusive policy: all {gpus} GPUs, one job at a time",
     Why.PROMOTED: "promoted from {old} to {gpus} GPUs: {gain}",
     Why.TOO_FEW_FREE: "not promoted: {wanted} GPUs would be its best, {have} could be had",
@@ -98,7 +98,7 @@ class Reason:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        text = _WORDS[self.why].format(**self.facts)
+        text = _WORDS[self.why].format_map({"hosts": "", **self.facts})
         return text.replace(" 1 GPUs", " 1 GPU") if " 1 GPUs" in text else text
 
 

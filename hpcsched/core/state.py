@@ -33,10 +33,11 @@ MOST_LOSSES = 3
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One agent's time with the run: the run clock and the wall clock when it began."""
+    """One agent's time with the run: the run clock and the wall clock when it began, and its GPUs."""
 
     at: float
     wall: float
+    gpus: int
 
 
 class RunState:
@@ -79,6 +80,7 @@ class RunState:
         self._actions: list[Action] = []
         self._cause = ""
         self._drain_due = -inf
+        self._late_since = inf
         self._leave_window_s = 0.0
 
     # --- questions --------------------------------------------------------------------------
@@ -92,6 +94,13 @@ class RunState:
     def stopped(self) -> bool:
         """Drained: work may be left, but nothing runs and nothing will start."""
         return self.draining and not self.active
+
+    @property
+    def leave_by(self) -> float:
+        """When a drain has to be over, whoever still hangs; infinite without a deadline."""
+        if self.deadline is None or not self.draining:
+            return inf
+        return self.deadline - self._leave_window_s / 6
 
     @property
     def stuck(self) -> bool:
@@ -342,11 +351,10 @@ class RunState:
     # --- the end of the allocation ----------------------------------------------------------
 
     def margin_s(self, *more: Job) -> float:
-        """Seconds before the deadline at which saving begins: the reserve, and the longest save known of
-        the jobs that run (and of `more`) times their number, as they share the file system."""
+        """Seconds before the deadline at which saving begins: the reserve, and the longest saves known of
+        all jobs that run (and of `more`) one after the other, as they share the file system."""
         saving = [*self.active.values(), *more]
-        longest = max((max(self._save_s(j), self._longest_save_s(j)) for j in saving), default=0.0)
-        return self.reserve_s + len(saving) * longest
+        return self.reserve_s + sum(max(self._save_s(j), self._longest_save_s(j)) for j in saving)
 
     def _longest_save_s(self, job: Job) -> float:
         costs = self.costs.get(job.spec.model)
@@ -362,9 +370,12 @@ class RunState:
         step_s = 1 / profile.rate(least) if profile else 0.0
         return self._launch_s(job, least, first=job.attempt == 0) + step_s
 
-    def _too_late(self, job: Job) -> Reason | None:
-        """Why a waiting job cannot be started any more in this allocation; None if it can."""
-        need, left = self.first_checkpoint_s(job), self.left_s(job)
+    def _too_late(self, job: Job, *others: Job) -> Reason | None:
+        """Why a waiting job cannot be started any more in this allocation; None if it can.
+
+        `others` start together with it.
+        """
+        need, left = self.first_checkpoint_s(job), self.left_s(job, *others)
         facts = {"need": need, "left": max(0.0, left)}
         return Reason(Why.WALLTIME_TOO_SHORT, facts) if need > left or job.id in self.late else None
 
@@ -372,11 +383,24 @@ class RunState:
         """Take a job that cannot be started any more out of the queue."""
         self.queue.remove(job.id)
         self.late.add(job.id)
-        self._note(job, reason)
+        self._late_since = self._saving_begins()
+        if not job.story or job.story[-1].reason.why is not reason.why:
+            self._note(job, reason)
 
     def _let_late_ones_in(self) -> None:
         for job_id in sorted(self.late):
             self._enqueue(self.jobs[job_id])
+
+    def _look_again_at_late_ones(self) -> None:
+        """Saving may begin later than when they were set aside, as other jobs have ended; and when nothing
+        runs, what was learnt since may let one in."""
+        if not self.active or self._saving_begins() > self._late_since + 1.0:
+            self._late_since = self._saving_begins()
+            self._let_late_ones_in()
+            self._decide_after = True
+
+    def _saving_begins(self) -> float:
+        return inf if self.deadline is None else self.deadline - self.margin_s()
 
     def _time_to_kill_s(self) -> float:
         """Seconds until what has not left must be killed, for us to leave in time; else infinite."""

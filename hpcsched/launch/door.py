@@ -51,6 +51,10 @@ class Door:
         self._welcomed = 0
         self._waiting: dict[int, int] = {}
         """By descriptor of a connection: how many had been let in when it came."""
+        self._peers: dict[int, bytes] = {}
+        """By descriptor of a connection: who spoke last on it."""
+        self._descriptors: dict[bytes, int] = {}
+        self._broken: list[bytes] = []
         self._configure(keys, ":" in address)
         where = f"[{address}]" if ":" in address else address
         try:
@@ -100,9 +104,25 @@ class Door:
         while arrived(self._monitor):
             self._happened()
         while arrived(self._socket):
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             if len(frames) == 2:
-                yield frames[0], frames[1]
+                peer, data = (frame.bytes for frame in frames)
+                self._spoke(peer, int(frames[1].get(zmq.SRCFD)))
+                yield peer, data
+
+    def _spoke(self, peer: bytes, descriptor: int) -> None:
+        if descriptor in self._waiting:  # else it is closed already, and this was on its way
+            self._peers[descriptor] = peer
+            self._descriptors[peer] = descriptor
+
+    def connected(self, peer: bytes) -> bool:
+        """Whether the connection on which this one spoke last is still there."""
+        return peer in self._descriptors and self._peers.get(self._descriptors[peer]) == peer
+
+    def broken(self) -> list[bytes]:
+        """Those whose connection has broken since this was asked last, and who have no other."""
+        broken, self._broken = self._broken, []
+        return broken
 
     def _happened(self) -> None:
         """Something happened to a connection."""
@@ -115,8 +135,13 @@ class Door:
             self._waiting[value] = self._welcomed
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self._welcomed += 1
-        elif event == zmq.Event.DISCONNECTED and self._waiting.pop(value, None) == self._welcomed:
-            self._refused()  # who says nothing that ZeroMQ understands just goes, with no failure told
+        elif event == zmq.Event.DISCONNECTED:
+            if self._waiting.pop(value, None) == self._welcomed:
+                self._refused()  # who says nothing that ZeroMQ understands just goes, with no failure told
+            peer = self._peers.pop(value, None)
+            if peer is not None and self._descriptors.get(peer) == value:
+                del self._descriptors[peer]
+                self._broken.append(peer)
 
     def _admit(self) -> None:
         """Answer one question of ZeroMQ's authentication protocol (ZAP 1.0)."""

@@ -14,12 +14,15 @@ TERMINATED_S = 2.0
 """How long a lost host's command may take to end after SIGTERM, before SIGKILL."""
 
 FENCE_S = 4.0
-"""So long after the command's end nothing can live on its host: its workers have been ended by the node
-agent's guard, or have noticed that their parent is gone and left."""
+"""So long after a node agent has surely died nothing can live on its host: its workers have been ended by
+its guard, or have noticed that their parent is gone and left."""
 
-FENCED_AT_LATEST_S = 10.0
-"""Then we go on even if the command does not end, or must not be ended since it runs other hosts too."""
+CLOSED_S = 3.0
+"""Whose connection breaks so soon after its last word has closed it, or died: silence takes ZeroMQ longer to
+notice (wire.HEARTBEAT_TIMEOUT_MS)."""
 
+WORTH_SAYING_S = 2.0
+"""So long after a loss it is clear whether it is a silent one."""
 
 S = TypeVar("S", covariant=True)
 
@@ -41,13 +44,19 @@ class NamedHost(Protocol):
     @property
     def cpus(self) -> int | None: ...
 
+    @property
+    def gpus(self) -> tuple[str, ...] | None: ...
+
 
 @dataclass(slots=True, eq=False)
 class RemoteHost:
     """A host. It has not come while `hello` is None; `why` is set once it is lost, for good.
 
     `first` is the global index of its first device; `heard` when its node agent was last heard of, and
-    `lost_at` when it was lost, by the monotonic clock; `fenced`: nothing can live there any more.
+    `lost_at` when it was lost, by the monotonic clock; `patience` until when it may come at the least.
+    `leaving`: lost, but its node agent sees its jobs off in good order, and tells. `gone`: that has said its
+    last word. `broke_at`: when its connection broke, None while there is one; `closed`: not by silence.
+    `fenced`: nothing can live there any more.
     """
 
     name: str
@@ -60,13 +69,24 @@ class RemoteHost:
     readings: tuple[wire.Reading, ...] = ()
     why: str = ""
     lost_at: float = 0.0
+    patience: float = 0.0
+    leaving: bool = False
+    gone: bool = False
+    broke_at: float | None = None
+    closed: bool = False
     fenced: bool = False
+    warned: bool = False
     parts: dict[int, tuple[RemoteWorkers, Part]] = field(default_factory=dict)
 
     @property
     def up(self) -> bool:
         """Whether it has come and is not lost."""
         return self.hello is not None and not self.why
+
+    @property
+    def talks(self) -> bool:
+        """Whether what its node agent says counts, and it is to be answered."""
+        return self.hello is not None and not self.gone and (not self.why or self.leaving)
 
     @property
     def coming(self) -> bool:
@@ -80,14 +100,23 @@ class RemoteHost:
         readings = self.readings
         return readings[device] if device < len(readings) else wire.Reading()
 
-    def fence(self, now: float, *, may_kill: bool) -> None:
-        """Bring its end about, after it was lost, and see whether that is reached.
+    def broke(self, now: float, *, trusted: bool) -> None:
+        """Its connection has broken; not `trusted`: we looked too seldom to know when."""
+        self.broke_at, self.closed = now, trusted and now - self.heard < CLOSED_S
 
-        `may_kill` False: its command runs hosts that are up too.
+    def fence(self, now: float, *, may_kill: bool, silence_s: float) -> float:
+        """Bring its end about, after it was lost, and see whether that is reached; else in how many seconds.
+
+        Its node agent has surely died when its command has ended without our doing and the connection
+        was closed, which the kernel does: then its guard does the rest. Else a network may have broken and
+        everything there lives on, until the node agent has missed us for `silence_s`; and that only begins
+        when there is no connection. `may_kill` False: its command runs hosts that are up too.
         """
         command = self.command
-        ended = command.ended_at if command else self.lost_at
-        if command and ended is None and may_kill and now - self.lost_at > TERMINATED_S:
+        if command and command.ended_at is None and may_kill and now - self.lost_at > TERMINATED_S:
             command.signal(signal.SIGKILL)
-        surely = ended is not None and now - ended >= FENCE_S
-        self.fenced = surely or now - self.lost_at >= FENCED_AT_LATEST_S
+        left_s = silence_s if self.broke_at is None else self.broke_at + silence_s - now
+        if command and command.by_itself and command.ended_at and self.broke_at and self.closed:
+            left_s = min(left_s, max(command.ended_at, self.broke_at) + FENCE_S - now)
+        self.fenced = self.gone or left_s <= 0
+        return left_s

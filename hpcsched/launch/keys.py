@@ -41,7 +41,7 @@ class KeyPair:
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
     """The join file. `life` is one life of the head; `hosts` those it expects; `devices` what to open there;
-    `cpus` how many the batch system granted, by host, where that is known.
+    `cpus` how many the batch system granted, and `gpus` which, by host, where that is known.
 
     `grace_s`: how long workers may take to save once the head is gone.
     """
@@ -55,6 +55,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...]
     devices: str
     cpus: dict[str, int] = {}
+    gpus: dict[str, tuple[str, ...]] = {}
     grace_s: float
     protocol: int = PROTOCOL
 

@@ -55,7 +55,7 @@ class Part:
 
     def __init__(self, host: str, order: wire.Launch) -> None:
         self.host, self.order = host, order
-        self.asked = self.over = False
+        self.asked = self.started = self.over = False
         self.code: int | None = None
         """Its ranks' exit code; None while they live, and if none has ever lived."""
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -134,6 +134,7 @@ class RemoteWorkers:
 
     def launched(self, part: Part, port: int) -> None:
         """A part's ranks have been started, and meet at `port`."""
+        part.started = True
         if part is self.parts[0] and self._error is None:
             for other in self.parts[1:]:
                 if not (other.asked or other.over):
@@ -146,11 +147,14 @@ class RemoteWorkers:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._write_end, data)
 
-    def launch_failed(self, part: Part, error: str, *, transient: bool) -> None:
+    def launch_failed(self, part: Part, error: str, *, transient: bool, host_fault: bool = False) -> None:
         """A part could not be started: the attempt cannot be."""
+        where = f"host {part.host}: " if len(self.parts) > 1 else ""
+        self._cannot_start(part, LaunchError(f"{where}{error}", transient=transient, host_fault=host_fault))
+
+    def _cannot_start(self, part: Part, error: LaunchError) -> None:
         if self._error is None:
-            where = f"host {part.host}: " if len(self.parts) > 1 else ""
-            self._error = LaunchError(f"{where}{error}", transient=transient)
+            self._error = error
             self.signal(signal.SIGKILL)
         self.ended(part, None)
 
@@ -177,9 +181,13 @@ class RemoteWorkers:
         if self.over:
             self._sound()
 
-    def lost(self, part: Part) -> None:
+    def lost(self, part: Part, why: str) -> None:
         """The part's host was lost and nothing can live there any more."""
-        self.ended(part, LOST)
+        if part.started:
+            self.ended(part, LOST)
+        else:
+            error = f"host {part.host} was lost: {why}"
+            self._cannot_start(part, LaunchError(error, transient=True, host_fault=True))
 
     # --------------------------------------------------------------------------------------------------
 

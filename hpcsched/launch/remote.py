@@ -1,9 +1,9 @@
 """Workers on all hosts of an allocation, through one node agent on each.
 
 The node agents are started once, by the batch system's commands, and come to the head by themselves.
-A host is lost when its node agent is silent, or the command that ran it has ended; it does not come
-back in this life of the head. What ran there counts as ended only when it surely has: the job starts
-again elsewhere, and two copies must not write the same checkpoint.
+A host is lost when its node agent is silent or leaves, or the command that ran it has ended; it does not
+come back in this life of the head. What ran there counts as ended only when it surely has: the job
+starts again elsewhere, and two copies must not write the same checkpoint.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from hpcsched.errors import LaunchError
 from hpcsched.launch import wire
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.door import Door
-from hpcsched.launch.host import MakeSample, NamedHost, RemoteHost, S
+from hpcsched.launch.host import FENCE_S, WORTH_SAYING_S, MakeSample, NamedHost, RemoteHost, S
 from hpcsched.launch.keys import Join, KeyPair, join_file, new_life, write_join
 from hpcsched.launch.parts import Part, RemoteWorkers, part_orders
 from hpcsched.launch.starter import Command, end_all, last_words
 
 LOST_NODE_S = 6.0
 """A node agent that has said nothing for so long is lost."""
+
+ORPHANS_S = 30.0
+"""Beside the grace: how long a node agent may take to end what an earlier life left on its host."""
 
 LEFT_WITHIN_S, LEAVE_GRACE_S = 5.0, 2.0
 """At the end: how long node agents may take to leave, and the workers they still have to save."""
@@ -85,6 +88,7 @@ class Hosts(Generic[S]):
         self._inventory: tuple[Device, ...] = ()
         self._next_part = 1
         self._pumped = self._timers_due = 0.0
+        self._stalled_at = float("-inf")
         self._closing = False
         self._said: set[str] = set()
         self.kind, self.speed = "", 1.0
@@ -96,14 +100,19 @@ class Hosts(Generic[S]):
     def start(self, timeout_s: float) -> None:
         """Start the node agents and wait until all have joined, at most so long.
 
-        Hosts that did not come are lost from the start. Raises LaunchError when none came, and
+        Those that have orphans to end get longer. Hosts that did not come, or have died since, are
+        lost from the start. Raises LaunchError when none came, and
         StoreError when the join file cannot be written; nothing is left running then.
         """
         try:
             self._open()
             deadline = time.monotonic() + timeout_s
-            while any(node.coming for node in self._nodes.values()) and time.monotonic() < deadline:
-                self._wait(min(0.1, max(0.0, deadline - time.monotonic())))
+            while True:
+                now = time.monotonic()
+                awaited = [max(deadline, node.patience) for node in self._nodes.values() if node.coming]
+                if max(awaited, default=now) <= now:
+                    break
+                self._wait(min(0.1, max(awaited) - now))
             self._settle()
         except BaseException:
             self.close()
@@ -121,6 +130,7 @@ class Hosts(Generic[S]):
             client_secret=client.secret,
             hosts=tuple(self._nodes),
             cpus={host.name: host.cpus for host in self._hosts if host.cpus},
+            gpus={host.name: host.gpus for host in self._hosts if host.gpus is not None},
             devices=self._devices,
             grace_s=self._grace_s,
         )
@@ -139,11 +149,14 @@ class Hosts(Generic[S]):
 
     def _settle(self) -> None:
         """Number the devices of the hosts that have come; the others are lost."""
-        absent = [node for node in self._nodes.values() if node.hello is None]
-        come = [node for node in self._nodes.values() if node.hello is not None]
+        come = [node for node in self._nodes.values() if node.up]
+        absent = [node for node in self._nodes.values() if node.hello is None or not come]
+        for node in self._nodes.values():
+            node.fenced = not node.up  # nothing was ever asked of it
         if absent:
             names = ", ".join(node.name for node in absent)
-            ended = {node.command.why for node in absent if node.command and node.command.why}
+            whys = ((node.command.why if node.command else "") or node.why for node in absent)
+            ended = {why for why in whys if why}
             last = last_words(self._log)
             why = "; ".join([*sorted(ended), *([f"{self._log.name} ends with: {last}"] if last else [])])
             line = f"no node agent has come from {names}: {why or 'no word from it'}"
@@ -151,7 +164,7 @@ class Hosts(Generic[S]):
                 raise LaunchError(line, transient=False)
             self._say(line)
             for node in absent:
-                node.why, node.fenced = "its node agent has not come", True
+                node.why = "its node agent has not come"
         devices: list[Device] = []
         for node in come:
             assert node.hello is not None
@@ -175,11 +188,11 @@ class Hosts(Generic[S]):
         self._closing = True
         deadline = time.monotonic() + LEFT_WITHIN_S
         for node in self._nodes.values():
-            if node.up and self._door:
+            if node.talks:
                 self._send(node.name, wire.Leave(LEAVE_GRACE_S))
         while not all(command.look() for command in self._commands) and time.monotonic() < deadline:
             self._wait(0.1)
-            if not any(node.up for node in self._nodes.values()):
+            if not any(node.talks for node in self._nodes.values()):
                 deadline = min(deadline, time.monotonic() + 1.0)  # for the commands to notice
         ended = end_all(self._commands, 1.0)
         self._join.unlink(missing_ok=True)
@@ -228,12 +241,13 @@ class Hosts(Generic[S]):
     def launch(self, plan: LaunchPlan) -> RemoteWorkers:
         """Have all ranks started; whether that worked is told by the workers. Never blocks.
 
-        Raises LaunchError (transient) when one of the hosts has been lost.
+        Raises LaunchError (transient, the host's fault) when one of the hosts has been lost.
         """
         shares = [(host, list(devices)) for host, devices in groupby(plan.devices, lambda d: d.host)]
         for host, _ in shares:
             if self._nodes[host].why:
-                raise LaunchError(f"host {host} was lost: {self._nodes[host].why}", transient=True)
+                error = f"host {host} was lost: {self._nodes[host].why}"
+                raise LaunchError(error, transient=True, host_fault=True)
         address = self.address_of(shares[0][0]) if len(shares) > 1 else "127.0.0.1"
         local = [(host, [d.index - self._nodes[host].first for d in devices]) for host, devices in shares]
         orders = part_orders(plan, local, address=address, first_part=self._next_part)
@@ -260,9 +274,14 @@ class Hosts(Generic[S]):
         if now - self._pumped > STALL_S and self._pumped:
             for node in self._nodes.values():
                 node.heard += now - self._pumped
+            self._stalled_at = now
         self._pumped = now
         for peer, data in self._door.receive():
             self._take(peer, data, now)
+        for peer in self._door.broken():
+            if peer in self._by_peer:
+                trusted = now - self._stalled_at > LOST_NODE_S
+                self._by_peer[peer].broke(now, trusted=trusted)
         for command in self._commands:
             if command.pidfd is not None and command.look():
                 self._command_ended(command)
@@ -278,11 +297,16 @@ class Hosts(Generic[S]):
 
     def _send(self, host: str, message: wire.HeadMessage) -> None:
         node = self._nodes[host]
-        if self._door is not None and node.up:
+        if self._door is not None and node.talks:
             self._door.send(node.peer, node.link.kept(message, time.monotonic()))
 
     def _take(self, peer: bytes, data: bytes, now: float) -> None:
+        assert self._door is not None
         node = self._by_peer.get(peer)
+        if node is not None:
+            node.heard = now
+            if self._door.connected(peer):
+                node.broke_at = None
         try:
             envelope = wire.read_to_head(data)
         except msgspec.MsgspecError as error:
@@ -290,12 +314,21 @@ class Hosts(Generic[S]):
             return
         if isinstance(envelope.body, wire.Hello):
             self._hello(peer, envelope.body, now)
-        elif node is None or node.why:
-            self._dismiss(peer)
-        else:
-            node.heard = now
-            if node.link.take(envelope, now):
-                self._told(node, envelope.body)
+        elif isinstance(envelope.body, wire.Coming) and node is None:
+            self._coming(envelope.body.name, now)
+        elif node is None or not node.talks:
+            if node is not None and isinstance(envelope.body, wire.Gone):
+                node.gone = True
+            else:
+                self._dismiss(peer)
+        elif node.link.take(envelope, now):
+            self._told(node, envelope.body)
+
+    def _coming(self, name: str, now: float) -> None:
+        node = self._nodes.get(name)
+        if node is not None and node.hello is None and not node.patience:
+            node.patience = now + self._grace_s + ORPHANS_S
+            self._say_once(f"host {name} still has processes of an earlier life: they are being ended")
 
     def _hello(self, peer: bytes, hello: wire.Hello, now: float) -> None:
         node = self._nodes.get(hello.name)
@@ -327,10 +360,13 @@ class Hosts(Generic[S]):
             if node.link.owes and self._door is not None:
                 self._door.send(node.peer, node.link.passing(wire.Heard()))
             return
-        if isinstance(message, wire.Gone):
-            self._lose(node, message.why)
+        if isinstance(message, wire.Leaving | wire.Gone):
+            node.gone = isinstance(message, wire.Gone)
+            node.leaving = not node.gone
+            if not node.why:
+                self._lose(node, f"node agent leaves: {message.why}")
             return
-        if isinstance(message, wire.Hello) or message.part not in node.parts:
+        if isinstance(message, wire.Hello | wire.Coming) or message.part not in node.parts:
             return
         workers, part = node.parts[message.part]
         match message:
@@ -344,8 +380,8 @@ class Hosts(Generic[S]):
                 workers.record = data
             case wire.Failing():
                 workers.failing(part)
-            case wire.LaunchFailed(error=error, transient=transient):
-                workers.launch_failed(part, error, transient=transient)
+            case wire.LaunchFailed(error=error, transient=transient, host_fault=host_fault):
+                workers.launch_failed(part, error, transient=transient, host_fault=host_fault)
             case wire.Exited(code=code, record=record):
                 workers.record = workers.record if record is None else record
                 workers.ended(part, code)
@@ -371,29 +407,44 @@ class Hosts(Generic[S]):
         if self._closing:
             return
         self._say_once(f"host {node.name} was lost: {why}")
+        if not (node.leaving or node.gone):
+            self._send_away(node)
+
+    def _send_away(self, node: RemoteHost) -> None:
         self._dismiss(node.peer)
         if self._own(node) and node.command is not None:
             node.command.signal(signal.SIGTERM)
 
     def _own(self, node: RemoteHost) -> bool:
         """Whether its command can be ended without harm to hosts that are up."""
-        return node.command is not None and not any(self._nodes[name].up for name in node.command.hosts)
+        return node.command is not None and not any(self._nodes[name].talks for name in node.command.hosts)
 
     def _timers(self, node: RemoteHost, now: float) -> None:
-        if node.up:
+        if node.talks:
             if now - node.heard > LOST_NODE_S:
-                self._lose(node, f"no word for {LOST_NODE_S:g} s")
+                if node.leaving:
+                    node.leaving, node.lost_at = False, now
+                    self._send_away(node)
+                else:
+                    self._lose(node, f"no word for {LOST_NODE_S:g} s")
                 return
             assert self._door is not None
             for data in node.link.again(now):
                 self._door.send(node.peer, data)
         elif node.why and not node.fenced:
-            node.fence(now, may_kill=self._own(node))
+            silence_s = wire.silence_s(self._grace_s)
+            left_s = node.fence(now, may_kill=self._own(node), silence_s=silence_s)
             if node.fenced:
                 # Only now: what ran there is started again elsewhere.
                 for workers, part in list(node.parts.values()):
-                    workers.lost(part)
+                    workers.lost(part, node.why)
                     self._forget_ended(workers)
+            elif node.parts and left_s > FENCE_S and now - node.lost_at > WORTH_SAYING_S and not node.warned:
+                node.warned = True
+                self._say(
+                    f"host {node.name} is silent: its jobs start elsewhere in {left_s:.0f} s, "
+                    "when surely nothing of them is left there"
+                )
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:

@@ -29,6 +29,9 @@ class Command:
         self.why = ""
         """How it ended; "" while it lives."""
         self.ended_at: float | None = None
+        self.by_itself = False
+        """Whether it ended without a signal from us: what it ran has ended, as far as it knows."""
+        self._signalled = False
         self.pidfd: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -51,6 +54,7 @@ class Command:
             found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is None:
                 return False
+            self.by_itself = not self._signalled
             self.signal(signal.SIGKILL)
             code = self._process.wait()
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -60,6 +64,7 @@ class Command:
     def signal(self, sig: signal.Signals) -> None:
         """To its process group, as long as that is surely its own."""
         if self._process is not None and self._process.returncode is None:
+            self._signalled = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, sig)
 

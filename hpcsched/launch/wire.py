@@ -13,7 +13,7 @@ import msgspec
 
 from hpcsched.core.model import Device
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every change of a message; both ends must have the same."""
 
 RESEND_S = 2.5
@@ -25,9 +25,27 @@ BEAT_S = 1.0
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 5000
 """ZMTP's own heartbeats: answered by ZeroMQ's thread, so an end that is busy does not look dead."""
 
+LOST_HEAD_S = 6.0
+"""When its connection has been gone for so long, so has the head, to a node agent."""
+
+KILL_AFTER_S = 5.0
+"""A node agent that leaves gives workers so long, at most, between SIGTERM and SIGKILL."""
+
+SLACK_S = 2.0
+
 HANDSHAKE_MS = 5000
 MOST_BYTES = 64 * 2**20
 """No message is longer."""
+
+
+def silence_s(grace_s: float) -> float:
+    """So long after the head's side of a connection broke nothing can live on the host, network or not.
+
+    The node agent notices at the latest when its own heartbeats are not answered, tries to come back,
+    gives its workers `grace_s` to save, and kills them.
+    """
+    notices_s = (HEARTBEAT_MS + HEARTBEAT_TIMEOUT_MS) / 1000 + LOST_HEAD_S + BEAT_S
+    return notices_s + grace_s + min(grace_s, KILL_AFTER_S) + SLACK_S
 
 
 class Reading(msgspec.Struct, frozen=True, array_like=True):
@@ -40,6 +58,12 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
 
 
 # --- from a node agent ------------------------------------------------------------------------------
+
+
+class Coming(msgspec.Struct, frozen=True, tag="coming"):
+    """It lives, but first ends what an earlier life left on its host: a Hello follows."""
+
+    name: str
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
@@ -75,11 +99,12 @@ class Launched(msgspec.Struct, frozen=True, tag="launched"):
 
 
 class LaunchFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """None of the part's ranks could be started."""
+    """None of the part's ranks could be started; `host_fault`: since the host is being lost."""
 
     part: int
     error: str
     transient: bool
+    host_fault: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -116,13 +141,32 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
     record: bytes | None = None
 
 
+class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
+    """The node agent starts no more, and leaves when its workers have ended, which it tells as ever."""
+
+    why: str
+
+
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
     """The last word: no worker is left on the host, and the node agent leaves."""
 
     why: str
 
 
-NodeMessage = Hello | Beat | Launched | LaunchFailed | Ready | Progressed | Recorded | Failing | Exited | Gone
+NodeMessage = (
+    Coming
+    | Hello
+    | Beat
+    | Launched
+    | LaunchFailed
+    | Ready
+    | Progressed
+    | Recorded
+    | Failing
+    | Exited
+    | Leaving
+    | Gone
+)
 
 # --- from the head ----------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class Marble:
             node = view.capacity.most(1)
             profile = view.profile(job)
             if least == most:
-                wanted, reason = most, Reason(Why.FIXED, {"gpus": most})
+                wanted, reason = most, Reason(Why.FIXED, {"gpus": most, "hosts": _on_each(job)})
             elif profile:
                 wanted = profile.optimal(most, least)
                 facts = {
@@ -117,3 +117,7 @@ class Marble:
             rooms.take(hosts, gpus)
             waiting -= 1
         return decisions
+
+
+def _on_each(job: Job) -> str:
+    return f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""

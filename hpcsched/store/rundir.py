@@ -136,9 +136,12 @@ class RunDir:
 
 
 class RunLock:
-    """Keeps a second agent out of a run directory as long as this process lives."""
+    """Keeps a second agent out of a run directory as long as this process lives.
 
-    def __init__(self, rundir: RunDir) -> None:
+    `signs_of_life` False: the caller has found that an agent on another host shows none.
+    """
+
+    def __init__(self, rundir: RunDir, *, signs_of_life: bool = True) -> None:
         path = rundir.root / "agent.lock"
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -151,7 +154,7 @@ class RunLock:
             raise RunDirError(_occupied(rundir)) from error
         # Locks do not always reach across hosts of a shared filesystem: look for signs of life too.
         record = rundir.read_record()
-        if record and record.host != os.uname().nodename and agent_works(rundir):
+        if signs_of_life and record and record.host != os.uname().nodename and agent_works(rundir):
             self.release()
             raise RunDirError(_occupied(rundir))
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hpcsched.batch.base import Host
 from hpcsched.batch.local import Local
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
-from hpcsched.launch import host, remote
+from hpcsched.launch import host, remote, wire
 from hpcsched.launch.base import LOST, LaunchPlan
+from hpcsched.launch.keys import Join, read_join, write_join
 from hpcsched.launch.remote import Hosts
 from hpcsched.testing.nodes import DEADLINE_S, code_of, local_hosts, pump_until
 
@@ -70,6 +74,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is noticed sooner; what the guard and the kernel take stays as it is."""
     monkeypatch.setattr(remote, "LOST_NODE_S", 2.5)
     monkeypatch.setattr(host, "TERMINATED_S", 0.2)
+    monkeypatch.setattr(host, "WORTH_SAYING_S", 0.2)
+    monkeypatch.setattr(wire, "silence_s", lambda grace_s: 6.0)
 
 
 def test_a_killed_node_agent(tmp_path: Path) -> None:
@@ -87,7 +93,7 @@ def test_a_killed_node_agent(tmp_path: Path) -> None:
         assert [(s.healthy, s.why) for s in hosts.sample()] == [(True, "")] * 2 + [(False, why)] * 2
         with pytest.raises(LaunchError, match="host b was lost") as caught:
             hosts.launch(plan(hosts, tmp_path, "exit 0"))
-        assert caught.value.transient
+        assert caught.value.transient and caught.value.host_fault
         assert not workers.failed_early()  # not before its workers are surely gone
         pump_until(hosts, workers.failed_early)
         assert time.monotonic() - began < 10
@@ -108,7 +114,10 @@ def test_a_node_agent_that_hangs(tmp_path: Path) -> None:
         workers, pids = waiting(hosts, tmp_path)
         os.kill(agent_pid(hosts, "a"), signal.SIGSTOP)
         pump_until(hosts, workers.failed_early)
-        assert said == ["host a was lost: no word for 2.5 s"]
+        assert said[0] == "host a was lost: no word for 2.5 s"
+        assert said[1:] == [
+            "host a is silent: its jobs start elsewhere in 6 s, when surely nothing of them is left there"
+        ]
         assert [alive(pid) for pid in pids] == [False, False, True, True]
         workers.signal(signal.SIGKILL)
         assert code_of(hosts, workers) == LOST
@@ -198,6 +207,157 @@ def test_sigterm_to_a_node_agent_leaves_the_head_in_charge(tmp_path: Path) -> No
         assert "second SIGTERM" in hosts.lost()["a"]
 
 
+def test_a_node_agent_that_leaves_sees_its_jobs_off(tmp_path: Path) -> None:
+    """The head starts nothing there any more; what runs there ends by its own code."""
+    with local_hosts(tmp_path) as hosts:
+        saves = "trap 'sleep 1; exit 75' TERM; echo $$ >pid.$RANK; while :; do sleep 30 & wait; done"
+        workers = hosts.launch(plan(hosts, tmp_path, saves, on="b"))
+        pump_until(hosts, lambda: all((tmp_path / f"pid.{rank}").exists() for rank in (0, 1)))
+        os.kill(agent_pid(hosts, "b"), signal.SIGTERM)
+        log = tmp_path / "nodes.log"
+        pump_until(hosts, lambda: "serving on" in log.read_text())
+        os.kill(agent_pid(hosts, "b"), signal.SIGTERM)
+        wait_until(lambda: "b: leaving" in log.read_text())
+        late = hosts.launch(plan(hosts, tmp_path, "exit 0"))  # the head does not know yet
+        with pytest.raises(LaunchError, match="host b: b's node agent leaves: second SIGTERM") as caught:
+            code_of(hosts, late)
+        assert caught.value.transient and caught.value.host_fault
+        late.close()
+        assert hosts.lost() == {"b": "node agent leaves: second SIGTERM"}
+        with pytest.raises(LaunchError, match="host b was lost: node agent leaves") as caught:
+            hosts.launch(plan(hosts, tmp_path, "exit 0"))
+        assert caught.value.host_fault
+        assert workers.reap() is None
+        assert code_of(hosts, workers) == 75
+        workers.close()
+        command = hosts._nodes["b"].command
+        assert command is not None
+        pump_until(hosts, command.look)
+        assert "exit code 0" in command.why
+
+
+def test_a_host_that_is_lost_before_it_has_launched(tmp_path: Path) -> None:
+    """The job is not to blame."""
+    with local_hosts(tmp_path, devices="replay:1") as hosts:
+        os.kill(agent_pid(hosts, "b"), signal.SIGSTOP)
+        workers = hosts.launch(plan(hosts, tmp_path, "exec sleep 30", on="b"))
+        time.sleep(0.3)
+        os.kill(agent_pid(hosts, "b"), signal.SIGKILL)
+        with pytest.raises(LaunchError, match="host b was lost: ") as caught:
+            code_of(hosts, workers)
+        assert caught.value.transient and caught.value.host_fault
+        workers.close()
+
+
+class Wire:
+    """Carries all connections to an endpoint, until it is cut: then nothing of either side is told."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, port = endpoint.removeprefix("tcp://").split(":")
+        self._to = (host, int(port))
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._streams: list[socket.socket] = []
+        self._cut = threading.Event()
+        self.endpoint = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._serve)]
+        self._threads[0].start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                pair = [self._server.accept()[0], socket.create_connection(self._to)]
+                self._streams += pair
+                for one, other in (pair, pair[::-1]):
+                    self._threads.append(threading.Thread(target=self._carry, args=(one, other)))
+                    self._threads[-1].start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                if not self._cut.is_set():
+                    other.sendall(data)
+
+    def cut(self) -> None:
+        self._cut.set()
+
+    def close(self) -> None:
+        for stream in (self._server, *self._streams):
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for stream in (self._server, *self._streams):
+            stream.close()
+
+
+@pytest.mark.slow
+def test_a_network_that_is_cut(tmp_path: Path) -> None:
+    """Ending the command ends nothing on the host: its workers go on until its agent has missed the head."""
+    wires: list[Wire] = []
+
+    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+        join = read_join(tmp_path / argv[-1])
+        wires.append(Wire(join.endpoint))
+        path = tmp_path / "other" / Path(argv[-1]).name
+        path.parent.mkdir()
+        write_join(path, replaced(join, wires[0].endpoint))
+        script = 'setsid "$@" & echo $! >agent; exec sleep 600'
+        return [("sh", "-c", f"cd {tmp_path}; {script}", "sh", *argv[:-1], str(path), "--name", "a")]
+
+    said: list[str] = []
+    hosts = make(commands, tmp_path, names=("a",), say=said.append, grace_s=1.0)
+    try:
+        hosts.start(DEADLINE_S)
+        script = (
+            "trap 'echo saving >saving' TERM; echo $$ >pid; while :; do date +%s.%N >>writes; sleep 0.1; done"
+        )
+        workers = hosts.launch(plan(hosts, tmp_path, script))
+        pump_until(hosts, (tmp_path / "writes").exists)
+        wires[0].cut()
+        began = time.monotonic()
+        pump_until(hosts, lambda: bool(hosts.lost()))
+        assert time.monotonic() - began < 10 and not hosts.sample()[0].healthy
+        assert code_of(hosts, workers, deadline_s=60) == LOST
+        over = time.time()
+        workers.close()
+        assert said[0] == "host a was lost: no word for 6 s"
+        assert sum("host a is silent: its jobs start elsewhere in" in line for line in said) == 1
+        assert (tmp_path / "saving").exists()
+        assert not alive(int((tmp_path / "pid").read_text()))
+        assert float((tmp_path / "writes").read_text().split()[-1]) < over
+        wait_until(lambda: not alive(int((tmp_path / "agent").read_text())))
+    finally:
+        hosts.close()
+        for one in wires:
+            one.close()
+
+
+def replaced(join: Join, endpoint: str) -> Join:
+    return msgspec.structs.replace(join, endpoint=endpoint)
+
+
+def test_a_stubborn_orphan_is_waited_for(tmp_path: Path) -> None:
+    """It gets its grace although the node agents are to come sooner."""
+    stubborn = "trap '' TERM; echo >up; while :; do sleep 1; done"
+    environ = {**os.environ, "HPCSCHED_RUN_ID": "test-stubborn"}
+    with subprocess.Popen(
+        ["sh", "-c", stubborn], env=environ, cwd=tmp_path, start_new_session=True
+    ) as orphan:
+        wait_until((tmp_path / "up").exists)
+        said: list[str] = []
+        batch = Local(("a",), launcher="local")
+        hosts = make(
+            batch.on_hosts, tmp_path, names=("a",), run_id="test-stubborn", say=said.append, grace_s=4.0
+        )
+        try:
+            hosts.start(2.5)
+            assert orphan.wait(timeout=0) == -signal.SIGKILL
+            assert said == ["host a still has processes of an earlier life: they are being ended"]
+        finally:
+            hosts.close()
+            orphan.kill()
+
+
 def test_an_earlier_life_s_workers_are_ended_first(tmp_path: Path) -> None:
     with subprocess.Popen(
         ["sleep", "60"], env={**os.environ, "HPCSCHED_RUN_ID": "test-orphan"}, start_new_session=True
@@ -223,6 +383,7 @@ def make(
     say: Callable[[str], None] = lambda line: None,
     run_id: str = "test",
     devices: str = "replay:1",
+    grace_s: float = 30.0,
 ) -> Hosts[Sample]:
     return Hosts(
         hosts=[Host(name=name) for name in names],
@@ -233,6 +394,7 @@ def make(
         address="127.0.0.1",
         make_sample=Sample,
         say=say,
+        grace_s=grace_s,
     )
 
 
@@ -283,6 +445,33 @@ def test_a_host_that_never_comes(tmp_path: Path) -> None:
         assert code_of(hosts, workers) == 0
         workers.close()
     finally:
+        assert hosts.close()
+
+
+def test_one_that_dies_before_all_have_come(tmp_path: Path) -> None:
+    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+        late = f'while ! test -e {tmp_path}/now; do sleep 0.1; done; exec "$@"'
+        return [(*argv, "--name", "a"), ("sh", "-c", late, "sh", *argv, "--name", "b")]
+
+    hosts = make(commands, tmp_path)
+
+    def kill() -> None:
+        wait_until(lambda: hosts._nodes["a"].up)
+        os.kill(agent_pid(hosts, "a"), signal.SIGKILL)
+        wait_until(lambda: bool(hosts._nodes["a"].why))
+        (tmp_path / "now").touch()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        hosts.start(DEADLINE_S)
+        assert list(hosts.lost()) == ["a"] and "SIGKILL" in hosts.lost()["a"]
+        assert [(d.index, d.host) for d in hosts.inventory()] == [(0, "b")]
+        workers = hosts.launch(plan(hosts, tmp_path, "exit 0"))
+        assert code_of(hosts, workers) == 0
+        workers.close()
+    finally:
+        killer.join()
         assert hosts.close()
 
 

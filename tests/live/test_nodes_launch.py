@@ -166,7 +166,7 @@ def test_many_at_once(hosts: Hosts[Sample], tmp_path: Path) -> None:
 def test_an_all_reduce_over_two_hosts(hosts: Hosts[Sample], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = (
-        "import torch, torch.distributed as dist; dist.init_process_group('gloo'); "
+        "import os, torch, torch.distributed as dist; dist.init_process_group('gloo'); "
         "x = torch.tensor([float(dist.get_rank() + 1)]); dist.all_reduce(x); "
         "os.write(1, f'{x.item()}\\n'.encode()); dist.destroy_process_group()"
     )

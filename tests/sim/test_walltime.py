@@ -155,3 +155,77 @@ def test_a_simulated_allocation_ends_in_time_with_all_steps_saved():
     assert all(a.end_s < 400.0 - 59.0 for job in machine.jobs.values() for a in job.attempts)
     assert all(job.repeated == 0 for job in machine.jobs.values())
     assert any("has left" in line for line in story)
+
+
+SAVER = a_profile("saver", [1.0], start_s=10.0, suspend_s=30.0)
+
+
+def test_jobs_that_start_together_leave_each_other_time_to_save():
+    jobs = [a_job(f"j{i}", "saver", 10_000, gpus=1) for i in range(6)]
+    driver = Driver(*jobs, profiles=(SAVER,), deadline=200.0)
+    # 60 in reserve, 11 until a first step can be saved, and 30 for each save: four saves, not six.
+    running = [job for job in driver.machine.jobs.values() if job.state is JobState.STARTING]
+    assert len(running) == 4
+    assert driver.machine.left_s() > 0
+    assert not driver.machine.draining
+
+
+def test_a_job_set_aside_is_looked_at_again_when_others_have_ended():
+    jobs = [a_job(f"j{i}", "saver", 10_000, gpus=1) for i in range(5)]
+    driver = Driver(*jobs, a_job("slow", "slow", gpus=1), profiles=(SAVER, SLOW), deadline=330.0)
+    assert driver.machine.waiting_reason(driver.job("slow")).why is Why.WALLTIME_TOO_SHORT
+    driver.runs(*[job.name for job in jobs])
+    driver.now = 20.0
+    for job in jobs:
+        driver.exits(job.name, 0, 10_000, 10_000)
+    assert driver.job("slow").state is JobState.STARTING
+
+
+def test_a_deadline_taken_away_drains_nothing():
+    driver = Driver(a_job("a", "m"), profiles=(MODEL,), deadline=500.0)
+    driver.runs("a")
+    first = due(driver)
+    driver.tell(ev.DeadlineMoved, deadline=None)
+    driver.now = first
+    assert driver.tell(ev.TimerFired, key=DRAIN) == []
+    assert not driver.machine.draining
+
+
+def test_a_nearer_end_while_draining_hurries():
+    driver = Driver(a_job("a", "m"), profiles=(MODEL,), deadline=5000.0, grace_s=600.0)
+    driver.runs("a")
+    driver.now = 100.0
+    driver.drain()
+    driver.tell(ev.DeadlineMoved, deadline=125.0)
+    driver.now = due(driver, HURRY)
+    assert driver.now < 115.0
+    assert [type(action) for action in driver.tell(ev.TimerFired, key=HURRY)] == [Terminate]
+
+
+def test_a_person_who_asks_to_stop_while_time_is_up_anyway_is_heard():
+    driver = Driver(a_job("a", "m"), profiles=(MODEL,), deadline=500.0)
+    driver.runs("a")
+    driver.now = due(driver)
+    driver.tell(ev.TimerFired, key=DRAIN)
+    driver.tell(ev.DrainRequested, cause="SIGUSR2")
+    assert driver.machine.drain_cause == "deadline"
+    driver.tell(ev.DrainRequested, cause="inbox:x")
+    assert driver.machine.drain_cause == "inbox:x"
+
+
+def test_what_survives_being_killed_does_not_hold_us_for_ever():
+    driver = Driver(a_job("a", "m"), profiles=(MODEL,), deadline=500.0)
+    assert driver.machine.leave_by == float("inf")
+    driver.now = due(driver)
+    driver.tell(ev.TimerFired, key=DRAIN)
+    assert due(driver, ("term", 1, 1)) < driver.machine.leave_by < 500.0
+
+
+def test_a_launch_that_a_lost_host_spoils_is_not_the_jobs_failure():
+    driver = Driver(a_job("a", "m", retries=0, gpus=2), gpus=2, hosts=2, profiles=(MODEL,))
+    driver.lose(0)
+    driver.lose(1)
+    driver.tell(ev.LaunchFailed, "a", error="n1 is lost", host_fault=True)
+    assert driver.job("a").state is JobState.STARTING
+    assert driver.job("a").current.gpus == (2, 3)
+    assert (driver.job("a").failures, driver.job("a").losses) == (0, 0)

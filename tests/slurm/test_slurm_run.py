@@ -122,7 +122,7 @@ def test_scancel_saves_and_is_final(site: Site) -> None:
     found = site.status()
     assert found["run"]["state"] == "STOPPED"
     assert [j["state"] for j in found["jobs"]] == ["SUSPENDED", "SUSPENDED"]
-    assert "asked to stop (SIGTERM)" in site.slurm.log(job)
+    assert "asked to stop by SIGTERM" in site.slurm.log(job)
 
 
 def test_the_batch_systems_signal_is_the_second_trigger(site: Site) -> None:

@@ -48,9 +48,13 @@ def test_recorded_queue() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "end", ["UNLIMITED", "N/A", "NONE", "(null)", "", "Unknown", "2026-13-40T99:00:00", "soon"]
-)
+@pytest.mark.parametrize("end", ["(null)", "", "Unknown", "2026-13-40T99:00:00", "soon"])
+def test_an_end_that_is_no_time_is_no_answer(end):
+    with pytest.raises(BatchError, match="which is no time"):
+        Slurm(SLURM_JOB, run=Saying(f"7|RUNNING|{end}\n")).end_time()
+
+
+@pytest.mark.parametrize("end", ["UNLIMITED", "N/A", "NONE"])
 def test_no_end(end: str) -> None:
     assert Slurm(SLURM_JOB, run=Saying(f"7|RUNNING|{end}\n")).end_time() is None
 

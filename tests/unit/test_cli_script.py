@@ -176,7 +176,7 @@ def test_options_for_the_run_go_into_its_line_only_when_given_here(site: Path) -
         (("--gpus", "1", "--time", "2:00"), '"2:00:00"'),
         (("--gpus", "1", "--time", "soon"), '"2:00:00"'),
         (("--gpus", "1", "--time", "0"), '"2:00:00"'),
-        (("--gpus", "1", "--time", "2"), "--margin below 60 s"),
+        (("--gpus", "1", "--time", "1"), "a smaller --margin"),
         (("--gpus", "1", "--setup", "a\nb"), "one line"),
         (("--gpus", "1", "--partition", "a\nb"), "one line"),
         (("--gpus", "1", "--launcher", "mpirun"), "srun"),

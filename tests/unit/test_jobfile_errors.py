@@ -162,7 +162,7 @@ def test_more_gpus_or_hosts_than_exist(tmp_path):
 def test_names_of_the_run_so_far_count(tmp_path):
     text = job('after = ["before"]')
     assert load(tmp_path, text, known={"before"}).jobs[0].after == ("before",)
-    with pytest.raises(ConfigError, match="given twice"):
+    with pytest.raises(ConfigError, match="in the run already"):
         load(tmp_path, text, known={"before", "a"})
 
 

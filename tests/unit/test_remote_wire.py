@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from hpcsched.agent.node import main
-from hpcsched.agent.nodesite import address_towards, own_name, without_rank
+from hpcsched.agent.nodesite import address_towards, own_name, show_granted, without_rank
 from hpcsched.core.model import Device
 from hpcsched.errors import ConfigError
 from hpcsched.launch import wire
@@ -45,6 +45,8 @@ def test_messages_survive_the_wire() -> None:
     )
     beat = wire.Beat(1.0, (wire.Reading(0.5, 10.0), wire.Reading(healthy=False, why="broken")))
     for message in (hello, beat, wire.Exited(1, 75, b"{}"), wire.Progressed(1, b"\xff\n"), wire.Gone("x")):
+        assert wire.read_to_head(wire.Link().kept(message, 0.0)).body == message
+    for message in (wire.Coming("n1"), wire.Leaving("x"), wire.LaunchFailed(1, "x", True, True)):
         assert wire.read_to_head(wire.Link().kept(message, 0.0)).body == message
     for order in (wire.Welcome(), wire.Signal(3, 15), wire.Leave(0.0)):
         assert wire.read_to_node(wire.Link().passing(order)).body == order
@@ -98,7 +100,11 @@ def bad_join_files(folder: Path) -> list[tuple[Path, str]]:
     write_join(join_file(folder, "x"), JOIN)
     good = join_file(folder, "x").read_bytes()
     cases = {
-        "version": (good.replace(b'"protocol":1', b'"protocol":99'), 0o600, "protocol 99"),
+        "version": (
+            good.replace(f'"protocol":{wire.PROTOCOL}'.encode(), b'"protocol":99'),
+            0o600,
+            "protocol 99",
+        ),
         "torn": (good[:40], 0o600, "not a join file"),
         "open": (good, 0o644, "can be read by others"),
     }
@@ -116,6 +122,17 @@ def test_a_bad_join_file_is_one_clear_line(tmp_path: Path, capsys: pytest.Captur
         assert main(["--join", str(path)]) == 2
         said = capsys.readouterr().err
         assert words in said and str(path) in said and said.count("\n") == 1
+
+
+def test_granted_gpus_are_shown_where_nobody_else_has() -> None:
+    join = msgspec.structs.replace(JOIN, gpus={"n1": ("2", "GPU-7"), "n3": ()})
+    environ: dict[str, str] = {}
+    show_granted(join, "n2.cluster", environ)
+    assert not environ
+    show_granted(join, "n1", environ)
+    assert environ == {"CUDA_VISIBLE_DEVICES": "2,GPU-7"}
+    show_granted(join, "n3", environ)  # srun has said it
+    assert environ == {"CUDA_VISIBLE_DEVICES": "2,GPU-7"}
 
 
 def test_keys_differ_and_do_not_show(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""When nothing can live on a lost host any more: what is proof, and how long the rest takes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcsched.launch import wire
+from hpcsched.launch.host import FENCE_S, RemoteHost
+from hpcsched.launch.starter import Command
+
+LONG_S = 50.0
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    command = Command(("sh", "-c", "read x; exit 137"), ("a",), tmp_path / "log")
+    yield command
+    command.signal(signal.SIGKILL)
+    ended(command)
+    command.close()
+
+
+def ended(command: Command) -> None:
+    deadline = time.monotonic() + 10
+    while not command.look():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def lost(command: Command | None) -> RemoteHost:
+    return RemoteHost("a", command=command, why="lost", heard=time.monotonic(), lost_at=time.monotonic())
+
+
+def left_s(host: RemoteHost, now: float) -> float:
+    return host.fence(now, may_kill=False, silence_s=LONG_S)
+
+
+def test_a_node_agent_that_died(command: Command) -> None:
+    host = lost(command)
+    ended(command)  # standard input is empty: it ends by itself
+    now = time.monotonic()
+    assert left_s(host, now) == LONG_S  # nothing says that it was the agent that ended
+    host.broke(now, trusted=True)
+    assert left_s(host, now) == FENCE_S and not host.fenced
+    assert left_s(host, now + FENCE_S) == 0 and host.fenced
+
+
+def test_our_own_signal_is_no_proof(tmp_path: Path) -> None:
+    command = Command(("sleep", "60"), ("a",), tmp_path / "log")
+    host = lost(command)
+    command.signal(signal.SIGTERM)
+    ended(command)
+    command.close()
+    now = time.monotonic()
+    host.broke(now, trusted=True)
+    assert left_s(host, now) == LONG_S and left_s(host, now + LONG_S) == 0 and host.fenced
+
+
+@pytest.mark.parametrize(("quiet_s", "trusted"), [(5.0, True), (0.0, False)])
+def test_silence_is_no_proof(command: Command, quiet_s: float, trusted: bool) -> None:
+    host = lost(command)
+    ended(command)
+    now = time.monotonic() + quiet_s
+    host.broke(now, trusted=trusted)
+    assert left_s(host, now) == LONG_S and not host.fenced
+
+
+def test_the_last_word_is_proof() -> None:
+    host = lost(None)
+    host.gone = True
+    left_s(host, host.lost_at)
+    assert host.fenced
+
+
+def test_nothing_is_over_while_it_is_connected() -> None:
+    """Its node agent hangs, and would not notice that it is to leave."""
+    host = lost(None)
+    assert left_s(host, host.lost_at + 2 * LONG_S) == LONG_S and not host.fenced
+
+
+def test_the_long_way_covers_all_that_a_node_agent_does() -> None:
+    assert wire.silence_s(30.0) > 6.0 + wire.LOST_HEAD_S + 30.0 + wire.KILL_AFTER_S
+    assert wire.silence_s(0.0) < 20
