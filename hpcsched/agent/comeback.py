@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ TIME_IS_UP = frozenset({"deadline", "stuck", "SIGUSR1", "SIGUSR2"})
 
 KEEP_TRYING_S, TRY_AGAIN_S = 30.0, 5.0
 """How long a batch system that does not answer is asked again: it may be restarting."""
+_PASSING = re.compile(
+    r"contact|connect|did not answer|tim(ed )?e?out|temporar|unavailable|busy", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +89,7 @@ def come_back(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str
         try:
             return _once(batch, plan, rundir, say)
         except BatchError as error:
-            if time.monotonic() > deadline or "does not requeue" in str(error):
+            if time.monotonic() > deadline or not _PASSING.search(str(error)):
                 say(f"{error}; go on by hand with `hpcsched run --resume`")
                 return 75
             say(f"{error}; trying again")

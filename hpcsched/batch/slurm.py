@@ -118,10 +118,10 @@ class Slurm:
     def submit_next(self, script: Path | None) -> str:
         """See `BatchSystem`.
 
-        Of another script the options in its #SBATCH lines count; where it gives none, and always for this
-        job's own script (what was said beside it counted more), the follow-up job gets this one's partition,
-        account, QOS, time limit (as it is now), working directory, name, and its numbers of nodes, tasks,
-        CPUs a task, GPUs and memory. Not carried over, because Slurm does not tell them reliably: output files,
+        Of another script the options in its #SBATCH lines count. Where it gives none, and always for this
+        job's own script (what was said beside it counted more), the follow-up job gets this one's: partition,
+        account, QOS, time limit (as it is now), working directory, name, and numbers of nodes, tasks, CPUs a
+        task, GPUs and memory. Not carried over, because Slurm does not tell them reliably: output files,
         constraints, reservations, licences, mail, signals, the script's arguments. They belong into #SBATCH
         lines.
         """

@@ -21,9 +21,6 @@ CLOSED_S = 3.0
 """Whose connection breaks so soon after its last word has closed it, or died: silence takes ZeroMQ longer to
 notice (wire.HEARTBEAT_TIMEOUT_MS)."""
 
-WORTH_SAYING_S = 2.0
-"""So long after a loss it is clear whether it is a silent one."""
-
 S = TypeVar("S", covariant=True)
 
 
@@ -107,8 +104,9 @@ class RemoteHost:
     def fence(self, now: float, *, may_kill: bool, silence_s: float) -> float:
         """Bring its end about, after it was lost, and see whether that is reached; else in how many seconds.
 
-        Its node agent has surely died when its command has ended without our doing and the connection
-        was closed, which the kernel does: then its guard does the rest. Else a network may have broken and
+        Its node agent has surely left when its command has ended without our doing, and well. It has
+        surely died when the command has ended otherwise and the connection was closed, which the
+        kernel does: then its guard does the rest. Else a network may have broken and
         everything there lives on, until the node agent has missed us for `silence_s`; and that only begins
         when there is no connection. `may_kill` False: its command runs hosts that are up too.
         """
@@ -116,7 +114,9 @@ class RemoteHost:
         if command and command.ended_at is None and may_kill and now - self.lost_at > TERMINATED_S:
             command.signal(signal.SIGKILL)
         left_s = silence_s if self.broke_at is None else self.broke_at + silence_s - now
-        if command and command.by_itself and command.ended_at and self.broke_at and self.closed:
+        if command and command.ended_at and command.well:
+            left_s = min(left_s, command.ended_at + FENCE_S - now)
+        elif command and command.ended_at and command.by_itself and self.broke_at and self.closed:
             left_s = min(left_s, max(command.ended_at, self.broke_at) + FENCE_S - now)
         self.fenced = self.gone or left_s <= 0
         return left_s

@@ -24,13 +24,16 @@ from hpcsched.errors import LaunchError
 from hpcsched.launch import wire
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.door import Door
-from hpcsched.launch.host import FENCE_S, WORTH_SAYING_S, MakeSample, NamedHost, RemoteHost, S
+from hpcsched.launch.host import FENCE_S, MakeSample, NamedHost, RemoteHost, S
 from hpcsched.launch.keys import Join, KeyPair, join_file, new_life, write_join
 from hpcsched.launch.parts import Part, RemoteWorkers, part_orders
 from hpcsched.launch.starter import Command, end_all, last_words
 
 LOST_NODE_S = 6.0
 """A node agent that has said nothing for so long is lost."""
+
+WORTH_SAYING_S = 2.0
+"""So long after a loss it is clear whether it is a silent one."""
 
 ORPHANS_S = 30.0
 """Beside the grace: how long a node agent may take to end what an earlier life left on its host."""

@@ -15,6 +15,9 @@ KILLED_WITHIN_S = 2.0
 
 TAIL_BYTES = 4096
 
+SSH_FAILED = 255
+"""ssh's exit code when what it ran was killed, but also when only its connection has broken."""
+
 
 class Command:
     """One running command in a session of its own; its output is appended to a file.
@@ -30,7 +33,9 @@ class Command:
         """How it ended; "" while it lives."""
         self.ended_at: float | None = None
         self.by_itself = False
-        """Whether it ended without a signal from us: what it ran has ended, as far as it knows."""
+        """Whether it ended without a signal from us and, as far as it knows, with what it ran."""
+        self.well = False
+        """Whether it ended by itself with exit code 0."""
         self._signalled = False
         self.pidfd: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,9 +59,11 @@ class Command:
             found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is None:
                 return False
-            self.by_itself = not self._signalled
+            signalled = self._signalled
             self.signal(signal.SIGKILL)
             code = self._process.wait()
+            self.by_itself = not signalled and not (self.name == "ssh" and code == SSH_FAILED)
+            self.well = self.by_itself and code == 0
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             self._over(f"`{self.name}` {how}")
         return self.ended_at is not None

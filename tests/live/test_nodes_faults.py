@@ -74,7 +74,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is noticed sooner; what the guard and the kernel take stays as it is."""
     monkeypatch.setattr(remote, "LOST_NODE_S", 2.5)
     monkeypatch.setattr(host, "TERMINATED_S", 0.2)
-    monkeypatch.setattr(host, "WORTH_SAYING_S", 0.2)
+    monkeypatch.setattr(remote, "WORTH_SAYING_S", 0.2)
     monkeypatch.setattr(wire, "silence_s", lambda grace_s: 6.0)
 
 

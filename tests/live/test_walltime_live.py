@@ -7,12 +7,13 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from livebench import Agent, Bench, job, saves
+from livebench import COMMAND, Agent, Bench, job, saves
 
 SQUEUE = """#!/bin/sh
 echo "squeue $*" >> {log}
@@ -26,8 +27,15 @@ esac
 SCONTROL = """#!/bin/sh
 echo "scontrol $*" >> {log}
 case "$1 $(cat {mood})" in
+"requeue down") echo "Unable to contact slurm controller" >&2; exit 1 ;;
 "requeue refuse") echo "Requested operation is presently disabled for job 77" >&2; exit 1 ;;
 esac
+"""
+
+
+SBATCH = """#!/bin/sh
+echo "sbatch $*" >> {log}
+echo 78
 """
 
 
@@ -38,7 +46,7 @@ class Cluster:
         self.bench, self.folder = bench, bench.folder / "slurm"
         self.folder.mkdir()
         self.mood("well")
-        for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL)):
+        for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL), ("sbatch", SBATCH)):
             path = self.folder / name
             path.write_text(text.format(**{f: self.folder / f for f in ("log", "mood", "end")}))
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -180,7 +188,7 @@ def test_a_warning_counts_when_nobody_says_how_near_the_end_is(
     bench: Bench, cluster: Cluster, mood: str
 ) -> None:
     cluster.ends_in(3600)
-    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1", "--requeue")
+    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1")
     bench.ready("a")
     cluster.mood(mood)
     agent.kill(signal.SIGUSR2)
@@ -227,6 +235,53 @@ def test_a_stop_of_all_of_us_does_not_count(bench: Bench, cluster: Cluster) -> N
     bench.until(lambda: "all was stopped for" in agent.said)
     bench.until(lambda: bench.status()["run"]["clock_s"] > before)
     assert bench.status()["run"]["clock_s"] < before + 5
+
+
+def test_a_report_that_cannot_be_written_does_not_keep_it_from_coming_back(
+    bench: Bench, cluster: Cluster
+) -> None:
+    cluster.ends_in(3600)
+    path = bench.set_of(saves("a", steps=5000))
+    with Path("/dev/full").open("w") as full, (bench.folder / "said").open("w") as said:
+        argv = [COMMAND, "run", str(path), "--devices", "cpu:1", "--requeue"]
+        process = subprocess.Popen(argv, env=bench.env, cwd=bench.folder, stdout=full, stderr=said)
+    try:
+        bench.ready("a")
+        cluster.ends_in(60)
+        process.send_signal(signal.SIGUSR2)
+        assert process.wait(30) == 75
+    finally:
+        process.kill()
+    assert "scontrol requeue 77" in cluster.log
+    assert "the report cannot be written" in (bench.folder / "said").read_text()
+
+
+def test_a_batch_system_that_is_restarting_is_asked_again(bench: Bench, cluster: Cluster) -> None:
+    cluster.ends_in(3600)
+    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1", "--requeue")
+    bench.ready("a")
+    cluster.shorten(agent, 60)
+    bench.until(lambda: "the allocation now ends" in agent.said)
+    cluster.mood("down")
+    bench.until(lambda: "trying again" in agent.said)
+    cluster.mood("well")
+    assert agent.wait() == 75
+    assert "this batch job is back in the queue" in agent.said
+
+
+def test_a_script_to_chain_is_enough_to_come_back(bench: Bench, cluster: Cluster) -> None:
+    cluster.ends_in(3600)
+    script = bench.folder / "next.sh"
+    script.write_text("#!/bin/sh\n")
+    path = bench.set_of(saves("a", steps=5000))
+    for _ in range(2):  # the second life finds the run of the first
+        agent = bench.start(path, "--devices", "cpu:1", "--chain-script", script)
+        bench.ready("a")
+        cluster.shorten(agent, 60)
+        assert agent.wait() == 75
+        assert "batch job 78 goes on when this one has ended" in agent.said
+        cluster.ends_in(3600)
+    assert bench.status()["run"]["allocation"]["next"] == "78"
 
 
 def test_a_slurm_job_without_its_variables_is_refused(bench: Bench) -> None:

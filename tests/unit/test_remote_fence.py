@@ -50,6 +50,16 @@ def test_a_node_agent_that_died(command: Command) -> None:
     assert left_s(host, now + FENCE_S) == 0 and host.fenced
 
 
+def test_a_node_agent_that_left_well(tmp_path: Path) -> None:
+    """It had no worker left, and could not tell: the head was stopped."""
+    command = Command(("true",), ("a",), tmp_path / "log")
+    host = lost(command)
+    ended(command)
+    command.close()
+    assert command.ended_at is not None
+    assert left_s(host, command.ended_at) == FENCE_S and left_s(host, command.ended_at + FENCE_S) == 0
+
+
 def test_our_own_signal_is_no_proof(tmp_path: Path) -> None:
     command = Command(("sleep", "60"), ("a",), tmp_path / "log")
     host = lost(command)
@@ -59,6 +69,16 @@ def test_our_own_signal_is_no_proof(tmp_path: Path) -> None:
     now = time.monotonic()
     host.broke(now, trusted=True)
     assert left_s(host, now) == LONG_S and left_s(host, now + LONG_S) == 0 and host.fenced
+
+
+def test_an_ssh_that_has_lost_its_connection_is_no_proof(tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexit 255\n")
+    ssh.chmod(0o700)
+    command = Command((str(ssh),), ("a",), tmp_path / "log")
+    ended(command)
+    command.close()
+    assert not command.by_itself and command.why == "`ssh` ended with exit code 255"
 
 
 @pytest.mark.parametrize(("quiet_s", "trusted"), [(5.0, True), (0.0, False)])
