@@ -62,7 +62,9 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
         return f"completed{metrics}"
     if event.code == 75:
         return f"saved at step {job.saved_step}"
-    again = "" if job.state.final else "; goes on from its newest checkpoint"
+    again = "" if job.state.final else "; starts again"
+    if again and job.saved_step is not None:
+        again = f"; goes on from step {job.saved_step}"
     detail = f": {event.detail}" if event.detail else ""
     return f"ended with exit code {event.code}{detail}{again}"
 

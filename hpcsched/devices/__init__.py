@@ -35,9 +35,8 @@ def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
                 f"{spec!r}, but here {'is' if present == 1 else 'are'} {present} GPU{'s' * (present != 1)}"
             )
             why = f" ({gpus.missing})" if gpus.missing else ""
-            raise ConfigError(
-                where="--devices", got=found + why, accepted=f"auto, cpu:N or cuda:1..{present}"
-            )
+            fits = f"auto, cpu:N or cuda:1..{present}" if present else "auto or cpu:N"
+            raise ConfigError(where="--devices", got=found + why, accepted=fits)
     if kind == "replay":
         from hpcsched.devices.replay import ReplayDevices
 

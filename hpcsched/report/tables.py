@@ -90,6 +90,7 @@ def comparison_table(results: Sequence[Result], *, width: int | None = None) -> 
         columns = [_Column(result.policy, texts)]
         if first:
             changes = [_change(value, base) for value, base in zip(values, first, strict=True)]
+            changes[len(row)] = ""  # of the gap, a share already
             columns.append(_Column("", changes))
         first = first or values
         if blocks[-1] and width is not None and _total([head, *blocks[-1], *columns]) > width:
