@@ -134,8 +134,8 @@ tell("back", found.restart_count)
     while "restarts=1" not in slurm.run("scontrol", "-o", "show", "job", job).lower():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    slurm.wait(job, {"PENDING"})  # it completes first, and completing counts as running
     assert Slurm(slurm.env).life(job) is JobLife.PENDING
-    slurm.wait(job, {"PENDING"})
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     assert told(slurm, "back") == 1
 
