@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
+from hpcsched.launch.local import ignoring
 from hpcsched.policy import make_policy
 from hpcsched.store.registry import register
 from hpcsched.store.rundir import STALE_AFTER_S, RunDir, RunDirError, RunLock, RunRecord, process_started
@@ -120,7 +121,8 @@ def run(
     make_policy(order.policy or "marble", order.policy_options if order.policy else {})
     host, user = socket.gethostname(), getpass.getuser()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_deaf_to_the_batch_system())
+        # Its warnings would end us while the loop does not listen; the end time is followed anyway.
+        stack.enter_context(ignoring(frozenset({signal.SIGUSR1, signal.SIGUSR2})))
         several = len(allocation.hosts) > 1 or allocation.here is None
         place = None if several else this_host(order.devices, allocation)
         if place:
@@ -282,18 +284,6 @@ def _submitted(order: Order, machine: Machine, place: Place, find_profiles: Find
         return []
     admission = _admission(machine, place, find_profiles)
     return admission.events(new, at=machine.now, gpus=place.gpus_per_host, where=order.where)
-
-
-@contextlib.contextmanager
-def _deaf_to_the_batch_system() -> Iterator[None]:
-    """Its warnings would end us while the loop does not listen; the end time is followed anyway."""
-    signals = (signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _lock(rundir: RunDir, order: Order) -> RunLock:

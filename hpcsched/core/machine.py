@@ -15,9 +15,10 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, SetTimer
 from hpcsched.core.jobs import Costs, Job, Target
 from hpcsched.core.model import Ended, JobState
+from hpcsched.core.moves import DRAIN, HURRY, Moves
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.rooms import Fits
-from hpcsched.core.state import DRAIN, HURRY, Life, RunState
+from hpcsched.core.state import Life
 from hpcsched.core.view import Policy, Remark, Resize, Start, View
 
 PolicyMaker = Callable[[str, Mapping[str, Any]], Policy]
@@ -28,7 +29,7 @@ SAVED_AND_LEFT = 75
 _BROKEN = (JobState.FAILED, JobState.CANCELLED)
 
 
-class Machine(RunState):
+class Machine(Moves):
     """Handles events: changes the run's state and gives the actions to perform.
 
     Args:
@@ -77,8 +78,8 @@ class Machine(RunState):
         self._decide_after = False
         self._let_arrive()
         self._handlers[type(event)](event)
-        if self.late and not self.draining:
-            self._look_again_at_late_ones()
+        if self.late and not self.draining and self._look_again_at_late_ones():
+            self._decide_after = True
         if self._decide_after and not self.draining:
             self._decide()
         self._watch_the_end()

@@ -92,7 +92,7 @@ class LocalLauncher:
         world_size = place.world_size or len(ranks)
         output = _open_output(plan.output)
         try:
-            with _standing_in(plan.cwd), _ignoring(self._shielded):
+            with _standing_in(plan.cwd), ignoring(self._shielded):
                 for local, devices in enumerate(ranks):
                     rank = place.first_rank + local
                     env.update(_rank_variables(rank, local, world_size))
@@ -321,9 +321,12 @@ def _standing_in(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ignoring(signals: frozenset[signal.Signals]) -> Iterator[None]:
-    """What is spawned here ignores these signals, and so does what it starts: shells do not undo that,
-    as they do a signal mask. We hear none of them meanwhile."""
+def ignoring(signals: frozenset[signal.Signals]) -> Iterator[None]:
+    """Hear none of these signals meanwhile.
+
+    What is spawned here ignores them too, and so does what it starts: shells do not undo that, as they do a
+    signal mask.
+    """
     before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
     try:
         yield

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from hpcsched.core.actions import Launch, Suspend, Terminate
 from hpcsched.core.model import JobState, Role
-from hpcsched.core.reasons import Why
 from hpcsched.core.rooms import Rooms
 from hpcsched.sim.bounds import BoundJob, lower_bound_s
 from hpcsched.testing.builders import Driver, a_job, a_profile, makespan, simulate
@@ -158,8 +157,3 @@ def test_rooms_give_the_most_there_is(free, own, wanted, nodes):
     before = rooms.left
     rooms.take(hosts, count, mine)
     assert before - rooms.left == sum(max(0, count - mine.get(host, 0)) for host in hosts)
-    assert rooms.most(1) >= 0
-
-
-def test_why_is_known_for_every_reason():
-    assert Why.WALLTIME_TOO_SHORT.value == "WalltimeTooShort"

@@ -8,8 +8,8 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Kill, Launch, Suspend, Terminate
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState, Role
+from hpcsched.core.moves import MOST_LOSSES
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.state import MOST_LOSSES
 from hpcsched.core.view import Resize, Start
 from hpcsched.errors import InvalidTransition
 from hpcsched.policy import make_policy
