@@ -157,3 +157,10 @@ def test_rooms_give_the_most_there_is(free, own, wanted, nodes):
     before = rooms.left
     rooms.take(hosts, count, mine)
     assert before - rooms.left == sum(max(0, count - mine.get(host, 0)) for host in hosts)
+
+
+def test_of_the_hosts_that_fit_its_own_come_first_then_the_fullest_then_the_first():
+    assert Rooms({"a": 6, "b": 3, "c": 4}).pick(3, 1) == (3, ("b",))
+    assert Rooms({"a": 6, "b": 6}).pick(3, 1) == (3, ("a",))
+    assert Rooms({"a": 3, "b": 2}).pick(3, 1, {"b": 1}) == (3, ("b",))
+    assert Rooms({"a": 6, "b": 3, "c": 4}).pick(3, 2) == (3, ("b", "c"))

@@ -189,6 +189,10 @@ def test_a_deadline_taken_away_drains_nothing():
     driver.now = first
     assert driver.tell(ev.TimerFired, key=DRAIN) == []
     assert not driver.machine.draining
+    # And when it is back, the timer that has run out is set anew.
+    driver.actions.clear()
+    driver.tell(ev.DeadlineMoved, deadline=500.0)
+    assert due(driver) == first
 
 
 def test_a_nearer_end_while_draining_hurries():
@@ -229,3 +233,10 @@ def test_a_launch_that_a_lost_host_spoils_is_not_the_jobs_failure():
     assert driver.job("a").state is JobState.STARTING
     assert driver.job("a").current.gpus == (2, 3)
     assert (driver.job("a").failures, driver.job("a").losses) == (0, 0)
+
+
+def test_not_even_when_the_host_is_not_known_to_be_lost_yet():
+    driver = Driver(a_job("a", "m", retries=0), profiles=(MODEL,))
+    driver.tell(ev.LaunchFailed, "a", error="n1 is lost", host_fault=True)
+    assert driver.job("a").state is JobState.STARTING
+    assert (driver.job("a").failures, driver.job("a").losses) == (0, 1)  # not for ever, though
