@@ -6,7 +6,7 @@ import time
 
 from livebench import Bench, job, saves
 
-CPU = ["--devices", "cpu:2", "--grace", "0.3"]
+CPU = ["--devices", "cpu:2", "--grace", "1"]
 
 
 def test_a_worker_that_ignores_all_is_killed_and_goes_on_from_its_last_checkpoint(bench: Bench) -> None:
@@ -70,10 +70,13 @@ def test_a_program_that_dies_at_start_is_tried_again_and_its_last_words_are_show
 
 
 def test_when_one_rank_dies_the_others_are_ended(bench: Bench) -> None:
-    script = '[ "$RANK" = 1 ] && exit 5; echo rank $RANK pid $$; trap "echo told; exit 1" TERM; sleep 60'
+    script = """
+        if [ "$RANK" = 1 ]; then while [ ! -e listening ]; do sleep 0.01; done; exit 5; fi
+        trap "echo told; exit 1" TERM; : >listening; sleep 60
+    """
     bench.set_of(job("a", command=["sh", "-c", script], gpus=2, retries=0))
     began = time.monotonic()
-    done = bench("run", "set.toml", *CPU)
+    done = bench("run", "set.toml", "--devices", "cpu:2")
     assert done.returncode == 1
     assert bench.job("a")["exit"] == 5, "the one that died first tells"
     assert "told" in bench.output()
