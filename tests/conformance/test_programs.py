@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from hpcsched.launch.local import LocalLauncher
 from hpcsched.store.rundir import RunDir
 
 STEPS = 30
-DEADLINE_S = 15.0
+FOREVER = 100_000
+DEADLINE_S = 60.0
 PROFILE = Profile(model="m", device="cpu", throughput={1: 40.0, 2: 40.0}, source="measured")
 
 PLAIN_PYTHON = """
@@ -82,6 +84,9 @@ class Bench:
         self.folder.mkdir()
         self.running: list[Workers] = []
         self.woken = 0
+
+    def to_do(self, steps: int) -> None:
+        self.job.spec = replace(self.job.spec, steps=steps)
 
     def launch(self, attempt: int, *, ranks: int, resume: bool = False) -> Workers:
         gpus = tuple(range(ranks))
@@ -173,6 +178,7 @@ def test_runs_to_its_end(bench: Bench) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGTERM])
 def test_saves_and_leaves_when_asked_and_goes_on_where_it_was(bench: Bench, number: signal.Signals) -> None:
     # The stand-in waits for signals without a handler, which /proc does not show: one rank of it.
+    bench.to_do(FOREVER)
     workers = bench.launch(1, ranks=1 if bench.job.spec.kind is Kind.REPLAY else 2)
     bench.until_ready(1)
     bench.until_step(workers, 2)
@@ -181,29 +187,31 @@ def test_saves_and_leaves_when_asked_and_goes_on_where_it_was(bench: Bench, numb
     assert bench.code(workers) == 75, bench.said
     record = read_record(bench.folder)
     assert record is not None
-    assert 2 <= record.step < STEPS
+    assert 2 <= record.step < FOREVER
     assert record.attempt == 1
     assert bench.woken >= 1
     # The agent's books, then the same program on another number of devices.
     bench.job.step = bench.job.saved_step = record.step
+    bench.to_do(record.step + STEPS)
     again = bench.launch(2, ranks=1, resume=True)
     bench.until_ready(2)
     assert bench.code(again) == 0, bench.said
     steps = bench.steps(again)
-    assert record.step <= steps[0] <= record.step + STEPS // 2, "no step is done twice"
+    assert record.step <= steps[0], "no step is done twice"
     done = read_record(bench.folder)
     assert done is not None
-    assert (done.step, done.attempt) == (STEPS, 2)
+    assert (done.step, done.attempt) == (record.step + STEPS, 2)
 
 
 def test_asked_at_once_after_ready(bench: Bench) -> None:
+    bench.to_do(FOREVER)
     workers = bench.launch(1, ranks=1)
     bench.until_ready(1)
     workers.signal(signal.SIGTSTP)
     assert bench.code(workers) == 75, bench.said
     record = read_record(bench.folder)
     assert record is not None
-    assert record.step < STEPS
+    assert record.step < FOREVER
 
 
 def test_goes_on_when_nobody_reads_its_progress(bench: Bench) -> None:

@@ -23,6 +23,15 @@ from hpcsched.store.rundir import RunDir
 
 COMMAND = str(Path(sys.executable).with_name("hpcsched"))
 
+PATIENCE_S = 50.0
+"""How long anything may take that is not about time; shorter than the `sleep 60` that must be ended."""
+
+FOREVER = 100_000
+"""Steps of a job that is not to end by itself."""
+
+SLOW_AT_FIRST = "$((2 - HPCSCHED_ATTEMPT))"
+"""A pause of a second in the first attempt, none in the second: the first is surely not over too soon."""
+
 SAVES = """
 # Saves and leaves when asked; counts to $HPCSCHED_STEPS, a step every {pause} s.
 cd "$HPCSCHED_JOB_DIR"; step=0; asked=
@@ -52,8 +61,8 @@ def job(name: str, script: str | None = None, **keys: Any) -> str:
     return "\n".join(["[[job]]", *lines, ""])
 
 
-def saves(name: str, *, steps: int, pause: float = 0.02, **keys: Any) -> str:
-    """A [[job]] that keeps the contract."""
+def saves(name: str, *, steps: int, pause: float | str = 0.02, **keys: Any) -> str:
+    """A [[job]] that keeps the contract; `pause` may be an expression of the shell."""
     return job(name, SAVES.format(pause=pause), steps=steps, **keys)
 
 
@@ -77,7 +86,7 @@ class Agent:
     def said(self) -> str:
         return self._told.read_text()
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Its exit code."""
         return self.process.wait(timeout_s)
 
@@ -108,7 +117,7 @@ class Bench:
         path.write_text("schema = 1\n" + head + "\n".join(jobs))
         return path
 
-    def __call__(self, *words: object, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *words: object, timeout_s: float = 2 * PATIENCE_S) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         argv = [COMMAND, *map(str, words)]
         return subprocess.run(
@@ -142,7 +151,7 @@ class Bench:
     def states(self) -> dict[str, str]:
         return {j["name"]: j["state"] for j in self.status()["jobs"]}
 
-    def until(self, met: Callable[[], Any], what: str = "", timeout_s: float = 20.0) -> Any:
+    def until(self, met: Callable[[], Any], what: str = "", timeout_s: float = PATIENCE_S) -> Any:
         """Wait until something is so; returns what `met` gave."""
         deadline = time.monotonic() + timeout_s
         while not (found := met()):
@@ -174,6 +183,10 @@ class Bench:
         """Processes of this run that live."""
         record = self.rundir.read_record()
         return [pid for pid, _ in find_orphans(record.id, [])] if record else []
+
+    def all_gone(self) -> bool:
+        """Whether nothing of this run lives; who was killed a moment ago may take one to die."""
+        return bool(self.until(lambda: not self.live_workers(), "all gone", 10.0))
 
     def close(self) -> None:
         """End what a test has left."""

@@ -6,7 +6,7 @@ import json
 import signal
 from typing import Any
 
-from livebench import Bench, job, launched_once, saves
+from livebench import FOREVER, SLOW_AT_FIRST, Bench, job, launched_once, saves
 
 from hpcsched.core import events as ev
 from hpcsched.store import journal
@@ -21,7 +21,7 @@ def resumed(bench: Bench, *words: object) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(done.stdout)
     assert {j["state"] for j in result["jobs"]} == {"COMPLETED"}
     assert launched_once(bench.replayed()[1])
-    assert bench.live_workers() == []
+    assert bench.all_gone()
     return result
 
 
@@ -33,7 +33,7 @@ def spawned(bench: Bench) -> int:
 
 
 def test_killed_while_jobs_run(bench: Bench) -> None:
-    jobs = bench.set_of(saves("a", steps=40, pause=0.05, gpus=1), saves("b", steps=6, gpus=1))
+    jobs = bench.set_of(saves("a", steps=40, pause=SLOW_AT_FIRST, gpus=1), saves("b", steps=6, gpus=1))
     agent = bench.start(jobs, *CPU)
     bench.ready("a")
     bench.until(lambda: bench.states().get("b") == "COMPLETED")
@@ -99,7 +99,10 @@ def test_killed_before_anything_started(bench: Bench) -> None:
 
 def test_killed_while_suspending_and_resumed_under_another_policy_on_fewer_devices(bench: Bench) -> None:
     slow = """
-        save() { sleep 0.4; echo "{\\"step\\": 3, \\"attempt\\": $HPCSCHED_ATTEMPT}" > STATE.json; exit 75; }
+        save() {
+            while [ ! -e "$HPCSCHED_RUN_DIR/../go" ]; do sleep 0.05; done
+            echo "{\\"step\\": 3, \\"attempt\\": $HPCSCHED_ATTEMPT}" > STATE.json; exit 75
+        }
         trap save TSTP TERM
         cd "$HPCSCHED_JOB_DIR"; [ $HPCSCHED_RESUME = 1 ] && exit 0
         : > ready.$HPCSCHED_ATTEMPT
@@ -112,6 +115,7 @@ def test_killed_while_suspending_and_resumed_under_another_policy_on_fewer_devic
     bench.until(lambda: bench.states()["a"] == "SUSPENDING")
     agent.kill()
     agent.wait()
+    (bench.folder / "go").touch()
     # The user wanted it suspended, and so it stays until he says otherwise.
     words = ["--devices", "cpu:1", "--policy", "exclusive", "--json"]
     second = bench.start("--resume", *words)
@@ -126,7 +130,7 @@ def test_killed_while_suspending_and_resumed_under_another_policy_on_fewer_devic
 
 
 def test_too_few_devices_are_said_and_nothing_is_lost(bench: Bench) -> None:
-    agent = bench.start(bench.set_of(saves("a", steps=200, gpus=2)), *CPU)
+    agent = bench.start(bench.set_of(saves("a", steps=FOREVER, gpus=2)), *CPU)
     bench.ready("a")
     agent.kill()
     agent.wait()
@@ -158,7 +162,7 @@ def test_a_run_must_be_asked_for_to_go_on(bench: Bench) -> None:
 
 
 def test_a_torn_journal_tail_is_cut(bench: Bench) -> None:
-    agent = bench.start(bench.set_of(saves("a", steps=200, gpus=1)), *CPU)
+    agent = bench.start(bench.set_of(saves("a", steps=FOREVER, gpus=1)), *CPU)
     bench.ready("a")
     agent.kill(signal.SIGTERM)
     assert agent.wait() == 75

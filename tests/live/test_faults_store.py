@@ -77,15 +77,13 @@ def test_a_full_disk_stops_the_run_with_all_saved_and_it_goes_on_later(bench: Be
 
 def test_a_snapshot_that_cannot_be_written_does_not_stop_the_run(bench: Bench) -> None:
     # As real as a full disk, but for status.json alone: its name is taken by a folder.
-    agent = bench.start(bench.set_of(saves("a", steps=40, gpus=1)), *CPU)
+    agent = bench.start(bench.set_of(saves("a", steps=40, pause=0.1, gpus=1)), *CPU)
     bench.ready("a")
-    bench.rundir.status.unlink()
     blocker = bench.rundir.status
-    with contextlib.suppress(FileExistsError, NotADirectoryError):
-        blocker.mkdir()
-    if not blocker.is_dir():
-        bench.rundir.status.unlink()
-        blocker.mkdir()
+    while not blocker.is_dir():  # until the agent has not been faster
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            blocker.unlink()
+            blocker.mkdir()
     assert agent.wait() == 0, agent.said
     assert "status is out of date; the run goes on" in agent.said
     blocker.rmdir()
@@ -165,21 +163,27 @@ def test_what_others_put_into_the_inbox_is_refused(bench: Bench) -> None:
     agent = bench.start(bench.set_of(job("a", "sleep 60", gpus=1)), *CPU, "--grace", "0.1")
     bench.until(lambda: bench.states().get("a") == "RUNNING")
     new = bench.dir / "inbox" / "new"
+
+    def put(name: str, text: str) -> None:  # whole, as `submit` does
+        part = bench.dir / "inbox" / "tmp" / name
+        part.write_text(text)
+        part.rename(new / name)
+
     cancel = json.dumps({"command": "cancel", "targets": [1]})
     if not os.geteuid():
         foreign = bench.dir / "inbox" / "tmp" / "foreign"
         foreign.write_text(cancel)
         os.chown(foreign, 12345, 12345)
         foreign.rename(new / "1")
-    (new / "2").write_text("{")
-    (new / "3").write_text(json.dumps({"command": "explode"}))
-    (new / "4").write_text(json.dumps({"command": "cancel", "targets": [77]}))
+    put("2", "{")
+    put("3", json.dumps({"command": "explode"}))
+    put("4", json.dumps({"command": "cancel", "targets": [77]}))
     (new / "5").symlink_to(bench.folder / "set.toml")
     os.mkfifo(new / "6")
     (new / "7").mkdir()
     nothing = {"name": "n", "kind": "command", "model": "n", "command": ["true"]}
-    (new / "8").write_text(json.dumps({"command": "submit", "jobs": [{**nothing, "gpus_min": 0}]}))
-    (new / "9").write_text(json.dumps({"command": "submit", "jobs": [nothing]}))
+    put("8", json.dumps({"command": "submit", "jobs": [{**nothing, "gpus_min": 0}]}))
+    put("9", json.dumps({"command": "submit", "jobs": [nothing]}))
     bench.until(lambda: bench.states().get("n") == "COMPLETED", "the last one is carried out")
     assert bench.states() == {"a": "RUNNING", "n": "COMPLETED"}
     assert os.geteuid() or "refused: it comes from user 12345" in agent.said

@@ -34,11 +34,16 @@ if mode == "fails" and size == 2:
 if mode == "no-resume" and env["RESUME"] == "1":
     sys.exit("cannot read my own checkpoint")
 step = json.load(open(f"{folder}/STATE.json"))["step"] if env["RESUME"] == "1" else 0
-time.sleep(0.1)
+time.sleep(0.5)
+listening = os.path.join(folder, f"listening.{env['ATTEMPT']}.")
+if rank:
+    open(f"{listening}{rank}", "w").close()
+while rank == 0 and not all(os.path.exists(f"{listening}{r}") for r in range(1, size)):
+    time.sleep(0.01)
 if rank == 0 and mode in ("good", "no-resume"):
     open(f"{folder}/ready.{env['ATTEMPT']}", "w").close()
 while not leave and not (mode == "short" and step == 3):
-    time.sleep({1: 0.03, 2: 0.01}[size])
+    time.sleep({1: 0.2, 2: 0.01}[size])
     step += 1
     if rank == 0 and mode != "silent":
         os.write(int(env["PROGRESS_FD"]), b'{"step": %d, "t": %f}\\n' % (step, time.monotonic()))
@@ -95,13 +100,13 @@ def test_a_program_is_measured_suspended_and_resumed(program: Path) -> None:
     (found,) = parse_profiles(result.stdout, where="out")
     assert kept(program) == (found,)
     assert (found.model, found.device, found.source, found.global_batch) == ("train", "cpu", "measured", 32)
-    assert found.throughput[1] < 34 and found.throughput[2] < 100
+    assert found.throughput[1] < 5.1 and found.throughput[2] < 100
     assert found.throughput[2] > 1.3 * found.throughput[1]
     assert found.spread is not None and set(found.spread) == {1, 2}
     assert found.checkpoint_mib == 1.0 and found.memory_mib is None
     for cost in (found.start_s, found.suspend_s, found.resume_s):
-        assert isinstance(cost, dict) and set(cost) == {1, 2} and all(0 <= s < 5 for s in cost.values())
-    assert min(found.start_s.values()) > 0.09  # type: ignore[union-attr]  # it sleeps for so long first
+        assert isinstance(cost, dict) and set(cost) == {1, 2} and all(0 <= s < 60 for s in cost.values())
+    assert min(found.start_s.values()) > 0.4  # type: ignore[union-attr]  # it sleeps for so long first
     with Database(program.parent / "h.db") as db:
         samples = db.samples(found)
     assert [s.gpus for s in samples] == [1, 1, 2, 2] and all(s.seconds >= 0.2 for s in samples)
@@ -142,7 +147,7 @@ def test_a_program_that_cannot_resume_is_measured_without_that(program: Path) ->
 
 
 def test_a_program_that_will_not_leave_is_killed(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcsched.profiling.trial.LEAVE_S", 0.2)
+    monkeypatch.setattr("hpcsched.profiling.trial.LEAVE_S", 2.0)
     measure(program, "stubborn", "--gpus", "2")
     assert alive(program.parent) == []
 

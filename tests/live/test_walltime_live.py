@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from livebench import COMMAND, Agent, Bench, job, saves
+from livebench import COMMAND, PATIENCE_S, Agent, Bench, job, saves
 
 SQUEUE = """#!/bin/sh
 echo "squeue $*" >> {log}
@@ -26,7 +26,7 @@ esac
 SCONTROL = """#!/bin/sh
 echo "scontrol $*" >> {log}
 case "$1 $(cat {mood})" in
-"requeue down") echo "Unable to contact slurm controller" >&2; exit 1 ;;
+"requeue down" | "requeue restarting") echo "Unable to contact slurm controller" >&2; exit 1 ;;
 "requeue refuse") echo "Requested operation is presently disabled for job 77" >&2; exit 1 ;;
 esac
 """
@@ -82,6 +82,7 @@ def cluster(bench: Bench) -> Cluster:
 
 
 def test_all_is_saved_before_the_time_is_up_and_the_job_requeued(bench: Bench, cluster: Cluster) -> None:
+    began = time.time()
     cluster.ends_in(3600)
     path = bench.set_of(saves("a", steps=5000), saves("b", steps=5000))
     agent = bench.start(path, "--devices", "cpu:2", "--margin", "5", "--requeue")
@@ -89,9 +90,9 @@ def test_all_is_saved_before_the_time_is_up_and_the_job_requeued(bench: Bench, c
     allocation = bench.status()["run"]["allocation"]
     assert allocation["kind"] == "slurm"
     deadline = datetime.fromisoformat(allocation["deadline"]).timestamp()
-    assert deadline - time.time() == pytest.approx(3600, abs=5)
-    soon = time.time() + 18
-    cluster.shorten(agent, 18)
+    assert deadline == pytest.approx(began + 3600, abs=2)
+    soon = time.time() + 26
+    cluster.shorten(agent, 26)
     assert agent.wait() == 75
     assert time.time() < soon - 5
     assert {j["state"] for j in bench.status()["jobs"]} == {"SUSPENDED"}
@@ -143,15 +144,15 @@ def test_where_nothing_advanced_it_does_not_come_back(bench: Bench, cluster: Clu
 def test_a_job_that_does_not_leave_is_killed_in_time(bench: Bench, cluster: Cluster) -> None:
     cluster.ends_in(3600)
     stubborn = job(
-        "stubborn", ': > "$HPCSCHED_JOB_DIR/ready.1"; trap "" TSTP TERM; while :; do sleep 0.05; done'
+        "stubborn", 'trap "" TSTP TERM; : > "$HPCSCHED_JOB_DIR/ready.1"; while :; do sleep 0.05; done'
     )
     path = bench.set_of(saves("a", steps=5000), stubborn)
     agent = bench.start(path, "--devices", "cpu:2", "--margin", "20", "--requeue")
     bench.ready("a", "stubborn")
     deadline = time.time() + 31
     cluster.shorten(agent, 31)  # 5 + 5 s of saving, as far as is known, and 20 in reserve
-    assert agent.wait(40) == 75
-    assert time.time() < deadline
+    assert agent.wait() == 75
+    assert (cluster.folder / "log").stat().st_mtime < deadline
     assert "is killed (SIGKILL)" in agent.said
     assert cluster.log[-1] == "scontrol requeue 77"
 
@@ -225,15 +226,17 @@ def test_a_stop_of_all_of_us_does_not_count(bench: Bench, cluster: Cluster) -> N
     cluster.ends_in(3600)
     agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1")
     bench.ready("a")
-    seen = bench.status()["run"]["seq"]
-    bench.until(lambda: bench.status()["run"]["seq"] > seen)  # it now waits for things to happen
-    agent.kill(signal.SIGSTOP)
-    before = bench.status()["run"]["clock_s"]
-    time.sleep(6.5)
-    agent.kill(signal.SIGCONT)
-    bench.until(lambda: "all was stopped for" in agent.said)
-    bench.until(lambda: bench.status()["run"]["clock_s"] > before)
-    assert bench.status()["run"]["clock_s"] < before + 5
+    for _ in range(5):  # a stop counts only while it waits for things to happen, which it mostly does
+        began, before = time.monotonic(), bench.status()["run"]["clock_s"]
+        agent.kill(signal.SIGSTOP)
+        time.sleep(6.5)
+        agent.kill(signal.SIGCONT)
+        bench.until(lambda before=before: bench.status()["run"]["clock_s"] > before)
+        if "all was stopped for" in agent.said:
+            break
+    after = bench.status()["run"]["clock_s"]
+    assert "all was stopped for" in agent.said
+    assert after - before < time.monotonic() - began - 5
 
 
 def test_a_report_that_cannot_be_written_does_not_keep_it_from_coming_back(
@@ -248,7 +251,7 @@ def test_a_report_that_cannot_be_written_does_not_keep_it_from_coming_back(
         bench.ready("a")
         cluster.ends_in(60)
         process.send_signal(signal.SIGUSR2)
-        assert process.wait(30) == 75
+        assert process.wait(PATIENCE_S) == 75
     finally:
         process.kill()
     assert "scontrol requeue 77" in cluster.log
@@ -259,9 +262,8 @@ def test_a_batch_system_that_is_restarting_is_asked_again(bench: Bench, cluster:
     cluster.ends_in(3600)
     agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1", "--requeue")
     bench.ready("a")
+    cluster.mood("restarting")
     cluster.shorten(agent, 60)
-    bench.until(lambda: "the allocation now ends" in agent.said)
-    cluster.mood("down")
     bench.until(lambda: "trying again" in agent.said)
     cluster.mood("well")
     assert agent.wait() == 75

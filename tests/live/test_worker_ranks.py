@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 # Torch takes seconds to import, so most ranks are forked from one process that has done it.
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["torch", "torch._dynamo", "hpcsched.worker.strategies.ddp", "torch.testing"])
-_DEADLINE_S = 60.0
+_DEADLINE_S = 300.0
 
 TRAINING = '''
 import os, resource, signal

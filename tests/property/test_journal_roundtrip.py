@@ -83,7 +83,7 @@ def test_every_event_survives(name, data):
     assert journal.decode(line) == (7, event)
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(events=st.lists(any_event, min_size=1, max_size=5), data=st.data())
 def test_a_journal_cut_anywhere_has_its_whole_records(tmp_path, events, data):
     path = tmp_path / "journal.jsonl"

@@ -98,7 +98,7 @@ def test_a_command_that_hangs_ends_with_all_it_started() -> None:
     start = time.monotonic()
     with pytest.raises(BatchError, match="sh did not answer within"):
         run_command(("sh", "-c", "sleep 100 & wait"), environ=os.environ, timeout_s=0.2)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 def test_complaints_are_one_line() -> None:

