@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,8 @@ from hpcsched.launch.keys import Join, read_join
 from hpcsched.launch.remote import Hosts
 
 GPUS = 8
-DEADLINE_S = 15.0
+DEADLINE_S = 60.0
+"""How long what must happen may take: many times what it takes, as a machine may be slow or busy."""
 
 
 @contextmanager
@@ -86,6 +87,11 @@ def code_of(hosts: Hosts[Sample], workers: Workers, *, deadline_s: float = DEADL
 
     pump_until(hosts, over, deadline_s=deadline_s)
     return codes[0]
+
+
+def written(files: Iterable[Path]) -> bool:
+    """Whether each of them is there with its line: a file that has just been created is still empty."""
+    return all(file.exists() and file.read_text().endswith("\n") for file in files)
 
 
 def simulated(processes: int) -> Callable[[Sequence[Host], Sequence[str]], list[tuple[str, ...]]]:

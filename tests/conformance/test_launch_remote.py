@@ -42,11 +42,7 @@ class OverHosts(LaunchConformance):
         launcher, wanted = case
         workers = launcher.launch(wanted)
         if "ready" in wanted.argv[-1]:
-            pump_until(
-                self.hosts,
-                lambda: len(list(wanted.cwd.glob("ready.*"))) == len(wanted.devices),
-                deadline_s=10,
-            )
+            pump_until(self.hosts, lambda: len(list(wanted.cwd.glob("ready.*"))) == len(wanted.devices))
         return workers
 
     # What differs: the ranks are no processes of this host, and errors come later.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,10 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from hpcsched.agent import guard
 from hpcsched.batch.base import Host
 from hpcsched.batch.local import Local
 from hpcsched.devices import Sample
@@ -24,7 +27,7 @@ from hpcsched.launch import host, remote, wire
 from hpcsched.launch.base import LOST, LaunchPlan
 from hpcsched.launch.keys import Join, read_join, write_join
 from hpcsched.launch.remote import Hosts
-from hpcsched.testing.nodes import DEADLINE_S, code_of, local_hosts, pump_until
+from hpcsched.testing.nodes import DEADLINE_S, code_of, local_hosts, pump_until, written
 
 WAITER = "trap 'exit 75' TSTP; echo $$ >pid.$RANK; while :; do sleep 30 & wait; done"
 
@@ -46,7 +49,7 @@ def waiting(hosts: Hosts[Sample], folder: Path) -> tuple[remote.RemoteWorkers, l
     """An attempt over all devices, running, and its ranks' pids."""
     workers = hosts.launch(plan(hosts, folder, WAITER))
     files = [folder / f"pid.{rank}" for rank in range(len(hosts.inventory()))]
-    pump_until(hosts, lambda: all(f.exists() and f.read_text().endswith("\n") for f in files))
+    pump_until(hosts, lambda: written(files))
     return workers, [int(f.read_text()) for f in files]
 
 
@@ -69,15 +72,33 @@ def agent_pid(hosts: Hosts[Sample], name: str) -> int:
     return hello.pid
 
 
+def leap(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], bool]) -> None:
+    """The head's clock is DEADLINE_S ahead once this holds: what then still has to happen comes too late."""
+
+    def monotonic() -> float:
+        return time.monotonic() + (DEADLINE_S if condition() else 0.0)
+
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=monotonic, time=time.time))
+
+
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken connection is proof however long this process stood still; nothing else is in time."""
+    monkeypatch.setattr(remote, "STALL_S", DEADLINE_S)
+    monkeypatch.setattr(host, "CLOSED_S", DEADLINE_S)
+    monkeypatch.setattr(wire, "silence_s", lambda grace_s: 2 * DEADLINE_S)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is noticed sooner; what the guard and the kernel take stays as it is."""
-    monkeypatch.setattr(remote, "LOST_NODE_S", 2.5)
+    """Silence is noticed sooner, and before ZeroMQ notices it; what the guard and the kernel take stays."""
+    monkeypatch.setattr(remote, "LOST_NODE_S", 4.0)
     monkeypatch.setattr(host, "TERMINATED_S", 0.2)
     monkeypatch.setattr(remote, "WORTH_SAYING_S", 0.2)
     monkeypatch.setattr(wire, "silence_s", lambda grace_s: 6.0)
 
 
+@pytest.mark.usefixtures("trusting")
 def test_a_killed_node_agent(tmp_path: Path) -> None:
     said: list[str] = []
     with local_hosts(tmp_path, say=said.append) as hosts:
@@ -85,7 +106,6 @@ def test_a_killed_node_agent(tmp_path: Path) -> None:
         began = time.monotonic()
         os.kill(agent_pid(hosts, "b"), signal.SIGKILL)
         pump_until(hosts, lambda: bool(hosts.lost()))
-        assert time.monotonic() - began < 1
         why = "host b was lost: `python3.11` was ended by SIGKILL".replace(
             "python3.11", Path(sys.executable).name
         )
@@ -94,9 +114,8 @@ def test_a_killed_node_agent(tmp_path: Path) -> None:
         with pytest.raises(LaunchError, match="host b was lost") as caught:
             hosts.launch(plan(hosts, tmp_path, "exit 0"))
         assert caught.value.transient and caught.value.host_fault
-        assert not workers.failed_early()  # not before its workers are surely gone
         pump_until(hosts, workers.failed_early)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began > guard.GRACE_S  # not before its workers are surely gone
         assert [alive(pid) for pid in pids] == [True, True, False, False]
         workers.signal(signal.SIGTERM)
         assert code_of(hosts, workers) == LOST
@@ -114,10 +133,9 @@ def test_a_node_agent_that_hangs(tmp_path: Path) -> None:
         workers, pids = waiting(hosts, tmp_path)
         os.kill(agent_pid(hosts, "a"), signal.SIGSTOP)
         pump_until(hosts, workers.failed_early)
-        assert said[0] == "host a was lost: no word for 2.5 s"
-        assert said[1:] == [
-            "host a is silent: its jobs start elsewhere in 6 s, when surely nothing of them is left there"
-        ]
+        assert said[0] == "host a was lost: no word for 4 s"
+        words = r"host a is silent: its jobs start elsewhere in \d s, when surely nothing of them is left"
+        assert len(said) == 2 and re.match(words, said[1])
         assert [alive(pid) for pid in pids] == [False, False, True, True]
         workers.signal(signal.SIGKILL)
         assert code_of(hosts, workers) == LOST
@@ -125,11 +143,13 @@ def test_a_node_agent_that_hangs(tmp_path: Path) -> None:
 
 
 def test_a_head_that_stalls_loses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "LOST_NODE_S", 1.5)
     with local_hosts(tmp_path) as hosts:
         workers, _ = waiting(hosts, tmp_path)
-        time.sleep(2.5)
-        hosts.pump()
+        leap(monkeypatch, lambda: True)
+        with monkeypatch.context() as patch:
+            # ZeroMQ's thread stood still too: nothing of what they said meanwhile has been taken in.
+            patch.setattr(hosts._door, "receive", lambda: iter(()))
+            hosts.pump()
         assert not hosts.lost()
         workers.signal(signal.SIGTSTP)
         assert code_of(hosts, workers) == 75
@@ -147,7 +167,7 @@ def test_a_lost_one_that_speaks_again_is_sent_away(tmp_path: Path) -> None:
         hosts._lose(node, "a test says so")
         assert all(alive(pid) for pid in pids)
         node.peer = peer
-        pump_until(hosts, lambda: not any(alive(pid) for pid in pids[2:]), deadline_s=3)
+        pump_until(hosts, lambda: not any(alive(pid) for pid in pids[2:]))
         pump_until(hosts, workers.failed_early)
         workers.signal(signal.SIGKILL)
         assert code_of(hosts, workers) == LOST
@@ -161,9 +181,9 @@ from pathlib import Path
 from hpcsched.testing.nodes import local_hosts, pump_until
 from test_nodes_faults import plan
 folder, script = Path(sys.argv[1]), sys.argv[2]
-with local_hosts(folder, devices="cpu:1") as hosts:
+with local_hosts(folder, devices="cpu:1", grace_s=60.0) as hosts:
     workers = hosts.launch(plan(hosts, folder, script))
-    (folder / "agents").write_text(" ".join(str(n.hello.pid) for n in hosts._nodes.values()))
+    (folder / "agents").write_text(" ".join(str(n.hello.pid) for n in hosts._nodes.values()) + "\\n")
     pump_until(hosts, lambda: False, deadline_s=60)
 """
 
@@ -179,15 +199,13 @@ def test_the_head_is_killed(tmp_path: Path, known: bool) -> None:
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     head = subprocess.Popen([sys.executable, "-c", HEAD, str(tmp_path), script], env=environ)
     try:
-        wait_until(lambda: len([*tmp_path.glob("pid.*"), *tmp_path.glob("agents")]) == 3)
-        agents = [int(pid) for pid in (tmp_path / "agents").read_text().split()]
-        pids = [int((tmp_path / f"pid.{rank}").read_text()) for rank in (0, 1)]
+        files = [tmp_path / name for name in ("agents", "pid.0", "pid.1")]
+        wait_until(lambda: written(files))
+        pids = [int(pid) for file in files for pid in file.read_text().split()]
     finally:
         head.kill()
         head.wait()
-    began = time.monotonic()
-    wait_until(lambda: not any(alive(pid) for pid in [*agents, *pids]))
-    assert time.monotonic() - began < 12
+    wait_until(lambda: not any(alive(pid) for pid in pids), deadline_s=30)  # not the whole grace
     assert [(tmp_path / f"saved.{rank}").read_text() for rank in (0, 1)] == [f"{sig}\n"] * 2
     assert (tmp_path / "nodes.log").read_text().count("leaving: the head is gone") == 2
 
@@ -203,16 +221,17 @@ def test_sigterm_to_a_node_agent_leaves_the_head_in_charge(tmp_path: Path) -> No
         assert code_of(hosts, workers) == 75  # neither 143 nor lost
         workers.close()
         os.kill(agent_pid(hosts, "a"), signal.SIGTERM)
-        pump_until(hosts, lambda: set(hosts.lost()) == {"a"})
-        assert "second SIGTERM" in hosts.lost()["a"]
+        pump_until(hosts, lambda: set(hosts.lost()) == {"a"})  # by its word or its end: who is first?
+        assert "leaving: second SIGTERM" in log.read_text()
 
 
 def test_a_node_agent_that_leaves_sees_its_jobs_off(tmp_path: Path) -> None:
     """The head starts nothing there any more; what runs there ends by its own code."""
     with local_hosts(tmp_path) as hosts:
-        saves = "trap 'sleep 1; exit 75' TERM; echo $$ >pid.$RANK; while :; do sleep 30 & wait; done"
+        saving = "while ! test -e saved; do sleep 0.05; done; exit 75"
+        saves = f"trap '{saving}' TERM; touch up.$RANK; while :; do sleep 30 & wait; done"
         workers = hosts.launch(plan(hosts, tmp_path, saves, on="b"))
-        pump_until(hosts, lambda: all((tmp_path / f"pid.{rank}").exists() for rank in (0, 1)))
+        pump_until(hosts, lambda: len(list(tmp_path.glob("up.*"))) == 2)
         os.kill(agent_pid(hosts, "b"), signal.SIGTERM)
         log = tmp_path / "nodes.log"
         pump_until(hosts, lambda: "serving on" in log.read_text())
@@ -228,6 +247,7 @@ def test_a_node_agent_that_leaves_sees_its_jobs_off(tmp_path: Path) -> None:
             hosts.launch(plan(hosts, tmp_path, "exit 0"))
         assert caught.value.host_fault
         assert workers.reap() is None
+        (tmp_path / "saved").touch()
         assert code_of(hosts, workers) == 75
         workers.close()
         command = hosts._nodes["b"].command
@@ -236,12 +256,12 @@ def test_a_node_agent_that_leaves_sees_its_jobs_off(tmp_path: Path) -> None:
         assert "exit code 0" in command.why
 
 
+@pytest.mark.usefixtures("trusting")
 def test_a_host_that_is_lost_before_it_has_launched(tmp_path: Path) -> None:
     """The job is not to blame."""
     with local_hosts(tmp_path, devices="replay:1") as hosts:
         os.kill(agent_pid(hosts, "b"), signal.SIGSTOP)
         workers = hosts.launch(plan(hosts, tmp_path, "exec sleep 30", on="b"))
-        time.sleep(0.3)
         os.kill(agent_pid(hosts, "b"), signal.SIGKILL)
         with pytest.raises(LaunchError, match="host b was lost: ") as caught:
             code_of(hosts, workers)
@@ -316,7 +336,7 @@ def test_a_network_that_is_cut(tmp_path: Path) -> None:
         wires[0].cut()
         began = time.monotonic()
         pump_until(hosts, lambda: bool(hosts.lost()))
-        assert time.monotonic() - began < 10 and not hosts.sample()[0].healthy
+        assert time.monotonic() - began < 20 and not hosts.sample()[0].healthy
         assert code_of(hosts, workers, deadline_s=60) == LOST
         over = time.time()
         workers.close()
@@ -336,21 +356,22 @@ def replaced(join: Join, endpoint: str) -> Join:
     return msgspec.structs.replace(join, endpoint=endpoint)
 
 
-def test_a_stubborn_orphan_is_waited_for(tmp_path: Path) -> None:
+def test_a_stubborn_orphan_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets its grace although the node agents are to come sooner."""
+    monkeypatch.setattr(remote, "ORPHANS_S", 2 * DEADLINE_S)
+    run_id = f"test-stubborn-{os.getpid()}"
     stubborn = "trap '' TERM; echo >up; while :; do sleep 1; done"
-    environ = {**os.environ, "HPCSCHED_RUN_ID": "test-stubborn"}
+    environ = {**os.environ, "HPCSCHED_RUN_ID": run_id}
     with subprocess.Popen(
         ["sh", "-c", stubborn], env=environ, cwd=tmp_path, start_new_session=True
     ) as orphan:
         wait_until((tmp_path / "up").exists)
         said: list[str] = []
         batch = Local(("a",), launcher="local")
-        hosts = make(
-            batch.on_hosts, tmp_path, names=("a",), run_id="test-stubborn", say=said.append, grace_s=4.0
-        )
+        hosts = make(batch.on_hosts, tmp_path, names=("a",), run_id=run_id, say=said.append, grace_s=1.0)
+        leap(monkeypatch, lambda: bool(said))
         try:
-            hosts.start(2.5)
+            hosts.start(DEADLINE_S)
             assert orphan.wait(timeout=0) == -signal.SIGKILL
             assert said == ["host a still has processes of an earlier life: they are being ended"]
         finally:
@@ -359,11 +380,12 @@ def test_a_stubborn_orphan_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_an_earlier_life_s_workers_are_ended_first(tmp_path: Path) -> None:
+    run_id = f"test-orphan-{os.getpid()}"
     with subprocess.Popen(
-        ["sleep", "60"], env={**os.environ, "HPCSCHED_RUN_ID": "test-orphan"}, start_new_session=True
+        ["sleep", "600"], env={**os.environ, "HPCSCHED_RUN_ID": run_id}, start_new_session=True
     ) as orphan:
         batch = Local(("a",), launcher="local")
-        hosts = make(batch.on_hosts, tmp_path, names=("a",), run_id="test-orphan")
+        hosts = make(batch.on_hosts, tmp_path, names=("a",), run_id=run_id)
         try:
             hosts.start(DEADLINE_S)
             assert orphan.wait(timeout=0) == -signal.SIGTERM
@@ -381,7 +403,7 @@ def make(
     *,
     names: Sequence[str] = ("a", "b"),
     say: Callable[[str], None] = lambda line: None,
-    run_id: str = "test",
+    run_id: str = f"test-{os.getpid()}",
     devices: str = "replay:1",
     grace_s: float = 30.0,
 ) -> Hosts[Sample]:
@@ -412,7 +434,7 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
         LaunchError, match="no node agent has come from a, b: no-such-srun: No such file"
     ) as caught:
         hosts.start(30)
-    assert not caught.value.transient and time.monotonic() - began < 3
+    assert not caught.value.transient and time.monotonic() - began < 15
     assert not list(tmp_path.glob("join-*"))
 
 
@@ -427,17 +449,18 @@ def test_a_command_that_fails_at_once(tmp_path: Path) -> None:
 def test_devices_that_cannot_be_opened(tmp_path: Path) -> None:
     hosts = make(Local(launcher="local").on_hosts, tmp_path, devices="cuda:77")
     with pytest.raises(LaunchError, match="77"):
-        hosts.start(30)
+        hosts.start(DEADLINE_S)
 
 
-def test_a_host_that_never_comes(tmp_path: Path) -> None:
+def test_a_host_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
-        return [(*argv, "--name", "a"), ("sh", "-c", "echo waiting for b; exec sleep 60")]
+        return [(*argv, "--name", "a"), ("sh", "-c", "echo waiting for b; exec sleep 120")]
 
     said: list[str] = []
     hosts = make(commands, tmp_path, say=said.append)
+    leap(monkeypatch, lambda: hosts._nodes["a"].hello is not None and written([tmp_path / "nodes.log"]))
     try:
-        hosts.start(1.5)
+        hosts.start(DEADLINE_S)
         assert said == ["no node agent has come from b: nodes.log ends with: waiting for b"]
         assert hosts.lost() == {"b": "its node agent has not come"}
         assert [d.host for d in hosts.inventory()] == ["a"]
@@ -448,10 +471,15 @@ def test_a_host_that_never_comes(tmp_path: Path) -> None:
         assert hosts.close()
 
 
+def waits_for(folder: Path) -> str:
+    """A script that runs its arguments once `now` is there, and not for ever without it."""
+    wait = f"until test -e {folder}/now; do sleep 0.05; done"
+    return f"timeout {2 * DEADLINE_S:g} sh -c '{wait}'; exec \"$@\""
+
+
 def test_one_that_dies_before_all_have_come(tmp_path: Path) -> None:
     def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
-        late = f'while ! test -e {tmp_path}/now; do sleep 0.1; done; exec "$@"'
-        return [(*argv, "--name", "a"), ("sh", "-c", late, "sh", *argv, "--name", "b")]
+        return [(*argv, "--name", "a"), ("sh", "-c", waits_for(tmp_path), "sh", *argv, "--name", "b")]
 
     hosts = make(commands, tmp_path)
 
@@ -475,16 +503,20 @@ def test_one_that_dies_before_all_have_come(tmp_path: Path) -> None:
         assert hosts.close()
 
 
-def test_one_that_comes_too_late_or_twice_or_from_elsewhere_is_sent_away(tmp_path: Path) -> None:
+def test_one_that_comes_too_late_or_twice_or_from_elsewhere_is_sent_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
-        return [(*argv, "--name", "a"), ("sh", "-c", 'sleep 1; exec "$@"', "sh", *argv, "--name", "b")]
+        return [(*argv, "--name", "a"), ("sh", "-c", waits_for(tmp_path), "sh", *argv, "--name", "b")]
 
     said: list[str] = []
     hosts = make(commands, tmp_path, say=said.append)
+    leap(monkeypatch, lambda: hosts._nodes["a"].hello is not None)
     try:
-        hosts.start(0.7)
+        hosts.start(DEADLINE_S)
         late = hosts._nodes["b"].command
         assert late is not None and set(hosts.lost()) == {"b"}
+        (tmp_path / "now").touch()
         pump_until(hosts, lambda: bool(late.look()))
         assert "exit code 0" in late.why
         argv = [sys.executable, "-m", "hpcsched.agent.node", "--join", str(hosts._join), "--name", "a"]

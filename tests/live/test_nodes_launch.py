@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,9 +14,10 @@ import pytest
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
+from hpcsched.launch import remote
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import Hosts
-from hpcsched.testing.nodes import code_of, local_hosts, pump_until
+from hpcsched.testing.nodes import DEADLINE_S, code_of, local_hosts, pump_until, written
 
 WAITER = "trap 'exit 75' TSTP; touch up.$RANK; while :; do sleep 30 & wait; done"
 
@@ -62,7 +62,9 @@ def test_devices_are_numbered_host_by_host(hosts: Hosts[Sample]) -> None:
     assert hosts.kind == "replay" and hosts.speed == 1.0 and not hosts.lost()
     assert [s.gpu for s in hosts.sample()] == [0, 1, 2, 3] and all(s.healthy for s in hosts.sample())
     assert hosts.address_of("b") == "127.0.0.1"
-    assert all(abs(skew) < 1 for skew in hosts.skew_s.values()) and len(hosts.skew_s) == 2
+    assert len(hosts.skew_s) == 2
+    # By the fastest message: the first one has waited for the handshake.
+    pump_until(hosts, lambda: all(abs(skew) < 1 for skew in hosts.skew_s.values()))
 
 
 def test_ranks_are_told_who_they_are(hosts: Hosts[Sample], tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_a_flood_of_progress_holds_nothing_up(hosts: Hosts[Sample], tmp_path: Pa
 
 
 def test_a_failed_rank_is_told_while_others_live(hosts: Hosts[Sample], tmp_path: Path) -> None:
-    fail = "test $RANK = 3 && exit 9; exec sleep 30"
+    fail = "test $RANK = 3 && exit 9; exec sleep 300"
     workers = hosts.launch(sh(hosts, tmp_path, fail))
     pump_until(hosts, workers.failed_early)
     assert workers.reap() is None
@@ -140,11 +142,10 @@ def test_a_signal_overtakes_no_launch(hosts: Hosts[Sample], tmp_path: Path) -> N
 
 def test_a_host_that_cannot_launch_takes_the_others_along(hosts: Hosts[Sample], tmp_path: Path) -> None:
     (tmp_path / "out.b").mkdir()  # cannot be opened for writing
-    workers = hosts.launch(sh(hosts, tmp_path, "exec sleep 30"))
-    began = time.monotonic()
+    workers = hosts.launch(sh(hosts, tmp_path, "exec sleep 300"))
     with pytest.raises(LaunchError, match=r"host b: .*out\.b: Is a directory") as caught:
         code_of(hosts, workers)
-    assert not caught.value.transient and time.monotonic() - began < 5
+    assert not caught.value.transient
     workers.close()
 
 
@@ -171,20 +172,21 @@ def test_an_all_reduce_over_two_hosts(hosts: Hosts[Sample], tmp_path: Path) -> N
         "os.write(1, f'{x.item()}\\n'.encode()); dist.destroy_process_group()"
     )
     workers = hosts.launch(plan(hosts, tmp_path, [sys.executable, "-c", program]))
-    assert code_of(hosts, workers, deadline_s=90) == 0, (tmp_path / "out").read_text()
+    assert code_of(hosts, workers, deadline_s=300) == 0, (tmp_path / "out").read_text()
     workers.close()
     for name in ("out", "out.b"):
         assert (tmp_path / name).read_text().split() == ["10.0", "10.0"]
 
 
-def test_leaving_ends_what_still_runs(tmp_path: Path) -> None:
+def test_leaving_ends_what_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "LEFT_WITHIN_S", DEADLINE_S)
     with local_hosts(tmp_path, ("a", "b"), devices="replay:1") as hosts:
-        workers = hosts.launch(sh(hosts, tmp_path, "echo $$ >pid.$RANK; exec sleep 30"))
-        pump_until(hosts, lambda: all((tmp_path / f"pid.{r}").exists() for r in (0, 1)))
-        pids = [int((tmp_path / f"pid.{r}").read_text()) for r in (0, 1)]
-        began = time.monotonic()
+        workers = hosts.launch(sh(hosts, tmp_path, "echo $$ >pid.$RANK; exec sleep 300"))
+        files = [tmp_path / f"pid.{rank}" for rank in (0, 1)]
+        pump_until(hosts, lambda: written(files))
+        pids = [int(file.read_text()) for file in files]
         assert hosts.close() and hosts.close()
-        assert time.monotonic() - began < 5
+        assert all(command.well for command in hosts._commands)  # as they were told, not by force
         for pid in pids:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)

@@ -51,8 +51,8 @@ def join_of(hosts: Hosts[Sample]) -> Join:
     return read_join(hosts._join)
 
 
-def wait_said(hosts: Hosts[Sample], said: list[str], deadline_s: float = 10.0) -> None:
-    pump_until(hosts, lambda: bool(said), deadline_s=deadline_s)
+def wait_said(hosts: Hosts[Sample], said: list[str]) -> None:
+    pump_until(hosts, lambda: bool(said))
 
 
 def raw_http(join: Join, context: zmq.Context[zmq.Socket[bytes]]) -> Callable[[], None]:

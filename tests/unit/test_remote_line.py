@@ -59,16 +59,17 @@ def test_attempts_that_come_to_nothing_do_not_count(close: bool, monkeypatch: py
         line = Line(join_to(f"tcp://127.0.0.1:{port}", KeyPair.new(), KeyPair.new()), "a")
         began = time.monotonic()
         while len(held) < 3:
-            assert time.monotonic() < began + 15
+            assert time.monotonic() < began + 60
             assert not list(line.receive())
             time.sleep(0.01)
-        assert line.gone_s(time.monotonic()) >= time.monotonic() - began - 0.1
+        now = time.monotonic()
+        assert line.gone_s(now) >= now - began
         line.close(0)
         line.close()
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -89,7 +90,9 @@ def test_the_head_comes_and_goes() -> None:
     until(lambda: not up_of(line))
     began = time.monotonic()
     time.sleep(1.0)  # it tries again meanwhile
-    assert not up_of(line) and line.gone_s(time.monotonic()) >= time.monotonic() - began
+    assert not up_of(line)
+    now = time.monotonic()
+    assert line.gone_s(now) >= now - began
     line.close(0)
 
 
