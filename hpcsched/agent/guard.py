@@ -16,7 +16,7 @@ VARIABLE = "HPCSCHED_NODE"
 """In the environment of workers: whose they are, as `mark` gives it."""
 
 GRACE_S = 2.0
-"""How long workers may take to save after SIGTERM: the head waits little longer (remote.FENCE_S)."""
+"""How long workers may take to save after SIGTERM: the head waits little longer (host.FENCE_S)."""
 
 _BYE = b"."
 

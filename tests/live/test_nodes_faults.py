@@ -23,7 +23,7 @@ from hpcsched.batch.base import Host
 from hpcsched.batch.local import Local
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
-from hpcsched.launch import host, remote, wire
+from hpcsched.launch import conversation, host, remote, wire
 from hpcsched.launch.base import LOST, LaunchPlan
 from hpcsched.launch.keys import Join, read_join, write_join
 from hpcsched.launch.remote import Hosts
@@ -78,13 +78,14 @@ def leap(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], bool]) -> None
     def monotonic() -> float:
         return time.monotonic() + (DEADLINE_S if condition() else 0.0)
 
-    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=monotonic, time=time.time))
+    for module in (conversation, remote):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic, time=time.time))
 
 
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken connection is proof however long this process stood still; nothing else is in time."""
-    monkeypatch.setattr(remote, "STALL_S", DEADLINE_S)
+    monkeypatch.setattr(conversation, "STALL_S", DEADLINE_S)
     monkeypatch.setattr(host, "CLOSED_S", DEADLINE_S)
     monkeypatch.setattr(wire, "silence_s", lambda grace_s: 2 * DEADLINE_S)
 
@@ -92,9 +93,9 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is noticed sooner, and before ZeroMQ notices it; what the guard and the kernel take stays."""
-    monkeypatch.setattr(remote, "LOST_NODE_S", 4.0)
+    monkeypatch.setattr(conversation, "LOST_NODE_S", 4.0)
     monkeypatch.setattr(host, "TERMINATED_S", 0.2)
-    monkeypatch.setattr(remote, "WORTH_SAYING_S", 0.2)
+    monkeypatch.setattr(conversation, "WORTH_SAYING_S", 0.2)
     monkeypatch.setattr(wire, "silence_s", lambda grace_s: 6.0)
 
 
@@ -358,7 +359,7 @@ def replaced(join: Join, endpoint: str) -> Join:
 
 def test_a_stubborn_orphan_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets its grace although the node agents are to come sooner."""
-    monkeypatch.setattr(remote, "ORPHANS_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(conversation, "ORPHANS_S", 2 * DEADLINE_S)
     run_id = f"test-stubborn-{os.getpid()}"
     stubborn = "trap '' TERM; echo >up; while :; do sleep 1; done"
     environ = {**os.environ, "HPCSCHED_RUN_ID": run_id}

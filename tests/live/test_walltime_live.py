@@ -58,6 +58,13 @@ class Cluster:
             "HPCSCHED_PYSLURM": "off",
         }
 
+    def at_work(self, *options: str) -> Agent:
+        """A run with these options in a job that ends in an hour, with a training that is under way."""
+        self.ends_in(3600)
+        agent = self.bench.start(self.bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1", *options)
+        self.bench.ready("a")
+        return agent
+
     def ends_in(self, seconds: float) -> None:
         end = datetime.fromtimestamp(time.time() + seconds, UTC)
         (self.folder / "end").write_text(end.strftime("%Y-%m-%dT%H:%M:%S"))
@@ -109,9 +116,7 @@ def test_all_is_saved_before_the_time_is_up_and_the_job_requeued(bench: Bench, c
 
 
 def test_without_asking_for_it_nothing_comes_back(bench: Bench, cluster: Cluster) -> None:
-    cluster.ends_in(3600)
-    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1")
-    bench.ready("a")
+    agent = cluster.at_work()
     cluster.shorten(agent, 60)
     assert agent.wait() == 75
     assert not [line for line in cluster.log if "requeue" in line]
@@ -119,9 +124,7 @@ def test_without_asking_for_it_nothing_comes_back(bench: Bench, cluster: Cluster
 
 
 def test_a_refused_requeue_is_said_and_loses_nothing(bench: Bench, cluster: Cluster) -> None:
-    cluster.ends_in(3600)
-    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1", "--requeue")
-    bench.ready("a")
+    agent = cluster.at_work("--requeue")
     cluster.mood("refuse")
     cluster.shorten(agent, 60)
     assert agent.wait() == 75
@@ -158,9 +161,7 @@ def test_a_job_that_does_not_leave_is_killed_in_time(bench: Bench, cluster: Clus
 
 
 def test_who_cancels_the_batch_job_does_not_get_it_back(bench: Bench, cluster: Cluster) -> None:
-    cluster.ends_in(3600)
-    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1", "--requeue")
-    bench.ready("a")
+    agent = cluster.at_work("--requeue")
     agent.kill(signal.SIGCONT)  # Slurm adds it; it means nothing
     agent.kill(signal.SIGTERM)
     assert agent.wait() == 75
@@ -170,9 +171,7 @@ def test_who_cancels_the_batch_job_does_not_get_it_back(bench: Bench, cluster: C
 
 
 def test_a_warning_that_is_early_is_only_told(bench: Bench, cluster: Cluster) -> None:
-    cluster.ends_in(3600)
-    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1")
-    bench.ready("a")
+    agent = cluster.at_work()
     agent.kill(signal.SIGUSR2)
     bench.until(lambda: "SIGUSR2 from the batch system; saving begins in 35" in agent.said)
     assert bench.status()["run"]["state"] == "RUNNING"
@@ -187,9 +186,7 @@ def test_a_warning_that_is_early_is_only_told(bench: Bench, cluster: Cluster) ->
 def test_a_warning_counts_when_nobody_says_how_near_the_end_is(
     bench: Bench, cluster: Cluster, mood: str
 ) -> None:
-    cluster.ends_in(3600)
-    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1")
-    bench.ready("a")
+    agent = cluster.at_work()
     cluster.mood(mood)
     agent.kill(signal.SIGUSR2)
     assert agent.wait() == 75
@@ -223,9 +220,7 @@ def test_a_batch_system_that_hangs_at_the_start_costs_the_deadline_only(
 
 
 def test_a_stop_of_all_of_us_does_not_count(bench: Bench, cluster: Cluster) -> None:
-    cluster.ends_in(3600)
-    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1")
-    bench.ready("a")
+    agent = cluster.at_work()
     for _ in range(5):  # a stop counts only while it waits for things to happen, which it mostly does
         began, before = time.monotonic(), bench.status()["run"]["clock_s"]
         agent.kill(signal.SIGSTOP)
@@ -259,9 +254,7 @@ def test_a_report_that_cannot_be_written_does_not_keep_it_from_coming_back(
 
 
 def test_a_batch_system_that_is_restarting_is_asked_again(bench: Bench, cluster: Cluster) -> None:
-    cluster.ends_in(3600)
-    agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1", "--requeue")
-    bench.ready("a")
+    agent = cluster.at_work("--requeue")
     cluster.mood("restarting")
     cluster.shorten(agent, 60)
     bench.until(lambda: "trying again" in agent.said)
