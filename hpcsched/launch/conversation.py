@@ -10,13 +10,12 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable
-from typing import Generic
 
 import msgspec
 
 from hpcsched.launch import wire
 from hpcsched.launch.door import Door
-from hpcsched.launch.host import FENCE_S, RemoteHost, S
+from hpcsched.launch.host import FENCE_S, RemoteHost
 from hpcsched.launch.parts import RemoteWorkers
 from hpcsched.launch.starter import Command
 
@@ -37,7 +36,7 @@ SLEW_S = 0.001
 """How fast, in seconds a beat, the estimate of a host's clock may fall: it is set by the fastest messages."""
 
 
-class Conversation(Generic[S]):
+class Conversation:
     """The head's side of all connections; everything happens in `pump`, on the caller's thread.
 
     Args:

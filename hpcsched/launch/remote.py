@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
@@ -28,7 +28,7 @@ LEFT_WITHIN_S, LEAVE_GRACE_S = 5.0, 2.0
 """At the end: how long node agents may take to leave, and the workers they still have to save."""
 
 
-class Hosts(Conversation[S]):
+class Hosts(Conversation, Generic[S]):
     """A Launcher over several hosts, and their devices under one numbering.
 
     Everything happens in `pump`, on the caller's thread; `sample` alone may be called from another one.
