@@ -176,6 +176,19 @@ def test_a_lost_one_that_speaks_again_is_sent_away(tmp_path: Path) -> None:
         pump_until(hosts, command.look)
 
 
+def test_a_lost_one_that_still_hears_us_is_sent_away_at_once(tmp_path: Path) -> None:
+    """Nobody waits for a word from it, which may never come."""
+    with local_hosts(tmp_path) as hosts:
+        workers, pids = waiting(hosts, tmp_path)
+        hosts._lose(hosts._nodes["b"], "a test says so")
+        wait_until(lambda: not any(alive(pid) for pid in pids[2:]))  # without taking in what it says
+        assert "leaving: the head says so" in (tmp_path / "nodes.log").read_text()
+        pump_until(hosts, workers.failed_early)
+        workers.signal(signal.SIGKILL)
+        assert code_of(hosts, workers) == LOST
+        workers.close()
+
+
 HEAD = """
 import os, sys, time
 from pathlib import Path
