@@ -18,7 +18,7 @@ from hpcsched.agent.clock import RunClock
 from hpcsched.agent.orders import Site, plan_of
 from hpcsched.agent.progress import MOST_STEPS, ProgressMeter
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action, Kill, Launch, SetTimer, Suspend, Terminate
+from hpcsched.core.actions import Action, Kill, Launch, MakePlan, SetTimer, Suspend, Terminate
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Progress
 from hpcsched.errors import LaunchError, StoreError
@@ -132,6 +132,8 @@ class Effects:
         match action:
             case Launch():
                 return [self._launch(action)] if self._attempt_of(action) is None else []
+            case MakePlan():
+                return [ev.PlanMade(at=self._clock.now(), plan=self._machine.make_plan())]
             case SetTimer(key=key, due=due):
                 self._due[key] = due
                 heappush(self._timers, (due, key))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hpcsched.agent.effects import read_record
-from hpcsched.core.machine import Machine, PolicyMaker
+from hpcsched.core.deciding import PolicyMaker
+from hpcsched.core.machine import Machine
 from hpcsched.errors import StoreError
 from hpcsched.launch.orphans import end, find_orphans
 from hpcsched.store import journal

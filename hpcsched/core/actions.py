@@ -53,3 +53,8 @@ class SetTimer(Action):
 
     key: tuple[str, int, int]
     due: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakePlan(Action):
+    """Call `Machine.make_plan` and send PlanMade with what it gives."""

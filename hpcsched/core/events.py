@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcsched.core.model import Device, JobSpec, Progress
+from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile
 
 
@@ -57,6 +58,13 @@ class ProfilesLoaded(Event):
     """The profiles to go by, one for each model and number of hosts, chosen for the devices at hand."""
 
     profiles: tuple[Profile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMade(Event):
+    """The plan that the policy asked for; it was made from the state right before."""
+
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

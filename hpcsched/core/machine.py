@@ -6,22 +6,19 @@ drive the same machine, so what `simulate` shows is what `run` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from heapq import heappop
 from math import inf
 from typing import Any
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, SetTimer
-from hpcsched.core.jobs import Costs, Job, Target
+from hpcsched.core.deciding import Deciding, PolicyMaker
+from hpcsched.core.jobs import Costs, Job
 from hpcsched.core.model import Ended, JobState
-from hpcsched.core.moves import DRAIN, HURRY, Moves
+from hpcsched.core.moves import DRAIN, HURRY, LOOK
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.rooms import Fits
 from hpcsched.core.state import Life
-from hpcsched.core.view import Policy, Remark, Resize, Start, View
-
-PolicyMaker = Callable[[str, Mapping[str, Any]], Policy]
 
 SAVED_AND_LEFT = 75
 """Exit code of a program that saved and left (EX_TEMPFAIL)."""
@@ -29,7 +26,7 @@ SAVED_AND_LEFT = 75
 _BROKEN = (JobState.FAILED, JobState.CANCELLED)
 
 
-class Machine(Moves):
+class Machine(Deciding):
     """Handles events: changes the run's state and gives the actions to perform.
 
     Args:
@@ -40,13 +37,12 @@ class Machine(Moves):
     def __init__(self, make_policy: PolicyMaker, *, stories: bool = True) -> None:
         super().__init__(stories=stories)
         self._make_policy = make_policy
-        self.policy: Policy | None = None
-        self.policy_options: Mapping[str, Any] = {}
         self.stale = 0
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.AgentStarted: self._agent_started,
             ev.DeadlineMoved: self._deadline_moved,
             ev.ProfilesLoaded: self._profiles_loaded,
+            ev.PlanMade: self._plan_made,
             ev.JobsSubmitted: self._jobs_submitted,
             ev.ProgressObserved: self._progress_observed,
             ev.CancelRequested: self._cancel_requested,
@@ -99,6 +95,7 @@ class Machine(Moves):
         self.policy_options = event.policy_options
         self.grace_s = event.grace_s
         self.profiles.update({(p.model, p.nodes): p for p in event.profiles})
+        self.plan = None
         self.draining, self.drain_cause = False, ""
         self.deadline, self.reserve_s, self._drain_due = event.deadline, event.reserve_s, -inf
         for job in list(self.active.values()):
@@ -124,6 +121,11 @@ class Machine(Moves):
 
     def _profiles_loaded(self, event: ev.ProfilesLoaded) -> None:
         self.profiles.update({(p.model, p.nodes): p for p in event.profiles})
+        self.news += 1
+        self._decide_after = True
+
+    def _plan_made(self, event: ev.PlanMade) -> None:
+        self.plan = event.plan
         self._decide_after = True
 
     def _jobs_submitted(self, event: ev.JobsSubmitted) -> None:
@@ -328,6 +330,7 @@ class Machine(Moves):
         if device is None:
             return
         self.lost_devices[event.gpu] = event.why
+        self.news += 1
         self.free.discard(event.gpu)
         self._decide_after = True
         job = self.active.get(self.holder.get(event.gpu, -1))
@@ -349,6 +352,9 @@ class Machine(Moves):
             return
         if event.key == HURRY:
             self._hurry(event.at)
+            return
+        if event.key == LOOK:
+            self._decide_after = True
             return
         kind, job_id, attempt = event.key
         job = self.active.get(job_id)
@@ -378,70 +384,3 @@ class Machine(Moves):
             if job.timers.get("term", -1.0) < now:
                 self._note(job, Reason(Why.TIME_IS_UP, {**left, "how": "SIGTERM"}))
                 self._terminate(job)
-
-    # --- decisions ------------------------------------------------------------------------------
-
-    def _decide(self) -> None:
-        if self.policy is None or not self.free:
-            return
-        view = View(
-            now=self.now,
-            rooms=self.rooms(self.free),
-            capacity=self.rooms(self.devices),
-            hosts_of=self.hosts_of,
-            left_s=self.left_s(),
-            running=sorted(self.active.values(), key=lambda j: (j.submit_s, j.id)),
-            waiting_count=len(self.queue),
-            waiting=self._waiting,
-            profile=self.profile,
-            switch_s=self._switch_s,
-            start_left_s=self._start_left_s,
-        )
-        for decision in self.policy.decide(view):
-            job = decision.job
-            if isinstance(decision, Remark):
-                if not job.story or job.story[-1].reason.why is not decision.reason.why:
-                    self._note(job, decision.reason)
-                continue
-            self._note(job, decision.reason)
-            if isinstance(decision, Start):
-                least, most = job.limits(decision.gpus)
-                gpus = self._pick(job, decision.hosts, decision.gpus)
-                if job.id not in self.queue or not least <= decision.gpus <= most or gpus is None:
-                    where = ", ".join(decision.hosts)
-                    raise self._invalid(job, f"cannot start on {decision.gpus} GPUs of hosts {where}")
-                self._launch(job, gpus, decision.role)
-            else:
-                self._resize(job, decision)
-
-    def _resize(self, job: Job, decision: Resize) -> None:
-        least, most = job.limits(decision.gpus)
-        gpus = self._pick(job, decision.hosts, decision.gpus)
-        can_leave = job.state is JobState.RUNNING and job.ready and not job.wanted
-        if not can_leave or not least <= decision.gpus <= most or gpus is None:
-            raise self._invalid(job, f"cannot be resized to {decision.gpus} GPUs")
-        job.target = Target(gpus, decision.role)
-        self._lease(job, tuple(sorted({*job.gpus, *gpus})))
-        self._suspend(job)
-
-    def _waiting(self, fits: Fits) -> Iterator[Job]:
-        offered: list[Job] = []  # those that start together will save together
-        for job_id in self.queue.walk(fits):
-            job = self.jobs[job_id]
-            reason = None if self.deadline is None else self._too_late(job, *offered)
-            if reason:
-                self._set_aside(job, reason)
-            else:
-                offered.append(job)
-                yield job
-
-    def _pick(self, job: Job, hosts: Sequence[str], count: int) -> tuple[int, ...] | None:
-        """The job's own and free GPUs, `count` on each of these hosts; None if there are not so many."""
-        if len(set(hosts)) != job.spec.nodes:
-            return None
-        chosen: list[int] = []
-        for host in hosts:
-            own = [gpu for gpu in sorted(job.gpus) if gpu in self.devices and self.devices[gpu].host == host]
-            free = [gpu for gpu in sorted(self.free) if self.devices[gpu].host == host]
-            chosen += [*own, *free][:count]
-        return tuple(sorted(chosen)) if len(chosen) == count * len(hosts) else None

@@ -126,12 +126,16 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far an attempt is: `step` steps done in all, and its measured steps per second (or None)."""
+    """How far an attempt is: `step` steps done in all, and its measured steps per second (or None).
+
+    `done_s` is when that step was done, in seconds of the run's clock (None: not known).
+    """
 
     job_id: int
     attempt: int
     step: int
     rate: float | None = None
+    done_s: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)

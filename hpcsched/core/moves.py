@@ -16,8 +16,9 @@ from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.state import RunState
 from hpcsched.errors import InvalidTransition
 
-DRAIN, HURRY = ("drain", 0, 0), ("hurry", 0, 0)
-"""Keys of the run's own timers: when saving begins, and when what has not left is told to end."""
+DRAIN, HURRY, LOOK = ("drain", 0, 0), ("hurry", 0, 0), ("look", 0, 0)
+"""Keys of the run's own timers: when saving begins, when what has not left is told to end, and when the
+policy wants to be asked again."""
 
 MOST_LOSSES = 3
 """Attempts lost in a row without a new checkpoint before a job is given up."""
@@ -144,6 +145,7 @@ class Moves(RunState):
         job.step = job.saved_step or 0
 
     def _back_to_waiting(self, job: Job) -> None:
+        self.news += 1
         self._back_to_checkpoint(job)
         self._to(job, JobState.PENDING if job.saved_step is None else JobState.SUSPENDED)
         if job.held and job.state is JobState.PENDING:
@@ -167,6 +169,7 @@ class Moves(RunState):
         ready = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
         if ready and job.submit_s <= self.now:
             self.late.discard(job.id)
+            self.news += self.plan is not None and job.id not in self.plan.ends
             self.queue.add(job.id, arrival=job.submit_s, need=job.spec.gpus_min, nodes=job.spec.nodes)
             self.changed.add(job.id)
 
@@ -197,6 +200,8 @@ class Moves(RunState):
         self._dequeue(job)
         self._to(job, state)
         self.unfinished -= 1
+        if self.plan and not (state is JobState.COMPLETED and self.plan.foresaw(job.id, self.now)):
+            self.news += 1
         job.ended_s = self.now
         job.held, job.wanted = False, ""
         job.reason = None if state is JobState.COMPLETED else reason

@@ -10,6 +10,7 @@ from math import inf
 from hpcsched.core.actions import Action
 from hpcsched.core.jobs import Costs, Job
 from hpcsched.core.model import Device, JobState
+from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.core.queue import WaitingQueue
 from hpcsched.core.reasons import Reason, Why
@@ -62,12 +63,16 @@ class RunState:
         self.reserve_s = 60.0
         self.late: set[int] = set()
         """Jobs that could start but for the time left: taken out of the queue until the deadline moves."""
+        self.plan: Plan | None = None
+        self.news = 0
+        """What happened that no plan foresaw: counted, so that a plan can say how much of it it knows."""
         self.unfinished = 0
         self.changed: set[int] = set()
         """Ids of jobs that changed since whoever reads this emptied it (the snapshot does)."""
         self._actions: list[Action] = []
         self._cause = ""
         self._drain_due = -inf
+        self._look_due = -inf
         self._late_since = inf
         self._leave_window_s = 0.0
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Role
+from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile
+from hpcsched.core.queue import WaitingQueue
 from hpcsched.core.reasons import Reason
 from hpcsched.core.rooms import Fits, Rooms
+
+
+class LaunchCost(Protocol):
+    """Seconds from a launch on so many GPUs to the first step."""
+
+    def __call__(self, job: Job, gpus: int, *, first: bool) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +54,27 @@ class Remark:
     reason: Reason
 
 
-Decision = Start | Resize | Remark
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempt:
+    """Suspend a running job and let it wait in the queue."""
+
+    job: Job
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookAgain:
+    """Ask again at this time, whatever happens until then; a later answer replaces this one."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replan:
+    """The plan is no longer good: have `Planning.plan` called, and ask again when it is made."""
+
+
+Decision = Start | Resize | Preempt | Remark | LookAgain | Replan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +86,13 @@ class View:
     `rooms` are the free GPUs by host, for the policy to take from as it hands them out; `capacity` are all
     healthy ones. `running` are the jobs that hold GPUs, oldest first, `hosts_of(job)` how many of a
     running job's GPUs lie on which host; `waiting(fits)` walks the jobs that could start in FIFO order.
-    `profile(job)` is None for a model never measured; `switch_s(job, gpus)` is the seconds that suspending
-    the job and resuming it on `gpus` GPUs costs; `start_left_s(job)` the seconds until a job that is
-    starting does its first step; `left_s` the seconds until all jobs have to save because the allocation
-    ends (infinite if it does not).
+    `queue` are all that wait, in order, and `blocked()` those that wait for others to complete.
+    `profile(job)` is None for a model never measured; `launch_s(job, gpus, first=)` is the seconds from a
+    launch to the first step, `save_s(job)` those of saving and leaving, `switch_s(job, gpus)` those that
+    suspending the job and resuming it on `gpus` GPUs costs; `start_left_s(job)` those until a job that is
+    starting does its first step; `left_s` those until all jobs have to save because the allocation ends
+    (infinite if it does not).
+    `plan` is the policy's newest plan in this life of the run; `news` counts what no plan foresaw.
     """
 
     now: float
@@ -72,9 +103,16 @@ class View:
     waiting_count: int
     waiting: Callable[[Fits], Iterator[Job]]
     left_s: float
+    jobs: Mapping[int, Job]
+    queue: WaitingQueue
+    blocked: Callable[[], Iterator[Job]]
     profile: Callable[[Job], Profile | None]
+    launch_s: LaunchCost
+    save_s: Callable[[Job], float]
     switch_s: Callable[[Job, int], float]
     start_left_s: Callable[[Job], float]
+    plan: Plan | None
+    news: int
 
     def limits(self, job: Job) -> tuple[int, int]:
         """Fewest and most GPUs the job may have on each of its hosts, were all of them free."""
@@ -87,7 +125,22 @@ class Policy(Protocol):
     name: str
     work_conserving: bool
     """No healthy GPU idles while an independent job that fits waits."""
+    acts_when_full: bool
+    """It is asked also while no GPU is free."""
 
     def decide(self, view: View) -> list[Decision]:
         """What to change now, in the order it is to be applied."""
+        ...
+
+    def watches(self, job: Job) -> bool:
+        """Whether how far a running job is can change a decision."""
+        ...
+
+
+@runtime_checkable
+class Planning(Protocol):
+    """A policy that plans ahead. Its plans are events: a replay of the journal makes none anew."""
+
+    def plan(self, view: View) -> Plan:
+        """What to do from here on: a pure function of the view."""
         ...

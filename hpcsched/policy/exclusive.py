@@ -5,6 +5,7 @@ MARBLE section VII-A calls it the LSF baseline.
 
 from __future__ import annotations
 
+from hpcsched.core.jobs import Job
 from hpcsched.core.model import Role
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, Start, View
@@ -15,6 +16,10 @@ class Exclusive:
 
     name = "exclusive"
     work_conserving = False
+    acts_when_full = False
+
+    def watches(self, job: Job) -> bool:
+        return False
 
     def decide(self, view: View) -> list[Decision]:
         if view.running or not view.rooms.left:

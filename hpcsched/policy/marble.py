@@ -21,10 +21,14 @@ class Marble:
 
     name = "marble"
     work_conserving = True
+    acts_when_full = False
     OPTIONS = {"promote": ("pays", "always", "never")}  # noqa: RUF012 - read, never written
 
     def __init__(self, *, promote: str = "pays") -> None:
         self.promote = promote
+
+    def watches(self, job: Job) -> bool:
+        return self.promote == "pays" and job.role is Role.SECONDARY
 
     def decide(self, view: View) -> list[Decision]:
         if not view.rooms.left:

@@ -12,10 +12,11 @@ from heapq import heappop, heappush
 from typing import Any
 
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action, Kill, Launch, SetTimer, Suspend, Terminate
+from hpcsched.core.actions import Action, Kill, Launch, MakePlan, SetTimer, Suspend, Terminate
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import SAVED_AND_LEFT, Machine
 from hpcsched.core.model import Device, JobSpec, JobState, Progress
+from hpcsched.core.moves import LOOK
 from hpcsched.core.profile import Profile
 from hpcsched.planning.costs import course_of, require_profiles
 from hpcsched.planning.standin import Course
@@ -43,6 +44,8 @@ class Simulation:
             of `nodes` hosts.
         machine: go on from this state instead, which is changed (pass a copy to keep it): what runs
             in it goes on from its last known step. The arguments above are not looked at then.
+        stories: off leaves out what only people look at; large simulations take less time and memory then.
+        truth: how fast jobs really run, where that differs from the profiles the run goes by.
         happenings: events from outside, such as commands and lost devices, each at its time.
         watch: called with each event and the actions it led to (tests compare them with a live run).
     Raises ConfigError for a job that has no profile or no step count.
@@ -60,10 +63,12 @@ class Simulation:
         stories: bool = True,
         watch: Callable[[ev.Event, list[Action], Machine], None] | None = None,
         machine: Machine | None = None,
+        truth: Iterable[Profile] | None = None,
         happenings: Iterable[ev.Event] = (),
     ) -> None:
         self.machine = machine or Machine(make_policy, stories=stories)
         self._from_state = machine is not None
+        self._stories = stories
         self._jobs = tuple(jobs)
         self._profiles = tuple(profiles)
         self._devices = tuple(
@@ -75,14 +80,16 @@ class Simulation:
         self._agenda: list[tuple[float, int, ev.Event]] = []
         self._sequence = 0
         self._observed_at = -1.0
+        self._look_due = -1.0
         self._runs: dict[int, _Run] = {}
+        self._truth = None if truth is None else {(p.model, p.nodes): p for p in truth}
         for event in happenings:
             self._schedule(event)
-        if machine:
-            left = [job for job in machine.jobs.values() if not job.state.final]
-            require_profiles([job.spec for job in left], [*machine.profiles.values(), *self._profiles])
+        left = [job.spec for job in machine.jobs.values() if not job.state.final] if machine else self._jobs
+        if self._truth is not None:
+            require_profiles(left, self._truth.values())
         else:
-            require_profiles(self._jobs, self._profiles)
+            require_profiles(left, [*(machine.profiles.values() if machine else ()), *self._profiles])
 
     def run(self, *, until: float = math.inf) -> Machine:
         """Go on until nothing is left to happen, or until then; returns the machine in its last state."""
@@ -138,6 +145,8 @@ class Simulation:
     def _still_wanted(self, event: ev.TimerFired) -> bool:
         """A grace timer of an attempt that is over need not be looked at."""
         kind, job_id, attempt = event.key
+        if kind == "look":
+            return event.at == self._look_due
         run = self._runs.get(job_id)
         return kind in ("arrival", "drain", "hurry") or (run is not None and run.attempt == attempt)
 
@@ -146,12 +155,25 @@ class Simulation:
             return
         self._observed_at = at
         progress = tuple(
-            Progress(job_id=i, attempt=r.attempt, step=r.course.step_at(at - r.launched))
-            for i, r in self._runs.items()
-            if i != without
+            self._progress(i, run, at)
+            for i, run in self._runs.items()
+            if i != without and (self._stories or self._watched(i))
         )
         if progress:
             self._feed(ev.ProgressObserved(at=at, progress=progress))
+
+    def _watched(self, job_id: int) -> bool:
+        """Whether how far the job is can change anything: in large simulations nothing else is looked at."""
+        policy = self.machine.policy
+        return policy is None or policy.watches(self.machine.jobs[job_id])
+
+    def _progress(self, job_id: int, run: _Run, at: float) -> Progress:
+        course = run.course
+        step = course.step_at(at - run.launched)
+        if self._truth is None or step == course.from_step:
+            return Progress(job_id=job_id, attempt=run.attempt, step=step)
+        done_s = run.launched + course.start_s + (step - course.from_step) / course.rate
+        return Progress(job_id=job_id, attempt=run.attempt, step=step, done_s=done_s)
 
     def _feed(self, event: ev.Event) -> None:
         if isinstance(event, ev.AgentStarted):
@@ -165,9 +187,13 @@ class Simulation:
     def _perform(self, action: Action) -> None:
         match action:
             case SetTimer(key=key, due=due):
+                if key == LOOK:
+                    self._look_due = due
                 self._schedule(ev.TimerFired(at=due, key=key))
             case Launch():
                 self._launch(action)
+            case MakePlan():
+                self._feed(ev.PlanMade(at=self.machine.now, plan=self.machine.make_plan()))
             case Suspend(job_id=job_id):
                 self._suspend(job_id, self._runs[job_id])
             case Terminate(job_id=job_id) | Kill(job_id=job_id):
@@ -181,7 +207,12 @@ class Simulation:
         self._set_off(action.job_id, run)
 
     def _course(self, job: Job, gpus: int) -> Course:
-        profile = self.machine.profile(job)
+        if self._truth is None:
+            profile = self.machine.profile(job)
+        else:
+            profile = self._truth.get((job.spec.model, job.spec.nodes)) or self._truth.get(
+                (job.spec.model, 1)
+            )
         assert profile and job.spec.steps is not None, f"job {job.id} was checked to have both"
         steps = max(job.spec.steps, job.step)
         return course_of(profile, gpus, from_step=job.step, steps=steps, first=job.attempt == 1)

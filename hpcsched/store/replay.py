@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcsched.core.machine import Machine, PolicyMaker
+from hpcsched.core.deciding import PolicyMaker
+from hpcsched.core.machine import Machine
 from hpcsched.errors import StoreError
 from hpcsched.store import journal
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcsched.core.model import Device, JobSpec, Kind, Progress
+from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.profile import Profile
 from hpcsched.store import journal
 from hpcsched.store.journal import Journal
@@ -38,9 +39,11 @@ BY_TYPE = {
     Mapping[str, typing.Any]: st.dictionaries(text, values, max_size=3),
     Mapping[str, str]: st.dictionaries(text, text, max_size=3),
     Mapping[str, float]: st.dictionaries(text, finite, max_size=3),
+    Mapping[int, float]: st.dictionaries(number, finite, max_size=3),
     Mapping[int, int]: st.dictionaries(number, number, max_size=3),
     tuple[str, ...]: st.lists(text, max_size=3).map(tuple),
     tuple[str, int, int]: st.tuples(text, number, number),
+    tuple[int, ...]: st.lists(number, max_size=3).map(tuple),
     tuple[tuple[int, int], ...]: st.lists(st.tuples(number, number), max_size=3).map(tuple),
     Kind: st.sampled_from(Kind),
 }
@@ -68,7 +71,9 @@ BY_TYPE |= {
     tuple[JobSpec, ...]: st.lists(of(JobSpec), max_size=2).map(tuple),
     tuple[Progress, ...]: st.lists(of(Progress), max_size=2).map(tuple),
     tuple[Profile, ...]: st.lists(profiles, max_size=2).map(tuple),
+    tuple[Stage, ...]: st.lists(of(Stage), max_size=2).map(tuple),
 }
+BY_TYPE |= {Plan: of(Plan)}
 CONCRETE = sorted(set(journal._EVENTS) - {"Event", "JobEvent", "AttemptEvent"})
 any_event = st.sampled_from(CONCRETE).flatmap(lambda name: of(journal._EVENTS[name]))
 

@@ -460,7 +460,7 @@ def test_a_job_that_comes_after_the_one_it_waits_for_has_completed():
 class Stubborn:
     """Asks for what it was told to, whatever the view."""
 
-    name, work_conserving = "stubborn", False
+    name, work_conserving, acts_when_full = "stubborn", False, False
 
     def __init__(self):
         self.ask = None

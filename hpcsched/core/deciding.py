@@ -1,0 +1,132 @@
+"""What a policy decides, carried out: it sees a view of the run, and its decisions become moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hpcsched.core.actions import MakePlan, SetTimer
+from hpcsched.core.jobs import Job, Target
+from hpcsched.core.model import JobState
+from hpcsched.core.moves import LOOK, Moves
+from hpcsched.core.plan import Plan
+from hpcsched.core.rooms import Fits
+from hpcsched.core.view import LookAgain, Planning, Policy, Preempt, Remark, Replan, Resize, Start, View
+
+PolicyMaker = Callable[[str, Mapping[str, Any]], Policy]
+
+
+class Deciding(Moves):
+    """A run's state with a policy that changes it."""
+
+    def __init__(self, *, stories: bool) -> None:
+        super().__init__(stories=stories)
+        self.policy: Policy | None = None
+        self.policy_options: Mapping[str, Any] = {}
+
+    def make_plan(self) -> Plan:
+        """What the action MakePlan asks for: the policy's plan from the present state.
+
+        It may take long; whoever is told to perform the action calls this, and sends PlanMade.
+        """
+        assert isinstance(self.policy, Planning), "only a policy that plans asks for a plan"
+        return self.policy.plan(self.view())
+
+    def view(self) -> View:
+        """The run as a policy sees it now."""
+        return View(
+            now=self.now,
+            rooms=self.rooms(self.free),
+            capacity=self.rooms(self.devices),
+            hosts_of=self.hosts_of,
+            left_s=self.left_s(),
+            running=sorted(self.active.values(), key=lambda j: (j.submit_s, j.id)),
+            waiting_count=len(self.queue),
+            waiting=self._waiting,
+            jobs=self.jobs,
+            queue=self.queue,
+            blocked=self._blocked,
+            profile=self.profile,
+            launch_s=self._launch_s,
+            save_s=self._save_s,
+            switch_s=self._switch_s,
+            start_left_s=self._start_left_s,
+            plan=self.plan,
+            news=self.news,
+        )
+
+    def _decide(self) -> None:
+        if self.policy is None or not (self.free or self.policy.acts_when_full):
+            return
+        for decision in self.policy.decide(self.view()):
+            if isinstance(decision, Replan):
+                self._actions.append(MakePlan(at=self.now, cause=self._cause))
+            elif isinstance(decision, LookAgain):
+                self._look_again(decision.at)
+            elif isinstance(decision, Remark):
+                story = decision.job.story
+                if not story or story[-1].reason.why is not decision.reason.why:
+                    self._note(decision.job, decision.reason)
+            elif isinstance(decision, Start):
+                self._start(decision.job, decision)
+            else:
+                self._change(decision.job, decision)
+
+    def _start(self, job: Job, decision: Start) -> None:
+        self._note(job, decision.reason)
+        least, most = job.limits(decision.gpus)
+        gpus = self._pick(job, decision.hosts, decision.gpus)
+        if job.id not in self.queue or not least <= decision.gpus <= most or gpus is None:
+            where = ", ".join(decision.hosts)
+            raise self._invalid(job, f"cannot start on {decision.gpus} GPUs of hosts {where}")
+        self._launch(job, gpus, decision.role)
+
+    def _change(self, job: Job, decision: Resize | Preempt) -> None:
+        self._note(job, decision.reason)
+        can_leave = job.state is JobState.RUNNING and job.ready and not job.wanted
+        if isinstance(decision, Preempt):
+            if not can_leave:
+                raise self._invalid(job, "cannot be suspended")
+        else:
+            least, most = job.limits(decision.gpus)
+            gpus = self._pick(job, decision.hosts, decision.gpus)
+            if not can_leave or not least <= decision.gpus <= most or gpus is None:
+                raise self._invalid(job, f"cannot be resized to {decision.gpus} GPUs")
+            job.target = Target(gpus, decision.role)
+            self._lease(job, tuple(sorted({*job.gpus, *gpus})))
+        self._suspend(job)
+
+    def _look_again(self, at: float) -> None:
+        if at != self._look_due:
+            self._look_due = at
+            self._actions.append(SetTimer(at=self.now, cause=self._cause, key=LOOK, due=at))
+
+    def _blocked(self) -> Iterator[Job]:
+        """Jobs that are here and wait for others to complete."""
+        seen = {job_id for waiting in self.dependents.values() for job_id in waiting}
+        for job_id in sorted(seen):
+            job = self.jobs[job_id]
+            if job.state is JobState.PENDING and job.submit_s <= self.now:
+                yield job
+
+    def _waiting(self, fits: Fits) -> Iterator[Job]:
+        offered: list[Job] = []  # those that start together will save together
+        for job_id in self.queue.walk(fits):
+            job = self.jobs[job_id]
+            reason = None if self.deadline is None else self._too_late(job, *offered)
+            if reason:
+                self._set_aside(job, reason)
+            else:
+                offered.append(job)
+                yield job
+
+    def _pick(self, job: Job, hosts: Sequence[str], count: int) -> tuple[int, ...] | None:
+        """The job's own and free GPUs, `count` on each of these hosts; None if there are not so many."""
+        if len(set(hosts)) != job.spec.nodes:
+            return None
+        chosen: list[int] = []
+        for host in hosts:
+            own = [gpu for gpu in sorted(job.gpus) if gpu in self.devices and self.devices[gpu].host == host]
+            free = [gpu for gpu in sorted(self.free) if self.devices[gpu].host == host]
+            chosen += [*own, *free][:count]
+        return tuple(sorted(chosen)) if len(chosen) == count * len(hosts) else None
