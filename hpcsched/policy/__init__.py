@@ -9,6 +9,7 @@ from hpcsched.core.view import Policy
 from hpcsched.errors import ConfigError
 from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
+from hpcsched.policy.options import Accepted, read, said
 
 POLICIES: dict[str, Callable[..., Policy]] = {"marble": Marble, "exclusive": Exclusive}
 
@@ -18,11 +19,13 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None, *, where: s
     if name not in POLICIES:
         raise ConfigError(where=where, got=repr(name), accepted=", ".join(POLICIES))
     make, given = POLICIES[name], dict(options or {})
-    accepted: dict[str, tuple[str, ...]] = getattr(make, "OPTIONS", {})
+    accepted: Mapping[str, Accepted] = getattr(make, "OPTIONS", {})
     for key, value in given.items():
         if key not in accepted:
             names = ", ".join(accepted) or f"none ({name} has no options)"
             raise ConfigError(where=where, key=f"{name}.{key}", got="unknown option", accepted=names)
-        if value not in accepted[key]:
-            raise ConfigError(where=where, key=key, got=repr(value), accepted=", ".join(accepted[key]))
+        try:
+            given[key] = read(accepted[key], value)
+        except ValueError:
+            raise ConfigError(where=where, key=key, got=repr(value), accepted=said(accepted[key])) from None
     return make(**given)
