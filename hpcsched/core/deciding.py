@@ -39,6 +39,7 @@ class Deciding(Moves):
             rooms=self.rooms(self.free),
             capacity=self.rooms(self.devices),
             hosts_of=self.hosts_of,
+            places=self.places,
             left_s=self.left_s(),
             running=sorted(self.active.values(), key=lambda j: (j.submit_s, j.id)),
             waiting_count=len(self.queue),
@@ -46,6 +47,8 @@ class Deciding(Moves):
             jobs=self.jobs,
             queue=self.queue,
             blocked=self._blocked,
+            unmet=self._unmet,
+            in_time=self._in_time,
             profile=self.profile,
             launch_s=self._launch_s,
             save_s=self._save_s,
@@ -109,16 +112,22 @@ class Deciding(Moves):
             if job.state is JobState.PENDING and job.submit_s <= self.now:
                 yield job
 
+    def _unmet(self, job: Job) -> list[str]:
+        return [name for name in job.spec.after if not self._completed(name)]
+
     def _waiting(self, fits: Fits) -> Iterator[Job]:
         offered: list[Job] = []  # those that start together will save together
         for job_id in self.queue.walk(fits):
             job = self.jobs[job_id]
-            reason = None if self.deadline is None else self._too_late(job, *offered)
-            if reason:
-                self._set_aside(job, reason)
-            else:
+            if self._in_time(job, offered):
                 offered.append(job)
                 yield job
+
+    def _in_time(self, job: Job, others: Sequence[Job]) -> bool:
+        reason = None if self.deadline is None else self._too_late(job, *others)
+        if reason:
+            self._set_aside(job, reason)
+        return reason is None
 
     def _pick(self, job: Job, hosts: Sequence[str], count: int) -> tuple[int, ...] | None:
         """The job's own and free GPUs, `count` on each of these hosts; None if there are not so many."""

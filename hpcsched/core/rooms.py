@@ -27,6 +27,10 @@ class Rooms:
             return max(self._gpus.values())
         return sorted(self._counts(own), reverse=True)[nodes - 1]
 
+    def by_host(self) -> dict[str, int]:
+        """The GPUs left on each host."""
+        return dict(self._gpus)
+
     def fits(self, count: int, nodes: int) -> bool:
         """Whether `nodes` hosts have `count` GPUs each."""
         return self.most(nodes) >= count
@@ -57,6 +61,12 @@ class Rooms:
             given = max(0, count - (own or {}).get(host, 0))
             self._gpus[host] -= given
             self.left -= given
+
+    def give(self, hosts: Iterable[str], count: int) -> None:
+        """Take back `count` GPUs of each of these hosts."""
+        for host in hosts:
+            self._gpus[host] += count
+            self.left += count
 
     def _counts(self, own: Mapping[str, int] | None) -> Iterable[int]:
         if not own:

@@ -133,7 +133,11 @@ class RunState:
 
     def hosts_of(self, job: Job) -> Mapping[str, int]:
         """How many of the healthy GPUs of a running job's attempt lie on which host."""
-        return Counter(self.devices[gpu].host for gpu in job.current.gpus if gpu in self.devices)
+        return self.places(job.current.gpus)
+
+    def places(self, gpus: Iterable[int]) -> Mapping[str, int]:
+        """How many of these GPUs, as far as they are healthy, lie on which host."""
+        return Counter(self.devices[gpu].host for gpu in gpus if gpu in self.devices)
 
     def most_for(self, job: Job) -> int:
         """The GPUs that a job's hosts could each give it, were they all free."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -86,7 +86,10 @@ class View:
     `rooms` are the free GPUs by host, for the policy to take from as it hands them out; `capacity` are all
     healthy ones. `running` are the jobs that hold GPUs, oldest first, `hosts_of(job)` how many of a
     running job's GPUs lie on which host; `waiting(fits)` walks the jobs that could start in FIFO order.
-    `queue` are all that wait, in order, and `blocked()` those that wait for others to complete.
+    `places(gpus)` says how many of some GPUs lie on which host. `queue` are all that wait, in order, and
+    `blocked()` those that wait for others to complete, whose names `unmet(job)` gives.
+    `in_time(job, others)` says whether a waiting job can still be started, together with `others`, before
+    the allocation ends.
     `profile(job)` is None for a model never measured; `launch_s(job, gpus, first=)` is the seconds from a
     launch to the first step, `save_s(job)` those of saving and leaving, `switch_s(job, gpus)` those that
     suspending the job and resuming it on `gpus` GPUs costs; `start_left_s(job)` those until a job that is
@@ -100,12 +103,15 @@ class View:
     capacity: Rooms
     running: list[Job]
     hosts_of: Callable[[Job], Mapping[str, int]]
+    places: Callable[[Iterable[int]], Mapping[str, int]]
     waiting_count: int
     waiting: Callable[[Fits], Iterator[Job]]
     left_s: float
     jobs: Mapping[int, Job]
     queue: WaitingQueue
     blocked: Callable[[], Iterator[Job]]
+    unmet: Callable[[Job], list[str]]
+    in_time: Callable[[Job, Sequence[Job]], bool]
     profile: Callable[[Job], Profile | None]
     launch_s: LaunchCost
     save_s: Callable[[Job], float]
