@@ -36,8 +36,8 @@ class Deciding(Moves):
         """The run as a policy sees it now."""
         return View(
             now=self.now,
-            rooms=self.rooms(self.free),
-            capacity=self.rooms(self.devices),
+            rooms=self.rooms(),
+            capacity=self.capacity(),
             hosts_of=self.hosts_of,
             places=self.places,
             left_s=self.left_s(),
@@ -136,6 +136,5 @@ class Deciding(Moves):
         chosen: list[int] = []
         for host in hosts:
             own = [gpu for gpu in sorted(job.gpus) if gpu in self.devices and self.devices[gpu].host == host]
-            free = [gpu for gpu in sorted(self.free) if self.devices[gpu].host == host]
-            chosen += [*own, *free][:count]
+            chosen += [*own, *self.free.on(host)][:count]
         return tuple(sorted(chosen)) if len(chosen) == count * len(hosts) else None

@@ -23,6 +23,9 @@ def check(machine: Machine) -> None:
             held[gpu] = job.id
     assert held == machine.holder, "leases and holders differ"
     assert not machine.free & set(held), "a leased GPU is free"
+    hosts = {device.host: 0 for device in machine.devices.values()}
+    for kept, counted in ((machine.rooms(), machine.free), (machine.capacity(), machine.devices)):
+        assert kept.by_host() == {**hosts, **machine.places(counted)}, "the GPUs of a host are counted wrong"
     assert machine.free | (set(held) & set(machine.devices)) == set(machine.devices), "a GPU is nobody's"
     for job in machine.jobs.values():
         assert job.state.active == (job.id in machine.active), f"job {job.id}: {job.state}"
@@ -47,6 +50,5 @@ def check(machine: Machine) -> None:
         assert not (job.id in machine.queue and job.id in machine.late), f"job {job.id} waits twice"
     policy = machine.policy
     if policy and policy.work_conserving and not machine.draining and machine.free:
-        fits = machine.rooms(machine.free).fits
-        assert not machine.queue.any_fits(fits), "a GPU idles while a job that fits waits"
+        assert not machine.queue.any_fits(machine.rooms().fits), "a GPU idles while a job that fits waits"
     assert machine.unfinished == sum(not j.state.final for j in machine.jobs.values())

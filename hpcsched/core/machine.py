@@ -100,9 +100,9 @@ class Machine(Deciding):
         self.deadline, self.reserve_s, self._drain_due = event.deadline, event.reserve_s, -inf
         for job in list(self.active.values()):
             self._attempt_lost(job, event.saved_steps.get(job.id), "the agent was gone", counts=False)
-        self.devices = {d.index: d for d in event.devices}
+        devices = {d.index: d for d in event.devices}
+        self._have(devices, free=devices)
         self.lost_devices = {}
-        self.free = set(self.devices)
         self.holder = {}
         for _, job_id in sorted(self.arrivals):
             self._wake_at_arrival(self.jobs[job_id])
@@ -326,12 +326,12 @@ class Machine(Deciding):
             self._finish(job, JobState.FAILED, Reason(Why.LAUNCH_FAILED, {"error": event.error}))
 
     def _device_lost(self, event: ev.DeviceLost) -> None:
-        device = self.devices.pop(event.gpu, None)
-        if device is None:
+        if event.gpu not in self.devices:
             return
+        left = {index: device for index, device in self.devices.items() if index != event.gpu}
+        self._have(left, self.free - {event.gpu})
         self.lost_devices[event.gpu] = event.why
         self.news += 1
-        self.free.discard(event.gpu)
         self._decide_after = True
         job = self.active.get(self.holder.get(event.gpu, -1))
         if job is None:

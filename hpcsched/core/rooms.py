@@ -2,10 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSet
+from typing import Any
+
+from hpcsched.core.model import Device
 
 Fits = Callable[[int, int], bool]
 """Whether so many GPUs could be had on each of so many hosts."""
+
+
+class FreeGpus(MutableSet[int]):
+    """The GPUs of a run that are free: how many lie on which host is known without looking through them."""
+
+    def __init__(self, devices: Mapping[int, Device], free: Iterable[int]) -> None:
+        self._host_of = {index: device.host for index, device in devices.items()}
+        self._on: dict[str, set[int]] = {host: set() for host in self._host_of.values()}
+        self._count = 0
+        for gpu in free:
+            self.add(gpu)
+
+    @classmethod
+    def _from_iterable(cls, gpus: Iterable[Any]) -> set[Any]:
+        return set(gpus)  # what & and - and | give is no more than a set
+
+    def __contains__(self, gpu: Any) -> bool:
+        return gpu in self._on.get(self._host_of.get(gpu, ""), ())
+
+    def __iter__(self) -> Iterator[int]:
+        return (gpu for free in self._on.values() for gpu in free)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, gpu: int) -> None:
+        if gpu not in self:
+            self._on[self._host_of[gpu]].add(gpu)
+            self._count += 1
+
+    def discard(self, gpu: int) -> None:
+        if gpu in self:
+            self._on[self._host_of[gpu]].remove(gpu)
+            self._count -= 1
+
+    def on(self, host: str) -> list[int]:
+        """Those of a host, in order."""
+        return sorted(self._on.get(host, ()))
+
+    def by_host(self) -> dict[str, int]:
+        """How many there are on each host; hosts with none of them are there too."""
+        return {host: len(free) for host, free in self._on.items()}
 
 
 class Rooms:

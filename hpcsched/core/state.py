@@ -14,7 +14,7 @@ from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.core.queue import WaitingQueue
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.rooms import Rooms
+from hpcsched.core.rooms import FreeGpus, Rooms
 
 DEFAULT_SUSPEND_S, DEFAULT_START_S = 5.0, 10.0
 """Assumed where neither the profile nor this run has measured them."""
@@ -43,7 +43,7 @@ class RunState:
         self.lives: list[Life] = []
         self.devices: dict[int, Device] = {}
         self.lost_devices: dict[int, str] = {}
-        self.free: set[int] = set()
+        self.free = FreeGpus({}, ())
         self.holder: dict[int, int] = {}
         self.jobs: dict[int, Job] = {}
         self.by_name: dict[str, int] = {}
@@ -74,6 +74,7 @@ class RunState:
         self._drain_due = -inf
         self._look_due = -inf
         self._late_since = inf
+        self._healthy: Mapping[str, int] = {}
         self._leave_window_s = 0.0
 
     # --- questions --------------------------------------------------------------------------
@@ -102,7 +103,7 @@ class RunState:
             return False
         if any(self.jobs[i].state is JobState.PENDING for _, i in self.arrivals):
             return False
-        return not self.queue.any_fits(self.rooms(self.devices).fits)
+        return not self.queue.any_fits(self.capacity().fits)
 
     def job_of(self, key: str) -> Job | None:
         """The job of this id or name."""
@@ -124,12 +125,13 @@ class RunState:
                 return Profile(model=model, device="", nodes=key[1], throughput=table, source="learned")
         return None
 
-    def rooms(self, gpus: Iterable[int]) -> Rooms:
-        """These of the run's healthy GPUs, host by host; hosts with none of them are there too."""
-        counts = dict.fromkeys((device.host for device in self.devices.values()), 0)
-        for gpu in gpus:
-            counts[self.devices[gpu].host] += 1
-        return Rooms(counts)
+    def rooms(self) -> Rooms:
+        """The free GPUs, host by host; hosts with none are there too."""
+        return Rooms(self.free.by_host())
+
+    def capacity(self) -> Rooms:
+        """All healthy GPUs, host by host."""
+        return Rooms(self._healthy)
 
     def hosts_of(self, job: Job) -> Mapping[str, int]:
         """How many of the healthy GPUs of a running job's attempt lie on which host."""
@@ -141,7 +143,7 @@ class RunState:
 
     def most_for(self, job: Job) -> int:
         """The GPUs that a job's hosts could each give it, were they all free."""
-        return self.rooms(self.devices).most(job.spec.nodes)
+        return self.capacity().most(job.spec.nodes)
 
     def waiting_reason(self, job: Job) -> Reason | None:
         """Why a job that waits does so; None if it does not wait."""
@@ -205,6 +207,11 @@ class RunState:
         if self.deadline is None or not self.draining:
             return inf
         return max(1.0, self.deadline - self._leave_window_s / 3 - self.now)
+
+    def _have(self, devices: dict[int, Device], free: Iterable[int]) -> None:
+        """These are the healthy devices from now on, and which of them are free."""
+        self.devices, self.free = devices, FreeGpus(devices, free)
+        self._healthy = self.places(devices)
 
     # --- what things cost -------------------------------------------------------------------
 
