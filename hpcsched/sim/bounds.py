@@ -1,12 +1,39 @@
-"""What no schedule can beat: provable lower bounds of the makespan."""
+"""What no schedule can beat: provable lower bounds of the makespan and of the mean completion time.
+
+They hold for any schedule, with suspends, restarts and changes of GPU counts, because of one lemma. Let
+t(g) = launch(g) + steps / rate(g) be the seconds of the whole job on g GPUs, and let a stretch on g GPUs
+take L seconds to launch and compute for p. It does the share p / (t - L) of all steps. The shares add up
+to 1, and as p <= t - L none is larger than (L + p) / t. So the stretches' times, each measured in its own
+t(g), add up to at least 1. A job thus gets done at a rate of 1 / t(g) at most while it holds g GPUs, and
+all bounds here are about work that is done at these rates and can be moved and cut at will.
+
+A stretch is a start or a resume, so launch(g) is the cheaper of the two. A cost that is not known counts
+as nothing, and so does every launch of a job whose GPU count changes in place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from heapq import heappop, heappush
+from itertools import accumulate, chain
 
 from hpcsched.core.profile import Profile, cost_at
+from hpcsched.planning.patterns import ROUNDING, configuration_lp
+
+LP_JOBS = 40
+LP_GPUS = 1024
+"""Sets larger than these get the area bound alone: the LP would take seconds."""
+
+_LP_PATTERNS = 1000
+"""So many times the LP may look for a pattern; where that stops it early, it proves a little less."""
+
+_SEARCHED = 512
+"""For so many large jobs the best cuts are searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,30 +60,55 @@ def lower_bound_s(jobs: Sequence[BoundJob], gpus: int, hosts: int = 1) -> float 
 
     None if a job's steps or profile are not known.
 
-    It is the larger of two bounds. Critical path: a chain of dependent jobs, each in its best
-    time. Area: the GPU-seconds, each job on its most economical count, of all jobs that cannot start
-    before some time, spread over all GPUs from that time on. Both hold for schedules that suspend
-    jobs and change their GPU counts as well: see `_times`.
+    It is the largest of three bounds. Critical path: a chain of dependent jobs, each in its best time.
+    Area: the GPU-seconds, each job on its most economical count, of all jobs that cannot start before
+    some time, spread over all GPUs from that time on. Configuration LP: see `planning.patterns`, with GPUs
+    counted over all hosts, and jobs released when they can start at the earliest. With scipy only, and for
+    at most LP_JOBS jobs and LP_GPUS GPUs.
 
-    Raises ValueError if `after` has a cycle, or if a job needs more GPUs than there are.
+    Raises ValueError if `after` has a cycle, or if a job needs more GPUs or hosts than there are.
     """
-    tables = []
-    for job in jobs:
-        if job.profile is None or job.steps is None:
-            return None
-        tables.append(_times(job, job.profile, job.steps, gpus))
+    tables = _tables(jobs, gpus, hosts)
+    if tables is None:
+        return None
+    starts, ends = _earliest(jobs, [min(table.values()) for table in tables])
+    areas = [_area(table) for table in tables]
+    lp_s = _lp_bound_s(tables, gpus * hosts, starts)
+    return max([0.0, *ends, *_area_bounds(starts, areas, gpus * hosts), lp_s])
 
-    starts = [0.0] * len(jobs)
-    ends = [0.0] * len(jobs)
-    for i in TopologicalSorter({i: job.after for i, job in enumerate(jobs)}).static_order():
-        starts[i] = max([jobs[i].submit_s, *(ends[before] for before in jobs[i].after)])
-        ends[i] = starts[i] + min(tables[i].values())
 
-    areas = [
-        job.nodes * min(count * seconds for count, seconds in table.items())
-        for job, table in zip(jobs, tables, strict=True)
-    ]
-    return max([0.0, *ends, *_area_bounds(starts, areas, gpus * hosts)])
+def mean_jct_bound_s(jobs: Sequence[BoundJob], gpus: int, hosts: int = 1) -> float | None:
+    """Seconds that no schedule can bring the mean of end - submit over all jobs below (0 for no jobs).
+
+    None if a job's steps or profile are not known. Raises ValueError as `lower_bound_s` does.
+
+    Let h be a job's best time, e its earliest start by submit and critical path, and w its least area over
+    all GPUs. Then all jobs together are a machine of speed 1 with tasks of size w (the squashed area).
+    Cut each job where the share a of it is done, for any a from 0 to 1. What comes after takes at least
+    (1 - a) h, as no count does more than 1 / h in a second. For the end of what comes before there are two
+    bounds, both from tasks of size a w, released at e, on that machine:
+
+    - The sum of their ends is least under SRPT.
+    - The mean time M at which a task is worked on. The sum of M is least if always the smallest task
+      there is runs, by its whole size: exchanging pieces only helps then (mean busy time, Goemans
+      et al. 2002). And as no count is faster than 1 / h, the end is at least M + a h / 2.
+
+    The first is better where jobs come late, the second where they come together, as w <= h. Each choice of
+    a gives a bound, and the largest of three counts: a = 0 (height), a = 1, and `_cuts`.
+    """
+    tables = _tables(jobs, gpus, hosts)
+    if not jobs or tables is None:
+        return None if tables is None else 0.0
+    heights = [min(table.values()) for table in tables]
+    starts, _ = _earliest(jobs, heights)
+    weights = [_area(table) / (gpus * hosts) for table in tables]
+    total = sum(starts) + sum(heights)
+    for sizes in (weights, _cuts(weights, heights)):
+        shares = [size / weight if weight > 0 else 0.0 for size, weight in zip(sizes, weights, strict=True)]
+        before = sum(share * height for share, height in zip(shares, heights, strict=True))
+        after = sum(heights) - before
+        total = max(total, _srpt(starts, sizes) + after, _busy(starts, sizes) + before / 2 + after)
+    return max(0.0, total * (1 - ROUNDING) - sum(job.submit_s for job in jobs)) / len(jobs)
 
 
 def _area_bounds(starts: Sequence[float], areas: Sequence[float], gpus: int) -> Iterable[float]:
@@ -67,22 +119,128 @@ def _area_bounds(starts: Sequence[float], areas: Sequence[float], gpus: int) -> 
         yield start_s + area / gpus
 
 
-def _times(job: BoundJob, profile: Profile, steps: int, gpus: int) -> dict[int, float]:
-    """By GPU count g, the seconds t(g) of the whole job there: launch(g) + steps / rate(g).
+def _area(table: dict[int, float]) -> float:
+    return min(count * seconds for count, seconds in table.items())
 
-    Why the least t(g), or g t(g), also bounds a job that changes counts: a stretch on g GPUs that
-    takes L seconds to launch and computes for p does the share p / (t - L) of all steps. The shares
-    add up to 1, and as p <= t - L none is larger than (L + p) / t. So the stretches' times, each
-    measured in its own t, add up to at least 1: to at least the least t in seconds. A stretch is a
-    start or a resume, so launch(g) is the cheaper of the two. A cost that is not known counts as
-    nothing, and so does every launch where counts change without one.
+
+def _tables(jobs: Sequence[BoundJob], gpus: int, hosts: int) -> list[dict[int, float]] | None:
+    """For each job its seconds t(g) by GPU count over all hosts; None if one is not known."""
+    known: dict[tuple[int, ...], list[tuple[int, float, float]]] = {}
+    tables = []
+    for job in jobs:
+        if job.profile is None or job.steps is None:
+            return None
+        most = gpus if job.gpus_max is None else min(job.gpus_max, gpus)
+        if job.gpus_min > most:
+            raise ValueError(f"a job needs {job.gpus_min} GPUs, there are {most} for it")
+        if job.nodes > hosts:
+            raise ValueError(f"a job needs {job.nodes} hosts, there are {hosts}")
+        key = (id(job.profile), job.gpus_min, most, job.nodes, job.in_place)
+        if key not in known:
+            known[key] = [
+                (
+                    count * job.nodes,
+                    0.0 if job.in_place else _launch_s(job.profile, count),
+                    job.profile.rate(count),
+                )
+                for count in range(job.gpus_min, most + 1)
+            ]
+        tables.append({count: launch_s + job.steps / rate for count, launch_s, rate in known[key]})
+    return tables
+
+
+def _launch_s(profile: Profile, gpus: int) -> float:
+    return min(cost_at(cost, gpus) or 0.0 for cost in (profile.start_s, profile.resume_s))
+
+
+def _earliest(jobs: Sequence[BoundJob], heights: Sequence[float]) -> tuple[list[float], list[float]]:
+    """For each job its start and end at the earliest: after its submit and its chain of dependencies."""
+    starts = [job.submit_s for job in jobs]
+    ends = [start_s + height for start_s, height in zip(starts, heights, strict=True)]
+    if any(job.after for job in jobs):
+        for i in TopologicalSorter({i: job.after for i, job in enumerate(jobs)}).static_order():
+            starts[i] = max([starts[i], *(ends[before] for before in jobs[i].after)])
+            ends[i] = starts[i] + heights[i]
+    return starts, ends
+
+
+def _lp_bound_s(tables: Sequence[dict[int, float]], gpus: int, starts: Sequence[float]) -> float:
+    """By the configuration LP; 0 without scipy, or where it would take too long or has no use."""
+    if not 0 < len(tables) <= LP_JOBS or gpus > LP_GPUS:
+        return 0.0
+    seconds = list(chain(*(table.values() for table in tables)))
+    if min(seconds) <= 0 or not all(map(math.isfinite, [*starts, *seconds])):
+        return 0.0
+    iterations = min(100, _LP_PATTERNS // len(set(starts)))
+    try:
+        return configuration_lp(tables, gpus, release_s=starts, iterations=iterations).bound_s
+    except ImportError:
+        return 0.0
+
+
+def _cuts(weights: Sequence[float], heights: Sequence[float]) -> list[float]:
+    """The task sizes, each at most its weight, whose bound by mean busy times is the best without releases.
+
+    If S(x) are the tasks of size x or more, that bound is the sum of all heights plus half the integral
+    over x of |S(x)|^2 - the sum of h / w over S(x). At each x the best set of a given number has those
+    of the least h / w among the jobs with w >= x, and the largest best sets grow as x falls, so they
+    are a choice of sizes. If there are at least max(h / w) jobs, all of them are a best set.
     """
-    most = gpus if job.gpus_max is None else min(job.gpus_max, gpus)
-    if job.gpus_min > most:
-        raise ValueError(f"a job needs {job.gpus_min} GPUs, there are {most} for it")
-    times = {}
-    for count in range(job.gpus_min, most + 1):
-        start_s, resume_s = (cost_at(cost, count) or 0.0 for cost in (profile.start_s, profile.resume_s))
-        launch_s = 0.0 if job.in_place else min(start_s, resume_s)
-        times[count] = launch_s + steps / profile.rate(count)
-    return times
+    sizes = [0.0] * len(weights)
+    ratios: list[tuple[float, int]] = []
+    undecided: set[int] = set()
+    order = sorted((j for j, w in enumerate(weights) if w > 0), key=lambda j: -weights[j])
+    largest = max((heights[j] / weights[j] for j in order), default=0.0)
+    for number, j in enumerate(order, 1):
+        undecided.add(j)
+        chosen: Iterable[int] = undecided
+        if number < min(largest, _SEARCHED):
+            insort(ratios, (heights[j] / weights[j], j))
+            gains = [n * n - cost for n, cost in enumerate(accumulate(r for r, _ in ratios), 1)]
+            best = max(range(number), key=lambda n: (gains[n], n))
+            chosen = [k for _, k in ratios[: best + 1] if k in undecided] if gains[best] >= 0 else []
+        for k in tuple(chosen):
+            sizes[k] = weights[j]
+            undecided.discard(k)
+    return sizes
+
+
+def _stretches(
+    starts: Sequence[float], sizes: Sequence[float], *, by_rest: bool
+) -> Iterator[tuple[int, float, float]]:
+    """(task, begin, end) on one machine that always runs the smallest task, by its size or by its rest."""
+    arrivals = deque(sorted(range(len(starts)), key=lambda j: starts[j]))
+    rest = list(sizes)
+    waiting: list[tuple[float, int]] = []
+    now = -math.inf
+    while arrivals or waiting:
+        if not waiting:
+            now = max(now, starts[arrivals[0]])
+        while arrivals and starts[arrivals[0]] <= now:
+            j = arrivals.popleft()
+            heappush(waiting, (sizes[j], j))
+        _, j = heappop(waiting)
+        end = now + rest[j]
+        if arrivals and starts[arrivals[0]] < end:
+            end = starts[arrivals[0]]
+            rest[j] -= end - now
+            heappush(waiting, (rest[j] if by_rest else sizes[j], j))
+        yield j, now, end
+        now = end
+
+
+def _srpt(starts: Sequence[float], sizes: Sequence[float]) -> float:
+    """The least sum of ends of these tasks on one machine (Schrage 1968)."""
+    ends = dict.fromkeys(range(len(sizes)), 0.0)
+    for j, _, end in _stretches(starts, sizes, by_rest=True):
+        ends[j] = end
+    return sum(ends.values())
+
+
+def _busy(starts: Sequence[float], sizes: Sequence[float]) -> float:
+    """The least sum, over these tasks on one machine, of the mean time at which a task was worked on."""
+    total = sum(start_s for start_s, size in zip(starts, sizes, strict=True) if size <= 0)
+    for j, begin, end in _stretches(starts, sizes, by_rest=False):
+        if sizes[j] > 0:
+            total += (end - begin) * (begin + end) / 2 / sizes[j]
+    return total

@@ -1,10 +1,15 @@
-"""No schedule beats the bound: not random ones, with suspends and changes of GPU counts."""
+"""No schedule beats the bounds: no random one with suspends and changes of GPU counts, no simulated one."""
+
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcsched.core.model import JobState
 from hpcsched.core.profile import Profile, cost_at
-from hpcsched.sim.bounds import BoundJob, lower_bound_s
+from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
+from hpcsched.sim.engine import Simulation
+from hpcsched.testing.builders import a_job
 
 SLACK = 1 - 1e-9
 costs = st.one_of(
@@ -40,8 +45,8 @@ def job_sets(draw):
     return jobs, gpus
 
 
-def random_makespan(jobs, gpus, rng):
-    """The makespan of a random schedule: every stretch of a job takes the GPUs that come free first.
+def random_schedule(jobs, gpus, rng):
+    """When each job ends in a random schedule: every stretch of a job takes the GPUs that come free first.
 
     Stretches are placed one by one, on any allowed count, each job's in their order. Now and then
     one is cut short during its launch, and so gets nothing done but the next one is a resume.
@@ -80,15 +85,74 @@ def random_makespan(jobs, gpus, rng):
             ready_s[i] = end
         for g in chosen:
             free_s[g] = end
-    return max(ends.values())
+    return [ends[i] for i in range(len(jobs))]
+
+
+def mean_jct(jobs, ends):
+    return sum(end - job.submit_s for job, end in zip(jobs, ends, strict=True)) / len(jobs)
 
 
 @given(job_sets(), st.randoms(use_true_random=False))
-def test_no_random_schedule_beats_the_bound(job_set, rng):
+def test_no_random_schedule_beats_the_bounds(job_set, rng):
     jobs, gpus = job_set
-    bound = lower_bound_s(jobs, gpus)
-    assert bound is not None
-    assert min(random_makespan(jobs, gpus, rng) for _ in range(10)) >= bound * SLACK
+    bound, jct_bound = lower_bound_s(jobs, gpus), mean_jct_bound_s(jobs, gpus)
+    for _ in range(10):
+        ends = random_schedule(jobs, gpus, rng)
+        assert max(ends) >= bound * SLACK
+        assert mean_jct(jobs, ends) >= jct_bound * SLACK
+
+
+@st.composite
+def runs(draw):
+    """(specs, profiles, gpus, hosts): what the simulator takes."""
+    gpus, hosts = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    models = [
+        replace(profile, model=f"m{i}") for i, profile in enumerate(draw(st.lists(profiles(), min_size=3)))
+    ]
+    specs = []
+    for i in range(draw(st.integers(1, 8))):
+        least = draw(st.sampled_from([1, 1, gpus]))
+        specs.append(
+            a_job(
+                f"j{i}",
+                draw(st.sampled_from(models)).model,
+                draw(st.integers(20, 3000)),
+                gpus=(least, draw(st.none() | st.integers(least, gpus))),
+                submit_at=draw(st.sampled_from([0.0, 0.0, 20.0, 300.0])),
+                after=tuple(f"j{k}" for k in sorted(draw(st.sets(st.integers(0, i - 1), max_size=2))))
+                if i
+                else (),
+                nodes=draw(st.sampled_from([1, 1, hosts])),
+            )
+        )
+    return specs, models, gpus, hosts
+
+
+@given(runs(), st.sampled_from([("marble", {"promote": "always"}), ("marble", {}), ("exclusive", {})]))
+def test_no_simulated_run_beats_the_bounds(run, policy):
+    specs, models, gpus, hosts = run
+    name, options = policy
+    machine = Simulation(specs, models, gpus=gpus, nodes=hosts, policy=name, options=options).run()
+    done = list(machine.jobs.values())
+    assert all(job.state is JobState.COMPLETED for job in done)
+    index = {spec.name: i for i, spec in enumerate(specs)}
+    jobs = [
+        BoundJob(
+            profile=machine.profile(job),
+            steps=spec.steps,
+            submit_s=spec.submit_at,
+            gpus_min=spec.gpus_min,
+            gpus_max=spec.gpus_max,
+            nodes=spec.nodes,
+            after=tuple(index[before] for before in spec.after),
+        )
+        for job, spec in zip(done, specs, strict=True)
+    ]
+    # A step that is all but done counts as done in the simulator, by a millionth of a step.
+    slack = 1 - 1e-6
+    ends = [job.ended_s for job in done]
+    assert max(ends) >= lower_bound_s(jobs, gpus, hosts) * slack
+    assert mean_jct(jobs, ends) >= mean_jct_bound_s(jobs, gpus, hosts) * slack
 
 
 @given(profiles(), st.integers(1, 300), st.integers(1, 5), st.floats(0, 100))
@@ -104,14 +168,18 @@ def test_for_one_job_whose_restarts_cost_no_less_than_its_start_it_is_the_optimu
     )
     best = min(steps / same.rate(g) + (cost_at(same.start_s, g) or 0.0) for g in range(1, gpus + 1))
     bound = lower_bound_s([BoundJob(profile=same, steps=steps, submit_s=submit)], gpus)
-    assert bound is not None
     assert abs(bound - (submit + best)) <= 1e-9 * (submit + best)
+    jct_bound = mean_jct_bound_s([BoundJob(profile=same, steps=steps, submit_s=submit)], gpus)
+    assert abs(jct_bound - best) <= 1e-9 * (submit + best)
 
 
 @given(job_sets())
-def test_more_gpus_never_raise_it_and_more_work_never_lowers_it(job_set):
+def test_more_gpus_never_raise_them_and_more_work_never_lowers_them(job_set):
     jobs, gpus = job_set
-    bound = lower_bound_s(jobs, gpus)
-    assert bound is not None
-    assert lower_bound_s(jobs, gpus + 1) <= bound / SLACK
-    assert lower_bound_s([*jobs, jobs[0]], gpus) >= bound * SLACK
+    tight = 1 - 1e-6  # the LP is solved to 1e-7
+    together = [replace(job, submit_s=0.0, after=()) for job in jobs]  # else the cuts are not the best ones
+    for bound_of, those in ((lower_bound_s, jobs), (mean_jct_bound_s, together)):
+        bound = bound_of(those, gpus)
+        assert bound_of(those, gpus + 1) * tight <= bound
+        assert bound_of([replace(those[0], steps=2 * those[0].steps), *those[1:]], gpus) >= bound * tight
+    assert lower_bound_s([*jobs, jobs[0]], gpus) >= lower_bound_s(jobs, gpus) * tight
