@@ -26,6 +26,8 @@ class Why(StrEnum):
     NO_PROFILE = "NoProfile"
     FIXED = "Fixed"
     EXCLUSIVE = "Exclusive"
+    EQUAL_SHARE = "EqualShare"
+    MARGINAL_GAIN = "MarginalGain"
     # why it was, or was not, changed
     PROMOTED = "Promoted"
     TOO_FEW_FREE = "TooFewFree"
@@ -34,6 +36,8 @@ class Why(StrEnum):
     TIME_TOO_SHORT = "TimeTooShort"
     NOT_READY = "NotReady"
     NEVER_PROMOTE = "NeverPromote"
+    RESIZED = "Resized"
+    PREEMPTED = "Preempted"
     # what happened to it
     SUBMITTED = "Submitted"
     CANCELLED = "Cancelled"
@@ -65,6 +69,8 @@ _WORDS = {
     Why.NO_PROFILE: "no profile of {model}: {gpus} GPUs, at most half of the {total}; learnt as it runs",
     Why.FIXED: "the job asks for {gpus} GPUs{hosts}",
     Why.EXCLUSIVE: "exclusive policy: all {gpus} GPUs, one job at a time",
+    Why.EQUAL_SHARE: "{gpus} GPUs: an equal share of the {total}, at most its fastest count",
+    Why.MARGINAL_GAIN: "{gpus} GPUs of the {total}: no other job would gain more by them",
     Why.PROMOTED: "promoted from {old} to {gpus} GPUs: {gain}",
     Why.TOO_FEW_FREE: "not promoted: {wanted} GPUs would be its best, {have} could be had",
     Why.DOES_NOT_PAY: "not promoted to {wanted} GPUs: the {cost:.0f} s of suspend and resume exceed the "
@@ -74,6 +80,8 @@ _WORDS = {
     "for the {cost:.0f} s of suspend and resume",
     Why.NOT_READY: "not promoted to {wanted} GPUs: it has not said that it can be suspended",
     Why.NEVER_PROMOTE: "not promoted: the policy option promote is never",
+    Why.RESIZED: "goes from {old} to {gpus} GPUs: {why}",
+    Why.PREEMPTED: "gives up its {old} GPUs: {why}",
     Why.SUBMITTED: "submitted",
     Why.CANCELLED: "cancelled by the user",
     Why.DEPENDENCY_NEVER_SATISFIED: "cancelled: {after} did not complete",

@@ -7,11 +7,18 @@ from typing import Any
 
 from hpcsched.core.view import Policy
 from hpcsched.errors import ConfigError
+from hpcsched.policy.equal import Equal
 from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
+from hpcsched.policy.optimus import Optimus
 from hpcsched.policy.options import Accepted, read, said
 
-POLICIES: dict[str, Callable[..., Policy]] = {"marble": Marble, "exclusive": Exclusive}
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "marble": Marble,
+    "exclusive": Exclusive,
+    "equal": Equal,
+    "optimus": Optimus,
+}
 
 
 def make_policy(name: str, options: Mapping[str, Any] | None = None, *, where: str = "--policy") -> Policy:

@@ -1,0 +1,79 @@
+"""Equal shares (EQUI): all jobs present share the GPUs equally, whatever they are.
+
+EQUI (equipartition; Edmonds, STOC 1999) shares evenly and needs no knowledge of the jobs. Here a job gets no
+more than its fastest count, where that is known.
+"""
+
+from __future__ import annotations
+
+from hpcsched.core.jobs import Job
+from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.view import Decision, View
+from hpcsched.planning.costs import time_left
+from hpcsched.policy.targets import approach, least_counts
+
+
+class Equal:
+    """At each arrival and each end all GPUs are shared anew among the jobs that run or wait.
+
+    Every job gets its least count, first come, first served. Then each in turn gets one more (on each of
+    its hosts), up to its most or its fastest count, until none are left. Who gets
+    none waits: jobs do not take turns.
+
+    `resize` = "always" gives running jobs their new share whatever it costs; "pays" lets them grow only if
+    they then end sooner, suspend and resume included, and shrink only if they would otherwise run for longer
+    than that takes (jobs of unknown remaining time keep what they have).
+    """
+
+    name = "equal"
+    work_conserving = False
+    acts_when_full = True
+    OPTIONS = {"resize": ("pays", "always")}  # noqa: RUF012 - read, never written
+
+    def __init__(self, *, resize: str = "pays") -> None:
+        self.resize = resize
+
+    def watches(self, job: Job) -> bool:
+        return self.resize == "pays"
+
+    def decide(self, view: View) -> list[Decision]:
+        def why(job: Job, gpus: int) -> Reason:
+            return Reason(Why.EQUAL_SHARE, {"gpus": gpus, "total": view.capacity.left})
+
+        def resizes(job: Job, gpus: int) -> str:
+            return self._words(view, job, gpus)
+
+        return approach(view, shares(view), why, resizes)
+
+    def _words(self, view: View, job: Job, gpus: int) -> str:
+        words = "its equal share now" if gpus else "earlier jobs need them"
+        now = time_left(view, job, job.width)
+        if self.resize == "always" or gpus == 0:
+            return words
+        if now is None:
+            return ""
+        cost_s, stay_s = view.switch_s(job, gpus), view.start_left_s(job) + now
+        then = time_left(view, job, gpus) if gpus > job.width else 0.0
+        return words if then is not None and cost_s + then < stay_s else ""
+
+
+def shares(view: View) -> dict[int, int]:
+    """The equal share of each job that runs or waits; who gets none that runs has 0."""
+    counts, left = least_counts(view, lambda job: 0)
+    most = {i: _most(view, view.jobs[i]) for i in counts}
+    growing = [i for i in counts if counts[i] < most[i]]
+    while growing:
+        for i in growing:
+            if view.jobs[i].spec.nodes <= left:
+                counts[i] += 1
+                left -= view.jobs[i].spec.nodes
+            else:
+                most[i] = counts[i]
+        growing = [i for i in growing if counts[i] < most[i]]
+    return dict.fromkeys((job.id for job in view.running), 0) | counts
+
+
+def _most(view: View, job: Job) -> int:
+    least, most = view.limits(job)
+    profile = view.profile(job)
+    return profile.optimal(most, least) if profile else most
