@@ -28,6 +28,7 @@ class Why(StrEnum):
     EXCLUSIVE = "Exclusive"
     EQUAL_SHARE = "EqualShare"
     MARGINAL_GAIN = "MarginalGain"
+    PLANNED = "Planned"
     # why it was, or was not, changed
     PROMOTED = "Promoted"
     TOO_FEW_FREE = "TooFewFree"
@@ -38,6 +39,8 @@ class Why(StrEnum):
     NEVER_PROMOTE = "NeverPromote"
     RESIZED = "Resized"
     PREEMPTED = "Preempted"
+    GROWN = "Grown"
+    SHRUNK = "Shrunk"
     # what happened to it
     SUBMITTED = "Submitted"
     CANCELLED = "Cancelled"
@@ -71,6 +74,12 @@ _WORDS = {
     Why.EXCLUSIVE: "exclusive policy: all {gpus} GPUs, one job at a time",
     Why.EQUAL_SHARE: "{gpus} GPUs: an equal share of the {total}, at most its fastest count",
     Why.MARGINAL_GAIN: "{gpus} GPUs of the {total}: no other job would gain more by them",
+    Why.PLANNED: "{gpus} GPUs of the {cap} planned, which does all in {makespan:.0f} s; MARBLE would "
+    "take {marble:.0f} s",
+    Why.GROWN: "grown from {old} to {gpus} GPUs, as nothing waits: {cost:.0f} s of suspend and resume save "
+    "{saved:.0f} s",
+    Why.SHRUNK: "shrunk from {old} to {gpus} GPUs for other jobs: the plan does all in {makespan:.0f} s, "
+    "MARBLE would take {marble:.0f} s",
     Why.PROMOTED: "promoted from {old} to {gpus} GPUs: {gain}",
     Why.TOO_FEW_FREE: "not promoted: {wanted} GPUs would be its best, {have} could be had",
     Why.DOES_NOT_PAY: "not promoted to {wanted} GPUs: the {cost:.0f} s of suspend and resume exceed the "

@@ -12,10 +12,12 @@ from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
 from hpcsched.policy.optimus import Optimus
 from hpcsched.policy.options import Accepted, read, said
+from hpcsched.policy.planner import Planner
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "marble": Marble,
     "exclusive": Exclusive,
+    "planner": Planner,
     "equal": Equal,
     "optimus": Optimus,
 }

@@ -1,0 +1,128 @@
+"""List plans: jobs start in an order of their own, each on no more GPUs than its cap.
+
+When nothing waits and GPUs are free, the job that would end last grows to where it ends soonest, if that
+pays for its suspend and resume; a running job is never changed otherwise, except that a plan may begin with
+shrinking some. This is the rule that a planner tries its plans by and the rule that it goes by: one code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from hpcsched.planning.outlook import Outlook, Sketch
+
+GAIN = 1e-9
+"""A job grows only if it ends sooner by more than this share: rounding is no gain."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListPlan:
+    """A list plan: `order` of the jobs that wait, `caps` of all jobs by index (see `Outlook`).
+
+    A running job with a cap below its count shrinks to it at once. `strict`: a job waits for its whole cap.
+    """
+
+    order: tuple[int, ...]
+    caps: tuple[int, ...]
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a plan does with a job now: `old` is its count before (0: it waited)."""
+
+    job: int
+    old: int
+    gpus: int
+    hosts: tuple[str, ...]
+
+
+def act(
+    outlook: Outlook,
+    sketch: Sketch,
+    plan: ListPlan,
+    waiting: list[int],
+    *,
+    grow: bool = True,
+    told: Callable[[Change], None] | None = None,
+) -> None:
+    """Do what the plan does now; jobs that start are taken out of `waiting`, which is in its order.
+
+    `grow`: whether nothing else waits that is not in `waiting`.
+    """
+    works, rooms, caps = outlook.works, sketch.rooms, plan.caps
+    k = 0
+    while rooms.left and k < len(waiting):
+        i = waiting[k]
+        work = works[i]
+        count = min(caps[i], rooms.most(work.nodes))
+        if count < (caps[i] if plan.strict else work.least):
+            k += 1
+            continue
+        gpus, hosts = rooms.pick(count, work.nodes)
+        if told:
+            told(Change(i, 0, gpus, hosts))
+        sketch.start(i, gpus, hosts)
+        del waiting[k]
+    if rooms.left and grow and not waiting:
+        _grow(outlook, sketch, told)
+
+
+def shrink(
+    outlook: Outlook, sketch: Sketch, plan: ListPlan, told: Callable[[Change], None] | None = None
+) -> None:
+    """Take the running jobs down to their caps."""
+    for i in outlook.running:
+        if plan.caps[i] < sketch.width[i] and sketch.resizable(i):
+            gpus, hosts = plan.caps[i], sketch.hosts[i]
+            if told:
+                told(Change(i, sketch.width[i], gpus, hosts))
+            sketch.resize(i, gpus, hosts)
+
+
+def _grow(outlook: Outlook, sketch: Sketch, told: Callable[[Change], None] | None) -> None:
+    """The latest first: to the count that it ends soonest on."""
+    works, rooms, ends = outlook.works, sketch.rooms, sketch.ends
+    for i in sorted(sketch.active, key=lambda i: -ends[i]):
+        work, width = works[i], sketch.width[i]
+        if width >= work.most or not sketch.resizable(i):
+            continue
+        own = sketch.own(i)
+        most = min(work.most, rooms.most(work.nodes, own))
+        best, end = 0, ends[i] - GAIN * abs(ends[i])
+        for gpus in range(width + 1, most + 1):
+            then = sketch.resized_end(i, gpus)
+            if then < end:
+                best, end = gpus, then
+        if best:
+            _, hosts = rooms.pick(best, work.nodes, own)
+            if told:
+                told(Change(i, width, best, hosts))
+            sketch.resize(i, best, hosts)
+            if not rooms.left:
+                return
+
+
+def follow(
+    outlook: Outlook, plan: ListPlan, *, latest: Sequence[float] = (), by: float = inf
+) -> Sketch | None:
+    """The future under a list plan; None as soon as a job ends after its `latest`, or any after `by`."""
+    sketch = Sketch(outlook)
+    waiting = [i for i in plan.order if not outlook.works[i].after]
+    rank = {i: k for k, i in enumerate(plan.order)} if len(outlook.blocked) else {}
+    if len(outlook.running):
+        shrink(outlook, sketch, plan)
+    act(outlook, sketch, plan, waiting)
+    while (happened := sketch.next()) is not None:
+        i, free = happened
+        if i >= 0 and (sketch.now > by or (latest and sketch.now > latest[i])):
+            return None
+        for other in free:
+            waiting.append(other)
+        if free:
+            waiting.sort(key=rank.__getitem__)
+        if sketch.rooms.left:
+            act(outlook, sketch, plan, waiting)
+    return sketch

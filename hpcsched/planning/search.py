@@ -1,0 +1,200 @@
+"""The search for a list plan: a portfolio of orders and caps, then hill climbing.
+
+The effort is counted in futures sketched, not in seconds: the same state and seed give the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from hpcsched.planning.lists import ListPlan, follow
+from hpcsched.planning.outlook import Outlook, Sketch, Work
+
+KNEES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+HALVINGS = 20
+"""Of the bisection for the dual caps: the makespan to a millionth."""
+
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What makes a future good: seconds until all is done, and the mean time from submission to end."""
+
+    makespan_s: float
+    mean_jct_s: float
+
+
+def measure(outlook: Outlook, sketch: Sketch) -> Measure:
+    """The measures of one future of all its jobs."""
+    total = sum(sketch.ends) - sum(work.job.submit_s for work in outlook.works)
+    return Measure(max(sketch.ends) - outlook.now, total / len(outlook))
+
+
+def value(goal: str, found: Measure, base: Measure) -> float:
+    """What is to be small, relative to the baseline; the other measure breaks ties."""
+    makespan = found.makespan_s / base.makespan_s if base.makespan_s else 1.0
+    jct = found.mean_jct_s / base.mean_jct_s if base.mean_jct_s else 1.0
+    if goal == "makespan":
+        return makespan + jct / 1000
+    return jct + makespan / 1000 if goal == "jct" else makespan + jct
+
+
+@dataclass(slots=True)
+class Search:
+    """Looks for the best list plan within limits.
+
+    `latest[i]` is when job i has to end, `by` when all has; `base` are the baseline's measures.
+    `budget` futures are tried in hill climbing, besides the portfolio.
+    """
+
+    outlook: Outlook
+    latest: Sequence[float]
+    by: float
+    base: Measure
+    goal: str
+    budget: int
+    seed: int
+    plan: ListPlan | None = None
+    sketch: Sketch | None = None
+    best: float = float("inf")
+    what: str = ""
+    tried: int = 0
+
+    def run(self, known: Sequence[ListPlan] = ()) -> None:
+        """Try the `known` plans, the portfolio, and changes to the best of them."""
+        seen: set[ListPlan] = set()
+        for plan in known:
+            seen.add(plan)
+            self._try(plan, "the plan so far")
+        for plan, what in portfolio(self.outlook):
+            if plan not in seen:
+                seen.add(plan)
+                self._try(plan, what)
+        self._climb()
+
+    def _try(self, plan: ListPlan, what: str) -> bool:
+        self.tried += 1
+        sketch = follow(self.outlook, plan, latest=self.latest, by=self.by)
+        if sketch is None:
+            return False
+        worth = value(self.goal, measure(self.outlook, sketch), self.base)
+        if worth >= self.best - ROUNDING:
+            return False
+        self.plan, self.sketch, self.best, self.what = plan, sketch, worth, what
+        return True
+
+    def _climb(self) -> None:
+        if self.plan is None or not self.plan.order:
+            return
+        random, what, better = Random(self.seed), self.what, 0
+        for _ in range(self.budget):
+            assert self.plan
+            better += self._try(_changed(self.plan, self.outlook.works, random), what)
+        self.what = f"{what}, bettered {better} times" if better else what
+
+
+def _changed(plan: ListPlan, works: Sequence[Work], random: Random) -> ListPlan:
+    """A neighbour: one cap by one, or a job moved, or two swapped."""
+    order, kind = plan.order, random.random()
+    if kind < 0.5 or len(order) < 2:
+        i = order[random.randrange(len(order))]
+        cap = plan.caps[i] + random.choice((-1, 1))
+        cap = min(max(cap, works[i].least), works[i].most)
+        return replace(plan, caps=(*plan.caps[:i], cap, *plan.caps[i + 1 :]))
+    a, b = random.sample(range(len(order)), 2)
+    jobs = list(order)
+    if kind < 0.75:
+        jobs.insert(b, jobs.pop(a))
+    else:
+        jobs[a], jobs[b] = jobs[b], jobs[a]
+    return replace(plan, order=tuple(jobs))
+
+
+def portfolio(outlook: Outlook) -> Iterator[tuple[ListPlan, str]]:
+    """Orders times caps, each with its name."""
+    works = outlook.works
+    jobs = [*outlook.waiting, *outlook.blocked]
+    running = [works[i].width for i in outlook.running]
+    for caps, name in _all_caps(outlook):
+        for order, order_name in _orders(works, jobs, caps):
+            keep = ListPlan(order, (*running, *caps[len(running) :]))
+            yield keep, f"{order_name}, {name}"
+            if name == "dual caps":
+                yield replace(keep, strict=True), f"{order_name}, {name}, strict"
+            smaller = tuple(min(width, cap) for width, cap in zip(running, caps, strict=False))
+            if smaller != tuple(running):
+                shrunk = ListPlan(order, (*smaller, *caps[len(running) :]))
+                yield shrunk, f"{order_name}, {name}, running jobs too"
+
+
+def _orders(
+    works: Sequence[Work], jobs: Sequence[int], caps: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], str]]:
+    def time_s(i: int) -> float:
+        return works[i].whole_s[caps[i]]
+
+    def area_s(i: int) -> float:
+        return works[i].nodes * caps[i] * works[i].whole_s[caps[i]]
+
+    yield tuple(jobs), "first come first"
+    yield tuple(sorted(jobs, key=time_s)), "shortest first"
+    yield tuple(sorted(jobs, key=lambda i: -area_s(i))), "largest first"
+    yield tuple(sorted(jobs, key=lambda i: -time_s(i))), "longest first"
+
+
+def _all_caps(outlook: Outlook) -> Iterator[tuple[tuple[int, ...], str]]:
+    works = outlook.works
+    yield dual_caps(outlook), "dual caps"
+    optimal = [work.optimal for work in works]
+    for most in range(1, max(optimal, default=0) + 1):
+        caps = [max(work.least, min(most, best)) for work, best in zip(works, optimal, strict=True)]
+        yield tuple(caps), f"at most {most} GPU{'s' * (most > 1)}"
+    for knee in KNEES:
+        caps = [_knee(work, knee * work.rate[best]) for work, best in zip(works, optimal, strict=True)]
+        yield tuple(caps), f"{knee:.0%} of the fastest"
+
+
+def _knee(work: Work, rate: float) -> int:
+    """The smallest count with at least this rate."""
+    return next((g for g in range(work.least, work.most + 1) if work.rate[g] >= rate), work.optimal)
+
+
+def dual_caps(outlook: Outlook) -> tuple[int, ...]:
+    """For each job the smallest count on which it alone takes no longer than T.
+
+    T is the least for which the areas fit: sum of nodes g t(g) <= GPUs T (dual approximation; jobs that
+    run count with what they have left).
+    """
+    works, now = outlook.works, outlook.now
+    gpus = sum(outlook.view.capacity.by_host().values())
+    held = 0.0
+    for i in outlook.running:
+        work = works[i]
+        left_s = work.begin - now + (work.steps - work.step) / work.rate[work.width]
+        held += work.nodes * work.width * left_s
+
+    others = [works[i] for i in (*outlook.waiting, *outlook.blocked)]
+    # By job: (seconds, area) on each count up to its fastest.
+    tables = [
+        [(w.whole_s[g], w.nodes * g * w.whole_s[g]) for g in range(w.least, w.optimal + 1)] for w in others
+    ]
+
+    def area(limit_s: float) -> float:
+        total: float = held
+        for table in tables:
+            total += next((a for t, a in table if t <= limit_s), table[-1][1])
+        return total
+
+    low, high = 0.0, area(float("inf")) / gpus + max((table[0][0] for table in tables), default=0.0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if area(middle) <= gpus * middle:
+            high = middle
+        else:
+            low = middle
+    return tuple(
+        next((g for g in range(w.least, w.most + 1) if w.whole_s[g] <= high), w.optimal) for w in works
+    )
