@@ -41,7 +41,7 @@ class Deciding(Moves):
             hosts_of=self.hosts_of,
             places=self.places,
             left_s=self.left_s(),
-            running=sorted(self.active.values(), key=lambda j: (j.submit_s, j.id)),
+            running=list(self.running),
             waiting_count=len(self.queue),
             waiting=self._waiting,
             jobs=self.jobs,

@@ -11,6 +11,8 @@ from hpcsched.core.model import JobState
 def check(machine: Machine) -> None:
     """Raise AssertionError naming the first invariant that does not hold."""
     held: dict[int, int] = {}
+    in_order = sorted(machine.active.values(), key=lambda job: (job.submit_s, job.id))
+    assert machine.running == in_order, "the jobs that run are not in order"
     for job in machine.active.values():
         assert job.state.active, f"job {job.id} is active in state {job.state}"
         assert job.gpus, f"job {job.id} runs without a lease"

@@ -5,6 +5,7 @@ Nothing here looks at events; `machine.Machine` says which event leads to which 
 
 from __future__ import annotations
 
+from bisect import insort
 from heapq import heappush
 from math import floor
 from typing import Any
@@ -55,6 +56,7 @@ class Moves(RunState):
         job.attempts.append(attempt)
         self._to(job, JobState.STARTING)
         self.active[job.id] = job
+        insort(self.running, job, key=lambda j: (j.submit_s, j.id))
         self._do(Launch, job, gpus=gpus, role=role, resume=job.saved_step is not None)
 
     def _leave(self, job: Job, wanted: str) -> None:
@@ -159,6 +161,7 @@ class Moves(RunState):
         job.target, job.wanted = None, ""
         self._lease(job, keep.gpus if keep else ())
         del self.active[job.id]
+        self.running.remove(job)
 
     def _drop_target(self, job: Job) -> None:
         """Give up the larger lease a job was being suspended for."""

@@ -15,9 +15,12 @@ class FreeGpus(MutableSet[int]):
     """The GPUs of a run that are free: how many lie on which host is known without looking through them."""
 
     def __init__(self, devices: Mapping[int, Device], free: Iterable[int]) -> None:
-        self._host_of = {index: device.host for index, device in devices.items()}
-        self._on: dict[str, set[int]] = {host: set() for host in self._host_of.values()}
-        self._count = 0
+        self._devices = devices
+        self._of_host: dict[str, list[int]] = {}
+        for index in sorted(devices):
+            self._of_host.setdefault(devices[index].host, []).append(index)
+        self._free: set[int] = set()
+        self._counts = {device.host: 0 for device in devices.values()}
         for gpu in free:
             self.add(gpu)
 
@@ -25,32 +28,32 @@ class FreeGpus(MutableSet[int]):
     def _from_iterable(cls, gpus: Iterable[Any]) -> set[Any]:
         return set(gpus)  # what & and - and | give is no more than a set
 
-    def __contains__(self, gpu: Any) -> bool:
-        return gpu in self._on.get(self._host_of.get(gpu, ""), ())
+    def __contains__(self, gpu: object) -> bool:
+        return gpu in self._free
 
     def __iter__(self) -> Iterator[int]:
-        return (gpu for free in self._on.values() for gpu in free)
+        return iter(self._free)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._free)
 
     def add(self, gpu: int) -> None:
-        if gpu not in self:
-            self._on[self._host_of[gpu]].add(gpu)
-            self._count += 1
+        if gpu not in self._free:
+            self._free.add(gpu)
+            self._counts[self._devices[gpu].host] += 1
 
     def discard(self, gpu: int) -> None:
-        if gpu in self:
-            self._on[self._host_of[gpu]].remove(gpu)
-            self._count -= 1
+        if gpu in self._free:
+            self._free.remove(gpu)
+            self._counts[self._devices[gpu].host] -= 1
 
     def on(self, host: str) -> list[int]:
         """Those of a host, in order."""
-        return sorted(self._on.get(host, ()))
+        return [gpu for gpu in self._of_host.get(host, ()) if gpu in self._free]
 
     def by_host(self) -> dict[str, int]:
         """How many there are on each host; hosts with none of them are there too."""
-        return {host: len(free) for host, free in self._on.items()}
+        return dict(self._counts)
 
 
 class Rooms:

@@ -49,6 +49,8 @@ class RunState:
         self.by_name: dict[str, int] = {}
         self.dependents: dict[int, list[int]] = {}
         self.active: dict[int, Job] = {}
+        self.running: list[Job] = []
+        """The active ones, those that came first in front."""
         self.queue = WaitingQueue()
         self.arrivals: list[tuple[float, int]] = []
         """A heap of (submit_s, id): the jobs that are still to come."""

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import Any
 
 from hpcsched.core import events as ev
@@ -24,6 +26,7 @@ from hpcsched.policy import make_policy
 
 SIM_HOST = "node"
 TERMINATED = 128 + 15
+_ARRIVAL = attrgetter("submit_at")
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class Simulation:
         machine: go on from this state instead, which is changed (pass a copy to keep it): what runs
             in it goes on from its last known step. The arguments above are not looked at then.
         stories: off leaves out what only people look at; large simulations take less time and memory then.
+            Unless something speaks of them earlier, jobs are then submitted, and numbered, as they come.
         truth: how fast jobs really run, where that differs from the profiles the run goes by.
         happenings: events from outside, such as commands and lost devices, each at its time.
         watch: called with each event and the actions it led to (tests compare them with a live run).
@@ -82,6 +86,12 @@ class Simulation:
         self._observed_at = -1.0
         self._look_due = -1.0
         self._runs: dict[int, _Run] = {}
+        self._watched: dict[int, _Run] = {}
+        """Those of the runs whose progress can change a decision; with stories, all."""
+        happenings = tuple(happenings)
+        spoken_of = stories or happenings or any(job.after for job in self._jobs)
+        self._at_once = self._jobs if spoken_of else ()
+        self._coming = groupby(() if spoken_of else sorted(self._jobs, key=_ARRIVAL), key=_ARRIVAL)
         self._truth = None if truth is None else {(p.model, p.nodes): p for p in truth}
         for event in happenings:
             self._schedule(event)
@@ -105,11 +115,14 @@ class Simulation:
                     continue
                 self._observe(at, without=event.job_id)
                 del self._runs[event.job_id]
+                self._watched.pop(event.job_id, None)
             elif isinstance(event, ev.TimerFired) and not self._still_wanted(event):
                 continue
             elif not isinstance(event, ev.WorkersSpawned):
                 self._observe(at)
             self._feed(event)
+            if isinstance(event, ev.JobsSubmitted):
+                self._await_jobs()
         if self._agenda:
             self._observe(until)
         return self.machine
@@ -121,7 +134,14 @@ class Simulation:
             )
         )
         self._feed(ev.ProfilesLoaded(at=0.0, profiles=self._profiles))
-        self._feed(ev.JobsSubmitted(at=0.0, first_id=1, jobs=self._jobs))
+        self._feed(ev.JobsSubmitted(at=0.0, first_id=1, jobs=self._at_once))
+        self._await_jobs()
+
+    def _await_jobs(self) -> None:
+        """Have the jobs that come next submitted when they do, before all else that happens then."""
+        for at, jobs in islice(self._coming, 1):
+            event = ev.JobsSubmitted(at=at, first_id=len(self.machine.jobs) + 1, jobs=tuple(jobs))
+            heappush(self._agenda, (at, 0, event))
 
     def _take_over(self) -> None:
         """Let what runs in the given state go on, and what is to come come."""
@@ -132,7 +152,7 @@ class Simulation:
             course = self._course(job, job.width)
             begun = min(now - job.current.start_s, course.start_s)
             course = replace(course, start_s=course.start_s - begun)
-            self._runs[job.id] = run = _Run(job.attempt, now, course, 0)
+            run = self._now_runs(job, _Run(job.attempt, now, course, 0))
             if job.state is JobState.SUSPENDING:
                 free_s = (job.current.signalled_s or now) + course.suspend_s
                 run.course = replace(course, steps=course.from_step)
@@ -154,18 +174,9 @@ class Simulation:
         if at == self._observed_at:
             return
         self._observed_at = at
-        progress = tuple(
-            self._progress(i, run, at)
-            for i, run in self._runs.items()
-            if i != without and (self._stories or self._watched(i))
-        )
+        progress = tuple(self._progress(i, run, at) for i, run in self._watched.items() if i != without)
         if progress:
             self._feed(ev.ProgressObserved(at=at, progress=progress))
-
-    def _watched(self, job_id: int) -> bool:
-        """Whether how far the job is can change anything: in large simulations nothing else is looked at."""
-        policy = self.machine.policy
-        return policy is None or policy.watches(self.machine.jobs[job_id])
 
     def _progress(self, job_id: int, run: _Run, at: float) -> Progress:
         course = run.course
@@ -178,6 +189,7 @@ class Simulation:
     def _feed(self, event: ev.Event) -> None:
         if isinstance(event, ev.AgentStarted):
             self._runs.clear()
+            self._watched.clear()
         actions = self.machine.handle(event)
         if self._watch:
             self._watch(event, actions, self.machine)
@@ -203,8 +215,15 @@ class Simulation:
         assert action.job_id not in self._runs, f"job {action.job_id} is launched while it runs"
         job = self.machine.jobs[action.job_id]
         course = self._course(job, len(action.gpus) // job.spec.nodes)
-        self._runs[action.job_id] = run = _Run(action.attempt, self.machine.now, course, 0)
+        run = self._now_runs(job, _Run(action.attempt, self.machine.now, course, 0))
         self._set_off(action.job_id, run)
+
+    def _now_runs(self, job: Job, run: _Run) -> _Run:
+        self._runs[job.id] = run
+        policy = self.machine.policy
+        if self._stories or policy is None or policy.watches(job):
+            self._watched[job.id] = run
+        return run
 
     def _course(self, job: Job, gpus: int) -> Course:
         if self._truth is None:
