@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpcsched.core.model import Attempt, JobSpec, JobState, Role
+from hpcsched.core.model import NOTHING, Attempt, JobSpec, JobState, Role
 from hpcsched.core.reasons import Note, Reason
 
 STORY_LENGTH = 60
@@ -42,9 +42,9 @@ class Job:
     ready: bool = False
     wanted: str = ""
     attempt: int = 0
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: Sequence[Attempt] = ()
     processes: tuple[tuple[int, int], ...] = ()
-    timers: dict[str, float] = field(default_factory=dict)
+    timers: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     step: int = 0
     reports: bool = False
     saved_step: int | None = None
@@ -56,9 +56,9 @@ class Job:
     exit: int | None = None
     started_s: float | None = None
     ended_s: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     reason: Reason | None = None
-    story: list[Note] = field(default_factory=list)
+    story: Sequence[Note] = ()
 
     @property
     def remaining(self) -> int | None:
@@ -82,9 +82,8 @@ class Job:
 
     def note(self, at: float, reason: Reason) -> None:
         """Add a line to the story; the oldest lines go when it grows long."""
-        self.story.append(Note(at, reason))
-        if len(self.story) > STORY_LENGTH:
-            del self.story[1 : len(self.story) - STORY_LENGTH + 1]
+        first, later = self.story[:1], self.story[1:]
+        self.story = (*first, *later[-(STORY_LENGTH - 2) :], Note(at, reason))
 
     def limits(self, total: int) -> tuple[int, int]:
         """Fewest and most GPUs it may have on each of its hosts, of `total` there."""

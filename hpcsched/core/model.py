@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+NOTHING: Mapping[str, Any] = {}
+DDP: Mapping[str, Any] = {"kind": "ddp"}
+"""Shared by all jobs that say nothing else, as there may be a million of them; never written to."""
+
 
 class JobState(StrEnum):
     """Where a job is in its life. The last three are final."""
@@ -91,16 +95,16 @@ class JobSpec:
     model: str
     trainer: str | None = None
     command: tuple[str, ...] = ()
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     steps: int | None = None
     after: tuple[str, ...] = ()
     gpus_min: int = 1
     gpus_max: int | None = None
     nodes: int = 1
-    strategy: Mapping[str, Any] = field(default_factory=lambda: {"kind": "ddp"})
+    strategy: Mapping[str, Any] = field(default_factory=lambda: DDP)
     submit_at: float = 0.0
     retries: int = 2
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     output: str = "hpcsched-%j.out"
     checkpoint_every_s: float = 600.0
     keep_checkpoints: int = 2

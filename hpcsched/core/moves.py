@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcsched.core.actions import Action, Launch, SetTimer, Suspend, Terminate
 from hpcsched.core.jobs import Costs, Job, Target
-from hpcsched.core.model import Attempt, Ended, JobState, Role
+from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Role
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.state import RunState
 from hpcsched.errors import InvalidTransition
@@ -49,11 +49,11 @@ class Moves(RunState):
         self._lease(job, gpus)
         job.attempt += 1
         job.role, job.target, job.ready, job.wanted = role, None, False, ""
-        job.processes, job.rate, job.timers = (), None, {}
+        job.processes, job.rate, job.timers = (), None, NOTHING
         if job.started_s is None:
             job.started_s = self.now
         attempt = Attempt(number=job.attempt, gpus=gpus, role=role, start_s=self.now, from_step=job.step)
-        job.attempts.append(attempt)
+        job.attempts = (*job.attempts, attempt)
         self._to(job, JobState.STARTING)
         self.active[job.id] = job
         insort(self.running, job, key=lambda j: (j.submit_s, j.id))
@@ -270,7 +270,8 @@ class Moves(RunState):
         self._actions.append(action(at=self.now, cause=self._cause, **about, **rest))
 
     def _timer(self, kind: str, job: Job, delay_s: float) -> None:
-        due = job.timers[kind] = self.now + delay_s
+        due = self.now + delay_s
+        job.timers = {**job.timers, kind: due}
         self._set_timer(kind, job, due)
 
     def _set_timer(self, kind: str, job: Job, due: float) -> None:

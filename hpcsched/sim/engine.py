@@ -191,6 +191,7 @@ class Simulation:
             self._runs.clear()
             self._watched.clear()
         actions = self.machine.handle(event)
+        self.machine.changed.clear()  # nobody reads it here
         if self._watch:
             self._watch(event, actions, self.machine)
         for action in actions:
