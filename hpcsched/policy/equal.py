@@ -10,7 +10,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, View
 from hpcsched.planning.costs import time_left
-from hpcsched.policy.targets import approach, least_counts
+from hpcsched.policy.targets import approach, curve, least_counts
 
 
 class Equal:
@@ -22,7 +22,7 @@ class Equal:
 
     `resize` = "always" gives running jobs their new share whatever it costs; "pays" lets them grow only if
     they then end sooner, suspend and resume included, and shrink only if they would otherwise run for longer
-    than that takes (jobs of unknown remaining time keep what they have).
+    than that takes. Jobs of which that is not known get their new share.
     """
 
     name = "equal"
@@ -46,15 +46,17 @@ class Equal:
         return approach(view, shares(view), why, resizes)
 
     def _words(self, view: View, job: Job, gpus: int) -> str:
-        words = "its equal share now" if gpus else "earlier jobs need them"
-        now = time_left(view, job, job.width)
-        if self.resize == "always" or gpus == 0:
+        if gpus == 0:
+            return "earlier jobs need them"
+        words, now, then = (
+            "its equal share now",
+            *(time_left(view, job, count) for count in (job.width, gpus)),
+        )
+        if self.resize == "always" or now is None or then is None or not curve(view, job):
             return words
-        if now is None:
-            return ""
-        cost_s, stay_s = view.switch_s(job, gpus), view.start_left_s(job) + now
-        then = time_left(view, job, gpus) if gpus > job.width else 0.0
-        return words if then is not None and cost_s + then < stay_s else ""
+        stay_s = view.start_left_s(job) + now
+        go_s = view.switch_s(job, gpus) + (then if gpus > job.width else 0.0)
+        return words if go_s < stay_s else ""
 
 
 def shares(view: View) -> dict[int, int]:
@@ -75,5 +77,5 @@ def shares(view: View) -> dict[int, int]:
 
 def _most(view: View, job: Job) -> int:
     least, most = view.limits(job)
-    profile = view.profile(job)
+    profile = curve(view, job)
     return profile.optimal(most, least) if profile else most

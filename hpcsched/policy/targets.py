@@ -10,6 +10,7 @@ from heapq import merge
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobState, Role
+from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, Preempt, Resize, Start, View
 
@@ -37,6 +38,12 @@ def least_counts(
             counts[job.id] = count
             left -= count * nodes
     return counts, left
+
+
+def curve(view: View, job: Job) -> Profile | None:
+    """The job's profile; None also if this run has learnt it: the counts it ran on say nothing of others."""
+    profile = view.profile(job)
+    return None if profile is None or profile.source == "learned" else profile
 
 
 def coming(view: View) -> bool:

@@ -121,9 +121,12 @@ def _spread(rng: Random, jobs: Sequence[JobSpec], mean_s: float) -> list[JobSpec
 
 
 def _with_costs(rng: Random, profile: Profile, switch_s: float) -> Profile:
-    """Half to all of `switch_s` for suspend and resume together; a first start is like a resume."""
+    """Half to all of `switch_s` for suspend and resume together; a first start is like a resume.
+
+    Suspending is the shorter part: a job that nobody has a profile of gets 30 s for it.
+    """
     cost_s = switch_s * rng.uniform(0.5, 1.0)
-    suspend_s = cost_s * rng.uniform(0.3, 0.7)
+    suspend_s = cost_s * rng.uniform(0.2, 0.4)
     resume_s = cost_s - suspend_s
     start_s = resume_s * rng.uniform(0.8, 1.2)
     return replace(profile, start_s=start_s, suspend_s=suspend_s, resume_s=resume_s)
