@@ -2,7 +2,8 @@
 
 When nothing waits and GPUs are free, the job that would end last grows to where it ends soonest, if that
 pays for its suspend and resume; a running job is never changed otherwise, except that a plan may begin with
-shrinking some. This is the rule that a planner tries its plans by and the rule that it goes by: one code.
+shrinking some. A job that is still starting can not be suspended yet: the plan looks again when it has
+started. This is the rule that a planner tries its plans by and the rule that it goes by: one code.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from hpcsched.planning.outlook import Outlook, Sketch
 
 GAIN = 1e-9
 """A job grows only if it ends sooner by more than this share: rounding is no gain."""
+
+
+MOMENT_S = 1e-6
+"""Times this close together are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +89,14 @@ def shrink(
 
 def _grow(outlook: Outlook, sketch: Sketch, told: Callable[[Change], None] | None) -> None:
     """The latest first: to the count that it ends soonest on."""
+    started = inf
     works, rooms, ends = outlook.works, sketch.rooms, sketch.ends
     for i in sorted(sketch.active, key=lambda i: -ends[i]):
         work, width = works[i], sketch.width[i]
         if width >= work.most or not sketch.resizable(i):
+            continue
+        if sketch.begin(i) > sketch.now + MOMENT_S:
+            started = min(started, sketch.begin(i))
             continue
         own = sketch.own(i)
         most = min(work.most, rooms.most(work.nodes, own))
@@ -103,6 +112,8 @@ def _grow(outlook: Outlook, sketch: Sketch, told: Callable[[Change], None] | Non
             sketch.resize(i, best, hosts)
             if not rooms.left:
                 return
+    if started < inf:
+        sketch.look_at(started)
 
 
 def follow(

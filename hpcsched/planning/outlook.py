@@ -209,7 +209,7 @@ class _OneRoom(Rooms):
         return min(wanted, self.most(nodes, own)), self._only
 
     def take(self, hosts: Iterable[str], count: int, own: Mapping[str, int] | None = None) -> None:
-        self.left -= count - (own[self._only[0]] if own else 0)
+        self.left -= max(0, count - own[self._only[0]]) if own else count
 
     def give(self, hosts: Iterable[str], count: int) -> None:
         self.left += count
@@ -232,6 +232,7 @@ class Sketch:
         self.hosts = [work.hosts for work in works]
         self.active: dict[int, None] = dict.fromkeys(outlook.running)
         self.resizes = 0
+        self.looks_at = -inf
         self._step = [work.step for work in works]
         self._begin = [work.begin for work in works]
         self._busy = [work.busy_until for work in works]
@@ -245,7 +246,7 @@ class Sketch:
             work = works[i]
             self._end(i, work.begin + (work.steps - work.step) / work.rate[work.width])
             if work.busy_until > self.now:
-                self._give_back(work.busy_until, (), 0)
+                self._give_back(work.busy_until, work.hosts, 0)
         for free_s, host, count in outlook.leaving:
             self._give_back(free_s, (host,), count)
         for i in outlook.blocked:
@@ -304,9 +305,15 @@ class Sketch:
         done = floor((self.now - self._begin[i]) * work.rate[self.width[i]] + EPSILON) if self.width[i] else 0
         return min(work.steps, self._step[i] + max(0, done))
 
-    def starting_s(self, i: int) -> float:
-        """Seconds until a running job does its first step."""
-        return max(0.0, self._begin[i] - self.now)
+    def begin(self, i: int) -> float:
+        """When a running job does its first step, or did it."""
+        return self._begin[i]
+
+    def look_at(self, at: float) -> None:
+        """Let something happen then, whether anything changes or not; only the last call counts."""
+        if at != self.looks_at:
+            self.looks_at = at
+            self._give_back(at, (), 0)
 
     def next(self) -> tuple[int, list[int]] | None:
         """Go on to the next event: the job that ended then (-1: none did), and those it let into the queue.
@@ -316,8 +323,10 @@ class Sketch:
         while self._agenda:
             at, ticket, i = heappop(self._agenda)
             if i < 0:
-                self.now = at
                 hosts, count = self._back.pop(ticket)
+                if not hosts and at != self.looks_at:
+                    continue
+                self.now = at
                 self.rooms.give(hosts, count)
                 return -1, []
             if self._tickets[i] != ticket:

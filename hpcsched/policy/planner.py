@@ -19,7 +19,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.model import Role
 from hpcsched.core.plan import Plan
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.view import Decision, Replan, Resize, Start, View
+from hpcsched.core.view import Decision, LookAgain, Replan, Resize, Start, View
 from hpcsched.planning.lists import Change, ListPlan, act, follow, shrink
 from hpcsched.planning.outlook import Outlook, Sketch, Work
 from hpcsched.planning.search import ROUNDING, Search, measure, value
@@ -198,7 +198,7 @@ def _next(view: View, plan: Plan) -> list[Decision]:
 
     shrink(outlook, sketch, list_plan, told)
     act(outlook, sketch, list_plan, list(outlook.waiting), grow=not view.waiting_count, told=told)
-    return decisions
+    return [*decisions, LookAgain(at=sketch.looks_at)] if sketch.looks_at > view.now else decisions
 
 
 def _cap(work: Work, plan: Plan) -> int:
@@ -239,5 +239,5 @@ def _decision(outlook: Outlook, sketch: Sketch, plan: Plan, change: Change) -> S
 
 def _further(work: Work, sketch: Sketch, change: Change, left_s: float, cost_s: float) -> bool:
     """Whether a job that cannot end before the allocation does gets further in it on more GPUs."""
-    stay = max(0.0, left_s - sketch.starting_s(change.job)) * work.rate[change.old]
+    stay = max(0.0, left_s - max(0.0, sketch.begin(change.job) - sketch.now)) * work.rate[change.old]
     return max(0.0, left_s - cost_s) * work.rate[change.gpus] > stay

@@ -96,7 +96,7 @@ class _Rollout:
             waiting_count=len(self._queue),
             waiting=self._waiting,
             queue=self._queue,
-            start_left_s=lambda job: sketch.starting_s(self._index[job.id]),
+            start_left_s=lambda job: max(0.0, sketch.begin(self._index[job.id]) - sketch.now),
             left_s=inf,
         )
 
