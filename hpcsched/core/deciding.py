@@ -42,6 +42,7 @@ class Deciding(Moves):
             places=self.places,
             left_s=self.left_s(),
             running=list(self.running),
+            secondaries=list(self.secondaries),
             waiting_count=len(self.queue),
             waiting=self._waiting,
             jobs=self.jobs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState
+from hpcsched.core.model import JobState, Role
 
 
 def check(machine: Machine) -> None:
@@ -13,6 +13,7 @@ def check(machine: Machine) -> None:
     held: dict[int, int] = {}
     in_order = sorted(machine.active.values(), key=lambda job: (job.submit_s, job.id))
     assert machine.running == in_order, "the jobs that run are not in order"
+    assert machine.secondaries == [job for job in in_order if job.role is Role.SECONDARY], "secondaries"
     for job in machine.active.values():
         assert job.state.active, f"job {job.id} is active in state {job.state}"
         assert job.gpus, f"job {job.id} runs without a lease"

@@ -56,8 +56,13 @@ class Moves(RunState):
         job.attempts = (*job.attempts, attempt)
         self._to(job, JobState.STARTING)
         self.active[job.id] = job
-        insort(self.running, job, key=lambda j: (j.submit_s, j.id))
+        for jobs in self._lists(job):
+            insort(jobs, job, key=lambda j: (j.submit_s, j.id))
         self._do(Launch, job, gpus=gpus, role=role, resume=job.saved_step is not None)
+
+    def _lists(self, job: Job) -> tuple[list[Job], ...]:
+        """Where a job stands while it runs."""
+        return (self.running, self.secondaries) if job.role is Role.SECONDARY else (self.running,)
 
     def _leave(self, job: Job, wanted: str) -> None:
         """Have a running job save and leave; one that has not said that it can is told to end."""
@@ -161,7 +166,8 @@ class Moves(RunState):
         job.target, job.wanted = None, ""
         self._lease(job, keep.gpus if keep else ())
         del self.active[job.id]
-        self.running.remove(job)
+        for jobs in self._lists(job):
+            jobs.remove(job)
 
     def _drop_target(self, job: Job) -> None:
         """Give up the larger lease a job was being suspended for."""

@@ -51,6 +51,8 @@ class RunState:
         self.active: dict[int, Job] = {}
         self.running: list[Job] = []
         """The active ones, those that came first in front."""
+        self.secondaries: list[Job] = []
+        """Of these the secondaries: the only ones that MARBLE may promote."""
         self.queue = WaitingQueue()
         self.arrivals: list[tuple[float, int]] = []
         """A heap of (submit_s, id): the jobs that are still to come."""

@@ -84,9 +84,9 @@ class View:
     All GPU counts of jobs, profiles and costs are counts on each host of a job.
 
     `rooms` are the free GPUs by host, for the policy to take from as it hands them out; `capacity` are all
-    healthy ones. `running` are the jobs that hold GPUs, oldest first, `hosts_of(job)` how many of a
-    running job's GPUs lie on which host; `waiting(fits)` walks the jobs that could start in FIFO order.
-    `places(gpus)` says how many of some GPUs lie on which host. `queue` are all that wait, in order, and
+    healthy ones. `running` are the jobs that hold GPUs, oldest first, and `secondaries` those of that role.
+    `hosts_of(job)` says how many of a running job's GPUs lie on which host, `places(gpus)` how many of these.
+    `waiting(fits)` walks the jobs that could start in FIFO order. `queue` are all that wait, in order, and
     `blocked()` those that wait for others to complete, whose names `unmet(job)` gives.
     `in_time(job, others)` says whether a waiting job can still be started, together with `others`, before
     the allocation ends.
@@ -102,6 +102,7 @@ class View:
     rooms: Rooms
     capacity: Rooms
     running: list[Job]
+    secondaries: list[Job]
     hosts_of: Callable[[Job], Mapping[str, int]]
     places: Callable[[Iterable[int]], Mapping[str, int]]
     waiting_count: int
@@ -139,7 +140,7 @@ class Policy(Protocol):
         ...
 
     def watches(self, job: Job) -> bool:
-        """Whether how far a running job is can change a decision."""
+        """Whether how far a running job is can change a decision; asked once for each of its attempts."""
         ...
 
 

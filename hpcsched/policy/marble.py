@@ -38,10 +38,10 @@ class Marble:
     def _promotions(self, view: View) -> list[Decision]:
         """Lines 6-8: secondaries, oldest first, that can have their optimal count now."""
         decisions: list[Decision] = []
-        for job in view.running:
+        for job in view.secondaries:
             if not view.rooms.left:
                 break
-            if job.role is not Role.SECONDARY or job.state is not JobState.RUNNING or job.wanted:
+            if job.state is not JobState.RUNNING or job.wanted:
                 continue
             least, most = view.limits(job)
             profile = view.profile(job)
