@@ -4,28 +4,54 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Attempt, JobSpec, JobState
 from hpcsched.core.profile import Profile
 from hpcsched.report.result import Result, summarise
-from hpcsched.sim.bounds import BoundJob, lower_bound_s
+from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
 from hpcsched.sim.engine import Simulation
 
+MOST_STORIES = 10_000
+"""Jobs; a simulation of more leaves out what only people look at."""
 
-def result_of(machine: Machine, *, downtime_s: float = 0.0) -> Result:
-    """The measures of a run that has ended, or of a simulation."""
+
+class Bounds(NamedTuple):
+    """What no schedule of a set of jobs can be below, in seconds; None where nothing is proven."""
+
+    makespan_s: float | None
+    mean_jct_s: float | None
+
+
+def result_of(
+    machine: Machine,
+    *,
+    downtime_s: float = 0.0,
+    label: str = "",
+    bounds: Bounds | None = None,
+    keep_jobs: bool = True,
+) -> Result:
+    """The measures of a run that has ended, or of a simulation.
+
+    `label`, `keep_jobs`: see `summarise`. `bounds` are those of the same jobs on the same GPUs, where they
+    are known already.
+    """
     gpus = max((life.gpus for life in machine.lives), default=0)
+    if bounds is None or any(job.state is not JobState.COMPLETED for job in machine.jobs.values()):
+        bounds = bounds_of(machine)
     return summarise(
         machine.jobs.values(),
         policy=machine.policy.name if machine.policy else "",
+        label=label,
         gpus=gpus,
-        lower_bound_s=_bound(machine),
+        lower_bound_s=bounds.makespan_s,
+        mean_jct_bound_s=bounds.mean_jct_s,
         overheads=lambda job, attempt: overhead_s(machine, job, attempt),
         downtime_s=downtime_s,
         now_s=machine.now,
+        keep_jobs=keep_jobs,
     )
 
 
@@ -45,12 +71,14 @@ def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
     return min(cost, end_s - attempt.start_s - leaving_s) + leaving_s
 
 
-def _bound(machine: Machine) -> float | None:
+def bounds_of(machine: Machine) -> Bounds:
+    """The bounds of a run's jobs on its GPUs."""
+    nothing = Bounds(None, None)
     # Of a run that did less than all its work, or whose rates were only seen in passing, nothing is proven.
     for job in machine.jobs.values():
         profile = machine.profile(job)
         if job.state is not JobState.COMPLETED or (profile and profile.source == "learned"):
-            return None
+            return nothing
     index = {job.spec.name: i for i, job in enumerate(machine.jobs.values())}
     jobs = [
         BoundJob(
@@ -70,8 +98,9 @@ def _bound(machine: Machine) -> float | None:
         or len({life.gpus for life in machine.lives}) != 1
         or any(machine.most_for(job) < job.spec.gpus_min for job in machine.jobs.values())
     ):
-        return None
-    return lower_bound_s(jobs, max(hosts.values(), default=0), len(hosts))
+        return nothing
+    gpus = max(hosts.values(), default=0)
+    return Bounds(lower_bound_s(jobs, gpus, len(hosts)), mean_jct_bound_s(jobs, gpus, len(hosts)))
 
 
 def simulated(
@@ -82,10 +111,20 @@ def simulated(
     nodes: int = 1,
     policy: str,
     options: Mapping[str, Any],
+    bounds: Bounds | None = None,
+    keep_jobs: bool = True,
 ) -> Result:
     """What these jobs take under a policy on `nodes` hosts with `gpus` GPUs each.
 
-    Raises ConfigError for jobs without profile or steps.
+    `bounds` and `keep_jobs`: see `result_of`. Raises ConfigError for jobs without profile or steps.
     """
-    simulation = Simulation(jobs, profiles, gpus=gpus, nodes=nodes, policy=policy, options=options)
-    return result_of(simulation.run())
+    simulation = Simulation(
+        jobs,
+        profiles,
+        gpus=gpus,
+        nodes=nodes,
+        policy=policy,
+        options=options,
+        stories=len(jobs) <= MOST_STORIES,
+    )
+    return result_of(simulation.run(), bounds=bounds, keep_jobs=keep_jobs)

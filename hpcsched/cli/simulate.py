@@ -1,81 +1,380 @@
-"""`hpcsched simulate`: what a job set would take, by the same core and policies as `run`."""
+"""`hpcsched simulate`: what jobs would take under some policies, by the same core and policies as `run`."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpcsched import jobfile
-from hpcsched.cli.common import database_path, json_option, option, parse_options
+from hpcsched.cli.common import (
+    database_path,
+    find_run,
+    hint_at_runs,
+    json_option,
+    option,
+    parse_options,
+    plural,
+)
+from hpcsched.errors import ConfigError, NoSuchRun
+
+if TYPE_CHECKING:
+    from hpcsched.core.model import JobSpec
+    from hpcsched.core.profile import Profile
+    from hpcsched.core.state import Life
+    from hpcsched.report.result import Result
+
+MOST_LISTED = 50
+"""Jobs of a trace or a run: with more of them the table of one policy's jobs is left out."""
+
+MOST_DRAWN = 1000
+"""Jobs: in a chart of more nobody could tell one from another."""
+
+MOST_KEPT = 10_000
+"""Jobs: of more, only the measures are kept."""
+
+_PLAIN_HEIGHT = 24
+"""Lines of a screen, where there is no terminal to ask."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """What is to be simulated, where it comes from, and what has to be said about it.
+
+    `policy` and `options` are what the source itself says of them. `was` is how a run went in reality,
+    `over` whether that run has ended, `ids` its jobs' ids and models, which the simulation does not know.
+    """
+
+    where: str
+    jobs: Sequence[JobSpec]
+    profiles: Sequence[Profile]
+    gpus: int
+    nodes: int
+    policy: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    was: Result | None = None
+    over: bool = True
+    ids: Sequence[tuple[int, str]] = ()
+    file: bool = False
+
+    @property
+    def place(self) -> str:
+        gpus = plural(self.gpus, "GPU")
+        return gpus if self.nodes == 1 else f"{self.nodes} hosts with {gpus} each"
 
 
 @click.command()
-@click.argument("jobs", type=click.Path(path_type=Path))
-@option("--gpus", type=click.IntRange(min=1), required=True, help="GPUs per node.")
-@option("--nodes", type=click.IntRange(min=1), default=1, help="Nodes (1).")
+@click.argument("jobs", metavar="[JOBS.toml]", required=False, type=click.Path(path_type=Path))
+@click.option("--trace", metavar="F.csv", type=click.Path(path_type=Path), help="A trace instead of JOBS.")
+@click.option("--workload", metavar="W", default="", help="Which of several workloads in the trace.")
+@click.option(
+    "--run",
+    "run_dir",
+    metavar="[DIR]",
+    is_flag=False,
+    flag_value="",
+    help="The jobs of a run instead of JOBS, beside how it went; it is only read.",
+)
+@option("--gpus", type=click.IntRange(min=1), help="GPUs per node (of a run: its own).")
+@option("--nodes", type=click.IntRange(min=1), help="Nodes (1; of a run: its own).")
 @option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
-@option("--policy", metavar="P,...", help="Policies to compare, with commas (marble).")
+@option("--policy", metavar="P,...", help="Policies to compare, with commas (marble; of a run: its own).")
 @option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
 @option("--device-type", metavar="T", default="", help="Device type whose profiles count.")
+@click.option("--jobs", "list_jobs", is_flag=True, help="List all jobs of each policy.")
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw Gantt charts.")
 @option("--database", metavar="F", help="SQLite file with profiles.")
 @json_option
 @click.pass_context
 def simulate(
     ctx: click.Context,
-    jobs: Path,
-    gpus: int,
-    nodes: int,
+    jobs: Path | None,
+    trace: Path | None,
+    workload: str,
+    run_dir: str | None,
+    gpus: int | None,
+    nodes: int | None,
     profiles: tuple[str, ...],
     policy: str | None,
     policy_option: tuple[str, ...],
     device_type: str,
+    list_jobs: bool,
     gantt: Path | None,
     database: str | None,
     as_json: bool,
 ) -> None:
-    """What JOBS.toml would take on NODES hosts with GPUS GPUs each, under one policy or several side by side.
+    """What jobs would take on NODES hosts with GPUS GPUs each, under one policy or several side by side.
 
-    With several policies an option goes to those that know it.
+    The jobs are those of JOBS.toml, of a CSV trace, or of a run, whether it is over or not; without DIR that
+    is the run in --dir. With several policies an option goes to those that know it.
     """
-    from hpcsched.cli.profiles_found import finder
-    from hpcsched.cli.results import simulated
-    from hpcsched.policy import POLICIES, make_policy
-    from hpcsched.report.result import to_json
-    from hpcsched.report.tables import comparison_table, headline, job_table
-
-    file = jobfile.load(jobs, workdir=Path.cwd())
-    jobfile.check_fits(file.jobs, gpus=gpus, hosts=nodes, where=str(jobs))
-    found = finder(profiles, database_path(database))({job.model for job in file.jobs}, device_type)
-    from_settings = ctx.get_parameter_source("policy") is click.core.ParameterSource.DEFAULT_MAP
-    text = file.policy if file.policy and (policy is None or from_settings) else policy
-    names = [name.strip() for name in (text or "marble").split(",")]
-    options = parse_options(policy_option)
-    for name in names:
-        make_policy(name)
-    for key in options:
-        if not any(key in getattr(POLICIES[name], "OPTIONS", {}) for name in names):
-            make_policy(names[0], {key: options[key]}, where="--policy-option")
-    results = []
-    for name in names:
-        known = getattr(POLICIES[name], "OPTIONS", {})
-        in_file = file.policy_options if (file.policy or "marble") == name else {}
-        own = {**in_file, **{k: v for k, v in options.items() if k in known}}
-        results.append(simulated(file.jobs, found, gpus=gpus, nodes=nodes, policy=name, options=own))
+    given = {"JOBS.toml": jobs is not None, "--trace": trace is not None, "--run": run_dir is not None}
+    if sum(given.values()) != 1:
+        got = " and ".join(name for name, there in given.items() if there) or "no jobs"
+        accepted = "one of JOBS.toml, --trace F.csv and --run [DIR]"
+        raise ConfigError(where="simulate", got=got, accepted=accepted)
+    if workload and trace is None:
+        raise ConfigError(where="--workload", got=repr(workload), accepted="with --trace only")
+    if run_dir is not None:
+        explicit = ctx.get_parameter_source("profiles") is click.core.ParameterSource.COMMANDLINE
+        case = _of_run(ctx, run_dir or None, gpus, nodes, profiles if explicit else (), device_type)
+    elif gpus is None:
+        raise ConfigError(where="--gpus", got="missing", accepted="the number of GPUs per node")
+    elif trace is not None:
+        found = _Found(profiles, database, device_type)
+        case = _of_trace(trace, workload, gpus, nodes or 1, found)
+    else:
+        assert jobs is not None
+        case = _of_file(jobs, gpus, nodes or 1, _Found(profiles, database, device_type))
+    if gantt:
+        _check_drawable(gantt, len(case.jobs))
+    results = _simulated(case, _chosen(ctx, case, policy, policy_option), keep=list_jobs)
     if gantt:
         from hpcsched.report.gantt import gantt_svg
 
-        gantt_svg(results, gantt)
+        try:
+            gantt_svg(results, gantt)
+        except OSError as error:
+            raise ConfigError(where="--gantt", got=f"{gantt}: {error.strerror}", accepted="a file") from error
+    for note in case.notes:
+        click.echo(f"hpcsched: {note}", err=True)
     if as_json:
+        from hpcsched.report.result import to_json
+
         sys.stdout.buffer.write(to_json(results) + b"\n")
+    else:
+        _show(case, results, list_jobs=list_jobs)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Where profiles are looked for."""
+
+    files: tuple[str, ...]
+    database: str | None
+    device_type: str
+
+    def of(self, models: set[str]) -> tuple[Profile, ...]:
+        from hpcsched.cli.profiles_found import finder
+
+        return finder(self.files, database_path(self.database))(models, self.device_type)
+
+
+def _of_file(path: Path, gpus: int, nodes: int, found: _Found) -> _Case:
+    file = jobfile.load(path, workdir=Path.cwd())
+    jobfile.check_fits(file.jobs, gpus=gpus, hosts=nodes, where=str(path))
+    return _Case(
+        where=path.name,
+        jobs=file.jobs,
+        profiles=found.of({job.model for job in file.jobs}),
+        gpus=gpus,
+        nodes=nodes,
+        policy=file.policy,
+        options=file.policy_options,
+        file=True,
+    )
+
+
+def _of_trace(path: Path, workload: str, gpus: int, nodes: int, found: _Found) -> _Case:
+    from hpcsched.sim.workloads import read_trace
+
+    read = read_trace(path, gpus=gpus, hosts=nodes, workload=workload)
+    if not read.jobs:
+        got = f"{plural(read.left_out, 'job')}, all for more GPUs than {nodes} x {gpus}"
+        raise ConfigError(where=str(path), got=got, accepted="jobs that fit, or more --gpus and --nodes")
+    models = {job.model for job in read.jobs} - {profile.model for profile in read.profiles}
+    notes = []
+    if read.left_out:
+        notes.append(f"{plural(read.left_out, 'job')} left out: more GPUs asked for than there are")
+    if read.rounded:
+        notes.append(f"{plural(read.rounded, 'job')} rounded up to the same GPU count on each host")
+    return _Case(
+        where=path.name,
+        jobs=read.jobs,
+        profiles=(*read.profiles, *(found.of(models) if models else ())),
+        gpus=gpus,
+        nodes=nodes,
+        notes=["; ".join(notes)] if notes else [],
+    )
+
+
+def _of_run(
+    ctx: click.Context,
+    dir_: str | None,
+    gpus: int | None,
+    nodes: int | None,
+    profiles: tuple[str, ...],
+    device_type: str,
+) -> _Case:
+    """The case of a run directory, which is only read; a run that goes on is taken as it stands now."""
+    from hpcsched.cli.results import result_of
+    from hpcsched.core.events import AgentStarted
+    from hpcsched.policy import make_policy
+    from hpcsched.sim.whatif import past_of, place_of
+    from hpcsched.store import journal
+    from hpcsched.store.profiles import choose_all, load_profiles
+    from hpcsched.store.replay import replay
+
+    rundir = find_run(ctx, dir_)
+    with hint_at_runs(ctx, dir_):
+        rundir.require()
+    if not rundir.journal.exists():
+        raise NoSuchRun(f"the run in {rundir.root} has not started yet")
+    machine = replay(rundir.journal, make_policy).machine
+    if machine.policy is None:
+        raise NoSuchRun(f"the run in {rundir.root} has not started yet")
+    starts = [event for event, _ in journal.read(rundir.journal) if isinstance(event, AgentStarted)]
+    read = [profile for name in profiles for profile in load_profiles(name)]
+    models = {job.spec.model for job in machine.jobs.values()}
+    past = past_of(machine, choose_all(read, sorted(models), device_type))
+    if gpus is None:
+        most = max((start.devices for start in starts), key=len)
+        gpus, its_nodes = place_of(most)
+        nodes = nodes or its_nodes
+    nodes = nodes or 1
+    left_out = ", ".join(f"{len(ids)} {reason}" for reason, ids in past.left_out.items())
+    if not past.jobs:
+        accepted = "a run with jobs that completed, or whose steps and rates are known"
+        got = f"no job to simulate ({left_out or 'there are none'})"
+        raise ConfigError(where=str(rundir.root), got=got, accepted=accepted)
+    jobfile.check_fits(past.jobs, gpus=gpus, hosts=nodes, where="--run")
+    notes = []
+    if left_out:
+        notes.append(f"left out: {left_out}")
+    if past.rigid:
+        notes.append(f"{plural(len(past.rigid), 'job')} without steps or rate: taken as it went")
+    notes = ["; ".join(notes)] if notes else []
+    if not machine.finished:
+        notes.append("the run is not over: `so far` ends now, the policies go to the end")
+    record = rundir.read_record()
+    return _Case(
+        where=f"run {rundir.root}",
+        jobs=past.jobs,
+        profiles=past.profiles,
+        gpus=gpus,
+        nodes=nodes,
+        policy=machine.policy.name,
+        options=machine.policy_options,
+        notes=notes,
+        was=result_of(
+            machine,
+            label="as it was" if machine.finished else "so far",
+            downtime_s=_downtime_s(machine.lives, record.devices if record else ""),
+            keep_jobs=len(machine.jobs) <= MOST_KEPT,
+        ),
+        over=machine.finished,
+        ids=[(job_id, machine.jobs[job_id].spec.model) for job_id in past.ids],
+    )
+
+
+def _downtime_s(lives: Sequence[Life], devices: str) -> float:
+    """Real seconds between the lives of a run's agents; pretended devices may be faster than the clock."""
+    _, at, speed = devices.rpartition("@")
+    factor = float(speed) if at else 1.0
+    gaps = [max(0.0, b.wall - a.wall - (b.at - a.at) / factor) for a, b in pairwise(lives)]
+    return sum(gaps, 0.0)
+
+
+def _chosen(
+    ctx: click.Context, case: _Case, policy: str | None, pairs: tuple[str, ...]
+) -> dict[str, dict[str, Any]]:
+    """The policies to simulate, each with its options: by flag, by the source of the jobs, by settings."""
+    from hpcsched.policy import POLICIES, make_policy
+
+    from_settings = ctx.get_parameter_source("policy") is click.core.ParameterSource.DEFAULT_MAP
+    text = case.policy if case.policy and (policy is None or from_settings) else policy
+    names = list(dict.fromkeys(name.strip() for name in (text or "marble").split(",")))
+    given, configured = parse_options(pairs), ctx.obj.values.get("policy_option", {})
+    known: dict[str, Mapping[str, Any]] = {}
+    for name in names:
+        make_policy(name)
+        known[name] = getattr(POLICIES[name], "OPTIONS", {})
+    for key, value in given.items():
+        if not any(key in options for options in known.values()):
+            make_policy(names[0], {key: value}, where="--policy-option")
+    chosen = {}
+    for name in names:
+        own = case.options if (case.policy or "marble") == name else {}
+        options = {k: v for k, v in configured.items() if k in known[name]}
+        chosen[name] = {**options, **own, **{k: v for k, v in given.items() if k in known[name]}}
+        make_policy(name, chosen[name], where="--policy-option")
+    return chosen
+
+
+def _simulated(case: _Case, policies: Mapping[str, dict[str, Any]], *, keep: bool) -> list[Result]:
+    """How the case went, if it did, and how it would go under each policy."""
+    from hpcsched.cli.results import Bounds, simulated
+
+    many = len(case.jobs) > MOST_KEPT
+    results: list[Result] = []
+    bounds = None
+    for name, options in policies.items():
+        if many and sys.stderr.isatty():
+            click.echo(f"hpcsched: simulating {plural(len(case.jobs), 'job')} under {name} ...", err=True)
+        result = simulated(
+            case.jobs,
+            case.profiles,
+            gpus=case.gpus,
+            nodes=case.nodes,
+            policy=name,
+            options=options,
+            bounds=bounds,
+            keep_jobs=keep or not many,
+        )
+        bounds = bounds or Bounds(result.lower_bound_s, result.mean_jct_bound_s)
+        results.append(_as_in_the_run(result, case.ids) if case.ids else result)
+    return results if case.was is None else [case.was, *results]
+
+
+def _as_in_the_run(result: Result, ids: Sequence[tuple[int, str]]) -> Result:
+    """The result with the jobs' ids and models of the run: those of the simulation count from 1."""
+    from msgspec.structs import replace
+
+    jobs = []
+    for job in result.jobs:
+        job_id, model = ids[job.id - 1]
+        jobs.append(replace(job, id=job_id, model=model))
+    return replace(result, jobs=tuple(jobs))
+
+
+def _check_drawable(path: Path, jobs: int) -> None:
+    if jobs > MOST_DRAWN:
+        raise ConfigError(where="--gantt", got=f"{jobs} jobs", accepted=f"at most {MOST_DRAWN}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(where="--gantt", got=f"no folder {path.parent}", accepted="a file in a folder")
+
+
+def _show(case: _Case, results: list[Result], *, list_jobs: bool) -> None:
+    """One policy with its jobs, or several on one screen: a line per job is there where it fits."""
+    from hpcsched.report.tables import comparison_table, headline, job_table, side_by_side
+
+    size = shutil.get_terminal_size() if sys.stdout.isatty() else None
+    width = size.columns if size else None
+    if len(results) == 1 and (case.file or list_jobs or len(case.jobs) <= MOST_LISTED):
+        click.echo(f"{headline(results[0])}\n{job_table(results[0], width=width)}\n")
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for result in results:
-        click.echo(headline(result))
-        click.echo(job_table(result, width=width))
-        click.echo()
-    if len(results) > 1:
-        click.echo(comparison_table(results, width=width))
+    title = f"{case.where}: {plural(len(case.jobs), 'job')} on {case.place}"
+    if case.was is not None and case.was.gpus != case.gpus * case.nodes:
+        title += f"; {case.was.label} on {case.was.gpus}"
+    base = 0 if case.over else min(1, len(results) - 1)
+    measures = comparison_table(results, width=width, base=base)
+    if list_jobs:
+        for result in results:
+            click.echo(f"{headline(result)}\n{job_table(result, width=width)}\n")
+        click.echo(f"{title}\n{measures}")
+        return
+    said = sum(-(-len(f"hpcsched: {note}") // (width or 80)) for note in case.notes)
+    room = (size.lines if size else _PLAIN_HEIGHT) - 1 - said - measures.count("\n") - 2
+    if len(case.jobs) <= room:  # a quick look first: tables of a million lines are not to be made
+        jobs = side_by_side(results, width=width)
+        if jobs.count("\n") + 2 <= room:
+            click.echo(f"{title}\n{jobs}\n\n{measures}")
+            return
+    click.echo(f"{title} (--jobs lists them)\n{measures}")

@@ -88,7 +88,8 @@ def render(results: Sequence[Result], path: Path, **options: Any) -> None:
 
 def _draw(figure: Figure, results: Sequence[Result]) -> None:
     names = {job.id: job.name for result in results for job in result.jobs}
-    colours = {job_id: PALETTE[i % len(PALETTE)] for i, job_id in enumerate(sorted(names))}
+    shades = (*PALETTE, *map(_darker, PALETTE))
+    colours = {job_id: shades[i % len(shades)] for i, job_id in enumerate(sorted(names))}
     handles = _handles(results, names if len(names) <= _MOST_IN_LEGEND else {}, colours)
     longest = max((len(str(handle.get_label())) for handle in handles), default=0)
     columns = max(1, min(len(handles), _LEGEND_COLUMNS, int(_WIDTH / (_CHARACTER * longest + 0.5))))
@@ -175,7 +176,7 @@ class _Panel:
     def _label(self, job: JobResult, attempt: AttemptResult, end_s: float, first: int, count: int) -> None:
         """The job's name, or else its id, in the bar's clear part; nothing where neither fits."""
         start_s, stop_s = attempt.start_s + attempt.launch_s, end_s - attempt.suspend_s
-        for text in (job.name, str(job.id)):
+        for text in (job.name, f"#{job.id}"):
             if self.row * count >= _READABLE and (len(text) + 1.5) * self.character_s <= stop_s - start_s:
                 plate = {"boxstyle": "round,pad=0.2", "facecolor": "white", "alpha": 0.75, "linewidth": 0}
                 x, y = (start_s + stop_s) / 2 / self.unit_s, first + (count - 1) / 2
@@ -235,5 +236,13 @@ def _runs(gpus: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def _lighter(colour: str) -> str:
     """The colour `#rrggbb`, two thirds of the way to white."""
-    channels = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(255 - (255 - channel) / 3):02x}" for channel in channels)
+    return "#" + "".join(f"{round(255 - (255 - channel) / 3):02x}" for channel in _channels(colour))
+
+
+def _darker(colour: str) -> str:
+    """The colour `#rrggbb`, two fifths of the way to black: for as many jobs again."""
+    return "#" + "".join(f"{round(0.6 * channel):02x}" for channel in _channels(colour))
+
+
+def _channels(colour: str) -> list[int]:
+    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]

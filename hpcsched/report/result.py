@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -35,7 +37,10 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """A job and all its attempts; `start_s` and `end_s` are None if it never started, or is not over.
 
     `overhead_s` are the seconds of all its starts, suspends and resumes; `switch_s` is the same
-    without the first start, which no policy can avoid.
+    without the first start, which no policy can avoid. `wait_s` is how long it waited for its first
+    start (None: there was none), `queued_s` all its time without GPUs until it ended, the waits
+    between attempts too (None unless COMPLETED). `switches` counts its moves: suspensions that
+    resumed, and resizes.
     """
 
     id: int
@@ -54,20 +59,27 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     overhead_s: float = 0.0
     switch_s: float = 0.0
     metrics: dict[str, float] = {}
+    wait_s: float | None = None
+    queued_s: float | None = None
+    switches: int = 0
 
     @property
     def jct_s(self) -> float | None:
         """Job completion time: seconds from submission to completion; None unless COMPLETED."""
-        if self.end_s is None or self.state is not JobState.COMPLETED:
-            return None
-        return self.end_s - self.submit_s
+        return _jct(self.state, self.submit_s, self.end_s)
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How a set of jobs went under one policy; `summarise` defines every number."""
+    """How a set of jobs went under one policy; `summarise` defines every number.
+
+    `label` is what tables and charts call it where that is not the policy's name. `gap` is how far the
+    makespan is above `lower_bound_s`, as a share of the bound, and `jct_gap` the same of the mean JCT and
+    `mean_jct_bound_s`; None without a bound. `jobs` is empty where only the measures were asked for.
+    """
 
     schema: int = 1
     policy: str
+    label: str = ""
     gpus: int
     makespan_s: float
     mean_jct_s: float | None
@@ -75,19 +87,24 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: float
     overhead_share: float
     lower_bound_s: float | None
+    gap: float | None = None
+    mean_jct_bound_s: float | None = None
+    jct_gap: float | None = None
+    p95_jct_s: float | None = None
+    mean_wait_s: float | None = None
+    p95_wait_s: float | None = None
+    mean_queued_s: float | None = None
+    p95_queued_s: float | None = None
+    switches: int = 0
+    jobs_total: int = 0
+    jobs_completed: int = 0
     downtime_s: float = 0.0
     jobs: tuple[JobResult, ...]
 
     @property
-    def gap(self) -> float | None:
-        """How far the makespan is above the lower bound, as a share of the bound; None without one."""
-        return self.makespan_s / self.lower_bound_s - 1 if self.lower_bound_s else None
-
-    @property
-    def p95_jct_s(self) -> float | None:
-        """The JCT that 95 % of the completed jobs do not exceed (nearest rank)."""
-        times = sorted(job.jct_s for job in self.jobs if job.jct_s is not None)
-        return times[-(-95 * len(times) // 100) - 1] if times else None
+    def title(self) -> str:
+        """What it is called in tables."""
+        return self.label or self.policy
 
 
 class JobRecord(Protocol):
@@ -123,48 +140,75 @@ def summarise(
     *,
     policy: str,
     gpus: int,
+    label: str = "",
     lower_bound_s: float | None = None,
+    mean_jct_bound_s: float | None = None,
     overheads: Callable[[J, Attempt], float] = lambda job, attempt: 0.0,
     downtime_s: float = 0.0,
     now_s: float = 0.0,
+    keep_jobs: bool = True,
 ) -> Result:
     """The measures of a set of jobs; times are seconds of the run's clock, which begins at 0.
 
     makespan_s: when the last job or attempt ended (`now_s` if one still runs).
-    mean_jct_s: mean of end - submit over the COMPLETED jobs; None if there is none.
+    mean_jct_s, p95_jct_s: of end - submit over the COMPLETED jobs; None if there is none. Here and
+        below, p95 is the value that 95 % of them do not exceed (nearest rank).
+    mean_wait_s, p95_wait_s: of first start - submit over the jobs that started.
+    mean_queued_s, p95_queued_s: of the time without GPUs, JCT - time holding GPUs, over the COMPLETED
+        jobs.
+    switches: suspensions that resumed, and resizes, of all jobs together. Restarts after a failure or
+        a lost host do not count.
     gpu_hours: leased GPUs x time, summed over the attempts.
     utilisation: leased GPU-seconds as a share of gpus x makespan.
     overhead_share: seconds of all starts, resumes and suspends, summed over the jobs (not weighted
         by GPUs), over the makespan. This is MARBLE's section VII-D.1, whose "total training time" is
         the makespan (VII-D.2 puts 5.22 s of monitoring at 1.05 % of it, which makes it 497 s). Jobs
         that run side by side add up, so with many of them the share can be above 1.
+    jobs_total, jobs_completed: how many jobs there are, and how many of them COMPLETED.
 
     Args:
         gpus: how many there are.
-        lower_bound_s: what no schedule's makespan can be below (`sim.bounds`), if known.
+        label: what to call it, where that is not the policy's name.
+        lower_bound_s, mean_jct_bound_s: what no schedule's makespan and mean JCT can be below
+            (`sim.bounds`), if known.
         overheads: seconds that a job spent on start or resume, and on suspend, in an attempt.
         downtime_s: seconds without an agent; not part of the run's clock.
         now_s: until when attempts that have not ended are counted.
+        keep_jobs: off leaves the jobs themselves out, which takes less time and memory for many.
     """
     jobs = list(jobs)
-    times = [job.ended_s for job in jobs] + [attempt.end_s for job in jobs for attempt in job.attempts]
-    open_ended = any(attempt.end_s is None for job in jobs for attempt in job.attempts)
-    end_s = max([0.0, *(t for t in times if t is not None), *([now_s] if open_ended else [])])
-
-    results = tuple(_job(job, overheads, end_s) for job in jobs)
-    jcts = [job.jct_s for job in results if job.jct_s is not None]
-    gpu_hours = sum(job.gpu_hours for job in results)
+    end_s = _end(jobs, now_s)
+    tally = _Tally()
+    kept = []
+    for job in jobs:
+        measures = _measure(job, overheads, end_s)
+        tally.add(measures)
+        if keep_jobs:
+            kept.append(_job(job, measures))
+    mean_jct_s = _mean(tally.jcts)
     return Result(
         policy=policy,
+        label=label,
         gpus=gpus,
         makespan_s=end_s,
-        mean_jct_s=sum(jcts) / len(jcts) if jcts else None,
-        gpu_hours=gpu_hours,
-        utilisation=gpu_hours * 3600 / (gpus * end_s) if end_s else 0.0,
-        overhead_share=sum(job.overhead_s for job in results) / end_s if end_s else 0.0,
+        mean_jct_s=mean_jct_s,
+        gpu_hours=tally.gpu_hours,
+        utilisation=tally.gpu_hours * 3600 / (gpus * end_s) if end_s else 0.0,
+        overhead_share=tally.overhead_s / end_s if end_s else 0.0,
         lower_bound_s=lower_bound_s,
+        gap=_gap(end_s, lower_bound_s),
+        mean_jct_bound_s=mean_jct_bound_s,
+        jct_gap=_gap(mean_jct_s, mean_jct_bound_s),
+        p95_jct_s=_p95(tally.jcts),
+        mean_wait_s=_mean(tally.waits),
+        p95_wait_s=_p95(tally.waits),
+        mean_queued_s=_mean(tally.queued),
+        p95_queued_s=_p95(tally.queued),
+        switches=tally.switches,
+        jobs_total=len(jobs),
+        jobs_completed=len(tally.jcts),
         downtime_s=downtime_s,
-        jobs=results,
+        jobs=tuple(kept),
     )
 
 
@@ -173,10 +217,74 @@ def to_json(results: Sequence[Result]) -> bytes:
     return msgspec.json.encode(results[0] if len(results) == 1 else {"schema": 1, "results": results})
 
 
-def _job(job: J, overheads: Callable[[J, Attempt], float], now_s: float) -> JobResult:
-    attempts = tuple(_attempt(attempt, overheads(job, attempt)) for attempt in job.attempts)
-    overhead_s = sum(a.overhead_s for a in attempts)
-    leased_s = sum(len(a.gpus) * ((now_s if a.end_s is None else a.end_s) - a.start_s) for a in attempts)
+@dataclass(slots=True)
+class _Measures:
+    """What is measured of one job: `leased_s` in GPU-seconds, `overheads` attempt by attempt."""
+
+    leased_s: float
+    overheads: list[float]
+    switches: int
+    jct_s: float | None
+    wait_s: float | None
+    queued_s: float | None
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The measures of the jobs so far."""
+
+    gpu_hours: float = 0.0
+    overhead_s: float = 0.0
+    switches: int = 0
+    jcts: array[float] = field(default_factory=lambda: array("d"))
+    waits: array[float] = field(default_factory=lambda: array("d"))
+    queued: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, job: _Measures) -> None:
+        self.gpu_hours += job.leased_s / 3600
+        self.overhead_s += sum(job.overheads)
+        self.switches += job.switches
+        if job.jct_s is not None:
+            self.jcts.append(job.jct_s)
+        if job.wait_s is not None:
+            self.waits.append(job.wait_s)
+        if job.queued_s is not None:
+            self.queued.append(job.queued_s)
+
+
+def _end(jobs: Iterable[JobRecord], now_s: float) -> float:
+    """When the last job or attempt ended, or now if one still runs."""
+    end_s = 0.0
+    for job in jobs:
+        end_s = max(end_s, job.ended_s or 0.0)
+        for attempt in job.attempts:
+            end_s = max(end_s, now_s if attempt.end_s is None else attempt.end_s)
+    return end_s
+
+
+def _measure(job: J, overheads: Callable[[J, Attempt], float], now_s: float) -> _Measures:
+    leased_s = held_s = 0.0
+    switches, before = 0, None
+    for attempt in job.attempts:
+        lasted_s = (now_s if attempt.end_s is None else attempt.end_s) - attempt.start_s
+        leased_s += len(attempt.gpus) * lasted_s
+        held_s += lasted_s
+        switches += before in (Ended.SUSPENDED, Ended.RESIZED)
+        before = attempt.ended
+    jct_s = _jct(job.state, job.submit_s, job.ended_s)
+    return _Measures(
+        leased_s=leased_s,
+        overheads=[overheads(job, attempt) for attempt in job.attempts],
+        switches=switches,
+        jct_s=jct_s,
+        wait_s=None if job.started_s is None else job.started_s - job.submit_s,
+        queued_s=None if jct_s is None else max(0.0, jct_s - held_s),
+    )
+
+
+def _job(job: JobRecord, measures: _Measures) -> JobResult:
+    attempts = tuple(_attempt(a, s) for a, s in zip(job.attempts, measures.overheads, strict=True))
+    overhead_s = sum(measures.overheads)
     return JobResult(
         id=job.id,
         name=job.spec.name,
@@ -189,11 +297,14 @@ def _job(job: J, overheads: Callable[[J, Attempt], float], now_s: float) -> JobR
         step=job.step,
         steps_repeated=job.steps_repeated,
         attempts=attempts,
-        gpu_hours=leased_s / 3600,
+        gpu_hours=measures.leased_s / 3600,
         suspensions=sum(a.ended is Ended.SUSPENDED for a in attempts),
         overhead_s=overhead_s,
         switch_s=overhead_s - attempts[0].launch_s if attempts else 0.0,
         metrics=dict(job.metrics),
+        wait_s=measures.wait_s,
+        queued_s=measures.queued_s,
+        switches=measures.switches,
     )
 
 
@@ -210,3 +321,19 @@ def _attempt(attempt: Attempt, overhead_s: float) -> AttemptResult:
         overhead_s=overhead_s,
         suspend_s=suspend_s,
     )
+
+
+def _jct(state: JobState, submit_s: float, end_s: float | None) -> float | None:
+    return None if end_s is None or state is not JobState.COMPLETED else end_s - submit_s
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _p95(values: Sequence[float]) -> float | None:
+    return sorted(values)[-(-95 * len(values) // 100) - 1] if values else None
+
+
+def _gap(value: float | None, bound: float | None) -> float | None:
+    return None if value is None or not bound else value / bound - 1

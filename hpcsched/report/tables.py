@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
+from typing import Any
 
 from hpcsched.core.model import JobState
 from hpcsched.report.result import JobResult, Result
 
 _HOUR_S = 3600
 _GAP = "  "
-_MOST_STRETCHES = 4
 
 
 @dataclass(frozen=True)
@@ -63,52 +63,125 @@ def job_table(result: Result, *, width: int | None = None) -> str:
     return _render(columns, width)
 
 
-def comparison_table(results: Sequence[Result], *, width: int | None = None) -> str:
-    """A column per policy, a line per measure, each with its change relative to the first policy.
+def comparison_table(results: Sequence[Result], *, width: int | None = None, base: int = 0) -> str:
+    """A column per policy, a line per measure, each with its change relative to `results[base]`.
 
-    Where the policies do not fit into `width` characters side by side they go on below, in blocks.
+    Changes are in percent of the value there; of a share (in %) they are in percentage points (pp).
+    Results before the base are shown without. Where all this does not fit into `width` characters the
+    changes are left out; where the policies do not fit even so, they go on below, in blocks.
     """
-    measures = [_Column("", ["makespan", "mean JCT", "p95 JCT", "lower bound"], right=False)]
-    times = [[r.makespan_s, r.mean_jct_s, r.p95_jct_s, r.lower_bound_s] for r in results]
-    unit, clock = _time_format(t for row in times for t in row if t is not None)
-    labels = [f"{name}{unit}" for name in measures[0].cells]
-    labels += ["gap to the bound(%)", "GPU-hours", "utilisation(%)", "overhead(%)"]
+    rows = _measures(results)
+    head = [_Column("", [row.label for row in rows], right=False)]
+    plain, full = [], []
+    for i, result in enumerate(results):
+        column = _Column(result.title, [row.text(row.values[i]) for row in rows])
+        changes = [row.change(row.values[i], row.values[base]) for row in rows]
+        plain.append([column])
+        full.append([column, _Column("", changes)] if i > base else [column])
+    fits = width is None or _total([*head, *chain(*full)]) <= width
+    narrow = not fits and width is not None and _total([*head, *chain(*plain)]) <= width
+    return _blocks(head, plain if narrow else full, width)
 
+
+def side_by_side(results: Sequence[Result], *, width: int | None = None) -> str:
+    """One line per job, a column per policy: when the job ended there, and on which GPU counts it ran.
+
+    The counts are left out where they do not fit into `width` characters. A job that has not completed
+    shows its state instead, one that a policy did not have a dash.
+    """
+    names = {job.id: job.name for result in results for job in result.jobs}
+    ids = sorted(names)
+    ends = [job.end_s for result in results for job in result.jobs if job.end_s is not None]
+    unit, clock = _time_format(ends)
+    head = [
+        _Column("JOBID", [str(job_id) for job_id in ids]),
+        _Column("NAME", [names[job_id] for job_id in ids], right=False),
+    ]
+    plain, full = [], []
+    for result in results:
+        by_id = {job.id: job for job in result.jobs}
+        jobs = [by_id.get(job_id) for job_id in ids]
+        end = _Column(result.title, ["-" if job is None else _ended(job, clock) for job in jobs])
+        gpus = ["-" if job is None else _stretches(job, ">", 3) for job in jobs]
+        plain.append([end])
+        full.append([end, _Column("GPUS", gpus, right=False)])
+    fits = width is None or _total([*head, *chain(*full)]) <= width
+    what = f"when each job ended{f' {unit}' if unit else ''}"
+    what += ", on how many GPUs as primary (p) or secondary (s):" if fits else ":"
+    return f"{what}\n{_blocks(head, full if fits else plain, width)}"
+
+
+def _ended(job: JobResult, clock: Callable[[float | None], str]) -> str:
+    return clock(job.end_s) if job.state is JobState.COMPLETED else job.state.code
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of the comparison: a measure's value under each policy."""
+
+    label: str
+    values: Sequence[float | None]
+    text: Callable[[float | None], str]
+    change: Callable[[float | None, float | None], str]
+
+
+def _measures(results: Sequence[Result]) -> list[_Row]:
+    """The measures worth a line: bounds only where there are any."""
+    times = [(r.makespan_s, r.lower_bound_s, r.mean_jct_s, r.mean_jct_bound_s, r.p95_jct_s) for r in results]
+    unit, clock = _time_format(t for row in times for t in row if t is not None)
+
+    def seconds(label: str, of: Callable[[Result], float | None]) -> _Row:
+        return _Row(f"{label}{unit}", [of(r) for r in results], clock, _change)
+
+    def share(label: str, of: Callable[[Result], float | None], change: Any = _points) -> _Row:
+        shares = [of(r) for r in results]
+        percent = [None if value is None else 100 * value for value in shares]
+        return _Row(f"{label}(%)", percent, lambda value: _number(value, "z.1f"), change)
+
+    rows = [seconds("makespan", lambda r: r.makespan_s)]
+    if any(r.lower_bound_s is not None for r in results):
+        rows.append(_Row(f"  lower bound{unit}", [r.lower_bound_s for r in results], clock, _nothing))
+        rows.append(share("  gap to it", lambda r: r.gap, _nothing))
+    rows.append(seconds("mean JCT", lambda r: r.mean_jct_s))
+    if any(r.mean_jct_bound_s is not None for r in results):
+        rows.append(_Row(f"  lower bound{unit}", [r.mean_jct_bound_s for r in results], clock, _nothing))
+        rows.append(share("  gap to it", lambda r: r.jct_gap, _nothing))
+    rows += [
+        seconds("p95 JCT", lambda r: r.p95_jct_s),
+        seconds("mean wait", lambda r: r.mean_wait_s),
+        share("utilisation", lambda r: r.utilisation),
+        _Row("GPU-hours", [r.gpu_hours for r in results], lambda v: _number(v, ".2f"), _change),
+        share("overhead", lambda r: r.overhead_share),
+        _Row("switches", [r.switches for r in results], lambda v: _number(v, ".0f"), _more),
+    ]
+    if len({(r.jobs_completed, r.jobs_total) for r in results}) > 1:
+        done = [f"{r.jobs_completed}/{r.jobs_total}" for r in results]
+        rows.append(_Row("jobs completed", range(len(done)), lambda i: done[int(i or 0)], _nothing))
+    return rows
+
+
+def _blocks(head: list[_Column], groups: Sequence[list[_Column]], width: int | None) -> str:
+    """A table; groups of columns that do not fit into the width go on below, each block with the head."""
     blocks: list[list[_Column]] = [[]]
-    head = _Column("", labels, right=False)
-    first: list[float | None] = []
-    for result, row in zip(results, times, strict=True):
-        shares = [result.gap, result.utilisation, result.overhead_share]
-        gap, utilisation, overhead = (None if share is None else 100 * share for share in shares)
-        values = [*row, gap, result.gpu_hours, utilisation, overhead]
-        texts = [clock(t) for t in row] + [
-            _number(gap, "z.1f"),
-            _number(result.gpu_hours, ".2f"),
-            _number(utilisation, ".1f"),
-            _number(overhead, ".1f"),
-        ]
-        columns = [_Column(result.policy, texts)]
-        if first:
-            changes = [_change(value, base) for value, base in zip(values, first, strict=True)]
-            changes[len(row)] = ""  # of the gap, a share already
-            columns.append(_Column("", changes))
-        first = first or values
-        if blocks[-1] and width is not None and _total([head, *blocks[-1], *columns]) > width:
+    for group in groups:
+        if blocks[-1] and width is not None and _total([*head, *blocks[-1], *group]) > width:
             blocks.append([])
-        blocks[-1] += columns
-    return "\n\n".join(_render([head, *block], None) for block in blocks)
+        blocks[-1] += group
+    return "\n\n".join(_render([*head, *block], None) for block in blocks)
 
 
 def headline(result: Result) -> str:
     """One line that sums a result up."""
-    parts = [f"makespan {duration(result.makespan_s)}"]
+    told = duration if result.makespan_s < _HOUR_S else _clock
+    parts = [f"makespan {told(result.makespan_s)}"]
     if result.mean_jct_s is not None:
-        parts.append(f"mean JCT {duration(result.mean_jct_s)}")
+        parts.append(f"mean JCT {told(result.mean_jct_s)}")
     parts.append(f"{result.gpu_hours:.2f} GPU-hours")
     parts.append(f"utilisation {result.utilisation:.0%}")
     if result.gap is not None:
         parts.append(f"{result.gap:z.1%} above the bound")
-    return f"{result.policy} on {result.gpus} GPU{'s' * (result.gpus != 1)}: {', '.join(parts)}"
+    who = f"{result.label} ({result.policy})" if result.label else result.policy
+    return f"{who} on {result.gpus} GPU{'s' * (result.gpus != 1)}: {', '.join(parts)}"
 
 
 def duration(seconds: float) -> str:
@@ -139,6 +212,22 @@ def _change(value: float | None, base: float | None) -> str:
     return "=" if abs(percent) < 0.05 else f"{percent:+.1f}%"
 
 
+def _points(value: float | None, base: float | None) -> str:
+    if value is None or base is None:
+        return ""
+    return "=" if abs(value - base) < 0.05 else f"{value - base:+.1f}pp"
+
+
+def _more(value: float | None, base: float | None) -> str:
+    if value is None or base is None:
+        return ""
+    return "=" if value == base else f"{value - base:+.0f}"
+
+
+def _nothing(value: float | None, base: float | None) -> str:
+    return ""
+
+
 def _steps(job: JobResult) -> str:
     """The job's steps; how many of them are done if it is not through."""
     if job.step is None or job.state is JobState.COMPLETED:
@@ -146,12 +235,12 @@ def _steps(job: JobResult) -> str:
     return f"{job.step}/{job.steps}" if job.steps else str(job.step)
 
 
-def _stretches(job: JobResult) -> str:
-    """GPU counts and roles over time: `3s > 4p`; the middle is left out where there are many."""
+def _stretches(job: JobResult, arrow: str = " > ", most: int = 4) -> str:
+    """GPU counts and roles over time: `3s > 4p`; the middle is left out where there are more than `most`."""
     stretches = [key for key, _ in groupby(f"{len(a.gpus)}{a.role[0]}" for a in job.attempts)]
-    if len(stretches) > _MOST_STRETCHES:
-        stretches = [*stretches[: _MOST_STRETCHES - 2], "..", stretches[-1]]
-    return " > ".join(stretches) or "-"
+    if len(stretches) > most:
+        stretches = [*stretches[: most - 2], "..", stretches[-1]]
+    return arrow.join(stretches) or "-"
 
 
 def _total(columns: Sequence[_Column]) -> int:

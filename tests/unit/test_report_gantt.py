@@ -4,9 +4,10 @@ import sys
 import xml.etree.ElementTree as ET
 
 import pytest
+from msgspec.structs import replace
 
 from hpcsched.core.model import Ended, JobState, Role
-from hpcsched.report.gantt import MissingExtra, _runs, gantt_svg
+from hpcsched.report.gantt import MissingExtra, _darker, _runs, gantt_svg
 from hpcsched.report.result import AttemptResult, JobResult, Result
 
 
@@ -153,10 +154,28 @@ def test_labels_that_do_not_fit_give_way_to_the_id_and_then_to_nothing(tmp_path)
     gantt_svg([result(jobs, gpus=1)], tmp_path / "g.svg")
     bars = texts(tmp_path / "g.svg")
     assert bars.count("job-1") == 2  # bar and legend
-    assert (bars.count("job-2"), bars.count("2")) == (1, 1)
-    assert (bars.count("job-3"), bars.count("3")) == (1, 0)
+    assert (bars.count("job-2"), bars.count("#2")) == (1, 1)
+    assert (bars.count("job-3"), bars.count("#3")) == (1, 0)
 
 
 def test_neighbouring_gpus_share_a_bar():
     assert list(_runs((5, 0, 1, 3, 4))) == [(0, 2), (3, 3)]
     assert list(_runs(())) == []
+
+
+def test_the_ninth_job_is_darker_than_the_first_and_the_same_in_every_panel(tmp_path):
+    jobs = [[((i % 6,), 10.0 * i, 10.0 * i + 9, P, Ended.COMPLETED)] for i in range(9)]
+    gantt_svg([result(jobs), result(jobs, policy="other")], tmp_path / "g.svg")
+    drawn = (tmp_path / "g.svg").read_text().lower()
+    assert _darker("#56B4E9") == "#346c8c"
+    assert drawn.count("fill: #346c8c") == 3  # a bar in each panel, and the legend
+    assert drawn.count("fill: #56b4e9") == 3
+
+
+def test_what_really_happened_is_told_from_its_simulation(tmp_path):
+    bars = [[((0,), 0.0, 9.0, P, None)]]
+    gantt_svg([replace(result(bars), label="so far"), result(bars)], tmp_path / "g.svg")
+    assert [t.partition(":")[0] for t in texts(tmp_path / "g.svg") if t and " on " in t] == [
+        "so far (marble) on 6 GPUs",
+        "marble on 6 GPUs",
+    ]

@@ -49,14 +49,22 @@ def overhead_of(job, attempt):
     return job.overhead.get(attempt.number, 0.0)
 
 
-def example():
+def example(**options):
     moved = Job(
         id=1,
         attempts=[attempt(1, 2, 0.0, 100.0, Ended.SUSPENDED, signalled_s=90.0), attempt(2, 4, 110.0, 200.0)],
         overhead={1: 25.0, 2: 20.0},
     )
     late = Job(id=2, attempts=[attempt(1, 1, 60.0, 160.0)], submit_s=50.0, overhead={1: 5.0})
-    return summarise([moved, late], policy="p", gpus=4, lower_bound_s=160.0, overheads=overhead_of)
+    return summarise(
+        [moved, late],
+        policy="p",
+        gpus=4,
+        lower_bound_s=160.0,
+        mean_jct_bound_s=100.0,
+        overheads=overhead_of,
+        **options,
+    )
 
 
 def test_every_measure_by_hand():
@@ -69,6 +77,10 @@ def test_every_measure_by_hand():
     assert result.overhead_share == pytest.approx((25 + 20 + 5) / 200)
     assert result.gap == pytest.approx(0.25)
     assert result.p95_jct_s == 200.0
+    assert (result.mean_jct_bound_s, result.jct_gap) == (100.0, pytest.approx(0.55))
+    assert (result.mean_wait_s, result.p95_wait_s) == (5.0, 10.0)
+    assert (result.mean_queued_s, result.p95_queued_s) == (10.0, 10.0)  # 100 to 110, and 50 to 60
+    assert (result.switches, result.jobs_total, result.jobs_completed) == (1, 2, 2)
 
 
 def test_a_jobs_suspensions_and_what_they_cost():
@@ -80,6 +92,37 @@ def test_a_jobs_suspensions_and_what_they_cost():
     assert moved.switch_s == 30.0
     assert late.switch_s == 0.0
     assert moved.gpu_hours == pytest.approx(560 / 3600)
+    assert (moved.wait_s, moved.queued_s, moved.switches) == (0.0, 10.0, 1)
+    assert (late.wait_s, late.queued_s, late.switches) == (10.0, 10.0, 0)
+
+
+def test_the_measures_are_the_same_without_the_jobs():
+    whole, lean = example(), example(keep_jobs=False)
+    assert lean.jobs == ()
+    assert msgspec.structs.replace(whole, jobs=()) == lean
+
+
+@pytest.mark.parametrize(
+    ("ends", "switches"),
+    [
+        pytest.param([Ended.SUSPENDED, Ended.COMPLETED], 1, id="resumed"),
+        pytest.param([Ended.SUSPENDED], 0, id="not resumed yet"),
+        pytest.param([Ended.RESIZED, Ended.RESIZED, Ended.COMPLETED], 2, id="resized"),
+        pytest.param([Ended.FAILED, Ended.LOST, Ended.COMPLETED], 0, id="started again"),
+    ],
+)
+def test_switches_are_what_the_policy_did(ends, switches):
+    attempts = [attempt(i, 1, 10.0 * i, 10.0 * i + 10, end) for i, end in enumerate(ends)]
+    state = JobState.COMPLETED if ends[-1] is Ended.COMPLETED else JobState.SUSPENDED
+    result = summarise([Job(id=1, attempts=attempts, state=state)], policy="p", gpus=1)
+    assert (result.switches, result.jobs[0].switches) == (switches, switches)
+
+
+def test_p95_is_the_nearest_rank():
+    jobs = [Job(id=i, attempts=[attempt(1, 1, float(i), i + 5.0)]) for i in range(1, 41)]
+    result = summarise(jobs, policy="p", gpus=100)
+    assert (result.p95_jct_s, result.p95_wait_s) == (43.0, 38.0)
+    assert result.mean_wait_s == 20.5
 
 
 def test_only_completed_jobs_have_a_jct():
@@ -88,6 +131,10 @@ def test_only_completed_jobs_have_a_jct():
     done = Job(id=3, attempts=[attempt(1, 1, 0.0, 90.0)])
     assert summarise([failed, cancelled, done], policy="p", gpus=2).mean_jct_s == 90.0
     assert summarise([failed], policy="p", gpus=2).mean_jct_s is None
+    result = summarise([failed, cancelled, done], policy="p", gpus=2)
+    assert [job.wait_s for job in result.jobs] == [0.0, None, 0.0]
+    assert [job.queued_s for job in result.jobs] == [None, None, 0.0]
+    assert (result.jobs_total, result.jobs_completed, result.mean_queued_s) == (3, 1, 0.0)
 
 
 def test_attempts_that_last_count_until_now():
@@ -129,6 +176,8 @@ def test_json_has_the_published_shape_and_reads_back():
     assert raw["schema"] == 1
     assert set(raw) >= {"policy", "gpus", "makespan_s", "mean_jct_s", "gpu_hours", "utilisation"}
     assert set(raw) >= {"overhead_share", "lower_bound_s", "jobs"}
+    assert set(raw) >= {"gap", "mean_jct_bound_s", "jct_gap", "p95_jct_s", "switches", "label"}
+    assert set(raw) >= {"mean_wait_s", "p95_wait_s", "mean_queued_s", "p95_queued_s"}
     job = raw["jobs"][0]
     assert set(job) >= {"id", "name", "submit_s", "start_s", "end_s", "state", "steps", "steps_repeated"}
     assert job["state"] == "COMPLETED"
