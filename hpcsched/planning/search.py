@@ -18,6 +18,9 @@ HALVINGS = 20
 
 ROUNDING = 1e-9
 
+MAKESPAN = 1.2
+"""What a share of the makespan weighs against one of the mean completion time, where both are the goal."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -39,7 +42,7 @@ def value(goal: str, found: Measure, base: Measure) -> float:
     jct = found.mean_jct_s / base.mean_jct_s if base.mean_jct_s else 1.0
     if goal == "makespan":
         return makespan + jct / 1000
-    return jct + makespan / 1000 if goal == "jct" else makespan + jct
+    return jct + makespan / 1000 if goal == "jct" else MAKESPAN * makespan + jct
 
 
 @dataclass(slots=True)

@@ -92,6 +92,7 @@ class _Rollout:
             rooms=rooms_of(sketch.rooms.by_host()),
             capacity=rooms_of(self._capacity),
             running=running,
+            secondaries=[job for job in running if job.role is Role.SECONDARY],
             hosts_of=lambda job: sketch.own(self._index[job.id]),
             waiting_count=len(self._queue),
             waiting=self._waiting,

@@ -14,6 +14,7 @@ from hpcsched.core.invariants import check
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.families import random_set
 
+
 def the_set(seed, most_jobs=12, *, dependent=False, nodes=1):
     """A random set; some jobs wait for earlier ones, some want two hosts."""
     made, random = random_set(seed, most_jobs=most_jobs), Random(seed)
