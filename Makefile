@@ -28,11 +28,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/python setup.cfg constraints.txt
-	$(PIP) install -q $(CONSTRAINTS) -e '.[torch,report,examples]'
+	$(PIP) install -q $(CONSTRAINTS) -e '.[torch,report,plan,examples]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install -q $(CONSTRAINTS) -e '.[torch,report,examples,dev]'
+	$(PIP) install -q $(CONSTRAINTS) -e '.[torch,report,plan,examples,dev]'
 	touch $@
 
 clean:

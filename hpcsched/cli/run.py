@@ -219,7 +219,7 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: tuple[str,
         profiles = {(p.model, p.nodes): p for j in machine.jobs.values() if (p := machine.profile(j))}
         specs = [job.spec for job in machine.jobs.values()]
         hosts = Counter(device.host for device in machine.devices.values())
-        place = {"gpus": max(hosts.values(), default=1), "nodes": len(hosts)}
+        gpus, nodes = max(hosts.values(), default=1), len(hosts)
         try:
             if len(set(hosts.values())) != 1 or machine.lost_devices or not machine.finished:
                 raise ConfigError(
@@ -227,7 +227,8 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: tuple[str,
                     got="a run cut short, or hosts with unequal or lost GPUs",
                     accepted="a finished run on hosts that are alike",
                 )
-            results.append(simulated(specs, list(profiles.values()), **place, policy=policy, options={}))
+            known = list(profiles.values())
+            results.append(simulated(specs, known, gpus=gpus, nodes=nodes, policy=policy, options={}))
         except ConfigError as error:
             click.echo(f"hpcsched: no comparison with {policy}: {error}", err=True)
     if as_json:
