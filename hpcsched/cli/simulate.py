@@ -298,7 +298,8 @@ def _chosen(
         known[name] = getattr(POLICIES[name], "OPTIONS", {})
     for key, value in given.items():
         if not any(key in options for options in known.values()):
-            make_policy(names[0], {key: value}, where="--policy-option")
+            one = next((name for name in names if known[name]), names[0])
+            make_policy(one, {key: value}, where="--policy-option")
     chosen = {}
     for name in names:
         own = case.options if (case.policy or "marble") == name else {}

@@ -177,7 +177,7 @@ class _Panel:
         """The job's name, or else its id, in the bar's clear part; nothing where neither fits."""
         start_s, stop_s = attempt.start_s + attempt.launch_s, end_s - attempt.suspend_s
         for text in (job.name, f"#{job.id}"):
-            if self.row * count >= _READABLE and (len(text) + 1.5) * self.character_s <= stop_s - start_s:
+            if self.row * count >= _READABLE and (len(text) + 1) * self.character_s <= stop_s - start_s:
                 plate = {"boxstyle": "round,pad=0.2", "facecolor": "white", "alpha": 0.75, "linewidth": 0}
                 x, y = (start_s + stop_s) / 2 / self.unit_s, first + (count - 1) / 2
                 self.axes.text(x, y, text, ha="center", va="center", fontsize=8, color=_INK, bbox=plate)
