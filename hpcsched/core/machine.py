@@ -130,10 +130,9 @@ class Machine(Deciding):
 
     def _jobs_submitted(self, event: ev.JobsSubmitted) -> None:
         ids = range(event.first_id, event.first_id + len(event.jobs))
-        self.by_name.update({spec.name: job_id for job_id, spec in zip(ids, event.jobs, strict=True)})
         for job_id, spec in zip(ids, event.jobs, strict=True):
             job = Job(id=job_id, spec=spec, submit_s=max(event.at, spec.submit_at))
-            self.jobs[job_id] = job
+            self.jobs[job_id], self.by_name[spec.name] = job, job_id
             self.unfinished += 1
             self._note(job, Reason(Why.SUBMITTED))
         # A job may wait for one that comes later in the same file.

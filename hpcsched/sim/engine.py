@@ -73,7 +73,7 @@ class Simulation:
         self.machine = machine or Machine(make_policy, stories=stories)
         self._from_state = machine is not None
         self._stories = stories
-        self._jobs = tuple(jobs)
+        jobs = tuple(jobs)
         self._profiles = tuple(profiles)
         self._devices = tuple(
             Device(index=i, host=f"{SIM_HOST}{i // gpus + 1}", kind="simulated", handle=str(i % gpus))
@@ -89,13 +89,13 @@ class Simulation:
         self._watched: dict[int, _Run] = {}
         """Those of the runs whose progress can change a decision; with stories, all."""
         happenings = tuple(happenings)
-        spoken_of = stories or happenings or any(job.after for job in self._jobs)
-        self._at_once = self._jobs if spoken_of else ()
-        self._coming = groupby(() if spoken_of else sorted(self._jobs, key=_ARRIVAL), key=_ARRIVAL)
+        spoken_of = stories or happenings or any(job.after for job in jobs)
+        self._at_once = jobs if spoken_of else ()
+        self._coming = groupby(() if spoken_of else sorted(jobs, key=_ARRIVAL), key=_ARRIVAL)
         self._truth = None if truth is None else {(p.model, p.nodes): p for p in truth}
         for event in happenings:
             self._schedule(event)
-        left = [job.spec for job in machine.jobs.values() if not job.state.final] if machine else self._jobs
+        left = [job.spec for job in machine.jobs.values() if not job.state.final] if machine else jobs
         if self._truth is not None:
             require_profiles(left, self._truth.values())
         else:
