@@ -62,11 +62,10 @@ def act(
     while rooms.left and k < len(waiting):
         i = waiting[k]
         work = works[i]
-        count = min(caps[i], rooms.most(work.nodes))
-        if count < (caps[i] if plan.strict else work.least):
+        gpus, hosts = rooms.pick(caps[i], work.nodes)
+        if gpus < (caps[i] if plan.strict else work.least):
             k += 1
             continue
-        gpus, hosts = rooms.pick(count, work.nodes)
         if told:
             told(Change(i, 0, gpus, hosts))
         sketch.start(i, gpus, hosts)
@@ -116,24 +115,41 @@ def _grow(outlook: Outlook, sketch: Sketch, told: Callable[[Change], None] | Non
         sketch.look_at(started)
 
 
-def follow(
-    outlook: Outlook, plan: ListPlan, *, latest: Sequence[float] = (), by: float = inf
-) -> Sketch | None:
-    """The future under a list plan; None as soon as a job ends after its `latest`, or any after `by`."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a future must keep to be worth following to its end.
+
+    No job ends after its `latest` (run clock, by index), none after `by`, and the sum of all ends is at most
+    `total_s` less `slope` times the makespan.
+    """
+
+    latest: Sequence[float] = ()
+    by: float = inf
+    total_s: float = inf
+    slope: float = 0.0
+
+
+def follow(outlook: Outlook, plan: ListPlan, limits: Limits | None = None) -> Sketch | None:
+    """The future under a list plan; None as soon as it is clear that it is not within the limits."""
     sketch = Sketch(outlook)
     waiting = [i for i in plan.order if not outlook.works[i].after]
     rank = {i: k for k, i in enumerate(plan.order)} if len(outlook.blocked) else {}
     if len(outlook.running):
         shrink(outlook, sketch, plan)
     act(outlook, sketch, plan, waiting)
+    left, ended_s = len(outlook), 0.0
     while (happened := sketch.next()) is not None:
         i, free = happened
-        if i >= 0 and (sketch.now > by or (latest and sketch.now > latest[i])):
-            return None
-        for other in free:
-            waiting.append(other)
+        if i >= 0 and limits:
+            now = sketch.now
+            left -= 1
+            ended_s += now
+            most_s = limits.total_s - limits.slope * (now - outlook.now)
+            # The jobs that are left end now at the soonest.
+            if now > limits.by or now > limits.latest[i] or ended_s + left * now > most_s:
+                return None
         if free:
-            waiting.sort(key=rank.__getitem__)
+            waiting = sorted([*waiting, *free], key=rank.__getitem__)
         if sketch.rooms.left:
             act(outlook, sketch, plan, waiting)
     return sketch

@@ -33,9 +33,10 @@ OVERDUE = 0.1
 class Work:
     """One job: what it still needs on each GPU count, and where it stands.
 
-    Counts are on each of its `nodes` hosts. `rate[g]` is steps per second, `resume_s[g]` seconds from a
-    launch to the first step after a suspend, and `whole_s[g]` seconds from its next launch to its end, all
-    for g = 0..`most` (useless below `least`). A job that runs does its step `step` at `begin`.
+    Counts are on each of its `nodes` hosts. All tables are by count g = 0..`most` (useless below `least`):
+    `rate[g]` is steps per second, `resume_s[g]` seconds from a launch to the first step after a suspend,
+    `whole_s[g]` seconds from its next launch to its end, of them `train_s[g]` from its first step on. A job
+    that runs does its step `step` at `begin`.
     """
 
     job: Job
@@ -46,6 +47,7 @@ class Work:
     rate: Sequence[float]
     resume_s: Sequence[float]
     whole_s: Sequence[float]
+    train_s: Sequence[float]
     save_s: float
     known: bool
     after: tuple[int, ...] = ()
@@ -86,6 +88,7 @@ class Outlook:
         self.waiting = range(len(self.running), len(self.works))
         self._add_blocked(window)
         self.blocked = range(self.waiting.stop, len(self.works))
+        self.submitted_s = sum(work.job.submit_s for work in self.works)
 
     def __len__(self) -> int:
         return len(self.works)
@@ -150,6 +153,7 @@ class Outlook:
             rate=(0.0, *rate),
             resume_s=(inf, *resume),
             whole_s=(inf, *whole),
+            train_s=(inf, *(left / r for r in rate)),
             save_s=view.save_s(job),
             known=known,
             step=job.step,
@@ -261,8 +265,11 @@ class Sketch:
         self.width[i], self.hosts[i] = gpus, hosts
         self.active[i] = None
         end = now + work.whole_s[gpus]
-        self._begin[i] = end - (work.steps - work.step) / work.rate[gpus]
-        self._end(i, end)
+        self._begin[i] = end - work.train_s[gpus]
+        self._issued += 1
+        self._tickets[i] = self._issued
+        self.ends[i] = end
+        heappush(self._agenda, (end, self._issued, i))
 
     def resized_end(self, i: int, gpus: int) -> float:
         """When a running job will end if it is resized now."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from hpcsched.planning.lists import ListPlan, follow
+from hpcsched.planning.lists import Limits, ListPlan, follow
 from hpcsched.planning.outlook import Outlook, Sketch, Work
 
 KNEES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
@@ -20,6 +20,8 @@ ROUNDING = 1e-9
 
 MAKESPAN = 1.2
 """What a share of the makespan weighs against one of the mean completion time, where both are the goal."""
+
+TIE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +34,21 @@ class Measure:
 
 def measure(outlook: Outlook, sketch: Sketch) -> Measure:
     """The measures of one future of all its jobs."""
-    total = sum(sketch.ends) - sum(work.job.submit_s for work in outlook.works)
+    total = sum(sketch.ends) - outlook.submitted_s
     return Measure(max(sketch.ends) - outlook.now, total / len(outlook))
 
 
+def weights(goal: str, base: Measure) -> tuple[float, float]:
+    """What a second of makespan and of mean completion time weighs; where only one is the goal, the other
+    breaks ties."""
+    makespan, jct = {"both": (MAKESPAN, 1.0), "makespan": (1.0, TIE), "jct": (TIE, 1.0)}[goal]
+    return makespan / (base.makespan_s or 1.0), jct / (base.mean_jct_s or 1.0)
+
+
 def value(goal: str, found: Measure, base: Measure) -> float:
-    """What is to be small, relative to the baseline; the other measure breaks ties."""
-    makespan = found.makespan_s / base.makespan_s if base.makespan_s else 1.0
-    jct = found.mean_jct_s / base.mean_jct_s if base.mean_jct_s else 1.0
-    if goal == "makespan":
-        return makespan + jct / 1000
-    return jct + makespan / 1000 if goal == "jct" else MAKESPAN * makespan + jct
+    """What is to be small, relative to the baseline."""
+    makespan, jct = weights(goal, base)
+    return makespan * found.makespan_s + jct * found.mean_jct_s
 
 
 @dataclass(slots=True)
@@ -80,7 +86,11 @@ class Search:
 
     def _try(self, plan: ListPlan, what: str) -> bool:
         self.tried += 1
-        sketch = follow(self.outlook, plan, latest=self.latest, by=self.by)
+        # Only what can still be better is followed to its end.
+        makespan, jct = weights(self.goal, self.base)
+        total_s = self.best * len(self.outlook) / jct + self.outlook.submitted_s
+        limits = Limits(self.latest, self.by, total_s, makespan / jct * len(self.outlook))
+        sketch = follow(self.outlook, plan, limits)
         if sketch is None:
             return False
         worth = value(self.goal, measure(self.outlook, sketch), self.base)
@@ -106,14 +116,14 @@ def _changed(plan: ListPlan, works: Sequence[Work], random: Random) -> ListPlan:
         i = order[random.randrange(len(order))]
         cap = plan.caps[i] + random.choice((-1, 1))
         cap = min(max(cap, works[i].least), works[i].most)
-        return replace(plan, caps=(*plan.caps[:i], cap, *plan.caps[i + 1 :]))
+        return ListPlan(order, (*plan.caps[:i], cap, *plan.caps[i + 1 :]), plan.strict)
     a, b = random.sample(range(len(order)), 2)
     jobs = list(order)
     if kind < 0.75:
         jobs.insert(b, jobs.pop(a))
     else:
         jobs[a], jobs[b] = jobs[b], jobs[a]
-    return replace(plan, order=tuple(jobs))
+    return ListPlan(tuple(jobs), plan.caps, plan.strict)
 
 
 def portfolio(outlook: Outlook) -> Iterator[tuple[ListPlan, str]]:

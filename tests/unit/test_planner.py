@@ -11,7 +11,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.reasons import Why
 from hpcsched.errors import ConfigError
-from hpcsched.planning.lists import ListPlan, follow
+from hpcsched.planning.lists import Limits, ListPlan, follow
 from hpcsched.planning.outlook import Outlook
 from hpcsched.planning.search import measure, value
 from hpcsched.policy import make_policy
@@ -98,7 +98,7 @@ def test_within_two_percent_of_the_best_list_plan_there_is(seed):
     best = value("both", base, base)
     for order in itertools.permutations(range(3)):
         for caps in itertools.product(range(1, made.gpus + 1), repeat=3):
-            sketch = follow(outlook, ListPlan(order, caps), latest=latest, by=base.makespan_s * (1 + 1e-9))
+            sketch = follow(outlook, ListPlan(order, caps), Limits(latest, base.makespan_s * (1 + 1e-9)))
             if sketch:
                 best = min(best, value("both", measure(outlook, sketch), base))
     plan = make_policy("planner").plan(outlook.view)
