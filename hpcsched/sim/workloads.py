@@ -38,8 +38,16 @@ from hpcsched.errors import ConfigError
 from hpcsched.jobfile import NAME
 from hpcsched.store.profiles import shipped
 
-FIXED = "fixed duration"
-"""The model of all jobs that are known by their duration."""
+_PER_S = 1_000_000
+FIXED = Profile(
+    model="fixed duration",
+    device="",
+    throughput={1: float(_PER_S)},
+    start_s=0.0,
+    source="published",
+    note="Jobs known by their duration: a step is a microsecond, on any number of GPUs.",
+)
+"""What jobs go by that are known by their duration: steps / rate is the very number in the file."""
 
 COLUMNS = {
     "arrival": ("submit_s", "arrival", "arrival_s", "submit_time", "time"),
@@ -52,8 +60,7 @@ COLUMNS = {
     "workload": ("workload",),
 }
 
-_NUMBER = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
-_PLACES = 6
+_SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,57 +83,54 @@ def read_trace(path: Path, *, gpus: int, hosts: int, workload: str = "") -> Work
     `workload` says which one to take of a file that holds several. Durations are read to the microsecond.
     Raises ConfigError naming the file, the line and the column, what was found and what is accepted.
     """
-    lines = [line for line in _lines(path) if not workload or line.cells.get("workload") == workload]
-    if not lines:
-        wanted = f"no jobs of workload {workload}" if workload else "no jobs"
-        raise ConfigError(where=str(path), got=wanted, accepted="a line for each job")
-    _refuse_several(lines)
-    # A step takes a power of ten of a second, so that steps / rate is the very number that was read.
-    rate = 10 ** max(line.places() for line in lines)
     jobs: list[JobSpec] = []
-    seen: dict[str, str] = {}
+    seen: dict[str, int] = {}
+    first: _Line | None = None
     left_out = rounded = 0
-    for number, line in enumerate(lines, 1):
-        name = line.name() or f"job-{number}"
+    for line in _lines(path):
+        if workload and line.cells.get("workload") != workload:
+            continue
+        first = first or line
+        if line.cells.get("workload") != first.cells.get("workload"):
+            found = " and ".join(repr(each.cells["workload"]) for each in (first, line))
+            line.refuse("workload", f"{found} in one file", "one of them, chosen with --workload")
+        name = line.name() or f"job-{len(seen) + 1}"
         if name in seen:
-            line.refuse("name", f"{name!r} again, after {seen[name]}", "a name that no other job has")
-        seen[name] = line.where
-        arrival = float(line.seconds("arrival"))
+            line.refuse("name", f"{name} again, after line {seen[name]}", "a name that no other job has")
+        seen[name] = line.number
         if not line.has("duration"):
             model, steps = line.work()
-            jobs.append(_replay(name, model, steps, arrival, least=1, most=None, nodes=1))
+            jobs.append(_replay(line, name, model, steps))
             continue
-        asked, steps = line.count("gpus"), round(line.seconds("duration") * rate)
-        if steps < 1:
-            line.refuse("duration", "no time at all", "more than 0 seconds")
+        steps, asked = line.microseconds("duration"), line.count("gpus")
         nodes = -(-asked // gpus)
         each = -(-asked // nodes)
         if nodes > hosts:
             left_out += 1
-            continue
-        rounded += each * nodes > asked
-        jobs.append(_replay(name, FIXED, steps, arrival, least=each, most=each, nodes=nodes))
+        else:
+            rounded += each * nodes > asked
+            jobs.append(_replay(line, name, FIXED.model, steps, each=each, nodes=nodes))
+    if first is None:
+        got = f"no jobs of workload {workload!r}" if workload else "no jobs"
+        raise ConfigError(where=str(path), got=got, accepted="a line for each job")
     jobs.sort(key=lambda job: job.submit_at)
-    note = f"Jobs of known duration from {path.name}: {rate} steps are a second on any number of GPUs."
-    fixed = Profile(
-        model=FIXED, device="", throughput={1: float(rate)}, start_s=0.0, source="published", note=note
-    )
-    used = any(job.model == FIXED for job in jobs)
-    return Workload(jobs=tuple(jobs), profiles=(fixed,) if used else (), left_out=left_out, rounded=rounded)
+    profiles = (FIXED,) if any(job.model == FIXED.model for job in jobs) else ()
+    return Workload(jobs=tuple(jobs), profiles=profiles, left_out=left_out, rounded=rounded)
 
 
 def _replay(
-    name: str, model: str, steps: int, arrival: float, *, least: int, most: int | None, nodes: int
+    line: _Line, name: str, model: str, steps: int, *, each: int | None = None, nodes: int = 1
 ) -> JobSpec:
+    """A job on `each` GPUs of each host, elastic if that is None."""
     return JobSpec(
         name=name,
         kind=Kind.REPLAY,
         model=model,
         steps=steps,
-        gpus_min=least,
-        gpus_max=most,
+        gpus_min=each or 1,
+        gpus_max=each,
         nodes=nodes,
-        submit_at=arrival,
+        submit_at=float(line.seconds("arrival")),
     )
 
 
@@ -134,12 +138,14 @@ def _replay(
 class _Line:
     """A line of the file: where it is, what each of our columns is called there, and what stands in it."""
 
-    where: str
+    path: Path
+    number: int
     names: dict[str, str]
     cells: dict[str, str]
 
     def refuse(self, column: str, got: str, accepted: str) -> NoReturn:
-        raise ConfigError(where=self.where, key=self.names.get(column, column), got=got, accepted=accepted)
+        where, key = f"{self.path}:{self.number}", self.names.get(column, column)
+        raise ConfigError(where=where, key=key, got=got, accepted=accepted)
 
     def has(self, column: str) -> bool:
         return bool(self.cells.get(column))
@@ -152,13 +158,15 @@ class _Line:
 
     def seconds(self, column: str) -> Decimal:
         text = self.cells.get(column, "")
-        if not _NUMBER.fullmatch(text):
+        if not _SECONDS.fullmatch(text):
             self.refuse(column, repr(text) if text else "nothing", "seconds, such as 90 or 12.5")
         return Decimal(text)
 
-    def places(self) -> int:
-        """Digits after the point of the duration, so far as they count."""
-        return min(_PLACES, len(self.cells.get("duration", "").partition(".")[2]))
+    def microseconds(self, column: str) -> int:
+        found = round(self.seconds(column) * _PER_S)
+        if not found:
+            self.refuse(column, "no time at all", "seconds, more than 0")
+        return found
 
     def count(self, column: str) -> int:
         text = self.cells.get(column, "")
@@ -193,11 +201,11 @@ def _lines(path: Path) -> Iterator[_Line]:
             for row in reader:
                 if not row:
                     continue
-                where = f"{path}:{reader.line_num}"
+                line = reader.line_num
                 if len(row) != len(header):
-                    accepted = f"{len(header)} values: {', '.join(header)}"
-                    raise ConfigError(where=where, got=f"{len(row)} values", accepted=accepted)
-                yield _Line(where, names, {column: row[i].strip() for column, i in at.items()})
+                    accepted = f"{len(header)}: {', '.join(header)}"
+                    raise ConfigError(where=f"{path}:{line}", got=f"{len(row)} values", accepted=accepted)
+                yield _Line(path, line, names, {column: row[i].strip() for column, i in at.items()})
     except (OSError, UnicodeError, csv.Error) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(where=str(path), got=str(why), accepted="a readable CSV file") from error
@@ -220,14 +228,6 @@ def _columns(path: Path, header: list[str]) -> dict[str, str]:
             got = f"no column for the {what} among {', '.join(header) or 'none'}"
             raise ConfigError(where=f"{path}:1", got=got, accepted=names_of)
     return names
-
-
-def _refuse_several(lines: list[_Line]) -> None:
-    """Workloads beside each other in a file are alternatives: nobody wants their sum."""
-    found = dict.fromkeys(line.cells.get("workload", "") for line in lines)
-    if len(found) > 1:
-        accepted = f"one of them: {', '.join(found)}"
-        lines[0].refuse("workload", f"{len(found)} workloads in the file", accepted)
 
 
 @cache
