@@ -18,10 +18,13 @@ HALVINGS = 20
 
 ROUNDING = 1e-9
 
-MAKESPAN = 1.2
+MAKESPAN = 1.5
 """What a share of the makespan weighs against one of the mean completion time, where both are the goal."""
 
 TIE = 1e-3
+
+CAP, MOVE = 0.3, 0.5
+"""How often a change is to a cap, and how often to one job's place; the rest swaps two jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +115,14 @@ class Search:
 def _changed(plan: ListPlan, works: Sequence[Work], random: Random) -> ListPlan:
     """A neighbour: one cap by one, or a job moved, or two swapped."""
     order, kind = plan.order, random.random()
-    if kind < 0.5 or len(order) < 2:
+    if kind < CAP or len(order) < 2:
         i = order[random.randrange(len(order))]
         cap = plan.caps[i] + random.choice((-1, 1))
         cap = min(max(cap, works[i].least), works[i].most)
         return ListPlan(order, (*plan.caps[:i], cap, *plan.caps[i + 1 :]), plan.strict)
     a, b = random.sample(range(len(order)), 2)
     jobs = list(order)
-    if kind < 0.75:
+    if kind < CAP + MOVE:
         jobs.insert(b, jobs.pop(a))
     else:
         jobs[a], jobs[b] = jobs[b], jobs[a]

@@ -32,7 +32,8 @@ WINDOW = 1000
 """Waiting jobs that a plan covers at most."""
 
 FULL_EFFORT = 100
-"""Jobs up to which the whole budget is spent; with more of them it shrinks in proportion."""
+"""With this many jobs twice the budget is spent: there is most to gain. With more of them less, so that a
+plan takes no longer."""
 
 TOLERANCE = 0.05
 """Share of a job's planned time by which its end may miss the plan, at least; two of its profile's spreads
@@ -91,7 +92,7 @@ class Planner:
             limit = self._latest(work.job, max(marble.ends[i], alone.ends[i]), old)
             # A promise that cannot be kept any more must not forbid what comes nearest to it.
             latest.append(max(limit, min(marble.ends[i], kept.ends[i] if kept else inf)) * (1 + ROUNDING))
-        effort = self.budget * FULL_EFFORT // max(FULL_EFFORT, len(works))
+        effort = round(self.budget * _effort(len(works)))
         search = Search(
             outlook=outlook,
             latest=latest,
@@ -149,6 +150,10 @@ def _outdated(view: View, plan: Plan) -> bool:
         # Of a queue longer than a plan, its end can wait until half of the plan is done.
         return view.waiting_count <= WINDOW or planned < WINDOW // 2
     return view.news != plan.news
+
+
+def _effort(jobs: int) -> float:
+    return 1 + jobs / FULL_EFFORT if jobs <= FULL_EFFORT else 2 * FULL_EFFORT / jobs
 
 
 def _slack_s(view: View, work: Work, seconds: float) -> float:
