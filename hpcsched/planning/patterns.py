@@ -31,10 +31,10 @@ _GAP = 1e-7
 class Patterns:
     """Both sides of a configuration LP; times in seconds.
 
-    `bound_s` is proven: no schedule that does all work ends before. `patterns` are (duration, pattern);
-    one after the other in this order, none beginning before the releases of its jobs, they do all work
-    and end at `end_s`, which is never below `bound_s`. Unless the iterations ran out the two are the same
-    but for rounding. `weights` are the dual: whatever pattern runs, the sum of
+    `bound_s` is proven: no schedule that does all work ends before. `patterns` are (duration, pattern):
+    one after the other in this order, each as soon as its jobs are released, they do all work and end by
+    `end_s`, which is never below `bound_s`. Unless the iterations ran out the two are the same but for
+    rounding. `weights` are the dual: whatever pattern runs, the sum of
     weights[j] / times[j][its count] over its jobs is at most 1.
     """
 

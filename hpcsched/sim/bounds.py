@@ -215,7 +215,7 @@ def _stretches(
     now = -math.inf
     while arrivals or waiting:
         if not waiting:
-            now = max(now, starts[arrivals[0]])
+            now = starts[arrivals[0]]
         while arrivals and starts[arrivals[0]] <= now:
             j = arrivals.popleft()
             heappush(waiting, (sizes[j], j))

@@ -24,6 +24,10 @@ def job(prof=LINEAR, steps=100, **changes):
     return BoundJob(profile=prof, steps=steps, **changes)
 
 
+def needs_scipy():
+    pytest.importorskip("scipy")
+
+
 def test_no_jobs_need_no_time():
     assert lower_bound_s([], 4) == 0.0
 
@@ -58,6 +62,20 @@ def test_a_chain_takes_its_links_one_after_the_other():
     jobs = [job(), job(after=(0,)), job(after=(1,), submit_s=30.0)]
     assert lower_bound_s(jobs, 4) == 75
     assert lower_bound_s([job(after=(1,)), job(submit_s=30.0)], 4) == 30 + 50
+    alone = [job(**ONE), job(**ONE, after=(0,)), job(**ONE, after=(1,))]
+    assert lower_bound_s(alone, 4) == 300
+
+
+def test_jobs_of_one_profile_need_not_be_alike():
+    costly = profile({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, start_s=100.0, resume_s=100.0)
+    two = [job(costly, in_place=True, steps=1000), job(costly, steps=1)]
+    assert lower_bound_s(two, 4) == pytest.approx((1000 + 101) / 4)
+    assert lower_bound_s(two[::-1], 4) == pytest.approx((1000 + 101) / 4)
+    assert lower_bound_s([job(gpus_max=4), job(gpus_max=1)], 4) == 100
+    flat = profile({1: 1.0})
+    assert lower_bound_s([job(flat), *[job(flat, gpus_min=4)] * 2], 4) >= 225
+    wide = [job(flat, gpus_min=4, nodes=hosts) for hosts in (1, 2, 2)]
+    assert lower_bound_s(wide, 4, 2) >= (400 + 800 + 800) / 8
 
 
 def test_late_jobs_cannot_use_the_time_before_they_come():
@@ -86,10 +104,6 @@ def test_cycles_and_jobs_too_large_are_refused():
         lower_bound_s([job(nodes=3)], 4, 2)
 
 
-def needs_scipy():
-    pytest.importorskip("scipy")
-
-
 def test_what_does_not_fit_side_by_side_costs_more_than_its_area():
     needs_scipy()
     assert lower_bound_s([job(**TWO)] * 3, 3) == pytest.approx(150)  # area: 100
@@ -115,7 +129,9 @@ def test_without_scipy_and_for_large_sets_the_area_counts(monkeypatch):
     needs_scipy()
     assert lower_bound_s([job(**TWO)] * (LP_JOBS + 1), 3) == pytest.approx((LP_JOBS + 1) * 100 / 3)
     assert lower_bound_s([job(**TWO)] * LP_JOBS, 3) == pytest.approx(LP_JOBS * 50)
-    assert lower_bound_s([job(**TWO)] * 3, LP_GPUS + 1) == 50
+    half = {"gpus_min": LP_GPUS // 2 + 1, "gpus_max": LP_GPUS // 2 + 1}
+    assert lower_bound_s([job(**half)] * 3, LP_GPUS) == pytest.approx(3 * 25)
+    assert lower_bound_s([job(**half)] * 3, LP_GPUS + 1) == pytest.approx(3 * 25 / 2, rel=0.01)
     assert lower_bound_s([job(**TWO)] * 3, 3) == pytest.approx(150)
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     assert lower_bound_s([job(**TWO)] * 3, 3) == pytest.approx(100)
@@ -145,6 +161,7 @@ def test_the_lp_is_stopped_by_counts_never_by_the_clock(monkeypatch):
 
 def test_marble_sets_under_the_fitted_summit_profile():
     """Set 1 cannot be beaten: its long ResNet-50 alone takes the 497 s; sets 2 and 3: 502 and 422 s."""
+    needs_scipy()
 
     def cost(one_gpu):
         return {g: one_gpu * (1 + 0.0687 * (g - 1)) for g in range(1, 7)}

@@ -9,7 +9,7 @@ from itertools import permutations, product
 import pytest
 
 from hpcsched.core.profile import Profile
-from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
+from hpcsched.sim.bounds import BoundJob, _busy, _srpt, lower_bound_s, mean_jct_bound_s
 
 ONE = {"gpus_max": 1}
 
@@ -115,27 +115,59 @@ def slots(releases, sizes, cost):
     return least(0, tuple(sizes))
 
 
+def tasks(seed):
+    """(releases, sizes): a few small whole numbers."""
+    rng = random.Random(seed)
+    sizes = [rng.randint(1, 5) for _ in range(rng.randint(1, 4))]
+    return [rng.randint(0, 9) for _ in sizes], sizes
+
+
+def least_ends(releases, sizes):
+    return slots(releases, sizes, lambda j, now, last: (now + 1) * last)
+
+
+def least_busy(releases, sizes):
+    return slots(releases, sizes, lambda j, now, last: (now + 0.5) / sizes[j])
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_on_one_gpu_it_is_the_best_preemptive_schedule(seed):
-    rng = random.Random(seed)
-    sizes = [rng.randint(1, 5) for _ in range(rng.randint(1, 4))]
-    releases = [rng.randint(0, 9) for _ in sizes]
-    jobs = [job(FLAT, steps, submit_s=float(at)) for steps, at in zip(sizes, releases, strict=True)]
-    best = slots(releases, sizes, lambda j, now, last: (now + 1) * last)
-    assert mean_jct_bound_s(jobs, 1) == pytest.approx((best - sum(releases)) / len(jobs))
+    releases, sizes = tasks(seed)
+    jobs = [job(FLAT, size, submit_s=float(at)) for size, at in zip(sizes, releases, strict=True)]
+    best = least_ends(releases, sizes) - sum(releases)
+    assert mean_jct_bound_s(jobs, 1) == pytest.approx(best / len(jobs))
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_it_is_no_less_than_the_best_mean_busy_time_and_half_the_heights(seed):
-    rng = random.Random(seed)
-    sizes = [rng.randint(1, 5) for _ in range(rng.randint(1, 4))]
-    releases = [rng.randint(0, 9) for _ in sizes]
+def test_the_squashed_machine_is_solved_exactly(seed):
+    releases, sizes = tasks(seed)
+    assert _srpt(releases, sizes) == pytest.approx(least_ends(releases, sizes))
+    assert _busy(releases, sizes) == pytest.approx(least_busy(releases, sizes))
+    # A task of no size is done when it comes, and keeps no other waiting.
+    assert _srpt([*releases, 3.0], [*sizes, 0.0]) == pytest.approx(_srpt(releases, sizes) + 3)
+    assert _busy([*releases, 3.0], [*sizes, 0.0]) == pytest.approx(_busy(releases, sizes) + 3)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_it_is_no_less_than_each_of_the_bounds_it_is_made_of(seed):
+    releases, sizes = tasks(seed)
     jobs = [job(FLAT, 3 * size, submit_s=float(at)) for size, at in zip(sizes, releases, strict=True)]
-    busy = slots(releases, sizes, lambda j, now, last: (now + 0.5) / sizes[j])
-    heights = [3 * size for size in sizes]
+    parts = [
+        sum(releases) + 3 * sum(sizes),
+        least_ends(releases, sizes),
+        least_busy(releases, sizes) + 3 * sum(sizes) / 2,
+    ]
     bound = mean_jct_bound_s(jobs, 3) * len(jobs)
-    assert bound >= (busy + sum(heights) / 2 - sum(releases)) * (1 - 1e-9)
-    assert bound >= sum(heights) * (1 - 1e-9)
+    assert bound >= (max(parts) - sum(releases)) * (1 - 1e-9)
+
+
+def test_a_long_job_that_is_overtaken_again_and_again_is_not_cut():
+    """2 GPUs, all linear but the long job's height: it runs in what the late jobs leave it."""
+    long = job(profile({1: 1.0, 2: 1.25}), 100)
+    late = [job(steps=18, submit_s=10.0 * k) for k in range(1, 12)]
+    # It needs 50 s of the machine, has all of the first 10 and 1 s of every later 10 until 120.
+    ends = 120 + (50 - 10 - 11) + sum(10.0 * k + 9 for k in range(1, 12))
+    assert mean_jct_bound_s([long, *late], 2) == pytest.approx((ends - sum(j.submit_s for j in late)) / 12)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -177,6 +177,18 @@ def test_a_solver_that_errs_costs_no_proof(monkeypatch):
     check_dual(found, times, gpus)
 
 
+def test_few_iterations_prove_nearly_all_of_it():
+    """40 jobs on 16 GPUs that come at different times; all of it takes about 30 iterations."""
+    rng = random.Random(5)
+    times, releases = [], []
+    for _ in range(40):
+        work, share = rng.uniform(60, 14400), rng.uniform(0.5, 0.95)
+        times.append({g: 30 + work / g**share for g in range(1, 9)})
+        releases.append(rng.uniform(0, 20000))
+    best = configuration_lp(times, 16, release_s=releases).bound_s
+    assert configuration_lp(times, 16, release_s=releases, iterations=10).bound_s >= 0.95 * best
+
+
 def test_the_same_input_gives_the_same_answer():
     times, gpus, releases = a_set(random.Random(7), late=True)
     first = configuration_lp(times, gpus, release_s=releases)
