@@ -7,6 +7,7 @@ import stat
 import time
 from pathlib import Path
 
+import pytest
 from livebench import PATIENCE_S, Bench, job, placements
 
 from hpcsched import jobfile
@@ -19,8 +20,14 @@ SETS = Path(__file__).parents[2] / "jobscripts" / "marble"
 PROFILES = Path(__file__).parents[2] / "profiles" / "marble-summit.json"
 
 
-def test_a_replayed_set_does_what_the_simulator_shows(bench: Bench) -> None:
-    words = ["--profiles", "marble-summit", "--policy-option", "promote=always"]
+@pytest.mark.parametrize(
+    ("policy", "options"), [("marble", {"promote": "always"}), ("planner", {"goal": "jct", "eps": 3})]
+)
+def test_a_replayed_set_does_what_the_simulator_shows(
+    bench: Bench, policy: str, options: dict[str, object]
+) -> None:
+    words = ["--profiles", "marble-summit", "--policy", policy]
+    words += [word for key, value in options.items() for word in ("--policy-option", f"{key}={value}")]
     done = bench("run", SETS / "set2.toml", "--devices", "replay:6@40", "--json", "-q", *words)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -32,7 +39,7 @@ def test_a_replayed_set_does_what_the_simulator_shows(bench: Bench) -> None:
 
     specs = jobfile.load(SETS / "set2.toml", workdir=Path.cwd()).jobs
     simulation = Simulation(
-        specs, load_profiles(PROFILES), gpus=6, options={"promote": "always"}, watch=watch
+        specs, load_profiles(PROFILES), gpus=6, policy=policy, options=options, watch=watch
     )
     simulated = simulation.run()
     machine, actions = bench.replayed()
