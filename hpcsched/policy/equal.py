@@ -6,6 +6,8 @@ more than its fastest count, where that is known.
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+
 from hpcsched.core.jobs import Job
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, View
@@ -16,9 +18,9 @@ from hpcsched.policy.targets import approach, curve, least_counts
 class Equal:
     """At each arrival and each end all GPUs are shared anew among the jobs that run or wait.
 
-    Every job gets its least count, first come, first served. Then each in turn gets one more (on each of
-    its hosts), up to its most or its fastest count, until none are left. Who gets
-    none waits: jobs do not take turns.
+    Every job gets its least count, first come, first served. Then always who has fewest gets one more (on
+    each of its hosts), up to its most or its fastest count, until none are left. Who gets none waits: jobs
+    do not take turns.
 
     `resize` = "always" gives running jobs their new share whatever it costs; "pays" lets them grow only if
     they then end sooner, suspend and resume included, and shrink only if they would otherwise run for longer
@@ -62,16 +64,14 @@ class Equal:
 def shares(view: View) -> dict[int, int]:
     """The equal share of each job that runs or waits; who gets none that runs has 0."""
     counts, left = least_counts(view, lambda job: 0)
-    most = {i: _most(view, view.jobs[i]) for i in counts}
-    growing = [i for i in counts if counts[i] < most[i]]
-    while growing:
-        for i in growing:
-            if view.jobs[i].spec.nodes <= left:
-                counts[i] += 1
-                left -= view.jobs[i].spec.nodes
-            else:
-                most[i] = counts[i]
-        growing = [i for i in growing if counts[i] < most[i]]
+    fewest = [(gpus, k, view.jobs[i]) for k, (i, gpus) in enumerate(counts.items())]
+    heapify(fewest)
+    while fewest:
+        gpus, k, job = heappop(fewest)
+        if gpus < _most(view, job) and job.spec.nodes <= left:
+            counts[job.id] = gpus + 1
+            left -= job.spec.nodes
+            heappush(fewest, (gpus + 1, k, job))
     return dict.fromkeys((job.id for job in view.running), 0) | counts
 
 

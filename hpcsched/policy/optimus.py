@@ -54,7 +54,9 @@ class Optimus:
         plan = view.plan
         if plan is None or view.now >= plan.stages[0].until:
             return [Replan()]
-        decisions = self._approach(view, plan.caps)
+        # Who was to wait and has started again since, on GPUs that came free, is not sent away once more.
+        old = {job.id for job in view.running if job.current.start_s < plan.at}
+        decisions = self._approach(view, {i: n for i, n in plan.caps.items() if n or i in old})
         started = {decision.job.id for decision in decisions if isinstance(decision, Start)}
         if view.rooms.left and len(started) == len(decisions) and not coming(view):
             decisions += self._approach(view, _hand_out(view, only_waiting=True, without=started))
