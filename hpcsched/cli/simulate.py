@@ -371,8 +371,9 @@ def _show(case: _Case, results: list[Result], *, list_jobs: bool) -> None:
             click.echo(f"{headline(result)}\n{job_table(result, width=width)}\n")
         click.echo(f"{title}\n{measures}")
         return
-    said = sum(-(-len(f"hpcsched: {note}") // (width or 80)) for note in case.notes)
-    room = (size.lines if size else _PLAIN_HEIGHT) - 1 - said - measures.count("\n") - 2
+    above = [title, *(f"hpcsched: {note}" for note in case.notes)]
+    taken = sum(-(-len(line) // (width or 80)) for line in above)
+    room = (size.lines if size else _PLAIN_HEIGHT) - 1 - taken - measures.count("\n") - 1
     if len(case.jobs) <= room:  # a quick look first: tables of a million lines are not to be made
         jobs = side_by_side(results, width=width)
         if jobs.count("\n") + 2 <= room:

@@ -141,11 +141,12 @@ def _as_it_went(machine: Machine, job: Job) -> tuple[JobSpec, Profile] | None:
 
 
 def _leave_out_dependents(machine: Machine, left_out: dict[int, str]) -> None:
-    """Nobody knows when those would start that still wait for a job left out."""
+    """Nobody knows when those would start that still wait for a job left out.
+
+    (Nobody waits for a completed one any more: it has no dependents.)
+    """
     reached = list(left_out)
     for job_id in reached:
-        if machine.jobs[job_id].state is JobState.COMPLETED:
-            continue
         for other_id in machine.dependents.get(job_id, ()):
             if other_id not in left_out:
                 left_out[other_id] = WAITING
