@@ -62,13 +62,13 @@ def approach(
 
     First running jobs give up GPUs. While any are about to come free, a job whose target cannot be had yet
     waits for it; else it makes do with what there is, as it does when its hosts have too few. A running job
-    that cannot be suspended now is left as it is.
+    is left as it is if it cannot be suspended now, or could not go on before the allocation ends.
     """
     decisions: list[Decision] = []
     movable = [j for j in view.running if j.state is JobState.RUNNING and j.ready and not j.wanted]
     for job in movable:
         target = targets.get(job.id, job.width)
-        if target >= job.width or not (words := resizes(job, target)):
+        if target >= job.width or _too_late(view, job, target) or not (words := resizes(job, target)):
             continue
         facts = {"old": job.width, "gpus": target, "why": words}
         if target == 0:
@@ -79,7 +79,8 @@ def approach(
     wait = bool(decisions) or coming(view)
     for job in movable:
         target, own, nodes = targets.get(job.id, 0), view.hosts_of(job), job.spec.nodes
-        have, hosts = view.rooms.pick(target, nodes, own) if target > job.width else (0, ())
+        grows = target > job.width and not _too_late(view, job, target)
+        have, hosts = view.rooms.pick(target, nodes, own) if grows else (0, ())
         if have > job.width and (have == target or not wait) and (words := resizes(job, have)):
             facts = {"old": job.width, "gpus": have, "why": words}
             decisions.append(_resize(view, job, have, hosts, Reason(Why.RESIZED, facts)))
@@ -92,6 +93,10 @@ def approach(
             decisions.append(Start(job=job, gpus=have, hosts=hosts, role=role, reason=why(job, have)))
             view.rooms.take(hosts, have)
     return decisions
+
+
+def _too_late(view: View, job: Job, gpus: int) -> bool:
+    return gpus > 0 and view.switch_s(job, gpus) >= view.left_s
 
 
 def _resize(view: View, job: Job, gpus: int, hosts: tuple[str, ...], reason: Reason) -> Resize:

@@ -140,6 +140,16 @@ def test_of_jobs_nothing_is_known_of_all_get_equal_shares_and_new_ones():
     assert [a.job_id for a in driver.exits("a", 0) if isinstance(a, Suspend)] == [2]
 
 
+@pytest.mark.parametrize(("deadline", "grows"), [(89.0, False), (91.0, True)])
+def test_a_job_that_could_not_go_on_before_the_allocation_ends_is_left_as_it_is(deadline, grows):
+    """Saving begins 60 s before the deadline, and 10 s earlier for a's own save; the switch takes 20 s."""
+    jobs = [a_job("a", "cost", 9000), a_job("b", "cost", 9000)]
+    for policy in ({"policy": "equal", "resize": "always"}, {"policy": "equal"}):
+        driver = Driver(*jobs, gpus=4, profiles=ALL, deadline=deadline, **policy)
+        driver.runs("a", "b")
+        assert [type(a) for a in driver.exits("b", 0)] == [Suspend] * grows
+
+
 def test_who_is_sent_away_by_the_user_has_no_share():
     jobs = [a_job("a", "line", 9000), a_job("b", "line", 9000)]
     driver = Driver(*jobs, gpus=4, profiles=ALL, policy="equal")
