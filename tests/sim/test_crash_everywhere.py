@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hpcsched.core import events as ev
@@ -48,7 +50,8 @@ ONE_BY_ONE = Scene(
     policy="exclusive",
     commands=(command(ev.CancelRequested, 70.0, 3),),
 )
-SCENES = {"contended": CONTENDED, "one-by-one": ONE_BY_ONE}
+PLANNED = replace(CONTENDED, policy="planner", options={"budget": 5})
+SCENES = {"contended": CONTENDED, "one-by-one": ONE_BY_ONE, "planned": PLANNED}
 
 
 @pytest.fixture(scope="module", params=SCENES)
