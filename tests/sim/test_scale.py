@@ -100,7 +100,7 @@ def test_a_simulation_without_stories_decides_the_same(policy, jobs, gpus, nodes
 
 
 @settings(max_examples=150, deadline=None)
-@given(jobs=job_sets(after=True), happenings=happenings)
+@given(jobs=st.booleans().flatmap(lambda after: job_sets(after=after)), happenings=happenings)
 def test_also_where_jobs_are_spoken_of_before_they_come(jobs, happenings):
     rest = {"gpus": 4, "nodes": 2, "happenings": happenings}
     full = decisions(jobs, POLICIES[0], stories=True, **rest)
@@ -108,25 +108,36 @@ def test_also_where_jobs_are_spoken_of_before_they_come(jobs, happenings):
 
 
 def test_jobs_are_known_when_they_come_and_looked_at_where_that_can_change_something():
-    jobs = [a_job(f"j{i}", "fixed", 4, gpus=1, submit_at=10.0 * (i // 2)) for i in range(20)]
-    wide = [a_job(f"w{i}", "slow", 500, submit_at=100.0) for i in range(3)]
+    jobs = [a_job(f"j{i}", "fixed", 10, gpus=1, submit_at=10.0 * (i // 2)) for i in range(20)]
+    wide = [a_job(f"w{i}", "slow", steps, submit_at=100.0) for i, steps in enumerate((100, 100, 500))]
+    late = a_job("late", "fixed", 10, gpus=1, submit_at=200.0)
     known, observed, events = [], set(), Counter()
 
     def watch(event, actions, machine: Machine) -> None:
         events[type(event)] += 1
         if isinstance(event, ev.JobsSubmitted):
-            known.append((event.at, len(machine.jobs)))
+            known.append((event.at, len(machine.jobs), machine.unfinished))
         if isinstance(event, ev.ProgressObserved):
             for seen in event.progress:
                 job = machine.active[seen.job_id]
                 assert seen.attempt == job.attempt
                 observed.add(job.spec.name)
 
-    machine = Simulation([*wide, *jobs], PROFILES, gpus=11, stories=False, watch=watch).run()
+    machine = Simulation([*wide, late, *jobs], PROFILES, gpus=11, stories=False, watch=watch).run()
     assert machine.finished
-    assert known == [(0.0, 0)] + [(10.0 * i, 2 * i + 2) for i in range(10)] + [(100.0, 23)]
+    assert machine.changed == set()
+    # Those that come are in before those that leave at the same time are out.
+    assert known == [
+        (0.0, 0, 0),
+        (0.0, 2, 2),
+        *((10.0 * i, 2 * i + 2, 4) for i in range(1, 10)),
+        (100.0, 23, 5),
+        (200.0, 24, 2),
+    ]
     assert [job.spec.name for job in machine.jobs.values() if job.attempts[0].role == "secondary"] == ["w2"]
     assert observed == {"w2"}
+    w2 = next(job for job in machine.jobs.values() if job.spec.name == "w2")
+    assert [attempt.role for attempt in w2.attempts] == ["secondary", "primary"]
     assert events[ev.TimerFired] == 0
 
 

@@ -125,7 +125,8 @@ def test_apps_whose_steps_are_known_need_none(read):
         1,a,0,cifar10,6,2048
         1,b,1,cifar10,6,600
         1,c,2,bert,1,4
-        2,a,3,ncf,1,32768
+        1,d,3,ncf,1,32768
+        2,a,4,ncf,1,32768
         """,
         workload="1",
     )
@@ -133,6 +134,7 @@ def test_apps_whose_steps_are_known_need_none(read):
         ("a", "cifar10 (global batch 1024)", 5722, (1, 1, None)),
         ("b", "cifar10 (global batch 512)", 10615, (1, 1, None)),
         ("c", "bert (global batch 12)", 14774, (1, 1, None)),
+        ("d", "ncf (global batch 32768)", 1548, (1, 1, None)),
     ]
     assert Simulation(found.jobs, load_profiles("pollux-t4"), gpus=4, nodes=2).run().finished
 
