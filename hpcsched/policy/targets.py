@@ -88,7 +88,7 @@ def approach(
     for job in view.waiting(view.rooms.fits):
         target = targets.get(job.id, 0)
         have, hosts = view.rooms.pick(target, job.spec.nodes)
-        if have >= max(1, job.spec.gpus_min) and (have == target or not wait):
+        if have and (have == target or not wait):
             role = _role(view, job, have)
             decisions.append(Start(job=job, gpus=have, hosts=hosts, role=role, reason=why(job, have)))
             view.rooms.take(hosts, have)
@@ -96,7 +96,7 @@ def approach(
 
 
 def _too_late(view: View, job: Job, gpus: int) -> bool:
-    return gpus > 0 and view.switch_s(job, gpus) >= view.left_s
+    return view.switch_s(job, gpus or job.width) >= view.left_s
 
 
 def _resize(view: View, job: Job, gpus: int, hosts: tuple[str, ...], reason: Reason) -> Resize:
