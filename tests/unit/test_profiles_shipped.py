@@ -37,7 +37,9 @@ def test_every_data_file_is_installed() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     installed = setup["options.data_files"]["share/hpcsched/profiles"].split()
-    assert sorted(installed) == sorted(["profiles/README.md", *(f"profiles/{path.name}" for path in FILES)])
+    tables = (ROOT / "profiles").glob("*.csv")
+    there = ["profiles/README.md", *(f"profiles/{path.name}" for path in [*FILES, *tables])]
+    assert sorted(installed) == sorted(there)
     assert set(shipped()) >= {path.stem for path in FILES}
 
 
