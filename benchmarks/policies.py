@@ -12,13 +12,14 @@ MARBLE and `exclusive`, which all others are measured by, always go by exact pro
 --no-profiles the others go by wrong ones or by none, while jobs run by the exact ones; MARBLE with the same
 wrong ones then has a line of its own.
 
-The raw ratios of all sets are written to benchmarks/results/.
+The raw ratios of all sets are written to benchmarks/results/, or printed with --json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -276,7 +277,9 @@ def main() -> int:
     about = machine()
     tasks = [Task(options.first_seed + i, options) for i in range(options.sets)]
     results: dict[str, dict[str, dict[str, float]]] = {label: {} for label in options.specs}
-    with Pool(options.workers) as pool:
+    # So that the workers are ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with Pool(options.workers, signal.signal, (signal.SIGTERM, signal.SIG_DFL)) as pool:
         for number, (name, by_policy) in enumerate(pool.imap(compare, tasks), 1):
             for label, row in by_policy.items():
                 results[label][name] = row
@@ -297,7 +300,7 @@ def main() -> int:
         "rows": [asdict(row) for label, found in results.items() for row in rows(label, found)],
     }
     output = options.output
-    if output is None and not options.quick:
+    if output is None and not options.quick and not options.json:
         output = HERE / "results" / f"{about['date'][:10]}-policies{_variant(options)}.json"
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)

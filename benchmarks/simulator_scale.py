@@ -156,4 +156,7 @@ if __name__ == "__main__":
         # The first argument that is no switch; `main` knows the others.
         given = [i for i, text in enumerate(sys.argv) if i and not text.startswith("-")][:1]
         file = sys.argv.pop(given[0]) if given else None
-        main("size of simulations", lambda options: measure(options, file))
+        main(
+            "Size of simulations; an argument TRACE.csv has that trace simulated too.",
+            lambda options: measure(options, file),
+        )

@@ -50,6 +50,8 @@ def check_samples(results: dict[str, Any]) -> None:
         ("monitoring", {"cpu_slots_s", "nvml_our_part_s"}),
         ("idle_agent", {"window_cpu_s", "window_wall_s", "rss_mib", "pss_mib"}),
         ("throughput", {"first_start_s", "noop_80_wall_s", "noop_80_ends_s", "xargs_80_wall_s"}),
+        ("simulator_scale", {"jobs_1000_taken_s", "jobs_2000_events", "jobs_2000_peak_mib", "growth"}),
+        ("policies", {"exclusive_jct_over_bound", "marble_makespan_over_bound", "planner_longest_plan_s"}),
     ],
 )
 def test_each_runs_and_prints_its_samples(tmp_path: Path, name: str, expected: set[str]) -> None:
@@ -61,6 +63,32 @@ def test_each_runs_and_prints_its_samples(tmp_path: Path, name: str, expected: s
 def test_what_does_not_depend_on_the_machine_is_right(tmp_path: Path) -> None:
     page = run(tmp_path, "marble_tables")
     assert all(row["ok"] for row in page["rows"] if row["goal"])
+
+
+def test_no_policy_is_better_than_the_bounds_and_the_planner_no_later_than_marble(tmp_path: Path) -> None:
+    found = run(tmp_path, "policies")["results"]
+    for name in ("exclusive", "marble", "equal", "optimus", "planner"):
+        for measure in ("makespan_over_bound", "jct_over_bound"):
+            assert all(ratio >= 1 - 1e-9 for ratio in found[f"{name}_{measure}"])
+    assert all(ratio <= 1 + 1e-9 for ratio in found["planner_makespan_over_marble"])
+
+
+def test_a_trace_is_simulated_too(tmp_path: Path) -> None:
+    trace = tmp_path / "two.csv"
+    trace.write_text("submit_s,duration_s,gpus\n0,10,1\n5,10,8\n9,10,1000\n")
+    page = run(tmp_path, "simulator_scale", str(trace))
+    assert page["results"]["trace_jobs"] == [2]
+    assert page["results"]["trace_left_out"] == [1]
+    check_samples(page["results"])
+
+
+def test_all_programs_that_have_samples_are_run(tmp_path: Path) -> None:
+    """But for the one that measures allocations, which needs a batch system."""
+    command = [sys.executable, str(BENCHMARKS / "run_all.py"), "--only", "nothing"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    programs = {path.stem for path in BENCHMARKS.glob("*.py")}
+    helpers = {"common", "run_all", "exact_digits", "allocations"}
+    assert all(name in done.stderr for name in programs - helpers)
 
 
 def test_status_imports_nothing_heavy(tmp_path: Path) -> None:
