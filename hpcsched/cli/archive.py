@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from hpcsched.agent.start import Life
-from hpcsched.cli.results import result_of
+from hpcsched.cli.results import Bounds, result_of
 from hpcsched.core.machine import Machine
 from hpcsched.core.profile import Profile
 from hpcsched.store.database import Database, FinishedJob, Run, iso
@@ -50,7 +50,8 @@ def _finished(life: Life) -> list[FinishedJob]:
         return iso(datetime.fromtimestamp(lived[-1].wall + (at - lived[-1].at) / life.speed, UTC))
 
     jobs = []
-    for result in result_of(machine).jobs:
+    unproven = Bounds(None, None)  # none is recorded, and finding them takes long for many jobs
+    for result in result_of(machine, bounds=unproven).jobs:
         job = machine.jobs[result.id]
         if not job.state.final or job.ended_s is None:
             continue
