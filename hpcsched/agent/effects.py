@@ -20,7 +20,7 @@ from hpcsched.agent.progress import MOST_STEPS, ProgressMeter
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, MakePlan, SetTimer, Suspend, Terminate
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import Progress
+from hpcsched.core.model import Kind, Progress
 from hpcsched.errors import LaunchError, StoreError
 from hpcsched.launch.base import Launcher, Workers
 
@@ -95,6 +95,8 @@ class _Attempt:
     output: Path
     meter: ProgressMeter | None
     watched: set[int]
+    teaches: bool
+    """Whether its throughput is its own: a stand-in only follows a profile."""
     ready: bool = False
     soon: float = 0.0
     record_seen: int | bytes = 0
@@ -178,6 +180,7 @@ class Effects:
             output=plan.output,
             meter=None,
             watched=set(workers.pidfds),
+            teaches=job.spec.kind is not Kind.REPLAY,
             soon=time.monotonic() + READY_SOON_S,
         )
         for descriptor in workers.pidfds:
@@ -309,10 +312,20 @@ class Effects:
     def progress(self) -> tuple[Progress, ...]:
         """How far the running attempts are, of those that tell."""
         return tuple(
-            Progress(job_id=a.job_id, attempt=a.attempt, step=a.meter.last.step, rate=a.meter.rate)
-            for a in self._attempts.values()
-            if a.meter and a.meter.last
+            Progress(
+                job_id=attempt.job_id,
+                attempt=attempt.attempt,
+                step=attempt.meter.last.step,
+                rate=attempt.meter.rate,
+                done_s=self._done_s(attempt.meter.last.t) if attempt.teaches else None,
+            )
+            for attempt in self._attempts.values()
+            if attempt.meter and attempt.meter.last
         )
+
+    def _done_s(self, wall: float) -> float:
+        """When a step was done that a program reported for a Unix time: it may say anything."""
+        return max(0.0, min(self._clock.now(), self._clock.at_wall(wall)))
 
     def wait_s(self) -> float:
         """Real seconds until `collect` should be called again, at most a quarter of one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 
 from hpcsched.agent.start import Life
 from hpcsched.cli.results import Bounds, result_of
+from hpcsched.core.jobs import Costs
 from hpcsched.core.machine import Machine
 from hpcsched.core.profile import Profile
 from hpcsched.store.database import Database, FinishedJob, Run, iso
@@ -82,17 +84,14 @@ def _finished(life: Life) -> list[FinishedJob]:
 
 def _learnt(machine: Machine, device: str) -> list[Profile]:
     profiles = []
-    for (model, nodes), table in machine.learned.items():
-        costs = machine.costs.get(model)
+    for profile in machine.lessons.beliefs.values():
+        costs = machine.costs.get(profile.model, Costs())
         profiles.append(
-            Profile(
-                model=model,
+            replace(
+                profile,
                 device=device,
-                nodes=nodes,
-                throughput=dict(table),
-                start_s=costs.start_s if costs else None,
-                suspend_s=costs.suspend_s if costs else None,
-                source="learned",
+                start_s=costs.start_s if profile.start_s is None else profile.start_s,
+                suspend_s=costs.suspend_s if profile.suspend_s is None else profile.suspend_s,
                 note="learnt while jobs ran",
             )
         )

@@ -51,6 +51,7 @@ class Deciding(Moves):
             unmet=self._unmet,
             in_time=self._in_time,
             profile=self.profile,
+            curve=self.curve,
             launch_s=self._launch_s,
             save_s=self._save_s,
             switch_s=self._switch_s,

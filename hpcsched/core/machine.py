@@ -94,7 +94,7 @@ class Machine(Deciding):
         self.policy = self._make_policy(event.policy, event.policy_options)
         self.policy_options = event.policy_options
         self.grace_s = event.grace_s
-        self.profiles.update({(p.model, p.nodes): p for p in event.profiles})
+        self._load(event.profiles)
         self.plan = None
         self.draining, self.drain_cause = False, ""
         self.deadline, self.reserve_s, self._drain_due = event.deadline, event.reserve_s, -inf
@@ -120,7 +120,7 @@ class Machine(Deciding):
         self._decide_after = True
 
     def _profiles_loaded(self, event: ev.ProfilesLoaded) -> None:
-        self.profiles.update({(p.model, p.nodes): p for p in event.profiles})
+        self._load(event.profiles)
         self.news += 1
         self._decide_after = True
 
@@ -164,9 +164,8 @@ class Machine(Deciding):
             job.step, job.reports = max(job.step, seen.step), True
             if seen.rate is not None and seen.rate > 0:
                 job.rate = seen.rate
-                key = (job.spec.model, job.spec.nodes)
-                if key not in self.profiles and not job.target:
-                    self.learned.setdefault(key, {})[job.width] = seen.rate
+            if seen.done_s is not None and job.state is JobState.RUNNING and not job.wanted:
+                self._decide_after |= self._learn(job, seen.step, seen.done_s)
 
     def _drain_requested(self, event: ev.DrainRequested) -> None:
         if not self.draining:
@@ -262,6 +261,7 @@ class Machine(Deciding):
             return
         job.ready = True
         job.current.ready_s = self.now
+        self._disturb(job)
         costs = self.costs.setdefault(job.spec.model, Costs())
         costs.start_s = self.now - job.current.start_s
         if job.wanted == "suspend" and job.state is not JobState.SUSPENDING:

@@ -6,13 +6,16 @@ Nothing here looks at events; `machine.Machine` says which event leads to which 
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from heapq import heappush
 from math import floor
 from typing import Any
 
 from hpcsched.core.actions import Action, Launch, SetTimer, Suspend, Terminate
 from hpcsched.core.jobs import Costs, Job, Target
+from hpcsched.core.learning import contradicts
 from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Role
+from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.state import RunState
 from hpcsched.errors import InvalidTransition
@@ -56,6 +59,7 @@ class Moves(RunState):
         job.attempts = (*job.attempts, attempt)
         self._to(job, JobState.STARTING)
         self.active[job.id] = job
+        self._disturb(job)
         for jobs in self._lists(job):
             insort(jobs, job, key=lambda j: (j.submit_s, j.id))
         self._do(Launch, job, gpus=gpus, role=role, resume=job.saved_step is not None)
@@ -75,6 +79,7 @@ class Moves(RunState):
     def _suspend(self, job: Job) -> None:
         self._to(job, JobState.SUSPENDING)
         job.current.signalled_s = self.now
+        self._disturb(job)
         self._do(Suspend, job)
         self._timer("grace", job, self._grace(job))
 
@@ -163,6 +168,8 @@ class Moves(RunState):
     def _end_attempt(self, job: Job, ended: Ended, keep: Target | None = None) -> None:
         attempt = job.current
         attempt.end_s, attempt.ended, attempt.to_step = self.now, ended, job.step
+        self._disturb(job)
+        self.lessons.gone(job.id)
         job.target, job.wanted = None, ""
         self._lease(job, keep.gpus if keep else ())
         del self.active[job.id]
@@ -253,6 +260,43 @@ class Moves(RunState):
         if due != self._drain_due:
             self._drain_due = due
             self._actions.append(SetTimer(at=self.now, cause=self._cause, key=DRAIN, due=due))
+
+    # --- what is learnt of models -----------------------------------------------------------
+
+    def _load(self, profiles: Iterable[Profile]) -> None:
+        self.profiles.update({(p.model, p.nodes): p for p in profiles})
+        for model, nodes in self.lessons.seen:
+            loaded = self.profiles.get((model, nodes)) or self.profiles.get((model, 1))
+            self.lessons.believe((model, nodes), loaded)
+
+    def _disturb(self, job: Job) -> None:
+        """Other jobs on its hosts go faster or slower from now on: what they did is one sample at most."""
+        self.lessons.disturb({self.devices[g].host for g in job.current.gpus if g in self.devices}, self.now)
+
+    def _learn(self, job: Job, step: int, at: float) -> bool:
+        """The job had done `step` steps at `at`: whether that says something new of its model."""
+        key, gpus = (job.spec.model, job.spec.nodes), job.width
+        seen = self.lessons.observe(job.id, job.attempt, key, gpus, self.hosts_of(job), step=step, at=at)
+        if seen is None or not seen.enough:
+            return False
+        loaded, believed = self.loaded(job), self.profile(job)
+        if believed and (loaded or gpus in believed.throughput) and not contradicts(believed, gpus, seen):
+            return False
+        self.lessons.believe(key, loaded)
+        self.news += 1
+        facts = {
+            "model": job.spec.model,
+            "gpus": gpus,
+            "rate": seen.rate,
+            "spread": seen.spread,
+            "samples": seen.samples,
+            "steps": seen.steps,
+            "before": f"{believed.source} profile: {believed.rate(gpus):.4g}"
+            if believed
+            else "not known before",
+        }
+        self._note(job, Reason(Why.LEARNED, facts))
+        return True
 
     # --- small things -----------------------------------------------------------------------
 

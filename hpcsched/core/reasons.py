@@ -54,6 +54,7 @@ class Why(StrEnum):
     DEVICE_LOST = "DeviceLost"
     ESCALATED = "Escalated"
     TIME_IS_UP = "TimeIsUp"
+    LEARNED = "Learned"
     COMPLETED = "Completed"
 
 
@@ -103,6 +104,8 @@ _WORDS = {
     Why.DEVICE_LOST: "GPU {gpu} was lost: {why}",
     Why.ESCALATED: "did not leave within {grace:.0f} s: {how}",
     Why.TIME_IS_UP: "the allocation ends in {left:.0f} s: {how}",
+    Why.LEARNED: "{model} does {rate:.4g} steps/s on {gpus} GPUs ({samples} samples of {steps} steps in all, "
+    "spread {spread:.1%}; {before})",
     Why.COMPLETED: "completed",
 }
 

@@ -9,6 +9,7 @@ from math import inf
 
 from hpcsched.core.actions import Action
 from hpcsched.core.jobs import Costs, Job
+from hpcsched.core.learning import Key, Lessons
 from hpcsched.core.model import Device, JobState
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile, cost_at
@@ -58,7 +59,7 @@ class RunState:
         """A heap of (submit_s, id): the jobs that are still to come."""
         self.profiles: dict[tuple[str, int], Profile] = {}
         """By model and number of hosts."""
-        self.learned: dict[tuple[str, int], dict[int, float]] = {}
+        self.lessons = Lessons()
         self.costs: dict[str, Costs] = {}
         self.draining = False
         self.drain_cause = ""
@@ -115,19 +116,17 @@ class RunState:
         return self.jobs[self.by_name[key]] if job is None and key in self.by_name else job
 
     def profile(self, job: Job) -> Profile | None:
-        """What is known of the job's model: the profile loaded, else what this run has learnt."""
-        # How a model scales within a host says most of how it does on several with the same count each:
-        # more than the few counts that this run has seen.
-        model = job.spec.model
-        keys = ((model, job.spec.nodes), (model, 1))
-        for key in keys:
-            if key in self.profiles:
-                return self.profiles[key]
-        for key in keys:
-            if key in self.learned:
-                table = self.learned[key]
-                return Profile(model=model, device="", nodes=key[1], throughput=table, source="learned")
-        return None
+        """What is known of the job's model: the profile loaded, corrected by what this run has seen; or just
+        what it has seen."""
+        return _of_model(job, self.lessons.beliefs, self.profiles)
+
+    def curve(self, job: Job) -> Profile | None:
+        """The same, where counts that nobody has measured are estimated from those that were seen."""
+        return _of_model(job, self.lessons.curves, self.profiles)
+
+    def loaded(self, job: Job) -> Profile | None:
+        """The profile of the job's model that was loaded, whatever was seen since."""
+        return _of_model(job, {}, self.profiles)
 
     def rooms(self) -> Rooms:
         """The free GPUs, host by host; hosts with none are there too."""
@@ -255,3 +254,12 @@ class RunState:
             return 0.0
         cost = profile.launch_s(job.width, first=job.attempt == 1) or 0.0
         return max(0.0, job.current.start_s + cost - self.now)
+
+
+def _of_model(job: Job, first: Mapping[Key, Profile], then: Mapping[Key, Profile]) -> Profile | None:
+    # How a model scales within a host says most of how it does on several with the same count each.
+    model = job.spec.model
+    for key in ((model, job.spec.nodes), (model, 1)):
+        if found := first.get(key) or then.get(key):
+            return found
+    return None

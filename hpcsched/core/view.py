@@ -90,11 +90,12 @@ class View:
     `blocked()` those that wait for others to complete, whose names `unmet(job)` gives.
     `in_time(job, others)` says whether a waiting job can still be started, together with `others`, before
     the allocation ends.
-    `profile(job)` is None for a model never measured; `launch_s(job, gpus, first=)` is the seconds from a
-    launch to the first step, `save_s(job)` those of saving and leaving, `switch_s(job, gpus)` those that
-    suspending the job and resuming it on `gpus` GPUs costs; `start_left_s(job)` those until a job that is
-    starting does its first step; `left_s` those until all jobs have to save because the allocation ends
-    (infinite if it does not).
+    `profile(job)` is None for a model never measured; of one that only this run has seen it has just the
+    counts that were seen, where `curve(job)` has estimates of the others.
+    `launch_s(job, gpus, first=)` is the seconds from a launch to the first step, `save_s(job)` those of
+    saving and leaving, `switch_s(job, gpus)` those that suspending the job and resuming it on `gpus` GPUs
+    costs; `start_left_s(job)` those until a job that is starting does its first step; `left_s` those until
+    all jobs have to save because the allocation ends (infinite if it does not).
     `plan` is the policy's newest plan in this life of the run; `news` counts what no plan foresaw.
     """
 
@@ -114,6 +115,7 @@ class View:
     unmet: Callable[[Job], list[str]]
     in_time: Callable[[Job, Sequence[Job]], bool]
     profile: Callable[[Job], Profile | None]
+    curve: Callable[[Job], Profile | None]
     launch_s: LaunchCost
     save_s: Callable[[Job], float]
     switch_s: Callable[[Job, int], float]

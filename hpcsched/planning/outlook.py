@@ -14,6 +14,7 @@ from math import ceil, floor, inf
 from statistics import median
 
 from hpcsched.core.jobs import Job
+from hpcsched.core.learning import USUAL_SCALING
 from hpcsched.core.model import JobState
 from hpcsched.core.rooms import Rooms
 from hpcsched.core.view import View
@@ -21,9 +22,6 @@ from hpcsched.planning.standin import EPSILON
 
 USUAL_TIME_S = 3600.0
 """Taken for a job's time on one GPU where nothing is known of it, nor of any other job."""
-
-USUAL_SCALING = 0.8
-"""Taken for the exponent of throughput over GPUs of a model of which nothing is known."""
 
 OVERDUE = 0.1
 """A job whose steps are not known is taken to need at least this share of a usual job's time more."""
@@ -129,7 +127,7 @@ class Outlook:
         least, most = view.limits(job)
         if least > most or nodes > len(self.view.capacity.by_host()):
             return False  # not on the GPUs there are
-        profile, steps = view.profile(job), job.spec.steps
+        profile, steps = view.curve(job), job.spec.steps
         known = profile is not None and steps is not None
         rate = [profile.rate(g) if profile else g**USUAL_SCALING for g in range(1, most + 1)]
         if profile is None or steps is None:
@@ -183,7 +181,7 @@ def _usual_time_s(view: View) -> float:
     """The median of the times that the known jobs have left on one GPU."""
     times = []
     for job in [*view.running, *(view.jobs[i] for i in islice(view.queue.walk(lambda *_: True), 100))]:
-        profile = view.profile(job)
+        profile = view.curve(job)
         if profile and job.remaining is not None:
             times.append(job.remaining / profile.rate(1))
     return median(times) if times else USUAL_TIME_S

@@ -25,6 +25,9 @@ from hpcsched.planning.standin import Course
 from hpcsched.policy import make_policy
 
 SIM_HOST = "node"
+LOOK_PERIOD_S = 10.0
+"""How often the progress of all jobs is looked at where that can teach something, as the agent does."""
+
 TERMINATED = 128 + 15
 _ARRIVAL = attrgetter("submit_at")
 
@@ -49,7 +52,7 @@ class Simulation:
             in it goes on from its last known step. The arguments above are not looked at then.
         stories: off leaves out what only people look at; large simulations take less time and memory then.
             Unless something speaks of them earlier, jobs are then submitted, and numbered, as they come.
-        truth: how fast jobs really run, where that differs from the profiles the run goes by.
+        truth: how fast jobs really run, where that differs from the profiles the run goes by: it learns.
         happenings: events from outside, such as commands and lost devices, each at its time.
         watch: called with each event and the actions it led to (tests compare them with a live run).
     Raises ConfigError for a job that has no profile or no step count.
@@ -81,10 +84,12 @@ class Simulation:
         )
         self._policy, self._options = policy, dict(options or {})
         self._watch = watch
-        self._agenda: list[tuple[float, int, ev.Event]] = []
+        self._agenda: list[tuple[float, int, ev.Event | None]] = []
+        """What is to come; None is a look at how far the jobs are."""
         self._sequence = 0
         self._observed_at = -1.0
         self._look_due = -1.0
+        self._looks = False
         self._runs: dict[int, _Run] = {}
         self._watched: dict[int, _Run] = {}
         """Those of the runs whose progress can change a decision; with stories, all."""
@@ -109,6 +114,10 @@ class Simulation:
             self._begin()
         while self._agenda and self._agenda[0][0] <= until:
             at, ticket, event = heappop(self._agenda)
+            if event is None:
+                self._observe(at)
+                self._look_later()
+                continue
             if isinstance(event, ev.WorkersExited):
                 run = self._runs.get(event.job_id)
                 if run is None or run.ticket != ticket:
@@ -161,6 +170,12 @@ class Simulation:
                 self._end_now(job.id, run)
             else:
                 self._set_off(job.id, run)
+
+    def _look_later(self) -> None:
+        self._sequence += 1
+        self._looks = bool(self._runs)
+        if self._looks:
+            heappush(self._agenda, (self.machine.now + LOOK_PERIOD_S, self._sequence, None))
 
     def _still_wanted(self, event: ev.TimerFired) -> bool:
         """A grace timer of an attempt that is over need not be looked at."""
@@ -221,8 +236,11 @@ class Simulation:
 
     def _now_runs(self, job: Job, run: _Run) -> _Run:
         self._runs[job.id] = run
+        if self._truth is not None and not self._looks:
+            self._look_later()
         policy = self.machine.policy
-        if self._stories or policy is None or policy.watches(job):
+        always = self._stories or self._truth is not None
+        if always or policy is None or policy.watches(job):
             self._watched[job.id] = run
         return run
 

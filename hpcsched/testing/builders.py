@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from math import floor
 from typing import Any
 
 from hpcsched.core import events as ev
@@ -136,6 +137,18 @@ class Driver:
         news = Progress(job_id=about.id, attempt=about.attempt, step=step, rate=rate)
         return self.tell(ev.ProgressObserved, progress=(news,))
 
+    def trains(self, job: int | str, rate: float, seconds: float = 40.0) -> list[Action]:
+        """The job does `rate` steps a second for so long, and is looked at every 10 s, as agents do."""
+        about, begun = self.job(job), self.now
+        first, actions = about.step, []
+        for look in range(round(seconds / 10) + 1):
+            self.now = begun + 10 * look
+            step = first + floor(10 * look * rate)
+            done_s = begun + (step - first) / rate
+            news = Progress(job_id=about.id, attempt=about.attempt, step=step, rate=rate, done_s=done_s)
+            actions += self.tell(ev.ProgressObserved, progress=(news,))
+        return actions
+
     def saves(self, job: int | str, step: int) -> list[Action]:
         return self.tell(ev.CheckpointSaved, job, step=step)
 
@@ -258,7 +271,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "waiting": list(machine.queue.walk(lambda need, nodes: True)),
         "arrivals": sorted(machine.arrivals),
         "profiles": machine.profiles,
-        "learned": machine.learned,
+        "lessons": machine.lessons,
         "costs": machine.costs,
         "draining": machine.draining,
         "deadline": machine.deadline,

@@ -120,14 +120,25 @@ class AnythingGoes(RuleBasedStateMachine):
         self.driver.runs(self.pick_active(number))
 
     @precondition(lambda self: self.machine.active)
-    @rule(number=some_job, steps=st.integers(0, 40), off=attempts_off, rate=st.sampled_from([None, 0.0, 2.5]))
-    def reports(self, number, steps, off, rate):
+    @rule(
+        number=some_job,
+        steps=st.integers(0, 40),
+        off=attempts_off,
+        rate=st.sampled_from([None, 0.0, 2.5]),
+        ago_s=st.sampled_from([None, 0.0, 0.5, 1e308]),
+    )
+    def reports(self, number, steps, off, rate, ago_s):
         job = self.driver.job(self.pick_active(number))
-        news = ev.ProgressObserved(
-            at=self.driver.now,
-            progress=(Progress(job_id=job.id, attempt=job.attempt + off, step=job.step + steps, rate=rate),),
+        done_s = None if ago_s is None else self.driver.now - ago_s
+        news = Progress(
+            job_id=job.id, attempt=job.attempt + off, step=job.step + steps, rate=rate, done_s=done_s
         )
-        self.driver.handle(news)
+        self.driver.handle(ev.ProgressObserved(at=self.driver.now, progress=(news,)))
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, rate=st.sampled_from([0.6, 2.5, 1e9]))
+    def trains(self, number, rate):
+        self.driver.trains(self.pick_active(number), rate)
 
     @precondition(lambda self: self.machine.active)
     @rule(number=some_job, off=attempts_off)

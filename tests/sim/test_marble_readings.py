@@ -253,7 +253,7 @@ def test_an_unknown_model_keeps_to_its_own_limits():
 def test_learnt_throughput_counts_from_the_next_decision_on():
     driver = Driver(a_job("x", "new"), a_job("y", "new", after=("x",)), profiles=ALL)
     driver.runs("x")
-    driver.reports("x", 20, rate=2.5)
+    driver.trains("x", rate=2.5)
     profile = driver.machine.profile(driver.job("y"))
     assert (profile.source, profile.throughput) == ("learned", {3: 2.5})
     driver.exits("x", 0)
@@ -264,19 +264,11 @@ def test_learnt_throughput_counts_from_the_next_decision_on():
 def test_several_learnt_counts_tell_which_is_best():
     driver = Driver(a_job("x", "new", gpus=1), a_job("y", "new", gpus=4), profiles=ALL)
     driver.runs("x", "y")
-    driver.reports("x", 10, rate=2.0)
-    driver.reports("y", 10, rate=1.5)
+    driver.trains("x", rate=2.0)
+    driver.trains("y", rate=1.5)
     driver.exits("y", 0)
     driver.submit(a_job("z", "new"))
     assert len(leases(driver)["z"]) == 1
-
-
-def test_nothing_is_learnt_of_a_measured_model_nor_from_no_rate():
-    driver = Driver(a_job("a", "three"), a_job("x", "new"), profiles=ALL)
-    driver.reports("a", 5, rate=9.0)
-    driver.reports("x", 5, rate=0.0)
-    assert driver.machine.learned == {}
-    assert driver.job("a").rate == 9.0
 
 
 # --- exclusive, options, going on from a state ---------------------------------------------------------

@@ -401,11 +401,10 @@ def a_mixed_run() -> Driver:
     driver.cancel("unwanted")
     driver.exits("unwanted", 143)
     driver.now = 30.0
-    driver.reports("seen", 60, rate=2.0)
     driver.exits("plain", 0)
-    driver.now = 61.0
+    driver.trains("seen", rate=2.0)
     driver.exits("done", 0, 1000, 1000)
-    driver.now = 70.0
+    driver.now = 80.0
     driver.exits("seen", 0, 130, 130)
     return driver
 

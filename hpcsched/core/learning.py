@@ -1,0 +1,230 @@
+"""Throughput seen while jobs run, and what it says of the GPU counts that no job has run on yet.
+
+A sample is a stretch of one attempt, long enough to be timed, in which nothing began or ended on the hosts
+of its job. From `LEAST_SAMPLES` of them on, the throughput of a model on a count is believed where it says
+something new: where nothing was known, or where it contradicts the profile by more than both are uncertain.
+
+The other counts follow from a Gaussian process over the logarithm of the throughput: the profile (or, where
+there is none, a usual scaling) times an unknown factor common to all counts, a smooth unknown change with
+the count, and an unknown error of each count. What was seen settles them as far as it goes; the rest shows
+as `Profile.spread`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, inf, log, sqrt
+
+from hpcsched.core.profile import Profile
+
+Key = tuple[str, int]
+"""A model, and on how many hosts it runs."""
+
+LEAST_STEPS, LEAST_S = 5, 2.0
+"""A stretch is a sample from this many steps and seconds on."""
+
+LEAST_SAMPLES = 3
+"""The throughput on a count is not believed from fewer."""
+
+TOLERANCE = 0.05
+"""Share by which a throughput may differ from what is believed, at least, and be no contradiction."""
+
+USUAL_SCALING = 0.8
+"""Taken for the exponent of throughput over GPUs of a model of which nothing is known."""
+
+_GRID = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+"""The counts on each host that a curve without a profile is worked out for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prior:
+    """Standard deviations of what is unknown of the log throughput, and over what factor in the GPU count
+    the smooth part of it changes."""
+
+    common: float
+    smooth: float
+    single: float
+    reach: float = log(4.0)
+
+    def covariance(self, a: int, b: int) -> float:
+        near = exp(-0.5 * (log(a / b) / self.reach) ** 2)
+        return self.common**2 + self.smooth**2 * near + self.single**2 * (a == b)
+
+
+_OF_A_PROFILE = _Prior(common=0.15, smooth=0.1, single=0.1)
+_OF_NOTHING = _Prior(common=20.0, smooth=0.5, single=0.05)
+
+
+@dataclass(slots=True)
+class Seen:
+    """The samples of a model on one count: how many, their steps and seconds in all, and how they vary."""
+
+    samples: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    _mean: float = 0.0
+    _squares: float = 0.0
+
+    def add(self, steps: int, seconds: float) -> None:
+        """Take one more sample in."""
+        self.samples += 1
+        self.steps += steps
+        self.seconds += seconds
+        off = log(steps / seconds) - self._mean
+        self._mean += off / self.samples
+        self._squares += off * (log(steps / seconds) - self._mean)
+
+    @property
+    def rate(self) -> float:
+        """Steps per second over all samples."""
+        return self.steps / self.seconds
+
+    @property
+    def spread(self) -> float:
+        """Relative standard deviation between the samples; infinite for fewer than two."""
+        return sqrt(self._squares / (self.samples - 1)) if self.samples > 1 else inf
+
+    @property
+    def error(self) -> float:
+        """Relative standard error of the rate."""
+        return self.spread / sqrt(self.samples) if self.samples > 1 else inf
+
+    @property
+    def enough(self) -> bool:
+        return self.samples >= LEAST_SAMPLES
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """The start of a sample: the step that was done at `at` (run clock)."""
+
+    attempt: int
+    step: int
+    at: float
+
+
+@dataclass(slots=True)
+class Lessons:
+    """What a run has seen of its models' throughput. Counts are on each host of a job."""
+
+    seen: dict[Key, dict[int, Seen]] = field(default_factory=dict)
+    beliefs: dict[Key, Profile] = field(default_factory=dict)
+    """What to go by instead of the profile: it corrected, or the counts seen where there is none."""
+    curves: dict[Key, Profile] = field(default_factory=dict)
+    """The same, with the counts that were not seen estimated."""
+    _open: dict[int, _Stretch] = field(default_factory=dict)
+    _quiet_since: dict[str, float] = field(default_factory=dict)
+
+    def disturb(self, hosts: Iterable[str], now: float) -> None:
+        """Something began or ended on these hosts: no sample goes across it."""
+        for host in hosts:
+            self._quiet_since[host] = now
+
+    def gone(self, job_id: int) -> None:
+        """The job's attempt is over, or about to leave."""
+        self._open.pop(job_id, None)
+
+    def observe(
+        self, job_id: int, attempt: int, key: Key, gpus: int, hosts: Iterable[str], *, step: int, at: float
+    ) -> Seen | None:
+        """The attempt had done `step` steps at `at` (run clock).
+
+        Returns all that was seen of this model on this count if that completes a sample.
+        """
+        quiet_since = max((self._quiet_since.get(host, 0.0) for host in hosts), default=0.0)
+        start = self._open.get(job_id)
+        if start is None or start.attempt != attempt or start.at < quiet_since or at < start.at:
+            if at >= quiet_since:
+                self._open[job_id] = _Stretch(attempt, step, at)
+            return None
+        if step - start.step < LEAST_STEPS or at - start.at < LEAST_S:
+            return None
+        self._open[job_id] = _Stretch(attempt, step, at)
+        seen = self.seen.setdefault(key, {}).setdefault(gpus, Seen())
+        seen.add(step - start.step, at - start.at)
+        return seen
+
+    def points(self, key: Key) -> dict[int, Seen]:
+        """The counts of a model that enough was seen of."""
+        return {gpus: seen for gpus, seen in sorted(self.seen.get(key, {}).items()) if seen.enough}
+
+    def believe(self, key: Key, profile: Profile | None) -> None:
+        """Go by what was seen of a model, and by the profile that was loaded for it."""
+        points = self.points(key)
+        if points and profile is None:
+            self.beliefs[key] = as_seen(key, points)
+            self.curves[key] = estimated(self.beliefs[key], points)
+        elif profile and any(contradicts(profile, gpus, seen) for gpus, seen in points.items()):
+            self.beliefs[key] = self.curves[key] = corrected(profile, points)
+        else:
+            self.beliefs.pop(key, None)
+            self.curves.pop(key, None)
+
+
+def contradicts(profile: Profile, gpus: int, seen: Seen) -> bool:
+    """Whether what was seen differs from the profile by more than both are uncertain."""
+    spread = (profile.spread or {}).get(gpus, 0.0) if profile.source != "learned" else 0.0
+    return abs(log(seen.rate / profile.rate(gpus))) > max(TOLERANCE, 2 * spread, 2 * seen.error)
+
+
+def as_seen(key: Key, points: Mapping[int, Seen]) -> Profile:
+    """A profile of the counts that were seen, and of no others."""
+    model, nodes = key
+    return Profile(
+        model=model,
+        device="",
+        nodes=nodes,
+        throughput={gpus: seen.rate for gpus, seen in points.items()},
+        spread={gpus: seen.spread for gpus, seen in points.items()},
+        source="learned",
+    )
+
+
+def corrected(profile: Profile, points: Mapping[int, Seen]) -> Profile:
+    """The profile as what was seen makes it most likely, with its uncertainty by count."""
+    counts = sorted({*profile.throughput, *points})
+    return _posterior(profile, counts, [profile.rate(g) for g in counts], points, _OF_A_PROFILE)
+
+
+def estimated(profile: Profile, points: Mapping[int, Seen]) -> Profile:
+    """A curve through the points of an `as_seen` profile, with a usual scaling where there are none."""
+    counts = sorted({*_GRID, *points})
+    return _posterior(profile, counts, [g**USUAL_SCALING for g in counts], points, _OF_NOTHING)
+
+
+def _posterior(
+    profile: Profile,
+    counts: Sequence[int],
+    expected: Sequence[float],
+    points: Mapping[int, Seen],
+    prior: _Prior,
+) -> Profile:
+    """The Gaussian process with this prior, given the points: its mean and standard deviation by count."""
+    expect = {g: log(x) for g, x in zip(counts, expected, strict=True)}
+    at = list(points)
+    between = [[prior.covariance(a, b) + (a == b) * points[a].error ** 2 for b in at] for a in at]
+    off = [log(points[g].rate) - expect[g] for g in at]
+    throughput, spread = {}, {}
+    for g in counts:
+        to = [prior.covariance(g, other) for other in at]
+        pull = _solve(between, to)
+        throughput[g] = exp(expect[g] + sum(p * o for p, o in zip(pull, off, strict=True)))
+        left = prior.covariance(g, g) - sum(p * c for p, c in zip(pull, to, strict=True))
+        spread[g] = sqrt(max(0.0, left))
+    return replace(profile, throughput=throughput, spread=spread, source="learned")
+
+
+def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """x with matrix x = right, for a positive definite matrix: Gaussian elimination needs no pivots there."""
+    rows = [[*row, y] for row, y in zip(matrix, right, strict=True)]
+    size = len(rows)
+    for k in range(size):
+        for i in range(k + 1, size):
+            share = rows[i][k] / rows[k][k]
+            rows[i] = [a - share * b for a, b in zip(rows[i], rows[k], strict=True)]
+    found = [0.0] * size
+    for k in reversed(range(size)):
+        known = sum(rows[k][j] * found[j] for j in range(k + 1, size))
+        found[k] = (rows[k][size] - known) / rows[k][k]
+    return found
