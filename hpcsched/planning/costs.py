@@ -17,7 +17,7 @@ def time_left(view: View, job: Job, gpus: int) -> float | None:
 
     None without a profile or a step count.
     """
-    profile, remaining = view.profile(job), job.remaining
+    profile, remaining = view.curve(job), job.remaining
     return None if profile is None or remaining is None else remaining / profile.rate(gpus)
 
 

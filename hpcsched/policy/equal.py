@@ -12,7 +12,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, View
 from hpcsched.planning.costs import time_left
-from hpcsched.policy.targets import approach, curve, least_counts
+from hpcsched.policy.targets import approach, least_counts
 
 
 class Equal:
@@ -54,7 +54,7 @@ class Equal:
             "its equal share now",
             *(time_left(view, job, count) for count in (job.width, gpus)),
         )
-        if self.resize == "always" or now is None or then is None or not curve(view, job):
+        if self.resize == "always" or now is None or then is None or not view.curve(job):
             return words
         stay_s = view.start_left_s(job) + now
         go_s = view.switch_s(job, gpus) + (then if gpus > job.width else 0.0)
@@ -77,5 +77,5 @@ def shares(view: View) -> dict[int, int]:
 
 def _most(view: View, job: Job) -> int:
     least, most = view.limits(job)
-    profile = curve(view, job)
+    profile = view.curve(job)
     return profile.optimal(most, least) if profile else most

@@ -15,7 +15,7 @@ from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, LookAgain, Replan, Start, View
 from hpcsched.planning.costs import time_left
 from hpcsched.policy.options import Number
-from hpcsched.policy.targets import approach, coming, curve, least_counts
+from hpcsched.policy.targets import approach, coming, least_counts
 
 
 class Optimus:
@@ -97,7 +97,7 @@ def _hand_out(view: View, *, only_waiting: bool = False, without: Collection[int
     share = view.capacity.left // max(1, len(view.running) + view.waiting_count)
 
     def floor(job: Job) -> int:
-        known = curve(view, job) and job.remaining is not None
+        known = view.curve(job) and job.remaining is not None
         return 0 if known else share // job.spec.nodes
 
     counts, left = least_counts(view, floor, only_waiting=only_waiting, without=without)
@@ -116,7 +116,7 @@ def _hand_out(view: View, *, only_waiting: bool = False, without: Collection[int
 
 def _entry(view: View, job: Job, gpus: int) -> tuple[float, float, int] | None:
     """(minus the seconds saved per GPU by one more on each host, arrival, id); None: it gains nothing."""
-    if gpus >= view.limits(job)[1] or not curve(view, job):
+    if gpus >= view.limits(job)[1] or not view.curve(job):
         return None
     now, then = time_left(view, job, gpus), time_left(view, job, gpus + 1)
     if now is None or then is None or then >= now:

@@ -129,7 +129,8 @@ class Planner:
             ),
             ends={ids[i]: sketch.ends[i] for i in range(len(works))},
             slack_s={
-                ids[i]: _slack_s(view, work, sketch.ends[i] - outlook.now) for i, work in enumerate(works)
+                ids[i]: _slack_s(view, work, caps[i], sketch.ends[i] - outlook.now)
+                for i, work in enumerate(works)
             },
             latest={ids[i]: limit for i, limit in enumerate(latest) if isfinite(limit)},
             news=view.news,
@@ -156,16 +157,13 @@ def _effort(jobs: int) -> float:
     return 1 + jobs / FULL_EFFORT if jobs <= FULL_EFFORT else 2 * FULL_EFFORT / jobs
 
 
-def _slack_s(view: View, work: Work, seconds: float) -> float:
-    profile = view.profile(work.job)
+def _slack_s(view: View, work: Work, gpus: int, seconds: float) -> float:
+    """By how much a job's end may miss the plan: nothing is news of a job whose work is not known."""
+    profile = view.curve(work.job)
     if not work.known or profile is None:
         return NEVER_NEWS_S
-    spread = max((profile.spread or {}).values(), default=0.0)
-    unknown_s = sum(
-        cost
-        for known, cost in ((profile.start_s, view.launch_s(work.job, work.least, first=True)),)
-        if known is None
-    )
+    spread = (profile.spread or {}).get(gpus, 0.0)
+    unknown_s = view.launch_s(work.job, work.least, first=True) if profile.start_s is None else 0.0
     return JITTER_S + unknown_s + max(TOLERANCE, 2 * spread) * seconds
 
 

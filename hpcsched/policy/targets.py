@@ -10,7 +10,6 @@ from heapq import merge
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobState, Role
-from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, Preempt, Resize, Start, View
 
@@ -38,12 +37,6 @@ def least_counts(
             counts[job.id] = count
             left -= count * nodes
     return counts, left
-
-
-def curve(view: View, job: Job) -> Profile | None:
-    """The job's profile; None also if this run has learnt it: the counts it ran on say nothing of others."""
-    profile = view.profile(job)
-    return None if profile is None or profile.source == "learned" else profile
 
 
 def coming(view: View) -> bool:
@@ -106,5 +99,5 @@ def _resize(view: View, job: Job, gpus: int, hosts: tuple[str, ...], reason: Rea
 def _role(view: View, job: Job, gpus: int) -> Role:
     """As under MARBLE's policy: primary on its fastest count, secondary on fewer."""
     least, most = view.limits(job)
-    profile = view.profile(job)
+    profile = view.curve(job)
     return Role.SECONDARY if profile and gpus < profile.optimal(most, least) else Role.PRIMARY

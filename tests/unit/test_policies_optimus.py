@@ -136,13 +136,20 @@ def test_a_later_job_makes_way_at_an_interval_and_starts_again_in_its_place():
 
 
 def test_unknown_jobs_get_an_equal_share_and_no_more():
-    jobs = [a_job("a", "new", 100), a_job("b", "line", None), a_job("c", "line", 10)]
+    jobs = [a_job("a", "new", 9000), a_job("b", "line", None), a_job("c", "line", 10)]
     driver = Planned(*jobs, gpus=8, profiles=ALL, policy="optimus")
     assert driver.counts() == {"a": 2, "b": 2, "c": 4}
+
+
+def test_what_was_seen_on_one_count_tells_what_more_would_gain():
+    driver = Planned(
+        a_job("a", "new", 9000), a_job("c", "line", 10, gpus=(1, 7)), gpus=8, profiles=ALL, policy="optimus"
+    )
+    assert driver.counts() == {"a": 4, "c": 4}
     driver.runs("a")
-    driver.reports("a", 10, rate=3.0)  # known on two GPUs is not known
+    driver.trains("a", rate=3.0)
     driver.look_again()
-    assert driver.machine.plan.caps[1] == 2
+    assert driver.machine.plan.caps == {1: 7, 2: 1}  # a has 2960 s to go, c 10 at most
 
 
 def looks(driver):
