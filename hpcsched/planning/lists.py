@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hpcsched.planning.outlook import Outlook, Sketch
+from hpcsched.planning.outlook import Outlook
+from hpcsched.planning.sketch import Sketch
 
 GAIN = 1e-9
 """A job grows only if it ends sooner by more than this share: rounding is no gain."""
@@ -61,9 +62,9 @@ def act(
     k = 0
     while rooms.left and k < len(waiting):
         i = waiting[k]
-        work = works[i]
-        gpus, hosts = rooms.pick(caps[i], work.nodes)
-        if gpus < (caps[i] if plan.strict else work.least):
+        work, cap = works[i], caps[i]
+        gpus, hosts = rooms.pick(cap, work.nodes)
+        if gpus < (cap if plan.strict else work.least):
             k += 1
             continue
         if told:
@@ -90,7 +91,7 @@ def _grow(outlook: Outlook, sketch: Sketch, told: Callable[[Change], None] | Non
     """The latest first: to the count that it ends soonest on."""
     started = inf
     works, rooms, ends = outlook.works, sketch.rooms, sketch.ends
-    for i in sorted(sketch.active, key=lambda i: -ends[i]):
+    for i in sorted(sketch.active, key=ends.__getitem__, reverse=True):
         work, width = works[i], sketch.width[i]
         if width >= work.most or not sketch.resizable(i):
             continue
@@ -98,13 +99,8 @@ def _grow(outlook: Outlook, sketch: Sketch, told: Callable[[Change], None] | Non
             started = min(started, sketch.begin(i))
             continue
         own = sketch.own(i)
-        most = min(work.most, rooms.most(work.nodes, own))
-        best, end = 0, ends[i] - GAIN * abs(ends[i])
-        for gpus in range(width + 1, most + 1):
-            then = sketch.resized_end(i, gpus)
-            if then < end:
-                best, end = gpus, then
-        if best:
+        best, end = sketch.grown(i, min(work.most, rooms.most(work.nodes, own)))
+        if end < ends[i] - GAIN * abs(ends[i]):
             _, hosts = rooms.pick(best, work.nodes, own)
             if told:
                 told(Change(i, width, best, hosts))
@@ -131,25 +127,27 @@ class Limits:
 
 def follow(outlook: Outlook, plan: ListPlan, limits: Limits | None = None) -> Sketch | None:
     """The future under a list plan; None as soon as it is clear that it is not within the limits."""
-    sketch = Sketch(outlook)
-    waiting = [i for i in plan.order if not outlook.works[i].after]
-    rank = {i: k for k, i in enumerate(plan.order)} if len(outlook.blocked) else {}
+    sketch, blocked = outlook.sketch(), outlook.blocked
+    rank = {i: k for k, i in enumerate(plan.order)} if blocked else {}
+    waiting = [i for i in plan.order if not outlook.works[i].after] if blocked else list(plan.order)
     if len(outlook.running):
         shrink(outlook, sketch, plan)
     act(outlook, sketch, plan, waiting)
-    left, ended_s = len(outlook), 0.0
+    limits = limits or Limits([inf] * len(outlook))
+    latest, by, slope = limits.latest, limits.by, limits.slope
+    total_s = limits.total_s + slope * outlook.now
+    left, ended_s, rooms = len(outlook), 0.0, sketch.rooms
     while (happened := sketch.next()) is not None:
         i, free = happened
-        if i >= 0 and limits:
+        if i >= 0:
             now = sketch.now
             left -= 1
             ended_s += now
-            most_s = limits.total_s - limits.slope * (now - outlook.now)
             # The jobs that are left end now at the soonest.
-            if now > limits.by or now > limits.latest[i] or ended_s + left * now > most_s:
+            if now > latest[i] or now > by or ended_s + (left + slope) * now > total_s:
                 return None
         if free:
             waiting = sorted([*waiting, *free], key=rank.__getitem__)
-        if sketch.rooms.left:
+        if rooms.left:
             act(outlook, sketch, plan, waiting)
     return sketch

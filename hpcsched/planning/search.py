@@ -6,11 +6,12 @@ The effort is counted in futures sketched, not in seconds: the same state and se
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from hpcsched.planning.lists import Limits, ListPlan, follow
-from hpcsched.planning.outlook import Outlook, Sketch, Work
+from hpcsched.planning.outlook import Outlook, Work
+from hpcsched.planning.sketch import Sketch
 
 KNEES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 HALVINGS = 20
@@ -25,6 +26,10 @@ TIE = 1e-3
 
 CAP, MOVE = 0.3, 0.5
 """How often a change is to a cap, and how often to one job's place; the rest swaps two jobs."""
+
+
+DRAWS = 3
+"""Changes drawn for each future of the budget, at most; those already tried cost next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +79,47 @@ class Search:
     best: float = float("inf")
     what: str = ""
     tried: int = 0
+    _seen: set[ListPlan] = field(default_factory=set)
+    _limits: Limits = field(default_factory=Limits)
+    """Of what can still be better than the best: only that is followed to its end."""
 
     def run(self, known: Sequence[ListPlan] = ()) -> None:
         """Try the `known` plans, the portfolio, and changes to the best of them."""
-        seen: set[ListPlan] = set()
+        self._limits = Limits(self.latest, self.by)
         for plan in known:
-            seen.add(plan)
             self._try(plan, "the plan so far")
         for plan, what in portfolio(self.outlook):
-            if plan not in seen:
-                seen.add(plan)
-                self._try(plan, what)
+            self._try(plan, what)
         self._climb()
 
     def _try(self, plan: ListPlan, what: str) -> bool:
+        """Whether a plan is the best so far, and it was not tried before."""
+        if plan in self._seen:
+            return False
+        self._seen.add(plan)
         self.tried += 1
-        # Only what can still be better is followed to its end.
-        makespan, jct = weights(self.goal, self.base)
-        total_s = self.best * len(self.outlook) / jct + self.outlook.submitted_s
-        limits = Limits(self.latest, self.by, total_s, makespan / jct * len(self.outlook))
-        sketch = follow(self.outlook, plan, limits)
+        sketch = follow(self.outlook, plan, self._limits)
         if sketch is None:
             return False
         worth = value(self.goal, measure(self.outlook, sketch), self.base)
         if worth >= self.best - ROUNDING:
             return False
         self.plan, self.sketch, self.best, self.what = plan, sketch, worth, what
+        makespan, jct = weights(self.goal, self.base)
+        per_jct = len(self.outlook) / jct
+        total_s = worth * per_jct + self.outlook.submitted_s
+        self._limits = Limits(self.latest, self.by, total_s, makespan * per_jct)
         return True
 
     def _climb(self) -> None:
         if self.plan is None or not self.plan.order:
             return
         random, what, better = Random(self.seed), self.what, 0
-        for _ in range(self.budget):
-            assert self.plan
+        most = self.tried + self.budget
+        # Of a few jobs there are so few plans that most are soon known.
+        for _ in range(DRAWS * self.budget):
+            if self.tried >= most:
+                break
             better += self._try(_changed(self.plan, self.outlook.works, random), what)
         self.what = f"{what}, bettered {better} times" if better else what
 
@@ -120,7 +132,8 @@ def _changed(plan: ListPlan, works: Sequence[Work], random: Random) -> ListPlan:
         cap = plan.caps[i] + random.choice((-1, 1))
         cap = min(max(cap, works[i].least), works[i].most)
         return ListPlan(order, (*plan.caps[:i], cap, *plan.caps[i + 1 :]), plan.strict)
-    a, b = random.sample(range(len(order)), 2)
+    a = random.randrange(len(order))
+    b = (a + random.randrange(1, len(order))) % len(order)
     jobs = list(order)
     if kind < CAP + MOVE:
         jobs.insert(b, jobs.pop(a))
