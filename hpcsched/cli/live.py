@@ -12,6 +12,7 @@ from hpcsched.core.actions import Action, Kill, Launch, Suspend, Terminate
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
+from hpcsched.core.reasons import Why
 
 MOST_LINES = 12
 """Unfinished jobs shown in the live table; the rest is a count."""
@@ -43,7 +44,23 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
     return lines
 
 
-_PLACING = ("Optimal", "LeftOver", "NoProfile", "Fixed", "Exclusive", "Promoted")
+_PLACING = frozenset(
+    {
+        Why.OPTIMAL,
+        Why.LEFT_OVER,
+        Why.NO_PROFILE,
+        Why.FIXED,
+        Why.EXCLUSIVE,
+        Why.EQUAL_SHARE,
+        Why.MARGINAL_GAIN,
+        Why.PLANNED,
+        Why.PROMOTED,
+        Why.RESIZED,
+        Why.GROWN,
+        Why.SHRUNK,
+    }
+)
+"""The reasons for which a job is launched on the GPUs it gets; a story tells of other things in between."""
 
 
 def _name(job: Job) -> str:
