@@ -11,7 +11,8 @@ from hpcsched.cli.common import dir_option, find_run, hint_at_runs, json_option,
 from hpcsched.cli.status import clock
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState
+from hpcsched.core.model import JobState, Role
+from hpcsched.core.plan import Plan
 from hpcsched.errors import NoSuchRun, UnknownJob
 
 
@@ -78,35 +79,110 @@ def _where(job: Job) -> str:
 
 def what_is_next(machine: Machine, job: Job) -> list[str]:
     """What will happen to the job, as far as it is decided or can be said."""
-    profile, total = machine.profile(job), len(machine.devices)
     if job.state is JobState.SUSPENDING and job.target:
         return [f"it starts again on {plural(len(job.target.gpus), 'GPU')} as soon as it has saved"]
     if job.state in (JobState.STARTING, JobState.RUNNING):
-        lines = []
-        if job.remaining is not None and (job.rate or profile):
-            rate = job.rate or (profile.rate(len(job.gpus)) if profile else 1.0)
-            lines.append(
-                f"{job.remaining} of {job.spec.steps} steps left at {rate:.4g} steps/s: "
-                f"about {clock(job.remaining / rate)}"
-            )
-        if profile and total:
-            least, most = job.limits(total)
-            best = profile.optimal(most, least)
-            if best > len(job.gpus):
-                lines.append(f"promoted to {plural(best, 'GPU')} when they can be had and it pays")
-        if not job.ready:
-            lines.append("it has not said that it can be suspended, so it keeps these GPUs until it ends")
-        return lines
+        return [*_rest(machine, job), *_changes(machine, job), *_planned_end(machine, job)]
     if job.id in machine.queue:
-        ahead = sum(
-            1
-            for other in machine.jobs.values()
-            if other.id in machine.queue and (other.submit_s, other.id) < (job.submit_s, job.id)
-        )
-        least, most = job.limits(total)
-        wants = f"at least {least}"
-        if profile:
-            wants = f"{plural(profile.optimal(most, least), 'GPU')} (its fastest count)"
-        free = f"{len(machine.free)} of {plural(total, 'GPU')} free"
-        return [f"{plural(ahead, 'job')} before it; {free}; it wants {wants}"]
+        free = f"{len(machine.free)} of {plural(len(machine.devices), 'GPU')} free"
+        before = plural(_jobs_before(machine, job), "job")
+        line = f"{before} before it; {free}; it wants {_wants(machine, job)}"
+        return [line, *_planned_end(machine, job)]
     return []
+
+
+def _rest(machine: Machine, job: Job) -> list[str]:
+    """How long a running job takes if it stays as it is."""
+    curve = machine.curve(job)
+    rate = job.rate or (curve.rate(job.width) if curve else None)
+    if job.remaining is None or rate is None:
+        return []
+    steps = f"{job.remaining} of {job.spec.steps} steps left at {rate:.4g} steps/s"
+    return [f"{steps}: about {clock(job.remaining / rate)}"]
+
+
+def _changes(machine: Machine, job: Job) -> list[str]:
+    """Whether a running job is to get another count, and what stands in the way."""
+    lines = []
+    plan, promote, best = _plan(machine), _promotes(machine), _fastest(machine, job)
+    if promote and job.role is Role.SECONDARY and best is not None and best > job.width:
+        pays = " and it pays" if promote == "pays" else ""
+        lines.append(f"promoted to {_count(job, best)} when they can be had{pays}")
+    if plan and job.id in plan.shrink and job.width > plan.caps[job.id] and job.current.start_s < plan.at:
+        lines.append(f"planned to go down to {_count(job, plan.caps[job.id])}")
+    if not job.ready:
+        lines.append("it has not said that it can be suspended, so it keeps these GPUs until it ends")
+    return lines
+
+
+def _planned_end(machine: Machine, job: Job) -> list[str]:
+    """When the plan expects the job to end, if that is more than a guess and not over yet."""
+    plan = _plan(machine)
+    if plan is None or job.remaining is None or not machine.curve(job):
+        return []
+    end = plan.ends.get(job.id)
+    if end is None or end < machine.now:
+        return []
+    return [f"planned to end {clock(end)} into the run, give or take {clock(plan.slack_s[job.id])}"]
+
+
+def _jobs_before(machine: Machine, job: Job) -> int:
+    """How many jobs that could start come before this one: in the plan's order, else in that of arrival."""
+    plan = _plan(machine)
+    order = plan.order if plan and plan.rule == "list" else ()
+    rank = {job_id: k for k, job_id in enumerate(order)}
+
+    def key(one: Job) -> tuple[int, float, int]:
+        return rank.get(one.id, len(rank)), one.submit_s, one.id
+
+    return sum(one.id in machine.queue and key(one) < key(job) for one in machine.jobs.values())
+
+
+def _wants(machine: Machine, job: Job) -> str:
+    """The GPUs that the policy will give a waiting job, as far as that is decided."""
+    plan, (least, most) = _plan(machine), job.limits(machine.most_for(job))
+    if least == most:
+        return _count(job, most)
+    if plan and plan.rule == "list":
+        if job.id in plan.caps:
+            cap = plan.caps[job.id]
+            return f"{'' if plan.strict else 'at most '}{_count(job, cap)} (planned)"
+    elif _by_marble(machine) and (best := _fastest(machine, job)):
+        return f"{_count(job, best)} (its fastest count)"
+    elif machine.policy and machine.policy.name == "exclusive":
+        return f"{_count(job, most)} (all that it may have)"
+    return f"at least {_count(job, least)}"
+
+
+def _plan(machine: Machine) -> Plan | None:
+    """What the planner goes by; None where nothing will come of it, or nobody knows when (as in Optimus')."""
+    plan = machine.plan
+    valid = plan and plan.ends and plan.news == machine.news and not machine.draining
+    return plan if valid else None
+
+
+def _by_marble(machine: Machine) -> bool:
+    """Whether MARBLE's rules decide: those of its policy, or where the planner found nothing better."""
+    plan = _plan(machine)
+    name = machine.policy.name if machine.policy else ""
+    return name == "marble" or bool(plan and plan.rule == "marble")
+
+
+def _promotes(machine: Machine) -> str:
+    """When running jobs are promoted: "pays" or "always"; empty if they are not."""
+    if machine.draining or not _by_marble(machine):
+        return ""
+    promote = getattr(machine.policy, "promote", "pays")
+    return "" if promote == "never" else str(promote)
+
+
+def _fastest(machine: Machine, job: Job) -> int | None:
+    """The job's fastest count on each of its hosts, by what MARBLE goes by; None if it is not known."""
+    profile, (least, most) = machine.profile(job), job.limits(machine.most_for(job))
+    return profile.optimal(most, least) if profile and least <= most else None
+
+
+def _count(job: Job, gpus: int) -> str:
+    """So many GPUs on each of the job's hosts, in words."""
+    each = f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""
+    return plural(gpus, "GPU") + each
