@@ -234,11 +234,9 @@ def _of_run(
     read = [profile for name in profiles for profile in load_profiles(name)]
     models = {job.spec.model for job in machine.jobs.values()}
     past = past_of(machine, choose_all(read, sorted(models), device_type))
-    if gpus is None:
-        most = max((start.devices for start in starts), key=len)
-        gpus, its_nodes = place_of(most)
-        nodes = nodes or its_nodes
-    nodes = nodes or 1
+    most = max((start.devices for start in starts), key=len)
+    gpus = gpus or place_of(most)[0]
+    nodes = nodes or len({device.host for device in most}) or 1
     left_out = ", ".join(f"{len(ids)} {reason}" for reason, ids in past.left_out.items())
     if not past.jobs:
         accepted = "a run with jobs that completed, or whose steps and rates are known"
