@@ -76,12 +76,14 @@ class Outlook:
         self.leaving: list[tuple[float, str, int]] = []
         self.works: list[Work] = []
         self._usual_s: float | None = None
+        returning: list[Job] = []
         for job in view.running:
-            self._add_running(job)
+            if self._add_running(job):
+                returning.append(job)
         self.running = range(len(self.works))
         if waiting is None:
             queue = view.queue.walk(lambda need, nodes: True)
-            waiting = [view.jobs[job_id] for job_id in islice(queue, window)]
+            waiting = [*(view.jobs[job_id] for job_id in islice(queue, window)), *returning]
         for job in waiting:
             self._add(job)
         self.waiting = range(len(self.running), len(self.works))
@@ -103,7 +105,8 @@ class Outlook:
         """The GPUs that are free now, for one future to hand out."""
         return rooms_of(self.view.rooms.by_host())
 
-    def _add_running(self, job: Job) -> None:
+    def _add_running(self, job: Job) -> bool:
+        """Take in a job that runs; whether it leaves, to wait from then on."""
         view, now = self.view, self.now
         hosts = tuple(view.hosts_of(job))
         leaves = job.state is JobState.SUSPENDING and job.target is None
@@ -111,17 +114,15 @@ class Outlook:
             began = job.current.signalled_s
             free_s = max(now, (now if began is None else began) + view.save_s(job))
             self.leaving += [(free_s, host, count) for host, count in view.hosts_of(job).items()]
-            if leaves and not job.wanted and not job.held:
-                self._add(job)
-            return
+            return leaves and not job.wanted and not job.held
         if not self._add(job):
-            return
+            return False
         work = self.works[-1]
         work.width, work.hosts, work.step = job.width, hosts, job.step
         work.begin = now + view.start_left_s(job)
         if job.target is None:
             work.resizable = job.ready and job.state is JobState.RUNNING
-            return
+            return False
         counts = view.places(job.target.gpus)
         work.width, work.hosts = len(job.target.gpus) // job.spec.nodes, tuple(counts)
         began = job.current.signalled_s
@@ -129,6 +130,7 @@ class Outlook:
         work.begin = work.busy_until + work.resume_s[work.width]
         over = view.places(set(job.gpus) - set(job.target.gpus))
         self.leaving += [(work.busy_until, host, count) for host, count in over.items()]
+        return False
 
     def _add(self, job: Job) -> bool:
         view, nodes = self.view, job.spec.nodes

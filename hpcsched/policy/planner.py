@@ -11,22 +11,25 @@ throughputs turn out other than thought. In between it follows its plan (`planni
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from math import inf, isfinite
 from typing import Any
 
 from hpcsched.core.jobs import Job
-from hpcsched.core.model import Role
-from hpcsched.core.plan import Plan
+from hpcsched.core.model import JobState, Role
+from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, LookAgain, Replan, Resize, Start, View
 from hpcsched.planning.lists import Change, ListPlan, act, follow, shrink
 from hpcsched.planning.outlook import Outlook, Sketch, Work
 from hpcsched.planning.search import ROUNDING, Search, measure, value
+from hpcsched.planning.stages import StagedSketch, StagePlan, sequences, try_stages
 from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
 from hpcsched.policy.options import Number
 from hpcsched.policy.rollout import rollout
+from hpcsched.policy.stages import next_stage
 
 WINDOW = 1000
 """Waiting jobs that a plan covers at most."""
@@ -78,7 +81,7 @@ class Planner:
             return [Replan()]
         if plan.rule == "marble":
             return self._marble.decide(view)
-        return _next(view, plan)
+        return next_stage(view, plan) or _next(view, plan)
 
     def plan(self, view: View) -> Plan:
         outlook = Outlook(view, window=WINDOW)
@@ -103,13 +106,18 @@ class Planner:
             seed=self.seed,
         )
         search.run([known] if known else [])
+        staged = self._staged(outlook, search) if self.goal == "makespan" else None
+        chosen: ListPlan | None
+        sketch: Sketch
         facts: dict[str, Any] = {
             "marble_s": base.makespan_s,
             "exclusive_s": measure(outlook, alone).makespan_s,
             "marble_jct_s": base.mean_jct_s,
             "tried": search.tried,
         }
-        if search.plan is None or search.sketch is None or search.best >= value(self.goal, base, base):
+        if staged:
+            chosen, sketch, facts["what"] = staged[0].rest, staged[1], "patterns of the configuration LP"
+        elif search.plan is None or search.sketch is None or search.best >= value(self.goal, base, base):
             chosen, sketch, facts["what"] = None, marble, "MARBLE itself"
         else:
             chosen, sketch, facts["what"] = search.plan, search.sketch, search.what
@@ -120,12 +128,18 @@ class Planner:
         order = chosen.order if chosen else (*outlook.waiting, *outlook.blocked)
         return Plan(
             at=outlook.now,
-            rule="list" if chosen else "marble",
-            order=tuple(ids[i] for i in (*outlook.running, *order)),
+            rule="stages" if staged else "list" if chosen else "marble",
+            order=tuple(ids[i] for i in dict.fromkeys((*(() if staged else outlook.running), *order))),
             caps=dict(zip(ids, caps, strict=True)),
             strict=chosen.strict if chosen else False,
+            stages=tuple(
+                Stage(until=until, gpus={ids[i]: gpus for i, gpus in counts.items()})
+                for until, counts in (staged[0].stages if staged else ())
+            ),
             shrink=tuple(
-                ids[i] for i in outlook.running if chosen and works[i].resizable and caps[i] < works[i].width
+                ids[i]
+                for i in outlook.running
+                if chosen and not staged and works[i].resizable and caps[i] < works[i].width
             ),
             ends={ids[i]: sketch.ends[i] for i in range(len(works))},
             slack_s={
@@ -136,6 +150,30 @@ class Planner:
             news=view.news,
             facts=facts,
         )
+
+    def _staged(self, outlook: Outlook, search: Search) -> tuple[StagePlan, StagedSketch] | None:
+        """The best stage plan, if one is better than what the search has found and within its limits."""
+        base, best = value(self.goal, search.base, search.base), None
+        least = min(search.best, base)
+        found_s = search.base.makespan_s
+        if search.sketch and search.best < base:
+            found_s = measure(outlook, search.sketch).makespan_s
+        if found_s > outlook.view.left_s:
+            return None
+        works = outlook.works
+        last = sorted(
+            (*outlook.waiting, *outlook.running), key=lambda i: (-works[i].whole_s[works[i].optimal], i)
+        )
+        rest = ListPlan(tuple(last), tuple(work.optimal for work in works))
+        with contextlib.suppress(ImportError):  # without scipy there are no patterns
+            for order in sequences(outlook, found_s):
+                plan, sketch = try_stages(outlook, order, rest)
+                search.tried += 1
+                late = any(end > at for end, at in zip(sketch.ends, search.latest, strict=True))
+                worth = value(self.goal, measure(outlook, sketch), search.base)
+                if worth < least - ROUNDING and not late and max(sketch.ends) <= search.by:
+                    least, best = worth, (plan, sketch)
+        return best
 
     def _latest(self, job: Job, reference: float, old: Plan | None) -> float:
         """When the job has to end: fixed by the first plan that it is in."""
@@ -200,7 +238,10 @@ def _next(view: View, plan: Plan) -> list[Decision]:
             decisions.append(decision)
 
     shrink(outlook, sketch, list_plan, told)
-    act(outlook, sketch, list_plan, list(outlook.waiting), grow=not view.waiting_count, told=told)
+    # One that was set aside will wait when it has left.
+    leaving = any(job.state is JobState.SUSPENDING and not job.target for job in view.running)
+    grow = not view.waiting_count and not (plan.stages and leaving)
+    act(outlook, sketch, list_plan, list(outlook.waiting), grow=grow, told=told)
     return [*decisions, LookAgain(at=sketch.looks_at)] if sketch.looks_at > view.now else decisions
 
 

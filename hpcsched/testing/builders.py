@@ -8,11 +8,12 @@ from math import floor
 from typing import Any
 
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action, Launch, SetTimer, Suspend
+from hpcsched.core.actions import Action, Launch, MakePlan, SetTimer, Suspend
 from hpcsched.core.invariants import check
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import SAVED_AND_LEFT, Machine
 from hpcsched.core.model import Device, JobSpec, Kind, Progress
+from hpcsched.core.moves import LOOK
 from hpcsched.core.profile import Cost, Profile
 from hpcsched.policy import make_policy
 from hpcsched.sim.engine import Simulation
@@ -198,6 +199,25 @@ class Driver:
     def states(self) -> list[str]:
         """The state of each job, in the order of ids."""
         return [str(job.state) for job in self.machine.jobs.values()]
+
+
+class Planned(Driver):
+    """A driver that has plans made as soon as they are asked for."""
+
+    def handle(self, event: ev.Event) -> list[Action]:
+        actions = super().handle(event)
+        for action in [a for a in actions if isinstance(a, MakePlan)]:
+            actions += self.handle(ev.PlanMade(at=action.at, plan=self.machine.make_plan()))
+        return actions
+
+    def look_again(self) -> list[Action]:
+        """Go on to when the policy wanted to be asked again."""
+        self.now = [a.due for a in self.actions if isinstance(a, SetTimer) and a.key == LOOK][-1]
+        return self.tell(ev.TimerFired, key=LOOK)
+
+    def counts(self) -> dict[str, int]:
+        """GPUs by name of the jobs that hold any."""
+        return {job.spec.name: len(job.gpus) for job in self.machine.active.values()}
 
 
 class Story:

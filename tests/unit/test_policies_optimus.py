@@ -7,28 +7,11 @@ from hpcsched.core.actions import MakePlan, SetTimer, Suspend
 from hpcsched.core.moves import LOOK
 from hpcsched.core.reasons import Why
 from hpcsched.sim.engine import Simulation
-from hpcsched.testing.builders import Driver, a_job, a_profile, makespan, simulate
+from hpcsched.testing.builders import Planned, a_job, a_profile, makespan, simulate
 
 LINE = a_profile("line", [1, 2, 3, 4, 5, 6, 7, 8])
 THREE = a_profile("three", [1, 2, 3, 2.5, 2, 1.5])
 ALL = (LINE, THREE)
-
-
-class Planned(Driver):
-    """A driver that has plans made as soon as they are asked for."""
-
-    def handle(self, event):
-        actions = super().handle(event)
-        for action in [a for a in actions if isinstance(a, MakePlan)]:
-            actions += self.handle(ev.PlanMade(at=action.at, plan=self.machine.make_plan()))
-        return actions
-
-    def look_again(self):
-        self.now = [a.due for a in self.actions if isinstance(a, SetTimer) and a.key == LOOK][-1]
-        return self.tell(ev.TimerFired, key=LOOK)
-
-    def counts(self):
-        return {job.spec.name: len(job.gpus) for job in self.machine.active.values()}
 
 
 def why(machine, name):
