@@ -110,6 +110,10 @@ def _changes(machine: Machine, job: Job) -> list[str]:
         lines.append(f"promoted to {_count(job, best)} when they can be had{pays}")
     if plan and job.id in plan.shrink and job.width > plan.caps[job.id] and job.current.start_s < plan.at:
         lines.append(f"planned to go down to {_count(job, plan.caps[job.id])}")
+    if plan and (change := _stage_change(machine, plan, job)):
+        at, gpus = change
+        what = f"go to {_count(job, gpus)}" if gpus else "save and wait"
+        lines.append(f"planned to {what} at {clock(at)} into the run")
     if not job.ready:
         lines.append("it has not said that it can be suspended, so it keeps these GPUs until it ends")
     return lines
@@ -147,11 +151,25 @@ def _wants(machine: Machine, job: Job) -> str:
         if job.id in plan.caps:
             cap = plan.caps[job.id]
             return f"{'' if plan.strict else 'at most '}{_count(job, cap)} (planned)"
+    elif plan and (change := _stage_change(machine, plan, job)):
+        return f"{_count(job, change[1])} (planned, from {clock(change[0])} into the run on)"
     elif _by_marble(machine) and (best := _fastest(machine, job)):
         return f"{_count(job, best)} (its fastest count)"
     elif machine.policy and machine.policy.name == "exclusive":
         return f"{_count(job, most)} (all that it may have)"
     return f"at least {_count(job, least)}"
+
+
+def _stage_change(machine: Machine, plan: Plan, job: Job) -> tuple[float, int] | None:
+    """From when on the stages of a plan give the job another count than it has (0: it waits), and which."""
+    has, begin = job.width if job.state.active else 0, machine.now
+    for stage in plan.stages:
+        if stage.until > machine.now:
+            gpus = stage.gpus.get(job.id, 0)
+            if gpus != has:
+                return begin, gpus
+            begin = stage.until
+    return None
 
 
 def _plan(machine: Machine) -> Plan | None:

@@ -13,7 +13,8 @@ from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState, Role
-from hpcsched.core.plan import Plan
+from hpcsched.core.moves import LOOK
+from hpcsched.core.plan import Plan, Stage
 from hpcsched.policy import POLICIES
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -164,6 +165,28 @@ def test_a_job_that_is_to_shrink_as_soon_as_it_can_be_suspended() -> None:
     assert "planned to go down to 2 GPUs" in following(driver, "a")
     driver.tell(ev.WorkersReady, "a")
     assert following(driver, "a") == ["it starts again on 2 GPUs as soon as it has saved"]
+
+
+def test_the_stages_of_a_plan_say_what_changes_when() -> None:
+    driver = Driver(
+        a_job("a", "line", 9000), a_job("b", "line", 9000), gpus=4, policy="planner", profiles=[LINE]
+    )
+    stages = (
+        Stage(until=100.0, gpus={1: 4}),
+        Stage(until=160.0, gpus={1: 2, 2: 2}),
+        Stage(until=300.0, gpus={2: 2}),
+    )
+    follow(driver, rule="stages", stages=stages, shrink=())
+    driver.runs("a")
+    assert "planned to go to 2 GPUs at 1:40 into the run" in following(driver, "a")
+    waits = "0 jobs before it; 0 of 4 GPUs free; it wants 2 GPUs (planned, from 1:40 into the run on)"
+    assert following(driver, "b")[0] == waits
+    driver.now = 100.0
+    driver.tell(ev.TimerFired, key=LOOK)
+    driver.leaves("a", 1)
+    driver.runs("a", "b")
+    assert "planned to save and wait at 2:40 into the run" in following(driver, "a")
+    assert not any("planned to save" in line for line in following(driver, "b"))
 
 
 def test_a_plan_that_is_out_of_date_or_will_not_be_followed_says_nothing() -> None:
