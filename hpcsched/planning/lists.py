@@ -58,13 +58,13 @@ def act(
 
     `grow`: whether nothing else waits that is not in `waiting`.
     """
-    works, rooms, caps = outlook.works, sketch.rooms, plan.caps
+    works, rooms, caps, strict = outlook.works, sketch.rooms, plan.caps, plan.strict
     k = 0
     while rooms.left and k < len(waiting):
         i = waiting[k]
         work, cap = works[i], caps[i]
         gpus, hosts = rooms.pick(cap, work.nodes)
-        if gpus < (cap if plan.strict else work.least):
+        if gpus < (cap if strict else work.least):
             k += 1
             continue
         if told:

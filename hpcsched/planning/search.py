@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from random import Random
 
 from hpcsched.planning.lists import Limits, ListPlan, follow
@@ -19,7 +20,7 @@ HALVINGS = 20
 
 ROUNDING = 1e-9
 
-MAKESPAN = 1.5
+MAKESPAN = 4.0
 """What a share of the makespan weighs against one of the mean completion time, where both are the goal."""
 
 TIE = 1e-3
@@ -27,9 +28,13 @@ TIE = 1e-3
 CAP, MOVE = 0.3, 0.5
 """How often a change is to a cap, and how often to one job's place; the rest swaps two jobs."""
 
+STEPS = 8
+"""A plan that was tried before is changed again, so many times at most: of a few jobs' plans all that are near
+are soon known."""
 
-DRAWS = 3
-"""Changes drawn for each future of the budget, at most; those already tried cost next to nothing."""
+LENIENCE = 5e-4
+"""By which share of the best a plan may be worse at first and still be gone on from: a way out of plans that
+no single change betters. It shrinks to nothing as the budget is spent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,61 +81,64 @@ class Search:
     seed: int
     plan: ListPlan | None = None
     sketch: Sketch | None = None
-    best: float = float("inf")
+    best: float = inf
     what: str = ""
     tried: int = 0
     _seen: set[ListPlan] = field(default_factory=set)
-    _limits: Limits = field(default_factory=Limits)
-    """Of what can still be better than the best: only that is followed to its end."""
 
     def run(self, known: Sequence[ListPlan] = ()) -> None:
         """Try the `known` plans, the portfolio, and changes to the best of them."""
-        self._limits = Limits(self.latest, self.by)
         for plan in known:
-            self._try(plan, "the plan so far")
+            self._try(plan, "the plan so far", self.best)
         for plan, what in portfolio(self.outlook):
-            self._try(plan, what)
+            self._try(plan, what, self.best)
         self._climb()
 
-    def _try(self, plan: ListPlan, what: str) -> bool:
-        """Whether a plan is the best so far, and it was not tried before."""
+    def _try(self, plan: ListPlan, what: str, least: float) -> float:
+        """A plan's worth if it is below `least` and the plan was not tried before, else infinity."""
         if plan in self._seen:
-            return False
+            return inf
         self._seen.add(plan)
         self.tried += 1
-        sketch = follow(self.outlook, plan, self._limits)
-        if sketch is None:
-            return False
-        worth = value(self.goal, measure(self.outlook, sketch), self.base)
-        if worth >= self.best - ROUNDING:
-            return False
-        self.plan, self.sketch, self.best, self.what = plan, sketch, worth, what
+        # Only what can be good enough is followed to its end.
         makespan, jct = weights(self.goal, self.base)
         per_jct = len(self.outlook) / jct
-        total_s = worth * per_jct + self.outlook.submitted_s
-        self._limits = Limits(self.latest, self.by, total_s, makespan * per_jct)
-        return True
+        total_s = least * per_jct + self.outlook.submitted_s
+        sketch = follow(self.outlook, plan, Limits(self.latest, self.by, total_s, makespan * per_jct))
+        if sketch is None:
+            return inf
+        worth = value(self.goal, measure(self.outlook, sketch), self.base)
+        if worth < self.best - ROUNDING:
+            self.plan, self.sketch, self.best, self.what = plan, sketch, worth, what
+        return worth if worth < least else inf
 
     def _climb(self) -> None:
+        """Change the plan again and again, going on from what is better or hardly worse."""
         if self.plan is None or not self.plan.order:
             return
-        random, what, better = Random(self.seed), self.what, 0
-        most = self.tried + self.budget
-        # Of a few jobs there are so few plans that most are soon known.
-        for _ in range(DRAWS * self.budget):
-            if self.tried >= most:
-                break
-            better += self._try(_changed(self.plan, self.outlook.works, random), what)
-        self.what = f"{what}, bettered {better} times" if better else what
+        ranges = [(work.least, work.optimal) for work in self.outlook.works]
+        random, what = Random(self.seed), self.what
+        plan, worth, first, begun = self.plan, self.best, self.best, self.tried
+        for _ in range(self.budget):
+            left = 1 - (self.tried - begun) / self.budget
+            changed = plan
+            for _ in range(STEPS):
+                changed = _changed(changed, ranges, random)
+                if changed not in self._seen:
+                    break
+            found = self._try(changed, what, worth + LENIENCE * left * self.best)
+            if found < inf:
+                plan, worth = changed, found
+        if self.best < first:
+            self.what = f"{what}, bettered by {1 - self.best / first:.1%}"
 
 
-def _changed(plan: ListPlan, works: Sequence[Work], random: Random) -> ListPlan:
-    """A neighbour: one cap by one, or a job moved, or two swapped."""
+def _changed(plan: ListPlan, ranges: Sequence[tuple[int, int]], random: Random) -> ListPlan:
+    """A neighbour: one job with another cap in its range, or a job moved, or two swapped."""
     order, kind = plan.order, random.random()
     if kind < CAP or len(order) < 2:
         i = order[random.randrange(len(order))]
-        cap = plan.caps[i] + random.choice((-1, 1))
-        cap = min(max(cap, works[i].least), works[i].most)
+        cap = random.randint(*ranges[i])
         return ListPlan(order, (*plan.caps[:i], cap, *plan.caps[i + 1 :]), plan.strict)
     a = random.randrange(len(order))
     b = (a + random.randrange(1, len(order))) % len(order)
@@ -217,7 +225,7 @@ def dual_caps(outlook: Outlook) -> tuple[int, ...]:
             total += next((a for t, a in table if t <= limit_s), table[-1][1])
         return total
 
-    low, high = 0.0, area(float("inf")) / gpus + max((table[0][0] for table in tables), default=0.0)
+    low, high = 0.0, area(inf) / gpus + max((table[0][0] for table in tables), default=0.0)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         if area(middle) <= gpus * middle:

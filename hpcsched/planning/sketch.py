@@ -52,6 +52,27 @@ class Sketch:
     the jobs that hold GPUs, in the order of their starts.
     """
 
+    __slots__ = (
+        "_after",
+        "_agenda",
+        "_back",
+        "_begin",
+        "_busy",
+        "_issued",
+        "_step",
+        "_tickets",
+        "_unmet",
+        "_works",
+        "active",
+        "ends",
+        "hosts",
+        "looks_at",
+        "now",
+        "resizes",
+        "rooms",
+        "width",
+    )
+
     def __init__(self, outlook: Outlook) -> None:
         works = outlook.works
         self._works = works
@@ -87,11 +108,13 @@ class Sketch:
     def copy(self) -> Sketch:
         """The same state, to go on from in another way."""
         new = Sketch.__new__(Sketch)
-        new.__dict__ = {
-            name: part.copy() if isinstance(part, (list, dict)) else part
-            for name, part in self.__dict__.items()
-        }
-        new.rooms = rooms_of(self.rooms.by_host())
+        new._works, new._after = self._works, self._after  # never changed
+        new.now, new.looks_at, new.resizes = self.now, self.looks_at, self.resizes
+        new.rooms, new._issued = rooms_of(self.rooms.by_host()), self._issued
+        new.ends, new.width, new.hosts = self.ends.copy(), self.width.copy(), self.hosts.copy()
+        new._step, new._begin, new._busy = self._step.copy(), self._begin.copy(), self._busy.copy()
+        new._tickets, new._agenda = self._tickets.copy(), self._agenda.copy()
+        new.active, new._unmet, new._back = self.active.copy(), self._unmet.copy(), self._back.copy()
         return new
 
     def start(self, i: int, gpus: int, hosts: tuple[str, ...]) -> None:
@@ -102,7 +125,9 @@ class Sketch:
         self.active[i] = None
         end = now + work.whole_s[gpus]
         self._begin[i] = end - work.train_s[gpus]
-        self._end(i, end)
+        self._issued = self._tickets[i] = ticket = self._issued + 1
+        self.ends[i] = end
+        heappush(self._agenda, (end, ticket, i))
 
     def grown(self, i: int, most: int) -> tuple[int, float]:
         """The count above its own, up to `most`, that a running job would end soonest on, and when."""
