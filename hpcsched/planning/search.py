@@ -20,7 +20,7 @@ HALVINGS = 20
 
 ROUNDING = 1e-9
 
-MAKESPAN = 4.0
+MAKESPAN = 3.0
 """What a share of the makespan weighs against one of the mean completion time, where both are the goal."""
 
 TIE = 1e-3
@@ -29,7 +29,7 @@ CAP, MOVE = 0.3, 0.5
 """How often a change is to a cap, and how often to one job's place; the rest swaps two jobs."""
 
 STEPS = 8
-"""A plan that was tried before is changed again, so many times at most: of a few jobs' plans all that are near
+"""A plan that was tried before is changed again, so many times at most: of few jobs' plans all that are near
 are soon known."""
 
 LENIENCE = 5e-4
@@ -196,7 +196,7 @@ def _all_caps(outlook: Outlook) -> Iterator[tuple[tuple[int, ...], str]]:
 
 def _knee(work: Work, rate: float) -> int:
     """The smallest count with at least this rate."""
-    return next((g for g in range(work.least, work.most + 1) if work.rate[g] >= rate), work.optimal)
+    return next((g for g in range(work.least, work.most + 1) if work.rate[g] >= rate), work.most)
 
 
 def dual_caps(outlook: Outlook) -> tuple[int, ...]:
@@ -233,5 +233,5 @@ def dual_caps(outlook: Outlook) -> tuple[int, ...]:
         else:
             low = middle
     return tuple(
-        next((g for g in range(w.least, w.most + 1) if w.whole_s[g] <= high), w.optimal) for w in works
+        next((g for g in range(w.least, w.most + 1) if w.whole_s[g] <= high), 0) or w.optimal for w in works
     )

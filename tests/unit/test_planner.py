@@ -11,9 +11,10 @@ from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.reasons import Why
 from hpcsched.errors import ConfigError
+from hpcsched.planning import search as searching
 from hpcsched.planning.lists import Limits, ListPlan, follow
 from hpcsched.planning.outlook import Outlook
-from hpcsched.planning.search import measure, value
+from hpcsched.planning.search import Search, measure, portfolio, value
 from hpcsched.policy import make_policy
 from hpcsched.policy.rollout import rollout
 from hpcsched.sim.engine import Simulation
@@ -105,6 +106,81 @@ def test_within_two_percent_of_the_best_list_plan_there_is(seed):
     got = measure(outlook, marble)
     got = type(got)(plan.facts["makespan_s"], plan.facts["mean_jct_s"])
     assert best * (1 - 1e-9) <= value("both", got, base) <= best * 1.02
+
+
+def searched(outlook, budget=100, seed=1):
+    marble = rollout(outlook, make_policy("marble"))
+    base = measure(outlook, marble)
+    search = Search(
+        outlook=outlook,
+        latest=[2 * end for end in marble.ends],
+        by=outlook.now + base.makespan_s,
+        base=base,
+        goal="both",
+        budget=budget,
+        seed=seed,
+    )
+    search.run()
+    return search
+
+
+@pytest.mark.parametrize("most_jobs", [3, 6, 40])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_candidate_is_tried_twice_nor_more_than_the_budget(monkeypatch, seed, most_jobs):
+    tried = []
+
+    def noted(outlook, plan, limits):
+        tried.append(plan)
+        return follow(outlook, plan, limits)
+
+    monkeypatch.setattr(searching, "follow", noted)
+    made = random_set(seed, most_jobs=most_jobs)
+    outlook = outlook_of(made.jobs, made.profiles, made.gpus)
+    search = searched(outlook)
+    assert len(tried) == len(set(tried)) == search.tried
+    assert search.tried <= len({plan for plan, _ in portfolio(outlook)}) + 100
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_found_is_the_best_that_was_seen_and_can_be_gone_again(monkeypatch, seed):
+    """The climbing goes on from worse plans at times; it never gives one back."""
+    made, seen = random_set(seed, most_jobs=12), []
+    outlook = outlook_of(made.jobs, made.profiles, made.gpus)
+
+    def noted(*args):
+        sketch = follow(*args)
+        if sketch:
+            seen.append(value("both", measure(outlook, sketch), base))
+        return sketch
+
+    base = measure(outlook, rollout(outlook, make_policy("marble")))
+    monkeypatch.setattr(searching, "follow", noted)
+    search = searched(outlook)
+    assert search.best == pytest.approx(min(seen), rel=1e-8)
+    assert follow(outlook, search.plan).ends == search.sketch.ends
+    again = searched(outlook)
+    assert (again.plan, again.best, again.tried) == (search.plan, search.best, search.tried)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 5])
+def test_climbing_finds_better_plans_than_the_portfolio(seed):
+    made = random_set(seed, most_jobs=60)
+    assert len(made.jobs) > 20
+    outlook = outlook_of(made.jobs, made.profiles, made.gpus)
+    assert searched(outlook, budget=100).best < searched(outlook, budget=0).best
+
+
+def test_a_copy_of_a_sketch_goes_its_own_way():
+    made = random_set(3, most_jobs=8)
+    outlook = outlook_of(made.jobs, made.profiles, made.gpus)
+    sketch = outlook.sketch()
+    sketch.start(0, 1, next(iter(sketch.rooms.by_host().items()))[:1])
+    copy = sketch.copy()
+    while copy.next():
+        pass
+    assert copy.now == copy.ends[0] > sketch.now == outlook.now
+    assert list(sketch.active) == [0] and not copy.active and sketch.rooms.left == made.gpus - 1
+    assert outlook.sketch().ends == [inf] * len(outlook)
 
 
 @pytest.mark.parametrize("name", ["marble", "exclusive"])
