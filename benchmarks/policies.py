@@ -2,7 +2,7 @@
 
     python benchmarks/policies.py [--sets 200] [--policies exclusive,marble,equal,optimus,planner]
         [--goal both|makespan|jct] [--eps 1] [--budget 200] [--arrivals [0.5]] [--wrong 0.15 | --no-profiles]
-        [--only-family NAME] [--jobs-max 100] [--first-seed 0] [--workers 2] [--json] [--quick]
+        [--only-family NAME] [--jobs-max 100] [--sizes uniform] [--first-seed 0] [--workers 2] [--json] [--quick]
 
 The sets are those of `hpcsched.testing.families`: the same seeds give the same sets and, but for planning
 times, the same numbers. A policy may carry options: `--policies planner:goal=jct:eps=inf,planner`; --goal,
@@ -38,7 +38,7 @@ from hpcsched.policy import POLICIES, make_policy
 from hpcsched.policy.options import Number
 from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
 from hpcsched.sim.engine import Simulation
-from hpcsched.testing.families import FAMILIES, JobSet, random_set, wrong
+from hpcsched.testing.families import FAMILIES, SIZES, JobSet, random_set, wrong
 
 HERE = Path(__file__).parent
 BASELINES = ("marble", "exclusive")
@@ -119,7 +119,13 @@ def _timed(make_plan: Callable[[], Plan], taken_s: list[float]) -> Callable[[], 
 def compare(task: Task) -> tuple[str, dict[str, dict[str, float]]]:
     """The set's name; and its ratios and counts by policy."""
     options = task.options
-    jobs = random_set(task.seed, options.only_family, arrivals=options.arrivals, most_jobs=options.jobs_max)
+    jobs = random_set(
+        task.seed,
+        options.only_family,
+        arrivals=options.arrivals,
+        most_jobs=options.jobs_max,
+        sizes=options.sizes,
+    )
     beliefs = jobs.profiles
     if options.no_profiles:
         beliefs = ()
@@ -261,6 +267,7 @@ def parse() -> argparse.Namespace:
     beliefs.add_argument("--no-profiles", action="store_true", help="policies know no profiles")
     parser.add_argument("--only-family", choices=sorted(FAMILIES))
     parser.add_argument("--jobs-max", type=int, default=100)
+    parser.add_argument("--sizes", choices=SIZES, default=SIZES[0], help="how the numbers of jobs are drawn")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path, metavar="FILE", help="where to write the ratios")
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead of tables")
@@ -320,6 +327,7 @@ def _variant(options: argparse.Namespace) -> str:
     words = [options.only_family, options.goal, f"eps-{options.eps}" if options.eps else None]
     words += [f"arrivals-{options.arrivals:g}"] if options.arrivals else []
     words += [f"wrong-{options.wrong:g}"] if options.wrong else []
+    words += [options.sizes] if options.sizes != SIZES[0] else []
     words += ["no-profiles"] if options.no_profiles else []
     return "".join(f"-{word}" for word in words if word)
 

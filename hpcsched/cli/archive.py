@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,11 +37,9 @@ def archive(life: Life, database: Path, directory: str) -> None:
         )
         opened.record_jobs(_finished(life))
         # Stand-ins follow a profile: what they "do" teaches nothing.
-        learnt = [] if life.device_kind == "replay" else list(_learnt(machine, life.device_kind))
-        known = {
-            p.model for p in opened.profiles() if p.device == life.device_kind and p.source == "measured"
-        }
-        opened.record_profiles(p for p in learnt if p.model not in known)
+        if life.device_kind != "replay":
+            known = [p for p in opened.profiles() if p.device == life.device_kind]
+            opened.record_profiles(_learnt(machine, life.device_kind, known))
 
 
 def _finished(life: Life) -> list[FinishedJob]:
@@ -82,17 +81,26 @@ def _finished(life: Life) -> list[FinishedJob]:
     return jobs
 
 
-def _learnt(machine: Machine, device: str) -> list[Profile]:
-    profiles = []
-    for profile in machine.lessons.beliefs.values():
-        costs = machine.costs.get(profile.model, Costs())
-        profiles.append(
-            replace(
-                profile,
-                device=device,
-                start_s=costs.start_s if profile.start_s is None else profile.start_s,
-                suspend_s=costs.suspend_s if profile.suspend_s is None else profile.suspend_s,
-                note="learnt while jobs ran",
-            )
+def _learnt(machine: Machine, device: str, known: Iterable[Profile]) -> Iterator[Profile]:
+    """What the run has learnt, with the counts that earlier runs saw.
+
+    Profiles that somebody measured or imported are not overwritten.
+    """
+    by_key: dict[tuple[str, int], Profile] = {}
+    for profile in known:
+        key = (profile.model, profile.nodes)
+        if key not in by_key or profile.source != "learned":
+            by_key[key] = profile
+    for key, profile in machine.lessons.beliefs.items():
+        before, costs = by_key.get(key), machine.costs.get(profile.model, Costs())
+        if before and before.source != "learned":
+            continue
+        yield replace(
+            profile,
+            device=device,
+            throughput={**(before.throughput if before else {}), **profile.throughput},
+            spread={**((before and before.spread) or {}), **(profile.spread or {})},
+            start_s=costs.start_s if profile.start_s is None else profile.start_s,
+            suspend_s=costs.suspend_s if profile.suspend_s is None else profile.suspend_s,
+            note="learnt while jobs ran",
         )
-    return profiles

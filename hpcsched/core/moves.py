@@ -280,7 +280,9 @@ class Moves(RunState):
         if seen is None or not seen.enough:
             return False
         loaded, believed = self.loaded(job), self.profile(job)
-        if believed and (loaded or gpus in believed.throughput) and not contradicts(believed, gpus, seen):
+        if not loaded and believed and gpus not in believed.throughput:
+            believed = None  # beyond what was seen a profile of that alone says nothing
+        if believed and not contradicts(believed, gpus, seen):
             return False
         self.lessons.believe(key, loaded)
         self.news += 1

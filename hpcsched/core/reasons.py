@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -110,6 +111,9 @@ _WORDS = {
 }
 
 
+_ONE = re.compile(r"\b1 GPUs\b")
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """One reason: its kind and the facts it rests on."""
@@ -119,7 +123,7 @@ class Reason:
 
     def __str__(self) -> str:
         text = _WORDS[self.why].format_map({"hosts": "", **self.facts})
-        return text.replace(" 1 GPUs", " 1 GPU") if " 1 GPUs" in text else text
+        return _ONE.sub("1 GPU", text) if "1 GPUs" in text else text
 
 
 @dataclass(frozen=True, slots=True)

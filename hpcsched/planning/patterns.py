@@ -34,13 +34,15 @@ class Patterns:
     `bound_s` is proven: no schedule that does all work ends before. `patterns` are (duration, pattern):
     one after the other in this order, each as soon as its jobs are released, they do all work and end by
     `end_s`, which is never below `bound_s`. Unless the iterations ran out the two are the same but for
-    rounding. `weights` are the dual: whatever pattern runs, the sum of
+    rounding. `after[k]` is how many different releases lie before the k-th pattern: those with the same
+    number may change places. `weights` are the dual: whatever pattern runs, the sum of
     weights[j] / times[j][its count] over its jobs is at most 1.
     """
 
     bound_s: float
     end_s: float
     patterns: tuple[tuple[float, Pattern], ...]
+    after: tuple[int, ...]
     weights: tuple[float, ...]
 
 
@@ -68,7 +70,7 @@ def configuration_lp(
     time that is not positive and finite, or a release that is not finite.
     """
     if not times:
-        return Patterns(bound_s=0.0, end_s=0.0, patterns=(), weights=())
+        return Patterns(bound_s=0.0, end_s=0.0, patterns=(), after=(), weights=())
     master = _Master(times, gpus, [0.0] * len(times) if release_s is None else release_s)
     master.solve(iterations)
     return master.answer()
@@ -241,6 +243,7 @@ class _Master:
             bound_s=self._bound_s - ROUNDING * abs(self._bound_s),
             end_s=self._last_s + sum(seconds for k, seconds, _ in used if k == last),
             patterns=tuple((s, {self._jobs[j]: g for j, g in p.items()}) for _, s, p in used),
+            after=tuple(k + 1 for k, _, _ in used),
             weights=tuple(weights[j] for j in range(len(weights))),
         )
 

@@ -8,13 +8,16 @@ left after the last stage is done by the list rule.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import inf
 
 from hpcsched.planning.lists import MOMENT_S, Change, ListPlan, act
-from hpcsched.planning.outlook import Outlook
-from hpcsched.planning.patterns import Pattern, configuration_lp
+from hpcsched.planning.outlook import Outlook, Work
+from hpcsched.planning.patterns import Pattern, Patterns, configuration_lp
+from hpcsched.planning.search import ROUNDING, Search, measure, value
 from hpcsched.planning.sketch import Sketch
 
 MOST_JOBS = 40
@@ -32,6 +35,12 @@ WORTH = 0.005
 STARTS = 12
 """Sequences of the patterns that are tried: each begins with another one."""
 
+STRETCHES, ROUNDS = (1.02, 1.05, 1.1), 3
+"""Where jobs have a latest end: makespans over the bound that are asked for, and LPs solved for each."""
+
+_Timed = tuple[float, Pattern]
+"""For so many seconds these counts."""
+
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
@@ -40,7 +49,7 @@ class StagePlan:
     `rest` is how what is left is done.
     """
 
-    stages: tuple[tuple[float, Pattern], ...]
+    stages: tuple[_Timed, ...]
     rest: ListPlan
 
 
@@ -153,38 +162,106 @@ def act_stage(
     return ready
 
 
-def sequences(outlook: Outlook, least_s: float) -> Iterator[list[tuple[float, Pattern]]]:
-    """Orders of the LP's patterns, as (seconds, counts), with few changes from one to the next.
+def best_stages(search: Search) -> tuple[StagePlan, StagedSketch] | None:
+    """The best stage plan within the limits of a search, if it is better than what that has found.
 
-    There are none where patterns are no use: several hosts, jobs that wait for others, of unknown work or
-    that cannot be suspended now; if switches cost too much, or `least_s` seconds, the best so far, is close
-    to the bound.
-    Raises ImportError without scipy.
+    There is none where patterns are no use: several hosts, jobs that wait for others, of unknown work or
+    that cannot be suspended now, costly switches, a plan that is close to the bound already; and without
+    scipy.
     """
-    works, capacity = outlook.works, outlook.view.capacity.by_host()
-    if len(capacity) != 1 or len(works) > MOST_JOBS or len(outlook.blocked) or outlook.leaving:
-        return
-    if not all(work.known and work.nodes == 1 and work.steps > work.step for work in works):
-        return
-    if not all(works[i].resizable for i in outlook.running):
-        return
-    if least_s < LONG * _switch_s(outlook):
-        return
-    (gpus,) = capacity.values()
-    times = [_times(outlook, i) for i in range(len(works))]
+    outlook, works = search.outlook, search.outlook.works
+    base = value(search.goal, search.base, search.base)
+    least, found_s = base, search.base.makespan_s
+    if search.sketch and search.best < base:
+        least, found_s = search.best, measure(outlook, search.sketch).makespan_s
+    if not _of_use(outlook) or not LONG * _switch_s(outlook) <= found_s <= outlook.view.left_s:
+        return None
+    last = sorted((*outlook.waiting, *outlook.running), key=lambda i: (search.latest[i], i))
+    rest = ListPlan(tuple(last), tuple(work.optimal for work in works))
+    best = None
+
+    def late_s(order: Sequence[_Timed]) -> list[float]:
+        """Try it: how much too late each job ends."""
+        nonlocal least, best
+        plan, sketch = try_stages(outlook, order, rest)
+        search.tried += 1
+        late = [max(0.0, end - at) for end, at in zip(sketch.ends, search.latest, strict=True)]
+        worth = value(search.goal, measure(outlook, sketch), search.base)
+        if worth < least - ROUNDING and not any(late) and max(sketch.ends) <= search.by:
+            least, best = worth, (plan, sketch)
+        return late
+
+    with contextlib.suppress(ImportError):  # without scipy there are no patterns
+        _try_orders(outlook, search.latest, found_s, late_s)
+    return best
+
+
+def _of_use(outlook: Outlook) -> bool:
+    works = outlook.works
+    return (
+        len(outlook.view.capacity.by_host()) == 1
+        and len(works) <= MOST_JOBS
+        and not len(outlook.blocked)
+        and not outlook.leaving
+        and all(work.known and work.nodes == 1 and work.steps > work.step for work in works)
+        and all(works[i].resizable for i in outlook.running)
+    )
+
+
+def _try_orders(
+    outlook: Outlook,
+    latest: Sequence[float],
+    found_s: float,
+    late_s: Callable[[Sequence[_Timed]], list[float]],
+) -> None:
+    """Try patterns that do all work in less than `found_s` seconds, in orders worth it."""
+    works = outlook.works
+    (gpus,) = outlook.view.capacity.by_host().values()
+    times = [_times(work) for work in works]
     found = configuration_lp(times, gpus, iterations=ITERATIONS)
-    if found.bound_s * (1 + WORTH) > least_s:
+    if found.bound_s * (1 + WORTH) > found_s:
         return
-    patterns = [(seconds, pattern) for seconds, pattern in found.patterns if seconds > MOMENT_S]
+    patterns = [timed for timed in found.patterns if timed[0] > MOMENT_S]
     now = {i: works[i].width for i in outlook.running}
     first = sorted(range(len(patterns)), key=lambda k: (-_kept(now, patterns[k][1]), k))
     for k in first[:STARTS]:
-        order, left = [patterns[k]], [p for j, p in enumerate(patterns) if j != k]
-        while left:
-            last = order[-1][1]
-            nearest = max(range(len(left)), key=lambda j: (_kept(last, left[j][1]), left[j][0], -j))
-            order.append(left.pop(nearest))
-        yield order
+        rest = [*patterns[:k], *patterns[k + 1 :]]
+        late_s([patterns[k], *_alike(rest, patterns[k][1])])
+    # With time reversed, the latest that a job may end is a release. The LP knows of no switches: a job that
+    # is late because of them has to end sooner by it in the next round.
+    for stretch in STRETCHES:
+        by_s = found.bound_s * stretch
+        due_s = [at - outlook.now for at in latest]
+        for _ in range(ROUNDS):
+            release_s = [max(0.0, by_s - due) for due in due_s]
+            if by_s >= found_s or not any(release_s):
+                return
+            timely = configuration_lp(times, gpus, release_s=release_s, iterations=ITERATIONS)
+            if timely.bound_s > by_s:
+                break
+            late = late_s(list(_reversed(timely, now)))
+            if not any(late):
+                return
+            due_s = [due - over for due, over in zip(due_s, late, strict=True)]
+
+
+def _reversed(found: Patterns, now: Pattern) -> Iterator[_Timed]:
+    """The patterns from the last to the first; those between the same releases in any order."""
+    last = now
+    for _, group in groupby(reversed(range(len(found.patterns))), key=lambda k: found.after[k]):
+        for timed in _alike([found.patterns[k] for k in group], last):
+            last = timed[1]
+            if timed[0] > MOMENT_S:
+                yield timed
+
+
+def _alike(patterns: Sequence[_Timed], last: Pattern) -> Iterator[_Timed]:
+    """In an order with few changes from one to the next."""
+    left = list(patterns)
+    while left:
+        nearest = max(range(len(left)), key=lambda j: (_kept(last, left[j][1]), left[j][0], -j))
+        yield left[nearest]
+        last = left.pop(nearest)[1]
 
 
 def _switch_s(outlook: Outlook) -> float:
@@ -192,9 +269,8 @@ def _switch_s(outlook: Outlook) -> float:
     return max(work.save_s + max(work.resume_s[work.least :]) for work in outlook.works)
 
 
-def _times(outlook: Outlook, i: int) -> dict[int, float]:
-    """Seconds to a job's end by count: for one that runs, nothing for the count it has."""
-    work = outlook.works[i]
+def _times(work: Work) -> dict[int, float]:
+    """Seconds to a job's end by count: for one that runs, with a switch unless it is the count it has."""
     if not work.width:
         return {g: work.whole_s[g] for g in range(work.least, work.most + 1)}
     left = work.steps - work.step
@@ -209,24 +285,25 @@ def _kept(before: Pattern, after: Pattern) -> int:
     return sum(gpus for i, gpus in after.items() if before.get(i) == gpus)
 
 
-def try_stages(
-    outlook: Outlook, order: Sequence[tuple[float, Pattern]], rest: ListPlan
-) -> tuple[StagePlan, StagedSketch]:
+def try_stages(outlook: Outlook, order: Sequence[_Timed], rest: ListPlan) -> tuple[StagePlan, StagedSketch]:
     """The future under stages in this order, each until its jobs are where they should be.
 
     In a stage of the LP a job does a certain share of its work; what it does beyond that, while others are
     suspended and resumed, it need not do later.
     """
     works, sketch = outlook.works, StagedSketch(outlook)
-    switch_s = _switch_s(outlook)
+    switch_s, times = _switch_s(outlook), [_times(work) for work in outlook.works]
     jobs = [*rest.order, *outlook.running]
     due = [float(work.step) for work in works]
     stages = []
     for seconds, counts in order:
         for i, gpus in counts.items():
-            share = seconds / _times(outlook, i)[gpus]
-            due[i] = min(due[i] + share * (works[i].steps - works[i].step), works[i].steps)
-        if all(sketch.needs_s(i, due[i], gpus) <= switch_s for i, gpus in counts.items()):
+            share = seconds / times[i][gpus]
+            due[i] += share * (works[i].steps - works[i].step)
+            if due[i] > works[i].steps - 1:
+                due[i] = works[i].steps
+        needs = {i: sketch.needs_s(i, due[i], gpus) for i, gpus in counts.items()}
+        if all(n <= (0.0 if due[i] == works[i].steps else switch_s) for i, n in needs.items()):
             continue  # not worth it
         while True:
             ready = act_stage(outlook, sketch, counts, sketch.waiting(jobs))

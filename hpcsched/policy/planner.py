@@ -11,7 +11,6 @@ throughputs turn out other than thought. In between it follows its plan (`planni
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from math import inf, isfinite
 from typing import Any
@@ -24,7 +23,7 @@ from hpcsched.core.view import Decision, LookAgain, Replan, Resize, Start, View
 from hpcsched.planning.lists import Change, ListPlan, act, follow, shrink
 from hpcsched.planning.outlook import Outlook, Sketch, Work
 from hpcsched.planning.search import ROUNDING, Search, measure, value
-from hpcsched.planning.stages import StagedSketch, StagePlan, sequences, try_stages
+from hpcsched.planning.stages import best_stages
 from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
 from hpcsched.policy.options import Number
@@ -106,7 +105,7 @@ class Planner:
             seed=self.seed,
         )
         search.run([known] if known else [])
-        staged = self._staged(outlook, search) if self.goal == "makespan" else None
+        staged = best_stages(search) if self.goal == "makespan" else None
         chosen: ListPlan | None
         sketch: Sketch
         facts: dict[str, Any] = {
@@ -150,30 +149,6 @@ class Planner:
             news=view.news,
             facts=facts,
         )
-
-    def _staged(self, outlook: Outlook, search: Search) -> tuple[StagePlan, StagedSketch] | None:
-        """The best stage plan, if one is better than what the search has found and within its limits."""
-        base, best = value(self.goal, search.base, search.base), None
-        least = min(search.best, base)
-        found_s = search.base.makespan_s
-        if search.sketch and search.best < base:
-            found_s = measure(outlook, search.sketch).makespan_s
-        if found_s > outlook.view.left_s:
-            return None
-        works = outlook.works
-        last = sorted(
-            (*outlook.waiting, *outlook.running), key=lambda i: (-works[i].whole_s[works[i].optimal], i)
-        )
-        rest = ListPlan(tuple(last), tuple(work.optimal for work in works))
-        with contextlib.suppress(ImportError):  # without scipy there are no patterns
-            for order in sequences(outlook, found_s):
-                plan, sketch = try_stages(outlook, order, rest)
-                search.tried += 1
-                late = any(end > at for end, at in zip(sketch.ends, search.latest, strict=True))
-                worth = value(self.goal, measure(outlook, sketch), search.base)
-                if worth < least - ROUNDING and not late and max(sketch.ends) <= search.by:
-                    least, best = worth, (plan, sketch)
-        return best
 
     def _latest(self, job: Job, reference: float, old: Plan | None) -> float:
         """When the job has to end: fixed by the first plan that it is in."""

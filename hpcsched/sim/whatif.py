@@ -94,7 +94,7 @@ def place_of(devices: Iterable[Device]) -> tuple[int, int]:
         got = (
             f"the run had hosts with {' and '.join(map(str, counts))} GPUs" if counts else "the run had none"
         )
-        raise ConfigError(where="--gpus", got=got, accepted="GPUs per node to simulate, and --nodes")
+        raise ConfigError(where="--gpus", got=got, accepted="GPUs per node to simulate")
     return counts[0], len(hosts)
 
 

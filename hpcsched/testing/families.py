@@ -26,6 +26,7 @@ from hpcsched.core.profile import Profile
 from hpcsched.store.profiles import load_profiles
 
 GPUS = (4, 6, 8)
+SIZES = ("log-uniform", "uniform")
 JOBS = (3, 100)
 JOB_S = (60.0, 14_400.0)
 SWITCH_S = (0.0, 65.0)
@@ -56,13 +57,19 @@ class JobSet:
 
 
 def random_set(
-    seed: int, family: str | None = None, *, arrivals: float = 0.0, most_jobs: int = JOBS[1]
+    seed: int,
+    family: str | None = None,
+    *,
+    arrivals: float = 0.0,
+    most_jobs: int = JOBS[1],
+    sizes: str = SIZES[0],
 ) -> JobSet:
     """The job set of this seed, of this family or of a random one.
 
-    The number of jobs and their lengths are log-uniform, so that small sets and short jobs are as frequent
-    as large and long ones. With `arrivals` jobs come as a Poisson process: it takes about that share of
-    the seconds that all jobs, each on one GPU, keep all GPUs busy.
+    The lengths of the jobs are log-uniform, so that short ones are as frequent as long ones. So is their
+    number, or it is uniform (`sizes`): half of the sets have less than 18 jobs, or 52. With `arrivals`
+    jobs come as a Poisson process: it takes about that share of the seconds that all jobs, each on one GPU,
+    keep all GPUs busy.
     """
     rng = Random(seed)
     # Drawn even if it is given: a set differs from that of a random family in its models alone.
@@ -70,7 +77,12 @@ def random_set(
     family = drawn if family is None else family
     gpus = rng.choice(GPUS)
     switch_s = rng.uniform(*SWITCH_S)
-    count = round(_log_uniform(rng, JOBS[0], max(JOBS[0], most_jobs)))
+    most_jobs = max(JOBS[0], most_jobs)
+    drawn_count = rng.random()
+    if sizes == "uniform":
+        count = JOBS[0] + int(drawn_count * (most_jobs - JOBS[0] + 1))
+    else:
+        count = round(JOBS[0] * (most_jobs / JOBS[0]) ** drawn_count)
     profiles = tuple(_with_costs(rng, p, switch_s) for p in FAMILIES[family](Random(rng.random())))
     jobs, work_s = [], 0.0
     for i in range(1, count + 1):

@@ -73,7 +73,7 @@ def check_dual(found: Patterns, times, gpus):
 
 
 def test_no_jobs_need_no_time():
-    assert configuration_lp([], 4) == Patterns(bound_s=0.0, end_s=0.0, patterns=(), weights=())
+    assert configuration_lp([], 4) == Patterns(bound_s=0.0, end_s=0.0, patterns=(), after=(), weights=())
 
 
 def test_three_jobs_of_one_gpu_share_two_gpus():
