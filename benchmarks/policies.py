@@ -2,7 +2,8 @@
 
     python benchmarks/policies.py [--sets 200] [--policies exclusive,marble,equal,optimus,planner]
         [--goal both|makespan|jct] [--eps 1] [--budget 200] [--arrivals [0.5]] [--wrong 0.15 | --no-profiles]
-        [--only-family NAME] [--jobs-max 100] [--sizes uniform] [--first-seed 0] [--workers 2] [--json] [--quick]
+        [--only-family NAME] [--jobs-max 100] [--sizes uniform] [--first-seed 0] [--workers 2] [--quick]
+        [--output FILE | --json]
 
 The sets are those of `hpcsched.testing.families`: the same seeds give the same sets and, but for planning
 times, the same numbers. A policy may carry options: `--policies planner:goal=jct:eps=inf,planner`; --goal,
@@ -211,6 +212,13 @@ def tables(results: Mapping[str, Mapping[str, dict[str, float]]]) -> str:
         if label != "marble":
             said = ", ".join(f"{what} {name}" for what, name in zip(JUDGED, worst, strict=True))
             lines.append(f"Worst sets under {label}: {said}")
+    for label, found in results.items():
+        if SAME in results and label not in (*BASELINES, SAME):
+            same = results[SAME]
+            for what, key in list(JUDGED.items())[:2]:
+                over = [row[key] / same[name][key] for name, row in found.items()]
+                said = f"median {median(over):.3f}, p95 {percentile(over, 0.95):.2f}, worst {max(over):.2f}"
+                lines.append(f"{what} of {label} over that of {SAME}: {said}")
     names = next(iter(results.values()))
     families = [f for f in FAMILIES if any(name.startswith(f) for name in names)]
     head = ["makespan / bound, median", *families]
