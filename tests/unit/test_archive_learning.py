@@ -1,0 +1,52 @@
+"""What the database keeps of the throughput that runs have seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hpcsched.cli.archive import _learnt
+from hpcsched.testing.builders import Driver, a_job, a_profile
+
+
+def a_run(gpus, profiles=()):
+    """A run that has seen the model `new` do 2 steps a second on each GPU of so many."""
+    driver = Driver(a_job("x", "new", 9000, gpus=gpus), gpus=gpus, profiles=profiles)
+    driver.runs("x")
+    driver.trains("x", 2.0 * gpus)
+    return driver.machine
+
+
+def kept(machine, known):
+    return [(p.source, dict(p.throughput)) for p in _learnt(machine, "cpu", known)]
+
+
+def test_counts_add_up_over_runs():
+    (first,) = _learnt(a_run(1), "cpu", [])
+    assert (first.device, first.throughput, first.spread.keys()) == ("cpu", {1: 2.0}, {1})
+    (both,) = _learnt(a_run(4), "cpu", [first])
+    assert both.throughput == {1: 2.0, 4: 8.0}
+    assert both.spread.keys() == {1, 4}
+
+
+def test_the_newest_rate_counts():
+    old = replace(a_profile("new", {1: 99.0, 2: 50.0}), device="cpu", source="learned")
+    assert kept(a_run(1), [old]) == [("learned", {1: 2.0, 2: 50.0})]
+
+
+@pytest.mark.parametrize("source", ["measured", "published", "fitted"])
+def test_what_somebody_put_there_stays(source):
+    theirs = replace(a_profile("new", [99.0]), device="cpu", source=source)
+    learnt = replace(theirs, source="learned")
+    for known in ([theirs], [theirs, learnt], [learnt, theirs]):
+        assert kept(a_run(1), known) == []
+    assert kept(a_run(1), [replace(theirs, nodes=2)]) == [("learned", {1: 2.0})]
+
+
+def test_a_corrected_profile_is_kept_whole():
+    loaded = a_profile("new", [1.0, 2.0, 3.0, 4.0])
+    ((source, rates),) = kept(a_run(4, [loaded]), [])
+    assert source == "learned"
+    assert rates[4] == pytest.approx(8.0, rel=1e-3)
+    assert 1.0 < rates[1] < 2.5
