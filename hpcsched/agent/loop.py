@@ -9,27 +9,17 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from types import FrameType
-from typing import Protocol
 
-from hpcsched.agent.admission import Admission
-from hpcsched.agent.clock import RunClock
-from hpcsched.agent.effects import Effects
-from hpcsched.agent.ending import Ending
-from hpcsched.agent.inbox import Answer, Command, Inbox
-from hpcsched.agent.monitor import Monitor
+from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.outcomes import outcome
+from hpcsched.agent.resources import Resources
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action
-from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, JobState
 from hpcsched.errors import ConfigError, StoreError
-from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
-from hpcsched.store.snapshot import SnapshotWriter
 
 INBOX_PERIOD_S = 0.25
 PROGRESS_PERIOD_S = 10.0
@@ -66,53 +56,6 @@ class Outcome(StrEnum):
 
     FINISHED = "FINISHED"
     STOPPED = "STOPPED"
-
-
-class Observer(Protocol):
-    """Whoever wants to tell people what happens; must not change anything."""
-
-    def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
-        """An event was handled and led to these actions."""
-
-    def tick(self, now: float) -> None:
-        """The loop has gone round; at most a few times a second."""
-
-    def message(self, text: str) -> None:
-        """Something people should know."""
-
-
-class RemoteHosts(Protocol):
-    """The agent's side of the node agents, as far as the loop has to do with them (`launch.remote`)."""
-
-    def fileno(self) -> int:
-        """Readable when a message has come."""
-
-    def pump(self) -> None:
-        """Take in and send what there is; never blocks."""
-
-    def lost(self) -> Mapping[str, str]:
-        """The hosts that are gone, and why."""
-
-
-@dataclass(kw_only=True)
-class Resources:
-    """What an agent works with; whoever made it closes it.
-
-    `hosts` are there where node agents run the jobs.
-    """
-
-    machine: Machine
-    journal: Journal
-    effects: Effects
-    inbox: Inbox
-    snapshot: SnapshotWriter
-    monitor: Monitor | None
-    clock: RunClock
-    selector: selectors.BaseSelector
-    observer: Observer
-    admission: Admission
-    ending: Ending
-    hosts: RemoteHosts | None = None
 
 
 class Agent:

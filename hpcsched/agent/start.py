@@ -23,11 +23,12 @@ from hpcsched.agent.comeback import Standing
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.ending import Ending, ends, on_run_clock
 from hpcsched.agent.inbox import Inbox
-from hpcsched.agent.loop import Agent, Observer, Outcome, Resources
+from hpcsched.agent.loop import Agent, Outcome
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.orders import Site, output_path
 from hpcsched.agent.place import Place, node_agents, this_host
 from hpcsched.agent.recovery import end_orphans, open_run, saved_steps
+from hpcsched.agent.resources import Observer, Resources
 from hpcsched.agent.watch import AllocationWatch
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
