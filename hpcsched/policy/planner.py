@@ -85,6 +85,10 @@ class Planner:
     def plan(self, view: View) -> Plan:
         outlook = Outlook(view, window=WINDOW)
         works, old = outlook.works, view.plan
+        if not works:  # all that run are being sent away
+            return Plan(
+                at=view.now, rule="marble", order=(), caps={}, ends={}, slack_s={}, latest={}, news=view.news
+            )
         marble, alone = rollout(outlook, self._marble), rollout(outlook, Exclusive())
         base = measure(outlook, marble)
         known = _carried_on(outlook, old) if old and old.rule == "list" else None
