@@ -334,7 +334,7 @@ def check_names(specs: Sequence[JobSpec], *, where: str, known: Collection[str] 
     for spec in specs:
         for other in spec.after:
             if other not in names:
-                accepted = ", ".join(sorted(names - {spec.name})[:8]) or "there is no other job"
+                accepted = ", ".join(sorted(names - {spec.name})[:8]) or "names of other jobs"
                 _refuse(where, f"job {spec.name}.after", f"{other!r} is no job", accepted)
     try:
         graphlib.TopologicalSorter({s.name: s.after for s in specs}).prepare()

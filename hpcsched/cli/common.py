@@ -87,16 +87,20 @@ def select(status: Status, keys: Sequence[str]) -> list[JobStatus]:
 
 
 def parse_options(pairs: Sequence[str], *, where: str = "--policy-option") -> dict[str, Any]:
-    """A dict of K=V pairs; numbers become numbers. Raises ConfigError."""
+    """A dict of K=V pairs; numbers become numbers. Raises ConfigError, also for one key with two values."""
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not key or not equals:
             raise ConfigError(where=where, got=repr(pair), accepted="K=V")
+        value: Any
         try:
-            options[key] = float(text) if not re.fullmatch(r"[+-]?\d+", text) else int(text)
+            value = float(text) if not re.fullmatch(r"[+-]?\d+", text) else int(text)
         except ValueError:
-            options[key] = text
+            value = text
+        if key in options and options[key] != value:
+            raise ConfigError(where=where, key=key, got=f"{options[key]} and {text}", accepted="one value")
+        options[key] = value
     return options
 
 
@@ -107,3 +111,29 @@ def database_path(given: str | None) -> Path:
     from hpcsched.store.database import default_path
 
     return default_path()
+
+
+def check_chart(path: Path) -> None:
+    """Refuse a Gantt chart that could not be written at the end."""
+    from importlib.util import find_spec
+
+    from hpcsched.report.gantt import MissingExtra
+
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(where="--gantt", got=f"no folder {path.parent}", accepted="a file in a folder")
+    if path.is_dir():
+        raise ConfigError(where="--gantt", got=f"{path}: a folder", accepted="a file")
+    if find_spec("matplotlib") is None:
+        raise MissingExtra("Gantt charts need matplotlib: install hpcsched[report]")
+
+
+@contextlib.contextmanager
+def naming_the_file(path: Path | None) -> Iterator[None]:
+    """Adds the file to what is said of one of its jobs."""
+    try:
+        yield
+    except ConfigError as error:
+        if path is None or not error.where.startswith("job "):
+            raise
+        key = f"{error.where}.{error.key}"
+        raise ConfigError(where=str(path), key=key, got=error.got, accepted=error.accepted) from None

@@ -86,16 +86,42 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
     return f"ended with exit code {event.code}{detail}{again}"
 
 
+class _Stuck:
+    """Notices when only jobs are left that wait for the user: nobody else would say why the run goes on."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self._said = machine, False
+
+    def sentence(self) -> str | None:
+        """What to say of it, once until something else can go on again."""
+        machine = self._machine
+        stuck = not machine.active and machine.unfinished > 0 and not machine.draining
+        if stuck:
+            left = (job for job in machine.jobs.values() if not job.state.final)
+            stuck = all(job.held or job.state is JobState.HELD or job.unmet for job in left)
+        said, self._said = self._said, stuck
+        return STUCK if stuck and not said else None
+
+
+STUCK = (
+    "only jobs that you hold or suspended are left: let them go on (release, resume), cancel them, or stop "
+    "the run (drain)"
+)
+
+
 class Narrator:
     """Tells what happens line by line on stderr, each with the time into the run."""
 
     def __init__(self, machine: Machine, *, quiet: bool = False) -> None:
         self._machine, self._quiet = machine, quiet
+        self._stuck = _Stuck(machine)
 
     def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
         if not self._quiet:
             for line in sentences(self._machine, event, actions):
                 self._say(line)
+            if stuck := self._stuck.sentence():
+                self._say(stuck)
 
     def tick(self, now: float) -> None:
         """Nothing to redraw."""
@@ -118,7 +144,7 @@ class LiveTable:
         from rich.console import Console
         from rich.live import Live
 
-        self._machine = machine
+        self._machine, self._stuck = machine, _Stuck(machine)
         self._console = Console(stderr=True)
         self._now = 0.0
         self._live = Live(
@@ -129,6 +155,8 @@ class LiveTable:
     def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
         for line in sentences(self._machine, event, actions):
             self.message(line)
+        if stuck := self._stuck.sentence():
+            self.message(stuck)
 
     def tick(self, now: float) -> None:
         self._now = now

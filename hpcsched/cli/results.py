@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hpcsched.core.actions import Action
+from hpcsched.core.events import Event
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Attempt, JobSpec, JobState
@@ -13,6 +15,9 @@ from hpcsched.core.profile import Profile
 from hpcsched.report.result import Result, summarise
 from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
 from hpcsched.sim.engine import Simulation
+
+Watch = Callable[[Event, list[Action], Machine], None]
+"""What a simulation calls with each event."""
 
 MOST_STORIES = 10_000
 """Jobs; a simulation of more leaves out what only people look at."""
@@ -113,10 +118,12 @@ def simulated(
     options: Mapping[str, Any],
     bounds: Bounds | None = None,
     keep_jobs: bool = True,
+    watch: Watch | None = None,
 ) -> Result:
     """What these jobs take under a policy on `nodes` hosts with `gpus` GPUs each.
 
-    `bounds` and `keep_jobs`: see `result_of`. Raises ConfigError for jobs without profile or steps.
+    `bounds` and `keep_jobs`: see `result_of`; `watch`: see `Simulation`. Raises ConfigError for jobs
+    without profile or steps.
     """
     simulation = Simulation(
         jobs,
@@ -126,5 +133,6 @@ def simulated(
         policy=policy,
         options=options,
         stories=len(jobs) <= MOST_STORIES,
+        watch=watch,
     )
     return result_of(simulation.run(), bounds=bounds, keep_jobs=keep_jobs)

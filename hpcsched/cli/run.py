@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcsched import jobfile
-from hpcsched.cli.common import database_path, dir_option, find_run, json_option, option, parse_options
+from hpcsched.cli import policies
+from hpcsched.cli.common import (
+    check_chart,
+    database_path,
+    dir_option,
+    find_run,
+    json_option,
+    naming_the_file,
+    option,
+)
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError, HpcschedError
@@ -35,7 +44,7 @@ _MARGIN = "Seconds kept before the end of the allocation besides what saving tak
 @click.argument("jobs", required=False, type=click.Path(path_type=Path))
 @dir_option
 @option("--devices", metavar="SPEC", default="auto", help="auto, cuda[:N], cpu:N or replay:N[@SPEED].")
-@option("--policy", metavar="P", help="marble (default) or exclusive.")
+@option("--policy", metavar="P", cls=policies.Once, help=f"{policies.ALL}.")
 @option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
 @option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
 @option("--device-type", metavar="T", help="Device type whose profiles count; default: what is found.")
@@ -52,7 +61,7 @@ _MARGIN = "Seconds kept before the end of the allocation besides what saving tak
 @option("--checkpoints", metavar="D", type=click.Path(path_type=Path), help="Where checkpoints go instead.")
 @option("--pyslurm", metavar="W", default="auto", help="auto, or off: ask Slurm by its commands only.")
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw a Gantt chart at the end.")
-@option("--compare", metavar="P", multiple=True, help="At the end, simulate this policy for comparison.")
+@option("--compare", metavar="P,...", multiple=True, help="At the end, simulate these policies too.")
 @option("--grace", type=click.FloatRange(min=0), default=30.0, help="Least seconds to save in (30).")
 @option("--monitor", type=click.FloatRange(min=0.1), default=5.0, help="Seconds between device samples (5).")
 @option("--database", metavar="F", help="SQLite file with profiles and history.")
@@ -117,7 +126,13 @@ def run(
     if record and ctx.get_parameter_source("devices") is click.core.ParameterSource.DEFAULT:
         devices = record.devices
     file = jobfile.load(jobs, workdir=Path.cwd(), user=getpass.getuser()) if jobs else None
-    name, options = chosen_policy(ctx, policy, policy_option, file)
+    if file and jobs:
+        policies.check_file(file, jobs)
+    own = policies.of_run(rundir) if resume else None
+    name, options = policies.for_run(ctx, policy, policy_option, file, own)
+    others = policies.names_in(",".join(compare), where="--compare") if compare else []
+    if gantt:
+        check_chart(gantt)
     store = database_path(database)
     find = finder(profiles, store)
     views: list[Narrator | LiveTable] = []
@@ -142,12 +157,13 @@ def run(
         checkpoints=checkpoints.absolute() if checkpoints else None,
     )
     try:
-        life = start.run(
-            order,
-            batch=system,
-            find_profiles=lambda models, kind: find(models, device_type or kind),
-            observe=observe,
-        )
+        with naming_the_file(jobs):
+            life = start.run(
+                order,
+                batch=system,
+                find_profiles=lambda models, kind: find(models, device_type or kind),
+                observe=observe,
+            )
     finally:
         for view in views:
             view.close()
@@ -156,7 +172,7 @@ def run(
         how = "requeue" if requeue else "chain" if chain else ""
         code = _stopped(life, system, rundir, Plan(how=how, most=max_restarts, script=chain_script))
     try:
-        _report(life, as_json=as_json, gantt=gantt, compare=compare)
+        _report(life, as_json=as_json, gantt=gantt, compare=others)
     except OSError as error:
         with contextlib.suppress(OSError):
             click.echo(f"hpcsched: the report cannot be written: {error.strerror}", err=True)
@@ -186,35 +202,17 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan) -> int:
     return 75
 
 
-def chosen_policy(
-    ctx: click.Context, policy: str | None, pairs: tuple[str, ...], file: jobfile.JobFile | None
-) -> tuple[str | None, dict[str, Any]]:
-    """Policy and options: flag and environment, then the job file, then the settings files."""
-    from hpcsched.policy import make_policy
-
-    from_file = ctx.get_parameter_source("policy") is click.core.ParameterSource.DEFAULT_MAP
-    name, options = policy, parse_options(pairs)
-    configured: dict[str, Any] = ctx.obj.values.get("policy_option", {})
-    if file and (policy is None or from_file):
-        name = file.policy or policy
-    in_file = file and (file.policy or "marble") == (name or "marble")
-    options = {**configured, **(file.policy_options if file and in_file else {}), **options}
-    if file and file.policy:
-        make_policy(file.policy, file.policy_options, where="[policy]")
-    if name or options:
-        make_policy(name or "marble", options)
-    return name, options
-
-
-def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: tuple[str, ...]) -> None:
+def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str]) -> None:
     """What stdout gets at the end: the result as JSON, or tables."""
+    from msgspec.structs import replace
+
     from hpcsched.cli.results import result_of, simulated
     from hpcsched.report.result import to_json
     from hpcsched.report.tables import comparison_table, headline, job_table
 
     machine: Machine = life.machine
     result = result_of(machine, downtime_s=life.downtime_s)
-    results = [result]
+    results = [replace(result, label="this run")]
     for policy in compare:
         profiles = {(p.model, p.nodes): p for j in machine.jobs.values() if (p := machine.profile(j))}
         specs = [job.spec for job in machine.jobs.values()]
@@ -250,8 +248,10 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: tuple[str,
         from hpcsched.report.gantt import gantt_svg
 
         try:
-            gantt_svg(results, gantt)
+            gantt_svg(results if len(results) > 1 else [result], gantt)
             click.echo(f"hpcsched: Gantt chart in {gantt}", err=True)
+        except OSError as error:
+            click.echo(f"hpcsched: no Gantt chart: {gantt}: {error.strerror}", err=True)
         except HpcschedError as error:
             click.echo(f"hpcsched: no Gantt chart: {error}", err=True)
 

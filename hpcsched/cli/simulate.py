@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcsched import jobfile
+from hpcsched.cli import policies
 from hpcsched.cli.common import (
+    check_chart,
     database_path,
     find_run,
     hint_at_runs,
     json_option,
+    naming_the_file,
     option,
-    parse_options,
     plural,
 )
 from hpcsched.errors import ConfigError, NoSuchRun
+from hpcsched.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from hpcsched.core.model import JobSpec
@@ -41,6 +44,9 @@ MOST_KEPT = 10_000
 
 _PLAIN_HEIGHT = 24
 """Lines of a screen, where there is no terminal to ask."""
+
+
+_POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its own."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +91,7 @@ class _Case:
 @option("--gpus", type=click.IntRange(min=1), help="GPUs per node (of a run: its own).")
 @option("--nodes", type=click.IntRange(min=1), help="Nodes (1; of a run: its own).")
 @option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
-@option("--policy", metavar="P,...", help="Policies to compare, with commas (marble; of a run: its own).")
+@option("--policy", metavar="P,...", cls=policies.OnceWithCommas, help=_POLICIES)
 @option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
 @option("--device-type", metavar="T", default="", help="Device type whose profiles count.")
 @click.option("--jobs", "list_jobs", is_flag=True, help="List all jobs of each policy.")
@@ -135,7 +141,9 @@ def simulate(
         case = _of_file(jobs, gpus, nodes or 1, _Found(profiles, database, device_type))
     if gantt:
         _check_drawable(gantt, len(case.jobs))
-    results = _simulated(case, _chosen(ctx, case, policy, policy_option), keep=list_jobs)
+    chosen = policies.for_simulation(ctx, policy, policy_option, (case.policy, case.options))
+    with naming_the_file(jobs or trace):
+        results = _simulated(case, chosen, keep=list_jobs)
     if gantt:
         from hpcsched.report.gantt import gantt_svg
 
@@ -169,6 +177,7 @@ class _Found:
 
 def _of_file(path: Path, gpus: int, nodes: int, found: _Found) -> _Case:
     file = jobfile.load(path, workdir=Path.cwd())
+    policies.check_file(file, path)
     jobfile.check_fits(file.jobs, gpus=gpus, hosts=nodes, where=str(path))
     return _Case(
         where=path.name,
@@ -223,6 +232,9 @@ def _of_run(
     from hpcsched.store.replay import replay
 
     rundir = find_run(ctx, dir_)
+    inside = RunDir(rundir.root / "hpcsched-run")
+    if not rundir.journal.exists() and inside.journal.exists():
+        rundir = inside  # named is the folder that `run` was called in
     with hint_at_runs(ctx, dir_):
         rundir.require()
     if not rundir.journal.exists():
@@ -280,53 +292,27 @@ def _downtime_s(lives: Sequence[Life], devices: str) -> float:
     return sum(gaps, 0.0)
 
 
-def _chosen(
-    ctx: click.Context, case: _Case, policy: str | None, pairs: tuple[str, ...]
-) -> dict[str, dict[str, Any]]:
-    """The policies to simulate, each with its options: by flag, by the source of the jobs, by settings."""
-    from hpcsched.policy import POLICIES, make_policy
-
-    from_settings = ctx.get_parameter_source("policy") is click.core.ParameterSource.DEFAULT_MAP
-    text = case.policy if case.policy and (policy is None or from_settings) else policy
-    names = list(dict.fromkeys(name.strip() for name in (text or "marble").split(",")))
-    given, configured = parse_options(pairs), ctx.obj.values.get("policy_option", {})
-    known: dict[str, Mapping[str, Any]] = {}
-    for name in names:
-        make_policy(name)
-        known[name] = getattr(POLICIES[name], "OPTIONS", {})
-    for key, value in given.items():
-        if not any(key in options for options in known.values()):
-            one = next((name for name in names if known[name]), names[0])
-            make_policy(one, {key: value}, where="--policy-option")
-    chosen = {}
-    for name in names:
-        own = case.options if (case.policy or "marble") == name else {}
-        options = {k: v for k, v in configured.items() if k in known[name]}
-        chosen[name] = {**options, **own, **{k: v for k, v in given.items() if k in known[name]}}
-        make_policy(name, chosen[name], where="--policy-option")
-    return chosen
-
-
-def _simulated(case: _Case, policies: Mapping[str, dict[str, Any]], *, keep: bool) -> list[Result]:
+def _simulated(case: _Case, chosen: Mapping[str, dict[str, Any]], *, keep: bool) -> list[Result]:
     """How the case went, if it did, and how it would go under each policy."""
+    from hpcsched.cli.progress import Progress
     from hpcsched.cli.results import Bounds, simulated
 
     many = len(case.jobs) > MOST_KEPT
     results: list[Result] = []
     bounds = None
-    for name, options in policies.items():
-        if many and sys.stderr.isatty():
-            click.echo(f"hpcsched: simulating {plural(len(case.jobs), 'job')} under {name} ...", err=True)
-        result = simulated(
-            case.jobs,
-            case.profiles,
-            gpus=case.gpus,
-            nodes=case.nodes,
-            policy=name,
-            options=options,
-            bounds=bounds,
-            keep_jobs=keep or not many,
-        )
+    for name, options in chosen.items():
+        with Progress(name, len(case.jobs)) as progress:
+            result = simulated(
+                case.jobs,
+                case.profiles,
+                gpus=case.gpus,
+                nodes=case.nodes,
+                policy=name,
+                options=options,
+                bounds=bounds,
+                keep_jobs=keep or not many,
+                watch=progress.watch,
+            )
         bounds = bounds or Bounds(result.lower_bound_s, result.mean_jct_bound_s)
         results.append(_as_in_the_run(result, case.ids) if case.ids else result)
     return results if case.was is None else [case.was, *results]
@@ -346,8 +332,7 @@ def _as_in_the_run(result: Result, ids: Sequence[tuple[int, str]]) -> Result:
 def _check_drawable(path: Path, jobs: int) -> None:
     if jobs > MOST_DRAWN:
         raise ConfigError(where="--gantt", got=f"{jobs} jobs", accepted=f"at most {MOST_DRAWN}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(where="--gantt", got=f"no folder {path.parent}", accepted="a file in a folder")
+    check_chart(path)
 
 
 def _show(case: _Case, results: list[Result], *, list_jobs: bool) -> None:
@@ -357,7 +342,8 @@ def _show(case: _Case, results: list[Result], *, list_jobs: bool) -> None:
     size = shutil.get_terminal_size() if sys.stdout.isatty() else None
     width = size.columns if size else None
     if len(results) == 1 and (case.file or list_jobs or len(case.jobs) <= MOST_LISTED):
-        click.echo(f"{headline(results[0])}\n{job_table(results[0], width=width)}\n")
+        measures = comparison_table(results, width=width)
+        click.echo(f"{headline(results[0])}\n{job_table(results[0], width=width)}\n\n{measures}")
         return
     title = f"{case.where}: {plural(len(case.jobs), 'job')} on {case.place}"
     if case.was is not None and case.was.gpus != case.gpus * case.nodes:

@@ -23,10 +23,14 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 }
 
 
-def make_policy(name: str, options: Mapping[str, Any] | None = None, *, where: str = "--policy") -> Policy:
-    """The policy of this name with these options; ConfigError if either is unknown."""
+def make_policy(name: str, options: Mapping[str, Any] | None = None, *, where: str = "") -> Policy:
+    """The policy of this name with these options; ConfigError if either is unknown.
+
+    `where` they come from, if not from the flags.
+    """
     if name not in POLICIES:
-        raise ConfigError(where=where, got=repr(name), accepted=", ".join(POLICIES))
+        raise ConfigError(where=where or "--policy", got=repr(name), accepted=", ".join(POLICIES))
+    where = where or "--policy-option"
     make, given = POLICIES[name], dict(options or {})
     accepted: Mapping[str, Accepted] = getattr(make, "OPTIONS", {})
     for key, value in given.items():

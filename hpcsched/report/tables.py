@@ -37,12 +37,12 @@ def job_table(result: Result, *, width: int | None = None) -> str:
     """One line per job; columns that matter least are left out to fit into `width` characters.
 
     Ids and names are never cut, so a line can still be wider. GPUS tells the counts a job went
-    through, `p` as primary and `s` as secondary; COST is what its suspends and resumes took.
+    through, `p` as primary and `s` as secondary; COST is what its starts, suspends and resumes took.
     """
     jobs = result.jobs
     instants = [t for job in jobs for t in (job.submit_s, job.start_s, job.end_s) if t is not None]
     unit, clock = _time_format(instants)
-    cost_unit, cost = _time_format(job.switch_s for job in jobs)
+    cost_unit, cost = _time_format(job.overhead_s for job in jobs)
     columns = [
         _Column("JOBID", [str(job.id) for job in jobs]),
         _Column("NAME", [job.name for job in jobs], right=False),
@@ -55,7 +55,7 @@ def job_table(result: Result, *, width: int | None = None) -> str:
         _Column("GPUS", [_stretches(job) for job in jobs], right=False),
         _Column("STEPS", [_steps(job) for job in jobs], rank=4),
         _Column("SUSP", [str(job.suspensions) for job in jobs], rank=1),
-        _Column(f"COST{cost_unit}", [cost(job.switch_s) for job in jobs], rank=2),
+        _Column(f"COST{cost_unit}", [cost(job.overhead_s) for job in jobs], rank=2),
     ]
     for name in sorted({name for job in jobs for name in job.metrics}):
         cells = [f"{job.metrics[name]:#.4g}" if name in job.metrics else "-" for job in jobs]
@@ -66,9 +66,10 @@ def job_table(result: Result, *, width: int | None = None) -> str:
 def comparison_table(results: Sequence[Result], *, width: int | None = None, base: int = 0) -> str:
     """A column per policy, a line per measure, each with its change relative to `results[base]`.
 
-    Changes are in percent of the value there; of a share (in %) they are in percentage points (pp).
-    Results before the base are shown without. Where all this does not fit into `width` characters the
-    changes are left out; where the policies do not fit even so, they go on below, in blocks.
+    Changes are in percent of the value there; of a share (in %) they are in percentage points (pp). A
+    line below says so. Results before the base are shown without. Where all this does not fit into
+    `width` characters the changes are left out; where the policies do not fit even so, they go on
+    below, in blocks.
     """
     rows = _measures(results)
     head = [_Column("", [row.label for row in rows], right=False)]
@@ -80,7 +81,14 @@ def comparison_table(results: Sequence[Result], *, width: int | None = None, bas
         full.append([column, _Column("", changes)] if i > base else [column])
     fits = width is None or _total([*head, *chain(*full)]) <= width
     narrow = not fits and width is not None and _total([*head, *chain(*plain)]) <= width
-    return _blocks(head, plain if narrow else full, width)
+    table = _blocks(head, plain if narrow else full, width)
+    compared = not narrow and len(results) > base + 1
+    return f"{table}\n{_against(results[base])}" if compared else table
+
+
+def _against(base: Result) -> str:
+    """What the changes are relative to, and what their units mean."""
+    return f"changes are against `{base.title}`: % of it, or percentage points (pp)"
 
 
 def side_by_side(results: Sequence[Result], *, width: int | None = None) -> str:

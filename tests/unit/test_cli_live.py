@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hpcsched.cli.live import sentences
+from hpcsched.cli.live import STUCK, Narrator, sentences
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Launch
 from hpcsched.core.machine import Machine
@@ -75,3 +75,27 @@ def test_what_was_learnt_is_no_reason_for_a_launch() -> None:
     assert any(isinstance(action, Launch) for action in actions)
     _, launched = sentences(driver.machine, driver.events[-1], actions)
     assert " is the fastest count of new (5 steps/s" in launched and "samples" not in launched
+
+
+def test_it_is_said_once_when_only_jobs_are_left_that_wait_for_the_user(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    driver = Driver(
+        a_job("x", "line", 90, gpus=1), a_job("y", "line", 90), a_job("z", "line", 9, after=("y",))
+    )
+    narrator = Narrator(driver.machine)
+
+    def told(actions: Sequence[Action]) -> bool:
+        narrator.event(driver.events[-1], actions)
+        return STUCK in capsys.readouterr().err
+
+    driver.runs("x")
+    driver.runs("y")
+    assert not told(driver.suspend("y"))
+    assert not told(driver.leaves("y", 10))
+    assert told(driver.exits("x", 0, step=90))
+    assert not told(driver.hold("z"))
+    assert not told(driver.resume("y"))
+    driver.runs("y")
+    assert told(driver.exits("y", 0, step=90))
+    assert not told(driver.release("z"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from simulatebench import JOBS, SET, call, make_place, measures, page, refused, shown, write_set
+from simulatebench import JOBS, PROFILES, SET, call, make_place, measures, page, refused, shown, write_set
 
+from hpcsched.cli import progress
 from hpcsched.cli import simulate as module
+from hpcsched.cli.results import simulated
 from hpcsched.policy import POLICIES
 from hpcsched.testing.builders import a_job
 
@@ -73,7 +76,13 @@ def test_one_policy_has_its_list_of_jobs_however_many_there_are() -> None:
     write_set([a_job(f"j{i}", "a", 100) for i in range(60)])
     lines = shown(*SET).splitlines()
     assert lines[0].startswith("marble on 4 GPUs: makespan") and lines[1].startswith("JOBID")
-    assert len(lines) == 2 + 60 + 1
+    assert lines[2 + 60] == "" and lines[2 + 60 + 1].split() == ["marble"]
+
+
+def test_one_policy_has_the_measures_that_several_have() -> None:
+    one, two = measures(shown(*SET)), measures(shown(*SET, "--policy", "marble,exclusive"))
+    assert one.keys() > {"makespan(s)", "mean wait(s)", "p95 JCT(s)", "overhead(%)", "lower bound(s)"}
+    assert all(one[label] == two[label][:1] for label in one if "(%)" in label)
 
 
 def test_options_go_to_the_policies_that_know_them_and_the_files_to_its_own() -> None:
@@ -86,8 +95,57 @@ def test_options_go_to_the_policies_that_know_them_and_the_files_to_its_own() ->
     assert [result["policy"] for result in always] == ["exclusive", "marble"]
     assert always[1]["switches"] > 0
     said = refused(*SET, "--policy", "exclusive,marble", "--policy-option", "promte=never")
-    assert "marble.promte: unknown option; accepted: promote" in said
+    assert said == (
+        "--policy-option: promte: no policy given has this option; accepted: exclusive: none; marble: promote"
+    )
+    assert "marble.promte: unknown option; accepted: promote" in refused(
+        *SET, "--policy-option", "promte=never"
+    )
     assert "exclusive" in refused(*SET, "--policy", "exclusive", "--policy-option", "promote=never")
+
+
+def test_what_a_file_says_of_its_policy_is_checked_whatever_policy_is_simulated() -> None:
+    for head, says in (
+        ('name = "plannr"', "jobs.toml: policy: 'plannr'; accepted: marble"),
+        ('name = "planner"\neps = -1', "jobs.toml: policy: eps: -1; accepted: a number of at least 0"),
+        ("eps = 1", "jobs.toml: policy: marble.eps: unknown option; accepted: promote"),
+    ):
+        write_set(JOBS, head=f"[policy]\n{head}")
+        assert refused(*SET, "--policy", "exclusive").startswith(says)
+
+
+def test_what_is_given_twice_is_refused() -> None:
+    both = ("--policy", "marble", "--policy", "planner")
+    assert refused(*SET, *both) == "--policy: 'marble' and 'planner'; accepted: one list, with commas"
+    twice = ("--policy", "planner", "--policy-option", "eps=1", "--policy-option")
+    assert refused(*SET, *twice, "eps=2") == "--policy-option: eps: 1 and 2; accepted: one value"
+    assert page(*SET, *twice, "eps=1.0")
+
+
+def test_what_cannot_be_simulated_is_named_with_its_file(place: Path) -> None:
+    said = refused("jobs.toml", "--gpus", 4)
+    assert said.startswith("jobs.toml: job one.model: no profile of 'a'")
+    text = (place / "jobs.toml").read_text().replace("steps = 3000", "")
+    (place / "jobs.toml").write_text(text)
+    assert refused(*SET).startswith("jobs.toml: job one.steps: missing")
+
+
+def test_how_far_a_simulation_is_shows_on_a_terminal_and_is_gone_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> None:
+        with progress.Progress("marble", len(JOBS)) as shown:
+            simulated(JOBS, PROFILES, gpus=4, policy="marble", options={}, watch=shown.watch)
+
+    run()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "PERIOD_S", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run()
+    lines = capsys.readouterr().err.split("\r")
+    assert lines[1] == "hpcsched: simulating marble: 0 of 4 jobs done\x1b[K"
+    assert lines[-2] == "hpcsched: simulating marble: 4 of 4 jobs done\x1b[K"
+    assert lines[-1] == "\x1b[K"
 
 
 def test_options_in_the_settings_count_as_they_do_in_a_run(place: Path) -> None:

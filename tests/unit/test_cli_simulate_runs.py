@@ -98,6 +98,13 @@ def test_a_run_is_named_as_everywhere_and_only_read(monkeypatch: pytest.MonkeyPa
     assert {path: path.stat().st_mtime_ns for path in [rundir.root, *rundir.root.rglob("*")]} == listing
 
 
+def test_the_folder_that_a_run_was_begun_in_names_it_too() -> None:
+    Path("work").mkdir()
+    a_run(SCENE, "work/hpcsched-run")
+    text = shown("--run", "work")
+    assert text.splitlines()[0].startswith(f"run {Path.cwd()}/work/hpcsched-run: 4 jobs")
+
+
 def test_a_run_that_is_not_there_or_has_not_begun() -> None:
     assert "no run in" in refused("--run", code=3)
     assert "no run in" in refused("--run", "nowhere", code=3)

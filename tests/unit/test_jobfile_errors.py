@@ -114,7 +114,7 @@ CASES = [
     ("no kind", job("strategy = { x = 1 }"), "job a.strategy", "'None'", "ddp"),
     # dependencies
     ("after is text", job('after = "b"'), "job a.after", "'b'", "a list of job names"),
-    ("after nobody", job('after = ["b"]'), "job a.after", "'b' is no job", "there is no other job"),
+    ("after nobody", job('after = ["b"]'), "job a.after", "'b' is no job", "names of other jobs"),
     ("after itself", job('after = ["a"]'), "after", "a cycle: a after a", "do not wait for each other"),
     (
         "cycle",

@@ -99,10 +99,10 @@ def test_a_policy_gets_numbers_and_the_journal_what_was_given(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eps": "-1"}, "--policy: eps: '-1'; accepted: a number of at least 0, or inf"),
-        ({"budget": 1.5}, "--policy: budget: 1.5; accepted: a whole number from 0 to 100000"),
-        ({"goal": "fun"}, "--policy: goal: 'fun'; accepted: both, jct"),
-        ({"epsilon": 1}, "--policy: picky.epsilon: unknown option; accepted: goal, eps, budget"),
+        ({"eps": "-1"}, "--policy-option: eps: '-1'; accepted: a number of at least 0, or inf"),
+        ({"budget": 1.5}, "--policy-option: budget: 1.5; accepted: a whole number from 0 to 100000"),
+        ({"goal": "fun"}, "--policy-option: goal: 'fun'; accepted: both, jct"),
+        ({"epsilon": 1}, "--policy-option: picky.epsilon: unknown option; accepted: goal, eps, budget"),
     ],
 )
 def test_the_error_says_what_is_accepted(monkeypatch, options, message):

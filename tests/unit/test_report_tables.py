@@ -55,7 +55,7 @@ MOVED = job(
     start_s=111.8,
     end_s=608.0,
     suspensions=1,
-    switch_s=74.11,
+    overhead_s=74.11,
     metrics={"accuracy": 0.95},
 )
 
@@ -147,6 +147,14 @@ def test_comparison_is_relative_to_the_first():
     assert "jobs completed" not in rows
     bounds = [line.split()[-1] for line in table.splitlines() if "lower bound" in line or "gap" in line]
     assert bounds == ["501.2", "21.3", "306.0", "33.0"]
+
+
+def test_it_is_said_what_changes_are_relative_to():
+    lines = comparison_table([result(MOVED, **LSF), result(MOVED)], width=80).splitlines()
+    assert lines[-1] == "changes are against `exclusive`: % of it, or percentage points (pp)"
+    assert "changes" not in comparison_table([result(MOVED)])
+    so_far = result(MOVED, label="so far")
+    assert "`marble`" in comparison_table([so_far, result(MOVED), result(MOVED)], base=1).splitlines()[-1]
 
 
 def test_three_policies_with_their_changes_fit_on_the_smallest_screen():
