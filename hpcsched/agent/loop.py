@@ -17,6 +17,7 @@ from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.outcomes import outcome
 from hpcsched.agent.resources import Resources
 from hpcsched.core import events as ev
+from hpcsched.core.actions import Action, MakePlan
 from hpcsched.core.model import JobSpec, JobState
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
@@ -164,15 +165,21 @@ class Agent:
                 self._exit_at = time.monotonic()
             durable = not all(isinstance(event, _NOT_DURABLE) for event in batch)
             self._r.journal.append(batch, sync=durable)
+            plan_asked: list[Action] = []
             for event in batch:
                 actions = self._machine.handle(event)
                 for action in actions:
+                    if isinstance(action, MakePlan):
+                        plan_asked.append(action)  # from the state after all of them
+                        continue
                     told = self._r.effects.perform(action)
                     if any(isinstance(news, ev.LaunchFailed) and news.host_fault for news in told):
                         pending.extend(self._hosts_lost())  # first, or it would be launched there again
                     pending.extend(told)
                 with contextlib.suppress(OSError):  # nobody reads standard error any more
                     self._r.observer.event(event, actions)
+            for action in plan_asked:
+                pending.extend(self._r.effects.perform(action))
         for job_id, path in self._r.effects.outputs.items():
             self._r.snapshot.output_of(job_id, str(path))
         self._r.effects.outputs.clear()

@@ -23,6 +23,7 @@ class Deciding(Moves):
         super().__init__(stories=stories)
         self.policy: Policy | None = None
         self.policy_options: Mapping[str, Any] = {}
+        self._plan_asked = False
 
     def make_plan(self) -> Plan:
         """What the action MakePlan asks for: the policy's plan from the present state.
@@ -65,7 +66,9 @@ class Deciding(Moves):
             return
         for decision in self.policy.decide(self.view()):
             if isinstance(decision, Replan):
-                self._actions.append(MakePlan(at=self.now, cause=self._cause))
+                if not self._plan_asked:
+                    self._actions.append(MakePlan(at=self.now, cause=self._cause))
+                self._plan_asked = True
             elif isinstance(decision, LookAgain):
                 self._look_again(decision.at)
             elif isinstance(decision, Remark):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, inf, log, sqrt
+from statistics import median, stdev
 
 from hpcsched.core.profile import Profile
 
@@ -27,6 +28,9 @@ LEAST_STEPS, LEAST_S = 5, 2.0
 LEAST_SAMPLES = 3
 """The throughput on a count is not believed from fewer."""
 
+MOST_SAMPLES = 32
+"""Older ones are forgotten: five minutes, as jobs are looked at every ten seconds."""
+
 TOLERANCE = 0.05
 """Share by which a throughput may differ from what is believed, at least, and be no contradiction."""
 
@@ -35,6 +39,10 @@ USUAL_SCALING = 0.8
 
 _GRID = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 """The counts on each host that a curve without a profile is worked out for."""
+
+
+_MOST_LOG = 700.0
+"""Of a rate: beyond it no float holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,41 +66,37 @@ _OF_NOTHING = _Prior(common=20.0, smooth=0.5, single=0.05)
 
 @dataclass(slots=True)
 class Seen:
-    """The samples of a model on one count: how many, their steps and seconds in all, and how they vary."""
+    """The newest samples of a model on one count."""
 
-    samples: int = 0
+    rates: list[float] = field(default_factory=list)
     steps: int = 0
-    seconds: float = 0.0
-    _mean: float = 0.0
-    _squares: float = 0.0
+    """Steps of all samples, kept or not."""
+    told: tuple[float, float] | None = None
+    """Rate and error when this was last believed: what comes later is compared with it."""
 
     def add(self, steps: int, seconds: float) -> None:
         """Take one more sample in."""
-        self.samples += 1
+        self.rates = [*self.rates[1 - MOST_SAMPLES :], steps / seconds]
         self.steps += steps
-        self.seconds += seconds
-        off = log(steps / seconds) - self._mean
-        self._mean += off / self.samples
-        self._squares += off * (log(steps / seconds) - self._mean)
 
     @property
     def rate(self) -> float:
-        """Steps per second over all samples."""
-        return self.steps / self.seconds
+        """Steps per second: the median, as a single sample may be of anything."""
+        return median(self.rates)
 
     @property
     def spread(self) -> float:
         """Relative standard deviation between the samples; infinite for fewer than two."""
-        return sqrt(self._squares / (self.samples - 1)) if self.samples > 1 else inf
+        return stdev(map(log, self.rates)) if len(self.rates) > 1 else inf
 
     @property
     def error(self) -> float:
         """Relative standard error of the rate."""
-        return self.spread / sqrt(self.samples) if self.samples > 1 else inf
+        return self.spread / sqrt(len(self.rates))
 
     @property
     def enough(self) -> bool:
-        return self.samples >= LEAST_SAMPLES
+        return len(self.rates) >= LEAST_SAMPLES
 
 
 @dataclass(slots=True)
@@ -134,7 +138,7 @@ class Lessons:
         """
         quiet_since = max((self._quiet_since.get(host, 0.0) for host in hosts), default=0.0)
         start = self._open.get(job_id)
-        if start is None or start.attempt != attempt or start.at < quiet_since or at < start.at:
+        if start is None or start.attempt != attempt or start.at < quiet_since:
             if at >= quiet_since:
                 self._open[job_id] = _Stretch(attempt, step, at)
             return None
@@ -152,20 +156,33 @@ class Lessons:
     def believe(self, key: Key, profile: Profile | None) -> None:
         """Go by what was seen of a model, and by the profile that was loaded for it."""
         points = self.points(key)
+        for seen in points.values():
+            seen.told = seen.rate, seen.error
         if points and profile is None:
             self.beliefs[key] = as_seen(key, points)
-            self.curves[key] = estimated(self.beliefs[key], points)
         elif profile and any(contradicts(profile, gpus, seen) for gpus, seen in points.items()):
-            self.beliefs[key] = self.curves[key] = corrected(profile, points)
+            self.beliefs[key] = corrected(key, profile, points)
         else:
             self.beliefs.pop(key, None)
-            self.curves.pop(key, None)
+        self.curves.pop(key, None)
+        if known := self.beliefs.get(key, profile):
+            partial = profile is None or profile.source == "learned"
+            self.curves[key] = estimated(known) if partial else known
 
 
 def contradicts(profile: Profile, gpus: int, seen: Seen) -> bool:
     """Whether what was seen differs from the profile by more than both are uncertain."""
     spread = (profile.spread or {}).get(gpus, 0.0) if profile.source != "learned" else 0.0
-    return abs(log(seen.rate / profile.rate(gpus))) > max(TOLERANCE, 2 * spread, 2 * seen.error)
+    return _differ(seen.rate, profile.rate(gpus), max(spread, seen.error))
+
+
+def differs(seen: Seen) -> bool:
+    """Whether what was seen since a throughput was last believed differs from that."""
+    return seen.told is None or _differ(seen.rate, seen.told[0], max(seen.told[1], seen.error))
+
+
+def _differ(a: float, b: float, error: float) -> bool:
+    return abs(log(a) - log(b)) > max(TOLERANCE, 2 * error)
 
 
 def as_seen(key: Key, points: Mapping[int, Seen]) -> Profile:
@@ -181,35 +198,40 @@ def as_seen(key: Key, points: Mapping[int, Seen]) -> Profile:
     )
 
 
-def corrected(profile: Profile, points: Mapping[int, Seen]) -> Profile:
+def corrected(key: Key, profile: Profile, points: Mapping[int, Seen]) -> Profile:
     """The profile as what was seen makes it most likely, with its uncertainty by count."""
     counts = sorted({*profile.throughput, *points})
-    return _posterior(profile, counts, [profile.rate(g) for g in counts], points, _OF_A_PROFILE)
+    known = {gpus: (seen.rate, seen.error) for gpus, seen in points.items()}
+    prior = {gpus: profile.rate(gpus) for gpus in counts}
+    return replace(_posterior(profile, prior, known, _OF_A_PROFILE), nodes=key[1])
 
 
-def estimated(profile: Profile, points: Mapping[int, Seen]) -> Profile:
-    """A curve through the points of an `as_seen` profile, with a usual scaling where there are none."""
-    counts = sorted({*_GRID, *points})
-    return _posterior(profile, counts, [g**USUAL_SCALING for g in counts], points, _OF_NOTHING)
+def estimated(profile: Profile) -> Profile:
+    """A curve through the counts of a profile that was learnt, with a usual scaling where there are none."""
+    counts = sorted({*_GRID, *profile.throughput})
+    known = {gpus: (rate, (profile.spread or {}).get(gpus, 0.0)) for gpus, rate in profile.throughput.items()}
+    return _posterior(profile, {gpus: gpus**USUAL_SCALING for gpus in counts}, known, _OF_NOTHING)
 
 
 def _posterior(
     profile: Profile,
-    counts: Sequence[int],
-    expected: Sequence[float],
-    points: Mapping[int, Seen],
+    expected: Mapping[int, float],
+    points: Mapping[int, tuple[float, float]],
     prior: _Prior,
 ) -> Profile:
-    """The Gaussian process with this prior, given the points: its mean and standard deviation by count."""
-    expect = {g: log(x) for g, x in zip(counts, expected, strict=True)}
-    at = list(points)
-    between = [[prior.covariance(a, b) + (a == b) * points[a].error ** 2 for b in at] for a in at]
-    off = [log(points[g].rate) - expect[g] for g in at]
+    """The Gaussian process with this prior, given points (rate, relative error) by count.
+
+    The profile with its mean and standard deviation on the counts of `expected`, the prior's mean.
+    """
+    at = sorted(points)
+    between = [[prior.covariance(a, b) + (a == b) * points[a][1] ** 2 for b in at] for a in at]
+    off = [log(points[g][0]) - log(expected[g]) for g in at]
     throughput, spread = {}, {}
-    for g in counts:
+    for g, rate in expected.items():
         to = [prior.covariance(g, other) for other in at]
         pull = _solve(between, to)
-        throughput[g] = exp(expect[g] + sum(p * o for p, o in zip(pull, off, strict=True)))
+        mean = log(rate) + sum(p * o for p, o in zip(pull, off, strict=True))
+        throughput[g] = exp(min(max(mean, -_MOST_LOG), _MOST_LOG))
         left = prior.covariance(g, g) - sum(p * c for p, c in zip(pull, to, strict=True))
         spread[g] = sqrt(max(0.0, left))
     return replace(profile, throughput=throughput, spread=spread, source="learned")

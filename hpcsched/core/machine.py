@@ -95,7 +95,7 @@ class Machine(Deciding):
         self.policy_options = event.policy_options
         self.grace_s = event.grace_s
         self._load(event.profiles)
-        self.plan = None
+        self.plan, self._plan_asked = None, False
         self.draining, self.drain_cause = False, ""
         self.deadline, self.reserve_s, self._drain_due = event.deadline, event.reserve_s, -inf
         for job in list(self.active.values()):
@@ -125,7 +125,7 @@ class Machine(Deciding):
         self._decide_after = True
 
     def _plan_made(self, event: ev.PlanMade) -> None:
-        self.plan = event.plan
+        self.plan, self._plan_asked = event.plan, False
         self._decide_after = True
 
     def _jobs_submitted(self, event: ev.JobsSubmitted) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcsched.core.actions import Action, Launch, SetTimer, Suspend, Terminate
 from hpcsched.core.jobs import Costs, Job, Target
-from hpcsched.core.learning import contradicts
+from hpcsched.core.learning import contradicts, differs
 from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Role
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Reason, Why
@@ -264,10 +264,13 @@ class Moves(RunState):
     # --- what is learnt of models -----------------------------------------------------------
 
     def _load(self, profiles: Iterable[Profile]) -> None:
-        self.profiles.update({(p.model, p.nodes): p for p in profiles})
-        for model, nodes in self.lessons.seen:
-            loaded = self.profiles.get((model, nodes)) or self.profiles.get((model, 1))
-            self.lessons.believe((model, nodes), loaded)
+        loaded = {(p.model, p.nodes): p for p in profiles}
+        self.profiles.update(loaded)
+        # What an earlier run has learnt has the counts that were seen there.
+        learned = [key for key, profile in loaded.items() if profile.source == "learned"]
+        for model, nodes in dict.fromkeys([*learned, *self.lessons.seen]):
+            known = self.profiles.get((model, nodes)) or self.profiles.get((model, 1))
+            self.lessons.believe((model, nodes), known)
 
     def _disturb(self, job: Job) -> None:
         """Other jobs on its hosts go faster or slower from now on: what they did is one sample at most."""
@@ -275,6 +278,8 @@ class Moves(RunState):
 
     def _learn(self, job: Job, step: int, at: float) -> bool:
         """The job had done `step` steps at `at`: whether that says something new of its model."""
+        if step < job.current.from_step:
+            return False  # it has not yet said where it goes on
         key, gpus = (job.spec.model, job.spec.nodes), job.width
         seen = self.lessons.observe(job.id, job.attempt, key, gpus, self.hosts_of(job), step=step, at=at)
         if seen is None or not seen.enough:
@@ -282,7 +287,11 @@ class Moves(RunState):
         loaded, believed = self.loaded(job), self.profile(job)
         if not loaded and believed and gpus not in believed.throughput:
             believed = None  # beyond what was seen a profile of that alone says nothing
-        if believed and not contradicts(believed, gpus, seen):
+        if key in self.lessons.beliefs and seen.told:
+            new = differs(seen)  # noise is no news for ever
+        else:
+            new = believed is None or contradicts(believed, gpus, seen)
+        if not new:
             return False
         self.lessons.believe(key, loaded)
         self.news += 1
@@ -291,7 +300,7 @@ class Moves(RunState):
             "gpus": gpus,
             "rate": seen.rate,
             "spread": seen.spread,
-            "samples": seen.samples,
+            "samples": len(seen.rates),
             "steps": seen.steps,
             "before": f"{believed.source} profile: {believed.rate(gpus):.4g}"
             if believed

@@ -68,13 +68,15 @@ class Outlook:
 
     `works` are the jobs by index: those that run first, oldest first, then those that wait, in the queue's
     order, then those that wait for others. `leaving` are GPUs that come free without a job's end: (when,
-    host, count). At most `window` waiting jobs are looked at; or just those in `waiting`, in this order.
+    host, count). `unplaced` are the ids of jobs that the GPUs there are do not suffice for. At most `window`
+    waiting jobs are looked at; or just those in `waiting`, in this order.
     """
 
     def __init__(self, view: View, *, window: int = 0, waiting: Iterable[Job] | None = None) -> None:
         self.view, self.now = view, view.now
         self.leaving: list[tuple[float, str, int]] = []
         self.works: list[Work] = []
+        self.unplaced: list[int] = []
         self._usual_s: float | None = None
         returning: list[Job] = []
         for job in view.running:
@@ -136,7 +138,8 @@ class Outlook:
         view, nodes = self.view, job.spec.nodes
         least, most = view.limits(job)
         if least > most or nodes > len(self.view.capacity.by_host()):
-            return False  # not on the GPUs there are
+            self.unplaced.append(job.id)
+            return False
         profile, steps = view.curve(job), job.spec.steps
         known = profile is not None and steps is not None
         rate = [profile.rate(g) if profile else g**USUAL_SCALING for g in range(1, most + 1)]

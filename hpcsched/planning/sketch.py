@@ -68,7 +68,6 @@ class Sketch:
         "hosts",
         "looks_at",
         "now",
-        "resizes",
         "rooms",
         "width",
     )
@@ -82,7 +81,6 @@ class Sketch:
         self.width = [work.width for work in works]
         self.hosts = [work.hosts for work in works]
         self.active: dict[int, None] = dict.fromkeys(outlook.running)
-        self.resizes = 0
         self.looks_at = -inf
         self._step = [work.step for work in works]
         self._begin = [work.begin for work in works]
@@ -109,7 +107,7 @@ class Sketch:
         """The same state, to go on from in another way."""
         new = Sketch.__new__(Sketch)
         new._works, new._after = self._works, self._after  # never changed
-        new.now, new.looks_at, new.resizes = self.now, self.looks_at, self.resizes
+        new.now, new.looks_at = self.now, self.looks_at
         new.rooms, new._issued = rooms_of(self.rooms.by_host()), self._issued
         new.ends, new.width, new.hosts = self.ends.copy(), self.width.copy(), self.hosts.copy()
         new._step, new._begin, new._busy = self._step.copy(), self._begin.copy(), self._busy.copy()
@@ -162,7 +160,6 @@ class Sketch:
             self._begin[i] = free_s + work.resume_s[gpus]
             self._end(i, self._begin[i] + (work.steps - step) / work.rate[gpus])
         self._busy[i] = free_s
-        self.resizes += 1
         width = self.width[i]
         for host in self.hosts[i]:
             kept = gpus if host in hosts else 0
@@ -197,9 +194,9 @@ class Sketch:
             self._give_back(at, (), 0)
 
     def next(self) -> tuple[int, list[int]] | None:
-        """Go on to the next event: the job that ended then (-1: none did), and those it let into the queue.
+        """Go on to the next event: the job that ended then, and those it let into the queue.
 
-        None when nothing is left to happen.
+        -1 for GPUs that come free otherwise, -2 for a look; None when nothing is left to happen.
         """
         while self._agenda:
             at, ticket, i = heappop(self._agenda)
@@ -209,7 +206,7 @@ class Sketch:
                     continue
                 self.now = at
                 self.rooms.give(hosts, count)
-                return -1, []
+                return (-1 if hosts else -2), []
             if self._tickets[i] != ticket:
                 continue
             self.now = at

@@ -38,6 +38,9 @@ STARTS = 12
 STRETCHES, ROUNDS = (1.02, 1.05, 1.1), 3
 """Where jobs have a latest end: makespans over the bound that are asked for, and LPs solved for each."""
 
+AFTER_S = MOMENT_S / 2
+"""A stage's end is looked at so much later: after all jobs that end with it."""
+
 _Timed = tuple[float, Pattern]
 """For so many seconds these counts."""
 
@@ -123,7 +126,7 @@ def act_stage(
             return False
         return sketch.resizable(i)
 
-    for i in list(sketch.active):
+    for i in sorted(sketch.active, key=lambda i: works[i].job.id):
         width, goal = sketch.width[i], counts.get(i, 0)
         if goal >= width:
             continue
@@ -310,8 +313,8 @@ def try_stages(outlook: Outlook, order: Sequence[_Timed], rest: ListPlan) -> tup
             until = max((sketch.reaches(i, due[i]) for i in counts if i in sketch.active), default=-inf)
             if ready and until <= sketch.now + MOMENT_S:
                 break
-            if ready and not sketch.now < sketch.looks_at < until:
-                sketch.look_at(until)
+            if ready and not sketch.now < sketch.looks_at < until + AFTER_S:
+                sketch.look_at(until + AFTER_S)
             if sketch.next() is None:
                 break
         stages.append((sketch.now, counts))

@@ -1,6 +1,7 @@
 """Each job gets its whole hosts, one job after another: what the batch system alone would do.
 
-MARBLE section VII-A calls it the LSF baseline.
+MARBLE section VII-A calls it the LSF baseline. On several hosts jobs run side by side, each on hosts of its
+own.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Role
 from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.rooms import Rooms
 from hpcsched.core.view import Decision, Start, View
 
 
 class Exclusive:
-    """Strict FIFO, one job at a time, on as many GPUs as it may have."""
+    """Strict FIFO, one job on a host, on as many of its GPUs as it may have."""
 
     name = "exclusive"
     work_conserving = False
@@ -22,10 +24,16 @@ class Exclusive:
         return False
 
     def decide(self, view: View) -> list[Decision]:
-        if view.running or not view.rooms.left:
+        most = view.capacity.by_host()
+        decisions: list[Decision] = []
+        empty = Rooms({host: free for host, free in view.rooms.by_host().items() if free == most[host]})
+        if not empty.left:
             return []
-        for job in view.waiting(view.rooms.fits):
-            gpus, hosts = view.rooms.pick(view.limits(job)[1], job.spec.nodes)
+        for job in view.waiting(view.capacity.fits):
+            if not empty.fits(job.spec.gpus_min, job.spec.nodes):
+                break
+            gpus, hosts = empty.pick(view.limits(job)[1], job.spec.nodes)
             reason = Reason(Why.EXCLUSIVE, {"gpus": gpus})
-            return [Start(job=job, gpus=gpus, hosts=hosts, role=Role.PRIMARY, reason=reason)]
-        return []
+            decisions.append(Start(job=job, gpus=gpus, hosts=hosts, role=Role.PRIMARY, reason=reason))
+            empty = Rooms({host: free for host, free in empty.by_host().items() if host not in hosts})
+        return decisions

@@ -85,9 +85,17 @@ class Planner:
     def plan(self, view: View) -> Plan:
         outlook = Outlook(view, window=WINDOW)
         works, old = outlook.works, view.plan
-        if not works:  # all that run are being sent away
+        unplaced = tuple(outlook.unplaced)
+        if not works:  # there is nothing to plan, as long as nothing else happens
             return Plan(
-                at=view.now, rule="marble", order=(), caps={}, ends={}, slack_s={}, latest={}, news=view.news
+                at=view.now,
+                rule="marble",
+                order=unplaced,
+                caps={},
+                ends={},
+                slack_s={},
+                latest={},
+                news=view.news,
             )
         marble, alone = rollout(outlook, self._marble), rollout(outlook, Exclusive())
         base = measure(outlook, marble)
@@ -132,7 +140,10 @@ class Planner:
         return Plan(
             at=outlook.now,
             rule="stages" if staged else "list" if chosen else "marble",
-            order=tuple(ids[i] for i in dict.fromkeys((*(() if staged else outlook.running), *order))),
+            order=(
+                *(ids[i] for i in dict.fromkeys((*(() if staged else outlook.running), *order))),
+                *unplaced,
+            ),
             caps=dict(zip(ids, caps, strict=True)),
             strict=chosen.strict if chosen else False,
             stages=tuple(
@@ -210,8 +221,13 @@ def _next(view: View, plan: Plan) -> list[Decision]:
     list_plan = ListPlan(tuple(outlook.waiting), caps, plan.strict)
     sketch = Sketch(outlook)
     decisions: list[Decision] = []
+    started: set[int] = set()
 
     def told(change: Change) -> None:
+        if not change.old:
+            started.add(change.job)
+        elif change.job in started:
+            return  # at no cost it could be resized at once: not before it is there
         decision = _decision(outlook, sketch, plan, change)
         if decision:
             decisions.append(decision)
@@ -219,7 +235,7 @@ def _next(view: View, plan: Plan) -> list[Decision]:
     shrink(outlook, sketch, list_plan, told)
     # One that was set aside will wait when it has left.
     leaving = any(job.state is JobState.SUSPENDING and not job.target for job in view.running)
-    grow = not view.waiting_count and not (plan.stages and leaving)
+    grow = view.waiting_count == len(jobs) and not (plan.stages and leaving)
     act(outlook, sketch, list_plan, list(outlook.waiting), grow=grow, told=told)
     return [*decisions, LookAgain(at=sketch.looks_at)] if sketch.looks_at > view.now else decisions
 

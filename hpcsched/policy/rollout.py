@@ -30,13 +30,19 @@ class _Rollout:
         self._index = {job.id: i for i, job in enumerate(self._jobs)}
         self._queue = WaitingQueue()
         self._capacity = outlook.view.capacity.by_host()
+        self._starting: set[int] = set()
+        """Jobs started at this moment: not ready before all else that happens at it."""
         for i in range(len(outlook)):
             if i not in outlook.running and not outlook.works[i].after:
                 self._enqueue(i)
 
     def run(self) -> Sketch:
         self._decide()
+        now = self._sketch.now
         while (happened := self._sketch.next()) is not None:
+            if happened[0] == -2 or self._sketch.now > now:
+                self._starting.clear()
+            now = self._sketch.now
             for i in happened[1]:
                 self._enqueue(i)
             self._decide()
@@ -71,6 +77,8 @@ class _Rollout:
                 if isinstance(decision, Start):
                     self._queue.remove(job.id)
                     sketch.start(i, decision.gpus, decision.hosts)
+                    self._starting.add(i)
+                    sketch.look_at(sketch.now)
                 else:
                     sketch.resize(i, decision.gpus, decision.hosts)
                 job.attempt += 1
@@ -84,6 +92,8 @@ class _Rollout:
             job = self._jobs[i]
             job.step = sketch.step_of(i)
             job.state = JobState.RUNNING if sketch.resizable(i) else JobState.SUSPENDING
+            if i in self._starting:
+                job.state = JobState.STARTING
             running.append(job)
         running.sort(key=lambda job: (job.submit_s, job.id))
         return replace(

@@ -9,7 +9,7 @@ from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, LookAgain, Preempt, Resize, Start, View
 from hpcsched.planning.lists import Change
 from hpcsched.planning.outlook import Outlook
-from hpcsched.planning.stages import StagedSketch, act_stage, stage_at
+from hpcsched.planning.stages import AFTER_S, StagedSketch, act_stage, stage_at
 
 
 def next_stage(view: View, plan: Plan) -> list[Decision]:
@@ -36,7 +36,8 @@ def next_stage(view: View, plan: Plan) -> list[Decision]:
             decisions.append(decision)
 
     act_stage(outlook, sketch, counts, outlook.waiting, told)
-    at = min(stage.until, sketch.looks_at) if sketch.looks_at > view.now else stage.until
+    until = stage.until + AFTER_S
+    at = min(until, sketch.looks_at) if sketch.looks_at > view.now else until
     return [*decisions, LookAgain(at=at)]
 
 

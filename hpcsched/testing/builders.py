@@ -292,6 +292,8 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "arrivals": sorted(machine.arrivals),
         "profiles": machine.profiles,
         "lessons": machine.lessons,
+        "plan": machine.plan,
+        "news": machine.news,
         "costs": machine.costs,
         "draining": machine.draining,
         "deadline": machine.deadline,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from hpcsched.core import events as ev
@@ -54,7 +56,7 @@ def test_stretches_of_few_steps_or_little_time_are_no_samples(steps, seconds):
     assert driver.machine.lessons.seen == {}
     reports(driver, "x", seconds + 100, steps + 100)  # the stretch goes on, and counts when it is long enough
     (seen,) = driver.machine.lessons.seen["new", 1].values()
-    assert (seen.samples, seen.steps, seen.seconds) == (1, steps + 100, seconds + 100)
+    assert seen.rates == [(steps + 100) / (seconds + 100)]
 
 
 @pytest.mark.parametrize("change", ["starts", "is ready", "ends", "leaves"])
@@ -94,7 +96,7 @@ def test_what_happens_on_another_host_does_not_matter():
     driver.submit(a_job("y", "other", 9000, gpus=1))
     driver.runs("y")
     reports(driver, "x", 100, 100)
-    assert driver.machine.lessons.seen["new", 1][1].samples == 1
+    assert driver.machine.lessons.seen["new", 1][1].rates == [1.0]
 
 
 def test_each_attempt_is_timed_for_itself():
@@ -116,6 +118,42 @@ def test_a_leaving_job_teaches_nothing():
     driver.suspend("x")
     driver.trains("x", 3.0)
     assert driver.machine.lessons.seen == {}
+
+
+def test_an_attempt_is_timed_from_where_it_goes_on():
+    """A resumed program says step 0 until it has read its checkpoint."""
+    driver = Driver(a_job("x", "new", 900_000, gpus=1), gpus=1)
+    driver.runs("x")
+    driver.suspend("x")
+    driver.leaves("x", 100_000)
+    driver.resume("x")
+    driver.runs("x")
+    reports(driver, "x", 10, 0)
+    driver.job("x").step = 100_000
+    driver.now = 20.0
+    driver.trains("x", 4.0)
+    assert learnt(driver, "x") == {1: 4.0}
+
+
+def test_a_wrong_clock_spoils_no_sample():
+    driver = Driver(a_job("x", "new", 900_000, gpus=1), gpus=1)
+    driver.runs("x")
+    driver.now = 5000.0
+    driver.trains("x", 4.0)
+    about = driver.job("x")
+    news = Progress(job_id=about.id, attempt=1, step=about.step + 1, done_s=1400.0)
+    driver.tell(ev.ProgressObserved, progress=(news,))
+    driver.trains("x", 4.0)
+    assert all(3.9 < rate < 4.2 for rate in driver.machine.lessons.seen["new", 1][1].rates)
+
+
+def test_of_a_bogus_sample_nothing_is_left_in_the_end():
+    driver = Driver(a_job("x", "line", 9_000_000_000, gpus=1), gpus=1, profiles=[LINE])
+    driver.runs("x")
+    driver.trains("x", 10.0)
+    reports(driver, "x", driver.now + 10, driver.job("x").step + 1_000_000)
+    driver.trains("x", 10.0, seconds=400)
+    assert driver.machine.profile(driver.job("x")) is LINE
 
 
 # --- what it changes ----------------------------------------------------------------------------------
@@ -152,6 +190,20 @@ def test_once_corrected_it_is_not_told_again():
     told, news = len(driver.job("x").story), driver.machine.news
     driver.trains("x", 20.0, seconds=500)
     assert (len(driver.job("x").story), driver.machine.news) == (told, news)
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.8, 2.0])
+@pytest.mark.parametrize("wrong", [1.0, 3.0, 10.0])
+def test_noise_is_no_news_for_ever(noise, wrong):
+    """Each sample of 200 is of another throughput; a planner would plan anew each time it is news."""
+    random, driver = Random(1), Driver(a_job("x", "m", 9_000_000, gpus=1), gpus=1)
+    driver.tell(ev.ProfilesLoaded, profiles=(a_profile("m", [100.0 * wrong]),))
+    driver.runs("x")
+    news, step = driver.machine.news, 0
+    for look in range(200):
+        reports(driver, "x", 10.0 * look, step)
+        step += max(5, round(1000 * random.lognormvariate(0.0, noise)))
+    assert driver.machine.news - news < 12
 
 
 def test_a_newly_loaded_profile_that_holds_takes_the_place_of_what_was_learnt():

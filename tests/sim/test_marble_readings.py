@@ -282,6 +282,18 @@ def test_exclusive_takes_no_more_than_a_job_may_have_and_starts_nothing_beside_i
     assert leases(driver) == {"b": (0, 1, 2, 3, 4, 5)}
 
 
+def test_on_several_hosts_exclusive_jobs_run_side_by_side_in_order():
+    """A batch system gives each job hosts of its own: nobody overtakes the one that needs two."""
+    jobs = [a_job("a", "three"), a_job("wide", "three", nodes=2), a_job("c", "three")]
+    driver = Driver(*jobs, gpus=2, hosts=2, policy="exclusive", profiles=ALL)
+    assert leases(driver) == {"a": (0, 1)}
+    driver.exits("a", 0)
+    assert leases(driver) == {"wide": (0, 1, 2, 3)}
+    driver.submit(a_job("d", "three"), a_job("e", "three"))
+    driver.exits("wide", 0)
+    assert leases(driver) == {"c": (0, 1), "d": (2, 3)}
+
+
 def test_exclusive_keeps_the_order():
     driver = Driver(policy="exclusive", profiles=ALL)
     driver.submit(*(a_job(f"j{i}", "three") for i in range(5)))
@@ -297,8 +309,8 @@ def test_exclusive_keeps_the_order():
     ("name", "options", "message"),
     [
         ("fifo", {}, "--policy: 'fifo'; accepted: marble, exclusive"),
-        ("marble", {"promote": "often"}, "--policy: promote: 'often'; accepted: pays, always, never"),
-        ("marble", {"eps": 1}, "--policy: marble.eps: unknown option; accepted: promote"),
+        ("marble", {"promote": "often"}, "--policy-option: promote: 'often'; accepted: pays, always, never"),
+        ("marble", {"eps": 1}, "--policy-option: marble.eps: unknown option; accepted: promote"),
         ("exclusive", {"promote": "pays"}, "accepted: none (exclusive has no options)"),
     ],
 )

@@ -50,3 +50,21 @@ def test_a_corrected_profile_is_kept_whole():
     assert source == "learned"
     assert rates[4] == pytest.approx(8.0, rel=1e-3)
     assert 1.0 < rates[1] < 2.5
+
+
+def test_what_was_learnt_on_two_hosts_is_not_taken_for_one():
+    theirs = replace(a_profile("new", [10.0, 20.0]), device="cpu")
+    driver = Driver(a_job("x", "new", 9000, gpus=1, nodes=2), gpus=1, hosts=2, profiles=[theirs])
+    driver.runs("x")
+    driver.trains("x", 5.0)
+    (found,) = _learnt(driver.machine, "cpu", [theirs])
+    assert (found.nodes, round(found.throughput[1], 2)) == (2, 5.0)
+
+
+def test_later_runs_estimate_from_what_earlier_ones_saw():
+    learnt = replace(a_profile("new", {1: 2.0, 2: 3.5}), source="learned")
+    driver = Driver(a_job("x", "new", 9000), gpus=8, profiles=[learnt])
+    job = driver.job("x")
+    assert driver.machine.profile(job) is learnt
+    assert driver.machine.curve(job).rate(2) == pytest.approx(3.5, rel=0.01)
+    assert driver.machine.curve(job).rate(8) > 1.5 * 3.5
