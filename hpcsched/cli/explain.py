@@ -82,13 +82,14 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
     if job.state is JobState.SUSPENDING and job.target:
         return [f"it starts again on {plural(len(job.target.gpus), 'GPU')} as soon as it has saved"]
     if job.state in (JobState.STARTING, JobState.RUNNING):
-        return [*_rest(machine, job), *_changes(machine, job), *_planned_end(machine, job)]
+        lines = [*_rest(machine, job), *_changes(machine, job)]
+        return [*lines, *_no_better(machine), *_planned_end(machine, job)]
     if job.id in machine.queue:
         free = f"{len(machine.free)} of {plural(len(machine.devices), 'GPU')} free"
         before = plural(_jobs_before(machine, job), "job")
         line = f"{before} before it; {free}; it wants {_wants(machine, job)}"
-        return [line, *_planned_end(machine, job)]
-    return []
+        return [line, *_no_better(machine), *_planned_end(machine, job)]
+    return [] if job.state.final or job.held or job.state is JobState.HELD else _planned_end(machine, job)
 
 
 def _rest(machine: Machine, job: Job) -> list[str]:
@@ -117,6 +118,13 @@ def _changes(machine: Machine, job: Job) -> list[str]:
     if not job.ready:
         lines.append("it has not said that it can be suspended, so it keeps these GPUs until it ends")
     return lines
+
+
+def _no_better(machine: Machine) -> list[str]:
+    """That the planner has found nothing better than MARBLE's policy, and goes by that."""
+    plan = _plan(machine)
+    found = plan is None or plan.rule != "marble"
+    return [] if found else ["no plan was found that is better than MARBLE's policy: jobs go by that"]
 
 
 def _planned_end(machine: Machine, job: Job) -> list[str]:

@@ -15,6 +15,7 @@ class Why(StrEnum):
     # why a job waits
     RESOURCES = "Resources"
     PRIORITY = "Priority"
+    PLAN = "Plan"
     DEPENDENCY = "Dependency"
     BEGIN_TIME = "BeginTime"
     HELD = "JobHeldUser"
@@ -62,6 +63,7 @@ class Why(StrEnum):
 _WORDS = {
     Why.RESOURCES: "waits for GPUs: needs {need}{hosts}, {free} free",
     Why.PRIORITY: "waits for GPUs behind earlier jobs",
+    Why.PLAN: "waits for its turn in the plan: {free} GPUs free",
     Why.DEPENDENCY: "waits for {after} to complete",
     Why.BEGIN_TIME: "starts not before {at:.0f} s into the run",
     Why.HELD: "held by the user",
@@ -76,12 +78,12 @@ _WORDS = {
     Why.EXCLUSIVE: "exclusive policy: all {gpus} GPUs, one job at a time",
     Why.EQUAL_SHARE: "{gpus} GPUs: an equal share of the {total}, at most its fastest count",
     Why.MARGINAL_GAIN: "{gpus} GPUs of the {total}: no other job would gain more by them",
-    Why.PLANNED: "{gpus} GPUs of the {cap} planned, which does all in {makespan:.0f} s; MARBLE would "
-    "take {marble:.0f} s",
+    Why.PLANNED: "{gpus} GPUs{fastest}, at most {cap} by the plan; it has all done {until:.0f} s into the "
+    "run, MARBLE would {marble:.0f} s into it{guessed}",
     Why.GROWN: "grown from {old} to {gpus} GPUs, as nothing waits: {cost:.0f} s of suspend and resume save "
     "{saved:.0f} s",
-    Why.SHRUNK: "shrunk from {old} to {gpus} GPUs for other jobs: the plan does all in {makespan:.0f} s, "
-    "MARBLE would take {marble:.0f} s",
+    Why.SHRUNK: "shrunk from {old} to {gpus} GPUs for other jobs: the plan has all done {until:.0f} s into "
+    "the run, MARBLE would {marble:.0f} s into it{guessed}",
     Why.PROMOTED: "promoted from {old} to {gpus} GPUs: {gain}",
     Why.TOO_FEW_FREE: "not promoted: {wanted} GPUs would be its best, {have} could be had",
     Why.DOES_NOT_PAY: "not promoted to {wanted} GPUs: the {cost:.0f} s of suspend and resume exceed the "

@@ -165,6 +165,9 @@ class RunState:
             return Reason(Why.DRAINING)
         if job.id in self.late:
             return self._too_late(job)
+        planned = self.plan is not None and self.plan.rule != "marble" and job.id in self.plan.order
+        if planned and self.rooms().fits(job.spec.gpus_min, job.spec.nodes):
+            return Reason(Why.PLAN, {"free": len(self.free)})
         if self.queue.first() == job.id:
             hosts = f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""
             facts = {"need": job.spec.gpus_min, "hosts": hosts, "free": len(self.free)}

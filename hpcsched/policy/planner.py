@@ -11,7 +11,6 @@ throughputs turn out other than thought. In between it follows its plan (`planni
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf, isfinite
 from typing import Any
 
@@ -28,7 +27,7 @@ from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
 from hpcsched.policy.options import Number
 from hpcsched.policy.rollout import rollout
-from hpcsched.policy.stages import next_stage
+from hpcsched.policy.stages import next_stage, promised
 
 WINDOW = 1000
 """Waiting jobs that a plan covers at most."""
@@ -125,6 +124,8 @@ class Planner:
             "exclusive_s": measure(outlook, alone).makespan_s,
             "marble_jct_s": base.mean_jct_s,
             "tried": search.tried,
+            "jobs": len(works),
+            "unknown": sum(not work.known for work in works),
         }
         if staged:
             chosen, sketch, facts["what"] = staged[0].rest, staged[1], "patterns of the configuration LP"
@@ -253,13 +254,7 @@ def _decision(outlook: Outlook, sketch: Sketch, plan: Plan, change: Change) -> S
     work, view = outlook.works[change.job], outlook.view
     job, cap = work.job, plan.caps.get(work.job.id, change.gpus)
     role = Role.PRIMARY if change.gpus >= cap else Role.SECONDARY
-    facts: Mapping[str, Any] = {
-        "gpus": change.gpus,
-        "old": change.old,
-        "cap": cap,
-        "makespan": plan.facts["makespan_s"],
-        "marble": plan.facts["marble_s"],
-    }
+    facts = {"gpus": change.gpus, "old": change.old, "cap": cap, **promised(plan, work, change.gpus)}
     if not change.old:
         reason = Reason(Why.PLANNED, facts)
         return Start(job=job, gpus=change.gpus, hosts=change.hosts, role=role, reason=reason)

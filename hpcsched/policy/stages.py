@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Role
 from hpcsched.core.plan import Plan
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, LookAgain, Preempt, Resize, Start, View
 from hpcsched.planning.lists import Change
-from hpcsched.planning.outlook import Outlook
+from hpcsched.planning.outlook import Outlook, Work
 from hpcsched.planning.stages import AFTER_S, StagedSketch, act_stage, stage_at
 
 
@@ -41,19 +43,26 @@ def next_stage(view: View, plan: Plan) -> list[Decision]:
     return [*decisions, LookAgain(at=at)]
 
 
+def promised(plan: Plan, work: Work, gpus: int) -> dict[str, Any]:
+    """What a plan promises, in words for a job that gets so many GPUs."""
+    facts, unknown = plan.facts, plan.facts["unknown"]
+    return {
+        "fastest": f" ({work.optimal} would be its fastest count)" if gpus < work.optimal else "",
+        "until": plan.at + facts["makespan_s"],
+        "marble": plan.at + facts["marble_s"],
+        "guessed": f"; {unknown} of its {facts['jobs']} jobs are of unknown work" if unknown else "",
+    }
+
+
 def _decision(outlook: Outlook, plan: Plan, number: int, change: Change) -> Decision | None:
     work, view = outlook.works[change.job], outlook.view
     job = work.job
-    role = Role.PRIMARY if change.gpus >= work.optimal else Role.SECONDARY
+    role = Role.PRIMARY  # it has what it is to have
     which = f"stage {number + 1} of the {len(plan.stages)} planned"
     facts = {"gpus": change.gpus, "old": change.old, "why": which}
     if not change.old:
-        about = {
-            "cap": change.gpus,
-            "makespan": plan.facts["makespan_s"],
-            "marble": plan.facts["marble_s"],
-        }
-        reason = Reason(Why.PLANNED, {**facts, **about})
+        about = promised(plan, work, change.gpus)
+        reason = Reason(Why.PLANNED, {**facts, "cap": change.gpus, **about})
         return Start(job=job, gpus=change.gpus, hosts=change.hosts, role=role, reason=reason)
     if view.switch_s(job, change.gpus or change.old) >= view.left_s:
         return None  # it could not go on before the allocation ends

@@ -18,7 +18,7 @@ from hpcsched.planning.search import Search, measure, portfolio, value
 from hpcsched.policy import make_policy
 from hpcsched.policy.rollout import rollout
 from hpcsched.sim.engine import Simulation
-from hpcsched.testing.builders import a_job, a_profile, some_devices
+from hpcsched.testing.builders import Planned, a_job, a_profile, some_devices
 from hpcsched.testing.families import random_set
 
 # Four GPUs are fastest, but the third and fourth add almost nothing.
@@ -251,8 +251,27 @@ def test_every_start_says_what_was_planned():
     machine, _ = simulated([a_job(f"j{i}", "flat", steps=1000) for i in range(4)])
     for job in machine.jobs.values():
         reason = next(note.reason for note in job.story if note.reason.why is Why.PLANNED)
-        assert reason.facts["makespan"] < reason.facts["marble"] < inf
-        assert "MARBLE" in str(reason)
+        assert reason.facts["until"] < reason.facts["marble"] < inf
+        assert "MARBLE" in str(reason) and "unknown" not in str(reason)
+
+
+def test_a_plan_that_rests_on_guesses_says_so():
+    jobs = [a_job("a", "new", gpus=1), *(a_job(f"j{i}", "flat", steps=1000) for i in range(4))]
+    driver = Planned(*jobs, gpus=4, profiles=[FLAT], policy="planner")
+    assert driver.machine.plan.rule == "list"
+    said = [str(note.reason) for job in driver.machine.active.values() for note in job.story[1:]]
+    assert said and all(text.endswith("; 1 of its 5 jobs are of unknown work") for text in said)
+
+
+def test_who_waits_for_its_turn_though_gpus_are_free_is_told_so():
+    driver = Planned(gpus=4, profiles=[FLAT], policy="planner")
+    driver.submit(*(a_job(f"j{i}", "flat", steps=1000) for i in range(6)))
+    plan = driver.machine.plan
+    assert plan.rule == "list"
+    waiting = [job for job in driver.machine.jobs.values() if job.id in driver.machine.queue]
+    assert {driver.machine.waiting_reason(job).why for job in waiting} == {Why.RESOURCES, Why.PRIORITY}
+    driver.machine.free.add(driver.machine.active.popitem()[1].gpus[0])
+    assert {driver.machine.waiting_reason(job).why for job in waiting} == {Why.PLAN}
 
 
 @pytest.mark.parametrize(("key", "bad"), [("goal", "fun"), ("eps", "-1"), ("budget", "1.5"), ("seed", "x")])
