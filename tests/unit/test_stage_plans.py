@@ -143,3 +143,24 @@ def test_without_scipy_lists_are_what_there_is(monkeypatch):
     done, (plan,), _ = run(THREE_JOBS, [TWO], 4, **FREE)
     assert plan.rule != "stages"
     assert makespan(done) > 1990
+
+
+@pytest.mark.parametrize("seed", [31, 54, 70])
+def test_stages_keep_the_latest_ends(seed):
+    """The free sequences of patterns end some jobs too late: only the LP with time reversed keeps them."""
+    jobs = random_set(seed)
+    done, (plan,), _ = run(jobs.jobs, jobs.profiles, jobs.gpus, goal="makespan", eps="1")
+    free, _, _ = run(jobs.jobs, jobs.profiles, jobs.gpus, **FREE)
+    assert plan.rule == "stages"
+    assert any(job.ended_s > plan.latest[job.id] for job in free.jobs.values())
+    assert all(job.ended_s <= plan.latest[job.id] for job in done.jobs.values())
+    listed, _, _ = run(jobs.jobs, jobs.profiles, jobs.gpus, goal="both", eps="1")
+    assert makespan(done) < 0.98 * makespan(listed)
+
+
+def test_stages_never_end_later_than_marble():
+    """With nothing else to keep, all is done by when MARBLE would have it done."""
+    for seed in range(20):
+        jobs = random_set(seed, most_jobs=12)
+        _, (plan, *_), _ = run(jobs.jobs, jobs.profiles, jobs.gpus, **FREE)
+        assert plan.facts["makespan_s"] <= plan.facts["marble_s"] * (1 + 1e-9)
