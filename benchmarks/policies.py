@@ -308,7 +308,7 @@ def main() -> int:
         "options": asked,
         "sets": list(next(iter(results.values()))),
         "results": {
-            f"{label}_{key}": [row[key] for row in found.values()]
+            f"{label}_{key}": [round(row[key], 5) for row in found.values()]
             for label, found in results.items()
             for key in next(iter(found.values()))
         },

@@ -114,7 +114,8 @@ def act_stage(
 ) -> bool:
     """Do what can be done now to bring the jobs to the counts of a stage; whether all is as it should be.
 
-    A job that is still starting is changed when it has started: the sketch looks again then.
+    A job that is still starting is changed when it has started: the sketch looks again then. One that is
+    about to end is let end: what really happens is never exactly as planned.
     """
     works, rooms, now = outlook.works, sketch.rooms, sketch.now
     ready, started = True, inf
@@ -131,8 +132,8 @@ def act_stage(
         if goal >= width:
             continue
         ready = False
-        if not movable(i):
-            continue
+        if not movable(i) or sketch.ends[i] - now <= works[i].save_s + works[i].resume_s[width]:
+            continue  # what it has left takes no longer than to come back for it
         if told:
             told(Change(i, width, goal, sketch.hosts[i] if goal else ()))
         if goal:
