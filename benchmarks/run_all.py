@@ -33,6 +33,7 @@ DEADLINES_S = {
     "latency": 300,
     "hosts": 300,
     "resume_equality": 600,
+    "plans": 300,
     "simulator_scale": 900,
     "policies": 900,
 }

@@ -91,7 +91,7 @@ def _grow(outlook: Outlook, sketch: Sketch, told: Callable[[Change], None] | Non
     """The latest first: to the count that it ends soonest on."""
     started = inf
     works, rooms, ends = outlook.works, sketch.rooms, sketch.ends
-    for i in sorted(sketch.active, key=lambda i: (-round(ends[i], 6), works[i].job.id)):
+    for i in sorted(sorted(sketch.active), key=ends.__getitem__, reverse=True):
         work, width = works[i], sketch.width[i]
         if width >= work.most or not sketch.resizable(i):
             continue

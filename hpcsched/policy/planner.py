@@ -183,7 +183,7 @@ def _outdated(view: View, plan: Plan) -> bool:
 
 
 def _effort(jobs: int) -> float:
-    return 1 + jobs / FULL_EFFORT if jobs <= FULL_EFFORT else 2 * FULL_EFFORT / jobs
+    return 1 + jobs / FULL_EFFORT if jobs <= FULL_EFFORT else 2 * (FULL_EFFORT / jobs) ** 2
 
 
 def _slack_s(view: View, work: Work, gpus: int, seconds: float) -> float:
