@@ -50,6 +50,7 @@ def check_samples(results: dict[str, Any]) -> None:
         ("monitoring", {"cpu_slots_s", "nvml_our_part_s"}),
         ("idle_agent", {"window_cpu_s", "window_wall_s", "rss_mib", "pss_mib"}),
         ("throughput", {"first_start_s", "noop_80_wall_s", "noop_80_ends_s", "xargs_80_wall_s"}),
+        ("plans", {"plan_of_10_default_s", "plan_of_10_goal=makespan_s"}),
         ("simulator_scale", {"jobs_1000_taken_s", "jobs_2000_events", "jobs_2000_peak_mib", "growth"}),
         ("policies", {"exclusive_jct_over_bound", "marble_makespan_over_bound", "planner_longest_plan_s"}),
     ],
