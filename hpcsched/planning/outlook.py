@@ -19,8 +19,6 @@ from hpcsched.core.rooms import Rooms
 from hpcsched.core.view import View
 from hpcsched.planning.sketch import Sketch, rooms_of
 
-__all__ = ["Outlook", "Sketch", "Work", "rooms_of"]
-
 USUAL_TIME_S = 3600.0
 """Taken for a job's time on one GPU where nothing is known of it, nor of any other job."""
 

@@ -297,7 +297,6 @@ def try_stages(outlook: Outlook, order: Sequence[_Timed], rest: ListPlan) -> tup
     """
     works, sketch = outlook.works, StagedSketch(outlook)
     switch_s, times = _switch_s(outlook), [_times(work) for work in outlook.works]
-    jobs = [*rest.order, *outlook.running]
     due = [float(work.step) for work in works]
     stages = []
     for seconds, counts in order:
@@ -310,7 +309,7 @@ def try_stages(outlook: Outlook, order: Sequence[_Timed], rest: ListPlan) -> tup
         if all(n <= (0.0 if due[i] == works[i].steps else switch_s) for i, n in needs.items()):
             continue  # not worth it
         while True:
-            ready = act_stage(outlook, sketch, counts, sketch.waiting(jobs))
+            ready = act_stage(outlook, sketch, counts, sketch.waiting(rest.order))
             until = max((sketch.reaches(i, due[i]) for i in counts if i in sketch.active), default=-inf)
             if ready and until <= sketch.now + MOMENT_S:
                 break
@@ -320,7 +319,8 @@ def try_stages(outlook: Outlook, order: Sequence[_Timed], rest: ListPlan) -> tup
                 break
         stages.append((sketch.now, counts))
     while True:
-        act(outlook, sketch, rest, sketch.waiting(jobs), grow=not sketch.paused)
+        leaving = any(at > sketch.now for at in sketch.paused.values())
+        act(outlook, sketch, rest, sketch.waiting(rest.order), grow=not leaving)
         if sketch.next() is None:
             return StagePlan(tuple(stages), rest), sketch
 

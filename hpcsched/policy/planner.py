@@ -20,8 +20,9 @@ from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, LookAgain, Replan, Resize, Start, View
 from hpcsched.planning.lists import Change, ListPlan, act, follow, shrink
-from hpcsched.planning.outlook import Outlook, Sketch, Work
+from hpcsched.planning.outlook import Outlook, Work
 from hpcsched.planning.search import ROUNDING, Search, measure, value
+from hpcsched.planning.sketch import Sketch
 from hpcsched.planning.stages import best_stages
 from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble

@@ -14,7 +14,8 @@ from hpcsched.core.model import Attempt, JobState, Role
 from hpcsched.core.queue import WaitingQueue
 from hpcsched.core.rooms import Fits
 from hpcsched.core.view import Policy, Resize, Start, View
-from hpcsched.planning.outlook import Outlook, Sketch, rooms_of
+from hpcsched.planning.outlook import Outlook
+from hpcsched.planning.sketch import Sketch, rooms_of
 
 
 def rollout(outlook: Outlook, policy: Policy) -> Sketch:
