@@ -82,7 +82,7 @@ def test_what_a_run_learns_is_told_kept_and_used(bench: Bench, program: list[str
     for gpus, pace in {1: 50.0, 2: 80.0}.items():
         assert 0.5 * pace < profile.throughput[gpus] < 2 * pace
         seen = machine.lessons.seen["new", 1][gpus]
-        assert seen.samples >= 3 and seen.seconds >= 6.0
+        assert len(seen.rates) >= 3 and seen.told
         text = next(text for code, text in story(bench, f"on{gpus}") if code == "Learned")
         assert text.startswith("new does ") and f" steps/s on {gpus} GPU" in text
         assert "(3 samples of " in text and "spread" in text
