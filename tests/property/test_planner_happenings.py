@@ -1,4 +1,4 @@
-"""Crashes, losses, users, deadlines: whatever happens while a plan is under way, all work is done in the end."""
+"""Crashes, losses, users, deadlines: whatever happens while a plan is under way, all work gets done."""
 
 from __future__ import annotations
 
