@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from common import Row, median, ms, percentile
-from run_all import headline, machine
+from run_all import headline, keep, machine
 
 from hpcsched.core.model import JobState
 from hpcsched.core.plan import Plan
@@ -318,9 +318,7 @@ def main() -> int:
     if output is None and not options.quick and not options.json:
         output = HERE / "results" / f"{about['date'][:10]}-policies{_variant(options)}.json"
     if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(page) + "\n")
-        print(f"ratios in {output}", file=sys.stderr)
+        keep(page, output)
     if options.json:
         print(json.dumps(page))
     else:

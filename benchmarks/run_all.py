@@ -74,14 +74,19 @@ def main() -> int:
     if output is None and not options.quick:
         output = HERE / "results" / f"{page['machine']['date'][:10]}-{_slug(page['machine'])}.json"
     if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(page) + "\n")
-        print(f"samples in {output}", file=sys.stderr)
+        keep(page, output)
     if options.json:
         print(json.dumps(page))
     else:
         print(headline(page["machine"]) + "\n\n" + table([Row(**row) for row in page["rows"]]))
     return int(bool(failed))
+
+
+def keep(page: dict[str, Any], output: Path) -> None:
+    """Write all samples to a file, and say where."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(page) + "\n")
+    print(f"samples in {output}", file=sys.stderr)
 
 
 def _run(name: str, *, quick: bool) -> dict[str, Any]:

@@ -99,10 +99,11 @@ def test_a_run_is_named_as_everywhere_and_only_read(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_folder_that_a_run_was_begun_in_names_it_too() -> None:
-    Path("work").mkdir()
-    a_run(SCENE, "work/hpcsched-run")
-    text = shown("--run", "work")
-    assert text.splitlines()[0].startswith(f"run {Path.cwd()}/work/hpcsched-run: 4 jobs")
+    folder = Path("monday")
+    folder.mkdir()
+    a_run(SCENE, str(folder / "hpcsched-run"))
+    text = shown("--run", str(folder))
+    assert text.splitlines()[0].startswith(f"run {folder.absolute() / 'hpcsched-run'}: 4 jobs")
 
 
 def test_a_run_that_is_not_there_or_has_not_begun() -> None:
