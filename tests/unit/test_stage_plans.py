@@ -131,6 +131,18 @@ def test_nobody_is_set_aside_who_could_not_go_on_before_the_allocation_ends(left
     assert len([action for action in actions if isinstance(action, Suspend)]) == leaves
 
 
+@pytest.mark.parametrize(("left", "leaves"), [(2000, 1), (30, 0)])
+def test_who_is_about_to_end_is_not_set_aside(left, leaves):
+    """30 steps take 1.5 s, a suspend and resume 2 s: launches and signals are never exactly as planned."""
+    driver = Planned(*THREE_JOBS, gpus=4, profiles=[TWO], policy="planner", **FREE)
+    driver.runs("j0", "j1")
+    driver.now = driver.machine.plan.stages[0].until
+    for job in driver.machine.running:
+        driver.reports(job.id, 20_000 - left)
+    actions = driver.tell(ev.TimerFired, key=LOOK)
+    assert len([action for action in actions if isinstance(action, Suspend)]) == leaves
+
+
 def test_without_scipy_lists_are_what_there_is(monkeypatch):
     real = builtins.__import__
 
