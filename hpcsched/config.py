@@ -74,6 +74,10 @@ KEYS: dict[str, Key] = {
     "max_restarts": _whole(0, "how often a batch job may come back: a whole number"),
     "checkpoints": _text("a directory on a shared filesystem for checkpoints"),
     "pyslurm": _one_of("auto", "off"),
+    "warm": Key(
+        lambda v: v in ("auto", "off") or (type(v) is int and v >= 0),
+        "auto, off, or how many warm processes wait on a host: a whole number",
+    ),
     "script": Key(lambda value: isinstance(value, dict), "a table: what `hpcsched script` writes"),
 }
 

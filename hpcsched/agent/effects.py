@@ -7,31 +7,33 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import TypedDict
 
-import msgspec
-
+from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, Resizing
 from hpcsched.agent.clock import RunClock
-from hpcsched.agent.orders import Site, plan_of
-from hpcsched.agent.progress import MOST_STEPS, ProgressMeter
+from hpcsched.agent.orders import Site, joining_plan, plan_of
+from hpcsched.agent.progress import ProgressMeter
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action, Kill, Launch, MakePlan, SetTimer, Suspend, Terminate
+from hpcsched.core.actions import (
+    Action,
+    AttemptAction,
+    Kill,
+    Launch,
+    MakePlan,
+    Resize,
+    SetTimer,
+    Suspend,
+    Terminate,
+)
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Kind, Progress
 from hpcsched.errors import LaunchError, StoreError
-from hpcsched.launch.base import Launcher, Workers
-
-REST_OF_GROUP_S = 5.0
-"""How long the other ranks may live once one has failed, before they are killed."""
+from hpcsched.launch.base import SUSPENDED, Launcher, Workers
 
 RECORD_PERIOD_S = 1.0
 """How often the records of running jobs are looked at for periodic checkpoints."""
-
-READY_SOON_S = 10.0
-"""So long after its launch an attempt is looked at often, so that a promotion does not wait for it."""
 
 TAIL_BYTES = 4096
 
@@ -41,26 +43,6 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 class _About(TypedDict):
     job_id: int
     attempt: int
-
-
-class JobRecord(msgspec.Struct, kw_only=True):
-    """STATE.json as programs write it; what we do not know of it is left alone."""
-
-    step: int
-    attempt: int | None = None
-    samples: int | None = None
-    checkpoint: str | None = None
-    metrics: dict[str, float] = {}
-
-
-def read_record(folder: Path, data: bytes | None = None) -> JobRecord | None:
-    """A job's STATE.json (or `data`, where that is newer), or None if there is none or it makes no sense."""
-    try:
-        data = (folder / "STATE.json").read_bytes() if data is None else data
-        record = msgspec.json.decode(data, type=JobRecord)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return record if 0 <= record.step <= MOST_STEPS else None
 
 
 def last_line(path: Path) -> str:
@@ -84,25 +66,6 @@ def no_room(error: Exception, folder: Path) -> bool:
     return str(cause.filename or "").startswith(str(folder))
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """An attempt's processes and what we watch of them."""
-
-    job_id: int
-    attempt: int
-    workers: Workers
-    folder: Path
-    output: Path
-    meter: ProgressMeter | None
-    watched: set[int]
-    teaches: bool
-    """Whether its throughput is its own: a stand-in only follows a profile."""
-    ready: bool = False
-    soon: float = 0.0
-    record_seen: int | bytes = 0
-    kill_at: float | None = None
-
-
 class Effects:
     """Performs the core's actions on this host. Doing one twice does no harm."""
 
@@ -117,10 +80,12 @@ class Effects:
     ) -> None:
         self._machine, self._launcher = machine, launcher
         self._site, self._clock, self._selector = site, clock, selector
-        self._attempts: dict[int, _Attempt] = {}
+        self._attempts: dict[int, Attempt] = {}
         self._timers: list[tuple[float, tuple[str, int, int]]] = []
         self._due: dict[tuple[str, int, int], float] = {}
         self._records_due = 0.0
+        self._launched: set[int] = set()
+        """Ids of jobs that may have left something in memory."""
         self.outputs: dict[int, Path] = {}
         """Where each job launched by this agent writes."""
 
@@ -139,13 +104,16 @@ class Effects:
             case SetTimer(key=key, due=due):
                 self._due[key] = due
                 heappush(self._timers, (due, key))
+            case Resize():
+                attempt = self._attempt_of(action)
+                return self._resize(attempt, action) if attempt else []
             case Suspend() | Terminate() | Kill():
                 attempt = self._attempt_of(action)
                 if attempt:
-                    attempt.workers.signal(_SIGNALS[type(action)])
+                    self._have_leave(attempt, action)
         return []
 
-    def _attempt_of(self, action: Launch | Suspend | Terminate | Kill) -> _Attempt | None:
+    def _attempt_of(self, action: AttemptAction) -> Attempt | None:
         attempt = self._attempts.get(action.job_id)
         return attempt if attempt and attempt.attempt == action.attempt else None
 
@@ -164,7 +132,8 @@ class Effects:
             )
             folder.mkdir(mode=0o700, exist_ok=True)
             # A journal that lost its tail gives an attempt's number twice.
-            (folder / f"ready.{action.attempt}").unlink(missing_ok=True)
+            for name in ("ready", "held"):
+                (folder / f"{name}.{action.attempt}").unlink(missing_ok=True)
             workers = self._launcher.launch(plan)
         except (LaunchError, OSError, ValueError) as error:
             if no_room(error, folder):
@@ -172,28 +141,82 @@ class Effects:
             if not isinstance(error, LaunchError):
                 error = LaunchError(str(error), transient=False)
             return self._failed(error, about)
-        attempt = _Attempt(
+        attempt = Attempt(
             job_id=job.id,
             attempt=action.attempt,
             workers=workers,
+            gpus=action.gpus,
             folder=folder,
             output=plan.output,
-            meter=None,
-            watched=set(workers.pidfds),
-            teaches=job.spec.kind is not Kind.REPLAY,
-            soon=time.monotonic() + READY_SOON_S,
+            teaches=job.spec.kind is not Kind.REPLAY and not self._site.stand_ins,
         )
-        for descriptor in workers.pidfds:
-            self._selector.register(descriptor, selectors.EVENT_READ, ("exit", attempt))
+        self._watch(attempt, workers)
         if workers.progress_fd is not None:
             attempt.meter = ProgressMeter(workers.progress_fd, speed=self._clock.speed)
             attempt.watched.add(workers.progress_fd)
             self._selector.register(workers.progress_fd, selectors.EVENT_READ, ("progress", attempt))
         self._attempts[job.id] = attempt
+        self._launched.add(job.id)
         self.outputs[job.id] = plan.output
         return ev.WorkersSpawned(
             at=self._clock.now(), processes=workers.processes, host=devices[0].host, **about
         )
+
+    def _watch(self, attempt: Attempt, crew: Workers) -> None:
+        for descriptor in crew.pidfds:
+            attempt.watched.add(descriptor)
+            self._selector.register(descriptor, selectors.EVENT_READ, ("exit", attempt))
+
+    def _have_leave(self, attempt: Attempt, action: Suspend | Terminate | Kill) -> None:
+        number = _SIGNALS[type(action)]
+        if isinstance(action, Suspend):
+            attempt.asked_to_save = time.monotonic()
+            attempt.workers.tell({"suspend": {"quick": action.quick}})
+        # Who has only joined half-way has no state of its own to save.
+        attempt.give_up_resizing(signal.SIGKILL if isinstance(action, Kill) else signal.SIGTERM)
+        for crew in (attempt.workers, *attempt.joined):
+            crew.signal(number)
+
+    def _resize(self, attempt: Attempt, action: Resize) -> list[ev.Event]:
+        """Start who is to join, and tell rank 0; the training goes on until all are there."""
+        if attempt.resizing:
+            return []
+        old, new = attempt.gpus, action.gpus
+        keep = [rank for rank, gpu in enumerate(old) if gpu in new]
+        joining = tuple(self._machine.devices[gpu] for gpu in new[len(keep) :])
+        hosts = {self._machine.devices[gpu].host for gpu in new}
+        crew: Workers | None = None
+        for name in ("ready", "refused", "held"):
+            (attempt.folder / f"{name}.{action.attempt + 1}").unlink(missing_ok=True)
+        if joining:
+            plan = joining_plan(
+                self._machine.jobs[action.job_id],
+                action,
+                site=self._site,
+                devices=joining,
+                staying=len(keep),
+                where=attempt.workers.where,
+            )
+            try:
+                crew = self._launcher.launch(plan)
+            except (LaunchError, OSError, ValueError) as error:
+                return [
+                    ev.ResizeFailed(
+                        at=self._clock.now(),
+                        job_id=action.job_id,
+                        attempt=action.attempt,
+                        error=str(error),
+                    )
+                ]
+            self._watch(attempt, crew)
+        order = {
+            "attempt": action.attempt + 1,
+            "world_size": len(new),
+            "keep": keep,
+            "one_host": len(hosts) == 1,
+        }
+        attempt.resize(Resizing(action.attempt + 1, new, crew), order)
+        return []
 
     def _failed(self, error: LaunchError, about: _About) -> ev.LaunchFailed:
         return ev.LaunchFailed(
@@ -218,48 +241,70 @@ class Effects:
         self._unwatch(attempt, key.fd)
         return self._reap(attempt)
 
-    def _unwatch(self, attempt: _Attempt, descriptor: int) -> None:
+    def _unwatch(self, attempt: Attempt, descriptor: int) -> None:
         attempt.watched.remove(descriptor)
         self._selector.unregister(descriptor)
 
-    def _reap(self, attempt: _Attempt) -> list[ev.Event]:
+    def _reap(self, attempt: Attempt) -> list[ev.Event]:
         failure = None
         try:
-            code = attempt.workers.reap()
+            code = attempt.reap()
         except LaunchError as error:
             code, failure = 1, error
         if code is None:
-            if attempt.workers.failed_early() and attempt.kill_at is None:
-                # Its peers would wait in a collective for ever.
-                attempt.workers.signal(signal.SIGTERM)
-                attempt.kill_at = time.monotonic() + REST_OF_GROUP_S
-            return []
+            return list(self._resized(attempt))
         if attempt.meter:
             attempt.meter.read()
         last = attempt.meter.last if attempt.meter else None
         for descriptor in list(attempt.watched):
             self._unwatch(attempt, descriptor)
-        attempt.workers.close()
+        news = list(self._resized(attempt))
+        attempt.close()
         del self._attempts[attempt.job_id]
         about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
         if failure is not None:
             return [self._failed(failure, about)]
-        record = self._record(attempt)
+        record = attempt.record()
         saved = record.step if record else None
+        if code == SUSPENDED and (held := attempt.held_step()) is not None:
+            saved = max(held, saved or 0)
         steps = [] if last is None else [last.step]
-        if saved is not None and code in (0, 75):
+        if saved is not None and code in (0, SUSPENDED):
             steps.append(saved)
-        return [
-            ev.WorkersExited(
+        asked = attempt.asked_to_save if attempt.teaches and code == SUSPENDED else None
+        exited = ev.WorkersExited(
+            at=self._clock.now(),
+            **about,
+            code=code,
+            step=max(steps, default=None),
+            saved_step=saved,
+            detail="" if code in (0, SUSPENDED) else last_line(attempt.output),
+            metrics=record.metrics if record and code == 0 else {},
+            took_s=None if asked is None else time.monotonic() - asked,
+        )
+        return [*news, exited]
+
+    def _resized(self, attempt: Attempt) -> Iterator[ev.Event]:
+        """How a resize has ended, if it has."""
+        about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
+        began = attempt.resizing.began if attempt.resizing else 0.0
+        end = attempt.resized()
+        while attempt.ended:
+            crew = attempt.ended.pop()
+            for descriptor in attempt.watched.intersection(crew.pidfds):
+                self._unwatch(attempt, descriptor)
+            crew.close()
+        if isinstance(end, str):
+            yield ev.ResizeFailed(at=self._clock.now(), **about, error=end)
+        elif end is not None:
+            lasted_s = time.monotonic() - began
+            yield ev.WorkersResized(
                 at=self._clock.now(),
                 **about,
-                code=code,
-                step=max(steps, default=None),
-                saved_step=saved,
-                detail="" if code in (0, 75) else last_line(attempt.output),
-                metrics=record.metrics if record and code == 0 else {},
+                step=end.step or 0,
+                stopped_s=end.stopped_s,
+                built_s=max(0.0, lasted_s - (end.stopped_s or 0.0)),
             )
-        ]
 
     def collect(self) -> Iterator[ev.Event]:
         """What is not told by a descriptor: due timers, ready files, periodic checkpoints."""
@@ -269,45 +314,36 @@ class Effects:
             if self._due.get(key) == due:  # else a later one has replaced it
                 del self._due[key]
                 yield ev.TimerFired(at=now, key=key)
+        self._launcher.keeping()  # it begins what is due, and sees to what hangs
         look_at_records = time.monotonic() >= self._records_due
         if look_at_records:
             self._records_due = time.monotonic() + RECORD_PERIOD_S
+            self._forget_the_finished()
         for attempt in self._attempts.values():
+            yield from self._resized(attempt)
             about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
-            if not attempt.ready and self._is_ready(attempt):
+            if not attempt.ready and (word := attempt.ready_word()):
                 attempt.ready = True
-                yield ev.WorkersReady(at=now, **about)
+                took_s = time.monotonic() - attempt.began if attempt.teaches else None
+                yield ev.WorkersReady(at=now, **about, in_place=word.in_place, took_s=took_s)
             if attempt.kill_at is not None and time.monotonic() >= attempt.kill_at:
                 attempt.kill_at = None
-                attempt.workers.signal(signal.SIGKILL)
-            if look_at_records and self._record_changed(attempt):
-                record = self._record(attempt)
+                attempt.send(signal.SIGKILL)
+            if look_at_records and attempt.record_changed():
+                record = attempt.record()
                 if record and record.attempt == attempt.attempt:
                     yield ev.CheckpointSaved(at=now, **about, step=record.step)
 
-    @staticmethod
-    def _record(attempt: _Attempt) -> JobRecord | None:
-        """The newest record: what the host of rank 0 sees may not have reached us yet, or the reverse."""
-        told = attempt.workers.record
-        records = [read_record(attempt.folder), read_record(attempt.folder, told) if told else None]
-        found = [record for record in records if record]
-        return max(found, key=lambda record: (record.attempt or 0, record.step), default=None)
+    def _forget_the_finished(self) -> None:
+        """What is kept in memory for a job's next attempt goes when there will be none."""
+        over = [job_id for job_id in self._launched if self._machine.jobs[job_id].state.final]
+        for job_id in over:
+            self._launched.discard(job_id)
+            self._launcher.forget(job_id)
 
-    @staticmethod
-    def _is_ready(attempt: _Attempt) -> bool:
-        return attempt.workers.ready or (attempt.folder / f"ready.{attempt.attempt}").exists()
-
-    @staticmethod
-    def _record_changed(attempt: _Attempt) -> bool:
-        seen: int | bytes | None = attempt.workers.record
-        if seen is None:
-            try:
-                seen = (attempt.folder / "STATE.json").stat().st_mtime_ns
-            except OSError:
-                return False
-        changed = seen != attempt.record_seen
-        attempt.record_seen = seen
-        return changed
+    def keeping(self) -> set[int]:
+        """Ids of the jobs whose newest state is still on its way from memory to disk."""
+        return self._launcher.keeping()
 
     def progress(self) -> tuple[Progress, ...]:
         """How far the running attempts are, of those that tell."""
@@ -330,7 +366,7 @@ class Effects:
     def wait_s(self) -> float:
         """Real seconds until `collect` should be called again, at most a quarter of one."""
         now = time.monotonic()
-        soonest = 0.05 if any(not a.ready and now < a.soon for a in self._attempts.values()) else 0.25
+        soonest = 0.05 if any(attempt.soon(now) for attempt in self._attempts.values()) else 0.25
         if self._timers:
             soonest = min(soonest, self._clock.until(self._timers[0][0]))
         return soonest
@@ -338,7 +374,7 @@ class Effects:
     def kill(self) -> None:
         """Kill all workers; that they are gone is told like any other end."""
         for attempt in self._attempts.values():
-            attempt.workers.signal(signal.SIGKILL)
+            attempt.send(signal.SIGKILL)
 
     def abandon(
         self, grace_s: float, between: Callable[[], None] = lambda: None
@@ -350,22 +386,23 @@ class Effects:
         codes: list[tuple[int, int | None]] = []
         deadline = time.monotonic() + grace_s
         for attempt in self._attempts.values():
-            attempt.workers.signal(signal.SIGTSTP if attempt.ready else signal.SIGTERM)
+            attempt.give_up_resizing(signal.SIGTERM)
+            attempt.send(signal.SIGTSTP if attempt.ready else signal.SIGTERM)
         killed = False
         while self._attempts:
             for attempt in list(self._attempts.values()):
                 try:
-                    code = attempt.workers.reap()
+                    code = attempt.reap()
                 except LaunchError:
                     code = 1
                 if code is not None:
                     codes.append((attempt.job_id, code))
-                    attempt.workers.close()
+                    attempt.close()
                     del self._attempts[attempt.job_id]
             if time.monotonic() > deadline and not killed:
                 killed = True
                 for attempt in self._attempts.values():
-                    attempt.workers.signal(signal.SIGKILL)
+                    attempt.send(signal.SIGKILL)
             elif time.monotonic() > deadline + REST_OF_GROUP_S:
                 return [*codes, *((job_id, None) for job_id in self._attempts)]
             between()

@@ -32,17 +32,24 @@ UNCHANGED_SNAPSHOT_S = 1.0
 """How often the times of running jobs are brought up to date when nothing else changes."""
 
 WAKE_UP_S = 2.0
-"""A SIGUSR1 that comes so soon after the end of a worker was that worker's."""
+"""A SIGUSR1 that comes so soon after the end of a worker, or of a resize, was that worker's."""
+KEPT_WITHIN_S = 120.0
+"""How long, with nothing left to run, states may take from memory to disk."""
 STOPPED_S = 5.0
 """Waiting so much longer than was asked for means that all of us were stopped."""
 
 _NOT_DURABLE = (ev.WorkersSpawned, ev.WorkersReady, ev.ProgressObserved)
 """Events that a power cut may take: they are seen again, or their attempt is lost anyway."""
 
+_WAKING = (ev.WorkersExited, ev.WorkersResized, ev.ResizeFailed)
+"""What workers send us a SIGUSR1 for."""
+
 _DECISIVE = (
     ev.JobsSubmitted,
     ev.WorkersExited,
     ev.WorkersReady,
+    ev.WorkersResized,
+    ev.ResizeFailed,
     ev.DeviceLost,
     ev.DeadlineMoved,
     ev.ResumeRequested,
@@ -79,7 +86,8 @@ class Agent:
         self._snapshot_at = 0.0
         self._warned = False
         self._lost_hosts: set[str] = set()
-        self._exit_at = float("-inf")
+        self._woken_at = float("-inf")
+        self._kept_by: float | None = None
 
     def run(self, first: Sequence[ev.Event]) -> Outcome:
         """Handle `first`, then whatever happens, until nothing is left to do or the run is drained.
@@ -113,7 +121,21 @@ class Agent:
             names = ", ".join(f"{job.id} ({job.spec.name})" for job in machine.active.values())
             self._tell(f"leaving without jobs {names}: their processes do not even end when killed")
             return True
-        return machine.stopped or (machine.finished and not self._inbox_events(time.monotonic()))
+        if machine.stopped or (machine.finished and not self._inbox_events(time.monotonic())):
+            return self._all_kept()
+        self._kept_by = None
+        return False
+
+    def _all_kept(self) -> bool:
+        """Whether nothing is on its way from memory to disk any more, or has been for too long."""
+        if not self._r.effects.keeping():
+            return True
+        if self._kept_by is None:
+            self._kept_by = time.monotonic() + KEPT_WITHIN_S
+        late = time.monotonic() > self._kept_by or self._clock.now() > self._machine.leave_by
+        if late:
+            self._tell("leaving before all states were on disk: those jobs go on from older checkpoints")
+        return late
 
     # --- one round --------------------------------------------------------------------------
 
@@ -161,8 +183,8 @@ class Agent:
             pending.clear()
             if any(isinstance(event, _DECISIVE) for event in batch):
                 batch = [*self._progress(), *batch]
-            if any(isinstance(event, ev.WorkersExited) for event in batch):
-                self._exit_at = time.monotonic()
+            if any(isinstance(event, _WAKING) for event in batch):
+                self._woken_at = time.monotonic()
             durable = not all(isinstance(event, _NOT_DURABLE) for event in batch)
             self._r.journal.append(batch, sync=durable)
             plan_asked: list[Action] = []
@@ -263,16 +285,16 @@ class Agent:
                 return self._asked_to_stop(number)
             case signal.SIGUSR2:
                 return self._r.ending.warned(number.name)
-            case signal.SIGUSR1 if self._r.ending.in_batch and not self._anyone_leaves():
+            case signal.SIGUSR1 if self._r.ending.in_batch and not self._anyone_speaks():
                 return self._r.ending.warned(number.name, sure=False)
         return []
 
-    def _anyone_leaves(self) -> bool:
+    def _anyone_speaks(self) -> bool:
         """Whether a worker may just have said that it has saved; its end may have been seen before that."""
-        if time.monotonic() - self._exit_at < WAKE_UP_S:
+        if time.monotonic() - self._woken_at < WAKE_UP_S:
             return True
         active = self._machine.active.values()
-        return any(job.wanted or job.state is JobState.SUSPENDING for job in active)
+        return any(job.wanted or job.resizing or job.state is JobState.SUSPENDING for job in active)
 
     def _asked_to_stop(self, number: signal.Signals) -> list[ev.Event]:
         self._interrupts += number is signal.SIGINT

@@ -24,13 +24,14 @@ from hpcsched.agent import guard
 from hpcsched.agent.line import Line
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.nodesite import address_towards, end_orphans, own_name, show_granted, without_rank
-from hpcsched.agent.served import Served
+from hpcsched.agent.served import Served, sweep_answers
 from hpcsched.devices import Devices, open_devices
 from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch import wire
 from hpcsched.launch.base import LaunchPlan, Place
 from hpcsched.launch.keys import Join, read_join
 from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher
+from hpcsched.launch.orphans import end, find_orphans
 from hpcsched.launch.proc import stat
 
 JOIN_WITHIN_S = 60.0
@@ -41,6 +42,9 @@ SERVE_ON_S = 25.0
 
 LAST_GRACE_S = 3.0
 """What workers get to save when time is up."""
+
+KEEPING_PERIOD_S = 0.1
+"""How often those are looked after who make states durable."""
 
 HANGS_S = 5.0
 """Who has not gone so long after SIGKILL hangs in the kernel: waiting longer does not help."""
@@ -56,8 +60,15 @@ class NodeAgent:
             cpus=devices.cpus,
             device_env=devices.environment,
             shielded=LSF_WARNS_ALL if "LSB_JOBID" in os.environ else frozenset(),
-            environ={**without_rank(os.environ), guard.VARIABLE: guard.mark(join.life, name)},
+            environ={
+                **without_rank(os.environ),
+                guard.VARIABLE: guard.mark(join.life, name),
+                "HPCSCHED_RUN_ID": join.run_id,  # not all that it starts is an attempt's
+            },
+            devices=self._inventory,
+            standbys=join.standbys,
         )
+        self._keeping: tuple[int, ...] = ()
         self._selector = selectors.DefaultSelector()
         self._link = wire.Link()
         self._line = line
@@ -78,14 +89,24 @@ class NodeAgent:
         """Why it leaves; "" while it stays."""
 
     def run(self) -> None:
-        """Serve until told to leave, or the head is gone; no worker is left then."""
+        """Serve until told to leave, or the head is gone; nothing of what it has started is left then."""
         with self._signals():
-            while not (self.left and (not self._parts or not self._leave)):
+            while not self._done():
                 self._round()
+            self._launcher.close()
+            if self._keeping:
+                orphans = find_orphans(self._join.run_id, [])
+                end(guard.marked(orphans, guard.mark(self._join.life, self._name)), 0.0)
             self._send(wire.Gone(self.left))
+
+    def _done(self) -> bool:
+        if not (self.left and self._leave):
+            return bool(self.left)
+        return not self._parts and (not self._keeping or time.monotonic() >= self._kill_at)
 
     def close(self) -> bool:
         """False if a driver hangs."""
+        self._launcher.close()
         self._selector.close()
         self._line.close()
         for served in self._parts.values():
@@ -114,6 +135,7 @@ class NodeAgent:
             if now >= served.progress_due:
                 del self._muted[descriptor]
                 self._selector.register(descriptor, selectors.EVENT_READ, ("progress", served))
+        self._look_after_keepers()
         if now >= self._beat_due:
             self._beat_due = now + wire.BEAT_S
             self._beat(now)
@@ -123,6 +145,7 @@ class NodeAgent:
         dues = [self._beat_due, self._serve_until, *(served.due() for served in self._parts.values())]
         dues += [served.progress_due for served in self._muted.values()]
         dues += [self._leave[0][0]] if self._leave else []
+        dues += [time.monotonic() + KEEPING_PERIOD_S] if self._keeping else []
         return min(dues)
 
     def _beat(self, now: float) -> None:
@@ -182,6 +205,14 @@ class NodeAgent:
             case wire.Signal(part=part, number=number):
                 if part in self._parts:
                     self._parts[part].workers.signal(signal.Signals(number))
+            case wire.Order(part=part, order=order):
+                if part in self._parts:
+                    self._parts[part].workers.tell(order)
+            case wire.Expect(part=part, attempt=attempt):
+                if part in self._parts:
+                    self._parts[part].expect(attempt, time.monotonic())
+            case wire.Forget(job_id=job_id):
+                self._launcher.forget(job_id)
             case wire.Leave(grace_s=grace_s):
                 self._go("the head says so", grace_s)
 
@@ -200,6 +231,10 @@ class NodeAgent:
             output=Path(order.output),
             devices=tuple(self._inventory[index] for index in order.devices),
             per_rank=order.per_rank,
+            first_rank=order.first_rank,
+            world_size=order.world_size,
+            joins=order.joins,
+            arena=order.arena,
         )
         place = Place(
             first_rank=order.first_rank,
@@ -208,9 +243,7 @@ class NodeAgent:
             port=order.port,
         )
         if order.first_rank == 0:
-            with contextlib.suppress(OSError):
-                # On NFS this host may still see one that the head has removed: an older attempt's.
-                (plan.folder / f"ready.{order.attempt}").unlink(missing_ok=True)
+            sweep_answers(plan.folder, order.attempt)
         try:
             workers = self._launcher.launch(plan, place)
         except LaunchError as error:
@@ -229,10 +262,19 @@ class NodeAgent:
         if served.order.part not in self._parts:
             return  # told together with the rank that ended last
         self._selector.unregister(descriptor)
-        for message in served.ended():
+        messages = list(served.ended())
+        self._look_after_keepers()  # first: else the job seems to hang on nothing any more
+        for message in messages:
             self._send(message)
             if isinstance(message, wire.Exited):
                 self._release(served)
+
+    def _look_after_keepers(self) -> None:
+        """Begin what is due, and tell when that changes whose state is not durable yet."""
+        keeping = tuple(sorted(self._launcher.keeping()))
+        if keeping != self._keeping:
+            self._keeping = keeping
+            self._send(wire.Keeping(keeping))
 
     def _release(self, served: Served) -> None:
         workers = served.workers
@@ -257,7 +299,10 @@ class NodeAgent:
     # -- leaving ---------------------------------------------------------------------------------------
 
     def _go(self, why: str, grace_s: float) -> None:
-        """Have the workers leave: asked to save, then SIGTERM, then SIGKILL; at once without grace."""
+        """Have the workers leave: asked to save, then SIGTERM, then SIGKILL; at once without grace.
+
+        States that are being made durable get as long.
+        """
         now = time.monotonic()
         kill_at = now + grace_s + min(grace_s, wire.KILL_AFTER_S)
         if kill_at >= self._kill_at:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcsched.core.actions import Launch
+from hpcsched.core.actions import Launch, Resize
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Device, Kind
 from hpcsched.core.profile import Profile
@@ -76,8 +76,28 @@ def plan_of(
         checkpoints=site.checkpoints,
         devices=devices,
         resume=action.resume,
+        from_step=job.saved_step,
         stand_in=stand_in,
     )
+
+
+def joining_plan(
+    job: Job, action: Resize, *, site: Site, devices: tuple[Device, ...], staying: int, where: str
+) -> LaunchPlan:
+    """What to start for the ranks that join an attempt, on `devices`: numbered from `staying`."""
+    attempt = action.attempt + 1
+    plan = plan_attempt(
+        job.spec,
+        job_id=job.id,
+        attempt=attempt,
+        run_id=site.run_id,
+        run_dir=site.rundir.root,
+        output=output_path(job, site, attempt, devices[0].host),
+        checkpoints=site.checkpoints,
+        devices=devices,
+        resume=True,
+    )
+    return replace(plan, first_rank=staying, world_size=len(action.gpus), joins=where)
 
 
 def _course(job: Job, action: Launch, profile: Profile | None, speed: float) -> dict[str, float]:

@@ -62,8 +62,11 @@ class Place:
         return max((names.count(name) for name in set(names)), default=0)
 
 
-def this_host(spec: str, allocation: Allocation) -> Place:
-    """The devices of this host alone, workers its own child processes. Raises ConfigError for a bad spec."""
+def this_host(spec: str, allocation: Allocation, *, standbys: int | None = None) -> Place:
+    """The devices of this host alone, workers its own child processes (`standbys`: see `LocalLauncher`).
+
+    Raises ConfigError for a bad spec.
+    """
     name = allocation.here or socket.gethostname()
     granted = next((host for host in allocation.hosts if host.name == name), None)
     devices = open_devices(spec, name, cpus=granted.cpus if granted else None)
@@ -74,18 +77,26 @@ def this_host(spec: str, allocation: Allocation) -> Place:
             got=f"{allocation.kind} has granted GPUs {', '.join(granted.gpus)}, but NVML sees none",
             accepted="a host whose GPUs can be seen (`hpcsched doctor`), or cpu:N if CPUs are meant",
         )
+    launcher = LocalLauncher(
+        cpus=devices.cpus,
+        device_env=devices.environment,
+        environ=without_rank(os.environ),
+        shielded=LSF_WARNS_ALL if allocation.kind == "lsf" else frozenset(),
+        devices=devices.inventory(),
+        standbys=standbys,
+    )
+
+    def close() -> None:
+        launcher.close()
+        devices.close()
+
     return Place(
         kind=devices.kind,
         speed=devices.speed,
         inventory=devices.inventory(),
-        launcher=LocalLauncher(
-            cpus=devices.cpus,
-            device_env=devices.environment,
-            environ=without_rank(os.environ),
-            shielded=LSF_WARNS_ALL if allocation.kind == "lsf" else frozenset(),
-        ),
+        launcher=launcher,
         sample=devices.sample,
-        close=devices.close,
+        close=close,
     )
 
 
@@ -99,6 +110,7 @@ def node_agents(
     interface: str | None,
     grace_s: float,
     say: Callable[[str], None],
+    standbys: int | None = None,
 ) -> Place:
     """The devices of all hosts of the allocation, each behind a node agent that is started now.
 
@@ -117,6 +129,7 @@ def node_agents(
         make_sample=Sample,
         say=say,
         grace_s=grace_s,
+        standbys=standbys,
     )
     hosts.start(JOIN_WITHIN_S)
     for name, ahead_s in hosts.skew_s.items():

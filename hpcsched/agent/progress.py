@@ -60,6 +60,10 @@ class ProgressMeter:
                     self._take(msgspec.json.decode(line, type=Line))
         return True
 
+    def restart(self) -> None:
+        """The program goes on at another speed: what was measured counts no more."""
+        self._first = None
+
     def _take(self, line: Line) -> None:
         if not (self.last.step if self.last else 0) <= line.step <= MOST_STEPS:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hpcsched.agent.effects import read_record
+from hpcsched.agent.attempts import read_record
 from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.machine import Machine
 from hpcsched.errors import StoreError

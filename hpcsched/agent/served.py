@@ -17,9 +17,12 @@ READY_SOON_S, READY_SOON_PERIOD_S, READY_PERIOD_S = 10.0, 0.05, 0.25
 
 RECORD_PERIOD_S = 1.0
 MOST_RECORD_BYTES = 2**20
+"""Of STATE.json, and of any other file of the contract: a longer one is not told."""
 
 PROGRESS_PERIOD_S = 0.1
 MOST_READS, READ_BYTES = 16, 65536
+
+_ANSWERS: dict[str, type[wire.Ready] | type[wire.Refused]] = {"ready": wire.Ready, "refused": wire.Refused}
 
 
 class Served:
@@ -28,10 +31,12 @@ class Served:
     def __init__(self, order: wire.Launch, workers: LocalWorkers, now: float) -> None:
         self.order, self.workers = order, workers
         self._part, self._first = order.part, order.first_rank == 0
-        folder = Path(order.folder)
-        self._ready_file, self._state = folder / f"ready.{order.attempt}", folder / "STATE.json"
-        self._soon = now + READY_SOON_S
+        self._folder = Path(order.folder)
+        self._attempt = order.attempt
+        """Whose answers are looked for."""
+        self._awaits, self._soon = self._first, now + READY_SOON_S
         self._ready = self._failing = False
+        self._living = order.ranks
         self._ready_due = self._record_due = 0.0
         self._mtime_ns = 0
         self.progress_due = now
@@ -40,17 +45,24 @@ class Served:
     @property
     def ready(self) -> bool:
         """Whether the program has said that it can be suspended."""
-        self._ready = self._ready or self._ready_file.exists()
+        self._ready = self._ready or self._file("ready").exists()
         return self._ready
 
+    def expect(self, attempt: int, now: float) -> None:
+        """The ranks are told to become `attempt`: look for what rank 0 answers."""
+        self.workers.expect(attempt)
+        self._attempt = attempt
+        if self._first:
+            sweep_answers(self._folder, attempt)
+            self._awaits, self._soon, self._ready_due = True, now + READY_SOON_S, now
+
     def look(self, now: float) -> Iterator[wire.NodeMessage]:
-        """What is not told by a descriptor: the ready file, the record."""
+        """What is not told by a descriptor: the answers of rank 0, the record."""
         if not self._first:
             return
-        if not self._ready and now >= self._ready_due:
+        if self._awaits and now >= self._ready_due:
             self._ready_due = now + (READY_SOON_PERIOD_S if now < self._soon else READY_PERIOD_S)
-            if self.ready:
-                yield wire.Ready(self._part)
+            yield from self._answer()
         if now >= self._record_due:
             self._record_due = now + RECORD_PERIOD_S
             yield from self._record()
@@ -63,22 +75,26 @@ class Served:
         """When `look` has something to do; infinity if never."""
         if not self._first:
             return float("inf")
-        return self._record_due if self._ready else min(self._ready_due, self._record_due)
+        return min(self._ready_due, self._record_due) if self._awaits else self._record_due
+
+    def _answer(self) -> Iterator[wire.NodeMessage]:
+        for kind, message in _ANSWERS.items() if self._awaits else ():
+            data = _read(self._file(kind))
+            if data is not None:
+                self._awaits = False
+                self._ready = self._ready or kind == "ready"
+                yield message(self._part, self._attempt, data)
+                return
+
+    def _file(self, kind: str) -> Path:
+        return self._folder / f"{kind}.{self._attempt}"
 
     def _record(self) -> Iterator[wire.NodeMessage]:
         with contextlib.suppress(OSError):
-            mtime_ns = self._state.stat().st_mtime_ns
-            if mtime_ns != self._mtime_ns and (data := self._read_record()):
+            mtime_ns = (self._folder / "STATE.json").stat().st_mtime_ns
+            if mtime_ns != self._mtime_ns and (data := _read(self._folder / "STATE.json")):
                 self._mtime_ns = mtime_ns
                 yield wire.Recorded(self._part, data)
-
-    def _read_record(self) -> bytes | None:
-        try:
-            with self._state.open("rb") as file:
-                data = file.read(MOST_RECORD_BYTES + 1)
-        except OSError:
-            return None
-        return data if len(data) <= MOST_RECORD_BYTES else None
 
     def progress(self, now: float) -> tuple[list[wire.NodeMessage], bool]:
         """What rank 0 has written, and whether more can come. To be asked again at `progress_due`."""
@@ -98,18 +114,40 @@ class Served:
         return [wire.Progressed(self._part, b"".join(chunks))] if chunks else [], more
 
     def ended(self) -> Iterator[wire.NodeMessage]:
-        """After a rank's end: nothing, that it failed while others live, or that all have ended."""
+        """After a rank's end: how many live, and whether it failed; or that all have ended."""
         code = self.workers.reap()
         if code is None:
+            if self.workers.living != self._living:
+                self._living = self.workers.living
+                yield wire.Living(self._part, self._living)
             if not self._failing and self.workers.failed_early():
                 self._failing = True
                 yield wire.Failing(self._part)
             return
         yield from self.progress(time.monotonic())[0]
-        if self._first and not self._ready and self.ready:
-            yield wire.Ready(self._part)
-        yield wire.Exited(self._part, code, self._read_record() if self._first else None)
+        if not self._first:
+            yield wire.Exited(self._part, code)
+            return
+        yield from self._answer()
+        # Read after what is held: whoever makes that durable writes the record first.
+        yield wire.Exited(self._part, code, _read(self._folder / "STATE.json"), self.workers.held)
 
     def ask_to_save(self) -> None:
         """SIGTSTP where the program has said that it knows it, else SIGTERM."""
         self.workers.signal(signal.SIGTSTP if self.ready else signal.SIGTERM)
+
+
+def sweep_answers(folder: Path, attempt: int) -> None:
+    """Before they can be given: on NFS this host may still see older ones, which the head has removed."""
+    for kind in _ANSWERS:
+        with contextlib.suppress(OSError):
+            (folder / f"{kind}.{attempt}").unlink(missing_ok=True)
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_RECORD_BYTES + 1)
+    except OSError:
+        return None
+    return data if len(data) <= MOST_RECORD_BYTES else None

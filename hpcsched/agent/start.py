@@ -37,7 +37,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
-from hpcsched.launch.local import ignoring
+from hpcsched.launch.spawn import ignoring
 from hpcsched.policy import make_policy
 from hpcsched.store.registry import register
 from hpcsched.store.rundir import STALE_AFTER_S, RunDir, RunDirError, RunLock, RunRecord, process_started
@@ -54,7 +54,8 @@ class Order:
     `policy` None: the policy of the run's earlier life, else marble. `grace_s` is the least time,
     in real seconds, that a worker has to save before it is ended by force. `margin_s` is kept before the
     end of the allocation besides what saving is known to take. `interface` is the network interface (or
-    address) that hosts meet on, `checkpoints` a directory to use for them instead of the run directory.
+    address) that hosts meet on, `checkpoints` a directory to use for them instead of the run directory,
+    `standbys` the most warm processes that wait on a host, None for none at all (see `LocalLauncher`).
     """
 
     dir: Path
@@ -69,6 +70,7 @@ class Order:
     margin_s: float = 60.0
     interface: str | None = None
     checkpoints: Path | None = None
+    standbys: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,7 @@ def run(
         # Its warnings would end us while the loop does not listen; the end time is followed anyway.
         stack.enter_context(ignoring(frozenset({signal.SIGUSR1, signal.SIGUSR2})))
         several = len(allocation.hosts) > 1 or allocation.here is None
-        place = None if several else this_host(order.devices, allocation)
+        place = None if several else this_host(order.devices, allocation, standbys=order.standbys)
         if place:
             stack.callback(place.close)
             if not rundir.begun:
@@ -158,6 +160,7 @@ def run(
                 interface=order.interface,
                 grace_s=order.grace_s,
                 say=say,
+                standbys=order.standbys,
             )
             stack.callback(place.close)
         policy, options = _policy(order, machine)

@@ -14,7 +14,7 @@ from hpcsched.agent.start import Life
 from hpcsched.cli.results import Bounds, result_of
 from hpcsched.core.jobs import Costs
 from hpcsched.core.machine import Machine
-from hpcsched.core.profile import Profile
+from hpcsched.core.profile import Cost, Profile
 from hpcsched.store.database import Database, FinishedJob, Run, iso
 
 
@@ -81,6 +81,11 @@ def _finished(life: Life) -> list[FinishedJob]:
     return jobs
 
 
+def _first(*costs: Cost | None) -> Cost | None:
+    """The first one that is known."""
+    return next((cost for cost in costs if cost is not None), None)
+
+
 def _learnt(machine: Machine, device: str, known: Iterable[Profile]) -> Iterator[Profile]:
     """What the run has learnt, with the counts that earlier runs saw.
 
@@ -95,12 +100,19 @@ def _learnt(machine: Machine, device: str, known: Iterable[Profile]) -> Iterator
         before, costs = by_key.get(key), machine.costs.get(profile.model, Costs())
         if before and before.source != "learned":
             continue
+        earlier = before or profile
+        # What was measured comes first, then what the run went by, what it has seen, what earlier ones had.
         yield replace(
             profile,
             device=device,
             throughput={**(before.throughput if before else {}), **profile.throughput},
             spread={**((before and before.spread) or {}), **(profile.spread or {})},
-            start_s=costs.start_s if profile.start_s is None else profile.start_s,
-            suspend_s=costs.suspend_s if profile.suspend_s is None else profile.suspend_s,
+            start_s=_first(costs.starts.median, profile.start_s, costs.start_s, earlier.start_s),
+            # Of durable saves alone: an allocation's end is reckoned with it, and quick ones do not last.
+            suspend_s=_first(
+                costs.durable_saves.median, profile.suspend_s, costs.suspend_s, earlier.suspend_s
+            ),
+            grow_s=_first(costs.grows.median, profile.grow_s, earlier.grow_s),
+            shrink_s=_first(costs.shrinks.median, profile.shrink_s, earlier.shrink_s),
             note="learnt while jobs ran",
         )

@@ -61,6 +61,17 @@ def hint_at_runs(ctx: click.Context, dir_: str | None) -> Iterator[None]:
         ) from None
 
 
+def warm_processes(text: str) -> int | None:
+    """How many warm processes wait on a host, from auto, off or a number; None: none at all."""
+    from hpcsched.launch.warm import STANDBYS
+
+    if text in ("auto", "off"):
+        return STANDBYS if text == "auto" else None
+    if not text.isdecimal():
+        raise ConfigError(where="--warm", got=repr(text), accepted="auto, off or a whole number")
+    return int(text)
+
+
 def plural(number: int, what: str) -> str:
     """Such as 1 GPU, 2 GPUs."""
     return f"{number} {what}" + ("" if number == 1 else "s")

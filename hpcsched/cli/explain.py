@@ -81,6 +81,9 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
     """What will happen to the job, as far as it is decided or can be said."""
     if job.state is JobState.SUSPENDING and job.target:
         return [f"it starts again on {plural(len(job.target.gpus), 'GPU')} as soon as it has saved"]
+    if job.state is JobState.RUNNING and job.target:
+        gpus = plural(len(job.target.gpus), "GPU")
+        return [f"it goes on on {gpus} without a restart, as soon as that is prepared"]
     if job.state in (JobState.STARTING, JobState.RUNNING):
         lines = [*_rest(machine, job), *_changes(machine, job)]
         return [*lines, *_no_better(machine), *_planned_end(machine, job)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from hpcsched.cli.status import clock
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action, Kill, Launch, Suspend, Terminate
+from hpcsched.core.actions import Action, Kill, Launch, Resize, Suspend, Terminate
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
@@ -25,15 +26,20 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
         job = machine.jobs[event.job_id]
         if job.attempt == event.attempt or job.state.active:
             lines.append(f"{_name(job)} {_ending(job, event)}")
+    elif isinstance(event, (ev.WorkersResized, ev.ResizeFailed)):
+        job = machine.jobs[event.job_id]
+        told = (n.reason for n in reversed(job.story) if n.reason.why in _IN_PLACE and n.at == machine.now)
+        lines += [f"{_name(job)} {reason}" for reason in islice(told, 1)]
     for action in actions:
-        if not isinstance(action, (Launch, Suspend, Terminate, Kill)):
+        if not isinstance(action, (Launch, Resize, Suspend, Terminate, Kill)):
             continue
         job = machine.jobs[action.job_id]
         match action:
             case Launch(gpus=gpus, role=role, resume=resume):
                 verb = f"resumes at step {job.step}" if resume else "starts"
-                why = next((n.reason for n in reversed(job.story) if n.reason.why in _PLACING), None)
-                lines.append(f"{_name(job)} {verb} on {_gpus(gpus)} as {role}" + (f": {why}" if why else ""))
+                lines.append(f"{_name(job)} {verb} on {_gpus(gpus)} as {role}{_placed(job)}")
+            case Resize(gpus=gpus, role=role):
+                lines.append(f"{_name(job)} is to go on on {_gpus(gpus)} as {role}{_placed(job)}")
             case Suspend():
                 target = f" to go on with {len(job.target.gpus)} GPUs" if job.target else ""
                 lines.append(f"{_name(job)} is asked to save{target}")
@@ -61,6 +67,14 @@ _PLACING = frozenset(
     }
 )
 """The reasons for which a job is launched on the GPUs it gets; a story tells of other things in between."""
+
+_IN_PLACE = frozenset({Why.RESIZED_IN_PLACE, Why.RESIZE_FAILED})
+
+
+def _placed(job: Job) -> str:
+    """Why it gets these GPUs."""
+    why = next((n.reason for n in reversed(job.story) if n.reason.why in _PLACING), None)
+    return f": {why}" if why else ""
 
 
 def _name(job: Job) -> str:

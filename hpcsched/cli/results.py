@@ -10,7 +10,7 @@ from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import Attempt, JobSpec, JobState
+from hpcsched.core.model import Attempt, Ended, JobSpec, JobState
 from hpcsched.core.profile import Profile
 from hpcsched.report.result import Result, summarise
 from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
@@ -61,16 +61,18 @@ def result_of(
 
 
 def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
-    """Seconds of an attempt that were no training: start or resume, and suspend.
+    """Seconds of an attempt that were no training: start or resume, and suspend or change in place.
 
-    The start counts by the profile where that has it, else until the program said it is ready.
+    The start counts as it was measured; where it was not, by the profile if that has it, else until the
+    program said it is ready.
     """
     end_s = machine.now if attempt.end_s is None else attempt.end_s
     leaving_s = 0.0 if attempt.signalled_s is None else end_s - attempt.signalled_s
-    profile = machine.profile(job)
-    cost = (
-        profile.launch_s(len(attempt.gpus) // job.spec.nodes, first=attempt.number == 1) if profile else None
-    )
+    if attempt.ended is Ended.RESIZED:
+        leaving_s = min(attempt.stopped_s or 0.0, end_s - attempt.start_s)
+    profile, cost = machine.profile(job), 0.0 if attempt.in_place else attempt.launch_s
+    if cost is None and profile:
+        cost = profile.launch_s(len(attempt.gpus) // job.spec.nodes, first=attempt.number == 1)
     if cost is None:
         cost = 0.0 if attempt.ready_s is None else attempt.ready_s - attempt.start_s
     return min(cost, end_s - attempt.start_s - leaving_s) + leaving_s
@@ -94,6 +96,7 @@ def bounds_of(machine: Machine) -> Bounds:
             gpus_max=job.spec.gpus_max,
             nodes=job.spec.nodes,
             after=tuple(index[name] for name in job.spec.after),
+            in_place=job.in_place or any(attempt.ended is Ended.RESIZED for attempt in job.attempts),
         )
         for job in machine.jobs.values()
     ]

@@ -25,6 +25,7 @@ from hpcsched.cli.common import (
     json_option,
     naming_the_file,
     option,
+    warm_processes,
 )
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
@@ -60,6 +61,7 @@ _MARGIN = "Seconds kept before the end of the allocation besides what saving tak
 @option("--max-restarts", type=click.IntRange(min=0), default=20, help="Come back at most so often (20).")
 @option("--checkpoints", metavar="D", type=click.Path(path_type=Path), help="Where checkpoints go instead.")
 @option("--pyslurm", metavar="W", default="auto", help="auto, or off: ask Slurm by its commands only.")
+@option("--warm", metavar="N", default="auto", help="Warm processes a host: auto, off or a number.")
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw a Gantt chart at the end.")
 @option("--compare", metavar="P,...", multiple=True, help="At the end, simulate these policies too.")
 @option("--grace", type=click.FloatRange(min=0), default=30.0, help="Least seconds to save in (30).")
@@ -89,6 +91,7 @@ def run(
     max_restarts: int,
     checkpoints: Path | None,
     pyslurm: str,
+    warm: str,
     gantt: Path | None,
     compare: tuple[str, ...],
     grace: float,
@@ -155,6 +158,7 @@ def run(
         margin_s=margin,
         interface=interface,
         checkpoints=checkpoints.absolute() if checkpoints else None,
+        standbys=warm_processes(warm),
     )
     try:
         with naming_the_file(jobs):

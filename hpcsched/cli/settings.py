@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "max_restarts": 20,
     "checkpoints": "the run directory",
     "pyslurm": "auto",
+    "warm": "auto",
 }
 
 

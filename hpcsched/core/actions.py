@@ -34,7 +34,25 @@ class Launch(AttemptAction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspend(AttemptAction):
-    """Ask the workers to save at the next step boundary and leave (SIGTSTP)."""
+    """Ask the workers to save at the next step boundary and leave (SIGTSTP).
+
+    `quick`: their devices are wanted now; what they saved may become durable after they have left.
+    """
+
+    quick: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resize(AttemptAction):
+    """Have the attempt become the next one on other devices, without a restart of those ranks that stay.
+
+    `gpus` are in the order of the ranks: those that stay, in their order, then those that join. Answered
+    by WorkersResized or ResizeFailed, unless the attempt ends first. A later Suspend,
+    Terminate or Kill of the same attempt calls it off.
+    """
+
+    gpus: tuple[int, ...]
+    role: Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

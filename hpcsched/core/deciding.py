@@ -56,6 +56,10 @@ class Deciding(Moves):
             launch_s=self._launch_s,
             save_s=self._save_s,
             switch_s=self._switch_s,
+            in_place=self._in_place,
+            stand_s=self._stand_s,
+            built_s=self._built_s,
+            resize_left_s=self._resize_left_s,
             start_left_s=self._start_left_s,
             plan=self.plan,
             news=self.news,
@@ -91,18 +95,23 @@ class Deciding(Moves):
 
     def _change(self, job: Job, decision: Resize | Preempt) -> None:
         self._note(job, decision.reason)
-        can_leave = job.state is JobState.RUNNING and job.ready and not job.wanted
         if isinstance(decision, Preempt):
-            if not can_leave:
+            if not job.settled:
                 raise self._invalid(job, "cannot be suspended")
+            self._suspend(job)
+            return
+        least, most = job.limits(decision.gpus)
+        gpus = self._pick(job, decision.hosts, decision.gpus)
+        if not job.settled or not least <= decision.gpus <= most or gpus is None:
+            raise self._invalid(job, f"cannot be resized to {decision.gpus} GPUs")
+        if job.in_place and job.current.gpus[0] in gpus:
+            stay = [gpu for gpu in job.current.gpus if gpu in gpus]
+            ranks = (*stay, *(gpu for gpu in gpus if gpu not in stay))
+            self._resize(job, Target(ranks, decision.role, self.now))
         else:
-            least, most = job.limits(decision.gpus)
-            gpus = self._pick(job, decision.hosts, decision.gpus)
-            if not can_leave or not least <= decision.gpus <= most or gpus is None:
-                raise self._invalid(job, f"cannot be resized to {decision.gpus} GPUs")
-            job.target = Target(gpus, decision.role)
+            job.target = Target(gpus, decision.role, self.now)
             self._lease(job, tuple(sorted({*job.gpus, *gpus})))
-        self._suspend(job)
+            self._suspend(job)
 
     def _look_again(self, at: float) -> None:
         if at != self._look_due:
@@ -135,11 +144,15 @@ class Deciding(Moves):
         return reason is None
 
     def _pick(self, job: Job, hosts: Sequence[str], count: int) -> tuple[int, ...] | None:
-        """The job's own and free GPUs, `count` on each of these hosts; None if there are not so many."""
+        """The job's own and free GPUs, `count` on each of these hosts; None if there are not so many.
+
+        Of its own those of its first ranks, which then can stay.
+        """
         if len(set(hosts)) != job.spec.nodes:
             return None
         chosen: list[int] = []
+        mine = [gpu for gpu in job.current.gpus if gpu in self.devices] if job.gpus else []
         for host in hosts:
-            own = [gpu for gpu in sorted(job.gpus) if gpu in self.devices and self.devices[gpu].host == host]
+            own = [gpu for gpu in mine if self.devices[gpu].host == host]
             chosen += [*own, *self.free.on(host)][:count]
         return tuple(sorted(chosen)) if len(chosen) == count * len(hosts) else None

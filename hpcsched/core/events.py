@@ -136,7 +136,33 @@ class WorkersSpawned(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersReady(AttemptEvent):
-    """The program has said that it can be suspended."""
+    """The program has said that it can be suspended; `in_place`: also resized while it goes on.
+
+    `took_s` are measured seconds since the launch (None for what only follows a profile).
+    """
+
+    in_place: bool = False
+    took_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersResized(AttemptEvent):
+    """The attempt has become the next one, as it was told to by a Resize action, after `step` steps.
+
+    Later events are about that one. `stopped_s` are the seconds that training stood still for it, `built_s`
+    those that the ranks that joined took to start (None where they were not measured).
+    """
+
+    step: int
+    stopped_s: float | None = None
+    built_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeFailed(AttemptEvent):
+    """The attempt goes on as it was: nothing lives any more of the ranks that were to join it."""
+
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +178,8 @@ class WorkersExited(AttemptEvent):
 
     `code` is 0 (done), 75 (saved and left) or the first other exit code, 128+N for signal N.
     `step` is the last step known to be done, `saved_step` the step of the newest good checkpoint
-    (both None for a program that reports neither).
+    (both None for a program that reports neither). `took_s` are measured seconds since it was asked to
+    save (None if it was not, and for what only follows a profile).
     """
 
     code: int
@@ -160,6 +187,7 @@ class WorkersExited(AttemptEvent):
     saved_step: int | None = None
     detail: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    took_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState, Role
+from hpcsched.core.model import Ended, JobState, Role
 
 
 def check(machine: Machine) -> None:
@@ -17,10 +18,19 @@ def check(machine: Machine) -> None:
     for job in machine.active.values():
         assert job.state.active, f"job {job.id} is active in state {job.state}"
         assert job.gpus, f"job {job.id} runs without a lease"
-        assert set(job.gpus) <= set(machine.devices) or job.wanted, f"job {job.id} runs on a lost GPU"
+        assert set(job.current.gpus) <= set(machine.devices) or job.wanted, f"job {job.id} runs on a lost GPU"
+        called_off = job.wanted or (job.resizing and not job.target)
+        assert set(job.gpus) <= set(machine.devices) or called_off, f"job {job.id} holds a lost GPU"
         assert set(job.current.gpus) <= set(job.gpus), f"job {job.id} runs on GPUs it does not hold"
         assert job.current.end_s is None, f"job {job.id} is active, its attempt is over"
         assert not job.unmet, f"job {job.id} runs before what it waits for"
+        if job.becoming:
+            union = {*job.current.gpus, *job.becoming.gpus}
+            assert set(job.gpus) == union, f"job {job.id} is resized and holds {job.gpus}"
+            assert job.ready, f"job {job.id} is resized before it is ready"
+            first = [gpu for gpu in job.current.gpus if gpu in job.becoming.gpus]
+            stay = list(job.becoming.gpus[: len(first)])
+            assert stay == first and first[0] == job.current.gpus[0], f"job {job.id}: its ranks change places"
         for gpu in job.gpus:
             assert gpu not in held, f"GPU {gpu} leased to jobs {held[gpu]} and {job.id}"
             held[gpu] = job.id
@@ -35,17 +45,25 @@ def check(machine: Machine) -> None:
         if not job.state.active:
             assert not job.gpus, f"job {job.id} is {job.state} and holds GPUs"
             assert not job.wanted, f"job {job.id} is {job.state} and is to {job.wanted}"
+            assert not job.resizing, f"job {job.id} is {job.state} and is resized"
             assert all(a.end_s is not None for a in job.attempts), f"job {job.id}: an attempt never ended"
         if job.state is JobState.COMPLETED and job.reports and job.spec.steps is not None:
             done = sum((a.to_step or 0) - a.from_step for a in job.attempts)
             assert done == job.step + job.repeated, f"job {job.id}: {done} steps done, {job.step} counted"
+        for before, after in pairwise(job.attempts):
+            assert after.number == before.number + 1, f"job {job.id}: attempt {before.number} has no next"
+            gap = (before.end_s, before.to_step) != (after.start_s, after.from_step)
+            assert before.ended is not Ended.RESIZED or not gap, f"job {job.id}: a gap after a resize"
+            assert after.in_place == (before.ended is Ended.RESIZED), f"job {job.id}: {after} after {before}"
         for gpus in (job.current.gpus, *([job.target.gpus] if job.target else [])) if job.gpus else ():
             counts = Counter(machine.devices[gpu].host for gpu in gpus if gpu in machine.devices)
             whole = set(gpus) <= machine.devices.keys()
             even = len(counts) == job.spec.nodes and len(set(counts.values())) == 1
             assert even or not whole, f"job {job.id} has {dict(counts)} GPUs"
         if job.target:
-            assert job.state is JobState.SUSPENDING, f"job {job.id} has a target while {job.state}"
+            resizes = job.state is JobState.RUNNING and job.target is job.becoming and not job.wanted
+            changes = job.state is JobState.SUSPENDING or resizes
+            assert changes, f"job {job.id} has a target while {job.state}"
             assert set(job.target.gpus) <= set(job.gpus), f"job {job.id}'s larger lease is not free"
         waits = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
         in_line = job.id in machine.queue or job.id in machine.late

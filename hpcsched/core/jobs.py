@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from hpcsched.core.model import NOTHING, Attempt, JobSpec, JobState, Role
 from hpcsched.core.reasons import Note, Reason
 
 STORY_LENGTH = 60
 
+MOST_MEASURED = 9
+"""Measured values of a cost that count: older ones are forgotten."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The lease a job is being suspended for: it starts again on these GPUs."""
+    """A lease that a job is to go on with: resized in place, or started again on it when it has saved.
+
+    `since` is when that was decided.
+    """
 
     gpus: tuple[int, ...]
     role: Role
+    since: float
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -26,6 +34,8 @@ class Job:
     `gpus` are the devices it holds, reservations for its next attempt included. `step` is the last
     step heard of, `saved_step` that of its newest checkpoint (None: it has none). `wanted` says
     what the outside wants of a running job: "suspend", "cancel", "drain", or a lost device.
+    `in_place`: its program can be resized while it goes on. `becoming` is the lease that it has been told to
+    take in place, until the outside has answered; `target` is the same as long as that is still wanted.
     `timers` says when each kind of timer of the newest attempt is due; one that was set again
     before it ran out is void.
     """
@@ -39,7 +49,9 @@ class Job:
     gpus: tuple[int, ...] = ()
     role: Role | None = None
     target: Target | None = None
+    becoming: Target | None = None
     ready: bool = False
+    in_place: bool = False
     wanted: str = ""
     attempt: int = 0
     attempts: Sequence[Attempt] = ()
@@ -71,6 +83,16 @@ class Job:
         return self.attempts[-1]
 
     @property
+    def resizing(self) -> bool:
+        """It is being resized in place: ranks that join may live on all GPUs that it holds."""
+        return self.becoming is not None
+
+    @property
+    def settled(self) -> bool:
+        """It runs, can be suspended, and nothing is under way: a policy may change it."""
+        return self.state is JobState.RUNNING and self.ready and not self.wanted and not self.resizing
+
+    @property
     def width(self) -> int:
         """GPUs its newest attempt has on each of its hosts."""
         return len(self.current.gpus) // self.spec.nodes
@@ -91,10 +113,40 @@ class Job:
         return self.spec.gpus_min, most
 
 
+@dataclass(slots=True)
+class Measured:
+    """The newest measured values of a cost, in seconds; what counts is their median."""
+
+    values: tuple[float, ...] = ()
+
+    def add(self, seconds: float | None) -> None:
+        """Take one more in; None is none."""
+        if seconds is not None:
+            self.values = (*self.values[1 - MOST_MEASURED :], seconds)
+
+    @property
+    def median(self) -> float | None:
+        """None without values."""
+        return median(self.values) if self.values else None
+
+
 @dataclass(slots=True, kw_only=True)
 class Costs:
-    """What transitions of a model took in this run, seconds: the largest and the latest seen."""
+    """What transitions of a model took in this run, seconds.
+
+    `start_s` and `suspend_s` are the latest seen by the run's clock, of stand-ins too; `suspend_s` is of no
+    save that was measured to be a quick one. `longest_suspend_s` is the longest of all saves. The others
+    are measured: launches until ready, saves when the devices were wanted at once and
+    when they had to be durable, for how long training stood still where a job grew or shrank
+    in place, and how long the ranks that joined it took to start.
+    """
 
     suspend_s: float | None = None
     longest_suspend_s: float = 0.0
     start_s: float | None = None
+    starts: Measured = field(default_factory=Measured)
+    quick_saves: Measured = field(default_factory=Measured)
+    durable_saves: Measured = field(default_factory=Measured)
+    grows: Measured = field(default_factory=Measured)
+    shrinks: Measured = field(default_factory=Measured)
+    builds: Measured = field(default_factory=Measured)

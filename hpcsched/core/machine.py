@@ -14,7 +14,7 @@ from typing import Any
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, SetTimer
 from hpcsched.core.deciding import Deciding, PolicyMaker
-from hpcsched.core.jobs import Costs, Job
+from hpcsched.core.jobs import Job
 from hpcsched.core.model import Ended, JobState
 from hpcsched.core.moves import DRAIN, HURRY, LOOK
 from hpcsched.core.reasons import Reason, Why
@@ -24,6 +24,10 @@ SAVED_AND_LEFT = 75
 """Exit code of a program that saved and left (EX_TEMPFAIL)."""
 
 _BROKEN = (JobState.FAILED, JobState.CANCELLED)
+
+
+def _lost(gpu: int) -> str:
+    return f"GPU {gpu} was lost"
 
 
 class Machine(Deciding):
@@ -54,6 +58,8 @@ class Machine(Deciding):
             ev.WorkersSpawned: self._workers_spawned,
             ev.WorkersReady: self._workers_ready,
             ev.CheckpointSaved: self._checkpoint_saved,
+            ev.WorkersResized: self._workers_resized,
+            ev.ResizeFailed: self._resize_failed,
             ev.WorkersExited: self._workers_exited,
             ev.LaunchFailed: self._launch_failed,
             ev.DeviceLost: self._device_lost,
@@ -164,7 +170,8 @@ class Machine(Deciding):
             job.step, job.reports = max(job.step, seen.step), True
             if seen.rate is not None and seen.rate > 0:
                 job.rate = seen.rate
-            if seen.done_s is not None and job.state is JobState.RUNNING and not job.wanted:
+            steady = job.state is JobState.RUNNING and not job.wanted and not job.resizing
+            if seen.done_s is not None and steady:
                 self._decide_after |= self._learn(job, seen.step, seen.done_s)
 
     def _drain_requested(self, event: ev.DrainRequested) -> None:
@@ -259,11 +266,12 @@ class Machine(Deciding):
         job = self._running(event)
         if job is None or job.ready:
             return
-        job.ready = True
-        job.current.ready_s = self.now
-        self._disturb(job)
-        costs = self.costs.setdefault(job.spec.model, Costs())
+        job.ready, job.in_place = True, event.in_place
+        job.current.ready_s, job.current.launch_s = self.now, event.took_s
+        self._disturb(job.current.gpus)
+        costs = self._costs(job)
         costs.start_s = self.now - job.current.start_s
+        costs.starts.add(event.took_s)
         if job.wanted == "suspend" and job.state is not JobState.SUSPENDING:
             self._suspend(job)
         self._decide_after = True
@@ -275,6 +283,39 @@ class Machine(Deciding):
         if event.step < job.current.from_step:
             self._fell_back(job, event.step)
         self._saved(job, event.step)
+
+    def _workers_resized(self, event: ev.WorkersResized) -> None:
+        job = self._running(event)
+        if job is None or job.becoming is None:
+            self.stale += job is not None
+            return
+        step = max(event.step, job.current.from_step)
+        job.step, job.reports = max(job.step, step), True
+        told_to_end = "term" in job.timers
+        self._learn_resize(job, job.becoming, event.stopped_s, event.built_s)
+        self._resized(job, job.becoming, step, event.stopped_s)
+        self._decide_after = True
+        if job.state is JobState.RUNNING and not job.wanted:
+            job.target = None
+            return
+        # It was done when something else was asked of the attempt that is over by it: ask this one too.
+        gone = [gpu for gpu in job.current.gpus if gpu not in self.devices]
+        if gone and job.wanted in ("", "suspend"):
+            job.wanted = _lost(gone[0])
+        if job.state is JobState.SUSPENDING:
+            self._ask_to_save(job)
+        if told_to_end:
+            self._terminate(job)
+
+    def _resize_failed(self, event: ev.ResizeFailed) -> None:
+        job = self._running(event)
+        if job is None or not job.resizing:
+            self.stale += job is not None
+            return
+        self._stays(job, event.error)
+        self._decide_after = True
+        if job.state is JobState.RUNNING and job.target:
+            self._suspend(job)
 
     def _workers_exited(self, event: ev.WorkersExited) -> None:
         job = self._running(event)
@@ -300,8 +341,8 @@ class Machine(Deciding):
         elif job.wanted == "cancel":
             self._end_attempt(job, Ended.CANCELLED)
             self._finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
-        elif event.code == SAVED_AND_LEFT and (asked_to_save or moved):
-            self._suspended(job)
+        elif event.code == SAVED_AND_LEFT and (asked_to_save or moved or job.target):
+            self._suspended(job, event.took_s)
         elif job.wanted or job.state is JobState.SUSPENDING:
             why = job.wanted if job.wanted.startswith("GPU") else f"exit code {event.code} while leaving"
             self._attempt_lost(job, job.saved_step, why, counts=not job.wanted)
@@ -340,9 +381,11 @@ class Machine(Deciding):
             self._drop_target(job)
         if event.gpu in job.current.gpus and job.wanted in ("", "suspend"):
             # One that is saving may still manage to; its grace timer is set.
-            job.wanted = f"GPU {event.gpu} was lost"
+            job.wanted = _lost(event.gpu)
             if job.state is not JobState.SUSPENDING:
                 self._terminate(job)
+        elif job.resizing and job.state is JobState.RUNNING and not job.wanted:
+            self._suspend(job)  # the ranks it has are well, and must not be joined by one that is not
 
     def _timer_fired(self, event: ev.TimerFired) -> None:
         if event.key == DRAIN:
@@ -365,6 +408,11 @@ class Machine(Deciding):
         elif kind == "term":
             self._note(job, Reason(Why.ESCALATED, {"grace": self._grace(job) / 2, "how": "SIGKILL"}))
             self._do(Kill, job)
+        elif kind == "resize" and job.state is JobState.RUNNING and not job.wanted and job.becoming:
+            limit_s = self.now - job.becoming.since
+            self._note(job, Reason(Why.RESIZE_FAILED, {"error": f"not done within {limit_s:.0f} s"}))
+            self.news += 1
+            self._suspend(job)
 
     def _plan_to_leave(self) -> None:
         """A third of the time we keep is for saving, one for those that do not, one for us to leave."""

@@ -144,7 +144,13 @@ class Progress:
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One stretch of a job on one set of devices; times in seconds of the run's clock."""
+    """One stretch of a job on one set of devices, in the order of its ranks.
+
+    Times are in the run's clock. `launch_s` are measured seconds from the launch to ready (None: not
+    measured), `stopped_s` those for which training stood still at its end for a resize in place (by the
+    profile where they were not measured). `in_place`: it began by one, without a launch. `quick`: it was
+    asked to save as its devices were wanted.
+    """
 
     number: int
     gpus: tuple[int, ...]
@@ -156,3 +162,7 @@ class Attempt:
     to_step: int | None = None
     ready_s: float | None = None
     signalled_s: float | None = None
+    in_place: bool = False
+    quick: bool = False
+    launch_s: float | None = None
+    stopped_s: float | None = None

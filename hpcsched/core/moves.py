@@ -11,8 +11,8 @@ from heapq import heappush
 from math import floor
 from typing import Any
 
-from hpcsched.core.actions import Action, Launch, SetTimer, Suspend, Terminate
-from hpcsched.core.jobs import Costs, Job, Target
+from hpcsched.core.actions import Action, Launch, Resize, SetTimer, Suspend, Terminate
+from hpcsched.core.jobs import Job, Target
 from hpcsched.core.learning import contradicts, differs
 from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Role
 from hpcsched.core.profile import Profile
@@ -51,7 +51,7 @@ class Moves(RunState):
         self._dequeue(job)
         self._lease(job, gpus)
         job.attempt += 1
-        job.role, job.target, job.ready, job.wanted = role, None, False, ""
+        job.role, job.target, job.ready, job.in_place, job.wanted = role, None, False, False, ""
         job.processes, job.rate, job.timers = (), None, NOTHING
         if job.started_s is None:
             job.started_s = self.now
@@ -59,10 +59,17 @@ class Moves(RunState):
         job.attempts = (*job.attempts, attempt)
         self._to(job, JobState.STARTING)
         self.active[job.id] = job
-        self._disturb(job)
+        self._disturb(gpus)
+        self._list(job)
+        self._do(Launch, job, gpus=gpus, role=role, resume=job.saved_step is not None)
+
+    def _list(self, job: Job) -> None:
         for jobs in self._lists(job):
             insort(jobs, job, key=lambda j: (j.submit_s, j.id))
-        self._do(Launch, job, gpus=gpus, role=role, resume=job.saved_step is not None)
+
+    def _unlist(self, job: Job) -> None:
+        for jobs in self._lists(job):
+            jobs.remove(job)
 
     def _lists(self, job: Job) -> tuple[list[Job], ...]:
         """Where a job stands while it runs."""
@@ -78,14 +85,55 @@ class Moves(RunState):
 
     def _suspend(self, job: Job) -> None:
         self._to(job, JobState.SUSPENDING)
-        job.current.signalled_s = self.now
-        self._disturb(job)
-        self._do(Suspend, job)
+        self._ask_to_save(job)
+
+    def _ask_to_save(self, job: Job) -> None:
+        attempt = job.current
+        attempt.signalled_s, attempt.quick = self.now, not self.draining
+        self._disturb(attempt.gpus)
+        self._do(Suspend, job, quick=attempt.quick)
         self._timer("grace", job, self._grace(job))
 
     def _terminate(self, job: Job) -> None:
         self._do(Terminate, job)
         self._timer("term", job, min(self._grace(job) / 2, self._time_to_kill_s()))
+
+    # --- changes in place -------------------------------------------------------------------
+
+    def _resize(self, job: Job, target: Target) -> None:
+        """Have a job go on with another lease without a restart; until it does, it holds both."""
+        job.target = job.becoming = target
+        self._lease(job, tuple(sorted({*job.gpus, *target.gpus})))
+        self._disturb(job.gpus)
+        self._do(Resize, job, gpus=target.gpus, role=target.role)
+        gpus = len(target.gpus) // job.spec.nodes
+        self._timer("resize", job, self._resize_limit_s(job, gpus))
+
+    def _resized(self, job: Job, new: Target, step: int, stopped_s: float | None) -> None:
+        """A job has gone over to the lease that it was to take in place: a new stretch, without a gap."""
+        old, gpus = job.current, len(new.gpus) // job.spec.nodes
+        self._disturb(job.gpus)
+        old.end_s, old.ended, old.to_step = self.now, Ended.RESIZED, step
+        old.stopped_s = self._stand_s(job, job.width, gpus) if stopped_s is None else stopped_s
+        facts = {"old": job.width, "gpus": gpus, "step": step, "stopped_s": stopped_s}
+        self._note(job, Reason(Why.RESIZED_IN_PLACE, facts))
+        job.becoming = None
+        self._lease(job, tuple(sorted(new.gpus)))
+        self._unlist(job)
+        job.role, job.rate, job.timers = new.role, None, NOTHING
+        self._list(job)
+        job.attempt += 1
+        stretch = Attempt(number=job.attempt, gpus=new.gpus, role=new.role, start_s=self.now, from_step=step)
+        stretch.ready_s, stretch.in_place = self.now, True
+        job.attempts = (*job.attempts, stretch)
+
+    def _stays(self, job: Job, error: str) -> None:
+        """A resize in place came to nothing: the job stays as it was until its attempt ends."""
+        job.becoming, job.in_place = None, False
+        self._note(job, Reason(Why.RESIZE_FAILED, {"error": error}))
+        self.news += 1
+        if job.target is None:
+            self._drop_target(job)
 
     # --- how attempts and jobs end ----------------------------------------------------------
 
@@ -99,17 +147,15 @@ class Moves(RunState):
 
     def _fell_back(self, job: Job, step: int) -> None:
         """The attempt could not use the checkpoint it was to go on from, and took an older one."""
+        if job.current.in_place:
+            return  # it has not restarted: the checkpoint is one that was begun before
         expected = job.current.from_step
         self._note(job, Reason(Why.FELL_BACK, {"expected": expected, "step": step}))
         job.repeated += expected - step
         job.current.from_step = job.step = step
 
-    def _suspended(self, job: Job) -> None:
-        signalled = job.current.signalled_s
-        if signalled is not None:
-            costs = self.costs.setdefault(job.spec.model, Costs())
-            costs.suspend_s = self.now - signalled
-            costs.longest_suspend_s = max(costs.longest_suspend_s, costs.suspend_s)
+    def _suspended(self, job: Job, took_s: float | None) -> None:
+        self._learn_suspend(job, took_s)
         job.suspensions += 1
         self._note(job, Reason(Why.SAVED, {"step": job.saved_step or 0}))
         target = job.target
@@ -117,7 +163,7 @@ class Moves(RunState):
         self._back_to_checkpoint(job)
         self._to(job, JobState.SUSPENDED)
         if target:
-            self._launch(job, target.gpus, target.role)
+            self._launch(job, tuple(sorted(target.gpus)), target.role)
         else:
             self._enqueue(job)
 
@@ -168,17 +214,19 @@ class Moves(RunState):
     def _end_attempt(self, job: Job, ended: Ended, keep: Target | None = None) -> None:
         attempt = job.current
         attempt.end_s, attempt.ended, attempt.to_step = self.now, ended, job.step
-        self._disturb(job)
+        self._disturb(attempt.gpus)
         self.lessons.gone(job.id)
-        job.target, job.wanted = None, ""
+        job.target, job.becoming, job.wanted = None, None, ""
         self._lease(job, keep.gpus if keep else ())
         del self.active[job.id]
-        for jobs in self._lists(job):
-            jobs.remove(job)
+        self._unlist(job)
 
     def _drop_target(self, job: Job) -> None:
-        """Give up the larger lease a job was being suspended for."""
+        """Give up the larger lease of a job, unless ranks that were to join it may live there."""
         job.target = None
+        if job.resizing:
+            self.changed.add(job.id)
+            return
         self._lease(job, tuple(gpu for gpu in job.current.gpus if self.holder.get(gpu) == job.id))
 
     def _enqueue(self, job: Job) -> None:
@@ -272,9 +320,27 @@ class Moves(RunState):
             known = self.profiles.get((model, nodes)) or self.profiles.get((model, 1))
             self.lessons.believe((model, nodes), known)
 
-    def _disturb(self, job: Job) -> None:
-        """Other jobs on its hosts go faster or slower from now on: what they did is one sample at most."""
-        self.lessons.disturb({self.devices[g].host for g in job.current.gpus if g in self.devices}, self.now)
+    def _learn_suspend(self, job: Job, took_s: float | None) -> None:
+        """What saving and leaving took: a save that need not be durable at once says nothing of others."""
+        signalled = job.current.signalled_s
+        if signalled is None:
+            return
+        costs = self._costs(job)
+        quick = job.current.quick and took_s is not None
+        if not quick:
+            costs.suspend_s = self.now - signalled
+        costs.longest_suspend_s = max(costs.longest_suspend_s, self.now - signalled)
+        (costs.quick_saves if quick else costs.durable_saves).add(took_s)
+
+    def _learn_resize(self, job: Job, new: Target, stopped_s: float | None, built_s: float | None) -> None:
+        costs, old = self._costs(job), job.current.gpus
+        (costs.grows if len(new.gpus) >= len(old) else costs.shrinks).add(stopped_s)
+        if set(new.gpus) - set(old):
+            costs.builds.add(built_s)
+
+    def _disturb(self, gpus: Iterable[int]) -> None:
+        """Jobs on their hosts go faster or slower from now on: what they did is one sample at most."""
+        self.lessons.disturb({self.devices[gpu].host for gpu in gpus if gpu in self.devices}, self.now)
 
     def _learn(self, job: Job, step: int, at: float) -> bool:
         """The job had done `step` steps at `at`: whether that says something new of its model."""

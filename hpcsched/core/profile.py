@@ -43,7 +43,9 @@ class Profile:
     Between measured counts it is interpolated linearly; past the last measured count it is flat; below
     the first measured count it is proportional to the GPU count, which never promises more than was
     measured.
-    `start_s`, `suspend_s` and `resume_s` are seconds; None means not known.
+    `start_s`, `suspend_s` and `resume_s` are seconds; so are `grow_s` and `shrink_s`, for which training
+    stands still when a job that goes on gets more or fewer GPUs (by the count it then has). None means
+    not known.
 
     Raises ValueError for an empty table, counts below 1, and values that are not finite and positive.
     """
@@ -57,6 +59,8 @@ class Profile:
     start_s: Cost | None = None
     suspend_s: Cost | None = None
     resume_s: Cost | None = None
+    grow_s: Cost | None = None
+    shrink_s: Cost | None = None
     memory_mib: Mapping[int, float] | None = None
     checkpoint_mib: float | None = None
     source: str = "measured"
@@ -79,6 +83,8 @@ class Profile:
             ("start_s", self.start_s),
             ("suspend_s", self.suspend_s),
             ("resume_s", self.resume_s),
+            ("grow_s", self.grow_s),
+            ("shrink_s", self.shrink_s),
         ):
             values = cost.items() if isinstance(cost, Mapping) else [] if cost is None else [(1, cost)]
             for gpus, value in values:

@@ -40,6 +40,8 @@ class Why(StrEnum):
     NOT_READY = "NotReady"
     NEVER_PROMOTE = "NeverPromote"
     RESIZED = "Resized"
+    RESIZED_IN_PLACE = "ResizedInPlace"
+    RESIZE_FAILED = "ResizeFailed"
     PREEMPTED = "Preempted"
     GROWN = "Grown"
     SHRUNK = "Shrunk"
@@ -80,20 +82,20 @@ _WORDS = {
     Why.MARGINAL_GAIN: "{gpus} GPUs of the {total}: no other job would gain more by them",
     Why.PLANNED: "{gpus} GPUs{fastest}, at most {cap} by the plan; it has all done {until:.0f} s into the "
     "run, MARBLE would {marble:.0f} s into it{guessed}",
-    Why.GROWN: "grown from {old} to {gpus} GPUs, as nothing waits: {cost:.0f} s of suspend and resume save "
-    "{saved:.0f} s",
+    Why.GROWN: "grown from {old} to {gpus} GPUs, as nothing waits: {costs} save {saved:.0f} s",
     Why.SHRUNK: "shrunk from {old} to {gpus} GPUs for other jobs: the plan has all done {until:.0f} s into "
     "the run, MARBLE would {marble:.0f} s into it{guessed}",
     Why.PROMOTED: "promoted from {old} to {gpus} GPUs: {gain}",
     Why.TOO_FEW_FREE: "not promoted: {wanted} GPUs would be its best, {have} could be had",
-    Why.DOES_NOT_PAY: "not promoted to {wanted} GPUs: the {cost:.0f} s of suspend and resume exceed the "
-    "{saved:.0f} s it would save",
+    Why.DOES_NOT_PAY: "not promoted to {wanted} GPUs: the {costs} exceed the {saved:.0f} s it would save",
     Why.WORK_UNKNOWN: "not promoted to {wanted} GPUs: the work left is unknown (no `steps` given)",
     Why.TIME_TOO_SHORT: "not promoted to {wanted} GPUs: the {left:.0f} s until saving begins do not make up "
-    "for the {cost:.0f} s of suspend and resume",
+    "for the {costs}",
     Why.NOT_READY: "not promoted to {wanted} GPUs: it has not said that it can be suspended",
     Why.NEVER_PROMOTE: "not promoted: the policy option promote is never",
     Why.RESIZED: "goes from {old} to {gpus} GPUs: {why}",
+    Why.RESIZED_IN_PLACE: "resized in place from {old} to {gpus} GPUs at step {step}{stopped}",
+    Why.RESIZE_FAILED: "could not be resized in place: {error}",
     Why.PREEMPTED: "gives up its {old} GPUs: {why}",
     Why.SUBMITTED: "submitted",
     Why.CANCELLED: "cancelled by the user",
@@ -113,6 +115,15 @@ _WORDS = {
 }
 
 
+def said_cost(cost_s: float, *, in_place: bool) -> str:
+    """The seconds that a change of a job's GPUs costs it, in words."""
+    return f"{_seconds(cost_s)} of standing still" if in_place else f"{cost_s:.0f} s of suspend and resume"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+
+
 _ONE = re.compile(r"\b1 GPUs\b")
 
 
@@ -124,7 +135,13 @@ class Reason:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        text = _WORDS[self.why].format_map({"hosts": "", **self.facts})
+        facts = self.facts
+        said = {"hosts": "", "stopped": ""}
+        if "cost" in facts:
+            said["costs"] = said_cost(facts["cost"], in_place=facts.get("in_place", False))
+        if facts.get("stopped_s") is not None:
+            said["stopped"] = f"; training stood still for {_seconds(facts['stopped_s'])}"
+        text = _WORDS[self.why].format_map({**said, **facts})
         return _ONE.sub("1 GPU", text) if "1 GPUs" in text else text
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -17,8 +17,10 @@ from hpcsched.core.queue import WaitingQueue
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.rooms import FreeGpus, Rooms
 
-DEFAULT_SUSPEND_S, DEFAULT_START_S = 5.0, 10.0
+DEFAULT_SUSPEND_S, DEFAULT_START_S, DEFAULT_RESIZE_S = 5.0, 10.0, 0.1
 """Assumed where neither the profile nor this run has measured them."""
+
+LEAST_RESIZE_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +181,13 @@ class RunState:
     def margin_s(self, *more: Job) -> float:
         """Seconds before the deadline at which saving begins: the reserve, and the longest saves known of
         all jobs that run (and of `more`) one after the other, as they share the file system."""
-        saving = [*self.active.values(), *more]
-        return self.reserve_s + sum(max(self._save_s(j), self._longest_save_s(j)) for j in saving)
+        return self.reserve_s + sum(self._longest_save_s(job) for job in (*self.active.values(), *more))
 
     def _longest_save_s(self, job: Job) -> float:
-        costs = self.costs.get(job.spec.model)
-        return costs.longest_suspend_s if costs else 0.0
+        """Of those that are durable when the job has left: quick ones say nothing of how long they take."""
+        costs = self._known_costs(job)
+        durable_s = _first(costs.durable_saves.median, self._suspend_s(job), DEFAULT_SUSPEND_S)
+        return max(durable_s, costs.longest_suspend_s)
 
     def left_s(self, *more: Job) -> float:
         """Seconds until saving begins (with `more` running too); infinite without a deadline."""
@@ -224,39 +227,94 @@ class RunState:
     def _completed(self, name: str) -> bool:
         return self.jobs[self.by_name[name]].state is JobState.COMPLETED
 
+    def _costs(self, job: Job) -> Costs:
+        """What transitions of the job's model took, to be added to."""
+        return self.costs.setdefault(job.spec.model, Costs())
+
+    def _known_costs(self, job: Job) -> Costs:
+        return self.costs.get(job.spec.model) or Costs()
+
     def _grace(self, job: Job) -> float:
         """Seconds a worker has to save: thrice the longest save known of its model, at least `grace_s`."""
-        profile, costs = self.profile(job), self.costs.get(job.spec.model)
+        profile = self.profile(job)
         known = (profile and cost_at(profile.suspend_s, job.width)) or 0.0
-        return max(self.grace_s, 3 * known, 3 * costs.longest_suspend_s if costs else 0.0)
+        return max(self.grace_s, 3 * known, 3 * self._known_costs(job).longest_suspend_s)
 
-    def _switch_s(self, job: Job, gpus: int) -> float:
-        """Seconds to suspend `job` where it runs and resume it on `gpus` GPUs on each of its hosts."""
+    def _in_place(self, job: Job, gpus: int, hosts: Collection[str] | None = None) -> bool:
+        """Whether a resize to `gpus` GPUs on each of these hosts would go in place.
+
+        That takes the host of the first rank to be one of them; without `hosts` it is taken to be.
+        """
+        if not job.in_place or gpus == job.width:
+            return False
+        return hosts is None or next(iter(self.hosts_of(job)), None) in hosts
+
+    def _switch_s(self, job: Job, gpus: int, hosts: Collection[str] | None = None) -> float:
+        """Seconds without training that it costs to bring `job` from where it runs to `gpus` GPUs on each
+        of its hosts (`hosts`, as far as they are known): in place, or by a suspend and a resume."""
+        if self._in_place(job, gpus, hosts):
+            return self._stand_s(job, job.width, gpus)
         return self._save_s(job) + self._launch_s(job, gpus, first=False)
 
+    def _stand_s(self, job: Job, old: int, gpus: int) -> float:
+        """Seconds that training stands still for a resize in place: as measured, else by the profile."""
+        profile, costs, grows = self.profile(job), self._known_costs(job), gpus >= old
+        measured, cost = costs.grows if grows else costs.shrinks, None
+        if profile:
+            cost = profile.grow_s if grows else profile.shrink_s
+        return _first(measured.median, cost_at(cost, gpus), DEFAULT_RESIZE_S)
+
+    def _built_s(self, job: Job, gpus: int) -> float:
+        """Seconds until ranks that are to join the job have started, while those it has train on."""
+        return _first(self._known_costs(job).builds.median, self._launch_s(job, gpus, first=False))
+
+    def _resize_left_s(self, job: Job) -> float:
+        """Seconds until a resize in place that is under way is expected to be done."""
+        new = job.becoming
+        if new is None:
+            return 0.0
+        gpus = len(new.gpus) // job.spec.nodes
+        built_s = self._built_s(job, gpus) if set(new.gpus) - set(job.current.gpus) else 0.0
+        return max(0.0, new.since + built_s + self._stand_s(job, job.width, gpus) - self.now)
+
+    def _resize_limit_s(self, job: Job, gpus: int) -> float:
+        """Seconds that a resize in place may take: ample, as training goes on meanwhile."""
+        profile = self.profile(job)
+        step_s = 1 / profile.rate(job.width) if profile else 0.0
+        return max(LEAST_RESIZE_LIMIT_S, 3 * (self._launch_s(job, gpus, first=False) + step_s))
+
     def _save_s(self, job: Job) -> float:
-        """Seconds that saving and leaving takes `job`: by its profile, else as last seen in this run."""
-        profile, costs = self.profile(job), self.costs.get(job.spec.model, Costs())
+        """Seconds until the job has left when its devices are wanted: as measured, else by its profile."""
+        costs = self._known_costs(job)
+        return _first(
+            costs.quick_saves.median, self._suspend_s(job), costs.durable_saves.median, DEFAULT_SUSPEND_S
+        )
+
+    def _suspend_s(self, job: Job) -> float | None:
+        """What saving and leaving takes the job by its profile, else as last seen in this run."""
+        profile = self.profile(job)
         known = cost_at(profile.suspend_s, job.width if job.attempts else 1) if profile else None
-        if known is None:
-            known = DEFAULT_SUSPEND_S if costs.suspend_s is None else costs.suspend_s
-        return known
+        return self._known_costs(job).suspend_s if known is None else known
 
     def _launch_s(self, job: Job, gpus: int, *, first: bool) -> float:
-        """Seconds from a launch on `gpus` GPUs to the first step: by the profile, else as last seen."""
-        profile, costs = self.profile(job), self.costs.get(job.spec.model, Costs())
+        """Seconds from a launch on `gpus` GPUs to the first step: as measured, else by the profile, else as
+        last seen."""
+        profile, costs = self.profile(job), self._known_costs(job)
         known = profile.launch_s(gpus, first=first) if profile else None
-        if known is None:
-            known = DEFAULT_START_S if costs.start_s is None else costs.start_s
-        return known
+        return _first(costs.starts.median, known, costs.start_s, DEFAULT_START_S)
 
     def _start_left_s(self, job: Job) -> float:
         """Seconds until the job's attempt has paid its start or resume cost."""
-        profile = self.profile(job)
-        if profile is None:
+        profile, measured = self.profile(job), self._known_costs(job).starts.median
+        if job.current.in_place or (measured is not None and job.ready):
             return 0.0
-        cost = profile.launch_s(job.width, first=job.attempt == 1) or 0.0
-        return max(0.0, job.current.start_s + cost - self.now)
+        known = profile.launch_s(job.width, first=job.attempt == 1) if profile else None
+        return max(0.0, job.current.start_s + _first(measured, known, 0.0) - self.now)
+
+
+def _first(*values: float | None) -> float:
+    """The first one that is known; the last is."""
+    return next(value for value in values if value is not None)
 
 
 def _of_model(job: Job, first: Mapping[Key, Profile], then: Mapping[Key, Profile]) -> Profile | None:

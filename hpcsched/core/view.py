@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -21,6 +21,12 @@ class LaunchCost(Protocol):
     def __call__(self, job: Job, gpus: int, *, first: bool) -> float: ...
 
 
+class SwitchCost(Protocol):
+    """Seconds without training that a change to so many GPUs costs, on these hosts if they are known."""
+
+    def __call__(self, job: Job, gpus: int, hosts: Collection[str] | None = None) -> float: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """Start a waiting job on this many free GPUs on each of these hosts."""
@@ -34,9 +40,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """Suspend a running job and resume it on this many GPUs on each of these hosts.
+    """Have a running job go on with this many GPUs on each of these hosts.
 
-    Its own ones count as free.
+    In place if its program can do that and its first rank stays where it is; else it is suspended and
+    resumed. Its own ones count as free.
     """
 
     job: Job
@@ -93,9 +100,12 @@ class View:
     `profile(job)` is None for a model never measured; of one that only this run has seen it has just the
     counts that were seen, where `curve(job)` has estimates of the others.
     `launch_s(job, gpus, first=)` is the seconds from a launch to the first step, `save_s(job)` those of
-    saving and leaving, `switch_s(job, gpus)` those that suspending the job and resuming it on `gpus` GPUs
-    costs; `start_left_s(job)` those until a job that is starting does its first step; `left_s` those until
-    all jobs have to save because the allocation ends (infinite if it does not).
+    saving and leaving, `switch_s(job, gpus)` those without training that bringing the job to `gpus` GPUs
+    costs: in place, which `in_place(job, gpus, hosts)` tells, or by a suspend and a resume. In place it
+    stands still for `stand_s(job, old, gpus)`; if it gets more GPUs, it goes on as it is for
+    `built_s(job, gpus)` before that. `resize_left_s(job)` is how much longer one under way will take.
+    `start_left_s(job)` are the seconds until a job that is starting does its first step; `left_s` those
+    until all jobs have to save because the allocation ends (infinite if it does not).
     `plan` is the policy's newest plan in this life of the run; `news` counts what no plan foresaw.
     """
 
@@ -118,7 +128,11 @@ class View:
     curve: Callable[[Job], Profile | None]
     launch_s: LaunchCost
     save_s: Callable[[Job], float]
-    switch_s: Callable[[Job, int], float]
+    switch_s: SwitchCost
+    in_place: Callable[[Job, int, Collection[str] | None], bool]
+    stand_s: Callable[[Job, int, int], float]
+    built_s: Callable[[Job, int], float]
+    resize_left_s: Callable[[Job], float]
     start_left_s: Callable[[Job], float]
     plan: Plan | None
     news: int

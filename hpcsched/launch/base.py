@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hpcsched.core.model import Device
 
@@ -28,6 +28,10 @@ class LaunchPlan:
     `output` is opened for appending, created with mode 0600, missing folders made. `per_rank` True:
     one process a device, each pinned to its device's cores; False: one process a host that sees all of
     its devices there. `devices` lie host by host.
+
+    `first_rank`, `world_size` (None: these are all) and `joins` are for ranks that join a running attempt:
+    their numbers are those after the resize, and `joins` ("host:port") is where its rank 0 awaits them.
+    `arena`: the ranks get the job's arena, shared memory that outlives them.
     """
 
     job_id: int
@@ -39,6 +43,10 @@ class LaunchPlan:
     output: Path
     devices: tuple[Device, ...]
     per_rank: bool = True
+    first_rank: int = 0
+    world_size: int | None = None
+    joins: str | None = None
+    arena: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +74,24 @@ class Workers(Protocol):
         """Descriptors, one a rank or one a host, each readable for good once what it stands for has ended."""
 
     @property
-    def ready(self) -> bool:
-        """Whether the program is known to have said that it can be suspended.
+    def living(self) -> int:
+        """How many of the processes live, as far as is known."""
 
-        False says nothing where the launcher leaves it to others to look for the ready file.
-        """
+    @property
+    def where(self) -> str:
+        """Where the ranks meet, "host:port" as other hosts can reach it; "" while that is not known."""
+
+    @property
+    def ready(self) -> bytes | None:
+        """The newest expected ready file as the host of rank 0 saw it; None: look at the file itself."""
+
+    @property
+    def refused(self) -> bytes | None:
+        """Why rank 0 will not do the resize that is expected; None: look at the file itself."""
+
+    @property
+    def held(self) -> bytes | None:
+        """The file that tells of a state left in the arena, as its host saw it; None: look at the file."""
 
     @property
     def record(self) -> bytes | None:
@@ -82,6 +103,15 @@ class Workers(Protocol):
 
     def signal(self, sig: signal.Signals) -> None:
         """Send `sig` to each rank's process group; to nothing that is not surely ours."""
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Give rank 0 an order, as a JSON line on its control pipe; lost if rank 0 is gone or does not read.
+
+        Never blocks, never raises.
+        """
+
+    def expect(self, attempt: int) -> None:
+        """From now on the files of `attempt` count too: these processes are told to become it."""
 
     def failed_early(self) -> bool:
         """Whether a rank has ended with other than 0 or 75 while others live. Never blocks."""
@@ -106,6 +136,15 @@ class Launcher(Protocol):
 
         Raises LaunchError: transient when a resource was short for a moment, not transient when the
         command, the directory or the output cannot be used as they are.
+        """
+
+    def forget(self, job_id: int) -> None:
+        """The job is over: let go of what is kept for its next attempt."""
+
+    def keeping(self) -> set[int]:
+        """Ids of the jobs whose state of a quick suspend is not durable yet.
+
+        To be called again and again: keepers are begun, and looked after, here. Hardly ever blocks.
         """
 
 

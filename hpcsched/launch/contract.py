@@ -27,13 +27,14 @@ def plan_attempt(
     checkpoints: Path | None = None,
     devices: tuple[Device, ...],
     resume: bool,
+    from_step: int | None = None,
     stand_in: Mapping[str, float] | None = None,
 ) -> LaunchPlan:
     """What to start for an attempt of `spec` on `devices`.
 
     `checkpoints`: a directory that outlives the allocation and that all hosts see, to put checkpoints in
-    instead of the job's folder. `stand_in`: the course that a stand-in follows in place of the job's own
-    program.
+    instead of the job's folder. `from_step`: the step that it is expected to go on from. `stand_in`: the
+    course that a stand-in follows in place of the job's own program.
     """
     folder = job_dir(run_dir, job_id)
     kept = folder / "checkpoint" if checkpoints is None else checkpoints / run_id / str(job_id)
@@ -50,6 +51,8 @@ def plan_attempt(
         "KEEP": str(spec.keep_checkpoints),
         "RESUME": str(int(resume)),
     }
+    if from_step is not None:
+        ours["FROM_STEP"] = str(from_step)
     if spec.steps is not None:
         ours["STEPS"] = str(spec.steps)
     argv = spec.command
@@ -62,6 +65,7 @@ def plan_attempt(
         ours["STRATEGY"] = json.dumps(spec.strategy)
     if spec.args or spec.kind is Kind.TRAINER:
         ours["ARGS"] = json.dumps(spec.args)
+    per_rank = spec.processes == "per-gpu" or spec.kind is not Kind.COMMAND
     contract = {f"HPCSCHED_{name}": value for name, value in ours.items()}
     return LaunchPlan(
         job_id=job_id,
@@ -72,5 +76,6 @@ def plan_attempt(
         folder=folder,
         output=output,
         devices=devices,
-        per_rank=spec.processes == "per-gpu" or spec.kind is not Kind.COMMAND,
+        per_rank=per_rank,
+        arena=per_rank and stand_in is None,
     )

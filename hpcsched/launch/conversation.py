@@ -163,6 +163,9 @@ class Conversation:
             if not node.why:
                 self._lose(node, f"node agent leaves: {message.why}")
             return
+        if isinstance(message, wire.Keeping):
+            node.told_keeping = frozenset(message.jobs)
+            return
         if isinstance(message, wire.Hello | wire.Coming) or message.part not in node.parts:
             return
         workers, part = node.parts[message.part]
@@ -171,16 +174,19 @@ class Conversation:
                 workers.launched(part, port)
             case wire.Progressed(data=data):
                 workers.progressed(data)
-            case wire.Ready():
-                workers.ready = True
+            case wire.Ready() | wire.Refused():
+                workers.answered(message)
+            case wire.Living(count=count):
+                part.living = count
             case wire.Recorded(data=data):
                 workers.record = data
             case wire.Failing():
                 workers.failing(part)
             case wire.LaunchFailed(error=error, transient=transient, host_fault=host_fault):
                 workers.launch_failed(part, error, transient=transient, host_fault=host_fault)
-            case wire.Exited(code=code, record=record):
+            case wire.Exited(code=code, record=record, held=held):
                 workers.record = workers.record if record is None else record
+                workers.held = workers.held if held is None else held
                 workers.ended(part, code)
         self._forget_ended(workers)
 

@@ -53,7 +53,8 @@ class RemoteHost:
     `lost_at` when it was lost, by the monotonic clock; `patience` until when it may come at the least.
     `leaving`: lost, but its node agent sees its jobs off in good order, and tells. `gone`: that has said its
     last word. `broke_at`: when its connection broke, None while there is one; `closed`: not by silence.
-    `fenced`: nothing can live there any more.
+    `fenced`: nothing can live there any more. `told_keeping`: the jobs whose state is being made durable
+    there, by its last word on that.
     """
 
     name: str
@@ -74,6 +75,7 @@ class RemoteHost:
     fenced: bool = False
     warned: bool = False
     parts: dict[int, tuple[RemoteWorkers, Part]] = field(default_factory=dict)
+    told_keeping: frozenset[int] = frozenset()
 
     @property
     def up(self) -> bool:
@@ -89,6 +91,11 @@ class RemoteHost:
     def coming(self) -> bool:
         """Whether it has not come, but still may."""
         return self.hello is None and not (self.command and self.command.why)
+
+    @property
+    def keeping(self) -> frozenset[int]:
+        """The jobs whose state may still be being made durable there, lost or not, until it is fenced."""
+        return frozenset() if self.gone or self.fenced else self.told_keeping
 
     def reading(self, device: int) -> wire.Reading:
         """What is known of one of its devices, by its own index."""

@@ -43,7 +43,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     """The join file. `life` is one life of the head; `hosts` those it expects; `devices` what to open there;
     `cpus` how many the batch system granted, and `gpus` which, by host, where that is known.
 
-    `grace_s`: how long workers may take to save once the head is gone.
+    `grace_s`: how long workers may take to save once the head is gone. `standbys`: see `LocalLauncher`.
     """
 
     life: str
@@ -57,6 +57,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     cpus: dict[str, int] = {}
     gpus: dict[str, tuple[str, ...]] = {}
     grace_s: float
+    standbys: int | None = None
     protocol: int = PROTOCOL
 
 

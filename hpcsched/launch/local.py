@@ -1,28 +1,31 @@
 """Workers on this host: one process a rank, each the leader of its own session.
 
 In its own session a SIGTSTP that comes before the program's handler is discarded instead of stopping
-it, and its process group holds its children too. posix_spawn is used, not subprocess: it is less than half
-the price, and the only way to give a child an empty signal mask and default actions whatever the
-agent blocks or ignores, without running Python between fork and exec.
+it, and its process group holds its children too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import signal
 import socket
 import stat as modes
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
+from hpcsched.launch.arenas import Arenas, Keep, Keepers
 from hpcsched.launch.base import LOST, SUSPENDED, LaunchPlan, Place, attempt_code
 from hpcsched.launch.proc import stat
+from hpcsched.launch.spawn import Start, ignoring, spawn, standing_in
+from hpcsched.launch.warm import WarmProcesses, may_be_warm
 
 KILLED_WITHIN_S = 5.0  # how long a launch that failed half-way waits for the ranks it killed
 PORT_REST_S = 30.0  # a port is not handed out again for so long: its owner may not have bound it yet
@@ -34,7 +37,10 @@ LSF_WARNS_ALL = frozenset({signal.SIGUSR2})
 _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
 )
-_DEFAULTED = frozenset(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+_RANK_0_FDS = ("HPCSCHED_PROGRESS_FD", "HPCSCHED_CONTROL_FD")
+_ARENA_FD = "HPCSCHED_ARENA_FD"
+_OURS_TO_SAY = (*_RANK_0_FDS, _ARENA_FD, "HPCSCHED_JOINING")
+"""Said to some ranks and not to others: what the agent itself was told must not reach any."""
 
 
 class LocalLauncher:
@@ -46,6 +52,9 @@ class LocalLauncher:
         shielded: signals that do not reach workers, as something sends them to all of a batch job's
             processes that only we understand.
         environ: what workers inherit below the plan's variables; default: this process's, as it is now.
+        devices: those that workers will be started on.
+        standbys: how many warm processes wait for tasks (see `WarmProcesses`), at most one a device; None:
+            every process is started from nothing.
 
     Where a plan's directory is not the agent's own, the agent stands in it for the fraction of a
     millisecond that the spawn takes: no other thread may use relative paths meanwhile.
@@ -58,99 +67,261 @@ class LocalLauncher:
         device_env: Callable[[Sequence[Device]], Mapping[str, str]] = lambda devices: {},
         shielded: frozenset[signal.Signals] = frozenset(),
         environ: Mapping[str, str] | None = None,
+        devices: Sequence[Device] = (),
+        standbys: int | None = None,
     ) -> None:
         self._shielded = shielded
         self._cpus, self._device_env = cpus, device_env
-        self._environ = dict(os.environ if environ is None else environ)
+        ours = os.environ if environ is None else environ
+        self._environ = {name: value for name, value in ours.items() if name not in _OURS_TO_SAY}
         self._ports = _Ports()
+        self._arenas = Arenas()
+        self._keepers = Keepers(self._begin_keeper)
+        self._usual, rooms = self._usual_devices(devices)
+        self._warm = None
+        if standbys is not None:
+            standbys = min(standbys, len(devices))
+            self._warm = WarmProcesses(standbys=standbys, rooms=rooms, shielded=shielded)
         _keep_descriptors_to_ourselves()
 
     def launch(self, plan: LaunchPlan, place: Place | None = None) -> LocalWorkers:
-        """Start all ranks of this host, or none; see `Launcher.launch`."""
-        workers = LocalWorkers()
+        """Start all ranks of this host, or none; see `Launcher.launch`.
+
+        The numbers of `place` are among all ranks of the attempt; without it, the plan's count.
+        """
+        place = place or Place(first_rank=plan.first_rank, world_size=plan.world_size)
+        workers = LocalWorkers(plan, place)
         try:
             with _errors_as_launch_errors(plan):
-                self._start(plan, place or Place(), workers)
+                self._start(plan, place, workers)
         except BaseException:
             workers.abandon()
             raise
         return workers
 
+    def forget(self, job_id: int) -> None:
+        """The job is over: let go of its arena."""
+        self._arenas.forget(job_id)
+
+    def keeping(self) -> set[int]:
+        """Ids of the jobs whose state of a quick suspend is not durable yet; to be called again and again."""
+        return self._keepers.keeping()
+
+    def wait_kept(self, timeout_s: float) -> set[int]:
+        """Until all of those are durable, or the time is over; ids of the jobs whose state is not."""
+        return self._keepers.wait(timeout_s)
+
+    def close(self) -> None:
+        """Let go of what outlives attempts. Workers live on, and so do keepers that have begun."""
+        if self._warm:
+            self._warm.close()
+        self._keepers.close()
+        self._arenas.close()
+
+    # -- starting --------------------------------------------------------------------------------------
+
     def _start(self, plan: LaunchPlan, place: Place, workers: LocalWorkers) -> None:
-        workers.port = self._ports.take() if place.port is None else place.port
+        if plan.joins is None:
+            workers.port = self._ports.take() if place.port is None else place.port
         env = {
             **self._environ,
             **self._device_env(plan.devices),
             **plan.env,
             "HPCSCHED_NOTIFY_PID": str(os.getpid()),
             "HPCSCHED_LAUNCHED_AT": repr(time.monotonic()),
-            "MASTER_ADDR": place.address,
+            "MASTER_ADDR": workers.address,
             "MASTER_PORT": str(workers.port),
         }
+        if plan.joins is not None:
+            env["HPCSCHED_JOINING"] = "1"
         program = _program(plan, env.get("PATH", os.defpath))
-        ranks = [(device,) for device in plan.devices] if plan.per_rank else [plan.devices]
-        world_size = place.world_size or len(ranks)
+        groups = [(device,) for device in plan.devices] if plan.per_rank else [plan.devices]
+        world_size = place.world_size or len(groups)
+        inherited = {}
+        if plan.arena:
+            inherited[_ARENA_FD] = self._arenas.take(plan.job_id)
+            workers.at_end.append(lambda: self._arenas.leave(plan.job_id))
         output = _open_output(plan.output)
+        starts = []
         try:
-            with _standing_in(plan.cwd), ignoring(self._shielded):
-                for local, devices in enumerate(ranks):
-                    rank = place.first_rank + local
-                    env.update(_rank_variables(rank, local, world_size))
-                    pipe = workers.pipe() if rank == 0 else None
-                    workers.add(_spawn(program, plan.argv, env, output, pipe, self._shielded))
-                    self._pin(workers.processes[local][0], devices)
+            for local, devices in enumerate(groups):
+                rank = place.first_rank + local
+                told = {**env, **_rank_variables(rank, local, world_size)}
+                first = workers.pipes(control=plan.per_rank) if rank == 0 else {}
+                starts.append(
+                    Start(
+                        program=program,
+                        argv=plan.argv,
+                        env=told,
+                        cwd=plan.cwd,
+                        output=output,
+                        inherited={**first, **inherited},
+                        cores=self._cores(devices),
+                    )
+                )
+            if plan.arena and place.first_rank == 0:
+                (plan.folder / f"held.{plan.attempt}").unlink(missing_ok=True)  # of an earlier life
+                workers.on_held = lambda attempt: self._keep(plan, starts[0], attempt)
+            self._spawn(starts, workers)
         finally:
             os.close(output)
-        workers.close_pipe()
+            workers.close_theirs()
+        workers.go()
 
-    def _pin(self, pid: int, devices: tuple[Device, ...]) -> None:
-        """Set the affinity before the program has had time to start threads, which inherit it."""
+    def _spawn(self, starts: Sequence[Start], workers: LocalWorkers) -> None:
+        """From the zygote as far as it can, the others from nothing."""
+        begun = 0
+        if self._warm and may_be_warm(starts[0].argv):
+            for start in starts:
+                found = self._warm.spawn(start, self._usual_environment(start))
+                if found is None:
+                    break
+                workers.add(*found)
+                begun += 1
+        if begun < len(starts):
+            with standing_in(starts[0].cwd), ignoring(self._shielded):
+                for start in starts[begun:]:
+                    workers.add(spawn(start, self._shielded))
+
+    def _cores(self, devices: Sequence[Device]) -> frozenset[int] | None:
         sets = [self._cpus(device) for device in devices]
-        cores = frozenset().union(*(cores for cores in sets if cores is not None))
-        if cores and None not in sets:
-            with contextlib.suppress(ProcessLookupError):  # already over
-                os.sched_setaffinity(pid, cores)
+        return None if None in sets else frozenset().union(*(cores for cores in sets if cores)) or None
+
+    def _usual_devices(self, devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[frozenset[int]]]:
+        """Those whose ranks have as many cores as most have, and these cores."""
+        cores = {device: self._cores([device]) or frozenset() for device in devices}
+        sizes = Counter(map(len, cores.values()))
+        usual = tuple(device for device in devices if len(cores[device]) == sizes.most_common(1)[0][0])
+        return usual, [cores[device] for device in usual if cores[device]]
+
+    def _usual_environment(self, start: Start) -> dict[str, str]:
+        """What a zygote is given: what all workers of this run have in common."""
+        run = {name: value for name, value in start.env.items() if name == "HPCSCHED_RUN_ID"}
+        return {**self._environ, **self._device_env(self._usual[:1]), **run}
+
+    # -- keeping ---------------------------------------------------------------------------------------
+
+    def _keep(self, plan: LaunchPlan, first: Start, attempt: int) -> None:
+        """The attempt has left its state in the arena: have it made durable."""
+        env = {name: value for name, value in first.env.items() if name not in _OURS_TO_SAY}
+        arena = self._arenas.take(plan.job_id)
+        self._arenas.leave(plan.job_id)
+        self._keepers.keep(
+            Keep(
+                job_id=plan.job_id,
+                attempt=attempt,
+                folder=plan.folder,
+                cwd=plan.cwd,
+                output=plan.output,
+                env={**env, "HPCSCHED_ATTEMPT": str(attempt)},
+                arena=os.dup(arena),
+            )
+        )
+
+    def _begin_keeper(self, keep: Keep) -> tuple[int, int]:
+        """A process and its pidfd; where the agent may run, not on one device's cores."""
+        workers = LocalWorkers()
+        output = _open_output(keep.output)
+        try:
+            start = Start(
+                program=keep.argv[0],
+                argv=keep.argv,
+                env={**keep.env, "HPCSCHED_NOTIFY_PID": str(os.getpid())},
+                cwd=keep.cwd,
+                output=output,
+                inherited={_ARENA_FD: keep.arena},
+                cores=frozenset(os.sched_getaffinity(0)),
+            )
+            self._spawn([start], workers)
+            workers.go()
+            return workers.processes[0][0], os.dup(workers.pidfds[0])
+        except BaseException:
+            workers.abandon()
+            raise
+        finally:
+            os.close(output)
+            workers.close()
 
 
 class LocalWorkers:
     """Child processes by rank. Their leaders stay zombies until all have ended, so that every pid and
     process group remains theirs as long as it may be signalled."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: LaunchPlan | None = None, place: Place | None = None) -> None:
+        place = place or Place()
         self.processes: tuple[tuple[int, int], ...] = ()
         self.pidfds: tuple[int, ...] = ()
         self.progress_fd: int | None = None
-        self.ready = False
+        self.ready: bytes | None = None
+        self.refused: bytes | None = None
         self.record: bytes | None = None
-        self.port = 0
+        self.held: bytes | None = None
+        self.address, self.port = place.address, place.port or 0
         """Where the ranks meet."""
-        self._write_end: int | None = None
+        self.on_held: Callable[[int], object] = lambda attempt: None
+        """Told, once all is over, of the attempt that has left its state in the arena."""
+        self.at_end: list[Callable[[], object]] = []
+        """Called once, when nothing of this lives any more."""
+        if plan and plan.joins:
+            self.address, _, port = plan.joins.rpartition(":")
+            self.port = int(port)
+        self._folder = plan.folder if plan else None
+        self._attempts = [plan.attempt] if plan else []  # newest last
+        self._control: int | None = None
+        self._theirs: list[int] = []
+        self._permits: list[int] = []
         self._running: dict[int, None] = {}  # by rank
         self._ended: list[int] = []  # exit codes in order of time
         self._ours: set[int] = set()  # leaders not reaped: nobody else can have their pids
         self._code: int | None = None
 
+    @property
+    def where(self) -> str:
+        """Where the ranks meet."""
+        return f"{self.address}:{self.port}"
+
+    @property
+    def living(self) -> int:
+        """How many of the processes live."""
+        self._look()
+        return len(self._running)
+
     # -- being started -------------------------------------------------------------------------------
 
-    def pipe(self) -> int:
-        """Make the progress pipe; returns its write end, to be closed by `close_pipe`."""
-        self.progress_fd, self._write_end = os.pipe()
+    def pipes(self, *, control: bool) -> dict[str, int]:
+        """Make the pipes of rank 0; returns its ends by variable, to be closed by `close_theirs`."""
+        self.progress_fd, progress = os.pipe()
         os.set_blocking(self.progress_fd, False)
-        return self._write_end
+        self._theirs.append(progress)
+        if not control:
+            return dict(zip(_RANK_0_FDS, self._theirs, strict=False))
+        orders, self._control = os.pipe()
+        os.set_blocking(self._control, False)
+        self._theirs.append(orders)
+        return dict(zip(_RANK_0_FDS, self._theirs, strict=True))
 
-    def close_pipe(self) -> None:
-        """Close our copy of the write end, so that the pipe ends with the programs that write to it."""
-        if self._write_end is not None:
-            os.close(self._write_end)
-            self._write_end = None
+    def close_theirs(self) -> None:
+        """Close our copies of rank 0's ends, so that the pipes end with the programs that have them."""
+        for descriptor in self._theirs:
+            os.close(descriptor)
+        self._theirs.clear()
 
-    def add(self, pid: int) -> None:
-        """Take charge of a child just spawned, the next rank."""
+    def add(self, pid: int, permit: int | None = None) -> None:
+        """Take charge of a new child, the next rank. `permit`: where it awaits a byte, to begin."""
+        if permit is not None:
+            self._permits.append(permit)
         self._running[pid] = None
         self._ours.add(pid)
         self.pidfds += (os.pidfd_open(pid),)
         seen = stat(pid)
         self.processes += ((pid, seen.start_ticks if seen else 0),)
+
+    def go(self) -> None:
+        """Let those begin that wait for it."""
+        for permit in self._permits:
+            with contextlib.suppress(OSError):  # it has been killed meanwhile
+                os.write(permit, b".")
+        self._close_permits()
 
     def abandon(self) -> None:
         """End a launch that failed half-way: kill what was started, wait for it, close everything."""
@@ -169,6 +340,16 @@ class LocalWorkers:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, sig)
 
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Give rank 0 an order; lost if it is gone, or has left many unread."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._control, json.dumps(order).encode() + b"\n")
+
+    def expect(self, attempt: int) -> None:
+        """From now on what is found of `attempt` is of these processes too."""
+        self._attempts.append(attempt)
+
     def failed_early(self) -> bool:
         """Whether a rank has ended with other than 0 or 75 while others live."""
         self._look()
@@ -181,21 +362,38 @@ class LocalWorkers:
             return None
         if self._code is None:
             self.signal(signal.SIGKILL)  # what the leaders left behind
-            for pid in self._ours:
+            for pid in self._ours:  # and what of its group has become ours meanwhile (see `warm`)
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+                    while os.waitpid(-pid, os.WNOHANG)[0]:
+                        pass
             self._ours.clear()
             self._code = attempt_code(self._ended)
+            if self._code == SUSPENDED:
+                self._find_held()
+            for call in self.at_end:
+                call()
         return self._code
 
     def close(self) -> None:
         """Close the descriptors; ends no process."""
-        self.close_pipe()
-        for fd in self.pidfds:
-            os.close(fd)
-        if self.progress_fd is not None:
-            os.close(self.progress_fd)
-        self.pidfds, self.progress_fd = (), None
+        self.close_theirs()
+        self._close_permits()
+        for fd in (*self.pidfds, self.progress_fd, self._control):
+            if fd is not None:
+                os.close(fd)
+        self.pidfds, self.progress_fd, self._control = (), None, None
+
+    def _close_permits(self) -> None:
+        for permit in self._permits:
+            os.close(permit)
+        self._permits.clear()
+
+    def _find_held(self) -> None:
+        for attempt in reversed(self._attempts):
+            with contextlib.suppress(OSError):
+                self.held = (self._folder / f"held.{attempt}").read_bytes() if self._folder else None
+                self.on_held(attempt)
+                return
 
     def _look(self) -> None:
         """Note the ranks that have ended, without reaping them."""
@@ -236,32 +434,6 @@ class _Ports:
         raise OSError(errno.EAGAIN, "no free port on 127.0.0.1")
 
 
-def _spawn(
-    program: str,
-    argv: tuple[str, ...],
-    env: dict[str, str],
-    output: int,
-    progress: int | None,
-    shielded: frozenset[signal.Signals],
-) -> int:
-    """Start one process in a session of its own; returns its pid."""
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, output, 1),
-        (os.POSIX_SPAWN_DUP2, output, 2),
-    ]
-    if progress is None:
-        env.pop("HPCSCHED_PROGRESS_FD", None)
-    else:
-        # dup2 onto itself would leave close-on-exec set with an older libc.
-        inherited = 3 if progress != 3 else 4
-        actions.append((os.POSIX_SPAWN_DUP2, progress, inherited))
-        env["HPCSCHED_PROGRESS_FD"] = str(inherited)
-    return os.posix_spawn(
-        program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_DEFAULTED - shielded
-    )
-
-
 def _keep_descriptors_to_ourselves() -> None:
     """What was left open to this process, such as a wrapper's lock file, must not outlive it in workers."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are all that is needed
@@ -300,39 +472,6 @@ def _open_output(path: Path) -> int:
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, flags, 0o600)
-
-
-_standing = threading.Lock()
-
-
-@contextlib.contextmanager
-def _standing_in(directory: Path) -> Iterator[None]:
-    """Be in `directory`, and back after; posix_spawn has no working directory of its own to give."""
-    with _standing:
-        here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.chdir(directory)
-            try:
-                yield
-            finally:
-                os.fchdir(here)
-        finally:
-            os.close(here)
-
-
-@contextlib.contextmanager
-def ignoring(signals: frozenset[signal.Signals]) -> Iterator[None]:
-    """Hear none of these signals meanwhile.
-
-    What is spawned here ignores them too, and so does what it starts: shells do not undo that, as they do a
-    signal mask.
-    """
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -18,17 +19,27 @@ Send = Callable[[str, wire.HeadMessage], None]
 
 
 def part_orders(
-    plan: LaunchPlan, shares: Sequence[tuple[str, Sequence[int]]], *, address: str, first_part: int
+    plan: LaunchPlan,
+    shares: Sequence[tuple[str, Sequence[int]]],
+    *,
+    first_host: str,
+    address: str,
+    first_part: int,
 ) -> list[wire.Launch]:
     """What each host is to start of an attempt.
 
-    `shares`: each host with its own indices of the devices, rank 0's first. `address`: where the ranks meet.
+    `shares`: each host with its own indices of the devices, the lowest rank's first. `first_host`: rank 0's,
+    which may be none of them when the ranks join others. `address`: where all meet, unless these say where.
     """
     ranks = [len(devices) if plan.per_rank else 1 for _, devices in shares]
+    port = None
+    if plan.joins is not None:
+        address, _, known = plan.joins.rpartition(":")
+        port = int(known)
     orders = []
     for i, (host, devices) in enumerate(shares):
         # Appending to one file from several hosts garbles it on NFS.
-        output = plan.output if i == 0 else plan.output.with_name(f"{plan.output.name}.{host}")
+        output = plan.output if host == first_host else plan.output.with_name(f"{plan.output.name}.{host}")
         orders.append(
             wire.Launch(
                 part=first_part + i,
@@ -41,10 +52,12 @@ def part_orders(
                 output=str(output),
                 devices=tuple(devices),
                 per_rank=plan.per_rank,
-                first_rank=sum(ranks[:i]),
-                world_size=sum(ranks),
+                first_rank=plan.first_rank + sum(ranks[:i]),
+                world_size=plan.world_size or sum(ranks),
                 address=address,
-                port=None,
+                port=port,
+                joins=plan.joins,
+                arena=plan.arena,
             )
         )
     return orders
@@ -58,23 +71,31 @@ class Part:
         self.asked = self.started = self.over = False
         self.code: int | None = None
         """Its ranks' exit code; None while they live, and if none has ever lived."""
+        self.living = 0
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
 class RemoteWorkers:
-    """The parts of one attempt, rank 0's first.
+    """The parts of one attempt, the lowest rank's first.
 
-    The others are asked for when the first has said where the ranks meet. `pidfds` holds one
-    descriptor for each part, and before them one that is readable once a rank has failed, or all are over:
-    a part may go on waiting for a rank that has failed.
+    The others are asked for when the first has said where the ranks meet; at once where that is known, as
+    they join ranks that run. `pidfds` holds one descriptor for each part, and before them one that is
+    readable once a rank has failed, or all are over: a part may go on waiting for a rank that has failed.
+
+    Args:
+        address: by which other hosts reach the first part's.
     """
 
-    def __init__(self, parts: Sequence[Part], *, send: Send, pump: Callable[[], None]) -> None:
+    def __init__(self, parts: Sequence[Part], *, address: str, send: Send, pump: Callable[[], None]) -> None:
         self.parts = tuple(parts)
         self.processes: tuple[tuple[int, int], ...] = ()
-        self.ready = False
+        self.where = self.parts[0].order.joins or ""
+        self.ready: bytes | None = None
+        self.refused: bytes | None = None
+        self.held: bytes | None = None
         self.record: bytes | None = None
-        self._send, self._pump = send, pump
+        self._expected = self.parts[0].order.attempt
+        self._address, self._send, self._pump = address, send, pump
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.pidfds: tuple[int, ...] = (self._alarm, *(part.fd for part in self.parts))
         self.progress_fd: int | None
@@ -88,8 +109,28 @@ class RemoteWorkers:
     # -- what the agent asks ---------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Ask for the first part."""
-        self._ask(self.parts[0])
+        """Ask for the first part, and for all whose ranks know where to meet."""
+        for part in self.parts:
+            if part is self.parts[0] or part.order.port is not None:
+                self._ask(part)
+
+    @property
+    def living(self) -> int:
+        """How many ranks live, as far as has been told."""
+        return sum(part.living for part in self.parts)
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Give rank 0 an order; lost if it is gone."""
+        part = self.parts[0]
+        if part.order.first_rank == 0 and not part.over:
+            self._send(part.host, wire.Order(part.order.part, dict(order)))
+
+    def expect(self, attempt: int) -> None:
+        """From now on `ready` and `refused` are about `attempt`, and None until rank 0 has answered."""
+        self._expected, self.ready, self.refused = attempt, None, None
+        part = self.parts[0]
+        if part.order.first_rank == 0 and not part.over:
+            self._send(part.host, wire.Expect(part.order.part, attempt))
 
     def signal(self, sig: signal.Signals) -> None:
         """Send `sig` to all ranks; those whose part has not been asked for get it after their start."""
@@ -134,12 +175,22 @@ class RemoteWorkers:
 
     def launched(self, part: Part, port: int) -> None:
         """A part's ranks have been started, and meet at `port`."""
-        part.started = True
+        part.started, part.living = True, part.order.ranks
         if part is self.parts[0] and self._error is None:
+            self.where = self.where or f"{self._address}:{port}"
             for other in self.parts[1:]:
                 if not (other.asked or other.over):
                     other.order = msgspec.structs.replace(other.order, port=port)
                     self._ask(other)
+
+    def answered(self, answer: wire.Ready | wire.Refused) -> None:
+        """Rank 0 can be suspended, as the attempt of that number, or will not become it."""
+        if answer.attempt != self._expected:
+            return
+        if isinstance(answer, wire.Ready):
+            self.ready = answer.data
+        else:
+            self.refused = answer.data
 
     def progressed(self, data: bytes) -> None:
         """Rank 0 wrote this; a reader that is too slow misses some."""
@@ -168,7 +219,7 @@ class RemoteWorkers:
         """All ranks of this part have ended; `code` None: none has ever been started."""
         if part.over:
             return
-        part.over, part.code = True, code
+        part.over, part.code, part.living = True, code, 0
         if part is self.parts[0]:
             self._end_progress()
             for other in self.parts[1:]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -42,6 +42,8 @@ class Hosts(Conversation, Generic[S]):
         log: where the commands' output goes; default: nodes.log in the run directory.
         say: takes one line that people should see.
         grace_s: how long workers may take to save when the head has gone.
+        standbys: how many warm processes wait for tasks on each host; None: every process is started from
+            nothing (see `LocalLauncher`).
     """
 
     def __init__(
@@ -57,15 +59,18 @@ class Hosts(Conversation, Generic[S]):
         log: Path | None = None,
         say: Callable[[str], None],
         grace_s: float = 30.0,
+        standbys: int | None = None,
     ) -> None:
         super().__init__((host.name for host in hosts), grace_s=grace_s, say=say)
         self._hosts, self._commands_for = tuple(hosts), commands
         self._run_id, self._devices, self._address = run_id, devices, address
-        self._make_sample = make_sample
+        self._make_sample, self._standbys = make_sample, standbys
         self._life = new_life()
         self._join, self._log = join_file(run_dir, self._life), log or run_dir / "nodes.log"
         self._inventory: tuple[Device, ...] = ()
         self._next_part = 1
+        self._ran_on: dict[int, dict[str, None]] = {}
+        """By job: the hosts that may keep something for its next attempt; rank 0's first."""
         self.kind, self.speed = "", 1.0
 
     # -- beginning and end -----------------------------------------------------------------------------
@@ -106,6 +111,7 @@ class Hosts(Conversation, Generic[S]):
             gpus={host.name: host.gpus for host in self._hosts if host.gpus is not None},
             devices=self._devices,
             grace_s=self._grace_s,
+            standbys=self._standbys,
         )
         write_join(self._join, join)
         argv = (sys.executable, "-m", "hpcsched.agent.node", "--join", str(self._join))
@@ -214,20 +220,40 @@ class Hosts(Conversation, Generic[S]):
     def launch(self, plan: LaunchPlan) -> RemoteWorkers:
         """Have all ranks started; whether that worked is told by the workers. Never blocks.
 
-        Raises LaunchError (transient, the host's fault) when one of the hosts has been lost.
+        Where the job ran before and does not now, nothing is kept for it any more. Raises LaunchError
+        (transient, the host's fault) when one of the hosts has been lost.
         """
         shares = [(host, list(devices)) for host, devices in groupby(plan.devices, lambda d: d.host)]
         for host, _ in shares:
             if self._nodes[host].why:
                 error = f"host {host} was lost: {self._nodes[host].why}"
                 raise LaunchError(error, transient=True, host_fault=True)
-        address = self.address_of(shares[0][0]) if len(shares) > 1 else "127.0.0.1"
+        reached = self.address_of(shares[0][0])
+        address = reached if len(shares) > 1 else "127.0.0.1"
+        if plan.joins is None:
+            self._let_go(plan.job_id, but={host for host, _ in shares})
+        ran_on = self._ran_on.setdefault(plan.job_id, {})
+        ran_on.update((host, None) for host, _ in shares)
         local = [(host, [d.index - self._nodes[host].first for d in devices]) for host, devices in shares]
-        orders = part_orders(plan, local, address=address, first_part=self._next_part)
+        orders = part_orders(
+            plan, local, first_host=next(iter(ran_on)), address=address, first_part=self._next_part
+        )
         self._next_part += len(orders)
         parts = [Part(host, order) for (host, _), order in zip(shares, orders, strict=True)]
-        workers = RemoteWorkers(parts, send=self._send, pump=self.pump)
+        workers = RemoteWorkers(parts, address=reached, send=self._send, pump=self.pump)
         for part in parts:
             self._nodes[part.host].parts[part.order.part] = (workers, part)
         workers.begin()
         return workers
+
+    def forget(self, job_id: int) -> None:
+        """The job is over: no host keeps anything for its next attempt."""
+        self._let_go(job_id)
+
+    def _let_go(self, job_id: int, but: Set[str] = frozenset()) -> None:
+        for host in self._ran_on.pop(job_id, {}).keys() - but:
+            self._send(host, wire.Forget(job_id))
+
+    def keeping(self) -> set[int]:
+        """Ids of the jobs whose state of a quick suspend is still being made durable, on any host."""
+        return {job_id for node in self._nodes.values() for job_id in node.keeping}

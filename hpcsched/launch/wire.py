@@ -8,12 +8,13 @@ gone. `Link` is one end of such a conversation.
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import msgspec
 
 from hpcsched.core.model import Device
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every change of a message; both ends must have the same."""
 
 RESEND_S = 2.5
@@ -108,9 +109,26 @@ class LaunchFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The program has said that it can be suspended."""
+    """The program has said that it can be suspended, as `attempt`; `data` is what its ready file holds."""
 
     part: int
+    attempt: int
+    data: bytes
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """Rank 0 will not become `attempt`; `data` says why."""
+
+    part: int
+    attempt: int
+    data: bytes
+
+
+class Living(msgspec.Struct, frozen=True, tag="living"):
+    """A rank has ended, and this many of the part's still live."""
+
+    part: int
+    count: int
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progress"):
@@ -134,11 +152,22 @@ class Failing(msgspec.Struct, frozen=True, tag="failing"):
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited"):
-    """All of the part's ranks have ended; `record` is STATE.json, on the host of rank 0."""
+    """All of the part's ranks have ended.
+
+    On the host of rank 0 `record` is STATE.json, and `held` what a quick suspend has left in the arena: one
+    of them is the newest.
+    """
 
     part: int
     code: int
     record: bytes | None = None
+    held: bytes | None = None
+
+
+class Keeping(msgspec.Struct, frozen=True, tag="keeping"):
+    """The jobs whose state of a quick suspend is being made durable on this host, from now on."""
+
+    jobs: tuple[int, ...]
 
 
 class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
@@ -160,10 +189,13 @@ NodeMessage = (
     | Launched
     | LaunchFailed
     | Ready
+    | Refused
+    | Living
     | Progressed
     | Recorded
     | Failing
     | Exited
+    | Keeping
     | Leaving
     | Gone
 )
@@ -196,6 +228,13 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     world_size: int
     address: str
     port: int | None
+    joins: str | None = None
+    arena: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """How many processes that is."""
+        return len(self.devices) if self.per_rank else 1
 
 
 class Signal(msgspec.Struct, frozen=True, tag="signal"):
@@ -205,13 +244,33 @@ class Signal(msgspec.Struct, frozen=True, tag="signal"):
     number: int
 
 
+class Order(msgspec.Struct, frozen=True, tag="order"):
+    """Give rank 0, of this part, an order through its control pipe."""
+
+    part: int
+    order: dict[str, Any]
+
+
+class Expect(msgspec.Struct, frozen=True, tag="expect"):
+    """This part is told to become `attempt`: look for what its rank 0 answers."""
+
+    part: int
+    attempt: int
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Nothing that is kept here for the job's next attempt is wanted any more."""
+
+    job_id: int
+
+
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """Have all workers save and leave within `grace_s` seconds (0: kill them now), then leave too."""
 
     grace_s: float
 
 
-HeadMessage = Welcome | Heard | Launch | Signal | Leave
+HeadMessage = Welcome | Heard | Launch | Signal | Order | Expect | Forget | Leave
 
 
 class ToHead(msgspec.Struct, frozen=True, array_like=True):

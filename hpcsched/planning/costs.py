@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobSpec
@@ -19,6 +19,19 @@ def time_left(view: View, job: Job, gpus: int) -> float | None:
     """
     profile, remaining = view.curve(job), job.remaining
     return None if profile is None or remaining is None else remaining / profile.rate(gpus)
+
+
+def lost_s(
+    view: View, job: Job, gpus: int, hosts: Collection[str] | None, now_s: float, then_s: float
+) -> float:
+    """Seconds that a change to `gpus` GPUs costs a job that has `now_s` left where it is and `then_s` there.
+
+    While ranks that are to join it start, it goes on as it is: what that costs is the difference.
+    """
+    cost_s = view.switch_s(job, gpus, hosts)
+    if gpus <= job.width or now_s <= 0 or not view.in_place(job, gpus, hosts):
+        return cost_s
+    return cost_s + view.built_s(job, gpus) * (1 - then_s / now_s)
 
 
 def course_of(profile: Profile, gpus: int, *, from_step: int, steps: int, first: bool) -> Course:

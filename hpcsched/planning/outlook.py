@@ -33,7 +33,8 @@ class Work:
     Counts are on each of its `nodes` hosts. All tables are by count g = 0..`most` (useless below `least`):
     `rate[g]` is steps per second, `resume_s[g]` seconds from a launch to the first step after a suspend,
     `whole_s[g]` seconds from its next launch to its end, of them `train_s[g]` from its first step on. A job
-    that runs does its step `step` at `begin`.
+    that runs does its step `step` at `begin`. One that is resized in place stands still for `grow_s[g]` or
+    `shrink_s[g]` (else these are empty), after `built_s[g]` during which it goes on as it is if it grows.
     """
 
     job: Job
@@ -54,11 +55,27 @@ class Work:
     hosts: tuple[str, ...] = ()
     busy_until: float = 0.0
     resizable: bool = False
+    grow_s: Sequence[float] = ()
+    shrink_s: Sequence[float] = ()
+    built_s: Sequence[float] = ()
 
     @property
     def optimal(self) -> int:
         """The smallest count in its range with the largest rate."""
         return max(range(self.least, self.most + 1), key=lambda g: (self.rate[g], -g))
+
+    @property
+    def in_place(self) -> bool:
+        """It can be resized while it goes on."""
+        return bool(self.grow_s)
+
+    def switch_s(self, old: int, gpus: int) -> float:
+        """Seconds that a change from `old` GPUs costs: in place, if that can be, it has trained meanwhile."""
+        if not self.in_place:
+            return self.save_s + self.resume_s[gpus]
+        if gpus <= old:
+            return self.shrink_s[gpus]
+        return self.grow_s[gpus] + self.built_s[gpus] * (1 - self.rate[old] / self.rate[gpus])
 
 
 class Outlook:
@@ -113,21 +130,29 @@ class Outlook:
         if job.wanted or leaves or len(hosts) != job.spec.nodes:
             began = job.current.signalled_s
             free_s = max(now, (now if began is None else began) + view.save_s(job))
-            self.leaving += [(free_s, host, count) for host, count in view.hosts_of(job).items()]
+            self.leaving += [(free_s, host, count) for host, count in view.places(job.gpus).items()]
             return leaves and not job.wanted and not job.held
         if not self._add(job):
             return False
         work = self.works[-1]
         work.width, work.hosts, work.step = job.width, hosts, job.step
         work.begin = now + view.start_left_s(job)
+        if job.in_place:
+            counts = range(1, work.most + 1)
+            work.grow_s = (inf, *(view.stand_s(job, g - 1, g) for g in counts))
+            work.shrink_s = (inf, *(view.stand_s(job, g + 1, g) for g in counts))
+            work.built_s = (inf, *(view.built_s(job, g) for g in counts))
         if job.target is None:
-            work.resizable = job.ready and job.state is JobState.RUNNING
+            work.resizable = job.settled
             return False
-        counts = view.places(job.target.gpus)
-        work.width, work.hosts = len(job.target.gpus) // job.spec.nodes, tuple(counts)
-        began = job.current.signalled_s
-        work.busy_until = max(now, (now if began is None else began) + work.save_s)
-        work.begin = work.busy_until + work.resume_s[work.width]
+        places = view.places(job.target.gpus)
+        work.width, work.hosts = len(job.target.gpus) // job.spec.nodes, tuple(places)
+        if job.state is JobState.RUNNING:
+            work.busy_until = work.begin = now + view.resize_left_s(job)
+        else:
+            began = job.current.signalled_s
+            work.busy_until = max(now, (now if began is None else began) + work.save_s)
+            work.begin = work.busy_until + work.resume_s[work.width]
         over = view.places(set(job.gpus) - set(job.target.gpus))
         self.leaving += [(work.busy_until, host, count) for host, count in over.items()]
         return False

@@ -129,12 +129,14 @@ class Sketch:
 
     def grown(self, i: int, most: int) -> tuple[int, float]:
         """The count above its own, up to `most`, that a running job would end soonest on, and when."""
-        free_s, step = self._saved(i)
         work, width = self._works[i], self.width[i]
+        free_s, step = self._stopped(i) if work.in_place else self._saved(i)
         if step >= work.steps:
             return width + 1, free_s
         best, end, left = 0, inf, work.steps - step
         rate, resume_s = work.rate, work.resume_s
+        if work.in_place:
+            resume_s = [work.switch_s(width, gpus) for gpus in range(most + 1)]
         for gpus in range(width + 1, most + 1):
             then = free_s + resume_s[gpus] + left / rate[gpus]
             if then < end:
@@ -143,22 +145,19 @@ class Sketch:
 
     def resized_end(self, i: int, gpus: int) -> float:
         """When a running job will end if it is resized now."""
-        free_s, step = self._saved(i)
+        _, begin, step = self._changed(i, gpus)
         work = self._works[i]
-        if step >= work.steps:
-            return free_s
-        return free_s + work.resume_s[gpus] + (work.steps - step) / work.rate[gpus]
+        return begin if step >= work.steps else begin + (work.steps - step) / work.rate[gpus]
 
     def resize(self, i: int, gpus: int, hosts: tuple[str, ...]) -> None:
-        """Suspend a running job and resume it: more GPUs it takes at once, fewer it gives back later."""
+        """Bring a running job to another count: more GPUs it takes at once, fewer it gives back later."""
         work = self._works[i]
         own = self.own(i)
         self.rooms.take(hosts, gpus, own)
-        free_s, step = self._saved(i)
+        free_s, begin, step = self._changed(i, gpus)
         if step < work.steps:
-            self._step[i] = step
-            self._begin[i] = free_s + work.resume_s[gpus]
-            self._end(i, self._begin[i] + (work.steps - step) / work.rate[gpus])
+            self._step[i], self._begin[i] = step, begin
+            self._end(i, begin + (work.steps - step) / work.rate[gpus])
         self._busy[i] = free_s
         width = self.width[i]
         for host in self.hosts[i]:
@@ -217,16 +216,36 @@ class Sketch:
 
     def _saved(self, i: int) -> tuple[float, int]:
         """When a running job's GPUs are free if it is suspended now, and the step it has saved then."""
+        work, now = self._works[i], self.now
+        if now < self._begin[i]:
+            return now + work.save_s, self._step[i]
+        at, step = self._stopped(i)
+        return at if step >= work.steps else at + work.save_s, step
+
+    def _stopped(self, i: int) -> tuple[float, int]:
+        """When a running job has done the step that it is at, and which one; for the last one its end."""
         work, now, begin = self._works[i], self.now, self._begin[i]
         if now < begin:
-            return now + work.save_s, self._step[i]
+            return begin, self._step[i]
         rate = work.rate[self.width[i]]
         begun = ceil((now - begin) * rate - EPSILON)
         step = self._step[i] + (begun if begun > 0 else 0)
         if step >= work.steps:
             return self.ends[i], work.steps
-        saved = begin + begun / rate
-        return (saved if saved > now else now) + work.save_s, step
+        stopped = begin + begun / rate
+        return (stopped if stopped > now else now), step
+
+    def _changed(self, i: int, gpus: int) -> tuple[float, float, int]:
+        """If a running job is resized now: when GPUs it gives up are free, when it goes on, and after which
+        step; three times its end if that is its last."""
+        work = self._works[i]
+        free_s, step = self._stopped(i) if work.in_place else self._saved(i)
+        if step >= work.steps:
+            return free_s, free_s, step
+        if not work.in_place:
+            return free_s, free_s + work.resume_s[gpus], step
+        begin = free_s + work.switch_s(self.width[i], gpus)
+        return begin, begin, step
 
     def _end(self, i: int, at: float) -> None:
         self._issued = self._tickets[i] = ticket = self._issued + 1

@@ -278,9 +278,7 @@ def _times(work: Work) -> dict[int, float]:
     if not work.width:
         return {g: work.whole_s[g] for g in range(work.least, work.most + 1)}
     left = work.steps - work.step
-    switch_s = {
-        g: 0.0 if g == work.width else work.save_s + work.resume_s[g] for g in range(1, work.most + 1)
-    }
+    switch_s = {g: 0.0 if g == work.width else work.switch_s(work.width, g) for g in range(1, work.most + 1)}
     return {g: switch_s[g] + left / work.rate[g] for g in range(work.least, work.most + 1)}
 
 

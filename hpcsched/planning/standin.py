@@ -48,6 +48,14 @@ class Course:
         done = math.floor((t - self.start_s) * self.rate + EPSILON)
         return self.from_step + min(max(done, 0), self.steps - self.from_step)
 
+    def boundary_at(self, t: float) -> tuple[int, float]:
+        """(steps done, seconds after launch) at the next step boundary from `t` on, after the start."""
+        begun = max(math.ceil((t - self.start_s) * self.rate - EPSILON), 0)
+        step = self.from_step + begun
+        if step >= self.steps:
+            return self.steps, self.end_s
+        return step, max(t, self.start_s + begun / self.rate)
+
     def suspend_at(self, t: float) -> tuple[int, float]:
         """(step saved, seconds after launch when the devices are free) if asked at `t` to save and leave.
 
@@ -56,8 +64,5 @@ class Course:
         """
         if t < self.start_s:
             return self.from_step, t + self.suspend_s
-        begun = math.ceil((t - self.start_s) * self.rate - EPSILON)
-        step = self.from_step + max(begun, 0)
-        if step >= self.steps:
-            return self.steps, self.end_s
-        return step, max(t, self.start_s + begun / self.rate) + self.suspend_s
+        step, at = self.boundary_at(t)
+        return step, at if step >= self.steps else at + self.suspend_s

@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from hpcsched.core.jobs import Job
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, View
-from hpcsched.planning.costs import time_left
+from hpcsched.planning.costs import lost_s, time_left
 from hpcsched.policy.targets import approach, least_counts
 
 
@@ -57,7 +57,7 @@ class Equal:
         if self.resize == "always" or now is None or then is None or not view.curve(job):
             return words
         stay_s = view.start_left_s(job) + now
-        go_s = view.switch_s(job, gpus) + (then if gpus > job.width else 0.0)
+        go_s = lost_s(view, job, gpus, None, now, then) + (then if gpus > job.width else 0.0)
         return words if go_s < stay_s else ""
 
 

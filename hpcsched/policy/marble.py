@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobState, Role
-from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.reasons import Reason, Why, said_cost
 from hpcsched.core.view import Decision, Remark, Resize, Start, View
-from hpcsched.planning.costs import time_left
+from hpcsched.planning.costs import lost_s, time_left
 
 
 class Marble:
     """Algorithm 1. Promotion comes before the next job starts (line 6 before line 10).
 
     `promote` = "always" promotes whenever the optimal count can be had, as the paper does;
-    "pays" only if the job then ends sooner, its own suspend and resume included; "never".
+    "pays" only if the job then ends sooner, what the change costs it included; "never".
     """
 
     name = "marble"
@@ -41,7 +41,7 @@ class Marble:
         for job in view.secondaries:
             if not view.rooms.left:
                 break
-            if job.state is not JobState.RUNNING or job.wanted:
+            if job.state is not JobState.RUNNING or job.wanted or job.resizing:
                 continue
             least, most = view.limits(job)
             profile = view.profile(job)
@@ -51,7 +51,7 @@ class Marble:
             # Figure 5 promotes a job on 3 GPUs to 4 when 3 come free: its own ones count as available.
             own = view.hosts_of(job)
             have, hosts = view.rooms.pick(wanted, job.spec.nodes, own)
-            refusal = self._refusal(view, job, wanted, have)
+            refusal = self._refusal(view, job, wanted, have, hosts)
             if isinstance(refusal, Reason):
                 decisions.append(Remark(job=job, reason=refusal))
                 continue
@@ -60,7 +60,7 @@ class Marble:
             view.rooms.take(hosts, wanted, own)
         return decisions
 
-    def _refusal(self, view: View, job: Job, wanted: int, have: int) -> Reason | str:
+    def _refusal(self, view: View, job: Job, wanted: int, have: int, hosts: tuple[str, ...]) -> Reason | str:
         """Why the job is not promoted, or in words what it gains."""
         if self.promote == "never":
             return Reason(Why.NEVER_PROMOTE)
@@ -68,24 +68,28 @@ class Marble:
             return Reason(Why.TOO_FEW_FREE, {"wanted": wanted, "have": have})
         if not job.ready:
             return Reason(Why.NOT_READY, {"wanted": wanted})
-        cost_s = view.switch_s(job, wanted)
+        cost_s, in_place = view.switch_s(job, wanted, hosts), view.in_place(job, wanted, hosts)
+        facts = {"wanted": wanted, "cost": cost_s, "in_place": in_place}
+        too_short = Reason(Why.TIME_TOO_SHORT, {**facts, "left": view.left_s})
         if cost_s >= view.left_s:
-            return Reason(Why.TIME_TOO_SHORT, {"wanted": wanted, "cost": cost_s, "left": view.left_s})
+            return too_short
         if self.promote == "always":
             return "its fastest count is free"
         now, then = time_left(view, job, job.width), time_left(view, job, wanted)
         if now is None or then is None:
             return Reason(Why.WORK_UNKNOWN, {"wanted": wanted})
-        stay_s = now + view.start_left_s(job)
-        if min(stay_s, cost_s + then) > view.left_s:
+        stay_s, costs = now + view.start_left_s(job), said_cost(cost_s, in_place=in_place)
+        off_s = lost_s(view, job, wanted, hosts, now, then)
+        if min(stay_s, off_s + then) > view.left_s:
             # It ends in a later allocation either way: what counts is how far it gets in this one.
-            steps = (view.left_s - view.start_left_s(job)) / now, (view.left_s - cost_s) / then
+            steps = (view.left_s - view.start_left_s(job)) / now, (view.left_s - off_s) / then
             if steps[1] <= steps[0]:
-                return Reason(Why.TIME_TOO_SHORT, {"wanted": wanted, "cost": cost_s, "left": view.left_s})
-            return f"{cost_s:.0f} s of suspend and resume, and more steps before the allocation ends"
-        if cost_s + then >= stay_s:
-            return Reason(Why.DOES_NOT_PAY, {"wanted": wanted, "cost": cost_s, "saved": stay_s - then})
-        return f"{cost_s:.0f} s of suspend and resume save {stay_s - then:.0f} s"
+                return too_short
+            return f"{costs}, and more steps before the allocation ends"
+        saved_s = stay_s - then - (off_s - cost_s)
+        if off_s + then >= stay_s:
+            return Reason(Why.DOES_NOT_PAY, {**facts, "saved": max(0.0, saved_s)})
+        return f"{costs} save {saved_s:.0f} s"
 
     def _starts(self, view: View) -> list[Decision]:
         """Lines 15-21: next jobs in FIFO order, on the optimal count or on what is left."""

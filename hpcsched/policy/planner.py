@@ -263,7 +263,8 @@ def _decision(outlook: Outlook, sketch: Sketch, plan: Plan, change: Change) -> S
         end = sketch.resized_end(change.job, change.gpus)
         stay = sketch.ends[change.job]
         left_s = view.left_s
-        cost_s = view.switch_s(job, change.gpus)
+        cost_s = view.switch_s(job, change.gpus, change.hosts)
+        facts["in_place"] = view.in_place(job, change.gpus, change.hosts)
         if end - view.now > left_s and not _further(work, sketch, change, left_s, cost_s):
             return None
         reason = Reason(Why.GROWN, {**facts, "cost": cost_s, "saved": stay - end})

@@ -54,6 +54,7 @@ class _Rollout:
         copy = Job(id=job.id, spec=job.spec, submit_s=job.submit_s, step=job.step, attempt=job.attempt)
         copy.saved_step, copy.ready, copy.state = job.saved_step, True, JobState.RUNNING
         if i in self._outlook.running:
+            copy.in_place = self._outlook.works[i].in_place
             copy.role = job.target.role if job.target else job.role
             self._attempt(copy, self._outlook.works[i].width)
         return copy
@@ -108,6 +109,9 @@ class _Rollout:
             waiting_count=len(self._queue),
             waiting=self._waiting,
             queue=self._queue,
+            # Copies lie on no real GPUs: whether their first rank can stay is not known.
+            switch_s=lambda job, gpus, hosts=None: view.switch_s(job, gpus),
+            in_place=lambda job, gpus, hosts: view.in_place(job, gpus, None),
             start_left_s=lambda job: max(0.0, sketch.begin(self._index[job.id]) - sketch.now),
             left_s=inf,
         )

@@ -43,7 +43,10 @@ def coming(view: View) -> bool:
     """Whether a job is about to give up GPUs."""
     return any(
         job.wanted not in ("", "suspend")
-        or (job.state is JobState.SUSPENDING and not (job.target and set(job.gpus) <= set(job.target.gpus)))
+        or (
+            (job.state is JobState.SUSPENDING or job.resizing)
+            and not (job.target and set(job.gpus) <= set(job.target.gpus))
+        )
         for job in view.running
     )
 
@@ -58,7 +61,7 @@ def approach(
     is left as it is if it cannot be suspended now, or could not go on before the allocation ends.
     """
     decisions: list[Decision] = []
-    movable = [j for j in view.running if j.state is JobState.RUNNING and j.ready and not j.wanted]
+    movable = [job for job in view.running if job.settled]
     for job in movable:
         target = targets.get(job.id, job.width)
         if target >= job.width or _too_late(view, job, target) or not (words := resizes(job, target)):

@@ -42,6 +42,8 @@ def curve_of(profile: Profile) -> str:
         _column("START_S", profile.start_s, counts, "{:.1f}".format),
         _column("SUSPEND_S", profile.suspend_s, counts, "{:.1f}".format),
         _column("RESUME_S", profile.resume_s, counts, "{:.1f}".format),
+        _column("GROW_S", profile.grow_s, counts, "{:.2f}".format),
+        _column("SHRINK_S", profile.shrink_s, counts, "{:.2f}".format),
         _column("MIB", profile.memory_mib, counts, "{:.0f}".format),
         ["", *("#" * max(1, round(BAR * rates[g] / most)) + " <- optimal" * (g == best) for g in counts)],
     ]

@@ -15,8 +15,8 @@ from hpcsched.core.model import Attempt, Ended, JobSpec, JobState, Role
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of a job on one set of GPUs; `end_s` and `ended` are None while it lasts.
 
-    `overhead_s` are its seconds of starting or resuming and of suspending, `suspend_s` the part of
-    them at its end, where that is known.
+    `overhead_s` are its seconds of starting or resuming and of suspending, or of standing still to be
+    resized in place; `suspend_s` is the part of them at its end, where that is known.
     """
 
     start_s: float
@@ -36,7 +36,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """A job and all its attempts; `start_s` and `end_s` are None if it never started, or is not over.
 
-    `overhead_s` are the seconds of all its starts, suspends and resumes; `switch_s` is the same
+    `overhead_s` are the seconds of all its starts, suspends, resumes and changes; `switch_s` is the same
     without the first start, which no policy can avoid. `wait_s` is how long it waited for its first
     start (None: there was none), `queued_s` all its time without GPUs until it ended, the waits
     between attempts too (None unless COMPLETED). `switches` counts its moves: suspensions that
@@ -160,10 +160,11 @@ def summarise(
         a lost host do not count.
     gpu_hours: leased GPUs x time, summed over the attempts.
     utilisation: leased GPU-seconds as a share of gpus x makespan.
-    overhead_share: seconds of all starts, resumes and suspends, summed over the jobs (not weighted
-        by GPUs), over the makespan. This is MARBLE's section VII-D.1, whose "total training time" is
-        the makespan (VII-D.2 puts 5.22 s of monitoring at 1.05 % of it, which makes it 497 s). Jobs
-        that run side by side add up, so with many of them the share can be above 1.
+    overhead_share: seconds of all starts, resumes and suspends, and of standing still for changes in
+        place, summed over the jobs (not weighted by GPUs), over the makespan. This is MARBLE's section
+        VII-D.1, whose "total training time" is the makespan (VII-D.2 puts 5.22 s of monitoring at 1.05 %
+        of it, which makes it 497 s). Jobs that run side by side add up, so with many of them the share
+        can be above 1.
     jobs_total, jobs_completed: how many jobs there are, and how many of them COMPLETED.
 
     Args:
@@ -171,7 +172,7 @@ def summarise(
         label: what to call it, where that is not the policy's name.
         lower_bound_s, mean_jct_bound_s: what no schedule's makespan and mean JCT can be below
             (`sim.bounds`), if known.
-        overheads: seconds that a job spent on start or resume, and on suspend, in an attempt.
+        overheads: seconds that a job spent on start or resume, and on suspend or change, in an attempt.
         downtime_s: seconds without an agent; not part of the run's clock.
         now_s: until when attempts that have not ended are counted.
         keep_jobs: off leaves the jobs themselves out, which takes less time and memory for many.
@@ -310,7 +311,9 @@ def _job(job: JobRecord, measures: _Measures) -> JobResult:
 
 def _attempt(attempt: Attempt, overhead_s: float) -> AttemptResult:
     suspend_s = 0.0
-    if attempt.ended is Ended.SUSPENDED and attempt.end_s is not None and attempt.signalled_s is not None:
+    if attempt.ended is Ended.RESIZED:
+        suspend_s = min(attempt.stopped_s or 0.0, overhead_s)
+    elif attempt.ended is Ended.SUSPENDED and attempt.end_s is not None and attempt.signalled_s is not None:
         suspend_s = min(attempt.end_s - attempt.signalled_s, overhead_s)
     return AttemptResult(
         start_s=attempt.start_s,

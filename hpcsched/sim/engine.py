@@ -14,12 +14,12 @@ from operator import attrgetter
 from typing import Any
 
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action, Kill, Launch, MakePlan, SetTimer, Suspend, Terminate
+from hpcsched.core.actions import Action, Kill, Launch, MakePlan, Resize, SetTimer, Suspend, Terminate
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import SAVED_AND_LEFT, Machine
-from hpcsched.core.model import Device, JobSpec, JobState, Progress
+from hpcsched.core.model import Device, JobSpec, JobState, Kind, Progress
 from hpcsched.core.moves import LOOK
-from hpcsched.core.profile import Profile
+from hpcsched.core.profile import Profile, cost_at
 from hpcsched.planning.costs import course_of, require_profiles
 from hpcsched.planning.standin import Course
 from hpcsched.policy import make_policy
@@ -34,12 +34,17 @@ _ARRIVAL = attrgetter("submit_at")
 
 @dataclass(slots=True)
 class _Run:
-    """One attempt under way: its course, when it began, and which scheduled exit still counts."""
+    """One attempt under way: its course, when it began, and which scheduled event of its end still counts.
+
+    While it is being resized in place, `course` ends where it stands still for that, and `whole` is as it
+    would be without.
+    """
 
     attempt: int
     launched: float
     course: Course
     ticket: int
+    whole: Course | None = None
 
 
 class Simulation:
@@ -118,13 +123,15 @@ class Simulation:
                 self._observe(at)
                 self._look_later()
                 continue
-            if isinstance(event, ev.WorkersExited):
+            if isinstance(event, (ev.WorkersExited, ev.WorkersResized)):
                 run = self._runs.get(event.job_id)
                 if run is None or run.ticket != ticket:
                     continue
                 self._observe(at, without=event.job_id)
                 del self._runs[event.job_id]
                 self._watched.pop(event.job_id, None)
+                if isinstance(event, ev.WorkersResized):
+                    self._goes_on(run, event)
             elif isinstance(event, ev.TimerFired) and not self._still_wanted(event):
                 continue
             elif not isinstance(event, ev.WorkersSpawned):
@@ -159,7 +166,7 @@ class Simulation:
             self._schedule(ev.TimerFired(at=submit_s, key=("arrival", job_id, 0)))
         for job in list(machine.active.values()):
             course = self._course(job, job.width)
-            begun = min(now - job.current.start_s, course.start_s)
+            begun = course.start_s if job.current.in_place else min(now - job.current.start_s, course.start_s)
             course = replace(course, start_s=course.start_s - begun)
             run = self._now_runs(job, _Run(job.attempt, now, course, 0))
             if job.state is JobState.SUSPENDING:
@@ -170,6 +177,10 @@ class Simulation:
                 self._end_now(job.id, run)
             else:
                 self._set_off(job.id, run)
+                if job.becoming:
+                    about: Any = {"job_id": job.id, "attempt": job.attempt}
+                    again = Resize(at=now, cause="", gpus=job.becoming.gpus, role=job.becoming.role, **about)
+                    self._resize(again, run)
 
     def _look_later(self) -> None:
         self._sequence += 1
@@ -222,6 +233,8 @@ class Simulation:
                 self._launch(action)
             case MakePlan():
                 self._feed(ev.PlanMade(at=self.machine.now, plan=self.machine.make_plan()))
+            case Resize():
+                self._resize(action, self._runs[action.job_id])
             case Suspend(job_id=job_id):
                 self._suspend(job_id, self._runs[job_id])
             case Terminate(job_id=job_id) | Kill(job_id=job_id):
@@ -245,26 +258,68 @@ class Simulation:
         return run
 
     def _course(self, job: Job, gpus: int) -> Course:
+        assert job.spec.steps is not None, f"job {job.id} was checked to have them"
+        steps = max(job.spec.steps, job.step)
+        first = job.attempt == 1
+        return course_of(self._true(job), gpus, from_step=job.step, steps=steps, first=first)
+
+    def _true(self, job: Job) -> Profile:
+        """How the job really runs."""
         if self._truth is None:
             profile = self.machine.profile(job)
         else:
             profile = self._truth.get((job.spec.model, job.spec.nodes)) or self._truth.get(
                 (job.spec.model, 1)
             )
-        assert profile and job.spec.steps is not None, f"job {job.id} was checked to have both"
-        steps = max(job.spec.steps, job.step)
-        return course_of(profile, gpus, from_step=job.step, steps=steps, first=job.attempt == 1)
+        assert profile, f"job {job.id} was checked to have one"
+        return profile
 
     def _set_off(self, job_id: int, run: _Run) -> None:
         now = self.machine.now
         self._will_exit(job_id, run, run.launched + run.course.end_s, 0, run.course.steps)
         self._schedule(ev.WorkersSpawned(at=now, job_id=job_id, attempt=run.attempt, processes=()))
-        self._schedule(ev.WorkersReady(at=now, job_id=job_id, attempt=run.attempt))
+        job = self.machine.jobs[job_id]
+        profile = self._true(job)
+        # Stand-ins do not: they know of no other than their own course.
+        known = profile.grow_s is not None or profile.shrink_s is not None
+        in_place = known and job.spec.kind is not Kind.REPLAY
+        self._schedule(ev.WorkersReady(at=now, job_id=job_id, attempt=run.attempt, in_place=in_place))
+
+    def _resize(self, action: Resize, run: _Run) -> None:
+        """It trains on while ranks that join are started, stands still at the next step boundary, and goes on
+        with its new rate; unless it is done or asked to leave before."""
+        job, now = self.machine.jobs[action.job_id], self.machine.now
+        profile, old, new = self._true(job), set(job.current.gpus), set(action.gpus)
+        gpus = len(new) // job.spec.nodes
+        built_s = (profile.launch_s(gpus, first=False) or 0.0) if new - old else 0.0
+        stand_s = cost_at(profile.grow_s if len(new) >= len(old) else profile.shrink_s, gpus)
+        course = run.course
+        step, stops_s = course.boundary_at(max(now + built_s - run.launched, course.start_s))
+        if step >= course.steps:
+            return
+        run.course, run.whole = replace(course, steps=step), course
+        if stand_s is None:
+            stand_s = self.machine.view().stand_s(job, job.width, gpus)
+        at = run.launched + stops_s + stand_s
+        run.ticket = self._sequence + 1
+        self._schedule(ev.WorkersResized(at=at, job_id=job.id, attempt=run.attempt, step=step))
+
+    def _goes_on(self, run: _Run, event: ev.WorkersResized) -> None:
+        """The attempt is the next one now."""
+        job = self.machine.jobs[event.job_id]
+        assert job.becoming and run.whole, "it was told what to become"
+        course = self._course(job, len(job.becoming.gpus) // job.spec.nodes)
+        course = replace(course, from_step=event.step, steps=run.whole.steps, start_s=0.0)
+        run = self._now_runs(job, _Run(run.attempt + 1, event.at, course, 0))
+        self._will_exit(job.id, run, event.at + course.end_s, 0, course.steps)
 
     def _suspend(self, job_id: int, run: _Run) -> None:
-        step, free_s = run.course.suspend_at(self.machine.now - run.launched)
-        code = 0 if step >= run.course.steps else SAVED_AND_LEFT
-        run.course = replace(run.course, steps=step)
+        whole, since_s = run.whole or run.course, self.machine.now - run.launched
+        step, free_s = whole.suspend_at(since_s)
+        if run.whole and step > run.course.steps:  # it stands still
+            step, free_s = run.course.steps, since_s + whole.suspend_s
+        code = 0 if step >= whole.steps else SAVED_AND_LEFT
+        run.course, run.whole = replace(whole, steps=step), None
         self._will_exit(job_id, run, run.launched + free_s, code, step)
 
     def _end_now(self, job_id: int, run: _Run) -> None:

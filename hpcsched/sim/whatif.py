@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hpcsched.core.jobs import Costs, Job
 from hpcsched.core.machine import Machine
@@ -46,8 +47,8 @@ def past_of(machine: Machine, measured: Iterable[Profile] = ()) -> Past:
     """What the run had to do: its jobs with the times at which they came, the work they did or have to do.
 
     A completed job's work are the steps it did, one that is not over has the steps it was given. Profiles
-    are the run's own, what it has learnt where there is none; `measured` come before both. What a start or
-    a suspend cost in the run stands in for what a profile does not say.
+    are the run's own, what it has learnt where there is none; `measured` come before both. What a start, a
+    suspend or a change in place cost in the run stands in for what a profile does not say.
     """
     given = {(p.model, p.nodes): p for p in measured}
     left_out: dict[int, str] = {}
@@ -108,11 +109,14 @@ def _work(
     if profile is None or steps is None:
         return None
     costs = machine.costs.get(model, Costs())
-    if profile.start_s is None:
-        profile = replace(profile, start_s=costs.start_s)
-    if profile.suspend_s is None:
-        profile = replace(profile, suspend_s=costs.suspend_s)
-    return replace(spec, steps=steps), profile
+    seen = {
+        "start_s": costs.start_s if costs.starts.median is None else costs.starts.median,
+        "suspend_s": costs.suspend_s if costs.quick_saves.median is None else costs.quick_saves.median,
+        "grow_s": costs.grows.median,
+        "shrink_s": costs.shrinks.median,
+    }
+    missing: dict[str, Any] = {name: cost for name, cost in seen.items() if getattr(profile, name) is None}
+    return replace(spec, steps=steps), replace(profile, **missing)
 
 
 def _as_it_went(machine: Machine, job: Job) -> tuple[JobSpec, Profile] | None:

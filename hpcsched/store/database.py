@@ -25,7 +25,7 @@ from hpcsched.errors import StoreError
 from hpcsched.store.models import HistoryRow, ProfileRow, RunRow, SampleRow
 from hpcsched.store.profiles import Sample, parse_profiles, to_json
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """The schema revisions this version knows, oldest first; the last is the one it works with."""
 HEAD = REVISIONS[-1]
 

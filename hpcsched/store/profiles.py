@@ -144,6 +144,8 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "start_s": profile.start_s,
         "suspend_s": profile.suspend_s,
         "resume_s": profile.resume_s,
+        "grow_s": profile.grow_s,
+        "shrink_s": profile.shrink_s,
         "memory_mib": profile.memory_mib,
         "checkpoint_mib": profile.checkpoint_mib,
         "source": profile.source,
@@ -334,6 +336,8 @@ _READERS: dict[str, Callable[[_Value], Any]] = {
     "start_s": _Value.cost,
     "suspend_s": _Value.cost,
     "resume_s": _Value.cost,
+    "grow_s": _Value.cost,
+    "shrink_s": _Value.cost,
     "memory_mib": _Value.rates,
     "checkpoint_mib": _Value.not_negative,
     "source": _Value.source,
@@ -341,7 +345,12 @@ _READERS: dict[str, Callable[[_Value], Any]] = {
     "software": _Value.text,
     "spread": _Value.spreads,
 }
-_MAY_BE_NULL = {"global_batch", "start_s", "suspend_s", "resume_s", "memory_mib", "checkpoint_mib", "spread"}
+_MAY_BE_NULL = {name for name, read in _READERS.items() if read is _Value.cost} | {
+    "global_batch",
+    "memory_mib",
+    "checkpoint_mib",
+    "spread",
+}
 
 
 def _profile(entry: _Value) -> Profile:

@@ -8,7 +8,7 @@ from math import floor
 from typing import Any
 
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action, Launch, MakePlan, SetTimer, Suspend
+from hpcsched.core.actions import Action, Launch, MakePlan, Resize, SetTimer, Suspend
 from hpcsched.core.invariants import check
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import SAVED_AND_LEFT, Machine
@@ -36,11 +36,19 @@ def a_profile(
     start_s: Cost | None = 0.0,
     suspend_s: Cost | None = 0.0,
     resume_s: Cost | None = None,
+    grow_s: Cost | None = None,
+    shrink_s: Cost | None = None,
 ) -> Profile:
     """Steps per second on 1, 2, 3 ... GPUs, or by GPU count."""
-    table = rates if isinstance(rates, Mapping) else dict(enumerate(rates, 1))
     return Profile(
-        model=model, device="test", throughput=table, start_s=start_s, suspend_s=suspend_s, resume_s=resume_s
+        model=model,
+        device="test",
+        throughput=rates if isinstance(rates, Mapping) else dict(enumerate(rates, 1)),
+        start_s=start_s,
+        suspend_s=suspend_s,
+        resume_s=resume_s,
+        grow_s=grow_s,
+        shrink_s=shrink_s,
     )
 
 
@@ -127,11 +135,19 @@ class Driver:
     def submit(self, *specs: JobSpec) -> list[Action]:
         return self.tell(ev.JobsSubmitted, first_id=len(self.machine.jobs) + 1, jobs=specs)
 
-    def runs(self, *jobs: int | str) -> None:
-        """The jobs' processes exist and have said that they can be suspended."""
+    def runs(self, *jobs: int | str, in_place: bool = False) -> None:
+        """The jobs' processes exist and have said that they can be suspended (and resized `in_place`)."""
         for job in jobs:
             self.tell(ev.WorkersSpawned, job, processes=((100, 1),))
-            self.tell(ev.WorkersReady, job)
+            self.tell(ev.WorkersReady, job, in_place=in_place)
+
+    def resized(self, job: int | str, step: int, **rest: Any) -> list[Action]:
+        """The job has been resized in place, as it was asked to, after this step."""
+        return self.tell(ev.WorkersResized, job, step=step, **rest)
+
+    def stays(self, job: int | str) -> list[Action]:
+        """The job has not been resized in place, as it was asked to."""
+        return self.tell(ev.ResizeFailed, job, error="no memory")
 
     def reports(self, job: int | str, step: int, rate: float | None = None) -> list[Action]:
         about = self.job(job)
@@ -235,6 +251,9 @@ class Story:
         if isinstance(event, ev.WorkersExited):
             what = {0: "is done", SAVED_AND_LEFT: "has left"}.get(event.code, f"exits {event.code}")
             self.lines.append(f"{event.at:.0f}: {name(event.job_id)} {what}")
+        elif isinstance(event, ev.WorkersResized):
+            gpus = ",".join(map(str, machine.jobs[event.job_id].current.gpus))
+            self.lines.append(f"{event.at:.0f}: {name(event.job_id)} goes on on {gpus}")
         for action in actions:
             if isinstance(action, Launch):
                 verb = "resume" if action.resume else "start"
@@ -242,6 +261,9 @@ class Story:
                 self.lines.append(f"{action.at:.0f}: {verb} {name(action.job_id)} {action.role} on {gpus}")
             elif isinstance(action, Suspend):
                 self.lines.append(f"{action.at:.0f}: suspend {name(action.job_id)}")
+            elif isinstance(action, Resize):
+                gpus = ",".join(map(str, action.gpus))
+                self.lines.append(f"{action.at:.0f}: resize {name(action.job_id)} {action.role} to {gpus}")
 
 
 def simulate(

@@ -7,6 +7,7 @@ import select
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpcsched.core.model import Device
@@ -110,6 +111,57 @@ class LaunchConformance:
         workers = launcher.launch(two)
         assert len(workers.processes) == 1
         assert reaped(workers) == 0
+        workers.close()
+
+    def test_the_living_are_counted(self, tmp_path: Path) -> None:
+        workers = self.launched(self.waiting(tmp_path, 3))
+        try:
+            assert workers.living == 3
+        finally:
+            workers.signal(signal.SIGKILL)
+            reaped(workers)
+            assert workers.living == 0
+            workers.close()
+
+    def test_orders_are_taken_by_the_living_and_the_dead(self, tmp_path: Path) -> None:
+        workers = self.launched(self.waiting(tmp_path, 2))
+        workers.expect(2)
+        for _ in range(10_000):  # more than a pipe holds that nobody reads
+            workers.tell({"suspend": {"quick": True}})
+        workers.signal(signal.SIGTSTP)
+        assert reaped(workers) == 75
+        workers.tell({"suspend": {"quick": True}})
+        workers.close()
+        workers.tell({"suspend": {"quick": True}})
+
+    def test_ranks_that_join_meet_where_they_are_told_to(self, tmp_path: Path) -> None:
+        launcher, wanted = self.waiting(tmp_path, 2)
+        joining = replace(wanted, attempt=2, first_rank=1, world_size=3, joins="10.0.0.1:4711")
+        workers = self.launched((launcher, joining))
+        try:
+            assert workers.where == "10.0.0.1:4711"
+            assert len(workers.processes) == 2
+            assert workers.progress_fd is None or not select.select([workers.progress_fd], [], [], 0)[0]
+        finally:
+            workers.signal(signal.SIGKILL)
+            reaped(workers)
+            workers.close()
+
+    def test_the_first_ranks_say_where_they_meet(self, tmp_path: Path) -> None:
+        workers = self.launched(self.ending(tmp_path, [0]))
+        host, _, port = workers.where.rpartition(":")
+        assert host and 0 < int(port) < 2**16
+        reaped(workers)
+        workers.close()
+
+    def test_nothing_is_kept_of_a_job_that_held_nothing(self, tmp_path: Path) -> None:
+        launcher, wanted = self.ending(tmp_path, [75])
+        workers = launcher.launch(wanted)
+        assert reaped(workers) == 75
+        assert workers.held is None
+        assert launcher.keeping() == set()
+        launcher.forget(wanted.job_id)
+        launcher.forget(wanted.job_id)
         workers.close()
 
     def test_a_missing_command_is_refused(self, tmp_path: Path) -> None:

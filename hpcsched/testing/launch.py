@@ -6,11 +6,14 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import SUSPENDED, LaunchPlan, attempt_code
 
 FIRST_PID = 2**22 + 1  # beyond the kernel's largest pid: a fake pid that leaks harms nobody
+FIRST_PORT = 29500
+"""Where all fake ranks meet."""
 
 
 @dataclass(kw_only=True)
@@ -30,12 +33,15 @@ class Script:
 class FakeLauncher:
     """Launches by `script`: what it returns the ranks do; what it raises `launch` raises.
 
-    `launched` holds every attempt's plan and workers, in order.
+    `launched` holds every attempt's plan and workers, in order; `forgotten` the jobs to be forgotten;
+    `kept` those whose state is being made durable, as the test says.
     """
 
     def __init__(self, script: Callable[[LaunchPlan], Script | LaunchError] | None = None) -> None:
         self.script = script or (lambda plan: Script())
         self.launched: list[tuple[LaunchPlan, FakeWorkers]] = []
+        self.forgotten: list[int] = []
+        self.kept: set[int] = set()
         self._next_pid = FIRST_PID
 
     def launch(self, plan: LaunchPlan) -> FakeWorkers:
@@ -43,20 +49,34 @@ class FakeLauncher:
         if isinstance(script, LaunchError):
             raise script
         ranks = len(plan.devices) if plan.per_rank else 1
-        workers = FakeWorkers([self._next_pid + rank for rank in range(ranks)], script)
+        workers = FakeWorkers([self._next_pid + rank for rank in range(ranks)], script, plan.joins)
         self._next_pid += ranks
         self.launched.append((plan, workers))
         for rank, code in enumerate(script.codes or ()):
             workers.end(rank, code)
         return workers
 
+    def forget(self, job_id: int) -> None:
+        self.forgotten.append(job_id)
+
+    def keeping(self) -> set[int]:
+        return set(self.kept)
+
 
 class FakeWorkers:
-    """Ranks that live until `end` or a signal; descriptors are real, so selectors work."""
+    """Ranks that live until `end` or a signal; descriptors are real, so selectors work.
 
-    def __init__(self, pids: Sequence[int], script: Script) -> None:
-        self.ready = False
+    `told` holds the orders, `expected` the further attempts that they are to become.
+    """
+
+    def __init__(self, pids: Sequence[int], script: Script, joins: str | None = None) -> None:
+        self.ready: bytes | None = None
+        self.refused: bytes | None = None
+        self.held: bytes | None = None
         self.record: bytes | None = None
+        self.where = joins or f"127.0.0.1:{FIRST_PORT}"
+        self.told: list[Mapping[str, Any]] = []
+        self.expected: list[int] = []
         self.processes = tuple((pid, 1000 + i) for i, pid in enumerate(pids))
         self.pidfds = tuple(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in pids)
         self.progress_fd: int | None
@@ -76,6 +96,16 @@ class FakeWorkers:
     def say(self, line: str) -> None:
         """Rank 0 writes to its progress descriptor."""
         os.write(self._write_end, line.encode())
+
+    @property
+    def living(self) -> int:
+        return len(self.processes) - len(self._codes)
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        self.told.append(order)
+
+    def expect(self, attempt: int) -> None:
+        self.expected.append(attempt)
 
     def signal(self, sig: signal.Signals) -> None:
         self.signals.append(sig)

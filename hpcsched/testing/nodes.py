@@ -42,6 +42,7 @@ def local_hosts(
     devices: str = "replay:2",
     say: Callable[[str], None] = lambda line: None,
     grace_s: float = 5.0,
+    standbys: int | None = None,
 ) -> Iterator[Hosts[Sample]]:
     """Hosts with real node agents, all on this machine."""
     batch = Local(names, launcher="local")
@@ -55,6 +56,7 @@ def local_hosts(
         make_sample=Sample,
         say=say,
         grace_s=grace_s,
+        standbys=standbys,
     )
     try:
         hosts.start(DEADLINE_S)
@@ -163,7 +165,7 @@ class SimulatedNode:
                 self._orders[part] = message
                 self._say(wire.Launched(part, message.port or 12345))
                 if message.first_rank == 0:
-                    self._say(wire.Ready(part))
+                    self._say(wire.Ready(part, message.attempt, b"{}"))
             case wire.Signal(part=part, number=number):
                 self.log.append((f"signal {part}", now))
                 if self._orders.pop(part, None):

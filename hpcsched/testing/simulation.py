@@ -18,7 +18,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
 from hpcsched.core.profile import Profile
 from hpcsched.policy import make_policy
-from hpcsched.sim.engine import Simulation
+from hpcsched.sim.engine import Simulation, _Run
 from hpcsched.store.journal import Journal
 from hpcsched.store.replay import replay
 from hpcsched.testing.builders import some_devices
@@ -53,7 +53,14 @@ class _Saving(Simulation):
 
     def _launch(self, action: Launch) -> None:
         super()._launch(action)
-        run, job = self._runs[action.job_id], self.machine.jobs[action.job_id]
+        self._saves(action.job_id)
+
+    def _goes_on(self, run: _Run, event: ev.WorkersResized) -> None:
+        super()._goes_on(run, event)
+        self._saves(event.job_id)
+
+    def _saves(self, job_id: int) -> None:
+        run, job = self._runs[job_id], self.machine.jobs[job_id]
         every_s, course = job.spec.checkpoint_every_s, run.course
         at = course.start_s + every_s
         while at < course.end_s:

@@ -1,7 +1,7 @@
 """The training side of hpcsched, the only part that imports torch; started as processes.
 
 `Parts` and `Trainer` describe a training to the library; `Session` makes a loop of your own elastic;
-`load_checkpoint` reads what either has saved.
+`join` meets the other ranks before that, where a model needs it; `load_checkpoint` reads what was saved.
 """
 
 from __future__ import annotations
@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcsched.worker.checkpoint import load_checkpoint
+    from hpcsched.worker.rendezvous import join
     from hpcsched.worker.session import Session
     from hpcsched.worker.trainer import Parts, Trainer
 
-__all__ = ["Parts", "Session", "Trainer", "load_checkpoint"]
+__all__ = ["Parts", "Session", "Trainer", "join", "load_checkpoint"]
 
-_HOMES = {"Parts": "trainer", "Trainer": "trainer", "Session": "session", "load_checkpoint": "checkpoint"}
+_HOMES = {
+    "Parts": "trainer",
+    "Trainer": "trainer",
+    "Session": "session",
+    "join": "rendezvous",
+    "load_checkpoint": "checkpoint",
+}
 
 
 def __getattr__(name: str) -> Any:

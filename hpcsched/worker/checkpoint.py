@@ -2,6 +2,9 @@
 
 `step-000000000042.pt` is written by `torch.save`; `step-000000000042.json` beside it says how long
 it is and what its CRC-32 is. Both get their names only once they are durable, the `.pt` last.
+
+A model that no rank has whole is saved by all of them into a folder, `step-000000000042.dcp`, by
+`hpcsched.worker.sharded`; `record.json` in there says how long its files are.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -21,32 +25,39 @@ import torch
 from hpcsched.errors import StoreError
 from hpcsched.worker.contract import private, say, sync_folder, write_atomically
 
+SHARDED = ".dcp"
+RECORD = "record.json"
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a checkpoint file, or the newest good one of a checkpoint folder; tensors on the CPU.
+    """Read a checkpoint, or the newest good one of a checkpoint folder; tensors whole, on the CPU.
 
     Returns a dict with `model` and `optimizer` (state dicts), `step`, `samples`, `scheduler` (state
     dict or None), `sampler`, `rng` and `extra`.
 
-    Raises StoreError when there is none, or the file is damaged. No code in the file is run.
+    Raises StoreError when there is none, or it is damaged. No code in a file is run; the index of a
+    sharded one (`.dcp`) is torch's, and unpickled by torch: read only those of people you trust.
     """
     path = Path(path)
-    if path.is_dir():
+    if path.is_dir() and path.suffix != SHARDED:
         newest = CheckpointStore(path).newest()
         if newest is None:
             raise StoreError(f"{path}: no good checkpoint in this folder")
         path = newest
     elif not path.exists():
         raise StoreError(f"{path}: no such checkpoint")
-    elif path.with_suffix(".json").exists() and (why := _damage(path)):
+    elif _record_of(path).exists() and (why := damage(path)):
         raise StoreError(f"{path}: {why}")
     return read_checkpoint(path)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint file whose checksum was looked at before. Raises StoreError."""
+    """Read a checkpoint that was looked at before, in one process. Raises StoreError."""
+    if path.suffix == SHARDED:
+        from hpcsched.worker.sharded import read_whole
+
+        return read_whole(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load fails in many ways on a file that is no checkpoint
@@ -59,7 +70,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 class CheckpointStore:
     """The checkpoints of one job in one folder, of which the newest `keep` stay.
 
-    Only one process may save; any may read. The folder is made at the first save.
+    One process saves, and a keeper may save older states meanwhile; any may read. The folder is made at the
+    first save.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
@@ -74,9 +86,9 @@ class CheckpointStore:
         """
         state = storable(state)
         path = self.folder / f"step-{state['step']:012d}.pt"
-        if path.exists() and not _damage(path):
+        if path.exists() and not damage(path):
             return path  # the same step of the same job: nothing new in it
-        temporary = self.folder / f".{path.name}.{os.getpid()}.tmp"
+        temporary = temporary_of(path, os.getpid())
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with open(temporary, "wb", opener=private) as raw:
@@ -98,10 +110,17 @@ class CheckpointStore:
     def newest(self) -> Path | None:
         """The newest checkpoint that is whole, or None; one warning for each damaged one passed over."""
         for path in self._files():
-            why = _damage(path)
+            why = damage(path)
             if why is None:
                 return path
             say(f"checkpoint {path} is damaged ({why}); trying an older one")
+        return None
+
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint of the right length, or None; no content is read."""
+        for path in self._files():
+            if damage(path, quick=True) is None:
+                return int(path.stem.removeprefix("step-"))
         return None
 
     def prune(self, keep: int, *, thorough: bool = False) -> None:
@@ -114,9 +133,8 @@ class CheckpointStore:
         for path in self._files():
             if kept >= max(1, keep):
                 with contextlib.suppress(OSError):
-                    path.unlink()
-                    path.with_suffix(".json").unlink()
-            elif _damage(path, quick=not thorough) is None:
+                    _delete(path)
+            elif damage(path, quick=not thorough) is None:
                 kept += 1
 
     def quarantine_newer(self, good: Path | None) -> None:
@@ -124,12 +142,16 @@ class CheckpointStore:
         for path in self._files():
             if good is not None and path <= good:
                 break
-            path.replace(path.with_name(path.name + ".damaged"))
+            set_damaged_aside(path)
 
     def clear_leftovers(self) -> None:
-        """Remove the temporary files of a process that died while it saved."""
+        """Remove the temporary files of processes that died while they saved; a keeper may be at it still."""
         for path in self.folder.glob(".step-*.tmp"):
-            path.unlink(missing_ok=True)
+            if not _lives(path.name.split(".")[-2]):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
 
     def set_aside(self, name: str) -> None:
         """Move all checkpoints into a sub-folder: a job that starts over must not mix with them."""
@@ -146,7 +168,8 @@ class CheckpointStore:
 
     def _files(self) -> list[Path]:
         """Newest first."""
-        return sorted(self.folder.glob("step-*.pt"), reverse=True)
+        found = self.folder.glob("step-*")
+        return sorted((path for path in found if path.suffix in (".pt", SHARDED)), reverse=True)
 
 
 class _ChecksummingFile:
@@ -182,21 +205,60 @@ class _ChecksummingFile:
         os.fsync(self._file.fileno())
 
 
-def _damage(path: Path, *, quick: bool = False) -> str | None:
-    """What is wrong with a checkpoint file, or None; `quick` looks at its length only."""
+def temporary_of(path: Path, pid: int) -> Path:
+    """Under which name a process writes what is to become `path`."""
+    return path.with_name(f".{path.name}.{pid}.tmp")
+
+
+def set_damaged_aside(path: Path) -> None:
+    """Rename it: it must not count as a checkpoint any more, but its owner may know better."""
+    aside = path.with_name(path.name + ".damaged")
+    shutil.rmtree(aside, ignore_errors=True)  # a folder cannot be renamed over another one
+    path.replace(aside)
+
+
+def _delete(path: Path) -> None:
+    if path.suffix == SHARDED:
+        # Renamed first: what is left of it, if we die half-way, is known as litter.
+        shutil.rmtree(path.replace(temporary_of(path, os.getpid())))
+    else:
+        path.unlink()
+        path.with_suffix(".json").unlink()
+
+
+def _record_of(path: Path) -> Path:
+    return path / RECORD if path.suffix == SHARDED else path.with_suffix(".json")
+
+
+def damage(path: Path, *, quick: bool = False) -> str | None:
+    """What is wrong with a checkpoint, or None; `quick` looks at lengths only, as always in sharded ones."""
+    crc32 = None
     try:
-        record = json.loads(path.with_suffix(".json").read_bytes())
-        size, expected = int(record["bytes"]), int(record["crc32"])
-    except (OSError, ValueError, KeyError, TypeError):
+        record = json.loads(_record_of(path).read_bytes())
+        if path.suffix == SHARDED:
+            sizes = {path / name: int(size) for name, size in record["files"].items()}
+        else:
+            sizes, crc32 = {path: int(record["bytes"])}, int(record["crc32"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "its checksum file is missing or unreadable"
     try:
-        if path.stat().st_size != size:
-            return f"{path.stat().st_size} bytes instead of {size}"
-        if not quick and _crc32(path) != expected:
+        for file, size in sizes.items():
+            if (found := file.stat().st_size) != size:
+                return f"{found} bytes instead of {size}"
+        if crc32 is not None and not quick and _crc32(path) != crc32:
             return "its checksum does not match"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     return None
+
+
+def _lives(pid: str) -> bool:
+    """Whether another process of ours on this host has this id."""
+    try:
+        os.kill(int(pid), 0)
+    except (OSError, ValueError):
+        return False
+    return int(pid) != os.getpid()
 
 
 def _crc32(path: Path) -> int:

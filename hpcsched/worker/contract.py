@@ -75,7 +75,9 @@ class JobEnv:
     """What the agent told this rank through its environment.
 
     `steps` is the whole job's work (None: not given). `keep` is how many checkpoints to keep.
-    `progress_fd` is an open descriptor, given to rank 0 only.
+    `progress_fd` and `control_fd` are open descriptors, given to rank 0 only; `arena_fd` is memory that all
+    ranks of the job on this host share. `joining`: the attempt runs already, and this rank is added to it.
+    `from_step` is where the agent expects the attempt to go on (None: not given).
     """
 
     job_id: int
@@ -91,6 +93,10 @@ class JobEnv:
     master_addr: str
     master_port: int
     progress_fd: int | None = None
+    control_fd: int | None = None
+    arena_fd: int | None = None
+    joining: bool = False
+    from_step: int | None = None
     steps: int | None = None
     checkpoint_every_s: float = 600.0
     keep: int = 2
@@ -126,6 +132,10 @@ class JobEnv:
             master_addr=read.text("MASTER_ADDR") or "127.0.0.1",
             master_port=read.number("MASTER_PORT", int, 29500),
             progress_fd=read.maybe("HPCSCHED_PROGRESS_FD"),
+            control_fd=read.maybe("HPCSCHED_CONTROL_FD"),
+            arena_fd=read.maybe("HPCSCHED_ARENA_FD"),
+            joining=bool(read.number("HPCSCHED_JOINING", int, 0)),
+            from_step=read.maybe("HPCSCHED_FROM_STEP"),
             steps=read.maybe("HPCSCHED_STEPS"),
             checkpoint_every_s=read.number("HPCSCHED_CHECKPOINT_EVERY_S", float, 600.0),
             keep=max(1, read.number("HPCSCHED_KEEP", int, 2)),
@@ -134,10 +144,24 @@ class JobEnv:
             strategy=read.table("HPCSCHED_STRATEGY", {"kind": "ddp"}),
         )
 
-    def mark_ready(self) -> None:
-        """Tell the agent that this attempt can be suspended from now on."""
+    def mark_ready(self, **facts: Any) -> None:
+        """Tell the agent that this attempt can be suspended from now on, and what else it can."""
+        self._leave_word(f"ready.{self.attempt}", json.dumps(facts))
+
+    def refuse(self, attempt: int, why: str) -> None:
+        """Tell the agent that this attempt will not become `attempt` by a resize in place."""
+        self._leave_word(f"refused.{attempt}", why)
+
+    def mark_held(self, *, step: int, samples: int) -> None:
+        """Tell the agent that the state of `step` is in shared memory, not on disk yet. Raises OSError."""
+        self._leave_word(f"held.{self.attempt}", json.dumps({"step": step, "samples": samples}))
+
+    def _leave_word(self, name: str, text: str) -> None:
+        # Renamed, so that nobody reads half of it; not synced, as it means nothing after a crash of the host.
         self.job_dir.mkdir(parents=True, exist_ok=True)
-        (self.job_dir / f"ready.{self.attempt}").touch()
+        temporary = self.job_dir / f".{name}.tmp"
+        temporary.write_text(text)
+        temporary.replace(self.job_dir / name)
 
     def write_state(
         self,
@@ -170,6 +194,82 @@ class JobEnv:
         if self.notify_pid is not None and os.getppid() == self.notify_pid:
             with contextlib.suppress(OSError):
                 os.kill(self.notify_pid, signal.SIGUSR1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeOrder:
+    """Become attempt `attempt` with `world_size` ranks.
+
+    The ranks `keep` stay and are numbered from 0 in that order, rank 0 first; the others leave. The rest of
+    `world_size` join: they are started beside us, all on this host if `one_host`.
+    """
+
+    attempt: int
+    world_size: int
+    keep: tuple[int, ...]
+    one_host: bool
+
+    @property
+    def joining(self) -> int:
+        """How many ranks join."""
+        return self.world_size - len(self.keep)
+
+
+class Orders:
+    """What the agent asks of rank 0 beyond signals: JSON objects, one a line. Reading never blocks.
+
+    `quick`: the devices are wanted at once, so the state may be left in shared memory when suspended.
+    `resize`: the newest resize that was asked for and not forgotten. What makes no sense is passed over.
+    """
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+        self.quick = False
+        self.resize: ResizeOrder | None = None
+        if descriptor is not None:
+            try:
+                os.set_blocking(descriptor, False)
+                os.set_inheritable(descriptor, False)
+            except OSError:
+                self._descriptor = None
+
+    def look(self) -> None:
+        """Take in what has come."""
+        if self._descriptor is None:
+            return
+        try:
+            data = os.read(self._descriptor, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._descriptor = None  # the agent is gone
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            try:
+                self._take(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                say(f"an order of the agent's makes no sense: {line[:200]!r}")
+
+    def _take(self, order: dict[str, dict[str, Any]]) -> None:
+        for name, facts in order.items():
+            if name == "suspend":
+                self.quick = bool(facts.get("quick"))
+            elif name == "resize":
+                keep = tuple(int(rank) for rank in facts["keep"])
+                asked = ResizeOrder(
+                    attempt=int(facts["attempt"]),
+                    world_size=int(facts["world_size"]),
+                    keep=keep,
+                    one_host=bool(facts["one_host"]),
+                )
+                if keep[:1] != (0,) or len(set(keep)) != len(keep) or asked.joining < 0:
+                    raise ValueError("rank 0 has to stay")
+                self.resize = asked
+            elif name == "forget" and self.resize and self.resize.attempt == facts["attempt"]:
+                self.resize = None
 
 
 class _Variables:

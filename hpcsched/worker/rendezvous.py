@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from hpcsched.errors import LaunchError
-from hpcsched.worker.contract import JobEnv
+from hpcsched.worker.checkpoint import storable
+from hpcsched.worker.contract import JobEnv, ResizeOrder
 
 JOIN_TIMEOUT_S = 300.0
 """How long to wait for the other ranks to appear."""
@@ -20,6 +23,14 @@ STEP_TIMEOUT_S = 1800.0
 """How long to wait for the other ranks in training; covers a slow save on one of them."""
 PART_TIMEOUT_S = 30.0
 """How long to wait for the other ranks at the end, when all that is left is to exit."""
+MEET_TIMEOUT_S = 3.0
+"""How long rank 0 waits in a resize for ranks that were just there: the agent gives it 5 s to save."""
+HAND_OVER_TIMEOUT_S = 120.0
+"""How long the others wait for rank 0 meanwhile, which copies the state first."""
+
+_PIECE_BYTES = 64 << 20
+_SIGNAL_CHECK_S = 0.2
+"""How often a joining rank looks whether it is still wanted."""
 
 
 def own_device(env: JobEnv | None) -> torch.device:
@@ -29,11 +40,28 @@ def own_device(env: JobEnv | None) -> torch.device:
     return torch.device("cuda", (env.local_rank if env else 0) % torch.cuda.device_count())
 
 
+def join() -> Peers:
+    """Meet the other ranks before there is a `Session`, to give it what comes back as `ranks`.
+
+    torch.distributed can be used from then on, also with a single rank. Raises LaunchError when they do not
+    find each other.
+    """
+    env = JobEnv.from_environ()
+    device = own_device(env)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return Peers.join(env, device, alone=True)
+
+
 class Peers:
     """The process group; with one rank every call returns at once and touches no network.
 
     Gradients go over NCCL on GPUs and gloo on CPUs. Agreement always goes over gloo, so it never
     waits for a GPU. A peer that is gone, or silent for STEP_TIMEOUT_S, raises RuntimeError.
+
+    The ranks meet at a store in rank 0's process, which lives as long as rank 0 does. Each group has keys of
+    its own there, by the number of its attempt: a resize in place (`regroup`) makes a new group of the ranks
+    that stay and those that join, and forgets the old one.
     """
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
@@ -42,39 +70,128 @@ class Peers:
         self.device = device
         self._control: dist.ProcessGroup | None = None
         self._store: Any = None  # a TCPStore; torch's stubs do not name it
+        self._keys: Any = None  # the present group's part of it
+        self._endings: list[threading.Thread] = []
 
     @classmethod
-    def join(cls, env: JobEnv | None, device: torch.device) -> Peers:
-        """Meet the other ranks. Raises LaunchError when they do not come in time."""
+    def join(cls, env: JobEnv | None, device: torch.device, *, alone: bool = False) -> Peers:
+        """Meet the other ranks; one that joins a running attempt only finds their store (see `enter`).
+
+        `alone`: make a process group even if there is only one rank. Raises LaunchError when they do not come
+        in time.
+        """
         peers = cls(env.rank, env.world_size, device) if env else cls(0, 1, device)
-        if env is None or env.world_size == 1:
+        if env is None or (env.world_size == 1 and not env.joining):
+            if alone:
+                peers._store = dist.HashStore()  # type: ignore[attr-defined]
+                peers._meet(1)
             return peers
-        place = f"{env.master_addr}:{env.master_port}"
-        try:
-            store = dist.TCPStore(  # type: ignore[attr-defined]
-                env.master_addr,
-                env.master_port,
-                env.world_size,
-                is_master=env.rank == 0,
-                timeout=timedelta(seconds=JOIN_TIMEOUT_S),
-            )
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                store=store,
-                rank=env.rank,
-                world_size=env.world_size,
-                timeout=timedelta(seconds=STEP_TIMEOUT_S),
-                device_id=device if device.type == "cuda" else None,
-            )
-            peers._store = store
-            peers._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=STEP_TIMEOUT_S))
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise LaunchError(
-                f"rank {env.rank} of {env.world_size} could not meet the others at {place}: {reason}",
-                transient=True,
-            ) from error
+        with _as_launch_error(env):
+            peers._open(env, others=0 if env.joining else env.world_size)
+            if not env.joining:
+                peers._meet(env.attempt)
         return peers
+
+    def open(self, env: JobEnv) -> None:
+        """Let others join this single rank later. Raises LaunchError when the store cannot be opened."""
+        if self._store is None:
+            with _as_launch_error(env):
+                self._open(env, others=1)
+                self._keys = self._keys_of(env.attempt)
+
+    def _open(self, env: JobEnv, *, others: int) -> None:
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            env.master_addr,
+            env.master_port,
+            others or None,
+            is_master=env.rank == 0,
+            timeout=timedelta(seconds=JOIN_TIMEOUT_S),
+            wait_for_workers=others > 1,
+        )
+
+    def _keys_of(self, attempt: int) -> Any:
+        return dist.PrefixStore(f"attempt-{attempt}", self._store)  # type: ignore[attr-defined]
+
+    def _meet_anew(self, attempt: int) -> None:
+        """The same, where some may have died since they last gave a sign of life."""
+        keys = self._keys_of(attempt)
+        keys.set(f"meets {self.rank}", "yes")
+        # Rank 0 comes last, as it has handed over the state before.
+        within_s = MEET_TIMEOUT_S if self.rank == 0 else HAND_OVER_TIMEOUT_S
+        keys.wait([f"meets {rank}" for rank in range(self.world_size)], timedelta(seconds=within_s))
+        self._meet(attempt)
+
+    def _meet(self, attempt: int) -> None:
+        """Make the group of `attempt`: all its ranks come here."""
+        self._keys = self._keys_of(attempt)
+        dist.init_process_group(
+            "nccl" if self.device.type == "cuda" else "gloo",
+            store=self._keys,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(seconds=STEP_TIMEOUT_S),
+            device_id=self.device if self.device.type == "cuda" else None,
+        )
+        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=STEP_TIMEOUT_S))
+
+    # -- resizing in place -----------------------------------------------------------------------------
+
+    def joined(self, order: ResizeOrder) -> bool:
+        """On rank 0: whether all ranks that are to join wait to be let in."""
+        return not order.joining or self._keys_of(order.attempt).add("built", 0) >= order.joining
+
+    def let_in(self, order: ResizeOrder) -> None:
+        """On rank 0: have the joining ranks come."""
+        if order.joining:
+            self._keys_of(order.attempt).set("come", "yes")
+
+    def enter(self, env: JobEnv, given_up: Callable[[], object]) -> None:
+        """On a joining rank: say that it is built, wait to be let in, meet the others.
+
+        Raises LaunchError when nobody lets it in, within JOIN_TIMEOUT_S or until `given_up` is true.
+        """
+        with _as_launch_error(env):
+            keys = self._keys_of(env.attempt)
+            keys.add("built", 1)
+            _wait(keys, "come", JOIN_TIMEOUT_S, given_up)
+            self._meet_anew(env.attempt)
+
+    def regroup(self, order: ResizeOrder) -> bool:
+        """Become the group of `order`, together with the ranks let in; False: this rank is to leave.
+
+        All ranks of the old group come here, after the last message of that group. Raises RuntimeError when
+        the new group cannot be made.
+        """
+        if self.world_size > 1:
+            self._say_parted()
+        if self.rank not in order.keep:
+            return False
+        self._drop()
+        self.rank, self.world_size = order.keep.index(self.rank), order.world_size
+        if self.world_size > 1:
+            self._meet_anew(order.attempt)
+        else:
+            self._keys = self._keys_of(order.attempt)
+        return True
+
+    def abandon(self) -> None:
+        """Go on alone, whatever the others do: for a last save after they were lost."""
+        self._drop()
+        self.rank, self.world_size = 0, 1
+
+    def _drop(self) -> None:
+        """Forget the present group at once; its threads take their 40 ms to end behind our back."""
+        if self._control is None:
+            return
+        # Whoever holds the last reference waits for gloo's threads: so not the call that destroys it.
+        held = [dist.group.WORLD, self._control]
+        self._control = None
+        dist.destroy_process_group()
+        ending = threading.Thread(target=held.clear, name="old process group")
+        ending.start()
+        self._endings = [*(thread for thread in self._endings if thread.is_alive()), ending]
+
+    # -- messages --------------------------------------------------------------------------------------
 
     def ask(self, *wishes: bool) -> Callable[[], tuple[bool, ...]]:
         """Start to find out, for each wish, whether any rank has it; call the result for the answer.
@@ -113,6 +230,24 @@ class Peers:
         dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 
+    def broadcast_state(self, state: dict[str, Any] | None) -> dict[str, Any]:
+        """Rank 0's training state, on every rank, on the CPU; the others pass None."""
+        data = torch.empty(0, dtype=torch.uint8)
+        if self.rank == 0:
+            buffer = io.BytesIO()
+            torch.save(storable(state), buffer)
+            data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+        size = self.tell(len(data))
+        if self.rank > 0:
+            data = torch.empty(size, dtype=torch.uint8)
+        for piece in data.split(_PIECE_BYTES):
+            if self.world_size > 1:
+                dist.broadcast(piece, src=0, group=self._control)
+        loaded: dict[str, Any] = torch.load(
+            io.BytesIO(data.numpy().data), map_location="cpu", weights_only=True
+        )
+        return loaded
+
     def sum_async(self, tensor: torch.Tensor) -> dist.Work | None:
         """Start to add up a tensor of the same shape from all ranks, in place; wait() on the result."""
         return None if self.world_size == 1 else dist.all_reduce(tensor, async_op=True)
@@ -131,17 +266,64 @@ class Peers:
             for tensor, part in zip(same_kind, flat.split([t.numel() for t in same_kind]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
-    def close(self) -> None:
-        """Leave the group once every rank has come here, or after PART_TIMEOUT_S."""
-        if self.world_size == 1 or self._store is None:
+    # -- parting ---------------------------------------------------------------------------------------
+
+    def close(self, *, quick: bool = False) -> None:
+        """Leave the group once every rank has come here, or after PART_TIMEOUT_S.
+
+        `quick`: the process ends right after this without its interpreter taking anything apart.
+        """
+        if self.world_size > 1 and self._keys is not None:
+            # If rank 0, and the store with it, is gone, nobody waits any more either.
+            with contextlib.suppress(RuntimeError):
+                self._say_parted()
+            self.wait_parted()
+        self._store = self._keys = None
+        if quick:
             return
-        # Who leaves early resets connections on which others still wait for the last message. Once
-        # all have come here nobody waits any more; if rank 0, and the store with it, is gone: the same.
+        # gloo's threads must end before the interpreter does, else the process can abort at exit.
+        self._drop()
+        for ending in self._endings:
+            ending.join(PART_TIMEOUT_S)
+
+    def _say_parted(self) -> None:
+        if self._keys.add("parted", 1) == self.world_size:
+            self._keys.set("all parted", "yes")
+
+    def wait_parted(self) -> None:
+        """Wait until all ranks of the group have got its last message, at most PART_TIMEOUT_S.
+
+        Who leaves earlier resets connections on which others still wait for it.
+        """
         with contextlib.suppress(RuntimeError):
-            if self._store.add("parted", 1) == self.world_size:
-                self._store.set("all parted", "yes")
-            self._store.wait(["all parted"], timedelta(seconds=PART_TIMEOUT_S))
-        # gloo's threads must end before the interpreter does, else the process can abort at exit;
-        # they end with the last reference to their group, so none may be left, ours included.
-        self._control = self._store = None
-        dist.destroy_process_group()
+            self._keys.wait(["all parted"], timedelta(seconds=PART_TIMEOUT_S))
+
+
+def _wait(keys: Any, key: str, timeout_s: float, given_up: Callable[[], object]) -> None:
+    """Wait for a key of the store, hearing signals meanwhile; RuntimeError after `timeout_s`, or given up."""
+    come = threading.Event()
+
+    def wait() -> None:
+        with contextlib.suppress(RuntimeError):
+            keys.wait([key], timedelta(seconds=timeout_s))
+            come.set()
+
+    # In a thread, as Python's signal handlers do not run inside a wait for the store, and many short waits
+    # would each write a warning.
+    waiting = threading.Thread(target=wait, name="waits to be let in", daemon=True)
+    waiting.start()
+    while not come.wait(_SIGNAL_CHECK_S):
+        if given_up() or not waiting.is_alive():
+            raise RuntimeError("nobody lets this rank in")
+
+
+@contextlib.contextmanager
+def _as_launch_error(env: JobEnv) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        place, reason = f"{env.master_addr}:{env.master_port}", str(error).splitlines()[0]
+        raise LaunchError(
+            f"rank {env.rank} of {env.world_size} could not meet the others at {place}: {reason}",
+            transient=True,
+        ) from error

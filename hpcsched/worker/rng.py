@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,10 +33,33 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def reseed(seed: int, step: int, rank: int) -> None:
-    """Start all generators anew from (seed, step, rank), for ranks that have no state to go on from."""
-    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
-    number = int.from_bytes(digest[:8], "big") >> 1
+def reseed(*words: object) -> None:
+    """Start all generators anew from `words`: (seed, step, rank) where there is no state to go on from.
+
+    Words that print differently give streams that have nothing to do with each other.
+    """
+    number = _number(words)
     random.seed(number)
     np.random.seed(number % 2**32)
-    torch.manual_seed(number)
+    torch.manual_seed(number)  # those of GPUs too
+
+
+@contextlib.contextmanager
+def seeded(*words: object) -> Iterator[None]:
+    """Inside, the CPU's generators start from `words`; afterwards they go on as if nothing had been drawn."""
+    former = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    number = _number(words)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.default_generator.manual_seed(number)
+    try:
+        yield
+    finally:
+        random.setstate(former[0])
+        np.random.set_state(former[1])
+        torch.set_rng_state(former[2])
+
+
+def _number(words: tuple[object, ...]) -> int:
+    digest = hashlib.sha256("/".join(map(str, words)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

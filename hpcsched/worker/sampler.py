@@ -55,7 +55,7 @@ class Sampler:
         return self._epochs[number]
 
 
-def share(indices: Indices, rank: int, world_size: int) -> Indices:
-    """The contiguous slice of a global batch that is `rank`'s; sizes differ by at most one."""
-    count = len(indices)
-    return indices[rank * count // world_size : (rank + 1) * count // world_size]
+def share(batch: Any, rank: int, world_size: int) -> Any:
+    """The contiguous slice of a global batch (a sequence) that is `rank`'s; sizes differ by at most one."""
+    count = len(batch)
+    return batch[rank * count // world_size : (rank + 1) * count // world_size]

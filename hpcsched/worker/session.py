@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from hpcsched.errors import ConfigError, StoreError
-from hpcsched.worker import rng
-from hpcsched.worker.checkpoint import CheckpointStore, read_checkpoint, storable
-from hpcsched.worker.contract import EXIT_CANNOT_SAVE, EXIT_SUSPENDED, JobEnv, Progress, StopFlag, say
-from hpcsched.worker.gradients import GradientSum
-from hpcsched.worker.rendezvous import Peers, own_device
-from hpcsched.worker.sampler import Sampler, share
-from hpcsched.worker.startup import exit_quickly
+from hpcsched.errors import StoreError
+from hpcsched.worker.contract import EXIT_CANNOT_SAVE, say
+from hpcsched.worker.elastic import Elastic
+from hpcsched.worker.sampler import share
 
 Metrics = Mapping[str, float]
 
 
-class Stateful(Protocol):
-    """Anything that can hand out its state and take it back: schedulers, scalers, averages."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
-
-
-class Session:
+class Session(Elastic):
     """One training as seen by one rank: restores it at the start, saves it, leaves when asked to.
 
         session = Session(model=model, optimizer=optimizer, dataset_size=len(x), global_batch=64,
@@ -54,75 +39,21 @@ class Session:
         scheduler: learning-rate scheduler (the loop calls its `step`), saved and restored.
         seed: of the order of samples, and of what each rank draws at random.
         also: more things to save and restore, by name (a GradScaler, averaged weights).
+        in_place: the loop allows that `rank`, `world_size` and its share of the batch change between two
+            steps: ranks then come and go while it trains, without a restart.
+        reproducible: the result is the same to the last bit over any rank counts, on one type of device; the
+            loop then computes each part that `shards` yields by itself. Costs time: see docs/elastic.md.
+        shards: into how many parts each global batch is then cut (8); there cannot be more ranks than that.
+        rehearse: called on a rank that is about to join a running training, to pay for what the first step
+            costs more; what it changes in the model is overwritten.
+        ranks: what `join()` gave; for models that need the process group before, as `fully_shard` does. Such
+            a model is not moved, and saved by all ranks together.
         checkpoint_dir, checkpoint_every_s: for runs without hpcsched, which otherwise save nothing;
             such a run goes on from the newest checkpoint in there.
 
     Raises ConfigError when the arguments do not fit the environment or the checkpoint, LaunchError
     when the ranks do not find each other.
     """
-
-    def __init__(
-        self,
-        *,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        dataset_size: int,
-        global_batch: int,
-        total_steps: int | None = None,
-        scheduler: Stateful | None = None,
-        seed: int = 0,
-        also: Mapping[str, Stateful] | None = None,
-        checkpoint_dir: str | Path | None = None,
-        checkpoint_every_s: float = 600.0,
-    ) -> None:
-        env = self._env = JobEnv.from_environ()
-        if env is not None and global_batch < env.world_size:
-            raise ConfigError(
-                where="training",
-                key="global_batch",
-                got=f"{global_batch} samples for {env.world_size} ranks",
-                accepted="at least one sample for each rank",
-            )
-        self.model = model
-        self.optimizer = optimizer
-        self.scheduler = scheduler
-        self.also = dict(also or {})
-        self.global_batch = global_batch
-        self.total_steps = env.steps if env is not None and env.steps is not None else total_steps
-        self.seed = seed
-        self.step = 0
-        self.samples = 0
-        self.resumed = False
-        self._sampler = Sampler(dataset_size, seed)
-        self._fed = 0
-        self._share_size = 0
-        self._loss: torch.Tensor | None = None
-        self._answer: Callable[[], tuple[bool, ...]] | None = None
-        self._saved_step: int | None = None
-        self._checkpoint: Path | None = None
-        if scheduler is not None:
-            storable(scheduler.state_dict(), "scheduler")  # better now than at the first save
-
-        self._flag = StopFlag(env.notify_pid if env else None)
-        elastic = env is None or self._flag.install()
-        self.device = own_device(env)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        self._peers = Peers.join(env, self.device)
-        self.rank, self.world_size = self._peers.rank, self._peers.world_size
-        self._progress = Progress(env.progress_fd if env else None)
-        self._every_s = env.checkpoint_every_s if env else checkpoint_every_s
-        folder = env.checkpoint_dir if env else checkpoint_dir
-        self._store = CheckpointStore(folder, env.keep if env else 2) if folder is not None else None
-        model.to(self.device)
-        self._gradients = GradientSum(model.parameters(), self._peers)
-        self._restore(wanted=env is None or env.resume)
-        self._next_save = time.monotonic() + self._every_s
-        (cannot,) = self._peers.agree(not elastic)  # also: all ranks have come this far
-        if env is not None and self.rank == 0 and not cannot:
-            env.mark_ready()
-
-    # What a loop calls.
 
     def steps(self, until: int | None = None) -> Iterator[torch.Tensor]:
         """Yield, for each step up to `until` (default: `total_steps`), this rank's sample indices.
@@ -137,15 +68,21 @@ class Session:
         last = self._last_step(until)
         while self.step < last:
             self._boundary()
-            self._peers.copy_from_first(self.model.buffers())
+            if self._virtual is not None:
+                self._virtual.begin(self.step)
+            elif not self._spread:
+                self._peers.copy_from_first(self.model.buffers())
             indices = self._share_at(self.samples)
             self._fed, self._share_size = 0, len(indices)
+            self._part_size = self._share_size
             try:
                 yield indices
             except GeneratorExit:  # the loop was left with `break`
                 if self._fed == self._share_size:
                     self._count_step(last)
                 raise
+            if self._virtual is not None and not self._virtual.complete:
+                raise RuntimeError(f"step {self.step}: go through all of Session.shards(indices), to its end")
             if self.world_size > 1 and self._fed != self._share_size:
                 raise RuntimeError(
                     f"step {self.step}: Session.backward got {self._fed} of this rank's "
@@ -165,12 +102,13 @@ class Session:
         have been, the gradients are summed over the ranks.
 
         Args:
-            losses: one loss a sample, shape [samples]; or their mean, shape [], over the whole share.
+            losses: one loss a sample, shape [samples]; or their mean, shape [], over the whole share (over
+                the part that `shards` gave).
             scale: applied before the backward pass, e.g. `scaler.scale` of a GradScaler.
 
         Returns the mean of `losses`, detached, shape []. Raises ValueError for other shapes.
         """
-        count = losses.numel() if losses.ndim else self._share_size
+        count = losses.numel() if losses.ndim else self._part_size
         if losses.ndim > 1 or self._fed + count > self._share_size:
             raise ValueError(
                 f"losses of shape {list(losses.shape)} after {self._fed} of this rank's {self._share_size} "
@@ -180,21 +118,43 @@ class Session:
         part = total / self.global_batch
         self._fed += count
         complete = self._fed == self._share_size
-        if complete:
-            if self.world_size > 1:  # travels while the backward pass computes
-                self._answer = self._peers.ask(*self._wishes())
+        if complete and self.world_size > 1:  # travels while the backward pass computes
+            self._answer = self._peers.ask(*self._wishes())
+        summing = complete and self._virtual is None and not self._spread
+        if summing:
             self._gradients.expect()
         (scale(part) if scale else part).backward()  # type: ignore[no-untyped-call]
-        if complete:
+        if summing:
             self._gradients.complete()
         self._loss = (total / count).detach()
         return self._loss
 
+    def shards(self, indices: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the parts of this rank's `indices` that are to be computed one by one.
+
+        All of them at once, unless the training is to be `reproducible`.
+        """
+        for part in (indices,) if self._virtual is None else self._virtual.parts(indices):
+            self._part_size = len(part)
+            yield part
+
     def upcoming(self, until: int | None = None) -> Iterator[list[int]]:
-        """What `steps` is going to yield, as lists: a DataLoader's `batch_sampler`, to read ahead."""
-        samples = self.samples
+        """What `steps` is going to yield, as lists: a DataLoader's `batch_sampler`, to read ahead.
+
+        Raises RuntimeError once a resize in place has changed the shares: ask for it anew then.
+        """
+        for parts in self.upcoming_places(until):
+            yield [index for part in parts for _, index in part]
+
+    def upcoming_places(self, until: int | None = None) -> Iterator[list[list[tuple[int, int]]]]:
+        """The same, part by part of `shards`, with the place of each sample in the stream of all samples."""
+        samples, ranks = self.samples, (self.rank, self.world_size)
         for _ in range(self.step, self._last_step(until)):
-            yield self._share_at(samples).tolist()
+            if ranks != (self.rank, self.world_size):
+                raise RuntimeError("the ranks have changed: ask Session.upcoming for the new shares")
+            batch = self._sampler.batch(samples, self.global_batch).tolist()
+            mine = self._mine(list(enumerate(batch, samples)))
+            yield [mine] if self._virtual is None else self._virtual.split(mine)
             samples += self.global_batch
 
     def steps_for(self, epochs: float) -> int:
@@ -211,9 +171,10 @@ class Session:
             self._answer()  # asked in the last step; whatever it is, there is nothing left to suspend
         self._save_or_exit()
         self._part()
-        if self.rank == 0 and self._env is not None and metrics is not None and self._checkpoint is not None:
+        if self.rank == 0 and self._env is not None and metrics is not None:
+            values = metrics() if callable(metrics) else metrics
             try:
-                self._write_state(self._checkpoint, metrics() if callable(metrics) else metrics)
+                self._saves.record(self.step, self.samples, loss=self._last_loss(), metrics=values)
             except StoreError as error:
                 say(f"the metrics could not be saved: {error}")
                 raise SystemExit(EXIT_CANNOT_SAVE) from None
@@ -227,160 +188,18 @@ class Session:
         return min(x for x in (until, self.total_steps) if x is not None)
 
     def _share_at(self, samples: int) -> torch.Tensor:
-        batch = self._sampler.batch(samples, self.global_batch)
-        return torch.from_numpy(share(batch, self.rank, self.world_size).copy())
+        return torch.from_numpy(self._mine(self._sampler.batch(samples, self.global_batch)).copy())
+
+    def _mine(self, batch: Any) -> Any:
+        """This rank's share of what belongs to a global batch."""
+        if self._virtual is not None:
+            return batch[self._virtual.place]
+        return share(batch, self.rank, self.world_size)
 
     def _count_step(self, last: int) -> None:
         self.step += 1
         self.samples += self.global_batch
+        self._begun += 1
+        if self._begun == 2 and self.rank == 0:  # the optimizer has its state by now
+            self._saves.reserve(self._state([]))
         self._report(force=self.step in (1, last))
-
-    def _report(self, *, force: bool) -> None:
-        self._progress.report(self.step, self._last_loss, force=force)
-
-    def _last_loss(self) -> float | None:
-        loss = None if self._loss is None else float(self._loss)
-        return loss if loss is not None and math.isfinite(loss) else None  # JSON has no NaN
-
-    def _boundary(self) -> None:
-        """Between two steps: all ranks agree whether to leave, and whether to save."""
-        answer, self._answer = self._answer, None
-        stop, save = answer() if answer else self._peers.agree(*self._wishes())
-        del answer  # holds on to the process group, which must be let go before it is left
-        if stop:
-            self._suspend()
-        elif save:
-            error = self._save()
-            if error and self.rank == 0:
-                say(f"step {self.step}: periodic checkpoint failed, training goes on: {error}")
-            self._next_save = time.monotonic() + self._every_s
-
-    def _wishes(self) -> tuple[bool, bool]:
-        """Whether this rank should leave, and whether it is time for a periodic checkpoint."""
-        due = self.rank == 0 and self._store is not None and time.monotonic() >= self._next_save
-        return self._flag.wanted is not None, due
-
-    def _suspend(self) -> None:
-        self._report(force=True)
-        self._save_or_exit()
-        if self.rank == 0 and self._env is not None:
-            self._env.wake_agent()
-        self._part()
-        raise SystemExit(EXIT_SUSPENDED)
-
-    def _save_or_exit(self) -> None:
-        """Save for good; if that fails once more with all the room old checkpoints can give, exit 74."""
-        error = self._save()
-        if error and self._store is not None:
-            if self.rank == 0:
-                say(f"{error}; trying again without the older checkpoints")
-                self._store.prune(1, thorough=True)
-            error = self._save()
-        if error:
-            if self.rank == 0:
-                say(f"step {self.step} could not be saved: {error}")
-            self._part()
-            raise SystemExit(EXIT_CANNOT_SAVE)
-
-    def _save(self) -> str | None:
-        """Save the state of this step, all ranks together; returns what went wrong, the same on all."""
-        if self._store is None:
-            return None
-        news = self._saved_step != self.step
-        generators = self._peers.gather(rng.capture(self.device)) if news else []
-        error: str | None = None
-        if self.rank == 0:
-            try:
-                if news or self._checkpoint is None:
-                    self._checkpoint = self._store.save(self._state(generators))
-                self._write_state(self._checkpoint)
-            except StoreError as problem:
-                error = str(problem)
-        error = self._peers.tell(error)
-        if error is None:
-            self._saved_step = self.step
-        return error
-
-    def _state(self, generators: list[Any]) -> dict[str, Any]:
-        return {
-            "schema": 1,
-            "step": self.step,
-            "samples": self.samples,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "sampler": self._sampler.state(self.samples),
-            "rng": generators,
-            "extra": {name: thing.state_dict() for name, thing in self.also.items()},
-        }
-
-    def _write_state(self, checkpoint: Path, metrics: Metrics | None = None) -> None:
-        if self._env is None:
-            return
-        try:
-            self._env.write_state(
-                step=self.step,
-                samples=self.samples,
-                checkpoint=checkpoint,
-                metrics=metrics,
-                loss=self._last_loss(),
-            )
-        except OSError as error:
-            raise StoreError(
-                f"{self._env.job_dir}/STATE.json: cannot be written: {error.strerror}"
-            ) from error
-
-    def _restore(self, *, wanted: bool) -> None:
-        """Go on from the newest good checkpoint, if there is one and it is wanted."""
-        path: Path | None = None
-        if self._store is not None and self.rank == 0:
-            self._store.clear_leftovers()
-            if wanted:
-                path = self._store.newest()
-                self._store.quarantine_newer(path)
-                if path is None and self._env is not None:
-                    say(f"{self._store.folder}: no good checkpoint to resume from; starting at step 0")
-            else:
-                self._store.set_aside(f"before-attempt-{self._env.attempt if self._env else 0}")
-        path = self._peers.tell(path)
-        if path is None:
-            self._peers.copy_from_first([*self.model.parameters(), *self.model.buffers()])
-            if self.world_size > 1:  # else every rank would drop out the same neurons
-                rng.reseed(self.seed, 0, self.rank)
-            return
-        state = read_checkpoint(path)
-        sampler = state["sampler"]
-        if sampler["size"] != self._sampler.size:
-            raise ConfigError(
-                where=str(path),
-                key="dataset_size",
-                got=f"{self._sampler.size} samples",
-                accepted=f"{sampler['size']}, as when this checkpoint was saved",
-            )
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scheduler is not None and state["scheduler"] is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        for name, thing in self.also.items():
-            if name in state["extra"]:
-                thing.load_state_dict(state["extra"][name])
-        self._sampler = Sampler(sampler["size"], sampler["seed"])
-        self.step, self.samples = state["step"], sampler["position"]
-        self._saved_step, self._checkpoint, self.resumed = self.step, path, True
-        if len(state["rng"]) == self.world_size:
-            rng.restore(state["rng"][self.rank], self.device)
-        else:
-            rng.reseed(self.seed, self.step, self.rank)
-        if self.rank == 0:
-            # Tells the agent which step this attempt goes on from: a damaged checkpoint may be newer.
-            try:
-                self._write_state(path)
-            except StoreError as error:
-                say(str(error))
-
-    def _part(self) -> None:
-        """Leave the other ranks. The signal handlers stay: being told twice must not end us half-way."""
-        self._answer = None
-        self._peers.close()
-        if self._env is not None:
-            exit_quickly()

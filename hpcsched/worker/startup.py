@@ -32,23 +32,41 @@ def exit_quickly() -> None:
     atexit.register(gc.freeze)
 
 
-def run_to_the_end(main: Callable[[], int]) -> None:
-    """Run `main` and end the process with its exit code, without taking the interpreter apart.
+class _End:
+    """The last exit handler: ends the process with the code of what it ran."""
 
-    Call it before anything registers with `atexit`: what is registered later still runs.
-    """
     code = 1  # of an exception that nobody catches
+    registered = False
 
-    def leave() -> None:
+    def register(self) -> None:
+        if not self.registered:
+            self.registered = True
+            atexit.register(self.leave)
+
+    def leave(self) -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        os._exit(code)
+        os._exit(self.code)
 
-    atexit.register(leave)
+
+_end = _End()
+
+
+def end_quickly() -> None:
+    """From now on the process ends without the interpreter being taken apart.
+
+    Call it before anything registers with `atexit`: what is registered later still runs.
+    """
+    _end.register()
+
+
+def run_to_the_end(main: Callable[[], int]) -> None:
+    """Run `main` and end the process with its exit code, as `end_quickly` says."""
+    end_quickly()
     try:
-        code = main()
+        _end.code = main()
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        _end.code = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
-    sys.exit(code)
+    sys.exit(_end.code)

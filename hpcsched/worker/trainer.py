@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker.session import Stateful
+from hpcsched.worker.elastic import Stateful
 from hpcsched.worker.startup import fewer_collections
 
 
@@ -70,12 +70,12 @@ class Parts:
         """Samples in the dataset."""
         return len(self.tensors[0]) if self.tensors else len(self.dataset)  # type: ignore[arg-type]
 
-    def batch(self, indices: torch.Tensor, device: torch.device) -> Any:
-        """The samples of these indices (int64, shape [samples]) as one batch on `device`."""
+    def batch(self, indices: Sequence[int]) -> Any:
+        """The samples of these indices as one batch, where the dataset is."""
         if self.tensors is not None:
-            return tuple(t[indices.to(t.device)].to(device, non_blocking=True) for t in self.tensors)
-        samples = [self.dataset[i] for i in indices.tolist()]
-        return to_device((self.collate or default_collate)(samples), device)
+            chosen = torch.tensor(indices)
+            return tuple(t[chosen.to(t.device)] for t in self.tensors)
+        return (self.collate or default_collate)([self.dataset[i] for i in indices])
 
 
 class Trainer(ABC):

@@ -64,6 +64,36 @@ class OverHosts(LaunchConformance):
         workers.close()
         assert wanted.output.read_text() == "0 1\n"
 
+    def test_orders_are_taken_by_the_living_and_the_dead(self, tmp_path: Path) -> None:
+        """Fewer than are given to a pipe alone: ZeroMQ holds 1000, and what it does not comes later."""
+        workers = self.launched(self.waiting(tmp_path, 2))
+        workers.expect(2)
+        for _ in range(100):  # more than a pipe holds that nobody reads
+            workers.tell({"suspend": {"quick": True, "why": "." * 2000}})
+        workers.signal(signal.SIGTSTP)
+        assert reaped(workers) == 75
+        workers.tell({"suspend": {"quick": True}})
+        workers.close()
+        workers.tell({"suspend": {"quick": True}})
+
+    def test_ranks_that_join_meet_where_they_are_told_to(self, tmp_path: Path) -> None:
+        _, wanted = self.waiting(tmp_path, 2)
+        joining = replace(wanted, attempt=2, first_rank=1, world_size=3, joins="10.0.0.1:4711")
+        workers = self.hosts.launch(joining)
+        assert workers.where == "10.0.0.1:4711"
+        pump_until(self.hosts, lambda: {f.name for f in tmp_path.glob("ready.*")} == {"ready.1", "ready.2"})
+        workers.signal(signal.SIGTSTP)
+        assert reaped(workers) == 75
+        workers.close()
+
+    def test_the_first_ranks_say_where_they_meet(self, tmp_path: Path) -> None:
+        workers = self.hosts.launch(self.ending(tmp_path, [0])[1])
+        assert workers.where == ""
+        assert reaped(workers) == 0
+        host, _, port = workers.where.rpartition(":")
+        assert host == "127.0.0.1" and 0 < int(port) < 2**16
+        workers.close()
+
     def test_a_missing_command_is_refused(self, tmp_path: Path) -> None:
         launcher, wanted = self.impossible(tmp_path)
         workers = launcher.launch(wanted)

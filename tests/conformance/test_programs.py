@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import hpcsched.examples
-from hpcsched.agent.effects import read_record
+from hpcsched.agent.attempts import read_record
 from hpcsched.agent.orders import Site, plan_of
 from hpcsched.core.actions import Launch
 from hpcsched.core.jobs import Job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -25,7 +26,7 @@ from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
 from hpcsched.launch import conversation, host, remote, wire
 from hpcsched.launch.base import LOST, LaunchPlan
-from hpcsched.launch.keys import Join, read_join, write_join
+from hpcsched.launch.keys import read_join, write_join
 from hpcsched.launch.remote import Hosts
 from hpcsched.testing.nodes import DEADLINE_S, code_of, local_hosts, pump_until, written
 
@@ -284,7 +285,7 @@ def test_a_host_that_is_lost_before_it_has_launched(tmp_path: Path) -> None:
 
 
 class Wire:
-    """Carries all connections to an endpoint, until it is cut: then nothing of either side is told."""
+    """Carries all connections to an endpoint, while it is not cut: then nothing of either side is told."""
 
     def __init__(self, endpoint: str) -> None:
         host, port = endpoint.removeprefix("tcp://").split(":")
@@ -292,6 +293,8 @@ class Wire:
         self._server = socket.create_server(("127.0.0.1", 0))
         self._streams: list[socket.socket] = []
         self._cut = threading.Event()
+        self.swallowed = 0
+        """How many bytes have got lost, about: both ways are counted at once."""
         self.endpoint = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
         self._threads = [threading.Thread(target=self._serve)]
         self._threads[0].start()
@@ -308,16 +311,27 @@ class Wire:
     def _carry(self, one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(65536):
-                if not self._cut.is_set():
+                if self._cut.is_set():
+                    self.swallowed += len(data)
+                else:
                     other.sendall(data)
 
     def cut(self) -> None:
         self._cut.set()
 
-    def close(self) -> None:
-        for stream in (self._server, *self._streams):
+    def mend(self) -> None:
+        """Break the connections of which a part was lost, and carry those that come."""
+        self._break(self._streams)
+        self._cut.clear()
+
+    @staticmethod
+    def _break(streams: Sequence[socket.socket]) -> None:
+        for stream in streams:
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._break([self._server, *self._streams])
         for thread in self._threads:
             thread.join()
         for stream in (self._server, *self._streams):
@@ -328,18 +342,8 @@ class Wire:
 def test_a_network_that_is_cut(tmp_path: Path) -> None:
     """Ending the command ends nothing on the host: its workers go on until its agent has missed the head."""
     wires: list[Wire] = []
-
-    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
-        join = read_join(tmp_path / argv[-1])
-        wires.append(Wire(join.endpoint))
-        path = tmp_path / "other" / Path(argv[-1]).name
-        path.parent.mkdir()
-        write_join(path, replaced(join, wires[0].endpoint))
-        script = 'setsid "$@" & echo $! >agent; exec sleep 600'
-        return [("sh", "-c", f"cd {tmp_path}; {script}", "sh", *argv[:-1], str(path), "--name", "a")]
-
     said: list[str] = []
-    hosts = make(commands, tmp_path, names=("a",), say=said.append, grace_s=1.0)
+    hosts = make(through(wires, tmp_path), tmp_path, names=("a",), say=said.append, grace_s=1.0)
     try:
         hosts.start(DEADLINE_S)
         script = (
@@ -366,8 +370,50 @@ def test_a_network_that_is_cut(tmp_path: Path) -> None:
             one.close()
 
 
-def replaced(join: Join, endpoint: str) -> Join:
-    return msgspec.structs.replace(join, endpoint=endpoint)
+def test_orders_on_their_way_when_a_connection_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come once and in order when it has been made anew."""
+    monkeypatch.setattr(conversation, "LOST_NODE_S", DEADLINE_S)
+    wires: list[Wire] = []
+    hosts = make(through(wires, tmp_path), tmp_path, names=("a",), grace_s=1.0)
+    try:
+        hosts.start(DEADLINE_S)
+        workers = hosts.launch(plan(hosts, tmp_path, "echo >up; exec cat <&$HPCSCHED_CONTROL_FD >>orders"))
+        pump_until(hosts, (tmp_path / "up").exists)
+        wires[0].cut()
+        orders = [{"forget": {"attempt": number, "much": "." * 10_000}} for number in range(4)]
+        for order in orders[:3]:
+            workers.tell(order)
+        pump_until(hosts, lambda: wires[0].swallowed > 30_000)
+        wires[0].mend()
+        workers.tell(orders[3])
+        pump_until(hosts, lambda: (tmp_path / "orders").read_text().count("\n") >= 4)
+        assert [json.loads(line) for line in (tmp_path / "orders").read_text().splitlines()] == orders
+        workers.signal(signal.SIGKILL)
+        assert code_of(hosts, workers) == 128 + signal.SIGKILL
+        workers.close()
+    finally:
+        hosts.close()
+        for one in wires:
+            one.close()
+
+
+def through(
+    wires: list[Wire], folder: Path
+) -> Callable[[Sequence[Host], Sequence[str]], list[tuple[str, ...]]]:
+    """A command for host a, that ends nothing by its own end; its node agent comes through a new wire."""
+
+    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+        join = read_join(folder / argv[-1])
+        wires.append(Wire(join.endpoint))
+        path = folder / "other" / Path(argv[-1]).name
+        path.parent.mkdir()
+        write_join(path, msgspec.structs.replace(join, endpoint=wires[0].endpoint))
+        script = 'setsid "$@" & echo $! >agent; exec sleep 600'
+        return [("sh", "-c", f"cd {folder}; {script}", "sh", *argv[:-1], str(path), "--name", "a")]
+
+    return commands
 
 
 def test_a_stubborn_orphan_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

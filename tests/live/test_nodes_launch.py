@@ -104,7 +104,8 @@ def test_progress_ready_and_record_are_relayed(hosts: Hosts[Sample], tmp_path: P
     assert workers.progress_fd is not None
     meter = ProgressMeter(workers.progress_fd)
     pump_until(
-        hosts, lambda: workers.ready and workers.record == b"one\n" and meter.read() and bool(meter.last)
+        hosts,
+        lambda: workers.ready == b"" and workers.record == b"one\n" and meter.read() and bool(meter.last),
     )
     assert meter.last is not None and meter.last.step == 5
     pump_until(hosts, lambda: len(list(tmp_path.glob("up.*"))) == 4)

@@ -164,15 +164,13 @@ class Job:
         """Fork the ranks of the next attempt."""
         self.attempt += 1
         port = free_port()
-        ranks = [
-            _SERVER.Process(
-                target=_be_rank, args=(str(self.folder), self.environment(rank, world, port, args))
-            )
-            for rank in range(world)
-        ]
-        for process in ranks:
-            process.start()
-        return ranks
+        return [self.fork(self.environment(rank, world, port, args)) for rank in range(world)]
+
+    def fork(self, env: dict[str, str]) -> BaseProcess:
+        """Start one rank."""
+        process = _SERVER.Process(target=_be_rank, args=(str(self.folder), env))
+        process.start()
+        return process
 
     def run(self, world: int = 1, **args: Any) -> list[int | None]:
         """Start them and wait; returns their exit codes."""
@@ -228,6 +226,9 @@ def _be_rank(folder: str, env: dict[str, str]) -> None:
     output = os.open("output", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    for name in ("CONTROL", "ARENA"):
+        if path := env.pop(f"OPEN_{name}", ""):
+            env[f"HPCSCHED_{name}_FD"] = str(os.open(path, os.O_RDWR | os.O_NONBLOCK))
     os.environ.update(env)
     torch.set_num_threads(1)
     from hpcsched.worker.__main__ import main

@@ -63,6 +63,8 @@ profiles = st.builds(
     start_s=costs,
     suspend_s=costs,
     resume_s=costs,
+    grow_s=costs,
+    shrink_s=costs,
     memory_mib=st.none() | tables,
     note=text,
 )

@@ -33,28 +33,8 @@ gpu_ranges = st.sampled_from([(1, None), (1, None), (1, 1), (2, 4), (3, 3), (6, 
 attempts_off = st.sampled_from([0, 0, 0, 0, -1, 1])
 
 
-class AnythingGoes(RuleBasedStateMachine):
+class _Run(RuleBasedStateMachine):
     """The driver checks the invariants after every event."""
-
-    @initialize(
-        policy=st.sampled_from(["marble", "marble", "exclusive"]),
-        promote=st.sampled_from(["always", "pays", "never"]),
-        gpus=st.integers(1, 6),
-        hosts=st.sampled_from([1, 1, 2, 3]),
-        deadline=st.sampled_from([None, None, 50.0, 500.0]),
-    )
-    def begin(self, policy, promote, gpus, hosts, deadline):
-        options = {"promote": promote} if policy == "marble" else {}
-        self.driver = Driver(
-            gpus=gpus,
-            hosts=hosts,
-            policy=policy,
-            profiles=PROFILES,
-            deadline=deadline,
-            reserve_s=20,
-            **options,
-        )
-        self.final = {}
 
     @property
     def machine(self):
@@ -65,6 +45,67 @@ class AnythingGoes(RuleBasedStateMachine):
 
     def pick_active(self, number):
         return sorted(self.machine.active)[number % len(self.machine.active)]
+
+    @invariant()
+    def final_states_never_change(self):
+        if not hasattr(self, "driver"):
+            return
+        for job in self.machine.jobs.values():
+            if job.state.final:
+                assert self.final.setdefault(job.id, job.state) is job.state
+
+    def teardown(self):
+        if not hasattr(self, "driver"):
+            return
+        self.bring_all_to_an_end()
+        self.events_tell_the_same_story_again()
+
+    def bring_all_to_an_end(self):
+        driver = self.driver
+        driver.start_agent(6, hosts=3)
+        driver.now += 100.0
+        driver.tell(ev.TimerFired, key=("arrival", 1, 0))
+        for job in self.machine.jobs.values():
+            if job.state is JobState.HELD or job.held:
+                driver.resume(job.id)
+        for _ in range(len(self.machine.jobs)):
+            for job in list(self.machine.active.values()):
+                driver.exits(job.id, 0, job.spec.steps, job.spec.steps)
+        assert self.machine.finished, self.machine.jobs.values()
+        assert all(job.state.final for job in self.machine.jobs.values())
+
+    def events_tell_the_same_story_again(self):
+        again, actions = Machine(make_policy), []
+        for seq, event in enumerate(self.driver.events, 1):
+            number, read_back = journal.decode(journal.encode(seq, event))
+            assert (number, read_back) == (seq, event)
+            actions += again.handle(read_back)
+        assert actions == self.driver.actions
+        assert state_of(again) == state_of(self.machine)
+
+
+class AnythingGoes(_Run):
+    """News and commands of every kind, most of them at odd times."""
+
+    @initialize(
+        policy=st.sampled_from(["marble", "marble", "equal", "exclusive"]),
+        promote=st.sampled_from(["always", "pays", "never"]),
+        gpus=st.integers(1, 6),
+        hosts=st.sampled_from([1, 1, 2, 3]),
+        deadline=st.sampled_from([None, None, 50.0, 500.0]),
+    )
+    def begin(self, policy, promote, gpus, hosts, deadline):
+        options = {"marble": {"promote": promote}, "equal": {"resize": "always"}}.get(policy, {})
+        self.driver = Driver(
+            gpus=gpus,
+            hosts=hosts,
+            policy=policy,
+            profiles=PROFILES,
+            deadline=deadline,
+            reserve_s=20,
+            **options,
+        )
+        self.final = {}
 
     @rule(
         models=st.lists(st.sampled_from(MODELS), min_size=1, max_size=3),
@@ -115,9 +156,35 @@ class AnythingGoes(RuleBasedStateMachine):
         self.driver.tell(kind, job_id, attempt=self.driver.job(job_id).attempt + off, **rest)
 
     @precondition(lambda self: self.machine.active)
-    @rule(number=some_job)
-    def runs(self, number):
-        self.driver.runs(self.pick_active(number))
+    @rule(number=some_job, in_place=st.booleans())
+    def runs(self, number, in_place):
+        self.driver.runs(self.pick_active(number), in_place=in_place)
+
+    @precondition(lambda self: any(job.resizing for job in self.machine.active.values()))
+    @rule(
+        number=some_job,
+        failed=st.booleans(),
+        steps=st.integers(-5, 5),
+        seconds=st.sampled_from([None, 0.05]),
+    )
+    def answers_a_resize(self, number, failed, steps, seconds):
+        """Also when something else is wanted of the job by now."""
+        resizing = [job for job in self.machine.active.values() if job.resizing]
+        job = resizing[number % len(resizing)]
+        if failed:
+            self.driver.stays(job.id)
+        else:
+            step = max(0, job.step + steps)
+            self.driver.resized(job.id, step, stopped_s=seconds, built_s=seconds)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, off=attempts_off, failed=st.booleans())
+    def answers_what_nobody_asked(self, number, off, failed):
+        job = self.driver.job(self.pick_active(number))
+        if failed:
+            self.driver.tell(ev.ResizeFailed, job.id, attempt=job.attempt + off, error="no memory")
+        else:
+            self.driver.tell(ev.WorkersResized, job.id, attempt=job.attempt + off, step=job.step)
 
     @precondition(lambda self: self.machine.active)
     @rule(
@@ -170,7 +237,11 @@ class AnythingGoes(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.machine.jobs)
-    @rule(number=some_job, kind=st.sampled_from(["grace", "term", "arrival"]), attempt=st.integers(0, 4))
+    @rule(
+        number=some_job,
+        kind=st.sampled_from(["grace", "term", "resize", "arrival"]),
+        attempt=st.integers(0, 4),
+    )
     def timer(self, number, kind, attempt):
         """Late, stale, and never asked for."""
         self.driver.tell(ev.TimerFired, key=(kind, self.pick(number), attempt))
@@ -202,43 +273,113 @@ class AnythingGoes(RuleBasedStateMachine):
         deadline = None if seconds is None else self.driver.now + seconds
         self.driver.start_agent(gpus, steps, hosts=hosts, deadline=deadline)
 
-    @invariant()
-    def final_states_never_change(self):
-        if not hasattr(self, "driver"):
+
+class ChangesInPlace(_Run):
+    """Jobs that can be resized in place, under policies that resize whenever they can."""
+
+    @initialize(
+        policy=st.sampled_from([("marble", {"promote": "always"}), ("equal", {"resize": "always"})]),
+        gpus=st.integers(2, 4),
+        hosts=st.sampled_from([1, 1, 2]),
+        models=st.lists(st.sampled_from(MODELS[:3]), min_size=2, max_size=4),
+        nodes=st.sampled_from([1, 1, 2]),
+    )
+    def begin(self, policy, gpus, hosts, models, nodes):
+        name, options = policy
+        self.driver = Driver(gpus=gpus, hosts=hosts, policy=name, profiles=PROFILES, **options)
+        self.final = {}
+        for model in models:
+            self.arrives(model, min(nodes, hosts))
+        self.all_run()
+
+    def pick_resizing(self, number):
+        """A job that is being resized, if there is one."""
+        active = list(self.machine.active.values())
+        of = [job for job in active if job.resizing] or active
+        return of[number % len(of)]
+
+    @rule(model=st.sampled_from(MODELS[:3]), nodes=st.sampled_from([1, 1, 1, 2]))
+    def arrives(self, model, nodes):
+        self.driver.submit(a_job(f"j{len(self.machine.jobs) + 1}", model, nodes=nodes))
+
+    @rule()
+    def all_run(self):
+        for job in list(self.machine.active.values()):
+            if not job.ready and job.state.active:
+                self.driver.runs(job.id, in_place=True)
+
+    @rule(seconds=st.sampled_from([0.1, 40.0]))
+    def time_passes(self, seconds):
+        self.driver.now += seconds
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, steps=st.integers(-9, 9), seconds=st.sampled_from([None, 0.05]))
+    def resized(self, number, steps, seconds):
+        """Also when nobody asked for it, and when something else is wanted by now."""
+        job = self.pick_resizing(number)
+        self.driver.resized(job.id, max(0, job.step + steps), stopped_s=seconds, built_s=seconds)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, off=attempts_off)
+    def stays(self, number, off):
+        job = self.pick_resizing(number)
+        self.driver.tell(ev.ResizeFailed, job.id, attempt=job.attempt + off, error="no memory")
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, steps=st.integers(0, 9))
+    def reports(self, number, steps):
+        job = self.pick_resizing(number)
+        self.driver.reports(job.id, job.step + steps)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, back=st.integers(0, 20))
+    def saves(self, number, back):
+        job = self.pick_resizing(number)
+        self.driver.saves(job.id, max(0, job.step - back))
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, code=st.sampled_from([0, 0, 75, 75, 1]))
+    def exits(self, number, code):
+        job = self.pick_resizing(number)
+        self.driver.exits(job.id, code, job.step, job.step if code == 75 else job.saved_step)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job)
+    def another_is_done(self, number):
+        job = sorted(self.machine.active.values(), key=lambda job: job.resizing)[0]
+        self.driver.exits(job.id, 0, job.spec.steps, job.spec.steps)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, command=st.sampled_from([*COMMANDS, ev.SuspendRequested, ev.ResumeRequested]))
+    def command(self, number, command):
+        self.driver.tell(command, self.pick_resizing(number).id)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, kind=st.sampled_from(["resize", "resize", "grace", "term"]))
+    def timer(self, number, kind):
+        job = self.pick_resizing(number)
+        if kind in job.timers:
+            self.driver.ring(kind, job.id)
+
+    @precondition(lambda self: self.machine.active and len(self.machine.devices) > 2)
+    @rule(number=some_job)
+    def device_lost(self, number):
+        """Of a job that is being resized: one that it has, or is to have."""
+        gpus = self.pick_resizing(number).gpus
+        self.driver.lose(gpus[number % len(gpus)])
+
+    @precondition(lambda self: any(job.resizing for job in self.machine.active.values()))
+    @rule(again=st.booleans(), saved=st.booleans())
+    def drain_or_crash(self, again, saved):
+        if not again:
+            self.driver.drain()
             return
-        for job in self.machine.jobs.values():
-            if job.state.final:
-                assert self.final.setdefault(job.id, job.state) is job.state
-
-    def teardown(self):
-        if not hasattr(self, "driver"):
-            return
-        self.bring_all_to_an_end()
-        self.events_tell_the_same_story_again()
-
-    def bring_all_to_an_end(self):
-        driver = self.driver
-        driver.start_agent(6, hosts=3)
-        driver.now += 100.0
-        driver.tell(ev.TimerFired, key=("arrival", 1, 0))
-        for job in self.machine.jobs.values():
-            if job.state is JobState.HELD or job.held:
-                driver.resume(job.id)
-        for _ in range(len(self.machine.jobs)):
-            for job in list(self.machine.active.values()):
-                driver.exits(job.id, 0, job.spec.steps, job.spec.steps)
-        assert self.machine.finished, self.machine.jobs.values()
-        assert all(job.state.final for job in self.machine.jobs.values())
-
-    def events_tell_the_same_story_again(self):
-        again, actions = Machine(make_policy), []
-        for seq, event in enumerate(self.driver.events, 1):
-            number, read_back = journal.decode(journal.encode(seq, event))
-            assert (number, read_back) == (seq, event)
-            actions += again.handle(read_back)
-        assert actions == self.driver.actions
-        assert state_of(again) == state_of(self.machine)
+        steps = {job.id: job.step for job in self.machine.active.values()} if saved else {}
+        self.driver.start_agent(4, steps)
+        self.all_run()
 
 
 TestAnythingGoes = AnythingGoes.TestCase
 TestAnythingGoes.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestChangesInPlace = ChangesInPlace.TestCase
+TestChangesInPlace.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

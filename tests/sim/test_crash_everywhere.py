@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from hpcsched.core import events as ev
-from hpcsched.core.model import JobState
-from hpcsched.testing.builders import a_job, a_profile
+from hpcsched.core.model import Ended, JobState, Kind
+from hpcsched.policy import make_policy
+from hpcsched.store.replay import replay
+from hpcsched.testing.builders import a_job, a_profile, state_of
 from hpcsched.testing.simulation import Rehearsal, Scene
 
 PROFILES = (
@@ -51,7 +54,14 @@ ONE_BY_ONE = Scene(
     commands=(command(ev.CancelRequested, 70.0, 3),),
 )
 PLANNED = replace(CONTENDED, policy="planner", options={"budget": 5})
-SCENES = {"contended": CONTENDED, "one-by-one": ONE_BY_ONE, "planned": PLANNED}
+IN_PLACE = replace(
+    CONTENDED,
+    jobs=tuple(replace(job, kind=Kind.COMMAND) for job in CONTENDED.jobs),
+    profiles=tuple(replace(profile, grow_s=2.0, shrink_s=1.0) for profile in PROFILES),
+    policy="equal",
+    options={"resize": "always"},
+)
+SCENES = {"contended": CONTENDED, "one-by-one": ONE_BY_ONE, "planned": PLANNED, "in-place": IN_PLACE}
 
 
 @pytest.fixture(scope="module", params=SCENES)
@@ -66,6 +76,20 @@ def test_without_a_crash_no_step_is_done_twice(rehearsal):
     assert kinds == {JobState.COMPLETED, JobState.CANCELLED}
     for job in rehearsal.machine.jobs.values():
         assert job.repeated == 0
+
+
+def test_the_scene_in_place_is_cut_in_the_middle_of_resizes(tmp_path):
+    """Both ways, with other things wanted meanwhile; and the journal alone leads to the same state."""
+    rehearsal = Rehearsal(IN_PLACE, tmp_path)
+    ends = [attempt for job in rehearsal.machine.jobs.values() for attempt in job.attempts]
+    resized = [(a, b) for a, b in pairwise(ends) if a.ended is Ended.RESIZED]
+    assert {len(a.gpus) < len(b.gpus) for a, b in resized} == {True, False}
+    assert state_of(replay(tmp_path / "whole.jsonl", make_policy).machine) == state_of(rehearsal.machine)
+    under_way = 0
+    for records in range(rehearsal.records):
+        before, _ = rehearsal.crash(records, torn=False)
+        under_way += any(job.resizing for job in before.active.values())
+    assert under_way > 10
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["between records", "in a record"])

@@ -40,6 +40,16 @@ def beside(policy: str, **options: Any) -> Driver:
     return driver
 
 
+def test_a_change_in_place_is_what_comes_next() -> None:
+    driver = Driver(a_job("a", "line", 900, gpus=2), a_job("b", "line", 9000), gpus=4, profiles=[LINE])
+    driver.runs("a", "b", in_place=True)
+    driver.reports("b", 1, rate=20.0)
+    driver.exits("a", 0)
+    assert following(driver, "b") == ["it goes on on 4 GPUs without a restart, as soon as that is prepared"]
+    driver.resized("b", 10)
+    assert following(driver, "b")[0].startswith("8990 of 9000 steps left at 40 steps/s")
+
+
 # --- running jobs -------------------------------------------------------------------------------------
 
 

@@ -99,3 +99,30 @@ def test_it_is_said_once_when_only_jobs_are_left_that_wait_for_the_user(
     driver.runs("y")
     assert told(driver.exits("y", 0, step=90))
     assert not told(driver.release("z"))
+
+
+def test_a_change_in_place_is_told_when_it_begins_and_when_it_is_done() -> None:
+    driver = Driver(a_job("a", "flat"), a_job("b", "line"), gpus=6, profiles=PROFILES, promote="always")
+    driver.runs("a", "b", in_place=True)
+
+    def told(actions: list[Action]) -> list[str]:
+        return sentences(driver.machine, driver.events[-1], actions)
+
+    gpus = ",".join(map(str, driver.job("b").gpus))
+    done, begun = told(driver.exits("a", 0))
+    assert done == "job 1 (a) completed"
+    assert begun.startswith(f"job 2 (b) is to go on on GPUs {gpus},") and ": promoted from 2 to 4" in begun
+    words = "resized in place from 2 to 4 GPUs at step 9; training stood still for 0.04 s"
+    assert told(driver.resized("b", 9, stopped_s=0.041)) == [f"job 2 (b) {words}"]
+    driver.now += 1.0
+    assert told(driver.resized("b", 9, stopped_s=0.041)) == [], "nobody asked for that"
+
+
+def test_a_change_in_place_that_fails_is_told() -> None:
+    driver = Driver(a_job("a", "flat"), a_job("b", "line"), gpus=6, profiles=PROFILES, promote="always")
+    driver.runs("a", "b", in_place=True)
+    driver.exits("a", 0)
+    actions = driver.stays("b")
+    failed, leaves = sentences(driver.machine, driver.events[-1], actions)
+    assert failed == "job 2 (b) could not be resized in place: no memory"
+    assert leaves == "job 2 (b) is asked to save to go on with 4 GPUs"

@@ -33,6 +33,9 @@ def settings(tmp_path: Path, site: str = "", project: str = "", **environ: str) 
         ('chain = "yes"', "chain", "true or false"),
         ("max_restarts = 1.5", "max_restarts", "whole number"),
         ('pyslurm = "on"', "pyslurm", "auto or off"),
+        ('warm = "on"', "warm", "auto, off, or how many"),
+        ("warm = -1", "warm", "auto, off, or how many"),
+        ("warm = true", "warm", "auto, off, or how many"),
         ('checkpoints = ""', "checkpoints", "a directory"),
         ("monitor = 0", "monitor", "0.1 or more"),
         ("profiles = [1]", "profiles", "a list of profile files"),
@@ -74,6 +77,7 @@ def test_every_setting_can_be_set_and_has_a_default_to_show(tmp_path: Path) -> N
         max_restarts = 3
         checkpoints = "/scratch"
         pyslurm = "off"
+        warm = 2
         [policy_option]
         promote = "always"
         [script]

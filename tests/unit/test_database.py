@@ -160,6 +160,21 @@ def test_the_schema_goes_down_and_up_again(path: Path, revision: str) -> None:
         assert db.profiles() == (PROFILE,)
 
 
+def test_profiles_of_an_earlier_schema_stay_and_newer_costs_can_be_kept(path: Path) -> None:
+    with Database(path) as db:
+        db.record_profile(PROFILE)
+        with db._transaction(write=True) as connection:
+            config = scripts()
+            config.attributes["connection"] = connection
+            command.downgrade(config, "0001")
+        assert db._revision() == "0001"
+    in_place = replace(PROFILE, device="e", grow_s={2: 0.04}, shrink_s=0.02)
+    with Database(path) as db:
+        assert db._revision() == HEAD != "0001"
+        db.record_profile(in_place)
+        assert set(map(str, db.profiles())) == {str(PROFILE), str(in_place)}
+
+
 def test_opening_a_current_database_does_not_import_alembic(db: Database, path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from hpcsched.store.database import Database\n"

@@ -94,7 +94,8 @@ def test_only_what_is_meant_is_inherited(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as lock:  # as a wrapper's flock would leave open
         os.set_inheritable(lock.fileno(), True)
         assert run(tmp_path, "exec ls /proc/self/fd") == 0
-    assert text_of(tmp_path).split() == ["0", "1", "2", "3", "4"]  # 3: progress, 4: ls reading the folder
+    # 3: progress, 4: orders, 5: ls reading the folder
+    assert text_of(tmp_path).split() == ["0", "1", "2", "3", "4", "5"]
 
 
 def test_ports_differ(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_a_resume_costs_what_a_start_does_where_that_is_all_that_is_known():
         ({"throughput": {1: 1.0}, "start_s": -1.0}, "start_s is -1.0"),
         ({"throughput": {1: 1.0}, "suspend_s": {1: math.nan}}, "suspend_s"),
         ({"throughput": {1: 1.0}, "resume_s": {0: 1.0}}, "resume_s"),
+        ({"throughput": {1: 1.0}, "grow_s": -1.0}, "grow_s"),
+        ({"throughput": {1: 1.0}, "shrink_s": {2: math.inf}}, "shrink_s"),
         ({"throughput": {1: 1.0}, "source": "guessed"}, "guessed"),
     ],
 )

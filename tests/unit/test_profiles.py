@@ -42,6 +42,8 @@ def profile(draw: st.DrawFn) -> Profile:
         start_s=draw(costs),
         suspend_s=draw(costs),
         resume_s=draw(costs),
+        grow_s=draw(costs),
+        shrink_s=draw(costs),
         memory_mib=draw(st.none() | rates),
         checkpoint_mib=draw(st.none() | seconds),
         source=draw(st.sampled_from(SOURCES)),
@@ -68,6 +70,8 @@ FULL: dict[str, Any] = GOOD | {
     "start_s": 3,
     "suspend_s": {"1": 0},
     "resume_s": None,
+    "grow_s": {"2": 0.5},
+    "shrink_s": None,
     "memory_mib": {"1": 9000},
     "checkpoint_mib": 98,
     "source": "measured",
@@ -79,6 +83,7 @@ def test_the_documented_shape_is_read() -> None:
     (found,) = parse_profiles(json.dumps({"schema": 1, "profiles": [FULL]}), where="f")
     assert found.throughput == {1: 1.5, 2: 2.0}
     assert (found.start_s, found.suspend_s, found.resume_s, found.global_batch) == (3.0, {1: 0.0}, None, None)
+    assert (found.grow_s, found.shrink_s) == ({2: 0.5}, None)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +110,8 @@ def test_the_documented_shape_is_read() -> None:
         ({"start_s": {"1": -0.5}}, ".start_s.1", "-0.5"),
         ({"suspend_s": {}}, ".suspend_s", "{}"),
         ({"resume_s": "19"}, ".resume_s", '"19"'),
+        ({"grow_s": -1}, ".grow_s", "-1"),
+        ({"shrink_s": {"0": 1}}, ".shrink_s.0", '"0"'),
         ({"memory_mib": {"1": 0}}, ".memory_mib.1", "0"),
         ({"checkpoint_mib": -1}, ".checkpoint_mib", "-1"),
         ({"spread": {"1": -0.1}}, ".spread.1", "-0.1"),

@@ -47,6 +47,18 @@ def test_list_has_a_line_for_each(database: Path) -> None:
     assert len(json.loads(call("list", "--from", "gavel-k80", "--json").stdout)["profiles"]) == 25
 
 
+def test_show_has_what_changes_in_place_cost(database: Path, tmp_path: Path) -> None:
+    profile = {"model": "m", "device": "d", "throughput": {"1": 1, "2": 2}}
+    profile |= {"grow_s": {"2": 0.043}, "shrink_s": 0.02}
+    file = tmp_path / "m.json"
+    file.write_text(json.dumps({"schema": 1, "profiles": [profile]}))
+    call("import", str(file))
+    lines = call("show", "m").stdout.splitlines()
+    assert lines[1].split() == ["GPUS", "step/s", "GROW_S", "SHRINK_S"]
+    assert [line.split()[2:4] for line in lines[2:4]] == [["-", "0.02"], ["0.04", "0.02"]]
+    assert json.loads(call("export", "m").stdout)["profiles"][0]["grow_s"] == {"2": 0.043}
+
+
 def test_show_marks_the_optimum(database: Path) -> None:
     call("import", "marble-summit")
     lines = call("show", "ResNet-50").stdout.splitlines()

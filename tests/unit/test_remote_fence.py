@@ -51,6 +51,16 @@ def test_a_node_agent_that_died(command: Command) -> None:
     assert left_s(host, now + FENCE_S) == 0 and host.fenced
 
 
+def test_what_a_lost_host_makes_durable_counts_until_it_is_fenced() -> None:
+    host = lost(None)
+    host.told_keeping = frozenset({3})
+    host.broke(host.lost_at, trusted=True)
+    left_s(host, host.lost_at)
+    assert host.keeping == {3}
+    left_s(host, host.lost_at + LONG_S)
+    assert not host.keeping
+
+
 def test_a_node_agent_that_left_well(tmp_path: Path) -> None:
     """It had no worker left, and could not tell: the head was stopped."""
     command = Command(("true",), ("a",), tmp_path / "log")

@@ -48,8 +48,20 @@ def test_messages_survive_the_wire() -> None:
         assert wire.read_to_head(wire.Link().kept(message, 0.0)).body == message
     for message in (wire.Coming("n1"), wire.Leaving("x"), wire.LaunchFailed(1, "x", True, True)):
         assert wire.read_to_head(wire.Link().kept(message, 0.0)).body == message
-    for order in (wire.Welcome(), wire.Signal(3, 15), wire.Leave(0.0)):
+    for message in (
+        wire.Ready(1, 2, b""),
+        wire.Refused(1, 2, b"no"),
+        wire.Living(1, 3),
+        wire.Keeping((4, 5)),
+    ):
+        assert wire.read_to_head(wire.Link().kept(message, 0.0)).body == message
+    for order in (wire.Welcome(), wire.Signal(3, 15), wire.Leave(0.0), wire.Expect(3, 2), wire.Forget(1)):
         assert wire.read_to_node(wire.Link().passing(order)).body == order
+
+
+def test_an_order_for_rank_0_survives_the_wire_as_it_is() -> None:
+    order = wire.Order(3, {"resize": {"attempt": 4, "keep": [0, 1], "one_host": True, "within_s": 60.0}})
+    assert wire.read_to_node(wire.Link().passing(order)).body == order
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 9, b"{}", msgspec.msgpack.encode((1, 0, {"type": "bomb"}))])

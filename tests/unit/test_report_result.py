@@ -45,6 +45,20 @@ def attempt(number, gpus, start_s, end_s, ended=Ended.COMPLETED, signalled_s=Non
     )
 
 
+def test_a_change_in_place_leaves_no_gap_and_costs_what_it_stood_still():
+    small = attempt(1, 2, 0.0, 100.0, Ended.RESIZED)
+    small.stopped_s = 3.0
+    job = Job(id=1, attempts=[small, attempt(2, 4, 100.0, 150.0)], overhead={1: 13.0})
+    result = summarise([job], policy="p", gpus=4, overheads=overhead_of)
+    (found,) = result.jobs
+    first, second = found.attempts
+    assert (first.ended, first.launch_s, first.suspend_s) == (Ended.RESIZED, 10.0, 3.0)
+    assert (second.start_s, second.overhead_s) == (100.0, 0.0)
+    assert (found.switches, found.suspensions, found.switch_s, found.queued_s) == (1, 0, 3.0, 0.0)
+    assert result.overhead_share == 13.0 / 150.0
+    assert b'"ended":"resized"' in to_json([result])
+
+
 def overhead_of(job, attempt):
     return job.overhead.get(attempt.number, 0.0)
 

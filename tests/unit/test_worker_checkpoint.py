@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import subprocess
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
@@ -117,9 +118,33 @@ def test_no_space_leaves_the_old_one_and_no_litter(
 
 def test_what_a_dead_process_left_is_cleared(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
-    (tmp_path / ".step-000000000009.pt.123.tmp").write_bytes(b"half")
+    (tmp_path / f".step-000000000009.pt.{2**22 + 1}.tmp").write_bytes(b"half")
     store.clear_leftovers()
     assert names(store) == []
+
+
+def test_what_a_living_process_is_writing_stays(tmp_path: Path) -> None:
+    keeper = subprocess.Popen(["sleep", "600"])
+    try:
+        files = [tmp_path / f".step-000000000009.{end}.{keeper.pid}.tmp" for end in ("pt", "json")]
+        ours = tmp_path / f".step-000000000009.pt.{os.getpid()}.tmp"  # of an earlier process of our number
+        for file in (*files, ours, tmp_path / ".step-somebody's.tmp"):
+            file.write_bytes(b"half")
+        CheckpointStore(tmp_path).clear_leftovers()
+        assert set(tmp_path.iterdir()) == set(files)
+    finally:
+        keeper.kill()
+        keeper.wait()
+
+
+def test_the_newest_step_is_told_by_names_and_lengths(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    assert store.newest_step() is None
+    store.save(state(3))
+    path = store.save(state(12))
+    assert store.newest_step() == 12
+    path.write_bytes(b"torn")
+    assert store.newest_step() == 3
 
 
 def test_no_checkpoint_is_a_clear_error(tmp_path: Path) -> None:

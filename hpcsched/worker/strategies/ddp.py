@@ -11,23 +11,37 @@ from torch.utils.data import DataLoader
 from hpcsched.errors import ConfigError
 from hpcsched.worker.contract import JobEnv
 from hpcsched.worker.session import Metrics, Session
+from hpcsched.worker.shards import Seeded
 from hpcsched.worker.trainer import Parts, Trainer, build, to_device
 
-OPTIONS = ("micro_batch",)
+OPTIONS = ("micro_batch", "reproducible", "shards")
+
+Place = tuple[int, int]
+"""A sample: its place in the stream of all samples, and its index in the dataset."""
 
 
 def run(trainer: Trainer, env: JobEnv) -> None:
     """Train to the end, save the final state and its metrics.
 
-    Option `micro_batch`: the most samples a rank takes through the model at a time; larger shares
-    are split and their gradients added up, which changes memory and nothing else.
+    Options: `micro_batch`, the most samples a rank takes through the model at a time; larger shares
+    are split and their gradients added up, which changes memory and nothing else. `reproducible`: the
+    same result to the last bit on any number of ranks, as `shards` parts of each global batch are computed
+    one by one.
     """
-    micro_batch = env.strategy.get("micro_batch")
-    if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):
+    micro_batch = _count(env, "micro_batch")
+    reproducible = env.strategy.get("reproducible", False)
+    if not isinstance(reproducible, bool):
         raise ConfigError(
-            where="strategy", key="micro_batch", got=repr(micro_batch), accepted="a positive whole number"
+            where="strategy", key="reproducible", got=repr(reproducible), accepted="true or false"
         )
     parts = build(trainer, env.args)
+    parts.model.train()
+
+    def rehearse(session: Session) -> None:
+        batch = next(_batches(parts, session, micro_batch, until=session.step + 1, loaders=0))
+        parts.loss(parts.model, batch).sum().backward()  # type: ignore[no-untyped-call]
+        parts.optimizer.zero_grad()
+
     session = Session(
         model=parts.model,
         optimizer=parts.optimizer,
@@ -35,37 +49,63 @@ def run(trainer: Trainer, env: JobEnv) -> None:
         dataset_size=parts.size,
         global_batch=parts.global_batch,
         seed=parts.seed,
+        in_place=True,
+        reproducible=reproducible,
+        shards=_count(env, "shards"),
+        rehearse=rehearse,
     )
     if session.total_steps is None:
         session.total_steps = session.steps_for(1 if parts.epochs is None else parts.epochs)
-    parts.model.train()
-    batches = _batches(parts, session, micro_batch)
+    batches: Iterator[Any] = iter(())
+    ranks = (-1, 0)
     for indices in session.steps():
+        if ranks != (session.rank, session.world_size):  # what was read ahead is another share's
+            ranks = session.rank, session.world_size
+            batches = _batches(parts, session, micro_batch, loaders=parts.loaders)
         parts.optimizer.zero_grad()
-        for _ in range(-(-len(indices) // (micro_batch or len(indices)))):
-            session.backward(parts.loss(parts.model, next(batches)))
+        for part in session.shards(indices):
+            for _ in range(-(-len(part) // (micro_batch or len(part)))):
+                session.backward(parts.loss(parts.model, next(batches)))
         parts.optimizer.step()
         if parts.scheduler is not None:
             parts.scheduler.step()
     session.finish(lambda: _evaluate(parts))
 
 
-def _batches(parts: Parts, session: Session, micro_batch: int | None) -> Iterator[Any]:
+def _count(env: JobEnv, key: str) -> int | None:
+    value = env.strategy.get(key)
+    if value is not None and (type(value) is not int or value < 1):
+        raise ConfigError(where="strategy", key=key, got=repr(value), accepted="a positive whole number")
+    return value
+
+
+def _batches(
+    parts: Parts, session: Session, micro_batch: int | None, *, loaders: int, until: int | None = None
+) -> Iterator[Any]:
     """This rank's batches of all coming steps, on its device, at most `micro_batch` samples each."""
-    pieces = (
-        share[start : start + (micro_batch or len(share))]
-        for share in session.upcoming()
-        for start in range(0, len(share), micro_batch or len(share))
+    places = (
+        part[start : start + (micro_batch or len(part))]
+        for step in session.upcoming_places(until)
+        for part in step
+        for start in range(0, len(part), micro_batch or len(part))
     )
-    if parts.loaders == 0 or parts.tensors is not None:
-        return (parts.batch(torch.tensor(piece), session.device) for piece in pieces)
+    dataset: Any = parts.dataset
+    collate: Any = parts.collate
+    make: Any = parts.batch
+    pieces: Iterator[Any] = ([index for _, index in piece] for piece in places)
+    if session.reproducible and parts.tensors is None:
+        # What is drawn at random for a sample must not depend on which process draws it.
+        seeded = Seeded(parts.dataset, parts.seed, parts.collate)
+        dataset, collate, make, pieces = seeded, seeded.collate, seeded.batch, places
+    if loaders == 0 or parts.tensors is not None:
+        return (to_device(make(piece), session.device) for piece in pieces)
     # The loader processes inherit handlers that only take a note, so a signal to the whole process
     # group does not end them while the last step still needs them.
     loader = DataLoader(
-        parts.dataset,  # type: ignore[arg-type]
+        dataset,
         batch_sampler=pieces,
-        num_workers=parts.loaders,
-        collate_fn=parts.collate,
+        num_workers=loaders,
+        collate_fn=collate,
         pin_memory=session.device.type == "cuda",
         # Its own, so that reading ahead takes nothing out of the generators that are saved.
         generator=torch.Generator().manual_seed(parts.seed + session.step),

@@ -1,0 +1,277 @@
+"""An attempt's processes, and what its program says through files: all that the agent watches of it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hpcsched.agent.progress import MOST_STEPS, ProgressMeter
+from hpcsched.errors import LaunchError
+from hpcsched.launch.base import SUSPENDED, Workers, attempt_code
+
+REST_OF_GROUP_S = 5.0
+"""How long the other ranks may live once one has failed, before they are killed."""
+
+READY_SOON_S = 10.0
+"""So long after its launch an attempt is looked at often, so that a promotion does not wait for it."""
+
+_MOST_WORDS = 4096
+
+
+class JobRecord(msgspec.Struct, kw_only=True):
+    """STATE.json as programs write it; what we do not know of it is left alone."""
+
+    step: int
+    attempt: int | None = None
+    samples: int | None = None
+    checkpoint: str | None = None
+    metrics: dict[str, float] = {}
+
+
+class Word(msgspec.Struct, kw_only=True):
+    """What a program says in its ready file: that it can be resized in place, and how the last resize went.
+
+    `stopped_s`: seconds without training between the last step before it and the first one after.
+    """
+
+    in_place: bool = False
+    step: int | None = None
+    stopped_s: float | None = None
+
+
+class Held(msgspec.Struct, kw_only=True):
+    """The state of `step` is in shared memory."""
+
+    step: int
+    samples: int | None = None
+
+
+def read_record(folder: Path, data: bytes | None = None) -> JobRecord | None:
+    """A job's STATE.json (or `data`, where that is newer), or None if there is none or it makes no sense."""
+    try:
+        data = (folder / "STATE.json").read_bytes() if data is None else data
+        record = msgspec.json.decode(data, type=JobRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return record if 0 <= record.step <= MOST_STEPS else None
+
+
+@dataclass(slots=True)
+class Resizing:
+    """A resize in place under way: into `attempt`, on `gpus` in the order of ranks.
+
+    `crew` are the ranks that join, None if there are none (any more). `failed` says why it came to nothing;
+    `given_up`: something else is wanted of the job by now, and nobody asks how this ends.
+    """
+
+    attempt: int
+    gpus: tuple[int, ...]
+    crew: Workers | None
+    began: float = field(default_factory=time.monotonic)
+    failed: str = ""
+    given_up: bool = False
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The processes of an attempt: those of its launch, rank 0 among them, then those that joined later."""
+
+    job_id: int
+    attempt: int
+    workers: Workers
+    gpus: tuple[int, ...]
+    folder: Path
+    output: Path
+    teaches: bool
+    """Whether its throughput and its costs are its own: a stand-in only follows a profile."""
+    meter: ProgressMeter | None = None
+    watched: set[int] = field(default_factory=set)
+    joined: list[Workers] = field(default_factory=list)
+    resizing: Resizing | None = None
+    ended: list[Workers] = field(default_factory=list)
+    """Who was to join and did not: nothing of them lives, but their descriptors are still open."""
+    ready: bool = False
+    began: float = field(default_factory=time.monotonic)
+    asked_to_save: float | None = None
+    kill_at: float | None = None
+    _record_seen: int | bytes = 0
+    _codes: dict[int, int] = field(default_factory=dict)
+    _failure: LaunchError | None = None
+
+    @property
+    def crews(self) -> list[Workers]:
+        """All processes there may be, also those of a resize that is not done."""
+        crew = self.resizing.crew if self.resizing else None
+        return [self.workers, *self.joined, *([crew] if crew else [])]
+
+    def soon(self, now: float) -> bool:
+        """Whether news is likely to come at any moment."""
+        return self.resizing is not None or (not self.ready and now < self.began + READY_SOON_S)
+
+    def send(self, sig: signal.Signals) -> None:
+        """To all its processes."""
+        for crew in self.crews:
+            crew.signal(sig)
+
+    # -- how it ends -----------------------------------------------------------------------------------
+
+    def reap(self) -> int | None:
+        """None while a process lives; else the exit code of all.
+
+        A rank that has failed takes the others with it, SIGTERM first: they would wait for it for ever.
+        Raises LaunchError once nothing lives if not all could be started.
+        """
+        members = [self.workers, *self.joined]
+        for i, crew in enumerate(members):
+            if i not in self._codes:
+                try:
+                    code = crew.reap()
+                except LaunchError as error:
+                    code, self._failure = 1, self._failure or error
+                if code is not None:
+                    self._codes[i] = code
+        self._reap_joining()
+        over = len(self._codes) == len(members)
+        failed = any(code not in (0, SUSPENDED) for code in self._codes.values())
+        if over and self.resizing and self.resizing.crew:
+            self.resizing.crew.signal(signal.SIGKILL)  # nobody is left to let them in
+        elif not over and self.kill_at is None and (failed or any(c.failed_early() for c in members)):
+            self.send(signal.SIGTERM)
+            self.kill_at = time.monotonic() + REST_OF_GROUP_S
+        if not over or (self.resizing and self.resizing.crew):
+            return None
+        if self._failure is not None:
+            raise self._failure
+        return attempt_code(list(self._codes.values()))
+
+    def _reap_joining(self) -> None:
+        resizing = self.resizing
+        if resizing is None or resizing.crew is None:
+            return
+        try:
+            code = resizing.crew.reap()
+        except LaunchError as error:
+            code, resizing.failed = 1, resizing.failed or str(error)
+        if code is not None:
+            self.ended.append(resizing.crew)
+            resizing.crew = None
+            self._fail(f"a joining rank ended with exit code {code}")
+        elif resizing.crew.failed_early():
+            self._fail("a joining rank failed")
+
+    def close(self) -> None:
+        """Close the descriptors; ends no process."""
+        for crew in (*self.crews, *self.ended):
+            crew.close()
+
+    # -- resizing in place -----------------------------------------------------------------------------
+
+    def resize(self, resizing: Resizing, order: Mapping[str, Any]) -> None:
+        """Ask rank 0 to let others in, or go."""
+        self.resizing = resizing
+        self.workers.expect(resizing.attempt)
+        self.workers.tell({"resize": order})
+
+    def give_up_resizing(self, sig: signal.Signals) -> None:
+        """Something else is wanted of the job: who has not joined yet is not needed any more."""
+        if self.resizing:
+            self.resizing.given_up = True
+            self.workers.tell({"forget": {"attempt": self.resizing.attempt}})
+            if self.resizing.crew:
+                self.resizing.crew.signal(sig)
+
+    def resized(self) -> Word | str | None:
+        """How the resize has ended: what rank 0 says, or why it failed; None while it goes on.
+
+        Done is it when those who were to leave have left; failed, when those who were to join have ended.
+        """
+        resizing = self.resizing
+        if resizing is None or resizing.given_up:
+            return None
+        word = self._read(f"ready.{resizing.attempt}", self.workers.ready)
+        if word is not None and not resizing.failed:
+            if sum(crew.living for crew in self.crews) > len(resizing.gpus):
+                return None
+            self._adopt(resizing)
+            return read_word(word)
+        if why := self._read(f"refused.{resizing.attempt}", self.workers.refused):
+            self._fail(why.decode(errors="replace"))
+        if resizing.failed and resizing.crew is None:
+            self.resizing = None
+            return resizing.failed
+        return None
+
+    def _fail(self, why: str) -> None:
+        assert self.resizing is not None
+        if not self.resizing.failed:
+            self.resizing.failed = why
+            self.workers.tell({"forget": {"attempt": self.resizing.attempt}})
+        if self.resizing.crew:
+            self.resizing.crew.signal(signal.SIGKILL)  # they have nothing to save
+
+    def _adopt(self, resizing: Resizing) -> None:
+        if resizing.crew:
+            self.joined.append(resizing.crew)
+        self.attempt, self.gpus, self.resizing = resizing.attempt, resizing.gpus, None
+        if self.meter:
+            self.meter.restart()
+
+    # -- what it says ----------------------------------------------------------------------------------
+
+    def ready_word(self) -> Word | None:
+        """What the program said when it became ready; None while it is not."""
+        data = self._read(f"ready.{self.attempt}", self.workers.ready)
+        return None if data is None else read_word(data)
+
+    def record(self) -> JobRecord | None:
+        """The newest record: what the host of rank 0 sees may not have reached us yet, or the reverse."""
+        told = self.workers.record
+        records = [read_record(self.folder), read_record(self.folder, told) if told else None]
+        found = [record for record in records if record]
+        return max(found, key=lambda record: (record.attempt or 0, record.step), default=None)
+
+    def record_changed(self) -> bool:
+        """Whether STATE.json is another one than at the last look."""
+        seen: int | bytes | None = self.workers.record
+        if seen is None:
+            try:
+                seen = (self.folder / "STATE.json").stat().st_mtime_ns
+            except OSError:
+                return False
+        changed = seen != self._record_seen
+        self._record_seen = seen
+        return changed
+
+    def held_step(self) -> int | None:
+        """The step whose state a quick suspend has left in shared memory."""
+        attempts = {self.attempt, self.resizing.attempt if self.resizing else self.attempt}
+        for attempt in sorted(attempts, reverse=True):
+            data = self._read(f"held.{attempt}", self.workers.held)
+            try:
+                return None if data is None else msgspec.json.decode(data, type=Held).step
+            except msgspec.MsgspecError:
+                continue
+        return None
+
+    def _read(self, name: str, told: bytes | None) -> bytes | None:
+        if told is not None:
+            return told
+        try:
+            with (self.folder / name).open("rb") as file:
+                return file.read(_MOST_WORDS)
+        except OSError:
+            return None
+
+
+def read_word(data: bytes) -> Word:
+    """A ready file's content; an empty one, or one that makes no sense, only says that it is there."""
+    try:
+        return msgspec.json.decode(data, type=Word) if data.strip() else Word()
+    except msgspec.MsgspecError:
+        return Word()

@@ -1,0 +1,97 @@
+"""One process, leader of its own session: what it is given, and how it is started from nothing.
+
+posix_spawn is used, not subprocess: it is less than half the price, and the only way to give a child an empty
+signal mask and default actions whatever the agent blocks or ignores, without running Python between fork
+and exec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+_DEFAULTED = frozenset(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a process is to be: `program` is the file of `argv`, `output` a descriptor for both its streams.
+
+    `inherited`: further descriptors by the names of the variables in which the process finds its numbers of
+    them. `cores`: what it is pinned to, or None.
+    """
+
+    program: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    output: int
+    inherited: Mapping[str, int] = field(default_factory=dict)
+    cores: frozenset[int] | None = None
+
+
+def spawn(start: Start, shielded: frozenset[signal.Signals]) -> int:
+    """Start it in the directory that the caller stands in; returns its pid. Raises OSError, ValueError."""
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, start.output, 1),
+        (os.POSIX_SPAWN_DUP2, start.output, 2),
+    ]
+    env = dict(start.env)
+    # Onto none that is still to be copied. A copy onto itself would stay close-on-exec with an older libc.
+    numbers = (number for number in count(3) if number not in start.inherited.values())
+    for (name, descriptor), number in zip(start.inherited.items(), numbers, strict=False):
+        actions.append((os.POSIX_SPAWN_DUP2, descriptor, number))
+        env[name] = str(number)
+    pid = os.posix_spawn(
+        start.program,
+        start.argv,
+        env,
+        file_actions=actions,
+        setsid=True,
+        setsigmask=(),
+        setsigdef=_DEFAULTED - shielded,
+    )
+    if start.cores:  # before the program has had time to start threads, which inherit it
+        with contextlib.suppress(ProcessLookupError):  # already over
+            os.sched_setaffinity(pid, start.cores)
+    return pid
+
+
+_standing = threading.Lock()
+
+
+@contextlib.contextmanager
+def standing_in(directory: Path) -> Iterator[None]:
+    """Be in `directory`, and back after; posix_spawn has no working directory of its own to give."""
+    with _standing:
+        here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.chdir(directory)
+            try:
+                yield
+            finally:
+                os.fchdir(here)
+        finally:
+            os.close(here)
+
+
+@contextlib.contextmanager
+def ignoring(signals: frozenset[signal.Signals]) -> Iterator[None]:
+    """Hear none of these signals meanwhile.
+
+    What is spawned here ignores them too, and so does what it starts: shells do not undo that, as they do a
+    signal mask.
+    """
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

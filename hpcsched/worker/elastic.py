@@ -1,0 +1,431 @@
+"""What happens to a training between two steps: it is saved, resumed, suspended, and resized in place."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+
+from hpcsched.errors import ConfigError, LaunchError, StoreError
+from hpcsched.worker import rng
+from hpcsched.worker.arena import Held
+from hpcsched.worker.checkpoint import storable
+from hpcsched.worker.contract import (
+    EXIT_CANNOT_SAVE,
+    EXIT_SUSPENDED,
+    JobEnv,
+    Orders,
+    Progress,
+    ResizeOrder,
+    StopFlag,
+    say,
+)
+from hpcsched.worker.gradients import GradientSum
+from hpcsched.worker.rendezvous import Peers, own_device
+from hpcsched.worker.sampler import Sampler
+from hpcsched.worker.saving import Saves, ShardedSaves
+from hpcsched.worker.shards import VirtualShards, deterministic, pin_threads
+from hpcsched.worker.startup import exit_quickly
+
+
+class Stateful(Protocol):
+    """Anything that can hand out its state and take it back: schedulers, scalers, averages."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+class Elastic:
+    """The part of a `Session` that its user does not see: its arguments are explained there."""
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset_size: int,
+        global_batch: int,
+        total_steps: int | None = None,
+        scheduler: Stateful | None = None,
+        seed: int = 0,
+        also: Mapping[str, Stateful] | None = None,
+        in_place: bool = False,
+        reproducible: bool = False,
+        shards: int | None = None,
+        rehearse: Callable[[Self], object] | None = None,
+        ranks: Peers | None = None,
+        checkpoint_dir: str | Path | None = None,
+        checkpoint_every_s: float = 600.0,
+    ) -> None:
+        env = self._env = JobEnv.from_environ()
+        if env is not None and global_batch < env.world_size:
+            raise ConfigError(
+                where="training",
+                key="global_batch",
+                got=f"{global_batch} samples for {env.world_size} ranks",
+                accepted="at least one sample for each rank",
+            )
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.also = dict(also or {})
+        self.global_batch = global_batch
+        self.total_steps = env.steps if env is not None and env.steps is not None else total_steps
+        self.seed = seed
+        self.step = 0
+        self.samples = 0
+        self.resumed = False
+        self._sampler = Sampler(dataset_size, seed)
+        self._fed = 0
+        self._share_size = self._part_size = 0
+        self._loss: torch.Tensor | None = None
+        self._in_place = False
+        self._answer: Callable[[], tuple[bool, ...]] | None = None
+        self._asked: ResizeOrder | None = None
+        self._begun = 0
+        if scheduler is not None:
+            storable(scheduler.state_dict(), "scheduler")  # better now than at the first save
+
+        self._flag = StopFlag(env.notify_pid if env else None)
+        elastic = env is None or self._flag.install()
+        self._orders = Orders(env.control_fd if env else None)
+        self.device = own_device(env)
+        if reproducible:
+            deterministic(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self._peers = ranks or Peers.join(env, self.device)
+        self._progress = Progress(env.progress_fd if env else None)
+        self._every_s = env.checkpoint_every_s if env else checkpoint_every_s
+        self._spread = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+        if self._spread:  # by fully_shard, which sees to the gradients too
+            self._saves: Saves = self._spread_over_ranks(env, checkpoint_dir, reproducible=reproducible)
+        else:
+            self._saves = Saves(env, checkpoint_dir)
+            model.to(self.device)
+        self._gradients = GradientSum(model.parameters(), self._peers)
+        self._virtual: VirtualShards | None = None
+        if reproducible:
+            self._virtual = VirtualShards(
+                model, self._peers, count=shards, global_batch=global_batch, seed=seed
+            )
+        self._next_save = time.monotonic() + self._every_s
+        if env is not None and env.joining:
+            self._enter(rehearse)
+            return
+        if self._virtual is not None:
+            pin_threads(self._peers.tell(torch.get_num_threads()))
+        self._restore(wanted=env is None or env.resume)
+        (cannot,) = self._peers.agree(not elastic)  # also: all ranks have come this far
+        if env is not None and self.rank == 0 and not cannot:
+            self._in_place = in_place and not self._spread and self._can_be_joined(env)
+            env.mark_ready(**({"in_place": True} if self._in_place else {}))
+
+    def _spread_over_ranks(
+        self, env: JobEnv | None, checkpoint_dir: str | Path | None, *, reproducible: bool
+    ) -> Saves:
+        from hpcsched.worker.sharded import sum_gradients  # takes its time to import
+
+        if reproducible:
+            raise ConfigError(
+                where="training",
+                key="reproducible",
+                got="a model that is spread over the ranks",
+                accepted="a model that every rank has whole",
+            )
+        sum_gradients(self.model, self._peers.world_size)
+        return ShardedSaves(env, checkpoint_dir, self.model, self.optimizer)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number now; a resize in place may change it between two steps."""
+        return self._peers.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks share the global batch now."""
+        return self._peers.world_size
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the result is the same to the last bit over any rank counts."""
+        return self._virtual is not None
+
+    # -- reporting -------------------------------------------------------------------------------------
+
+    def _report(self, *, force: bool) -> None:
+        self._progress.report(self.step, self._last_loss, force=force)
+
+    def _last_loss(self) -> float | None:
+        loss = None if self._loss is None else float(self._loss)
+        return loss if loss is not None and math.isfinite(loss) else None  # JSON has no NaN
+
+    # -- between two steps -----------------------------------------------------------------------------
+
+    def _boundary(self) -> None:
+        """Between two steps: all ranks agree whether to leave, to change their number, and to save."""
+        answer, self._answer = self._answer, None
+        stop, save, resize = answer() if answer else self._peers.agree(*self._wishes())
+        del answer  # holds on to the process group, which must be let go before it is left
+        if stop:
+            self._suspend()
+        if resize:
+            self._resize()
+        elif save:
+            error = self._save(background=True)
+            if error and self.rank == 0:
+                say(f"step {self.step}: periodic checkpoint failed, training goes on: {error}")
+            self._next_save = time.monotonic() + self._every_s
+
+    def _wishes(self) -> tuple[bool, bool, bool]:
+        """Whether this rank should leave, a periodic checkpoint is due, and a resize can be done now."""
+        if self.rank > 0:
+            return self._flag.wanted is not None, False, False
+        try:
+            self._saves.look()
+        except StoreError as error:
+            say(f"periodic checkpoint failed, training goes on: {error}")
+        self._orders.look()
+        self._asked = self._ready_to_resize(self._orders.resize)
+        due = self._saves.store is not None and time.monotonic() >= self._next_save
+        return self._flag.wanted is not None, due, self._asked is not None
+
+    # -- leaving ---------------------------------------------------------------------------------------
+
+    def _suspend(self) -> None:
+        self._report(force=True)
+        self._save_or_exit(quick=self._orders.quick)
+        if self.rank == 0 and self._env is not None:
+            self._env.wake_agent()
+        self._part()
+        raise SystemExit(EXIT_SUSPENDED)
+
+    def _save_or_exit(self, *, quick: bool = False) -> None:
+        """Save for good; if that fails once more with all the room old checkpoints can give, exit 74."""
+        error = self._save(quick=quick)
+        if error and self._saves.store is not None:
+            if self.rank == 0:
+                say(f"{error}; trying again without the older checkpoints")
+                self._saves.store.prune(1, thorough=True)
+            error = self._save()
+        if error:
+            if self.rank == 0:
+                say(f"step {self.step} could not be saved: {error}")
+            self._part()
+            raise SystemExit(EXIT_CANNOT_SAVE)
+
+    def _save(self, *, quick: bool = False, background: bool = False) -> str | None:
+        """Save the state of this step, all ranks together; returns what went wrong, the same on all.
+
+        `quick`: shared memory is good enough; a keeper makes it durable behind our back. `background`: it
+        need not be durable yet when this returns.
+        """
+        if self._saves.store is None:
+            return None
+        generators = self._peers.gather(rng.capture(self.device))
+        error: str | None = None
+        if self.rank == 0 or self._saves.collective:
+            state = self._state(generators)
+            try:
+                if not (quick and self._saves.hold(state)):
+                    self._saves.save(state, loss=self._last_loss(), background=background)
+            except StoreError as problem:
+                error = str(problem)
+        return str(told) if (told := self._peers.tell(error)) else None
+
+    def _part(self) -> None:
+        """Leave the other ranks. The signal handlers stay: being told twice must not end us half-way."""
+        self._answer = None
+        self._saves.close()
+        # A trainer's process ends without its interpreter taking anything apart (`run_to_the_end`).
+        self._peers.close(quick=self._env is not None and self._env.trainer is not None)
+        if self._env is not None:
+            exit_quickly()
+
+    # -- the state -------------------------------------------------------------------------------------
+
+    def _state(self, generators: list[Any]) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "step": self.step,
+            "samples": self.samples,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "sampler": self._sampler.state(self.samples),
+            "rng": generators,
+            "shards": None if self._virtual is None else self._virtual.state(),
+            "extra": {name: thing.state_dict() for name, thing in self.also.items()},
+        }
+
+    def _take(self, state: dict[str, Any], where: str) -> None:
+        """Put a state in the place of ours. Raises ConfigError when it is not of this training."""
+        sampler = state["sampler"]
+        if sampler["size"] != self._sampler.size:
+            raise ConfigError(
+                where=where,
+                key="dataset_size",
+                got=f"{self._sampler.size} samples",
+                accepted=f"{sampler['size']}, as when this checkpoint was saved",
+            )
+        if not self._spread:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None and state["scheduler"] is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        for name, thing in self.also.items():
+            if name in state["extra"]:
+                thing.load_state_dict(state["extra"][name])
+        kept = state.get("shards")
+        for line in self._virtual.restore(kept, where) if self._virtual and kept else ():
+            if self.rank == 0:
+                say(line)
+        self._sampler = Sampler(sampler["size"], sampler["seed"])
+        self.step, self.samples, self.resumed = state["step"], sampler["position"], True
+
+    def _restore(self, *, wanted: bool) -> None:
+        """Go on from the newest good state, if there is one and it is wanted."""
+        found: Path | Held | None = None
+        state: dict[str, Any] | None = None
+        if self.rank == 0:
+            found, state = self._saves.newest(wanted=wanted)
+        found = self._peers.tell(found)
+        if found is None:
+            if not self._spread:
+                self._peers.copy_from_first([*self.model.parameters(), *self.model.buffers()])
+            if self.world_size > 1:  # else every rank would drop out the same neurons
+                rng.reseed(self.seed, 0, self.rank)
+            return
+        (elsewhere,) = self._peers.agree(not self._saves.has(found))
+        if elsewhere:
+            state = self._peers.broadcast_state(state)
+        elif state is None:
+            state = self._saves.load(found)
+        self._take(state, str(found))
+        if len(state["rng"]) == self.world_size:
+            rng.restore(state["rng"][self.rank], self.device)
+        else:
+            rng.reseed(self.seed, self.step, self.rank)
+        if self.rank == 0:
+            # Tells the agent which step this attempt goes on from: a damaged checkpoint may be newer.
+            try:
+                self._saves.record(self.step, self.samples, loss=None)
+            except StoreError as error:
+                say(str(error))
+
+    # -- resizing in place -----------------------------------------------------------------------------
+
+    def _can_be_joined(self, env: JobEnv) -> bool:
+        if env.control_fd is None:
+            return False
+        try:
+            self._peers.open(env)
+        except LaunchError as error:
+            say(f"this job is resized by restarts: {error}")
+            return False
+        return True
+
+    def _ready_to_resize(self, order: ResizeOrder | None) -> ResizeOrder | None:
+        """On rank 0: the order, once all who are to join wait for it; one that cannot be is refused."""
+        if order is None or self._env is None:
+            return None
+        why = ""
+        if not self._in_place:
+            why = "this program has not said that it can"
+        elif order.world_size > self.global_batch:
+            why = f"a global batch of {self.global_batch} samples is too small for {order.world_size} ranks"
+        elif self._virtual is not None and order.world_size > self._virtual.count:
+            why = f"{self._virtual.count} shards cannot be computed by {order.world_size} ranks"
+        elif len([rank for rank in order.keep if rank < self.world_size]) != len(order.keep):
+            why = f"ranks {order.keep} of {self.world_size} are to stay"
+        if why:
+            self._orders.resize = None
+            self._env.refuse(order.attempt, why)
+            self._env.wake_agent()
+            return None
+        return order if self._peers.joined(order) else None
+
+    def _resize(self) -> None:
+        """Go on with other ranks: some stay, others leave or join. Nothing of the training changes."""
+        began = time.monotonic()
+        if self.rank == 0 and self._orders.resize is not self._asked:
+            self._asked = None  # taken back since we asked
+        order: ResizeOrder | None = self._peers.tell(self._asked)
+        self._asked = self._orders.resize = None
+        if order is None:
+            return
+        try:
+            held = None
+            if self.rank == 0:
+                if order.joining and order.one_host:
+                    held = self._saves.hand_over(self._state([]))
+                self._peers.let_in(order)
+            if not self._peers.regroup(order):
+                self._leave_for_good()
+            self._now_is(order.attempt)
+            self._exchange(held, order)
+        except (RuntimeError, StoreError) as error:
+            self._stranded(error)
+        if self.rank == 0 and self._env is not None:
+            facts = {"in_place": True, "step": self.step, "stopped_s": time.monotonic() - began}
+            self._env.mark_ready(**facts)
+            self._env.wake_agent()
+
+    def _enter(self, rehearse: Callable[[Self], object] | None) -> None:
+        """On a joining rank: wait until the others let us in, and take their state over."""
+        assert self._env is not None
+        if rehearse is not None:
+            rehearse(self)
+        self._peers.enter(self._env, lambda: self._flag.wanted)
+        try:
+            self._exchange(None, None)
+        except RuntimeError as error:
+            raise LaunchError(f"could not join the others: {error}", transient=True) from error
+        self._answer = lambda: (False, False, False)  # we come in the middle of the others' step boundary
+
+    def _exchange(self, held: Held | None, order: ResizeOrder | None) -> None:
+        """In the new group: those that have just joined (with no `order`) get the state of the others."""
+        held, joined = self._peers.tell((held, order is not None and order.joining > 0))
+        if held is not None and order is None:
+            self._take(self._saves.load(held), "shared memory")
+        elif held is None and joined:
+            state = self._peers.broadcast_state(self._state([]) if self.rank == 0 else None)
+            if order is None:
+                self._take(state, "rank 0")
+        # As after a restart on another number of ranks.
+        rng.reseed(self.seed, self.step, self.rank)
+        self._peers.agree(False)  # all have it: from here on a failure is that of a step
+
+    def _now_is(self, attempt: int) -> None:
+        """This process belongs to another attempt from now on."""
+        assert self._env is not None
+        self._env = self._saves.env = replace(
+            self._env, attempt=attempt, rank=self.rank, world_size=self.world_size
+        )
+        for name, value in (("RANK", self.rank), ("WORLD_SIZE", self.world_size)):
+            os.environ[name] = os.environ[f"HPCSCHED_{name}"] = str(value)
+        os.environ["HPCSCHED_ATTEMPT"] = str(attempt)
+
+    def _leave_for_good(self) -> None:
+        """This rank's part is done; the others go on without it."""
+        self._peers.wait_parted()
+        self._part()
+        raise SystemExit(0)
+
+    def _stranded(self, error: Exception) -> None:
+        """The new group could not be made: what we have is whole, so save it, and start again from there."""
+        say(f"step {self.step}: the resize in place failed, so this attempt ends: {error}")
+        first = self.rank == 0
+        self._peers.abandon()
+        if first:
+            self._save_or_exit()
+            if self._env is not None:
+                self._env.wake_agent()
+        raise SystemExit(EXIT_SUSPENDED)

@@ -1,0 +1,84 @@
+"""`python -m hpcsched.worker.keeper`: make durable what a quick suspend has left in shared memory.
+
+Runs beside whatever comes next on those devices, with the environment of the rank 0 that has left. The
+job's next attempt may train, and save, meanwhile: what is newer than ours stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcsched.errors import ConfigError, HpcschedError, StoreError
+from hpcsched.worker.contract import EXIT_CANNOT_SAVE, JobEnv, say
+from hpcsched.worker.startup import fewer_collections, run_to_the_end
+
+if TYPE_CHECKING:
+    from hpcsched.worker.checkpoint import CheckpointStore
+
+
+def main() -> int:
+    """Save the newest state of the arena; returns the exit code.
+
+    Whether it worked or not, `held.<attempt>` is gone afterwards: nobody has to wait any more.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the devices are someone else's by now
+    for number in (signal.SIGTERM, signal.SIGTSTP, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(PermissionError):  # it leads a session of its own already
+        os.setsid()
+    try:
+        env = JobEnv.from_environ()
+        if env is None:
+            raise ConfigError(where="environment", key="HPCSCHED_JOB_ID", got="not set", accepted="a number")
+        try:
+            _keep(env)
+        finally:
+            (env.job_dir / f"held.{env.attempt}").unlink(missing_ok=True)
+    except (HpcschedError, OSError) as error:
+        with contextlib.suppress(OSError):  # whoever read our output may have gone
+            say(f"what was left in shared memory could not be saved: {error}")
+        return EXIT_CANNOT_SAVE
+    return 0
+
+
+def _keep(env: JobEnv) -> None:
+    with fewer_collections():
+        from hpcsched.worker.arena import Arena
+        from hpcsched.worker.checkpoint import CheckpointStore
+
+    arena = Arena.open(env.arena_fd)
+    if arena is None:
+        raise StoreError("there is none")
+    with arena.keeping() as state:
+        step, samples = state["step"], state["samples"]
+        path = _save(CheckpointStore(env.checkpoint_dir, env.keep), state)
+    with arena.alone_with_state_file():
+        if not _is_recorded(env.job_dir / "STATE.json", step) and path.exists():
+            env.write_state(step=step, samples=samples, checkpoint=path)
+
+
+def _save(store: CheckpointStore, state: dict[str, Any]) -> Path:
+    try:
+        return store.save(state)
+    except StoreError as error:
+        say(f"{error}; trying again without the older checkpoints")
+        store.prune(1, thorough=True)
+        return store.save(state)
+
+
+def _is_recorded(path: Path, step: int) -> bool:
+    """Whether STATE.json tells of a checkpoint of this step, or a later one, that is there."""
+    try:
+        record = json.loads(path.read_bytes())
+        return int(record["step"]) >= step and Path(record["checkpoint"]).exists()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+if __name__ == "__main__":
+    run_to_the_end(main)

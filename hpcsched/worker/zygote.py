@@ -1,0 +1,494 @@
+"""`python -m hpcsched.worker.zygote`: has imported torch, and forks workers that need not do it again.
+
+It serves one launcher, its parent, over a socket. What it forks becomes the launcher's child: it is forked
+by a process in between, whose end lets it pass to the nearest ancestor that takes orphans. That is the
+launcher, while it awaits the answer. A worker begins only once its launcher, having the answer, permits it:
+whoever has given up waiting starts another in its place, and there must never be two.
+
+Nothing here may run an operator or ask for a GPU before the fork: threads and contexts do not survive it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import NoReturn
+
+from hpcsched.worker.startup import end_quickly, fewer_collections, run_to_the_end
+
+PRELOADED = (
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.optim",
+    "torch.utils.data",
+    "hpcsched.worker.session",
+    "hpcsched.worker.strategies.ddp",
+)
+
+MOST_BYTES = 1 << 20
+"""Of a request: the environment of a worker."""
+
+MOST_DESCRIPTORS = 8
+
+ANSWER_WITHIN_S = 0.8
+"""How long a forked process may take to be what it is asked to be, before it counts as hung. Two may hang
+before the launcher loses patience."""
+
+REFILL_AFTER_S = 0.5
+"""How long after a launch a standby is made: at first the machine belongs to the launched."""
+
+LOOK_AT_MEMORY_EVERY_S = 10.0
+
+NEEDED_BYTES = 2 << 30
+"""Where less memory is to be had no standby is kept."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(slots=True)
+class _Task:
+    """What a forked process is to become: the request, and its descriptors.
+
+    `hurry`: worth a standby.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    cores: list[int] | None
+    inherited: list[str]
+    hurry: bool
+    descriptors: list[int]
+
+    @property
+    def permit(self) -> int:
+        return self.descriptors[1]
+
+    @classmethod
+    def received(cls, data: bytes, descriptors: Sequence[int]) -> _Task:
+        return cls(**json.loads(data), descriptors=list(descriptors))
+
+
+class _Become(BaseException):
+    """Leaves the server, in a forked process, towards its task."""
+
+    def __init__(self, task: _Task) -> None:
+        self.task = task
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    """A forked process that waits for its task, and its parent, which is ours (`between`)."""
+
+    pid: int
+    between: int
+    line: socket.socket
+    warmed: bool = False
+
+    def assign(self, data: bytes, descriptors: Sequence[int]) -> bool:
+        """Have it take the task; False if it does not, or not in time."""
+        self.line.settimeout(ANSWER_WITHIN_S)
+        try:
+            socket.send_fds(self.line, [data], descriptors)
+            answer = self.line.recv(1)
+        except OSError:
+            return False
+        return answer == b"+"
+
+    def let_go(self) -> None:
+        """It is over, or from now on the launcher's."""
+        self.line.close()
+        _end(self.between)
+
+    def end(self) -> None:
+        """It does not do."""
+        # Killed before its parent, which clears it away: it is to be nobody else's child.
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(self.pid)
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [], ANSWER_WITHIN_S)
+            os.close(descriptor)
+        self.let_go()
+
+
+@dataclass(slots=True)
+class Server:
+    """Forks what the launcher asks for, and keeps up to `most` processes that wait to be asked.
+
+    `rooms`: sets of cores for those, in turn; None: the cores that this process has.
+    """
+
+    launcher: socket.socket
+    most: int
+    rooms: Sequence[frozenset[int]] = ()
+    _waiting: list[_Child] = field(default_factory=list)
+    _in_hand: Sequence[int] = ()
+    _refill_at: float = 0.0
+    _made: int = 0
+
+    def serve(self) -> None:
+        """Until the launcher has gone. Raises _Become in processes that have got a task."""
+        self.launcher.send(b"ready")
+        self._refill_at = time.monotonic() + REFILL_AFTER_S
+        while True:
+            heard = self._listen()
+            for child in [child for child in self._waiting if child.line.fileno() in heard]:
+                self._hear(child)
+            if self.launcher.fileno() in heard:
+                data, self._in_hand, _, _ = socket.recv_fds(self.launcher, MOST_BYTES, MOST_DESCRIPTORS)
+                if not data:
+                    return
+                answer = self._launch(data)
+                self._put_down()
+                self.launcher.send(json.dumps(answer).encode())
+                self._refill_at = time.monotonic() + REFILL_AFTER_S
+            elif self._short and time.monotonic() >= self._refill_at:
+                self._refill()
+
+    @property
+    def _short(self) -> bool:
+        return len(self._waiting) < self.most and all(child.warmed for child in self._waiting)
+
+    def _listen(self) -> set[int]:
+        poll = select.poll()
+        for line in (self.launcher, *(child.line for child in self._waiting)):
+            poll.register(line, select.POLLIN)
+        left_s = max(0.0, self._refill_at - time.monotonic())
+        return {descriptor for descriptor, _ in poll.poll(left_s * 1000 if self._short else None)}
+
+    def _hear(self, child: _Child) -> None:
+        """A standby is warm, or it has ended."""
+        with contextlib.suppress(OSError):
+            if child.line.recv(1):
+                child.warmed = True
+                return
+        self._waiting.remove(child)
+        child.let_go()
+        self._refill_at = time.monotonic() + LOOK_AT_MEMORY_EVERY_S
+
+    def _refill(self) -> None:
+        if memory_left() < NEEDED_BYTES:
+            self._refill_at = time.monotonic() + LOOK_AT_MEMORY_EVERY_S
+            return
+        room = self.rooms[self._made % len(self.rooms)] if self.rooms else None
+        self._made += 1
+        self._waiting.append(self._fork(warm_up=True, room=room))
+        self._refill_at = time.monotonic()
+
+    def _launch(self, data: bytes) -> int | None:
+        """The pid of who has taken the task, now the launcher's child; None if nobody has."""
+        hurry = json.loads(data)["hurry"]
+        for child in (self._standby() if hurry else None, None):
+            child = child or self._fork(warm_up=False)
+            if child.assign(data, self._in_hand):
+                child.let_go()
+                return child.pid
+            child.end()
+        return None
+
+    def _standby(self) -> _Child | None:
+        for child in self._waiting:
+            if child.warmed:
+                self._waiting.remove(child)
+                return child
+        return None
+
+    def _fork(self, *, warm_up: bool, room: frozenset[int] | None = None) -> _Child:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        reader, writer = os.pipe()
+        zygote = os.getpid()
+        between = os.fork()
+        if between == 0:
+            try:
+                # What it has forked may have to be killed, and is then to leave nothing behind.
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+                _die_with_parent(zygote)
+                parent = os.getpid()
+                pid = os.fork()
+                if pid:
+                    os.write(writer, pid.to_bytes(8, "little"))
+                    self._close()
+                    for descriptor in (ours.detach(), theirs.detach(), reader, writer):
+                        os.close(descriptor)
+                    _stand_between()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _die_with_parent(parent)
+                os.close(reader)
+                os.close(writer)
+                ours.close()
+                self._close()
+                task = _wait_for_task(theirs, warm_up=warm_up, room=room)
+            except BaseException:
+                os._exit(1)
+            raise _Become(task)
+        os.close(writer)
+        theirs.close()
+        pid = int.from_bytes(os.read(reader, 8), "little")
+        os.close(reader)
+        return _Child(pid, between, ours)
+
+    def _close(self) -> None:
+        """Close the lines that a forked process has no business with."""
+        self.launcher.close()
+        for child in self._waiting:
+            child.line.close()
+        self._put_down()
+
+    def _put_down(self) -> None:
+        for descriptor in self._in_hand:
+            os.close(descriptor)
+        self._in_hand = ()
+
+
+def _stand_between() -> NoReturn:
+    """Do nothing, until killed: be somebody's parent. As a small program, for its end must be quick."""
+    program = shutil.which("sleep")
+    if program:
+        with contextlib.suppress(OSError):
+            os.execv(program, ["sleep", str(2**31 - 1)])
+    while True:
+        signal.pause()
+
+
+def _wait_for_task(line: socket.socket, *, warm_up: bool, room: frozenset[int] | None) -> _Task:
+    """In a forked process: be asked, and be what is asked for, up to the beginning."""
+    if room:
+        os.sched_setaffinity(0, room)
+    if warm_up:
+        warm()
+        line.send(b"w")
+    data, descriptors, _, _ = socket.recv_fds(line, MOST_BYTES, MOST_DESCRIPTORS)
+    if not data:
+        os._exit(0)
+    task = _Task.received(data, descriptors)
+    _prepare(task)
+    _live_without_parent()
+    line.send(b"+")
+    line.close()
+    if not os.read(task.permit, 1):  # the launcher has given up on us, or has gone
+        os._exit(0)
+    os.close(task.permit)
+    return task
+
+
+def _prepare(task: _Task) -> None:
+    """Take on all that a process started from nothing would have been given."""
+    os.setsid()
+    output, _, *others = task.descriptors
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(nowhere)
+    os.close(output)
+    os.chdir(task.cwd)
+    if task.cores is not None:
+        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - names are all that is needed
+            os.sched_setaffinity(int(thread), task.cores)
+    for name, descriptor in zip(task.inherited, others, strict=True):
+        os.set_inheritable(descriptor, True)
+        task.env[name] = str(descriptor)
+    os.environ.clear()
+    os.environ.update(task.env)
+    time.tzset()
+
+
+def warm() -> None:
+    """Pay for what the first steps of a training cost once: threads, kernels, imports.
+
+    With as many threads as the environment says, like the task: pools of theirs are made here.
+    """
+    import torch
+
+    for optimizer in (torch.optim.SGD, torch.optim.AdamW):
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 4)
+        )
+        stepper = optimizer(model.parameters(), lr=0.1)
+        torch.nn.functional.cross_entropy(model(torch.ones(8, 1, 8, 8)), torch.zeros(8).long()).backward()  # type: ignore[no-untyped-call]
+        stepper.step()
+
+
+def become(task: _Task) -> None:
+    """Run the task's program as `python -m` would have, in this process."""
+    import numpy as np
+    import torch
+
+    sys.argv = task.argv[1:2]
+    sys.orig_argv = list(task.argv)
+    if not sys.flags.safe_path:
+        if _hides_something(task.cwd):
+            _start_from_nothing(task)
+        sys.path[0] = task.cwd
+    importlib.invalidate_caches()
+    tempfile.tempdir = None
+    # All that was forked here has these in common, and no two processes started from nothing have. (Python's
+    # own generator sees to itself.)
+    np.random.seed()
+    torch.default_generator.seed()
+    sys.modules["__main__"] = ModuleType("__main__")
+    run_to_the_end(lambda: _run(task.argv[2]))
+
+
+def _run(module: str) -> int:
+    try:
+        runpy._run_module_as_main(module)  # type: ignore[attr-defined]
+    except SystemExit:
+        raise
+    except BaseException as error:
+        error.__traceback__ = _from_runpy(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _from_runpy(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without what only a forked process has."""
+    while trace and trace.tb_frame.f_code.co_filename != runpy._run_module_as_main.__code__.co_filename:  # type: ignore[attr-defined]
+        trace = trace.tb_next
+    return trace
+
+
+def _hides_something(directory: str) -> bool:
+    """Whether a module in there goes before one of the same name that is imported already."""
+    suffixes = tuple(importlib.machinery.all_suffixes())
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                name = entry.name.partition(".")[0]
+                found = sys.modules.get(name)
+                if found is None or not (entry.name.endswith(suffixes) or _is_package(entry)):
+                    continue
+                home = os.path.dirname(getattr(found, "__file__", None) or "")  # noqa: PTH120
+                if home and not os.path.samefile(entry.path if entry.is_dir() else directory, home):  # noqa: PTH121
+                    return True
+    except OSError:
+        return True
+    return False
+
+
+def _is_package(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir() and os.path.exists(os.path.join(entry.path, "__init__.py"))  # noqa: PTH110, PTH118
+
+
+def _start_from_nothing(task: _Task) -> NoReturn:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        signal.signal(number, signal.SIG_DFL)
+    os.execve(task.argv[0], task.argv, task.env)
+
+
+def memory_left() -> int:
+    """Bytes that this machine, and the control group that we are in, can still give."""
+    meminfo = (line.split() for line in _lines("/proc/meminfo"))
+    left = [int(words[1]) << 10 for words in meminfo if words[0] == "MemAvailable:"]
+    for line in _lines("/proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            limit, used = (next(iter(_lines(folder / name)), "") for name in names)
+            if limit.isdecimal() and used.isdecimal():
+                left.append(int(limit) - int(used))
+            if folder == root:
+                break
+    return min(left, default=0)
+
+
+def _lines(path: str | Path) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def safe_to_fork() -> bool:
+    """Whether nothing that was imported has begun to use a GPU: no context survives a fork."""
+    import torch
+
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are all that is needed
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}").startswith("/dev/nvidia"):  # noqa: PTH115
+                return False
+    if torch.cuda.is_initialized():
+        return False
+    child = os.fork()
+    if child == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitpid(child, 0)[1] == 0
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_parent(parent: int) -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it has died before
+        os._exit(1)
+
+
+def _live_without_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def _end(pid: int) -> None:
+    """Kill a child of ours and clear it away."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def main(arguments: Sequence[str]) -> _Task | None:
+    """Serve to the end; in a process forked to do something else: what that is.
+
+    `arguments`: how many standbys to keep, and the sets of cores for them, each as numbers with commas
+    between. HPCSCHED_ZYGOTE_FD: the descriptor of the line to the launcher.
+    """
+    end_quickly()
+    _die_with_parent(os.getppid())
+    most, *rooms = arguments
+    with fewer_collections():
+        for name in PRELOADED:
+            importlib.import_module(name)
+    if not safe_to_fork():
+        return None
+    gc.collect()
+    gc.freeze()  # else each collection in a worker would copy what it shares with the others
+    line = socket.socket(fileno=int(os.environ["HPCSCHED_ZYGOTE_FD"]))
+    line.set_inheritable(False)
+    server = Server(line, int(most), [frozenset(map(int, room.split(","))) for room in rooms])
+    try:
+        server.serve()
+    except _Become as end:
+        return end.task
+    except OSError:  # the launcher has gone in the middle of something
+        pass
+    return None
+
+
+if __name__ == "__main__":
+    task = main(sys.argv[1:])
+    if task is not None:
+        become(task)

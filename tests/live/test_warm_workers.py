@@ -1,0 +1,481 @@
+"""Workers from the zygote: like those started from nothing, and never in the way of a launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from hpcsched.core.model import Device  # noqa: E402
+from hpcsched.launch.base import LaunchPlan  # noqa: E402
+from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher, LocalWorkers  # noqa: E402
+from hpcsched.launch.proc import stat  # noqa: E402
+from hpcsched.testing.conformance_launch import plan, reaped  # noqa: E402
+
+WITHIN_S = 120.0
+
+PROGRAM = '''
+"""What a worker finds, as JSON; then it does as the job's arguments say."""
+import gc, json, os, random, signal, sys, time
+import numpy as np
+import torch
+from hpcsched.worker.trainer import Trainer
+
+ROOT = os.environ["HPCSCHED_JOB_DIR"]
+
+def link(number):
+    try:
+        return os.readlink(f"/proc/self/fd/{number}").partition("[")[0].partition("-")[0]
+    except OSError:  # that of the listing itself
+        return "gone"
+
+def found():
+    return {
+        "argv": sys.argv,
+        "path": sys.path[0],
+        "main": sys.modules["__main__"].__spec__.name,
+        "cwd": os.getcwd(),
+        "environment": dict(os.environ),
+        "streams": [os.readlink(f"/proc/self/fd/{n}") for n in (0, 1, 2)],
+        "descriptors": sorted(link(n) for n in os.listdir("/proc/self/fd") if int(n) > 2),
+        "cores": [sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")],
+        "leads": os.getsid(0) == os.getpgid(0) == os.getpid(),
+        "parent": os.getppid(),
+        "handlers": [str(signal.getsignal(s)) for s in sorted(signal.valid_signals())],
+        "blocked": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+        "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "umask": os.umask(0o22),
+        "drawn": [random.random(), float(np.random.rand()), float(torch.rand(()))],
+    }
+
+FOUND = found()  # before the worker seeds anything
+
+class Told(Trainer):
+    def build(self, args):
+        with open(f"{ROOT}/found.{os.environ['HPCSCHED_RANK']}.part", "w") as file:
+            json.dump(FOUND, file)
+        os.rename(file.name, file.name.removesuffix(".part"))
+        if "wait" in args:
+            time.sleep(args["wait"])
+        if "code" in args:
+            sys.exit(args["code"])
+        raise KeyError("mine")
+'''
+
+TRAINING = """
+import torch
+from torch import nn
+from hpcsched.worker import Parts, Trainer
+
+class Net(Trainer):
+    def build(self, args):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2),
+                              nn.Linear(288, 300), nn.ReLU(), nn.Linear(300, 10))
+        x, y = torch.randn(512, 1, 8, 8), torch.randint(0, 10, (512,))
+        return Parts(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
+                     dataset=torch.utils.data.TensorDataset(x, y), global_batch=128,
+                     loss=lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1], reduction="none"))
+"""
+
+KINDS = {"cold": None, "zygote": 0, "standby": 1}
+"""How many standbys the launchers of these have."""
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WITHIN_S
+    while not (value := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return value
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdecimal()
+        and (seen := stat(int(entry.name)))
+        and seen.parent == pid
+        and seen.state != "Z"
+    ]
+
+
+class Bench:
+    """A launcher of one kind, and jobs for it."""
+
+    def __init__(self, folder: Path, standbys: int | None, **settings: Any) -> None:
+        self.folder = folder
+        self.devices = [Device(index=i, host="here", kind="fake", handle=str(i)) for i in range(2)]
+        self.launcher = LocalLauncher(standbys=standbys, devices=self.devices, **settings)
+        self.standbys = min(standbys or 0, 2)
+        (folder / "told.py").write_text(PROGRAM)
+        (folder / "training.py").write_text(TRAINING)
+        self._jobs = 0
+
+    def plan(
+        self, trainer: str = "told:Told", *, ranks: int = 1, env: dict[str, str] | None = None, **args: Any
+    ) -> LaunchPlan:
+        self._jobs += 1
+        job = self.folder / f"job-{self._jobs}"
+        job.mkdir()
+        contract = {
+            "JOB_ID": str(self._jobs), "ATTEMPT": "1", "JOB_DIR": str(job), "RUN_ID": "warm",
+            "TRAINER": trainer, "CHECKPOINT_DIR": str(job / "checkpoint"), "ARGS": json.dumps(args),
+            "STEPS": "12",
+        }  # fmt: skip
+        return replace(
+            plan(job, [sys.executable, "-m", "hpcsched.worker"], ranks=ranks),
+            job_id=self._jobs,
+            env={f"HPCSCHED_{name}": value for name, value in contract.items()} | (env or {}),
+            cwd=self.folder,
+            arena=True,
+        )
+
+    def launch(self, **wanted: Any) -> tuple[LaunchPlan, LocalWorkers]:
+        job = self.plan(**wanted)
+        return job, self.launcher.launch(job)
+
+    def run(self, **wanted: Any) -> tuple[Path, int]:
+        job, workers = self.launch(**wanted)
+        code = reaped(workers)
+        workers.close()
+        return job.folder, code
+
+    def warm_up(self) -> None:
+        """Until the next launch is of the kind that this is for."""
+        if not self.launcher._warm:
+            return
+        self.run(code=0)
+        wait_for(self.ready)
+        wait_for(lambda: len(self.waiting()) == self.standbys)
+
+    def ready(self) -> bool:
+        assert self.launcher._warm
+        self.launcher._warm.look()
+        return self.launcher._warm.ready
+
+    @property
+    def zygote(self) -> int:
+        assert self.launcher._warm
+        return self.launcher._warm._pid
+
+    def waiting(self) -> list[int]:
+        """The standbys that are warm: they sleep, and have used no processor for a while."""
+        found = [pid for between in children(self.zygote) for pid in children(between)]
+        before = [used(pid) for pid in found]
+        time.sleep(0.3)
+        return [pid for pid, was in zip(found, before, strict=True) if was and was == used(pid)]
+
+
+def used(pid: int) -> list[bytes]:
+    """The processor time of a sleeping process; [] if it does not sleep."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().split()
+    except OSError:
+        return []
+    return fields[13:15] if fields[2] == b"S" else []
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def bench(standbys: int | None, **settings: Any) -> Bench:
+        folder = tmp_path / f"bench-{len(made)}"
+        folder.mkdir()
+        made.append(Bench(folder, standbys, **settings))
+        return made[-1]
+
+    yield bench
+    for one in made:
+        one.launcher.close()
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """One with a zygote and without standbys, for tests that leave it as it is."""
+    bench = Bench(tmp_path_factory.mktemp("steady"), 0)
+    bench.warm_up()
+    yield bench
+    bench.launcher.close()
+
+
+def told(folder: Path, rank: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"found.{rank}").read_text())
+    return found
+
+
+def output(folder: Path) -> str:
+    return (folder / "logs" / "out").read_text()
+
+
+def by_zygote(bench: Bench, workers: LocalWorkers) -> bool:
+    """Whether all ranks have been forked: the command line stays the zygote's."""
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid, _ in workers.processes]
+    return all(b"zygote" in line for line in lines)
+
+
+def test_a_warm_worker_finds_what_a_cold_one_finds(make: Callable[..., Bench]) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    found, kinds, drawn = {}, {}, set[float]()
+    for kind, standbys in KINDS.items():
+        bench = make(
+            standbys,
+            cpus=lambda device: frozenset({cores[device.index % len(cores)]}),
+            environ=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        bench.warm_up()
+        standing = bench.waiting() if standbys else []
+        job, workers = bench.launch(env={"MINE": "yes"}, ranks=2, wait=1.0)
+        wait_for((job.folder / "found.1").exists)
+        kinds[kind] = by_zygote(bench, workers), workers.processes[0][0] in standing
+        assert reaped(workers) == 1
+        workers.close()
+        for rank in (0, 1):
+            news = told(job.folder, rank)
+            assert news["leads"] and news["parent"] == os.getpid()
+            assert all(thread == [cores[rank % len(cores)]] for thread in news.pop("cores"))
+            environment = news["environment"]
+            assert (environment["MINE"], environment["RANK"], news["cwd"]) == (
+                "yes",
+                str(rank),
+                str(bench.folder),
+            )
+            fds = [name for name in environment if name.endswith("_FD") and name.startswith("HPCSCHED")]
+            assert len(fds) == (3 if rank == 0 else 1)
+            for name in (*fds, "HPCSCHED_LAUNCHED_AT", "MASTER_PORT", "HPCSCHED_JOB_ID"):
+                del environment[name]
+            drawn.update(news.pop("drawn"))
+            text = json.dumps(news).replace(str(job.folder), "").replace(str(bench.folder), "")
+            found[kind, rank] = json.loads(text)
+    assert kinds == {"cold": (False, False), "zygote": (True, False), "standby": (True, True)}
+    assert len(drawn) == 18, "no two ranks draw the same numbers"
+    for (kind, rank), news in found.items():
+        assert news == found["cold", rank], kind
+
+
+def traceback(folder: Path) -> list[str]:
+    lines = output(folder).splitlines()
+    return lines[lines.index("Traceback (most recent call last):") :]
+
+
+def test_exit_codes_and_tracebacks_are_the_same(make: Callable[..., Bench], steady: Bench) -> None:
+    cold, warm = make(None), steady
+    for arguments, code in (({"code": 75}, 75), ({"code": "why"}, 1), ({"code": None}, 0), ({}, 1)):
+        folder, found = warm.run(**arguments)
+        assert found == code
+        if not arguments:
+            theirs, _ = cold.run()
+            assert traceback(folder) == [
+                line.replace(str(cold.folder), str(warm.folder)) for line in traceback(theirs)
+            ]
+        else:
+            assert output(folder) == ("why\n" if code == 1 else "")
+
+
+def test_trained_equal_to_the_last_bit(make: Callable[..., Bench]) -> None:
+    final = {}
+    for kind, standbys in KINDS.items():
+        bench = make(standbys)
+        bench.warm_up()
+        job, workers = bench.launch(trainer="training:Net", ranks=2)
+        assert by_zygote(bench, workers) == (kind != "cold")
+        assert reaped(workers) == 0, output(job.folder)
+        workers.close()
+        (path,) = (job.folder / "checkpoint").glob("*12.pt")
+        final[kind] = torch.load(path, weights_only=False)["model"]
+    for kind in ("zygote", "standby"):
+        assert all(torch.equal(value, final["cold"][name]) for name, value in final[kind].items())
+
+
+@pytest.mark.parametrize("standbys", [0, 2])
+def test_without_its_zygote_a_worker_lives_on_and_the_next_is_started(
+    make: Callable[..., Bench], standbys: int
+) -> None:
+    bench = make(standbys)
+    bench.warm_up()
+    job, workers = bench.launch(wait=600)
+    assert by_zygote(bench, workers)
+    wait_for((job.folder / "found.0").exists)
+    before, standing = bench.zygote, bench.waiting()
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: not any(map(alive, standing)))
+    assert bench.run(code=0)[1] == 0
+    wait_for(bench.ready)
+    assert bench.zygote != before
+    assert workers.living == 1 and told(job.folder)["parent"] == os.getpid() == parent(workers)
+    workers.signal(signal.SIGTERM)
+    assert reaped(workers) == 128 + signal.SIGTERM
+    workers.close()
+
+
+def alive(pid: int) -> bool:
+    return (seen := stat(pid)) is not None and seen.state != "Z"
+
+
+def parent(workers: LocalWorkers) -> int:
+    seen = stat(workers.processes[0][0])
+    assert seen is not None
+    return seen.parent
+
+
+def test_a_zygote_that_does_not_answer_is_replaced(make: Callable[..., Bench]) -> None:
+    bench = make(0)
+    bench.warm_up()
+    before = bench.zygote
+    os.kill(before, signal.SIGSTOP)
+    job, workers = bench.launch(code=0)
+    assert not by_zygote(bench, workers)
+    assert reaped(workers) == 0
+    workers.close()
+    assert not alive(before) and output(job.folder) == ""
+    bench.warm_up()
+    assert bench.zygote != before
+
+
+def test_standbys_that_hang_are_passed_over(make: Callable[..., Bench]) -> None:
+    bench = make(2)
+    bench.warm_up()
+    standing = wait_for(lambda: len(bench.waiting()) == 2 and bench.waiting())
+    for pid in standing:
+        os.kill(pid, signal.SIGSTOP)
+    job, workers = bench.launch(code=0)
+    assert by_zygote(bench, workers) and workers.processes[0][0] not in standing
+    assert reaped(workers) == 0
+    workers.close()
+    assert [alive(pid) for pid in standing].count(False) == 1
+    assert output(job.folder) == ""
+
+
+def test_a_zygote_that_always_ends_is_given_up(make: Callable[..., Bench]) -> None:
+    bench = make(0)
+    warm = bench.launcher._warm
+    assert warm
+    for started in range(1, 6):
+        bench.run(code=0)
+        assert warm._starts == min(started, 4)
+        assert (warm._line is None) == (started > 4)
+        if warm._line:
+            os.kill(bench.zygote, signal.SIGKILL)
+            wait_for(lambda: warm.look() or warm._line is None)
+
+
+@pytest.mark.parametrize(
+    "env", [{"OMP_NUM_THREADS": "7"}, {"MALLOC_ARENA_MAX": "3"}, {"HPCSCHED_RUN_ID": "another"}]
+)
+def test_what_libraries_read_when_loaded_goes_cold(steady: Bench, env: dict[str, str]) -> None:
+    job, workers = steady.launch(env=env, wait=0.5)
+    assert not by_zygote(steady, workers)
+    wait_for((job.folder / "found.0").exists)
+    assert env.items() <= told(job.folder)["environment"].items()
+    assert reaped(workers) == 1
+    workers.close()
+
+
+def test_another_number_of_cores_goes_cold(make: Callable[..., Bench]) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core")
+    rooms = [frozenset(cores[:1]), frozenset(cores[:2])]
+    bench = make(0, cpus=lambda device: rooms[device.index])
+    bench.warm_up()
+    job, workers = bench.launch(ranks=2, wait=0.5)
+    assert not by_zygote(bench, workers)
+    reaped(workers)
+    assert [set(told(job.folder, rank)["cores"][0]) for rank in (0, 1)] == [set(room) for room in rooms]
+    workers.close()
+
+
+def test_other_programs_are_started_from_nothing(steady: Bench) -> None:
+    job = replace(steady.plan(), argv=("sh", "-c", "echo hello; exit 3"))
+    workers = steady.launcher.launch(job)
+    assert (reaped(workers), output(job.folder)) == (3, "hello\n")
+    workers.close()
+
+
+def test_off_means_off(make: Callable[..., Bench]) -> None:
+    bench = make(None)
+    before = children(os.getpid())
+    bench.run(code=0)
+    assert children(os.getpid()) == before
+
+
+def test_a_module_of_the_job_goes_before_one_that_is_loaded(steady: Bench) -> None:
+    (steady.folder / "calendar.py").write_text("MINE = True\n")
+    (steady.folder / "asks.py").write_text("import calendar\nprint(calendar.MINE)\nfrom told import *\n")
+    folder, code = steady.run(trainer="asks:Told", code=5)
+    assert (code, output(folder)) == (5, "True\n")
+
+
+def test_a_shielded_signal_reaches_no_warm_worker(make: Callable[..., Bench]) -> None:
+    bench = make(0, shielded=LSF_WARNS_ALL)
+    bench.warm_up()
+    job, workers = bench.launch(wait=1.0, code=7)
+    assert by_zygote(bench, workers)
+    wait_for((job.folder / "found.0").exists)
+    workers.signal(signal.SIGUSR2)
+    assert reaped(workers) == 7
+    workers.close()
+
+
+def test_nothing_is_left_when_the_launcher_closes(make: Callable[..., Bench]) -> None:
+    bench = make(2)
+    bench.warm_up()
+    zygote, standing = bench.zygote, bench.waiting()
+    assert standing
+    bench.launcher.close()
+    wait_for(lambda: not any(map(alive, [zygote, *standing])))
+    assert bench.run(code=0)[1] == 0
+    assert bench.zygote == zygote, "no other is started"
+
+
+def test_a_launch_given_up_begins_nothing(steady: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zygote has forked the first rank when the second cannot be had: nobody lets it begin."""
+    add = LocalWorkers.add
+    calls: list[int] = []
+
+    def fail(self: LocalWorkers, pid: int, permit: int | None = None) -> None:
+        add(self, pid, permit)
+        calls.append(pid)
+        if len(calls) == 2:
+            raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(LocalWorkers, "add", fail)
+    job = steady.plan(ranks=3)
+    with pytest.raises(Exception, match="temporarily"):
+        steady.launcher.launch(job)
+    assert not any(map(alive, calls)) and not list(job.folder.glob("found.*"))
+
+
+def test_a_zygote_s_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from hpcsched.worker import zygote
+
+    assert 0 < zygote.memory_left() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    meminfo = ["MemTotal: 9 kB", "MemAvailable: 4096 kB"]
+    group = {"memory.max": ["3000000"], "memory.current": ["1000000"]}
+    files = {
+        "/proc/meminfo": meminfo,
+        "/proc/self/cgroup": ["0::/a/b"],
+        **{f"/sys/fs/cgroup/a/{name}": lines for name, lines in group.items()},
+        "/sys/fs/cgroup/a/b/memory.max": ["max"],
+    }
+    monkeypatch.setattr(zygote, "_lines", lambda path: files.get(str(path), []))
+    assert zygote.memory_left() == 2_000_000
+    group["memory.max"][0] = "max"
+    assert zygote.memory_left() == 4096 * 1024
+    files["/proc/self/cgroup"] = ["5:cpu,memory:/x"]
+    files["/sys/fs/cgroup/memory/x/memory.limit_in_bytes"] = ["70"]
+    files["/sys/fs/cgroup/memory/x/memory.usage_in_bytes"] = ["30"]
+    assert zygote.memory_left() == 40

@@ -1,0 +1,389 @@
+"""Ranks come and go while a training runs: nothing is lost or done twice, and nothing hangs."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from test_worker_ranks import Job, same, wait, woken_by  # noqa: E402
+
+WATCHED = '''
+import json, os, signal, time
+import torch
+from torch import nn
+from training import Exact, Noisy
+from hpcsched.worker import rendezvous
+
+def dies(where):
+    """Be killed at this point, once the test has armed it."""
+    usual = getattr(rendezvous.Peers, where)
+    def dying(self, *args):
+        if os.path.exists("armed"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return usual(self, *args)
+    setattr(rendezvous.Peers, where, dying)
+
+class Watched:
+    """Writes down which samples each step was given, and goes slowly until the test lets it go."""
+
+    def build(self, args):
+        rendezvous.HAND_OVER_TIMEOUT_S = 10.0
+        if os.environ["HPCSCHED_RANK"] == args.get("victim"):
+            dies(args["dies"])
+        parts = super().build(args)
+        parts.dataset = (*parts.dataset, torch.arange(50))
+        return parts
+
+    def loss(self, model, batch):
+        rank = os.environ["HPCSCHED_RANK"]
+        if not (self.seen == 0 and os.environ.get("HPCSCHED_JOINING")):  # else it rehearses
+            with open("seen." + rank + "." + str(os.getpid()), "a") as file:
+                file.write(json.dumps(batch[2].tolist()) + "\\n")
+        if not os.path.exists("go"):
+            time.sleep(self.args.get("pause", 0.0))
+        return super().loss(model, batch[:2])
+
+class WatchedExact(Watched, Exact): pass
+class WatchedNoisy(Watched, Noisy): pass
+
+class Convolutional(Watched, Noisy):
+    def network(self):
+        return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8),
+                             nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(),
+                             nn.Linear(48, 3))
+
+class Attentive(Watched, Noisy):
+    def network(self):
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+        return nn.Sequential(nn.Linear(6, 16), nn.Unflatten(1, (2, 8)), nn.TransformerEncoder(layer, 2),
+                             nn.Flatten(), nn.Linear(16, 3))
+
+    def build(self, args):
+        parts = super().build(args)
+        parts.optimizer = torch.optim.AdamW(parts.model.parameters(), lr=0.01)
+        parts.scheduler = None
+        return parts
+'''
+
+
+class Elastic(Job):
+    """Plays the agent for a job that is resized in place."""
+
+    def __init__(self, folder: Path, trainer: str = "WatchedExact", steps: int = 300) -> None:
+        super().__init__(folder, trainer=f"watched:{trainer}", steps=steps)
+        (folder / "watched.py").write_text(WATCHED)
+        os.mkfifo(folder / "control")
+        self.control = os.open(folder / "control", os.O_RDWR)
+        self.arena = os.memfd_create("arena")
+        self.port = 0
+        self.args: dict[str, Any] = {}
+        self.resumes = False
+
+    def environment(self, rank: int, world: int, port: int, args: dict[str, Any]) -> dict[str, str]:
+        self.port = port
+        return super().environment(rank, world, port, args) | {
+            "OPEN_CONTROL": f"/proc/{os.getpid()}/fd/{self.control}" if rank == 0 else "",
+            "OPEN_ARENA": f"/proc/{os.getpid()}/fd/{self.arena}",
+        }
+
+    def begin(self, world: int, **args: Any) -> list[BaseProcess]:
+        self.args = args
+        return self.start(world, **args)
+
+    def order(self, **orders: Any) -> None:
+        os.write(self.control, json.dumps(orders).encode() + b"\n")
+
+    def resize(self, old: int, new: int, *, one_host: bool = True) -> list[BaseProcess]:
+        """Ask for `new` ranks instead of `old`; returns those that join."""
+        keep, attempt, port = list(range(min(old, new))), self.attempt + 1, self.port
+        env = [self.environment(rank, new, port, self.args) for rank in range(len(keep), new)]
+        self.attempt = attempt
+        joining = [
+            self.fork({**one, "HPCSCHED_JOINING": "1", "HPCSCHED_ATTEMPT": str(attempt)}) for one in env
+        ]
+        self.order(resize={"attempt": attempt, "world_size": new, "keep": keep, "one_host": one_host})
+        return joining
+
+    def go(self) -> None:
+        """Let it train at full speed, to its end."""
+        (self.folder / "go").touch()
+
+    def word(self, attempt: int | None = None) -> dict[str, Any]:
+        """What rank 0 says once it is ready as this attempt."""
+        path = self.dir / f"ready.{attempt or self.attempt}"
+        eventually(path.exists)
+        return json.loads(path.read_text() or "{}")
+
+    def samples_seen(self) -> list[int]:
+        return sorted(itertools.chain.from_iterable(self.steps_seen()))
+
+    def steps_seen(self) -> list[list[int]]:
+        """What all ranks were given, rank by rank and step by step."""
+        return [
+            json.loads(line)
+            for path in sorted(self.folder.glob("seen.*"))
+            for line in path.read_text().splitlines()
+        ]
+
+
+def eventually(what: Callable[[], Any], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline, "nothing has come of it"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Elastic]:
+    place = Elastic(tmp_path / "elastic")
+    with woken_by():
+        yield place
+    os.close(place.control)
+    os.close(place.arena)
+
+
+def expected_samples(job: Elastic) -> list[int]:
+    from hpcsched.worker.sampler import Sampler
+
+    return sorted(Sampler(50, 3).batch(0, job.steps * 7).tolist())
+
+
+@pytest.mark.parametrize("one_host", [True, False], ids=["shared memory", "broadcast"])
+def test_ranks_join_and_leave_and_no_sample_is_lost_or_seen_twice(job: Elastic, one_host: bool) -> None:
+    ranks = job.begin(1, pause=0.05)
+    assert job.word() == {"in_place": True}
+    for old, new in ((1, 3), (3, 2), (2, 4), (4, 1)):
+        ranks += job.resize(old, new, one_host=one_host)
+        word = job.word()
+        assert word["in_place"] and 0 <= word["stopped_s"] < 60
+    job.go()
+    assert wait(ranks) == [0] * len(ranks), job.output
+    plain = Elastic(job.folder.parent / "plain")
+    assert plain.run() == [0]
+    assert job.state["attempt"] == 5
+    assert (job.state["step"], job.state["samples"]) == (300, 2100)
+    assert job.samples_seen() == expected_samples(job)
+    torch.testing.assert_close(job.final()["model"], plain.final()["model"], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("trainer", ["Convolutional", "Attentive"])
+def test_the_result_is_the_same_to_the_last_bit_over_any_resizes(tmp_path: Path, trainer: str) -> None:
+    strategy = json.dumps({"kind": "ddp", "reproducible": True, "shards": 4})
+    plain = Elastic(tmp_path / "plain", trainer)
+    plain.env["HPCSCHED_STRATEGY"] = strategy
+    assert plain.run() == [0], plain.output
+
+    job = Elastic(tmp_path / "elastic", trainer)
+    job.env["HPCSCHED_STRATEGY"] = strategy
+    choice = random.Random(trainer)
+    with woken_by():
+        now, ranks = 2, job.begin(2, pause=0.01)
+        job.word()
+        for _ in range(10):
+            now, before = choice.choice([n for n in (1, 2, 3) if n != now]), now
+            ranks += job.resize(before, now)
+            assert job.word()["in_place"]
+        job.go()
+        assert wait(ranks) == [0] * len(ranks), job.output
+    assert job.state["attempt"] == 11
+    assert job.state["step"] == 300
+    assert same(job.final()["model"], plain.final()["model"])
+    assert same(job.final()["optimizer"], plain.final()["optimizer"])
+
+
+# Suspended into shared memory.
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_quick_suspend_touches_no_disk_and_changes_no_bit(tmp_path: Path, job: Elastic, world: int) -> None:
+    plain = Elastic(tmp_path / "plain", "WatchedNoisy")
+    assert plain.run(world) == [0] * world
+    job.trainer = "watched:WatchedNoisy"
+    for attempt in (1, 2):
+        ranks = job.begin(world, pause=0.02)
+        job.word()
+        eventually(lambda: len(job.steps_seen()) > attempt * 4 * world)  # noqa: B023
+        job.order(suspend={"quick": True})
+        for rank in ranks:
+            os.kill(rank.pid or 0, signal.SIGTSTP)
+        assert wait(ranks) == [75] * world, job.output
+        assert not list(job.checkpoints.glob("*")) and not (job.dir / "STATE.json").exists()
+        held = json.loads((job.dir / f"held.{attempt}").read_text())
+        assert held["samples"] == 7 * held["step"] > 0
+    job.go()
+    assert job.run(world) == [0] * world, job.output
+    assert job.state["step"] == 300
+    assert same(job.final(), plain.final())
+    assert job.samples_seen() == expected_samples(job)
+
+
+def test_without_room_in_memory_it_is_saved_to_disk(job: Elastic) -> None:
+    sealed = os.memfd_create("arena", os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    os.dup2(sealed, job.arena)
+    os.close(sealed)
+    ranks = job.begin(1, pause=0.02)
+    job.word()
+    job.order(suspend={"quick": True})
+    os.kill(ranks[0].pid or 0, signal.SIGTSTP)
+    assert wait(ranks) == [75], job.output
+    assert not (job.dir / "held.1").exists()
+    assert job.state["step"] == job.final()["step"]
+    job.go()
+    assert job.run() == [0], job.output
+    assert job.samples_seen() == expected_samples(job)
+
+
+def test_a_state_damaged_in_memory_is_passed_over(job: Elastic) -> None:
+    ranks = job.begin(1, pause=0.02)
+    job.word()
+    os.kill(ranks[0].pid or 0, signal.SIGTSTP)
+    assert wait(ranks) == [75], job.output
+    durable = job.state["step"]
+    ranks = job.begin(1, pause=0.02)
+    job.word()
+    eventually(lambda: len(job.steps_seen()) > durable + 3)
+    job.order(suspend={"quick": True})
+    os.kill(ranks[0].pid or 0, signal.SIGTSTP)
+    assert wait(ranks) == [75], job.output
+    (job.dir / "held.2").unlink()
+    for slot in (1, 2):
+        os.pwrite(job.arena, b"damage", slot << 40)
+    job.go()
+    assert job.run() == [0], job.output
+    assert "going on from a checkpoint" in job.output
+    assert job.state["step"] == 300
+
+
+# What can go wrong.
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "victim", "dies", "code"),
+    [
+        (2, 3, "1", "regroup", 75),
+        (2, 3, "1", "broadcast_state", 75),
+        (1, 3, "2", "tell", 75),
+        (1, 2, "1", "broadcast_state", 75),
+        (3, 2, "1", "regroup", 75),
+        (3, 2, "2", "wait_parted", 0),  # it had nothing to do any more
+    ],
+)
+def test_whoever_dies_in_a_resize_no_step_is_lost_and_nothing_hangs(
+    job: Elastic, old: int, new: int, victim: str, dies: str, code: int
+) -> None:
+    """The others save where they are and leave, or go on if they can; the next attempt ends the job."""
+    ranks = job.begin(old, pause=0.05, victim=victim, dies=dies)
+    job.word()
+    (job.folder / "armed").touch()
+    ranks += job.resize(old, new, one_host=dies != "broadcast_state")
+    if code == 0:
+        job.word()
+        job.go()
+    assert wait(ranks)[0] == code, job.output
+    (job.folder / "armed").unlink()
+    if code == 75:
+        assert job.state["step"] < 300
+        job.go()
+        assert job.run() == [0], job.output
+    assert job.state["step"] == 300
+    assert job.samples_seen() == expected_samples(job)
+
+
+def test_a_rank_that_cannot_be_built_costs_the_others_nothing(job: Elastic) -> None:
+    ranks = job.begin(2, pause=0.02)
+    job.word()
+    (joining,) = job.resize(2, 3)
+    joining.kill()
+    joining.join()
+    job.order(forget={"attempt": 2})
+    before = len(job.steps_seen())
+    eventually(lambda: len(job.steps_seen()) > before + 10)
+    ranks += job.resize(2, 3)
+    assert job.word(3)["in_place"]
+    job.go()
+    assert wait(ranks) == [0, 0, 0], job.output
+    assert job.samples_seen() == expected_samples(job)
+
+
+def test_a_suspend_goes_before_a_resize(job: Elastic) -> None:
+    ranks = job.begin(2, pause=0.1)
+    job.word()
+    joining = job.resize(2, 3)
+    for rank in ranks:
+        os.kill(rank.pid or 0, signal.SIGTSTP)
+    assert wait(ranks) == [75, 75], job.output
+    for rank in joining:
+        os.kill(rank.pid or 0, signal.SIGTERM)
+    assert wait(joining)[0] != 0
+    assert not (job.dir / "ready.2").exists()
+    job.go()
+    assert job.run(2) == [0, 0], job.output
+    assert job.samples_seen() == expected_samples(job)
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        ({"world_size": 8, "keep": [0]}, "a global batch of 7 samples is too small for 8 ranks"),
+        ({"world_size": 1, "keep": [0, 2]}, None),
+        ({"world_size": 2, "keep": [0, 2]}, "ranks (0, 2) of 2 are to stay"),
+        ({"world_size": 2, "keep": [1, 0]}, None),
+        ({"keep": [0]}, None),
+    ],
+)
+def test_an_order_that_cannot_be_carried_out_changes_nothing(
+    job: Elastic, order: dict[str, Any], why: str | None
+) -> None:
+    """It is refused, or if it makes no sense, passed over with a line in the output."""
+    ranks = job.begin(2, pause=0.02)
+    job.word()
+    job.order(resize={"attempt": 2, "one_host": True, **order})
+    if why is None:
+        eventually(lambda: "makes no sense" in job.output)
+    else:
+        eventually((job.dir / "refused.2").exists)
+        assert (job.dir / "refused.2").read_text() == why
+    job.go()
+    assert wait(ranks) == [0, 0], job.output
+    assert job.samples_seen() == expected_samples(job)
+
+
+def test_a_loop_that_has_not_said_so_is_not_resized_in_place(job: Elastic) -> None:
+    job.steps = 40
+    (job.folder / "loop.py").write_text(
+        "from training import own_loop\nimport time, torch\n"
+        "step = torch.optim.SGD.step\n"
+        "torch.optim.SGD.step = lambda *args: (time.sleep(0.05), step(*args))[1]\n"
+        "own_loop()\n"
+    )
+    read, write = os.pipe()
+    rank = job.spawn(
+        sys.executable,
+        "loop.py",
+        pass_fds=[read],
+        env={"HPCSCHED_CONTROL_FD": str(read), "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert job.word() == {}
+    order = {"attempt": 2, "world_size": 1, "keep": [0], "one_host": True}
+    os.write(write, json.dumps({"resize": order}).encode() + b"\n")
+    os.close(read)
+    eventually((job.dir / "refused.2").exists)
+    os.close(write)
+    assert rank.wait(60) == 0
+    assert "has not said that it can" in (job.dir / "refused.2").read_text()
