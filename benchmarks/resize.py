@@ -1,6 +1,8 @@
 """What suspending, resuming and resizing a training costs, all ways side by side, on CPU slots (gloo).
 
-    python benchmarks/resize.py [--json] [--quick]
+    python benchmarks/resize.py [--json] [--quick] [--cuda]
+
+With `--cuda`: suspended and resumed on one GPU, with 1 GB of state; on two, if there are, resized in place.
 
 One training with about 90 MB of state (11 million parameters and their momentum). The launcher is the
 agent's own; this program plays the agent. "Gap": from the end of the last step before to the end of the
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -19,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from common import Report, main, median, ms, wait_for
 
@@ -30,7 +32,7 @@ from hpcsched.launch.contract import plan_attempt
 from hpcsched.launch.local import LocalLauncher, LocalWorkers
 
 REPEAT, QUICK_REPEAT = 21, 2
-WIDTH, QUICK_WIDTH, LAYERS = 1900, 64, 3
+WIDTH, QUICK_WIDTH, CUDA_WIDTH, LAYERS = 1900, 64, 6450, 3
 BATCH = 32
 DEADLINE_S = 60.0
 STEPS_BETWEEN = 6
@@ -41,13 +43,13 @@ REST_S = 0.7
 class Training:
     """One job, as its agent sees it."""
 
-    def __init__(self, folder: Path, standbys: int | None, width: int) -> None:
+    def __init__(self, folder: Path, standbys: int | None, width: int, devices: str) -> None:
         folder.mkdir()
         self.folder, self.job = folder, folder / "jobs" / "1"
         self.job.mkdir(parents=True)
         self.record = folder / "steps"
         self.record.touch()
-        self.devices = open_devices("cpu:2", "here")
+        self.devices = open_devices(devices, "here")
         self.launcher = LocalLauncher(
             cpus=self.devices.cpus,
             device_env=self.devices.environment,
@@ -150,8 +152,10 @@ class Training:
 
 
 @contextlib.contextmanager
-def training(root: Path, name: str, standbys: int | None, width: int) -> Iterator[Training]:
-    job = Training(root / name, standbys, width)
+def training(
+    root: Path, name: str, standbys: int | None, width: int, devices: str = "cpu:2"
+) -> Iterator[Training]:
+    job = Training(root / name, standbys, width, devices)
     try:
         yield job
     finally:
@@ -159,7 +163,7 @@ def training(root: Path, name: str, standbys: int | None, width: int) -> Iterato
 
 
 def step_of(ends: list[float]) -> float:
-    return median([b - a for a, b in zip(ends, ends[1:], strict=False)])
+    return median([b - a for a, b in itertools.pairwise(ends)])
 
 
 def in_place(job: Training, repeat: int, report: Report, name: str, *, one_host: bool) -> None:
@@ -173,7 +177,7 @@ def in_place(job: Training, repeat: int, report: Report, name: str, *, one_host:
             ends = job.train()
             step_s = step_of(ends)
             every = [t for t in job.steps("e") if t > before - 1]
-            stopped = max(b - a for a, b in zip(every, every[1:], strict=False) if b > before)
+            stopped = max(b - a for a, b in itertools.pairwise(every) if b > before)
             report.results.setdefault(f"{name}_{way}_gap_s", []).append(max(0.0, stopped - step_s))
             report.results.setdefault(f"{name}_{way}_step_s", []).append(step_s)
         time.sleep(REST_S)
@@ -214,6 +218,9 @@ def measure(options: argparse.Namespace) -> Report:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # "has saved": we look anyway
     with tempfile.TemporaryDirectory(prefix="hpcsched-bench-") as folder:
         root = Path(folder)
+        if options.cuda:
+            on_gpus(root, report, repeat)
+            return report
         with training(root, "in-place", 2, width) as job:
             warm(job)
             in_place(job, repeat, report, "in_place", one_host=True)
@@ -230,6 +237,29 @@ def measure(options: argparse.Namespace) -> Report:
             by_restart(job, repeat, report, "cold", (2, 1), quick=False)
     rows(report)
     return report
+
+
+def on_gpus(root: Path, report: Report, repeat: int) -> None:
+    """On a GPU: suspend 1 GB of state, and resume it from a standby, from the zygote, and from nothing."""
+    gpus = len(found := open_devices("cuda", "here").inventory())
+    if not found:
+        raise RuntimeError("there is no GPU here")
+    for name, standbys in (("standby", 2), ("zygote", 0), ("cold", None)):
+        with training(root, name, standbys, CUDA_WIDTH, f"cuda:{min(gpus, 2)}") as job:
+            if standbys is not None:
+                warm(job)
+            by_restart(job, repeat, report, name, (1, 1), quick=standbys is not None)
+            if gpus > 1 and name == "standby":
+                in_place(job, repeat, report, "in_place", one_host=True)
+    results = {name: median(values) for name, values in report.results.items()}
+    for name, value in results.items():
+        goal_s = 0.1 if name == "standby_suspend_s" else None
+        report.row(
+            name.removesuffix("_s").replace("_", " "),
+            ms(value),
+            goal="" if goal_s is None else f"<= {ms(goal_s)}",
+            ok=None if goal_s is None else value <= goal_s,
+        )
 
 
 def warm(job: Training) -> None:
@@ -287,4 +317,4 @@ def rows(report: Report) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, os.fspath(Path(__file__).parent))
-    main(__doc__ or "", measure)
+    main(__doc__ or "", measure, "--cuda")

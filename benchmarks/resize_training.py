@@ -1,4 +1,4 @@
-"""The training that `resize.py` resizes: a network whose state is as large as is asked for, steps on record."""
+"""The training that `resize.py` resizes: its state as large as is asked for, its steps on record."""
 
 from __future__ import annotations
 

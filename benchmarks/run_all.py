@@ -33,6 +33,8 @@ DEADLINES_S = {
     "latency": 300,
     "hosts": 300,
     "resume_equality": 600,
+    "resize": 1200,
+    "marble_torch": 1200,
     "plans": 300,
     "simulator_scale": 900,
     "policies": 900,

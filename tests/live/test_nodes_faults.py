@@ -47,10 +47,10 @@ def plan(hosts: Hosts[Sample], folder: Path, script: str, *, on: str | None = No
 
 
 def waiting(hosts: Hosts[Sample], folder: Path) -> tuple[remote.RemoteWorkers, list[int]]:
-    """An attempt over all devices, running, and its ranks' pids."""
+    """An attempt over all devices, running as the head knows too, and its ranks' pids."""
     workers = hosts.launch(plan(hosts, folder, WAITER))
     files = [folder / f"pid.{rank}" for rank in range(len(hosts.inventory()))]
-    pump_until(hosts, lambda: written(files))
+    pump_until(hosts, lambda: written(files) and workers.living == len(files))
     return workers, [int(f.read_text()) for f in files]
 
 

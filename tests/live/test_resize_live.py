@@ -210,8 +210,8 @@ def test_a_suspend_is_into_memory_and_then_onto_disk(place: Bench) -> None:
     assert place.all_gone()
 
 
-def test_an_agent_killed_before_the_state_is_on_disk_goes_on_from_the_checkpoint_before(place: Bench) -> None:
-    """The steps since then are done again, and counted."""
+def test_a_state_that_never_came_to_disk_is_lost_with_its_agent_and_counted(place: Bench) -> None:
+    """The job goes on from the checkpoint before."""
     agent = start(place, slow("one", gpus=1), slow("other", gpus=1))
     place.ready("one", "other")
     assert place("suspend", "one").returncode == 0
@@ -228,6 +228,8 @@ def test_an_agent_killed_before_the_state_is_on_disk_goes_on_from_the_checkpoint
     place.until(lambda: (place.job("one")["step"] or 0) > saved + 5, "more steps")
     assert place("suspend", "one").returncode == 0
     place.until(lambda: place.job("one")["state"] == "SUSPENDED", "suspended into memory")
+    place.until(lambda: not list(folder.glob("held.*")), "given up")
+    assert "could not be saved" in place.output()
     agent.kill()
     agent.wait()
     checkpoints.unlink()

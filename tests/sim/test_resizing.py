@@ -128,6 +128,15 @@ def test_what_it_costs(tmp_path):
     assert "resized" in (tmp_path / "g.svg").read_text()
 
 
+def test_the_lower_bound_knows_of_it():
+    """A start on four GPUs takes so long that nobody who launches there is done as soon."""
+    slow = replace(FAST[1], start_s={2: 10.0, 4: 500.0})
+    specs = [training("a", "two", 100), training("b", "four", 4000)]
+    result = result_of(simulate(specs, [FAST[0], slow], gpus=4, promote="always")[0])
+    assert result.makespan_s == 563.0 + 2900 / 4 < 500.0 + 4000 / 4
+    assert result.lower_bound_s is not None and result.lower_bound_s <= result.makespan_s
+
+
 def test_one_that_shrinks_waits_for_no_new_ranks():
     specs = [training("b", "four", 1000), training("c", "two", 100, gpus=2, submit_at=20.0)]
     machine, story = simulate(specs, FAST, gpus=4, policy="equal", resize="always")
@@ -269,6 +278,12 @@ def test_a_state_with_a_resize_under_way_goes_on():
     job = machine.job_of("b")
     assert [a.ended for a in job.attempts] == [Ended.RESIZED, Ended.COMPLETED]
     assert job.attempts[0].end_s == pytest.approx(65.0 + 10.0 + 3.0)
+
+
+def test_a_state_after_a_resize_goes_on_without_a_start():
+    specs = [training("a", "two", 100), training("b", "four", 1000)]
+    machine = Simulation(specs, FAST, gpus=4, options={"promote": "always"}).run(until=75.0)
+    assert Simulation((), FAST, machine=machine).run().job_of("b").ended_s == 293.0
 
 
 # --- planners -----------------------------------------------------------------------------------
