@@ -244,3 +244,24 @@ def test_a_state_that_never_came_to_disk_is_lost_with_its_agent_and_counted(plac
     machine, _ = place.replayed()
     assert machine.jobs[1].repeated == held - saved
     assert machine.jobs[1].step == STEPS
+
+
+def test_ranks_join_on_several_hosts_at_once(place: Bench) -> None:
+    """There the state travels over the network."""
+    page = json.loads((place.folder / "profiles.json").read_text())
+    page["profiles"][0]["nodes"] = 2
+    (place.folder / "profiles.json").write_text(json.dumps(page))
+    jobs = slow("short", gpus=1, nodes=2), slow("grows", model="big", nodes=2)
+    agent = start(place, *jobs, hosts="n1,n2", launcher="local")
+    place.ready("short", "grows")
+    assert place("cancel", "short").returncode == 0
+    place.until(lambda: place.job("grows")["attempt"] == 2, "resized")
+    assert sorted(place.job("grows")["gpus"]) == [0, 1, 2, 3]
+    go(place)
+    assert agent.wait() == 0, agent.said
+    machine, _ = place.replayed()
+    grows = machine.jobs[machine.by_name["grows"]]
+    assert [str(a.ended) for a in grows.attempts] == ["resized", "completed"]
+    assert (grows.suspensions, grows.repeated) == (0, 0)
+    assert samples(place, "grows") == whole_stream()
+    assert place.all_gone()

@@ -130,7 +130,8 @@ def test_what_it_costs(tmp_path):
 
 def test_the_lower_bound_knows_of_it():
     """A start on four GPUs takes so long that nobody who launches there is done as soon."""
-    slow = replace(FAST[1], start_s={2: 10.0, 4: 500.0})
+    launch_s = {2: 10.0, 4: 500.0}
+    slow = replace(FAST[1], start_s=launch_s, resume_s=launch_s)
     specs = [training("a", "two", 100), training("b", "four", 4000)]
     result = result_of(simulate(specs, [FAST[0], slow], gpus=4, promote="always")[0])
     assert result.makespan_s == 563.0 + 2900 / 4 < 500.0 + 4000 / 4
