@@ -62,6 +62,15 @@ def read_record(folder: Path, data: bytes | None = None) -> JobRecord | None:
     return record if 0 <= record.step <= MOST_STEPS else None
 
 
+def forget_words(folder: Path, attempt: int) -> None:
+    """Remove what is in a job's folder under this attempt's number, which may have been given before.
+
+    A journal that lost its tail gives it again, and so does a resize that came to nothing. Raises OSError.
+    """
+    for name in ("ready", "refused", "held"):
+        (folder / f"{name}.{attempt}").unlink(missing_ok=True)
+
+
 @dataclass(slots=True)
 class Resizing:
     """A resize in place under way: into `attempt`, on `gpus` in the order of ranks.

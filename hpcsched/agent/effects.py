@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import TypedDict
 
-from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, Resizing
+from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, Resizing, forget_words
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.orders import Site, joining_plan, plan_of
 from hpcsched.agent.progress import ProgressMeter
@@ -131,9 +131,7 @@ class Effects:
                 profile=self._machine.profile(job),
             )
             folder.mkdir(mode=0o700, exist_ok=True)
-            # A journal that lost its tail gives an attempt's number twice.
-            for name in ("ready", "held"):
-                (folder / f"{name}.{action.attempt}").unlink(missing_ok=True)
+            forget_words(folder, action.attempt)
             workers = self._launcher.launch(plan)
         except (LaunchError, OSError, ValueError) as error:
             if no_room(error, folder):
@@ -186,29 +184,22 @@ class Effects:
         joining = tuple(self._machine.devices[gpu] for gpu in new[len(keep) :])
         hosts = {self._machine.devices[gpu].host for gpu in new}
         crew: Workers | None = None
-        for name in ("ready", "refused", "held"):
-            (attempt.folder / f"{name}.{action.attempt + 1}").unlink(missing_ok=True)
-        if joining:
-            plan = joining_plan(
-                self._machine.jobs[action.job_id],
-                action,
-                site=self._site,
-                devices=joining,
-                staying=len(keep),
-                where=attempt.workers.where,
-            )
-            try:
+        try:
+            forget_words(attempt.folder, action.attempt + 1)
+            if joining:
+                plan = joining_plan(
+                    self._machine.jobs[action.job_id],
+                    action,
+                    site=self._site,
+                    devices=joining,
+                    staying=len(keep),
+                    where=attempt.workers.where,
+                )
                 crew = self._launcher.launch(plan)
-            except (LaunchError, OSError, ValueError) as error:
-                return [
-                    ev.ResizeFailed(
-                        at=self._clock.now(),
-                        job_id=action.job_id,
-                        attempt=action.attempt,
-                        error=str(error),
-                    )
-                ]
-            self._watch(attempt, crew)
+                self._watch(attempt, crew)
+        except (LaunchError, OSError, ValueError) as error:
+            about = _About(job_id=action.job_id, attempt=action.attempt)
+            return [ev.ResizeFailed(at=self._clock.now(), **about, error=str(error))]
         order = {
             "attempt": action.attempt + 1,
             "world_size": len(new),

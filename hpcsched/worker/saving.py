@@ -115,12 +115,12 @@ class Saves:
                 self.arena.clear()
             return None, None
         held = self.arena.newest() if self.arena else None
+        self._await_keeper(held.step if held else 0)
         if held is not None and held.step >= (self.store.newest_step() or 0):
             try:
                 return held, self.load(held)
             except StoreError as error:
                 say(f"{error}; going on from a checkpoint")
-        self._await_keeper()
         path = self.store.newest()
         self.store.quarantine_newer(path)
         if path is None:
@@ -144,13 +144,16 @@ class Saves:
         # The model copies what it loads; optimizers may keep the very tensors they are given.
         return self.arena.load(found.generation, views=("model",))
 
-    def _await_keeper(self) -> None:
-        """On another host the last attempt's state may be on its way to disk: that is the newest then."""
+    def _await_keeper(self, ours: int) -> None:
+        """On another host the last attempt's state may be on its way to disk: that is the newest then.
+
+        `ours`: the step whose state we have here.
+        """
         env, store = self.env, self.store
         if env is None or store is None or env.from_step is None:
             return
         deadline = time.monotonic() + KEEPER_WAIT_S
-        while (store.newest_step() or 0) < env.from_step and time.monotonic() < deadline:
+        while max(ours, store.newest_step() or 0) < env.from_step and time.monotonic() < deadline:
             if not any(env.job_dir.glob("held.*")):
                 return
             time.sleep(_POLL_S)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 
 from test_worker_ranks import Job, free_port, woken_by  # noqa: E402
 
-LOOP = '''
+LOOP = """
 import os, time
 import torch
 from torch import nn
@@ -45,7 +45,7 @@ for indices in session.steps():
     session.backward(nn.functional.cross_entropy(model(x[indices]), y[indices], reduction="none"))
     optimizer.step()
 session.finish()
-'''
+"""
 
 
 @dataclass
@@ -73,7 +73,6 @@ class Loop(Job):
                 )
                 for rank in range(world)
             ]
-
 
 
 def test_a_model_spread_over_ranks_goes_on_over_any_number_of_them(tmp_path: Path) -> None:
