@@ -51,8 +51,14 @@ _ACCEPTED = {
 }
 """What is right for each key of a job."""
 
-STRATEGIES: dict[str, tuple[str, ...]] = {"ddp": ("micro_batch",)}
-"""Ways a job's workers can run it, with the options of each."""
+_COUNT = "a positive whole number"
+STRATEGIES: dict[str, dict[str, str]] = {
+    "ddp": {"micro_batch": _COUNT, "reproducible": "true or false", "shards": _COUNT}
+}
+"""Ways a job's workers can run it, with the options of each, and what is right for them."""
+
+DEFAULT_SHARDS = 8
+"""As in `worker.shards`: parts of a global batch where the result is to be reproducible."""
 
 
 class _Gpus(msgspec.Struct, forbid_unknown_fields=True):
@@ -223,6 +229,13 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
     every = _seconds(job.checkpoint_every, "checkpoint_every", refuse)
     if not every:
         refuse("checkpoint_every", job.checkpoint_every, 'a time above 0, such as "10m"')
+    strategy = _strategy(job, refuse)
+    ranks = _most_ranks(strategy, job.nodes)
+    if ranks is not None:
+        if least > ranks:
+            accepted = f"at most as many ranks as shards ({strategy.get('shards', DEFAULT_SHARDS)})"
+            refuse("gpus", least * job.nodes, accepted)
+        most = ranks if most is None else min(most, ranks)
     return JobSpec(
         name=job.name,
         kind=Kind(kinds[0]),
@@ -235,7 +248,7 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
         gpus_min=least,
         gpus_max=most,
         nodes=job.nodes,
-        strategy=_strategy(job, refuse),
+        strategy=strategy,
         submit_at=submit_at,
         retries=job.retries,
         env=job.env,
@@ -287,10 +300,25 @@ def _strategy(job: _Job, refuse: Callable[[str, object, str], NoReturn]) -> dict
     kind = str(table.get("kind"))
     if kind not in STRATEGIES:
         refuse("strategy", kind, ", ".join(STRATEGIES))
-    for key in table:
-        if key != "kind" and key not in STRATEGIES[kind]:
-            refuse(f"strategy.{key}", table[key], ", ".join(STRATEGIES[kind]) or f"no options for {kind}")
+    options = STRATEGIES[kind]
+    for key, value in table.items():
+        if key == "kind":
+            continue
+        if key not in options:
+            refuse(f"strategy.{key}", value, ", ".join(options) or f"no options for {kind}")
+        good = type(value) is int and value > 0 if options[key] == _COUNT else type(value) is bool
+        if not good:
+            refuse(f"strategy.{key}", value, options[key])
+    if "shards" in table and not table.get("reproducible"):
+        refuse("strategy.shards", table["shards"], "only with reproducible = true")
     return table
+
+
+def _most_ranks(strategy: Mapping[str, Any], nodes: int) -> int | None:
+    """On each host; None: as many as there are GPUs."""
+    if not strategy.get("reproducible"):
+        return None
+    return int(strategy.get("shards", DEFAULT_SHARDS)) // nodes
 
 
 def _seconds(value: float | str, key: str, refuse: Callable[[str, object, str], NoReturn]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Mapping
@@ -62,12 +63,13 @@ def read_record(folder: Path, data: bytes | None = None) -> JobRecord | None:
     return record if 0 <= record.step <= MOST_STEPS else None
 
 
-def forget_words(folder: Path, attempt: int) -> None:
+def forget_words(folder: Path, attempt: int, *, held: bool = True) -> None:
     """Remove what is in a job's folder under this attempt's number, which may have been given before.
 
-    A journal that lost its tail gives it again, and so does a resize that came to nothing. Raises OSError.
+    A journal that lost its tail gives it again, and so does a resize that came to nothing. `held` False: not
+    what says that a keeper is at work. Raises OSError.
     """
-    for name in ("ready", "refused", "held"):
+    for name in ("ready", "refused", *(["held"] if held else [])):
         (folder / f"{name}.{attempt}").unlink(missing_ok=True)
 
 
@@ -75,8 +77,9 @@ def forget_words(folder: Path, attempt: int) -> None:
 class Resizing:
     """A resize in place under way: into `attempt`, on `gpus` in the order of ranks.
 
-    `crew` are the ranks that join, None if there are none (any more). `failed` says why it came to nothing;
-    `given_up`: something else is wanted of the job by now, and nobody asks how this ends.
+    `crew` are the ranks that join, None if there are none (any more). `done` is what rank 0 says when it is;
+    `failed` why it came to nothing, as rank 0 has `refused` it or for another reason; `given_up`: something
+    else is wanted of the job by now, and nobody asks how this ends.
     """
 
     attempt: int
@@ -84,6 +87,8 @@ class Resizing:
     crew: Workers | None
     began: float = field(default_factory=time.monotonic)
     failed: str = ""
+    refused: bool = False
+    done: Word | None = None
     given_up: bool = False
 
 
@@ -111,6 +116,9 @@ class Attempt:
     kill_at: float | None = None
     _record_seen: int | bytes = 0
     _codes: dict[int, int] = field(default_factory=dict)
+    """Exit codes of the crews that have ended."""
+    _failed: list[int] = field(default_factory=list)
+    """The crews that a rank has failed in, in order of time: who came later was only told to end."""
     _failure: LaunchError | None = None
 
     @property
@@ -136,32 +144,52 @@ class Attempt:
         A rank that has failed takes the others with it, SIGTERM first: they would wait for it for ever.
         Raises LaunchError once nothing lives if not all could be started.
         """
-        members = [self.workers, *self.joined]
-        for i, crew in enumerate(members):
-            if i not in self._codes:
+        self._look_if_done()
+        members = self._members
+        for crew in members:
+            if id(crew) not in self._codes:
                 try:
                     code = crew.reap()
                 except LaunchError as error:
                     code, self._failure = 1, self._failure or error
                 if code is not None:
-                    self._codes[i] = code
+                    self._codes[id(crew)] = code
         self._reap_joining()
         over = len(self._codes) == len(members)
-        failed = any(code not in (0, SUSPENDED) for code in self._codes.values())
-        if over and self.resizing and self.resizing.crew:
-            self.resizing.crew.signal(signal.SIGKILL)  # nobody is left to let them in
-        elif not over and self.kill_at is None and (failed or any(c.failed_early() for c in members)):
+        for crew in members:
+            failed = crew.failed_early() or self._codes.get(id(crew), 0) not in (0, SUSPENDED)
+            if failed and id(crew) not in self._failed:
+                self._failed.append(id(crew))
+        joining = self.resizing.crew if self.resizing and not self.resizing.done else None
+        if over and joining:
+            joining.signal(signal.SIGKILL)  # nobody is left to let them in
+        elif not over and self.kill_at is None and self._failed:
             self.send(signal.SIGTERM)
             self.kill_at = time.monotonic() + REST_OF_GROUP_S
-        if not over or (self.resizing and self.resizing.crew):
+        if not over or joining:
             return None
         if self._failure is not None:
             raise self._failure
-        return attempt_code(list(self._codes.values()))
+        first = [self._codes[crew] for crew in self._failed]
+        return attempt_code([*first, *self._codes.values()])
+
+    @property
+    def _members(self) -> list[Workers]:
+        """All who train together, or have done so."""
+        resizing = self.resizing
+        new = [resizing.crew] if resizing and resizing.done and resizing.crew else []
+        return [self.workers, *self.joined, *new]
+
+    def _look_if_done(self) -> None:
+        """Whether rank 0 has let in who was to join: from then on they are as good as the others."""
+        resizing = self.resizing
+        if resizing and not resizing.done and not resizing.failed:
+            word = self._read(f"ready.{resizing.attempt}", self.workers.ready)
+            resizing.done = None if word is None else read_word(word)
 
     def _reap_joining(self) -> None:
         resizing = self.resizing
-        if resizing is None or resizing.crew is None:
+        if resizing is None or resizing.crew is None or resizing.done:
             return
         try:
             code = resizing.crew.reap()
@@ -195,25 +223,26 @@ class Attempt:
             if self.resizing.crew:
                 self.resizing.crew.signal(sig)
 
-    def resized(self) -> Word | str | None:
-        """How the resize has ended: what rank 0 says, or why it failed; None while it goes on.
+    def resized(self) -> Word | Resizing | None:
+        """How the resize has ended: what rank 0 says, or the one that failed; None while it goes on.
 
         Done is it when those who were to leave have left; failed, when those who were to join have ended.
         """
         resizing = self.resizing
         if resizing is None or resizing.given_up:
             return None
-        word = self._read(f"ready.{resizing.attempt}", self.workers.ready)
-        if word is not None and not resizing.failed:
+        self._look_if_done()
+        if resizing.done is not None:
             if sum(crew.living for crew in self.crews) > len(resizing.gpus):
                 return None
             self._adopt(resizing)
-            return read_word(word)
+            return resizing.done
         if why := self._read(f"refused.{resizing.attempt}", self.workers.refused):
+            resizing.refused = True
             self._fail(why.decode(errors="replace"))
         if resizing.failed and resizing.crew is None:
             self.resizing = None
-            return resizing.failed
+            return resizing
         return None
 
     def _fail(self, why: str) -> None:
@@ -262,10 +291,9 @@ class Attempt:
         attempts = {self.attempt, self.resizing.attempt if self.resizing else self.attempt}
         for attempt in sorted(attempts, reverse=True):
             data = self._read(f"held.{attempt}", self.workers.held)
-            try:
-                return None if data is None else msgspec.json.decode(data, type=Held).step
-            except msgspec.MsgspecError:
-                continue
+            with contextlib.suppress(msgspec.MsgspecError):
+                if data is not None:
+                    return msgspec.json.decode(data, type=Held).step
         return None
 
     def _read(self, name: str, told: bytes | None) -> bytes | None:

@@ -131,7 +131,7 @@ class Effects:
                 profile=self._machine.profile(job),
             )
             folder.mkdir(mode=0o700, exist_ok=True)
-            forget_words(folder, action.attempt)
+            forget_words(folder, action.attempt, held=job.id not in self._launcher.keeping())
             workers = self._launcher.launch(plan)
         except (LaunchError, OSError, ValueError) as error:
             if no_room(error, folder):
@@ -256,9 +256,9 @@ class Effects:
         if failure is not None:
             return [self._failed(failure, about)]
         record = attempt.record()
-        saved = record.step if record else None
-        if code == SUSPENDED and (held := attempt.held_step()) is not None:
-            saved = max(held, saved or 0)
+        saved, held = record.step if record else None, False
+        if code == SUSPENDED and (step := attempt.held_step()) is not None:
+            held, saved = step > (saved or 0), max(step, saved or 0)
         steps = [] if last is None else [last.step]
         if saved is not None and code in (0, SUSPENDED):
             steps.append(saved)
@@ -272,6 +272,7 @@ class Effects:
             detail="" if code in (0, SUSPENDED) else last_line(attempt.output),
             metrics=record.metrics if record and code == 0 else {},
             took_s=None if asked is None else time.monotonic() - asked,
+            held=held,
         )
         return [*news, exited]
 
@@ -285,8 +286,8 @@ class Effects:
             for descriptor in attempt.watched.intersection(crew.pidfds):
                 self._unwatch(attempt, descriptor)
             crew.close()
-        if isinstance(end, str):
-            yield ev.ResizeFailed(at=self._clock.now(), **about, error=end)
+        if isinstance(end, Resizing):
+            yield ev.ResizeFailed(at=self._clock.now(), **about, error=end.failed, refused=end.refused)
         elif end is not None:
             lasted_s = time.monotonic() - began
             yield ev.WorkersResized(
@@ -377,10 +378,12 @@ class Effects:
         codes: list[tuple[int, int | None]] = []
         deadline = time.monotonic() + grace_s
         for attempt in self._attempts.values():
+            attempt.workers.tell({"suspend": {"quick": False}})
             attempt.give_up_resizing(signal.SIGTERM)
             attempt.send(signal.SIGTSTP if attempt.ready else signal.SIGTERM)
         killed = False
-        while self._attempts:
+        # What was left in memory before is made durable meanwhile.
+        while self._attempts or (self._launcher.keeping() and time.monotonic() < deadline):
             for attempt in list(self._attempts.values()):
                 try:
                     code = attempt.reap()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from hpcsched.agent.attempts import read_record
 from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobState
 from hpcsched.errors import StoreError
 from hpcsched.launch.orphans import end, find_orphans
 from hpcsched.store import journal
@@ -52,6 +53,17 @@ def end_orphans(machine: Machine, record: RunRecord | None, *, host: str, grace_
 
 
 def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
-    """By job: the step of the newest checkpoint of each job that had a lease when its agent ended."""
+    """By job: the step of the newest checkpoint of each job that had a lease when its agent ended.
+
+    And of each suspended one whose state was still in that agent's memory only: it is gone.
+    """
     records = {job_id: read_record(rundir.job(job_id)) for job_id in machine.active}
-    return {job_id: record.step for job_id, record in records.items() if record}
+    steps = {job_id: record.step for job_id, record in records.items() if record}
+    for job in machine.jobs.values():
+        if job.state is JobState.SUSPENDED and job.saved_step:
+            record = read_record(rundir.job(job.id))
+            if (step := record.step if record else 0) < job.saved_step:
+                steps[job.id] = step
+            for held in rundir.job(job.id).glob("held.*"):
+                held.unlink(missing_ok=True)
+    return steps

@@ -29,7 +29,8 @@ class AgentStarted(Event):
 
     `wall` is the Unix time at `at`. Attempts of an earlier life are over once this is handled: the
     agent has ended their processes before it says so. `saved_steps` says, by job, which step each of
-    them had saved. `grace_s` is how long a worker may take to save before it is ended by force.
+    them had saved, and of suspended jobs those whose state was only in the earlier agent's memory (0: nothing
+    else was saved). `grace_s` is how long a worker may take to save before it is ended by force.
     `profiles` replace those of earlier lives, which may have had other devices. `deadline` is when the
     allocation ends (None: not known, or never); `reserve_s` the seconds to keep before that besides
     what saving is known to take.
@@ -160,9 +161,13 @@ class WorkersResized(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeFailed(AttemptEvent):
-    """The attempt goes on as it was: nothing lives any more of the ranks that were to join it."""
+    """The attempt goes on as it was: nothing lives any more of the ranks that were to join it.
+
+    `refused`: its program has said that it cannot train on so many GPUs, by a restart neither.
+    """
 
     error: str
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +184,8 @@ class WorkersExited(AttemptEvent):
     `code` is 0 (done), 75 (saved and left) or the first other exit code, 128+N for signal N.
     `step` is the last step known to be done, `saved_step` the step of the newest good checkpoint
     (both None for a program that reports neither). `took_s` are measured seconds since it was asked to
-    save (None if it was not, and for what only follows a profile).
+    save (None if it was not, and for what only follows a profile). `held`: the state of `saved_step` is in
+    memory, and not on disk yet.
     """
 
     code: int
@@ -188,6 +194,7 @@ class WorkersExited(AttemptEvent):
     detail: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     took_s: float | None = None
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,8 @@ class Job:
     step heard of, `saved_step` that of its newest checkpoint (None: it has none). `wanted` says
     what the outside wants of a running job: "suspend", "cancel", "drain", or a lost device.
     `in_place`: its program can be resized while it goes on. `becoming` is the lease that it has been told to
-    take in place, until the outside has answered; `target` is the same as long as that is still wanted.
+    take in place, until the outside has answered; `most_gpus` is what the program has said to be its limit on
+    each host; `target` is the same as long as that is still wanted.
     `timers` says when each kind of timer of the newest attempt is due; one that was set again
     before it ran out is void.
     """
@@ -52,6 +53,7 @@ class Job:
     becoming: Target | None = None
     ready: bool = False
     in_place: bool = False
+    most_gpus: int | None = None
     wanted: str = ""
     attempt: int = 0
     attempts: Sequence[Attempt] = ()
@@ -109,7 +111,7 @@ class Job:
 
     def limits(self, total: int) -> tuple[int, int]:
         """Fewest and most GPUs it may have on each of its hosts, of `total` there."""
-        most = total if self.spec.gpus_max is None else min(self.spec.gpus_max, total)
+        most = min(x for x in (total, self.spec.gpus_max, self.most_gpus) if x is not None)
         return self.spec.gpus_min, most
 
 

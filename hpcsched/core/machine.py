@@ -106,6 +106,8 @@ class Machine(Deciding):
         self.deadline, self.reserve_s, self._drain_due = event.deadline, event.reserve_s, -inf
         for job in list(self.active.values()):
             self._attempt_lost(job, event.saved_steps.get(job.id), "the agent was gone", counts=False)
+        for job_id, step in event.saved_steps.items():
+            self._never_on_disk(self.jobs[job_id], step)
         devices = {d.index: d for d in event.devices}
         self._have(devices, free=devices)
         self.lost_devices = {}
@@ -312,7 +314,10 @@ class Machine(Deciding):
         if job is None or not job.resizing:
             self.stale += job is not None
             return
-        self._stays(job, event.error)
+        gpus = len(job.becoming.gpus) // job.spec.nodes if job.becoming else 0
+        if event.refused and gpus > job.width:
+            job.most_gpus, job.target = max(job.width, gpus - 1), None
+        self._stays(job, event.error, in_place=event.refused)
         self._decide_after = True
         if job.state is JobState.RUNNING and job.target:
             self._suspend(job)
@@ -342,7 +347,7 @@ class Machine(Deciding):
             self._end_attempt(job, Ended.CANCELLED)
             self._finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
         elif event.code == SAVED_AND_LEFT and (asked_to_save or moved or job.target):
-            self._suspended(job, event.took_s)
+            self._suspended(job, event.took_s, held=event.held)
         elif job.wanted or job.state is JobState.SUSPENDING:
             why = job.wanted if job.wanted.startswith("GPU") else f"exit code {event.code} while leaving"
             self._attempt_lost(job, job.saved_step, why, counts=not job.wanted)

@@ -127,9 +127,9 @@ class Moves(RunState):
         stretch.ready_s, stretch.in_place = self.now, True
         job.attempts = (*job.attempts, stretch)
 
-    def _stays(self, job: Job, error: str) -> None:
-        """A resize in place came to nothing: the job stays as it was until its attempt ends."""
-        job.becoming, job.in_place = None, False
+    def _stays(self, job: Job, error: str, *, in_place: bool) -> None:
+        """A resize in place came to nothing; `in_place`: another one may do better."""
+        job.becoming, job.in_place = None, in_place
         self._note(job, Reason(Why.RESIZE_FAILED, {"error": error}))
         self.news += 1
         if job.target is None:
@@ -154,10 +154,20 @@ class Moves(RunState):
         job.repeated += expected - step
         job.current.from_step = job.step = step
 
-    def _suspended(self, job: Job, took_s: float | None) -> None:
+    def _never_on_disk(self, job: Job, step: int) -> None:
+        """What a suspended job had left in memory is gone: an earlier checkpoint (0: none) is its newest."""
+        expected = job.saved_step or 0
+        if step < expected:
+            self._note(job, Reason(Why.FELL_BACK, {"expected": expected, "step": step}))
+            job.repeated += expected - step
+            job.step, job.saved_step = step, step or None
+            self.changed.add(job.id)
+
+    def _suspended(self, job: Job, took_s: float | None, *, held: bool) -> None:
         self._learn_suspend(job, took_s)
         job.suspensions += 1
-        self._note(job, Reason(Why.SAVED, {"step": job.saved_step or 0}))
+        where = " in memory, which is being written to disk," if held else ""
+        self._note(job, Reason(Why.SAVED, {"step": job.saved_step or 0, "where": where}))
         target = job.target
         self._end_attempt(job, Ended.SUSPENDED, keep=target)
         self._back_to_checkpoint(job)

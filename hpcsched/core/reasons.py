@@ -101,7 +101,7 @@ _WORDS = {
     Why.CANCELLED: "cancelled by the user",
     Why.DEPENDENCY_NEVER_SATISFIED: "cancelled: {after} did not complete",
     Why.EXITED: "ended with exit code {code}{detail}",
-    Why.SAVED: "saved at step {step} and left its GPUs",
+    Why.SAVED: "saved at step {step}{where} and left its GPUs",
     Why.RETRY: "failed with exit code {code}; failure {failures} of {retries} allowed in a row, starts again",
     Why.LOST: "attempt {attempt} was lost ({why}); goes on from step {step}",
     Why.FELL_BACK: "its checkpoint of step {expected} cannot be used; goes on from step {step}",

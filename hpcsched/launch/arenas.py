@@ -23,7 +23,11 @@ KEEP_AFTER_S = 0.1
 """How long after a quick suspend its keeper starts: the launches that it was for go first."""
 
 KEPT_WITHIN_S = 120.0
-"""How long a keeper may take, before it counts as hung."""
+"""How long a keeper may do nothing at all, before it counts as hung."""
+
+LOOK_EVERY_S = 5.0
+"""How often it is seen whether keepers still move, and said that their states are on their way to disk. Who
+waits for such a state gives up when that has not been said for a minute."""
 
 TRIES = 2
 """How often a state is tried to be made durable."""
@@ -75,7 +79,8 @@ class Arenas:
 class Keep:
     """The state of one quick suspend: what its keeper is given, and how far it is.
 
-    `arena`: a descriptor of its own. `env`: that of the attempt's rank 0. `due`: when it is to start.
+    `arena`: a descriptor of its own. `env`: that of the attempt's rank 0. `due`: when it is to start or,
+    once it runs, counts as hung. `moved`: how far its process was when it was last looked at.
     """
 
     job_id: int
@@ -86,7 +91,9 @@ class Keep:
     env: Mapping[str, str]
     arena: int
     due: float = 0.0
+    look_at: float = 0.0
     tries: int = 0
+    moved: tuple[int, ...] = ()
     pid: int = 0
     pidfd: int = -1
     argv: tuple[str, ...] = field(default=(sys.executable, "-m", KEEPER))
@@ -123,6 +130,12 @@ class Keepers:
     def keeping(self) -> set[int]:
         """Ids of the jobs whose state is not durable yet; begins what is due, ends what hangs."""
         now = time.monotonic()
+        for keep in (*self._running.values(), *self._next.values()):
+            if now >= keep.look_at:
+                keep.look_at = now + LOOK_EVERY_S
+                with contextlib.suppress(OSError):  # gone: it is durable
+                    os.utime(keep.held)
+                self._see_moving(keep, now)
         for keep in list(self._running.values()):
             self._look(keep, now)
         for job_id, keep in list(self._next.items()):
@@ -157,12 +170,12 @@ class Keepers:
         except (OSError, LaunchError):
             self._failed(keep)
             return
-        keep.due = now + KEPT_WITHIN_S
+        keep.due, keep.moved = now + KEPT_WITHIN_S, ()
         self._running[keep.job_id] = keep
 
     def _look(self, keep: Keep, now: float) -> None:
         if not wait_ended([keep.pidfd], 0):
-            if now >= keep.due:
+            if now >= keep.due and not self._see_moving(keep, now):
                 self._kill(keep)
             return
         self._kill(keep)  # what it may have left behind
@@ -174,6 +187,16 @@ class Keepers:
             self._drop(keep)
         else:
             self._failed(keep)
+
+    def _see_moving(self, keep: Keep, now: float) -> bool:
+        """Whether a running keeper has done anything since it was last looked at; then it has time again."""
+        if self._running.get(keep.job_id) is not keep:
+            return False
+        moved = _moved(keep.pid)
+        if moved == keep.moved:
+            return False
+        keep.due, keep.moved = now + KEPT_WITHIN_S, moved
+        return True
 
     def _failed(self, keep: Keep) -> None:
         if keep.tries < TRIES and keep.job_id not in self._next:
@@ -194,3 +217,15 @@ class Keepers:
     def _kill(keep: Keep) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(keep.pid, signal.SIGKILL)
+
+
+def _moved(pid: int) -> tuple[int, ...]:
+    """What changes while a process does something: bytes it has written, processor time it has used."""
+    try:
+        counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # While it waits for storage, as at the end of a long fsync, that is at work; a second try waits too.
+        waiting = [time.monotonic_ns()] if state == "D" else []
+        return (int(counts["wchar"]), int(counts["write_bytes"]), *map(int, fields[10:12]), *waiting)
+    except (OSError, KeyError, ValueError):
+        return ()

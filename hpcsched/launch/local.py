@@ -361,8 +361,7 @@ class LocalWorkers:
         if self._running:
             return None
         if self._code is None:
-            self.signal(signal.SIGKILL)  # what the leaders left behind
-            for pid in self._ours:  # and what of its group has become ours meanwhile (see `warm`)
+            for pid in self._ours:  # the leader, and what of its group has become ours (see `warm`)
                 with contextlib.suppress(ChildProcessError):
                     while os.waitpid(-pid, os.WNOHANG)[0]:
                         pass
@@ -396,7 +395,10 @@ class LocalWorkers:
                 return
 
     def _look(self) -> None:
-        """Note the ranks that have ended, without reaping them."""
+        """Note the ranks that have ended, without reaping them, and end what they have left behind.
+
+        Others may be living for long, and the devices of one that has left a training be someone else's soon.
+        """
         for pid in list(self._running):
             try:
                 found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -407,6 +409,8 @@ class LocalWorkers:
                 if found is None:
                     continue
                 code = found.si_status if found.si_code == os.CLD_EXITED else 128 + found.si_status
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
             del self._running[pid]
             self._ended.append(code)
 

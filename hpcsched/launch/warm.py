@@ -7,11 +7,13 @@ and cores as workers are, so that all that libraries make of these when they are
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,6 +30,9 @@ STANDBYS = 4
 
 MOST_STARTS = 4
 """Of a zygote that always ends, or does not answer."""
+
+FORGIVEN_AFTER_S = 3600.0
+"""One that has served for so long has not failed at its start: the starts before it count no more."""
 
 _EARLY = (
     *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TMP", "TEMP"),
@@ -65,6 +70,7 @@ class WarmProcesses:
         self._line: socket.socket | None = None
         self._pid = 0
         self._starts = 0
+        self._begun_at = 0.0
         self._early: dict[str, str] = {}
         self.ready = False
         """Whether there is a zygote that has said that it can fork."""
@@ -99,8 +105,8 @@ class WarmProcesses:
 
     def close(self) -> None:
         """End the zygote and what waits in it; what it has launched lives on."""
-        self._starts = MOST_STARTS
         self._end()
+        self._starts = MOST_STARTS
 
     def _fits(self, start: Start) -> bool:
         """Whether what the zygote has loaded is as if this process had done so."""
@@ -136,6 +142,7 @@ class WarmProcesses:
             unused.pop_all()
         ours.setblocking(False)
         self._line, self._early, self.ready = ours, _early(env), False
+        self._begun_at = time.monotonic()
 
     def _ask(self, line: socket.socket, start: Start) -> tuple[int, int] | None:
         task = {
@@ -157,8 +164,11 @@ class WarmProcesses:
                 pid = json.loads(line.recv(64) or "0")
             finally:
                 _take_orphans(False)
-        except (OSError, ValueError):
-            self._end()  # whoever it may yet fork for this finds nobody who lets it begin
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EMSGSIZE:  # a long environment: never sent
+                line.setblocking(False)
+            else:
+                self._end()  # whoever it may yet fork for this finds nobody who lets it begin
             pid = None
         else:
             line.setblocking(False)
@@ -172,6 +182,8 @@ class WarmProcesses:
     def _end(self) -> None:
         if self._line is None:
             return
+        if self.ready and time.monotonic() - self._begun_at >= FORGIVEN_AFTER_S:
+            self._starts = 0
         self._line.close()
         self._line, self.ready = None, False
         with contextlib.suppress(ProcessLookupError, ChildProcessError):

@@ -145,9 +145,9 @@ class Driver:
         """The job has been resized in place, as it was asked to, after this step."""
         return self.tell(ev.WorkersResized, job, step=step, **rest)
 
-    def stays(self, job: int | str) -> list[Action]:
+    def stays(self, job: int | str, **rest: Any) -> list[Action]:
         """The job has not been resized in place, as it was asked to."""
-        return self.tell(ev.ResizeFailed, job, error="no memory")
+        return self.tell(ev.ResizeFailed, job, error="no memory", **rest)
 
     def reports(self, job: int | str, step: int, rate: float | None = None) -> list[Action]:
         about = self.job(job)

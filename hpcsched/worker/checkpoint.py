@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -23,10 +24,14 @@ import numpy as np
 import torch
 
 from hpcsched.errors import StoreError
-from hpcsched.worker.contract import private, say, sync_folder, write_atomically
+from hpcsched.worker.contract import private, say, sync_folder
 
 SHARDED = ".dcp"
 RECORD = "record.json"
+
+LEFT_FOR_S = 86400.0
+"""A temporary file of another host, untouched for so long, was left by a process that died."""
+
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
 
@@ -89,6 +94,8 @@ class CheckpointStore:
         if path.exists() and not damage(path):
             return path  # the same step of the same job: nothing new in it
         temporary = temporary_of(path, os.getpid())
+        record_file = path.with_suffix(".json")
+        record_temporary = temporary_of(record_file, os.getpid())
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with open(temporary, "wb", opener=private) as raw:
@@ -97,12 +104,18 @@ class CheckpointStore:
                 file.sync()
             record = {"schema": 1, "bytes": file.size, "crc32": file.crc32}
             record |= {key: state[key] for key in ("step", "samples") if key in state}
-            write_atomically(path.with_suffix(".json"), json.dumps(record).encode())
+            with open(record_temporary, "wb", opener=private) as raw:
+                raw.write(json.dumps(record).encode())
+                raw.flush()
+                os.fsync(raw.fileno())
+            record_temporary.replace(record_file)
+            sync_folder(self.folder)
             temporary.replace(path)
             sync_folder(self.folder)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            for left in (temporary, record_temporary):
+                with contextlib.suppress(OSError):
+                    left.unlink(missing_ok=True)
             raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error
         self.prune(self.keep)
         return path
@@ -142,12 +155,16 @@ class CheckpointStore:
         for path in self._files():
             if good is not None and path <= good:
                 break
-            set_damaged_aside(path)
+            if damage(path) is not None:  # else a keeper has finished it meanwhile
+                set_damaged_aside(path)
 
     def clear_leftovers(self) -> None:
-        """Remove the temporary files of processes that died while they saved; a keeper may be at it still."""
+        """Remove the temporary files of processes that died while they saved.
+
+        A keeper may be at it still, on this host or on another: of another only what is very old goes.
+        """
         for path in self.folder.glob(".step-*.tmp"):
-            if not _lives(path.name.split(".")[-2]):
+            if not _in_use(path):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
@@ -207,7 +224,7 @@ class _ChecksummingFile:
 
 def temporary_of(path: Path, pid: int) -> Path:
     """Under which name a process writes what is to become `path`."""
-    return path.with_name(f".{path.name}.{pid}.tmp")
+    return path.with_name(f".{path.name}.{os.uname().nodename}.{pid}.tmp")
 
 
 def set_damaged_aside(path: Path) -> None:
@@ -250,6 +267,19 @@ def damage(path: Path, *, quick: bool = False) -> str | None:
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     return None
+
+
+def _in_use(temporary: Path) -> bool:
+    """Whether somebody may still be writing it."""
+    # .step-N.pt.HOST.PID.tmp, where HOST may have dots; a name without a host counts as of this one.
+    writer, _, pid = temporary.name.removesuffix(".tmp").rpartition(".")
+    host = ".".join(writer.split(".")[3:])
+    if host in ("", os.uname().nodename):
+        return _lives(pid)
+    try:
+        return time.time() - temporary.stat().st_mtime < LEFT_FOR_S
+    except OSError:  # it is being given its name, or cleared away
+        return True
 
 
 def _lives(pid: str) -> bool:

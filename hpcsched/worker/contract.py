@@ -383,6 +383,11 @@ class StopFlag:
                 self._reason = "the agent is gone"
         return self._reason
 
+    @property
+    def agent_gone(self) -> bool:
+        """Whether the agent has ended, as far as can be seen now."""
+        return self._notify_pid is not None and self._agent_gone(self._notify_pid)
+
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._reason = signal.Signals(number).name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from hpcsched.errors import ConfigError, LaunchError, StoreError
 from hpcsched.worker import rng
@@ -120,8 +122,8 @@ class Elastic:
         if env is not None and env.joining:
             self._enter(rehearse)
             return
-        if self._virtual is not None:
-            pin_threads(self._peers.tell(torch.get_num_threads()))
+        if self._virtual is not None and self.device.type == "cpu":
+            pin_threads(1)  # how many cores a rank has depends on how many ranks there are
         self._restore(wanted=env is None or env.resume)
         (cannot,) = self._peers.agree(not elastic)  # also: all ranks have come this far
         if env is not None and self.rank == 0 and not cannot:
@@ -234,11 +236,15 @@ class Elastic:
         if self.rank == 0 or self._saves.collective:
             state = self._state(generators)
             try:
-                if not (quick and self._saves.hold(state)):
+                if not (quick and self._hold(state)):
                     self._saves.save(state, loss=self._last_loss(), background=background)
             except StoreError as problem:
                 error = str(problem)
         return str(told) if (told := self._peers.tell(error)) else None
+
+    def _hold(self, state: dict[str, Any]) -> bool:
+        """Leave the state in memory, if there is an agent to which it belongs from then on."""
+        return not self._flag.agent_gone and self._saves.hold(state) and not self._flag.agent_gone
 
     def _part(self) -> None:
         """Leave the other ranks. The signal handlers stay: being told twice must not end us half-way."""
@@ -343,6 +349,8 @@ class Elastic:
             why = f"a global batch of {self.global_batch} samples is too small for {order.world_size} ranks"
         elif self._virtual is not None and order.world_size > self._virtual.count:
             why = f"{self._virtual.count} shards cannot be computed by {order.world_size} ranks"
+        elif self._is_wrapped():
+            why = "the model is wrapped in DistributedDataParallel, which does not learn of new ranks"
         elif len([rank for rank in order.keep if rank < self.world_size]) != len(order.keep):
             why = f"ranks {order.keep} of {self.world_size} are to stay"
         if why:
@@ -351,6 +359,13 @@ class Elastic:
             self._env.wake_agent()
             return None
         return order if self._peers.joined(order) else None
+
+    def _is_wrapped(self) -> bool:
+        """Whether a loop of the user's own has put the model into a wrapper that fixes the ranks."""
+        if self._env is None or self._env.trainer is not None:
+            return False
+        wrappers = (thing for thing in gc.get_objects() if isinstance(thing, DistributedDataParallel))
+        return any(wrapper.module is self.model for wrapper in wrappers)
 
     def _resize(self) -> None:
         """Go on with other ranks: some stay, others leave or join. Nothing of the training changes."""

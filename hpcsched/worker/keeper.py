@@ -7,6 +7,7 @@ job's next attempt may train, and save, meanwhile: what is newer than ours stays
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -20,11 +21,14 @@ from hpcsched.worker.startup import fewer_collections, run_to_the_end
 if TYPE_CHECKING:
     from hpcsched.worker.checkpoint import CheckpointStore
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
 
 def main() -> int:
     """Save the newest state of the arena; returns the exit code.
 
-    Whether it worked or not, `held.<attempt>` is gone afterwards: nobody has to wait any more.
+    Once it is durable, `held.<attempt>` goes: nobody has to wait any more. Where it could not be saved that
+    is for our launcher to say, who may try again.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the devices are someone else's by now
     for number in (signal.SIGTERM, signal.SIGTSTP, signal.SIGHUP, signal.SIGINT):
@@ -35,10 +39,8 @@ def main() -> int:
         env = JobEnv.from_environ()
         if env is None:
             raise ConfigError(where="environment", key="HPCSCHED_JOB_ID", got="not set", accepted="a number")
-        try:
-            _keep(env)
-        finally:
-            (env.job_dir / f"held.{env.attempt}").unlink(missing_ok=True)
+        _keep(env)
+        (env.job_dir / f"held.{env.attempt}").unlink(missing_ok=True)
     except (HpcschedError, OSError) as error:
         with contextlib.suppress(OSError):  # whoever read our output may have gone
             say(f"what was left in shared memory could not be saved: {error}")
@@ -66,8 +68,11 @@ def _save(store: CheckpointStore, state: dict[str, Any]) -> Path:
     try:
         return store.save(state)
     except StoreError as error:
-        say(f"{error}; trying again without the older checkpoints")
-        store.prune(1, thorough=True)
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM:
+            say(f"{error}; trying again without the older checkpoints")
+            store.prune(1, thorough=True)
+        else:  # to delete checkpoints would not help
+            say(f"{error}; trying again")
         return store.save(state)
 
 

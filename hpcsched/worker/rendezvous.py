@@ -119,20 +119,24 @@ class Peers:
         # Rank 0 comes last, as it has handed over the state before.
         within_s = MEET_TIMEOUT_S if self.rank == 0 else HAND_OVER_TIMEOUT_S
         keys.wait([f"meets {rank}" for rank in range(self.world_size)], timedelta(seconds=within_s))
-        self._meet(attempt)
+        self._meet(attempt, within_s=MEET_TIMEOUT_S if self.device.type == "cpu" else STEP_TIMEOUT_S)
 
-    def _meet(self, attempt: int) -> None:
+    def _meet(self, attempt: int, *, within_s: float = STEP_TIMEOUT_S) -> None:
         """Make the group of `attempt`: all its ranks come here."""
         self._keys = self._keys_of(attempt)
+        patience = timedelta(seconds=within_s)
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
             store=self._keys,
             rank=self.rank,
             world_size=self.world_size,
-            timeout=timedelta(seconds=STEP_TIMEOUT_S),
+            timeout=patience,
             device_id=self.device if self.device.type == "cuda" else None,
         )
-        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=STEP_TIMEOUT_S))
+        self._control = dist.new_group(backend="gloo", timeout=patience)
+        if within_s < STEP_TIMEOUT_S:
+            for group in (dist.group.WORLD, self._control):
+                _set_patience(group, timedelta(seconds=STEP_TIMEOUT_S))
 
     # -- resizing in place -----------------------------------------------------------------------------
 
@@ -315,6 +319,12 @@ def _wait(keys: Any, key: str, timeout_s: float, given_up: Callable[[], object])
     while not come.wait(_SIGNAL_CHECK_S):
         if given_up() or not waiting.is_alive():
             raise RuntimeError("nobody lets this rank in")
+
+
+def _set_patience(group: Any, patience: timedelta) -> None:
+    """From now on wait so long for the ranks of a gloo group."""
+    backend = group._get_backend(torch.device("cpu"))  # torch has no public way
+    backend._set_default_timeout(patience)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from hpcsched.worker.checkpoint import CheckpointStore, read_checkpoint
 from hpcsched.worker.contract import JobEnv, say
 
 KEEPER_WAIT_S = 60.0
-"""How long to wait for a checkpoint that a keeper may still be writing."""
+"""A `held` file that nobody has touched for so long is waited for no longer: its keeper has gone."""
 
 _POLL_S = 0.05
 
@@ -36,6 +37,10 @@ class Saves:
         folder = env.checkpoint_dir if env else checkpoint_dir
         self.store = CheckpointStore(folder, env.keep if env else 2) if folder is not None else None
         self.arena = Arena.open(env.arena_fd) if env and env.arena_fd is not None else None
+        for inherited in (env.arena_fd, env.control_fd) if env else ():
+            if inherited is not None:
+                with contextlib.suppress(OSError):  # closed
+                    os.set_inheritable(inherited, False)  # what the program starts has no business with it
         self._checkpoint: Path | None = None
         self._step: int | None = None
         """What the newest checkpoint holds; None while there is none, or its step is not known."""
@@ -152,14 +157,27 @@ class Saves:
         env, store = self.env, self.store
         if env is None or store is None or env.from_step is None:
             return
-        deadline = time.monotonic() + KEEPER_WAIT_S
-        while max(ours, store.newest_step() or 0) < env.from_step and time.monotonic() < deadline:
-            if not any(env.job_dir.glob("held.*")):
+        seen: dict[str, int] = {}
+        deadline = 0.0
+        while max(ours, store.newest_step() or 0) < env.from_step:
+            found = _touched(env.job_dir)
+            if found != seen:  # compared with what it was, not with our clock: the hosts' may differ
+                seen, deadline = found, time.monotonic() + KEEPER_WAIT_S
+            if not found or time.monotonic() >= deadline:
                 return
             time.sleep(_POLL_S)
 
     def close(self) -> None:
         """Wait for what is being saved in the background, and let go of all."""
+
+
+def _touched(folder: Path) -> dict[str, int]:
+    """The states that are being made durable, and when somebody has last said so."""
+    found = {}
+    for path in folder.glob("held.*"):
+        with contextlib.suppress(OSError):  # just removed
+            found[path.name] = path.stat().st_mtime_ns
+    return found
 
 
 class ShardedSaves(Saves):

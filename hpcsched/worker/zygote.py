@@ -26,10 +26,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
+from hpcsched.worker import memory
 from hpcsched.worker.startup import end_quickly, fewer_collections, run_to_the_end
 
 PRELOADED = (
@@ -185,7 +185,7 @@ class Server:
         self._refill_at = time.monotonic() + LOOK_AT_MEMORY_EVERY_S
 
     def _refill(self) -> None:
-        if memory_left() < NEEDED_BYTES:
+        if memory.available() < NEEDED_BYTES:
             self._refill_at = time.monotonic() + LOOK_AT_MEMORY_EVERY_S
             return
         room = self.rooms[self._made % len(self.rooms)] if self.rooms else None
@@ -393,35 +393,6 @@ def _start_from_nothing(task: _Task) -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
         signal.signal(number, signal.SIG_DFL)
     os.execve(task.argv[0], task.argv, task.env)
-
-
-def memory_left() -> int:
-    """Bytes that this machine, and the control group that we are in, can still give."""
-    meminfo = (line.split() for line in _lines("/proc/meminfo"))
-    left = [int(words[1]) << 10 for words in meminfo if words[0] == "MemAvailable:"]
-    for line in _lines("/proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            limit, used = (next(iter(_lines(folder / name)), "") for name in names)
-            if limit.isdecimal() and used.isdecimal():
-                left.append(int(limit) - int(used))
-            if folder == root:
-                break
-    return min(left, default=0)
-
-
-def _lines(path: str | Path) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 def safe_to_fork() -> bool:

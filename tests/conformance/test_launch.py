@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import Launcher, LaunchPlan, Workers
 from hpcsched.launch.local import LocalLauncher
-from hpcsched.testing.conformance_launch import DEADLINE_S, LaunchConformance, plan
+from hpcsched.launch.proc import stat
+from hpcsched.testing.conformance_launch import DEADLINE_S, LaunchConformance, plan, reaped
 from hpcsched.testing.launch import FakeLauncher, Script
 
 
@@ -35,6 +37,24 @@ class TestLocal(LaunchConformance):
 
     def impossible(self, folder: Path) -> tuple[Launcher, LaunchPlan]:
         return LocalLauncher(), plan(folder, ["no-such-command"])
+
+    def test_what_a_rank_leaves_behind_ends_while_others_live(self, tmp_path: Path) -> None:
+        script = "[ $RANK = 1 ] && { sleep 600 & echo $! > child; exit 0; }; exec sleep 600"
+        workers = LocalLauncher().launch(plan(tmp_path, ["sh", "-c", script], ranks=2))
+        try:
+            deadline = time.monotonic() + DEADLINE_S
+            while workers.living == 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            child = int((tmp_path / "child").read_text())
+            while (seen := stat(child)) and seen.state != "Z":
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            assert workers.living == 1
+        finally:
+            workers.signal(signal.SIGKILL)
+            reaped(workers)
+            workers.close()
 
     def launched(self, case: tuple[Launcher, LaunchPlan]) -> Workers:
         launcher, wanted = case

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +21,12 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from hpcsched.core.model import Device  # noqa: E402
+from hpcsched.launch import warm  # noqa: E402
 from hpcsched.launch.base import LaunchPlan  # noqa: E402
 from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher, LocalWorkers  # noqa: E402
 from hpcsched.launch.proc import stat  # noqa: E402
 from hpcsched.testing.conformance_launch import plan, reaped  # noqa: E402
+from hpcsched.worker import memory, zygote  # noqa: E402
 
 WITHIN_S = 120.0
 
@@ -459,23 +464,47 @@ def test_a_launch_given_up_begins_nothing(steady: Bench, monkeypatch: pytest.Mon
     assert not any(map(alive, calls)) and not list(job.folder.glob("found.*"))
 
 
-def test_a_zygote_s_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from hpcsched.worker import zygote
+def test_where_memory_is_short_no_standby_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+    left = zygote.NEEDED_BYTES - 1
+    monkeypatch.setattr(memory, "available", lambda: left)
+    monkeypatch.setattr(zygote.Server, "_fork", lambda self, **how: made.append(True))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        server = zygote.Server(ours, most=1)
+        server._refill()
+        assert not made and server._refill_at > 0
+        left += 1
+        server._refill()
+        assert made
 
-    assert 0 < zygote.memory_left() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    meminfo = ["MemTotal: 9 kB", "MemAvailable: 4096 kB"]
-    group = {"memory.max": ["3000000"], "memory.current": ["1000000"]}
-    files = {
-        "/proc/meminfo": meminfo,
-        "/proc/self/cgroup": ["0::/a/b"],
-        **{f"/sys/fs/cgroup/a/{name}": lines for name, lines in group.items()},
-        "/sys/fs/cgroup/a/b/memory.max": ["max"],
-    }
-    monkeypatch.setattr(zygote, "_lines", lambda path: files.get(str(path), []))
-    assert zygote.memory_left() == 2_000_000
-    group["memory.max"][0] = "max"
-    assert zygote.memory_left() == 4096 * 1024
-    files["/proc/self/cgroup"] = ["5:cpu,memory:/x"]
-    files["/sys/fs/cgroup/memory/x/memory.limit_in_bytes"] = ["70"]
-    files["/sys/fs/cgroup/memory/x/memory.usage_in_bytes"] = ["30"]
-    assert zygote.memory_left() == 40
+
+def test_a_request_too_long_goes_cold_and_the_zygote_stays(steady: Bench) -> None:
+    before = steady.zygote
+    many = {f"LONG_{number}": "x" * 100_000 for number in range(12)}
+    job, workers = steady.launch(env=many, code=0)
+    assert not by_zygote(steady, workers)
+    assert reaped(workers) == 0, output(job.folder)
+    workers.close()
+    job, workers = steady.launch(code=0)
+    assert by_zygote(steady, workers) and steady.zygote == before
+    assert reaped(workers) == 0
+    workers.close()
+
+
+def test_starts_before_an_hour_of_service_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(warm, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(warm, "spawn", lambda start, shielded: subprocess.Popen(["sleep", "600"]).pid)
+    processes = warm.WarmProcesses(standbys=0, rooms=(), shielded=frozenset())
+    for served, starts in ((3599.0, 1), (10.0, 2), (3600.0, 0), (3599.0, 1)):
+        processes._begin({})
+        processes.ready = True
+        now += served
+        processes._end()
+        assert processes._starts == starts
+    processes._begin({})
+    now += 3600.0
+    processes.close()
+    processes._begin({})
+    assert processes._line is None, "closed is closed"

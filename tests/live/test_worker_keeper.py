@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,9 +22,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from hpcsched.worker import saving  # noqa: E402
 from hpcsched.worker.arena import Arena  # noqa: E402
 from hpcsched.worker.checkpoint import CheckpointStore, load_checkpoint  # noqa: E402
 from hpcsched.worker.contract import JobEnv  # noqa: E402
+from hpcsched.worker.keeper import _save  # noqa: E402
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["torch", "hpcsched.worker.arena"])
@@ -184,7 +187,7 @@ def test_a_record_of_a_former_life_does_not(job: Job) -> None:
 
 
 @pytest.mark.parametrize("fault", ["no arena", "empty", "damaged", "no room"])
-def test_a_failure_is_said_and_nobody_waits_any_more(
+def test_a_failure_is_said_and_who_started_it_may_try_again(
     job: Job, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.save(1)
@@ -199,10 +202,81 @@ def test_a_failure_is_said_and_nobody_waits_any_more(
     else:
         options["file_limit"] = 20_000
     assert job.keep(**options) == 74
-    assert not job.held.exists()
+    assert job.held.exists()
     assert "hpcsched: what was left in shared memory could not be saved: " in job.output.splitlines()[-1]
     assert (job.record["step"], job.steps()) == (1, [1])
     assert "Traceback" not in job.output
+
+
+@pytest.mark.parametrize(("fault", "left"), [(errno.ENOENT, [1, 2, 5]), (errno.ENOSPC, [2, 5])])
+def test_only_where_there_is_no_room_do_older_checkpoints_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int, left: list[int]
+) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    for step in (1, 2):
+        store.save(state(step))
+    replace, faults = Path.replace, [OSError(fault, os.strerror(fault))]
+
+    def fail_once(path: Path, target: Path) -> Path:
+        if faults:
+            raise faults.pop()
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", fail_once)
+    _save(store, state(5))
+    assert sorted(int(path.stem.partition("-")[2]) for path in tmp_path.glob("*.pt")) == left
+
+
+class Clock:
+    """Time that passes by sleeping; then something may happen."""
+
+    def __init__(self, then: Callable[[float], object]) -> None:
+        self.now, self._then = 0.0, then
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self._then(self.now)
+
+
+@pytest.mark.parametrize(("until", "waited"), [(300, 300), (0, 60), (100, 160)])
+def test_a_keeper_is_waited_for_as_long_as_somebody_says_that_it_works(
+    job: Job, monkeypatch: pytest.MonkeyPatch, until: float, waited: float
+) -> None:
+    env = JobEnv.from_environ({**job.environment, "HPCSCHED_FROM_STEP": "5", "HPCSCHED_ATTEMPT": "4"})
+    assert env is not None and env.from_step == 5
+    job.held.touch()
+
+    def touch(now: float) -> None:
+        if now >= 300 and until == 300 and job.held.exists():
+            job.store.save(state(5))
+            job.held.unlink()
+        elif now <= until:
+            os.utime(job.held, (now, now))
+
+    clock = Clock(touch)
+    monkeypatch.setattr(saving, "time", clock)
+    monkeypatch.setattr(saving, "_POLL_S", 5.0)
+    saves = saving.Saves(env, None)
+    assert saves.arena is not None
+    saves._await_keeper(0)
+    assert clock.now == waited
+    saves.arena.close()
+
+
+def test_what_a_rank_starts_does_not_inherit_its_descriptors(job: Job) -> None:
+    orders, writer = os.pipe()
+    for descriptor in (job.descriptor, orders):
+        os.set_inheritable(descriptor, True)
+    env = JobEnv.from_environ({**job.environment, "HPCSCHED_CONTROL_FD": str(orders)})
+    saves = saving.Saves(env, None)
+    assert saves.arena is not None
+    saves.arena.close()
+    assert not os.get_inheritable(job.descriptor) and not os.get_inheritable(orders)
+    os.close(orders)
+    os.close(writer)
 
 
 def test_signals_do_not_stop_it(job: Job) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,10 +33,10 @@ from hpcsched.worker import rendezvous
 def dies(where):
     """Be killed at this point, once the test has armed it."""
     usual = getattr(rendezvous.Peers, where)
-    def dying(self, *args):
+    def dying(self, *args, **rest):
         if os.path.exists("armed"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return usual(self, *args)
+        return usual(self, *args, **rest)
     setattr(rendezvous.Peers, where, dying)
 
 class Watched:
@@ -232,6 +233,19 @@ def test_a_quick_suspend_touches_no_disk_and_changes_no_bit(tmp_path: Path, job:
     assert job.samples_seen() == expected_samples(job)
 
 
+def test_an_agent_that_has_gone_holds_no_memory_so_the_state_goes_to_disk(job: Elastic) -> None:
+    agent = subprocess.Popen(["sleep", "600"])
+    job.env["HPCSCHED_NOTIFY_PID"] = str(agent.pid)
+    ranks = job.begin(1, pause=0.02)
+    job.word()
+    job.order(suspend={"quick": True})
+    agent.kill()
+    agent.wait()
+    assert wait(ranks) == [75], job.output
+    assert not (job.dir / "held.1").exists()
+    assert job.state["step"] == job.final()["step"] > 0
+
+
 def test_without_room_in_memory_it_is_saved_to_disk(job: Elastic) -> None:
     sealed = os.memfd_create("arena", os.MFD_ALLOW_SEALING)
     fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
@@ -277,6 +291,8 @@ def test_a_state_damaged_in_memory_is_passed_over(job: Elastic) -> None:
     ("old", "new", "victim", "dies", "code"),
     [
         (2, 3, "1", "regroup", 75),
+        (2, 3, "1", "_meet", 75),
+        (1, 2, "1", "_meet", 75),
         (2, 3, "1", "broadcast_state", 75),
         (1, 3, "2", "tell", 75),
         (1, 2, "1", "broadcast_state", 75),

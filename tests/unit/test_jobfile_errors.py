@@ -111,6 +111,41 @@ CASES = [
     ("processes", job('processes = "many"'), "job a.processes", "'many'", '"per-gpu" or "one"'),
     ("strategy", job('strategy = "magic"'), "job a.strategy", "'magic'", "ddp"),
     ("option", job('strategy = { kind = "ddp", x = 1 }'), "job a.strategy.x", "1", ""),
+    (
+        "flag",
+        job('strategy = { kind = "ddp", reproducible = 1 }'),
+        "job a.strategy.reproducible",
+        "1",
+        "true",
+    ),
+    (
+        "count",
+        job('strategy = { kind = "ddp", micro_batch = 0 }'),
+        "job a.strategy.micro_batch",
+        "0",
+        "positive",
+    ),
+    (
+        "no shards",
+        job('strategy = { kind = "ddp", reproducible = true, shards = 2.5 }'),
+        "job a.strategy.shards",
+        "2.5",
+        "a positive whole number",
+    ),
+    (
+        "shards alone",
+        job('strategy = { kind = "ddp", shards = 4 }'),
+        "job a.strategy.shards",
+        "4",
+        "only with reproducible = true",
+    ),
+    (
+        "more ranks than shards",
+        job('gpus = 3\nnodes = 2\nstrategy = { kind = "ddp", reproducible = true, shards = 4 }'),
+        "job a.gpus",
+        "6",
+        "at most as many ranks as shards (4)",
+    ),
     ("no kind", job("strategy = { x = 1 }"), "job a.strategy", "'None'", "ddp"),
     # dependencies
     ("after is text", job('after = "b"'), "job a.after", "'b'", "a list of job names"),
@@ -237,3 +272,17 @@ def test_durations(text, seconds):
 def test_what_is_no_duration(text):
     with pytest.raises(ValueError):
         jobfile.parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("lines", "most"),
+    [
+        ("strategy = { kind = 'ddp', reproducible = true }", 8),
+        ("strategy = { kind = 'ddp', reproducible = true, shards = 5 }\nnodes = 2", 2),
+        ("strategy = { kind = 'ddp', reproducible = true, shards = 5 }\ngpus = { max = 3 }", 3),
+        ("strategy = { kind = 'ddp', reproducible = false }", None),
+    ],
+)
+def test_a_reproducible_job_has_no_more_ranks_than_shards(tmp_path, lines, most):
+    (spec,) = load(tmp_path, job(lines)).jobs
+    assert (spec.gpus_min, spec.gpus_max) == (1, most)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -229,6 +230,39 @@ def test_a_keeper_that_hangs_is_killed_with_all_its_children(
         while (seen := local.stat(child)) and seen.state != "Z":
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+def test_a_keeper_that_moves_has_time_and_what_it_keeps_is_said_to_be_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, moved, killed = 1000.0, (1,), list[int]()
+    monkeypatch.setattr(arenas, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(arenas, "_moved", lambda pid: moved)
+    monkeypatch.setattr(arenas.os, "killpg", lambda pid, number: killed.append(pid))
+    reader, writer = os.pipe()  # stands for a pidfd: readable means ended
+    keepers = arenas.Keepers(lambda keep: (4711, reader))
+    keep = Keep(1, 1, tmp_path, tmp_path, tmp_path / "out", {}, arena=-1)
+    keep.held.touch()
+    keepers.keep(keep)
+    for _ in range(50):  # ten times as long as one that does nothing has
+        now, moved = now + arenas.KEPT_WITHIN_S / 5, (moved[0] + 1,)
+        os.utime(keep.held, (0, 0))
+        assert keepers.keeping() == {1} and not killed
+        assert keep.held.stat().st_mtime > 0
+    now += arenas.KEPT_WITHIN_S - 1
+    assert keepers.keeping() == {1} and not killed
+    now += 2
+    keepers.keeping()
+    assert killed == [4711]
+    keepers.close()
+    os.close(writer)
+
+
+def test_what_a_process_does_is_seen() -> None:
+    before = arenas._moved(os.getpid())
+    os.write(1, b".")
+    assert before and before != arenas._moved(os.getpid())
+    assert arenas._moved(2**22 + 1) == ()
 
 
 def test_one_keeper_a_job_at_a_time_and_only_the_newest_waits(

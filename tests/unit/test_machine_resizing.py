@@ -273,6 +273,32 @@ def test_a_resize_that_fails_is_done_by_a_restart():
     assert job.repeated == 0 and not job.current.in_place
 
 
+def test_a_job_that_cannot_train_on_so_many_gpus_stays_as_it_is():
+    driver = promoting()
+    job = driver.job("x")
+    for most in (5, 4):
+        (resize,) = driver.stays("x", refused=True)
+        assert (type(resize), len(resize.gpus)) == (Resize, most), "fewer may do, and to ask costs nothing"
+    assert driver.stays("x", refused=True) == []
+    assert (job.state, job.gpus, job.attempt, job.target) == (JobState.RUNNING, (3, 4, 5), 1, None)
+    assert job.limits(6) == (1, 3)
+
+
+def test_a_state_that_was_only_in_memory_is_gone_with_its_agent():
+    driver = two()
+    driver.reports("x", 40, rate=3.0)
+    driver.tell(ev.SuspendRequested, "x")
+    driver.exits("x", 75, step=40, saved=40, held=True)
+    job = driver.job("x")
+    assert "in memory" in str(job.story[-1].reason)
+    assert (job.state, job.saved_step, job.repeated) == (JobState.SUSPENDED, 40, 0)
+    driver.start_agent(6, {2: 25})
+    assert (job.state, job.step, job.saved_step, job.repeated) == (JobState.SUSPENDED, 25, 25, 15)
+    assert whys(driver, "x")[-1] is Why.FELL_BACK
+    driver.start_agent(6, {2: 0})
+    assert (job.step, job.saved_step, job.repeated) == (0, None, 40), "nothing is left to resume from"
+
+
 def test_a_resize_that_takes_too_long_is_done_by_a_restart():
     driver = promoting()
     job = driver.job("x")

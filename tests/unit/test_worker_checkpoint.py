@@ -9,6 +9,7 @@ import resource
 import subprocess
 from collections import Counter, OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.torch
 
 from hpcsched.errors import StoreError  # noqa: E402
 from hpcsched.worker import load_checkpoint  # noqa: E402
-from hpcsched.worker.checkpoint import CheckpointStore, storable  # noqa: E402
+from hpcsched.worker.checkpoint import CheckpointStore, storable, temporary_of  # noqa: E402
 
 
 def state(step: int) -> dict[str, Any]:
@@ -116,11 +117,52 @@ def test_no_space_leaves_the_old_one_and_no_litter(
     assert load_checkpoint(tmp_path)["step"] == 1
 
 
+def test_a_good_one_that_appeared_meanwhile_is_not_set_aside(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=9)
+    good = store.save(state(5))
+    store.save(state(6)).write_bytes(b"torn")
+    assert store.newest() == good
+    newer = store.save(state(7))
+    store.quarantine_newer(good)
+    assert sorted(path.name for path in tmp_path.glob("*.pt*")) == [
+        good.name, "step-000000000006.pt.damaged", newer.name
+    ]  # fmt: skip
+
+
 def test_what_a_dead_process_left_is_cleared(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
+    temporary_of(tmp_path / "step-000000000008.pt", 2**22 + 1).write_bytes(b"half")
     (tmp_path / f".step-000000000009.pt.{2**22 + 1}.tmp").write_bytes(b"half")
     store.clear_leftovers()
     assert names(store) == []
+
+
+def test_what_another_host_is_writing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uname, pid = os.uname(), 2**22 + 1  # no process here has that number
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="node-7.example.org"))
+    fresh, old = (temporary_of(tmp_path / f"step-00000000000{n}.pt", pid) for n in (8, 9))
+    monkeypatch.setattr(os, "uname", lambda: uname)
+    for file in (fresh, old):
+        file.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    CheckpointStore(tmp_path).clear_leftovers()
+    assert list(tmp_path.iterdir()) == [fresh]
+
+
+def test_all_that_is_being_written_is_named_after_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+    replace = Path.replace
+
+    def note(path: Path, target: Path) -> Path:
+        written.append(path)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", note)
+    path = CheckpointStore(tmp_path).save(state(1))
+    assert written == [temporary_of(end, os.getpid()) for end in (path.with_suffix(".json"), path)]
+    assert os.uname().nodename in written[0].name
 
 
 def test_what_a_living_process_is_writing_stays(tmp_path: Path) -> None:

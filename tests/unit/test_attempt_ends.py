@@ -1,0 +1,147 @@
+"""Attempts of several crews: whose end counts, and when a resize is done."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from hpcsched.agent.attempts import Attempt, Resizing, Word
+from hpcsched.testing.launch import FIRST_PID, FakeWorkers, Script
+
+ORDER = {"attempt": 2, "world_size": 3, "keep": [0], "one_host": True}
+
+
+def crew(*pids: int) -> FakeWorkers:
+    return FakeWorkers([FIRST_PID + pid for pid in pids], Script())
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    return Attempt(
+        job_id=1,
+        attempt=1,
+        workers=crew(0),
+        gpus=(4,),
+        folder=tmp_path,
+        output=tmp_path / "output",
+        teaches=True,
+    )
+
+
+@pytest.fixture
+def joining(attempt: Attempt) -> FakeWorkers:
+    """Two ranks that are to join it."""
+    workers = crew(1, 2)
+    attempt.resize(Resizing(2, (4, 0, 1), workers), ORDER)
+    return workers
+
+
+def says(attempt: Attempt, **facts: object) -> None:
+    (attempt.folder / "ready.2").write_text(json.dumps(facts))
+
+
+def test_a_resize_is_done_when_rank_0_says_so(attempt: Attempt, joining: FakeWorkers) -> None:
+    assert attempt.workers.told == [{"resize": ORDER}]
+    assert attempt.resized() is None
+    says(attempt, in_place=True, step=7, stopped_s=0.5)
+    assert attempt.resized() == Word(in_place=True, step=7, stopped_s=0.5)
+    assert (attempt.attempt, attempt.gpus, attempt.resizing) == (2, (4, 0, 1), None)
+    attempt.workers.end(0, 0)
+    assert attempt.reap() is None, "those that joined still live"
+    joining.end(0, 0)
+    joining.end(1, 0)
+    assert attempt.reap() == 0
+
+
+def test_a_shrink_is_done_when_those_who_leave_have_left(attempt: Attempt) -> None:
+    attempt.workers = workers = crew(0, 1, 2)
+    attempt.resize(Resizing(2, (4,), None), ORDER)
+    says(attempt, step=7)
+    assert attempt.resized() is None
+    workers.end(1, 0)
+    assert attempt.resized() is None
+    workers.end(2, 0)
+    assert attempt.resized() == Word(step=7)
+    workers.end(0, 75)
+    assert attempt.reap() == 75
+
+
+def test_a_job_that_ends_before_anybody_has_looked_has_not_failed_to_resize(
+    attempt: Attempt, joining: FakeWorkers
+) -> None:
+    says(attempt, step=7)
+    joining.end(0, 0)
+    joining.end(1, 0)
+    assert attempt.reap() is None, "rank 0 evaluates"
+    assert attempt.resized() == Word(step=7)
+    attempt.workers.end(0, 0)
+    assert attempt.reap() == 0
+
+
+def test_a_joining_rank_that_fails_takes_only_those_that_join_with_it(
+    attempt: Attempt, joining: FakeWorkers
+) -> None:
+    joining.end(0, 1)
+    assert attempt.reap() is None
+    assert joining.signals == [signal.SIGKILL]
+    assert attempt.workers.signals == []
+    assert attempt.workers.told[-1] == {"forget": {"attempt": 2}}
+    assert attempt.resized() is None, "one of them still lives"
+    joining.end(1, 137)
+    assert attempt.reap() is None
+    failed = attempt.resized()
+    assert isinstance(failed, Resizing) and not failed.refused
+    assert attempt.resizing is None and attempt.ended == [joining]
+
+
+def test_what_rank_0_refuses_is_told_once_nobody_waits_to_join(
+    attempt: Attempt, joining: FakeWorkers
+) -> None:
+    (attempt.folder / "refused.2").write_text("too few samples")
+    assert attempt.resized() is None
+    assert joining.signals == [signal.SIGKILL]
+    joining.end(0, 137)
+    joining.end(1, 137)
+    assert attempt.reap() is None
+    failed = attempt.resized()
+    assert isinstance(failed, Resizing) and failed.refused and failed.failed == "too few samples"
+
+
+def test_whoever_waits_to_join_is_not_left_behind(attempt: Attempt, joining: FakeWorkers) -> None:
+    attempt.workers.end(0, 75)
+    assert attempt.reap() is None, "their GPUs are not free yet"
+    assert joining.signals == [signal.SIGKILL]
+    joining.end(0, 137)
+    joining.end(1, 137)
+    assert attempt.reap() == 75
+
+
+def test_nobody_asks_how_a_resize_ends_that_was_given_up(attempt: Attempt, joining: FakeWorkers) -> None:
+    attempt.give_up_resizing(signal.SIGTERM)
+    assert joining.signals == [signal.SIGTERM]
+    says(attempt, step=7)
+    assert attempt.resized() is None
+
+
+def test_a_rank_that_has_joined_and_fails_ends_the_attempt(attempt: Attempt, joining: FakeWorkers) -> None:
+    says(attempt, step=7)
+    attempt.resized()
+    joining.end(1, 1)
+    assert attempt.reap() is None
+    assert attempt.workers.signals == [signal.SIGTERM]
+    joining.end(0, 75)
+    attempt.workers.end(0, 75)
+    assert attempt.reap() == 1
+
+
+def test_the_state_of_a_quick_suspend_is_that_of_the_newest_attempt(
+    attempt: Attempt, joining: FakeWorkers
+) -> None:
+    assert attempt.held_step() is None
+    (attempt.folder / "held.1").write_text('{"step": 5, "samples": 10}')
+    assert attempt.held_step() == 5
+    (attempt.folder / "held.2").write_text('{"step": 8}')
+    assert attempt.held_step() == 8
