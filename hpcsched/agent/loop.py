@@ -33,7 +33,7 @@ UNCHANGED_SNAPSHOT_S = 1.0
 
 WAKE_UP_S = 2.0
 """A SIGUSR1 that comes so soon after the end of a worker, or of a resize, was that worker's."""
-KEPT_WITHIN_S = 120.0
+KEPT_WITHIN_S = 1800.0
 """How long, with nothing left to run, states may take from memory to disk."""
 STOPPED_S = 5.0
 """Waiting so much longer than was asked for means that all of us were stopped."""

@@ -24,7 +24,7 @@ import threading
 import time
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ import torch
 from hpcsched.errors import StoreError
 from hpcsched.worker.checkpoint import storable
 from hpcsched.worker.contract import say
-from hpcsched.worker.memory import admits, available
+from hpcsched.worker.memory import admits, alone_on_host, available
 
 _MAGIC = b"hpcsched"
 _HEAD = struct.Struct("<8sQQ")  # magic, generation, capacity of a slot
@@ -43,7 +43,7 @@ _BLOCK = 1 << 16
 _SLACK = 1 << 20
 """Room for the pickle to grow, e.g. by the random generators of more ranks."""
 _PATIENCE_S = 3.0
-"""How long to wait for a slot that someone else uses: the devices are wanted."""
+"""How long to wait for a slot that someone else uses, or for memory: the devices are wanted."""
 _STATE_FILE_PATIENCE_S = 60.0
 _STATE_FILE_LOCK = 2  # bytes 0 and 1 are the locks of the slots
 
@@ -145,14 +145,16 @@ class Arena:
         if packed.size <= capacity:
             return True
         wanted = _up(packed.size + _SLACK, _BLOCK)
-        if not admits(2 * (wanted - capacity), available()):
-            return False
-        try:
-            for slot in (1, 0):
-                os.posix_fallocate(self._descriptor, _slot_offset(slot), wanted)
-        except OSError:  # no memory after all: give back what came behind the second slot
-            os.ftruncate(self._descriptor, _slot_offset(1) + capacity if capacity else 0)
-            return False
+        # Other jobs look only once ours is taken, and shows: or all would take what each saw.
+        with alone_on_host(_PATIENCE_S) as alone:
+            if not alone or not admits(2 * (wanted - capacity), available()):
+                return False
+            try:
+                for slot in (1, 0):
+                    os.posix_fallocate(self._descriptor, _slot_offset(slot), wanted)
+            except OSError:  # no memory after all: give back what came behind the second slot
+                os.ftruncate(self._descriptor, _slot_offset(1) + capacity if capacity else 0)
+                return False
         self._write(_HEAD.pack(_MAGIC, generation, wanted), 0)
         return True
 
@@ -174,23 +176,20 @@ class Arena:
             return Held(record.step, record.samples, record.generation)
         return None
 
-    def load(self, generation: int | None = None, *, views: Container[str] = ()) -> dict[str, Any]:
-        """The newest good state, or that of one `generation`; tensors on the CPU.
-
-        `views` names entries of the state whose tensors are not copied out: they are valid until the next
-        save but one, and must not be written to. The entry of a model can be one, as `load_state_dict` of a
-        module copies; that of an optimizer cannot, which keeps the very tensors it is given.
+    def load(self, generation: int | None = None) -> dict[str, Any]:
+        """The newest good state, or that of one `generation`, copied out; tensors on the CPU.
 
         Raises StoreError when there is none; a damaged one is passed over with one warning.
         """
         with self._good(generation) as record:
-            return self._unpack(record, lambda name: name not in views)
+            # Copied: optimizers, and modules that load in their own way, keep the very tensors they get.
+            return self._unpack(record, copied=True)
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[dict[str, Any]]:
         """The newest good state, uncopied, as it is while inside the `with`: nothing is saved over it."""
         with self._good(None) as record:
-            yield self._unpack(record, lambda _: False)
+            yield self._unpack(record, copied=False)
 
     @contextlib.contextmanager
     def alone_with_state_file(self) -> Iterator[None]:
@@ -222,13 +221,9 @@ class Arena:
             return False
         return data == record.pack(record.checksum(memory, self._skeleton(record)))
 
-    def _unpack(self, record: _Record, copied: Callable[[str], bool]) -> dict[str, Any]:
+    def _unpack(self, record: _Record, *, copied: bool) -> dict[str, Any]:
         memory = self._memory(record.slot, record.area + record.skeleton)
-        unpickler = _Unpickler(memory, self._skeleton(record))
-        state = {}
-        for name in unpickler.load():
-            unpickler.copied = copied(name)
-            state[name] = unpickler.load()
+        state: dict[str, Any] = _Unpickler(memory, self._skeleton(record), copied=copied).load()
         return state
 
     def _skeleton(self, record: _Record) -> bytes:
@@ -338,9 +333,7 @@ class _Packed:
 def _pack(state: Mapping[str, Any]) -> _Packed:
     file = io.BytesIO()
     pickler = _Pickler(file)
-    pickler.dump(list(state))
-    for value in state.values():  # each for itself, so that each can be read as views or as copies
-        pickler.dump(value)
+    pickler.dump(dict(state))
     return _Packed(pickler.tensors, file.getvalue(), _up(pickler.end, _BLOCK))
 
 
@@ -373,18 +366,17 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Reads what `_Pickler` wrote; no code in it is run."""
 
-    def __init__(self, memory: mmap.mmap, skeleton: bytes) -> None:
+    def __init__(self, memory: mmap.mmap, skeleton: bytes, *, copied: bool) -> None:
         super().__init__(io.BytesIO(skeleton))
-        self.copied = True
+        self._copied = copied
         self._memory = memory
-        self._known: dict[tuple[_Place, bool], torch.Tensor] = {}
+        self._known: dict[_Place, torch.Tensor] = {}
 
     def persistent_load(self, place: _Place) -> torch.Tensor:
-        key = (place, self.copied)
-        if key not in self._known:
+        if place not in self._known:
             view = _window(self._memory, place)
-            self._known[key] = view.clone() if self.copied else view
-        return self._known[key]
+            self._known[place] = view.clone() if self._copied else view
+        return self._known[place]
 
     def find_class(self, module: str, name: str) -> Any:
         known = {"OrderedDict": OrderedDict, "Counter": Counter, "complex": complex, "device": torch.device}

@@ -146,8 +146,7 @@ class Saves:
             return state
         if self.arena is None:
             raise StoreError("the state is in shared memory that this rank does not have")
-        # The model copies what it loads; optimizers may keep the very tensors they are given.
-        return self.arena.load(found.generation, views=("model",))
+        return self.arena.load(found.generation)
 
     def _await_keeper(self, ours: int) -> None:
         """On another host the last attempt's state may be on its way to disk: that is the newest then.

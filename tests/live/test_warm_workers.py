@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -486,16 +485,20 @@ def test_a_request_too_long_goes_cold_and_the_zygote_stays(steady: Bench) -> Non
     assert not by_zygote(steady, workers)
     assert reaped(workers) == 0, output(job.folder)
     workers.close()
-    job, workers = steady.launch(code=0)
-    assert by_zygote(steady, workers) and steady.zygote == before
-    assert reaped(workers) == 0
-    workers.close()
+    for _ in range(10):  # on a busy machine an answer may come too late
+        job, workers = steady.launch(code=0)
+        served = by_zygote(steady, workers)
+        assert reaped(workers) == 0
+        workers.close()
+        if served:
+            break
+    assert served and steady.zygote == before
 
 
 def test_starts_before_an_hour_of_service_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(warm, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(warm, "spawn", lambda start, shielded: subprocess.Popen(["sleep", "600"]).pid)
+    monkeypatch.setattr(warm, "spawn", lambda *how: os.posix_spawnp("sleep", ["sleep", "600"], {}))
     processes = warm.WarmProcesses(standbys=0, rooms=(), shielded=frozenset())
     for served, starts in ((3599.0, 1), (10.0, 2), (3600.0, 0), (3599.0, 1)):
         processes._begin({})

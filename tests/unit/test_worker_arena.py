@@ -121,7 +121,8 @@ def test_any_state_comes_back(states: list[dict[str, Any]]) -> None:
             assert writer.save(saved) == step
             assert reader.newest() == Held(step, 7 * step, step)
             assert_same(reader.load(), storable(saved))
-            assert_same(reader.load(views=saved), storable(saved))
+            with reader.keeping() as viewed:
+                assert_same(viewed, storable(saved))
             if former is not None:
                 assert_same(reader.load(step - 1), storable(former))
             former = saved
@@ -146,10 +147,10 @@ def test_a_real_training_comes_back_with_its_ties() -> None:
     with opened() as (_, arena):
         arena.save(saved)
         loaded = arena.load()
-        viewed = arena.load(views=("model",))
+        with arena.keeping() as viewed:
+            for one in (loaded, viewed):
+                assert one["model"]["0.weight"].data_ptr() == one["model"]["2.weight"].data_ptr()
     assert_same(loaded, saved)
-    for one in (loaded, viewed):
-        assert one["model"]["0.weight"].data_ptr() == one["model"]["2.weight"].data_ptr()
     assert loaded["model"]._metadata == model.state_dict()._metadata
 
 
@@ -161,7 +162,7 @@ def test_a_tied_tensor_takes_room_once() -> None:
 
 
 def test_an_optimizer_that_goes_on_cannot_write_into_the_arena() -> None:
-    """torch's optimizers keep the tensors they load: those must be no views."""
+    """torch's optimizers keep the tensors they load."""
 
     def training() -> tuple[Any, Any]:
         weight = torch.nn.Parameter(torch.ones(8))
@@ -177,11 +178,34 @@ def test_an_optimizer_that_goes_on_cannot_write_into_the_arena() -> None:
         arena.save({**state(1), "optimizer": optimizer.state_dict()})
         before = arena.load()
         other, going_on = training()
-        loaded = arena.load(views=("model",))
+        loaded = arena.load()
         going_on.load_state_dict(loaded["optimizer"])
         for _ in range(3):
             train(other, going_on)
         assert_same(arena.load(), before)
+
+
+def test_later_saves_do_not_reach_what_a_module_has_kept() -> None:
+    class Keeping(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept = torch.zeros(4)
+
+        def get_extra_state(self) -> Any:
+            return self.kept
+
+        def set_extra_state(self, state: Any) -> None:
+            self.kept = state
+
+    saved = Keeping()
+    with opened() as (_, arena):
+        for value in (1.0, 2.0, 3.0):
+            saved.kept.fill_(value)
+            arena.save({**state(1), "model": saved.state_dict()})
+            if value == 1.0:
+                resumed = Keeping()
+                resumed.load_state_dict(arena.load()["model"])
+        assert resumed.kept.tolist() == [1.0] * 4
 
 
 def test_saving_a_view_to_a_file_saves_nothing_else(tmp_path: Path) -> None:
@@ -230,11 +254,11 @@ def test_room_is_made_once_and_grows_under_what_is_held() -> None:
         for step in (1, 2, 3):
             arena.save(state(step))
         assert blocks() <= room + 8  # the head
-        viewed = reader.load(views=("model",))
-        assert arena.reserve(state(4, size=1 << 20))
+        with reader.keeping() as viewed:
+            assert arena.reserve(state(4, size=1 << 20))
+            assert_same(viewed, state(3))
         assert_same(arena.load(), state(3))
         assert_same(arena.load(2), state(2))
-        assert_same(viewed, state(3))
         grown = blocks()
         assert grown * 512 > 2 * (4 << 20)
         arena.save(state(4, size=1 << 20))
@@ -362,6 +386,64 @@ def test_what_a_keeper_reads_is_not_overwritten_until_it_ends(monkeypatch: pytes
             keeper.wait()
         arena.save(state(3))
         assert_same(arena.load(), state(3))
+
+
+TAKER = """
+import os, sys
+from hpcsched.worker.memory import alone_on_host
+with alone_on_host(60) as alone:
+    print(alone, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_while_another_job_takes_memory_none_is_promised_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened() as (descriptor, arena):
+        arena.save(state(1))
+        with child(TAKER, descriptor=descriptor) as taker:
+            assert taker.stdout
+            assert taker.stdout.readline() == "True\n"
+            monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+            assert not arena.reserve(state(2, size=1 << 20))
+            arena.save(state(2))  # in the room there is
+            taker.send_signal(signal.SIGKILL)
+            taker.wait()
+        monkeypatch.setattr(module, "_PATIENCE_S", 60.0)  # tests that run beside this one take memory too
+        assert arena.reserve(state(2, size=1 << 20))
+
+
+def test_memory_is_looked_at_and_taken_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are shut out from the look to the last allocation, and no longer."""
+    allocate, others = os.posix_fallocate, []
+
+    def look() -> int:
+        with memory.alone_on_host(0.0) as alone:
+            others.append(alone)
+        return 1 << 40
+
+    def take(descriptor: int, offset: int, size: int) -> None:
+        allocate(descriptor, offset, size)
+        look()
+
+    monkeypatch.setattr(module, "available", look)
+    monkeypatch.setattr(os, "posix_fallocate", take)
+    with opened() as (_, arena):
+        assert arena.reserve(state(1))
+    assert others == [False, False, False]
+
+
+def test_a_process_forked_meanwhile_does_not_keep_others_from_memory() -> None:
+    with memory.alone_on_host(60.0) as alone:
+        assert alone
+        forked = os.fork()
+        if not forked:
+            signal.pause()
+    try:
+        with memory.alone_on_host(60.0) as again:
+            assert again
+    finally:
+        os.kill(forked, signal.SIGKILL)
+        os.waitpid(forked, 0)
 
 
 KILLS = """
