@@ -123,9 +123,15 @@ class Training:
         self._until((self.job / f"ready.{self.attempt}").exists, "the resize")
         self._until(lambda: sum(crew.living for crew in self.workers) == new, "leaving ranks")
 
+    def resized_at(self) -> float:
+        """When rank 0 had done the newest resize."""
+        written = (self.job / f"ready.{self.attempt}").stat().st_mtime
+        return written - (time.time() - time.monotonic())
+
     def steps(self, what: str) -> list[float]:
         """When rank 0's steps have begun ("b") or ended ("e")."""
-        lines = (line.split() for line in self.record.read_text().splitlines())
+        whole, _, _ = self.record.read_text().rpartition("\n")  # the last line may be on its way
+        lines = (line.split() for line in whole.splitlines())
         return [float(t) for rank, kind, _, t in lines if rank == "0" and kind == what]
 
     def train(self, steps: int = STEPS_BETWEEN) -> list[float]:
@@ -173,13 +179,11 @@ def in_place(job: Training, repeat: int, report: Report, name: str, *, one_host:
     job.train(10)
     for _ in range(repeat):
         for old, new, way in ((1, 2, "grow"), (2, 1, "shrink")):
-            before = time.monotonic()
             job.resize(old, new, one_host=one_host)
-            ends = job.train()
-            step_s = step_of(ends)
-            every = [t for t in job.steps("e") if t > before - 1]
-            stopped = max(b - a for a, b in itertools.pairwise(every) if b > before)
-            report.results.setdefault(f"{name}_{way}_gap_s", []).append(max(0.0, stopped - step_s))
+            step_s = step_of(job.train())
+            done = job.resized_at()  # the steps around it are the last before and the first after
+            gap_s = next(b - a for a, b in itertools.pairwise(job.steps("e")) if a < done < b) - step_s
+            report.results.setdefault(f"{name}_{way}_gap_s", []).append(max(0.0, gap_s))
             report.results.setdefault(f"{name}_{way}_step_s", []).append(step_s)
         time.sleep(REST_S)
     job.leave(quick=False)
