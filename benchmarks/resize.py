@@ -29,7 +29,8 @@ from hpcsched.core.model import JobSpec, Kind
 from hpcsched.devices import open_devices
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.contract import plan_attempt
-from hpcsched.launch.local import LocalLauncher, LocalWorkers
+from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.workers import LocalWorkers
 
 REPEAT, COLD_REPEAT, QUICK_REPEAT = 21, 5, 2
 """What starts from nothing costs seconds, and is only here to be compared with: fewer samples will do."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcsched.launch import wire
-from hpcsched.launch.local import LocalWorkers
+from hpcsched.launch.workers import LocalWorkers
 
 READY_SOON_S, READY_SOON_PERIOD_S, READY_PERIOD_S = 10.0, 0.05, 0.25
 """The ready file is looked for often so long after the launch, so that a promotion does not wait for it."""

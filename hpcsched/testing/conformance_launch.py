@@ -50,6 +50,9 @@ def reaped(workers: Workers) -> int:
 class LaunchConformance:
     """Tests over the launchers that the methods without `test_` give."""
 
+    orders = 10_000
+    """That are given and not read."""
+
     def ending(self, folder: Path, codes: Sequence[int]) -> tuple[Launcher, LaunchPlan]:
         """Ranks that end at once with these codes."""
         raise NotImplementedError
@@ -126,8 +129,8 @@ class LaunchConformance:
     def test_orders_are_taken_by_the_living_and_the_dead(self, tmp_path: Path) -> None:
         workers = self.launched(self.waiting(tmp_path, 2))
         workers.expect(2)
-        for _ in range(10_000):  # more than a pipe holds that nobody reads
-            workers.tell({"suspend": {"quick": True}})
+        for _ in range(self.orders):  # more than a pipe holds that nobody reads
+            workers.tell({"suspend": {"quick": True, "why": "." * 2000}})
         workers.signal(signal.SIGTSTP)
         assert reaped(workers) == 75
         workers.tell({"suspend": {"quick": True}})

@@ -218,3 +218,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+@contextmanager
+def no_descriptor_left_open() -> Iterator[None]:
+    """As many of this process's descriptors are open afterwards as before."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    yield
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -119,7 +119,8 @@ class Peers:
         # Rank 0 comes last, as it has handed over the state before.
         within_s = MEET_TIMEOUT_S if self.rank == 0 else HAND_OVER_TIMEOUT_S
         keys.wait([f"meets {rank}" for rank in range(self.world_size)], timedelta(seconds=within_s))
-        self._meet(attempt, within_s=MEET_TIMEOUT_S if self.device.type == "cpu" else STEP_TIMEOUT_S)
+        short = self.device.type == "cpu" and _patience_can_change()
+        self._meet(attempt, within_s=MEET_TIMEOUT_S if short else STEP_TIMEOUT_S)
 
     def _meet(self, attempt: int, *, within_s: float = STEP_TIMEOUT_S) -> None:
         """Make the group of `attempt`: all its ranks come here."""
@@ -321,10 +322,16 @@ def _wait(keys: Any, key: str, timeout_s: float, given_up: Callable[[], object])
             raise RuntimeError("nobody lets this rank in")
 
 
+def _patience_can_change() -> bool:
+    """Whether this torch has what `_set_patience` needs, which is not public: else a resize in which a rank
+    dies is ended by the agent, and not by ourselves."""
+    gloo = getattr(dist, "ProcessGroupGloo", None)
+    return hasattr(gloo, "_set_default_timeout") and hasattr(dist.ProcessGroup, "_get_backend")
+
+
 def _set_patience(group: Any, patience: timedelta) -> None:
     """From now on wait so long for the ranks of a gloo group."""
-    backend = group._get_backend(torch.device("cpu"))  # torch has no public way
-    backend._set_default_timeout(patience)
+    group._get_backend(torch.device("cpu"))._set_default_timeout(patience)
 
 
 @contextlib.contextmanager

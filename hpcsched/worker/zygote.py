@@ -11,26 +11,30 @@ Nothing here may run an operator or ask for a GPU before the fork: threads and c
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
 import os
-import runpy
 import select
 import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from hpcsched.worker import memory
-from hpcsched.worker.startup import end_quickly, fewer_collections, run_to_the_end
+from hpcsched.worker.forked import (
+    MOST_BYTES,
+    MOST_DESCRIPTORS,
+    Task,
+    become,
+    die_with_parent,
+    wait_for_task,
+)
+from hpcsched.worker.startup import end_quickly, fewer_collections
 
 PRELOADED = (
     "numpy",
@@ -42,11 +46,6 @@ PRELOADED = (
     "hpcsched.worker.session",
     "hpcsched.worker.strategies.ddp",
 )
-
-MOST_BYTES = 1 << 20
-"""Of a request: the environment of a worker."""
-
-MOST_DESCRIPTORS = 8
 
 ANSWER_WITHIN_S = 0.8
 """How long a forked process may take to be what it is asked to be, before it counts as hung. Two may hang
@@ -60,37 +59,11 @@ LOOK_AT_MEMORY_EVERY_S = 10.0
 NEEDED_BYTES = 2 << 30
 """Where less memory is to be had no standby is kept."""
 
-_PR_SET_PDEATHSIG = 1
-
-
-@dataclass(slots=True)
-class _Task:
-    """What a forked process is to become: the request, and its descriptors.
-
-    `hurry`: worth a standby.
-    """
-
-    argv: list[str]
-    env: dict[str, str]
-    cwd: str
-    cores: list[int] | None
-    inherited: list[str]
-    hurry: bool
-    descriptors: list[int]
-
-    @property
-    def permit(self) -> int:
-        return self.descriptors[1]
-
-    @classmethod
-    def received(cls, data: bytes, descriptors: Sequence[int]) -> _Task:
-        return cls(**json.loads(data), descriptors=list(descriptors))
-
 
 class _Become(BaseException):
     """Leaves the server, in a forked process, towards its task."""
 
-    def __init__(self, task: _Task) -> None:
+    def __init__(self, task: Task) -> None:
         self.task = task
 
 
@@ -220,7 +193,7 @@ class Server:
             try:
                 # What it has forked may have to be killed, and is then to leave nothing behind.
                 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-                _die_with_parent(zygote)
+                die_with_parent(zygote)
                 parent = os.getpid()
                 pid = os.fork()
                 if pid:
@@ -230,12 +203,12 @@ class Server:
                         os.close(descriptor)
                     _stand_between()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _die_with_parent(parent)
+                die_with_parent(parent)
                 os.close(reader)
                 os.close(writer)
                 ours.close()
                 self._close()
-                task = _wait_for_task(theirs, warm_up=warm_up, room=room)
+                task = wait_for_task(theirs, warm_up=warm_up, room=room)
             except BaseException:
                 os._exit(1)
             raise _Become(task)
@@ -268,133 +241,6 @@ def _stand_between() -> NoReturn:
         signal.pause()
 
 
-def _wait_for_task(line: socket.socket, *, warm_up: bool, room: frozenset[int] | None) -> _Task:
-    """In a forked process: be asked, and be what is asked for, up to the beginning."""
-    if room:
-        os.sched_setaffinity(0, room)
-    if warm_up:
-        warm()
-        line.send(b"w")
-    data, descriptors, _, _ = socket.recv_fds(line, MOST_BYTES, MOST_DESCRIPTORS)
-    if not data:
-        os._exit(0)
-    task = _Task.received(data, descriptors)
-    _prepare(task)
-    _live_without_parent()
-    line.send(b"+")
-    line.close()
-    if not os.read(task.permit, 1):  # the launcher has given up on us, or has gone
-        os._exit(0)
-    os.close(task.permit)
-    return task
-
-
-def _prepare(task: _Task) -> None:
-    """Take on all that a process started from nothing would have been given."""
-    os.setsid()
-    output, _, *others = task.descriptors
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(nowhere)
-    os.close(output)
-    os.chdir(task.cwd)
-    if task.cores is not None:
-        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - names are all that is needed
-            os.sched_setaffinity(int(thread), task.cores)
-    for name, descriptor in zip(task.inherited, others, strict=True):
-        os.set_inheritable(descriptor, True)
-        task.env[name] = str(descriptor)
-    os.environ.clear()
-    os.environ.update(task.env)
-    time.tzset()
-
-
-def warm() -> None:
-    """Pay for what the first steps of a training cost once: threads, kernels, imports.
-
-    With as many threads as the environment says, like the task: pools of theirs are made here.
-    """
-    import torch
-
-    for optimizer in (torch.optim.SGD, torch.optim.AdamW):
-        model = torch.nn.Sequential(
-            torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 4)
-        )
-        stepper = optimizer(model.parameters(), lr=0.1)
-        torch.nn.functional.cross_entropy(model(torch.ones(8, 1, 8, 8)), torch.zeros(8).long()).backward()  # type: ignore[no-untyped-call]
-        stepper.step()
-
-
-def become(task: _Task) -> None:
-    """Run the task's program as `python -m` would have, in this process."""
-    import numpy as np
-    import torch
-
-    sys.argv = task.argv[1:2]
-    sys.orig_argv = list(task.argv)
-    if not sys.flags.safe_path:
-        if _hides_something(task.cwd):
-            _start_from_nothing(task)
-        sys.path[0] = task.cwd
-    importlib.invalidate_caches()
-    tempfile.tempdir = None
-    # All that was forked here has these in common, and no two processes started from nothing have. (Python's
-    # own generator sees to itself.)
-    np.random.seed()
-    torch.default_generator.seed()
-    sys.modules["__main__"] = ModuleType("__main__")
-    run_to_the_end(lambda: _run(task.argv[2]))
-
-
-def _run(module: str) -> int:
-    try:
-        runpy._run_module_as_main(module)  # type: ignore[attr-defined]
-    except SystemExit:
-        raise
-    except BaseException as error:
-        error.__traceback__ = _from_runpy(error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
-    return 0
-
-
-def _from_runpy(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without what only a forked process has."""
-    while trace and trace.tb_frame.f_code.co_filename != runpy._run_module_as_main.__code__.co_filename:  # type: ignore[attr-defined]
-        trace = trace.tb_next
-    return trace
-
-
-def _hides_something(directory: str) -> bool:
-    """Whether a module in there goes before one of the same name that is imported already."""
-    suffixes = tuple(importlib.machinery.all_suffixes())
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                name = entry.name.partition(".")[0]
-                found = sys.modules.get(name)
-                if found is None or not (entry.name.endswith(suffixes) or _is_package(entry)):
-                    continue
-                home = os.path.dirname(getattr(found, "__file__", None) or "")  # noqa: PTH120
-                if home and not os.path.samefile(entry.path if entry.is_dir() else directory, home):  # noqa: PTH121
-                    return True
-    except OSError:
-        return True
-    return False
-
-
-def _is_package(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir() and os.path.exists(os.path.join(entry.path, "__init__.py"))  # noqa: PTH110, PTH118
-
-
-def _start_from_nothing(task: _Task) -> NoReturn:
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
-        signal.signal(number, signal.SIG_DFL)
-    os.execve(task.argv[0], task.argv, task.env)
-
-
 def safe_to_fork() -> bool:
     """Whether nothing that was imported has begun to use a GPU: no context survives a fork."""
     import torch
@@ -411,19 +257,6 @@ def safe_to_fork() -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-_libc = ctypes.CDLL(None)
-
-
-def _die_with_parent(parent: int) -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it has died before
-        os._exit(1)
-
-
-def _live_without_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
-
-
 def _end(pid: int) -> None:
     """Kill a child of ours and clear it away."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -431,14 +264,14 @@ def _end(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
-def main(arguments: Sequence[str]) -> _Task | None:
+def main(arguments: Sequence[str]) -> Task | None:
     """Serve to the end; in a process forked to do something else: what that is.
 
     `arguments`: how many standbys to keep, and the sets of cores for them, each as numbers with commas
     between. HPCSCHED_ZYGOTE_FD: the descriptor of the line to the launcher.
     """
     end_quickly()
-    _die_with_parent(os.getppid())
+    die_with_parent(os.getppid())
     most, *rooms = arguments
     with fewer_collections():
         for name in PRELOADED:

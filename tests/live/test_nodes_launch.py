@@ -17,7 +17,14 @@ from hpcsched.errors import LaunchError
 from hpcsched.launch import remote
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import Hosts
-from hpcsched.testing.nodes import DEADLINE_S, code_of, local_hosts, pump_until, written
+from hpcsched.testing.nodes import (
+    DEADLINE_S,
+    code_of,
+    local_hosts,
+    no_descriptor_left_open,
+    pump_until,
+    written,
+)
 
 WAITER = "trap 'exit 75' TSTP; touch up.$RANK; while :; do sleep 30 & wait; done"
 
@@ -33,9 +40,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts[Sample]]:
 
 @pytest.fixture(autouse=True)
 def no_leaks(hosts: Hosts[Sample]) -> Iterator[None]:
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    yield
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    with no_descriptor_left_open():
+        yield
 
 
 def plan(hosts: Hosts[Sample], folder: Path, argv: Sequence[str], *, per_rank: bool = True) -> LaunchPlan:

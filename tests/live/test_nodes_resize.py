@@ -15,7 +15,7 @@ import pytest
 from hpcsched.devices import Sample
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import Hosts
-from hpcsched.testing.nodes import code_of, local_hosts, pump_until
+from hpcsched.testing.nodes import code_of, local_hosts, no_descriptor_left_open, pump_until
 
 QUICK = {"suspend": {"quick": True}}
 RESIZE = {"resize": {"attempt": 3, "world_size": 4, "keep": [0], "one_host": False, "within_s": 60.0}}
@@ -52,9 +52,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts[Sample]]:
 
 @pytest.fixture(autouse=True)
 def no_leaks(hosts: Hosts[Sample]) -> Iterator[None]:
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    yield
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    with no_descriptor_left_open():
+        yield
 
 
 def plan(hosts: Hosts[Sample], folder: Path, argv: Sequence[str], gpus: Sequence[int]) -> LaunchPlan:

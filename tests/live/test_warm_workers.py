@@ -22,8 +22,9 @@ pytestmark = pytest.mark.torch
 from hpcsched.core.model import Device  # noqa: E402
 from hpcsched.launch import warm  # noqa: E402
 from hpcsched.launch.base import LaunchPlan  # noqa: E402
-from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher, LocalWorkers  # noqa: E402
+from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher  # noqa: E402
 from hpcsched.launch.proc import stat  # noqa: E402
+from hpcsched.launch.workers import LocalWorkers  # noqa: E402
 from hpcsched.testing.conformance_launch import plan, reaped  # noqa: E402
 from hpcsched.worker import memory, zygote  # noqa: E402
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from hpcsched.core.model import JobSpec, Kind
-from hpcsched.launch import arenas, local
+from hpcsched.launch import arenas, local, proc
 from hpcsched.launch.arenas import Arenas, Keep
 from hpcsched.launch.base import Place
 from hpcsched.launch.contract import plan_attempt
-from hpcsched.launch.local import LocalLauncher, LocalWorkers
+from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.spawn import Start, spawn
+from hpcsched.launch.workers import LocalWorkers
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
 
 WRITES = 'eval "echo from-$HPCSCHED_ATTEMPT >&$HPCSCHED_ARENA_FD"; '
@@ -227,7 +228,7 @@ def test_a_keeper_that_hangs_is_killed_with_all_its_children(
     assert launcher.wait_kept(DEADLINE_S) == set()
     deadline = time.monotonic() + DEADLINE_S
     for child in map(int, said(tmp_path)):
-        while (seen := local.stat(child)) and seen.state != "Z":
+        while (seen := proc.stat(child)) and seen.state != "Z":
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -320,7 +321,7 @@ def test_orders_end_when_the_agent_closes(launcher: LocalLauncher, tmp_path: Pat
     workers = launch(launcher, tmp_path, 'eval "cat <&$HPCSCHED_CONTROL_FD"')
     pidfd = os.dup(workers.pidfds[0])
     workers.close()
-    assert local.stat(workers.processes[0][0]) is not None
+    assert proc.stat(workers.processes[0][0]) is not None
     while workers.reap() is None:
         time.sleep(0.002)
     os.close(pidfd)

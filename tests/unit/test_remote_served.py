@@ -11,7 +11,7 @@ import pytest
 
 from hpcsched.agent.served import READY_PERIOD_S, READY_SOON_PERIOD_S, READY_SOON_S, Served
 from hpcsched.launch import wire
-from hpcsched.launch.local import LocalWorkers
+from hpcsched.launch.workers import LocalWorkers
 from hpcsched.testing.launch import FIRST_PID, FakeWorkers, Script
 
 HELD = b'{"step": 9, "samples": 90}'

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from hpcsched.launch.local import LocalLauncher, LocalWorkers
+from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.workers import LocalWorkers
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
 
 SLACK_S = 5.0  # of a busy machine; what is promised is a few ms

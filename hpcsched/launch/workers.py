@@ -1,0 +1,192 @@
+"""Workers on this host from their start to their end: signals, orders, exit codes, what is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpcsched.launch.base import LOST, SUSPENDED, LaunchPlan, Place, attempt_code
+from hpcsched.launch.proc import stat
+
+KILLED_WITHIN_S = 5.0
+"""How long a launch that failed half-way waits for the ranks it killed."""
+
+RANK_0_FDS = ("HPCSCHED_PROGRESS_FD", "HPCSCHED_CONTROL_FD")
+"""What rank 0 is told its ends of the pipes by."""
+
+
+class LocalWorkers:
+    """Child processes by rank. Their leaders stay zombies until all have ended, so that every pid and
+    process group remains theirs as long as it may be signalled."""
+
+    def __init__(self, plan: LaunchPlan | None = None, place: Place | None = None) -> None:
+        place = place or Place()
+        self.processes: tuple[tuple[int, int], ...] = ()
+        self.pidfds: tuple[int, ...] = ()
+        self.progress_fd: int | None = None
+        self.ready: bytes | None = None
+        self.refused: bytes | None = None
+        self.record: bytes | None = None
+        self.held: bytes | None = None
+        self.address, self.port = place.address, place.port or 0
+        """Where the ranks meet."""
+        self.on_held: Callable[[int], object] = lambda attempt: None
+        """Told, once all is over, of the attempt that has left its state in the arena."""
+        self.at_end: list[Callable[[], object]] = []
+        """Called once, when nothing of this lives any more."""
+        if plan and plan.joins:
+            self.address, _, port = plan.joins.rpartition(":")
+            self.port = int(port)
+        self._folder = plan.folder if plan else None
+        self._attempts = [plan.attempt] if plan else []  # newest last
+        self._control: int | None = None
+        self._theirs: list[int] = []
+        self._permits: list[int] = []
+        self._running: dict[int, None] = {}  # by rank
+        self._ended: list[int] = []  # exit codes in order of time
+        self._ours: set[int] = set()  # leaders not reaped: nobody else can have their pids
+        self._code: int | None = None
+
+    @property
+    def where(self) -> str:
+        """Where the ranks meet."""
+        return f"{self.address}:{self.port}"
+
+    @property
+    def living(self) -> int:
+        """How many of the processes live."""
+        self._look()
+        return len(self._running)
+
+    # -- being started -------------------------------------------------------------------------------
+
+    def pipes(self, *, control: bool) -> dict[str, int]:
+        """Make the pipes of rank 0; returns its ends by variable, to be closed by `close_theirs`."""
+        self.progress_fd, progress = os.pipe()
+        os.set_blocking(self.progress_fd, False)
+        self._theirs.append(progress)
+        if not control:
+            return dict(zip(RANK_0_FDS, self._theirs, strict=False))
+        orders, self._control = os.pipe()
+        os.set_blocking(self._control, False)
+        self._theirs.append(orders)
+        return dict(zip(RANK_0_FDS, self._theirs, strict=True))
+
+    def close_theirs(self) -> None:
+        """Close our copies of rank 0's ends, so that the pipes end with the programs that have them."""
+        for descriptor in self._theirs:
+            os.close(descriptor)
+        self._theirs.clear()
+
+    def add(self, pid: int, permit: int | None = None) -> None:
+        """Take charge of a new child, the next rank. `permit`: where it awaits a byte, to begin."""
+        if permit is not None:
+            self._permits.append(permit)
+        self._running[pid] = None
+        self._ours.add(pid)
+        self.pidfds += (os.pidfd_open(pid),)
+        seen = stat(pid)
+        self.processes += ((pid, seen.start_ticks if seen else 0),)
+
+    def go(self) -> None:
+        """Let those begin that wait for it."""
+        for permit in self._permits:
+            with contextlib.suppress(OSError):  # it has been killed meanwhile
+                os.write(permit, b".")
+        self._close_permits()
+
+    def abandon(self) -> None:
+        """End a launch that failed half-way: kill what was started, wait for it, close everything."""
+        self.signal(signal.SIGKILL)
+        deadline = time.monotonic() + KILLED_WITHIN_S
+        while self.reap() is None and time.monotonic() < deadline:
+            time.sleep(0.001)  # not by pidfd: having none left may be why we are here
+        self.close()
+
+    # -- running -------------------------------------------------------------------------------------
+
+    def signal(self, sig: signal.Signals) -> None:
+        """Send `sig` to each rank's process group whose leader is still our unreaped child."""
+        self._look()
+        for pid in self._ours:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, sig)
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Give rank 0 an order; lost if it is gone, or has left many unread."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._control, json.dumps(order).encode() + b"\n")
+
+    def expect(self, attempt: int) -> None:
+        """From now on what is found of `attempt` is of these processes too."""
+        self._attempts.append(attempt)
+
+    def failed_early(self) -> bool:
+        """Whether a rank has ended with other than 0 or 75 while others live."""
+        self._look()
+        return bool(self._running) and any(code not in (0, SUSPENDED) for code in self._ended)
+
+    def reap(self) -> int | None:
+        """None while a rank lives; else the attempt's exit code, and nothing is left of its groups."""
+        self._look()
+        if self._running:
+            return None
+        if self._code is None:
+            for pid in self._ours:  # the leader, and what of its group has become ours (see `warm`)
+                with contextlib.suppress(ChildProcessError):
+                    while os.waitpid(-pid, os.WNOHANG)[0]:
+                        pass
+            self._ours.clear()
+            self._code = attempt_code(self._ended)
+            if self._code == SUSPENDED:
+                self._find_held()
+            for call in self.at_end:
+                call()
+        return self._code
+
+    def close(self) -> None:
+        """Close the descriptors; ends no process."""
+        self.close_theirs()
+        self._close_permits()
+        for fd in (*self.pidfds, self.progress_fd, self._control):
+            if fd is not None:
+                os.close(fd)
+        self.pidfds, self.progress_fd, self._control = (), None, None
+
+    def _close_permits(self) -> None:
+        for permit in self._permits:
+            os.close(permit)
+        self._permits.clear()
+
+    def _find_held(self) -> None:
+        for attempt in reversed(self._attempts):
+            with contextlib.suppress(OSError):
+                self.held = (self._folder / f"held.{attempt}").read_bytes() if self._folder else None
+                self.on_held(attempt)
+                return
+
+    def _look(self) -> None:
+        """Note the ranks that have ended, without reaping them, and end what they have left behind.
+
+        Others may be living for long, and the devices of one that has left a training be someone else's soon.
+        """
+        for pid in list(self._running):
+            try:
+                found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                self._ours.discard(pid)
+                code = LOST
+            else:
+                if found is None:
+                    continue
+                code = found.si_status if found.si_code == os.CLD_EXITED else 128 + found.si_status
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            del self._running[pid]
+            self._ended.append(code)
