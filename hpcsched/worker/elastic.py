@@ -364,7 +364,8 @@ class Elastic:
         """Whether a loop of the user's own has put the model into a wrapper that fixes the ranks."""
         if self._env is None or self._env.trainer is not None:
             return False
-        wrappers = (thing for thing in gc.get_objects() if isinstance(thing, DistributedDataParallel))
+        # By its type: to ask things themselves for their class makes some of them warn.
+        wrappers = (thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel))
         return any(wrapper.module is self.model for wrapper in wrappers)
 
     def _resize(self) -> None:

@@ -22,6 +22,11 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from test_worker_ranks import Job, same, wait, woken_by  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from hpcsched.worker.arena import Arena  # noqa: E402
+from hpcsched.worker.contract import JobEnv  # noqa: E402
+from hpcsched.worker.elastic import Elastic as Training  # noqa: E402
 
 WATCHED = '''
 import json, os, signal, time
@@ -177,6 +182,9 @@ def test_ranks_join_and_leave_and_no_sample_is_lost_or_seen_twice(job: Elastic, 
     plain = Elastic(job.folder.parent / "plain")
     assert plain.run() == [0]
     assert job.state["attempt"] == 5
+    arena = Arena.open(job.arena)
+    assert arena is not None and (arena.newest() is not None) == one_host, "where the state went by"
+    arena.close()
     assert (job.state["step"], job.state["samples"]) == (300, 2100)
     assert job.samples_seen() == expected_samples(job)
     torch.testing.assert_close(job.final()["model"], plain.final()["model"], rtol=1e-10, atol=1e-12)
@@ -403,3 +411,15 @@ def test_a_loop_that_has_not_said_so_is_not_resized_in_place(job: Elastic) -> No
     os.close(write)
     assert rank.wait(60) == 0
     assert "has not said that it can" in (job.dir / "refused.2").read_text()
+
+
+def test_a_model_in_a_wrapper_that_fixes_the_ranks_is_noticed() -> None:
+    training, wrapped = Training.__new__(Training), torch.nn.Linear(1, 1)
+    training._env = JobEnv.from_environ({"HPCSCHED_JOB_ID": "1", "HPCSCHED_RUN_DIR": "/nowhere"})
+    training.model = wrapped
+    assert not training._is_wrapped()
+    wrapper = DistributedDataParallel.__new__(DistributedDataParallel)
+    wrapper.__dict__["module"] = wrapped
+    assert training._is_wrapped()
+    training.model = torch.nn.Linear(1, 1)
+    assert not training._is_wrapped(), "it is another model's"
