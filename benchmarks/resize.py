@@ -38,7 +38,7 @@ WIDTH, QUICK_WIDTH, CUDA_WIDTH, LAYERS = 1900, 64, 6450, 3
 BATCH = 32
 DEADLINE_S = 60.0
 STEPS_BETWEEN = 6
-REST_S = 0.7
+REST_S = 3.0
 """Time in which a standby that was used is replaced."""
 
 
@@ -282,7 +282,7 @@ def warm(job: Training) -> None:
         return zygote.ready
 
     wait_for(ready, "the zygote", deadline_s=DEADLINE_S)
-    time.sleep(max(0.0, launched + 3 * REST_S - time.monotonic()))
+    time.sleep(max(0.0, launched + REST_S - time.monotonic()))
 
 
 def rows(report: Report) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.worker.contract import JobEnv, say
-from hpcsched.worker.startup import fewer_collections, run_to_the_end
+from hpcsched.worker.startup import fewer_collections, leave_torch_as_it_is, run_to_the_end
 
 
 def main() -> int:
@@ -28,6 +28,7 @@ def main() -> int:
             )
         with fewer_collections():
             strategy = _strategy(dict(env.strategy))
+            leave_torch_as_it_is()
             trainer = _trainer(env.trainer)
         strategy.run(trainer, env)
     except HpcschedError as error:

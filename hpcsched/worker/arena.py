@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import mmap
 import os
-import pickle
 import struct
 import threading
 import time
 import zlib
-from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,23 +30,18 @@ import torch
 from hpcsched.errors import StoreError
 from hpcsched.worker.checkpoint import storable
 from hpcsched.worker.contract import say
+from hpcsched.worker.flat import BLOCK, Flat, Place, bytes_of, copied, flatten, round_up, views, window
 from hpcsched.worker.memory import admits, alone_on_host, available
 
 _MAGIC = b"hpcsched"
 _HEAD = struct.Struct("<8sQQ")  # magic, generation, capacity of a slot
 _RECORD = struct.Struct("<QQQQQI")
-_ALIGNMENT = 64
-_BLOCK = 1 << 16
 _SLACK = 1 << 20
 """Room for the pickle to grow, e.g. by the random generators of more ranks."""
 _PATIENCE_S = 3.0
 """How long to wait for a slot that someone else uses, or for memory: the devices are wanted."""
 _STATE_FILE_PATIENCE_S = 60.0
 _STATE_FILE_LOCK = 2  # bytes 0 and 1 are the locks of the slots
-
-_Place = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
-"""Where a tensor's bytes are in its slot, and how to read them: offset, type, shape, strides."""
-
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -97,7 +89,7 @@ class Arena:
         May be called in a thread of its own. Does nothing where the room is there.
         """
         try:
-            packed = _pack(storable(state))
+            packed = flatten(storable(state))
         except StoreError:
             return False
         with self._busy:
@@ -106,7 +98,7 @@ class Arena:
             for slot in (0, 1):
                 # One write a page, so that the first save has no page faults: in torch, which lets go of the
                 # interpreter meanwhile, unlike MAP_POPULATE. Who reads the slot now sees the same bytes.
-                _bytes(self._memory(slot, self._head()[1]))[:: mmap.PAGESIZE].bitwise_or_(0)
+                bytes_of(self._memory(slot, self._head()[1]))[:: mmap.PAGESIZE].bitwise_or_(0)
         return True
 
     def save(self, state: Mapping[str, Any]) -> int:
@@ -116,7 +108,7 @@ class Arena:
         cannot be saved. A process that dies in here leaves the newest state as it was.
         """
         state = storable(state)
-        packed = _pack(state)
+        packed = flatten(state)
         with self._busy:
             if not self._reserve(packed):
                 raise StoreError(f"not enough memory for two copies of {packed.size} bytes")
@@ -140,11 +132,11 @@ class Arena:
         if capacity:
             self._write(_HEAD.pack(_MAGIC, 0, capacity), 0)
 
-    def _reserve(self, packed: _Packed) -> bool:
+    def _reserve(self, packed: Flat) -> bool:
         generation, capacity = self._head()
         if packed.size <= capacity:
             return True
-        wanted = _up(packed.size + _SLACK, _BLOCK)
+        wanted = round_up(packed.size + _SLACK, BLOCK)
         # Other jobs look only once ours is taken, and shows: or all would take what each saw.
         with alone_on_host(_PATIENCE_S) as alone:
             if not alone or not admits(2 * (wanted - capacity), available()):
@@ -158,13 +150,13 @@ class Arena:
         self._write(_HEAD.pack(_MAGIC, generation, wanted), 0)
         return True
 
-    def _copy_in(self, slot: int, memory: mmap.mmap, tensors: list[tuple[torch.Tensor, _Place]]) -> None:
+    def _copy_in(self, slot: int, memory: mmap.mmap, tensors: list[tuple[torch.Tensor, Place]]) -> None:
         devices = {tensor.device for tensor, _ in tensors if tensor.is_cuda}
         if devices:
             self._pin(slot, memory)
         with torch.no_grad():
             for tensor, place in tensors:
-                _window(memory, place).copy_(tensor, non_blocking=True)
+                window(memory, place).copy_(tensor, non_blocking=True)
         for device in devices:
             torch.cuda.synchronize(device)
 
@@ -176,20 +168,28 @@ class Arena:
             return Held(record.step, record.samples, record.generation)
         return None
 
-    def load(self, generation: int | None = None) -> dict[str, Any]:
-        """The newest good state, or that of one `generation`, copied out; tensors on the CPU.
+    def load(self, generation: int | None = None, into: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The newest good state, or that of one `generation`, copied out.
 
-        Raises StoreError when there is none; a damaged one is passed over with one warning.
+        A tensor that has its like at the same place of `into` is copied there, and that is what comes back;
+        all others are new, on the CPU. Raises StoreError when there is no good state; a damaged one is passed
+        over with one warning.
         """
         with self._good(generation) as record:
             # Copied: optimizers, and modules that load in their own way, keep the very tensors they get.
-            return self._unpack(record, copied=True)
+            return copied(self._unpack(record), into or {})
+
+    def touch(self) -> None:
+        """Pay now for what the first look at the memory costs more, by the page."""
+        for slot in (0, 1):
+            if capacity := self._head()[1]:
+                int(bytes_of(self._memory(slot, capacity))[:: mmap.PAGESIZE].sum())
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[dict[str, Any]]:
         """The newest good state, uncopied, as it is while inside the `with`: nothing is saved over it."""
         with self._good(None) as record:
-            yield self._unpack(record, copied=False)
+            yield self._unpack(record)
 
     @contextlib.contextmanager
     def alone_with_state_file(self) -> Iterator[None]:
@@ -221,10 +221,9 @@ class Arena:
             return False
         return data == record.pack(record.checksum(memory, self._skeleton(record)))
 
-    def _unpack(self, record: _Record, *, copied: bool) -> dict[str, Any]:
+    def _unpack(self, record: _Record) -> dict[str, Any]:
         memory = self._memory(record.slot, record.area + record.skeleton)
-        state: dict[str, Any] = _Unpickler(memory, self._skeleton(record), copied=copied).load()
-        return state
+        return views(memory, self._skeleton(record))
 
     def _skeleton(self, record: _Record) -> bytes:
         return self._read(record.skeleton, _slot_offset(record.slot) + record.area)
@@ -283,7 +282,7 @@ class Arena:
     def _pin(self, slot: int, memory: mmap.mmap) -> None:
         """Let GPUs write to a slot by themselves; without that, copies take longer and are no less right."""
         if slot not in self._pinned:
-            address = _bytes(memory).data_ptr()
+            address = bytes_of(memory).data_ptr()
             if int(torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)) == 0:
                 self._pinned[slot] = address
 
@@ -312,92 +311,9 @@ class _Record:
 
     def checksum(self, memory: mmap.mmap, skeleton: bytes) -> int:
         """CRC-32 of this record, the pickle, and the sums of the tensors' blocks: as fast as memory is."""
-        blocks = _bytes(memory)[: self.area].view(torch.int64).view(self.area // _BLOCK, _BLOCK // 8)
+        blocks = bytes_of(memory)[: self.area].view(torch.int64).view(self.area // BLOCK, BLOCK // 8)
         sums = blocks.sum(1)
         return zlib.crc32(sums.numpy().data, zlib.crc32(skeleton, zlib.crc32(self.pack(0))))
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """A state taken apart: where its tensors go, and the pickle of the rest."""
-
-    tensors: list[tuple[torch.Tensor, _Place]]
-    skeleton: bytes
-    area: int
-
-    @property
-    def size(self) -> int:
-        return self.area + len(self.skeleton)
-
-
-def _pack(state: Mapping[str, Any]) -> _Packed:
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(dict(state))
-    return _Packed(pickler.tensors, file.getvalue(), _up(pickler.end, _BLOCK))
-
-
-class _Pickler(pickle.Pickler):
-    """Writes places in place of tensors; tensors that are the same memory get the same place."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
-        self.tensors: list[tuple[torch.Tensor, _Place]] = []
-        self.end = 0
-        self._places: dict[Any, _Place] = {}
-
-    def persistent_id(self, item: Any) -> _Place | None:
-        if not isinstance(item, torch.Tensor):
-            return None
-        if type(item) not in (torch.Tensor, torch.nn.Parameter) or item.layout is not torch.strided:
-            raise StoreError(f"an arena cannot hold a {type(item).__name__} of layout {item.layout}")
-        if item.is_quantized:
-            raise StoreError("an arena cannot hold quantized tensors")
-        same = (item.data_ptr(), item.dtype, item.shape, item.stride(), item.is_conj(), item.is_neg())
-        key = same if item.numel() else id(item)
-        if key not in self._places:
-            stride = item.stride() if item.is_contiguous() else torch.empty_like(item, device="meta").stride()
-            self._places[key] = (self.end, item.dtype, tuple(item.shape), stride)
-            self.tensors.append((item, self._places[key]))
-            self.end = _up(self.end + item.numel() * item.element_size(), _ALIGNMENT)
-        return self._places[key]
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads what `_Pickler` wrote; no code in it is run."""
-
-    def __init__(self, memory: mmap.mmap, skeleton: bytes, *, copied: bool) -> None:
-        super().__init__(io.BytesIO(skeleton))
-        self._copied = copied
-        self._memory = memory
-        self._known: dict[_Place, torch.Tensor] = {}
-
-    def persistent_load(self, place: _Place) -> torch.Tensor:
-        if place not in self._known:
-            view = _window(self._memory, place)
-            self._known[place] = view.clone() if self._copied else view
-        return self._known[place]
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = {"OrderedDict": OrderedDict, "Counter": Counter, "complex": complex, "device": torch.device}
-        if name in known:
-            return known[name]
-        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
-            return dtype
-        raise StoreError(f"the arena holds a {module}.{name}")
-
-
-def _window(memory: mmap.mmap, place: _Place) -> torch.Tensor:
-    """The tensor at this place, as a view; its storage is its own, or saving it would save them all."""
-    offset, dtype, shape, stride = place
-    count = torch.Size(shape).numel()
-    if count == 0:
-        return torch.empty_strided(shape, stride, dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).as_strided(shape, stride)
-
-
-def _bytes(memory: mmap.mmap) -> torch.Tensor:
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _slot_offset(slot: int) -> int:
@@ -406,10 +322,6 @@ def _slot_offset(slot: int) -> int:
 
 def _record_offset(slot: int) -> int:
     return 512 * (1 + slot)
-
-
-def _up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
 
 
 def _flock(kind: int, byte: int) -> bytes:

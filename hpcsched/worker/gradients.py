@@ -29,7 +29,8 @@ class _Bucket:
         first = parameters[0]
         self.parameters = parameters
         self.sizes = [p.numel() for p in parameters]
-        self.flat = torch.zeros(sum(self.sizes) + len(parameters), dtype=first.dtype, device=first.device)
+        self.flat = torch.empty(sum(self.sizes) + len(parameters), dtype=first.dtype, device=first.device)
+        self.flat.zero_()  # memory that has been touched, unlike that of `zeros`
         *self.parts, self.used = self.flat.split([*self.sizes, len(parameters)])
         self.missing = 0
         self.work: dist.Work | None = None
@@ -69,14 +70,18 @@ class GradientSum:
         self._expecting = False
         self._hooked: set[torch.nn.Parameter] = set()
 
-    def expect(self) -> None:
-        """The next backward pass completes the step's gradients: send each bucket once it is full."""
-        if self._peers.world_size == 1:
-            return
+    def prepare(self) -> None:
+        """Do now what the first step of several ranks would have to do."""
         trained = tuple(parameter.requires_grad for parameter in self._parameters)
         if trained != self._trained:  # at first, and when the user freezes or thaws a layer
             self._trained = trained
             self._arrange()
+
+    def expect(self) -> None:
+        """The next backward pass completes the step's gradients: send each bucket once it is full."""
+        if self._peers.world_size == 1:
+            return
+        self.prepare()
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
         self._launched = 0

@@ -106,8 +106,10 @@ class Saves:
 
     # -- going on --------------------------------------------------------------------------------------
 
-    def newest(self, *, wanted: bool) -> tuple[Path | Held | None, dict[str, Any] | None]:
-        """Where the newest good state is, on disk or in the arena, and the state.
+    def newest(
+        self, into: Mapping[str, Any], *, wanted: bool
+    ) -> tuple[Path | Held | None, dict[str, Any] | None]:
+        """Where the newest good state is, on disk or in the arena, and the state (see `load`).
 
         What is in the way of a job that goes on from there, or starts over (not `wanted`), is put aside.
         """
@@ -123,7 +125,7 @@ class Saves:
         self._await_keeper(held.step if held else 0)
         if held is not None and held.step >= (self.store.newest_step() or 0):
             try:
-                return held, self.load(held)
+                return held, self.load(held, into)
             except StoreError as error:
                 say(f"{error}; going on from a checkpoint")
         path = self.store.newest()
@@ -132,21 +134,26 @@ class Saves:
             if self.env is not None:
                 say(f"{self.store.folder}: no good checkpoint to resume from; starting at step 0")
             return None, None
-        return path, None if self.collective else self.load(path)
+        return path, None if self.collective else self.load(path, into)
 
     def has(self, found: Path | Held) -> bool:
         """Whether this rank can load that: every host has memory of its own."""
         return isinstance(found, Path) or (self.arena is not None and self.arena.newest() == found)
 
-    def load(self, found: Path | Held) -> dict[str, Any]:
-        """The state that is there. Raises StoreError."""
+    def load(self, found: Path | Held, into: Mapping[str, Any]) -> dict[str, Any]:
+        """The state that is there; its tensors may be those of `into`, overwritten. Raises StoreError."""
         if isinstance(found, Path):
             self._checkpoint, state = found, read_checkpoint(found)
             self._step = state["step"]
             return state
         if self.arena is None:
             raise StoreError("the state is in shared memory that this rank does not have")
-        return self.arena.load(found.generation)
+        return self.arena.load(found.generation, into)
+
+    def touch(self) -> None:
+        """Make the next load from shared memory quicker."""
+        if self.arena is not None:
+            self.arena.touch()
 
     def _await_keeper(self, ours: int) -> None:
         """On another host the last attempt's state may be on its way to disk: that is the newest then.
@@ -228,7 +235,7 @@ class ShardedSaves(Saves):
             if self._first:
                 self.record(step, samples, loss=None)
 
-    def load(self, found: Path | Held) -> dict[str, Any]:
+    def load(self, found: Path | Held, into: Mapping[str, Any]) -> dict[str, Any]:
         assert self._sharded is not None and isinstance(found, Path)
         self._checkpoint = found
         return self._sharded.load(found, self._model, self._optimizer)

@@ -51,8 +51,9 @@ ANSWER_WITHIN_S = 0.8
 """How long a forked process may take to be what it is asked to be, before it counts as hung. Two may hang
 before the launcher loses patience."""
 
-REFILL_AFTER_S = 0.5
-"""How long after a launch a standby is made: at first the machine belongs to the launched."""
+REFILL_AFTER_S = 2.0
+"""How long after a launch a standby is made: at first the machine belongs to the launched, and to the
+training that grows by it."""
 
 LOOK_AT_MEMORY_EVERY_S = 10.0
 

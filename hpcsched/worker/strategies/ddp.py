@@ -40,6 +40,7 @@ def run(trainer: Trainer, env: JobEnv) -> None:
     def rehearse(session: Session) -> None:
         batch = next(_batches(parts, session, micro_batch, until=session.step + 1, loaders=0))
         parts.loss(parts.model, batch).sum().backward()  # type: ignore[no-untyped-call]
+        parts.optimizer.step()
         parts.optimizer.zero_grad()
 
     session = Session(

@@ -1,0 +1,157 @@
+"""A state as bytes in a row: its tensors, and a pickle of the rest. And back, as views or as copies."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickle
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hpcsched.errors import StoreError
+
+_ALIGNMENT = 64
+BLOCK = 1 << 16
+"""The tensors' bytes end at a multiple of this."""
+
+Place = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
+"""Where a tensor's bytes are, and how to read them: offset, type, shape, strides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A state taken apart: where its tensors go, and the pickle of the rest."""
+
+    tensors: list[tuple[torch.Tensor, Place]]
+    skeleton: bytes
+    area: int
+
+    @property
+    def size(self) -> int:
+        return self.area + len(self.skeleton)
+
+
+def flatten(state: Mapping[str, Any]) -> Flat:
+    """Raises StoreError for tensors that are more than bytes in a row."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(dict(state))
+    return Flat(pickler.tensors, file.getvalue(), round_up(pickler.end, BLOCK))
+
+
+class _Pickler(pickle.Pickler):
+    """Writes places in place of tensors; tensors that are the same memory get the same place."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.tensors: list[tuple[torch.Tensor, Place]] = []
+        self.end = 0
+        self._places: dict[Any, Place] = {}
+
+    def persistent_id(self, item: Any) -> Place | None:
+        if not isinstance(item, torch.Tensor):
+            return None
+        if type(item) not in (torch.Tensor, torch.nn.Parameter) or item.layout is not torch.strided:
+            raise StoreError(f"an arena cannot hold a {type(item).__name__} of layout {item.layout}")
+        if item.is_quantized:
+            raise StoreError("an arena cannot hold quantized tensors")
+        same = (item.data_ptr(), item.dtype, item.shape, item.stride(), item.is_conj(), item.is_neg())
+        key = same if item.numel() else id(item)
+        if key not in self._places:
+            stride = item.stride() if item.is_contiguous() else torch.empty_like(item, device="meta").stride()
+            self._places[key] = (self.end, item.dtype, tuple(item.shape), stride)
+            self.tensors.append((item, self._places[key]))
+            self.end = round_up(self.end + item.numel() * item.element_size(), _ALIGNMENT)
+        return self._places[key]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what `_Pickler` wrote; no code in it is run."""
+
+    def __init__(self, memory: mmap.mmap, skeleton: bytes) -> None:
+        super().__init__(io.BytesIO(skeleton))
+        self._memory = memory
+        self._known: dict[Place, torch.Tensor] = {}
+
+    def persistent_load(self, place: Place) -> torch.Tensor:
+        if place not in self._known:
+            self._known[place] = window(self._memory, place)
+        return self._known[place]
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = {"OrderedDict": OrderedDict, "Counter": Counter, "complex": complex, "device": torch.device}
+        if name in known:
+            return known[name]
+        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
+        raise StoreError(f"the arena holds a {module}.{name}")
+
+
+def views(memory: mmap.mmap, skeleton: bytes) -> dict[str, Any]:
+    """The state, its tensors as views of `memory`."""
+    state: dict[str, Any] = _Unpickler(memory, skeleton).load()
+    return state
+
+
+def copied(state: dict[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
+    """The same state with copies of its tensors, which takes over `state` itself.
+
+    A tensor that has its like at the same place of `into` is copied there: new memory costs more than a copy.
+    """
+    copies: dict[str, Any] = _Copies().of(state, into)
+    return copies
+
+
+class _Copies:
+    def __init__(self) -> None:
+        self._made: dict[torch.Tensor, torch.Tensor] = {}
+        self._filled: set[int] = set()  # addresses of storages
+
+    def of(self, item: Any, own: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            if item not in self._made:
+                self._made[item] = self._copy(item, own)
+            return self._made[item]
+        if isinstance(item, dict):
+            known = own if isinstance(own, Mapping) else {}
+            for key, value in item.items():
+                item[key] = self.of(value, known.get(key))
+            return item
+        if isinstance(item, list | tuple):
+            known = own if isinstance(own, type(item)) and len(own) == len(item) else [None] * len(item)
+            return type(item)(self.of(value, mine) for value, mine in zip(item, known, strict=True))
+        return item
+
+    def _copy(self, view: torch.Tensor, own: Any) -> torch.Tensor:
+        if not _alike(view, own) or (address := own.untyped_storage().data_ptr()) in self._filled:
+            return view.clone()  # what shares its memory here need not be the same there
+        self._filled.add(address)
+        with torch.no_grad():
+            return own.copy_(view)  # type: ignore[no-any-return]
+
+
+def _alike(view: torch.Tensor, own: Any) -> bool:
+    if type(own) not in (torch.Tensor, torch.nn.Parameter) or own.layout is not torch.strided:
+        return False
+    return (own.dtype, own.shape, own.stride()) == (view.dtype, view.shape, view.stride())
+
+
+def window(memory: mmap.mmap, place: Place) -> torch.Tensor:
+    """The tensor at this place, as a view; its storage is its own, or saving it would save them all."""
+    offset, dtype, shape, stride = place
+    count = torch.Size(shape).numel()
+    if count == 0:
+        return torch.empty_strided(shape, stride, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).as_strided(shape, stride)
+
+
+def bytes_of(memory: mmap.mmap) -> torch.Tensor:
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
