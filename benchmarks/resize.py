@@ -1,12 +1,16 @@
 """What suspending, resuming and resizing a training costs, all ways side by side, on CPU slots (gloo).
 
-    python benchmarks/resize.py [--json] [--quick] [--cuda]
+    python benchmarks/resize.py [--json] [--quick] [--cuda] [--fresh-memory]
 
 With `--cuda`: suspended and resumed on one GPU, with 1 GB of state; on two, if there are, resized in place.
 
 One training with about 90 MB of state (11 million parameters and their momentum). The launcher is the
 agent's own; this program plays the agent. "Gap": from the end of the last step before to the end of the
 first step after, less one step at the new rank count: time in which nothing was trained.
+
+A virtual machine may charge 13 us for a page that its host has to find first, and 1.6 us for one that it has
+had in use before. Those of the machines that hpcsched is for have all their memory: so before each start this
+program uses and frees as much as the started will need (`--fresh-memory`: it does not).
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import mmap
 import os
 import signal
 import sys
@@ -38,15 +43,18 @@ WIDTH, QUICK_WIDTH, CUDA_WIDTH, LAYERS = 1900, 64, 6450, 3
 BATCH = 32
 DEADLINE_S = 60.0
 STEPS_BETWEEN = 6
-REST_S = 3.0
-"""Time in which a standby that was used is replaced."""
+REST_S, SHORT_REST_S = 3.0, 0.5
+"""Time in which a standby that was used is replaced, and where there are none."""
+USED_BYTES = 512 << 20
 
 
 class Training:
     """One job, as its agent sees it."""
 
-    def __init__(self, folder: Path, standbys: int | None, width: int, devices: str) -> None:
+    def __init__(self, folder: Path, standbys: int | None, width: int, devices: str, used: int) -> None:
         folder.mkdir()
+        self.rest_s = REST_S if standbys else SHORT_REST_S
+        self._used = used
         self.folder, self.job = folder, folder / "jobs" / "1"
         self.job.mkdir(parents=True)
         self.record = folder / "steps"
@@ -87,6 +95,7 @@ class Training:
 
     def start(self, world: int) -> float:
         """Launch it; returns when that was asked for."""
+        self._use_memory()
         self.attempt += 1
         plan = self.plan(range(world), resume=self.attempt > 1)
         asked = time.monotonic()
@@ -110,6 +119,7 @@ class Training:
         return asked, free
 
     def resize(self, old: int, new: int, *, one_host: bool = True) -> None:
+        self._use_memory()
         self.attempt += 1
         keep = list(range(min(old, new)))
         self.workers[0].expect(self.attempt)
@@ -150,6 +160,12 @@ class Training:
         self.launcher.close()
         self.devices.close()
 
+    def _use_memory(self) -> None:
+        if self._used:
+            with mmap.mmap(-1, self._used) as memory:
+                for page in range(0, self._used, mmap.PAGESIZE):
+                    memory[page] = 1
+
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + DEADLINE_S
         while not condition():
@@ -161,9 +177,9 @@ class Training:
 
 @contextlib.contextmanager
 def training(
-    root: Path, name: str, standbys: int | None, width: int, devices: str = "cpu:2"
+    root: Path, name: str, standbys: int | None, width: int, devices: str = "cpu:2", used: int = USED_BYTES
 ) -> Iterator[Training]:
-    job = Training(root / name, standbys, width, devices)
+    job = Training(root / name, standbys, width, devices, used)
     try:
         yield job
     finally:
@@ -186,7 +202,7 @@ def in_place(job: Training, repeat: int, report: Report, name: str, *, one_host:
             gap_s = next(b - a for a, b in itertools.pairwise(job.steps("e")) if a < done < b) - step_s
             report.results.setdefault(f"{name}_{way}_gap_s", []).append(max(0.0, gap_s))
             report.results.setdefault(f"{name}_{way}_step_s", []).append(step_s)
-        time.sleep(REST_S)
+        time.sleep(job.rest_s)
     job.leave(quick=False)
 
 
@@ -200,7 +216,7 @@ def by_restart(
         job.train(4)
         asked, free = job.leave(quick=quick)
         last = job.steps("e")[-1]
-        time.sleep(REST_S)
+        time.sleep(job.rest_s)
         launched = job.start(sizes[1])
         ends = job.train()
         first_begun = next(t for t in job.steps("b") if t > launched)
@@ -214,7 +230,7 @@ def by_restart(
         ):
             report.results.setdefault(f"{name}_{what}", []).append(value)
         job.leave(quick=quick)
-        time.sleep(REST_S)
+        time.sleep(job.rest_s)
 
 
 def measure(options: argparse.Namespace) -> Report:
@@ -224,20 +240,21 @@ def measure(options: argparse.Namespace) -> Report:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # "has saved": we look anyway
     with tempfile.TemporaryDirectory(prefix="hpcsched-bench-") as folder:
         root = Path(folder)
+        used = 0 if options.fresh_memory else USED_BYTES
         if options.cuda:
             on_gpus(root, report, repeat)
             return report
-        with training(root, "in-place", 2, width) as job:
+        with training(root, "in-place", 2, width, used=used) as job:
             warm(job)
             in_place(job, repeat, report, "in_place", one_host=True)
             in_place(job, repeat, report, "broadcast", one_host=False)
             by_restart(job, repeat, report, "standby", (1, 1), quick=True)
-        with training(root, "zygote", 0, width) as job:
+        with training(root, "zygote", 0, width, used=used) as job:
             warm(job)
             by_restart(job, repeat, report, "zygote", (1, 1), quick=True)
             by_restart(job, few, report, "zygote", (1, 2), quick=True)
             by_restart(job, few, report, "zygote", (2, 1), quick=True)
-        with training(root, "cold", None, width) as job:
+        with training(root, "cold", None, width, used=used) as job:
             by_restart(job, few, report, "cold", (1, 1), quick=False)
             by_restart(job, few, report, "cold", (1, 2), quick=False)
             by_restart(job, few, report, "cold", (2, 1), quick=False)
@@ -323,4 +340,4 @@ def rows(report: Report) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, os.fspath(Path(__file__).parent))
-    main(__doc__ or "", measure, "--cuda")
+    main(__doc__ or "", measure, "--cuda", "--fresh-memory")
