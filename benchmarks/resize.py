@@ -37,8 +37,8 @@ from hpcsched.launch.contract import plan_attempt
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.workers import LocalWorkers
 
-REPEAT, COLD_REPEAT, QUICK_REPEAT = 21, 5, 2
-"""What starts from nothing costs seconds, and is only here to be compared with: fewer samples will do."""
+REPEAT, FEW, QUICK_REPEAT = 21, 5, 2
+"""Where there is no goal, and each costs seconds, a few samples will do."""
 WIDTH, QUICK_WIDTH, CUDA_WIDTH, LAYERS = 1900, 64, 6450, 3
 BATCH = 32
 DEADLINE_S = 60.0
@@ -222,19 +222,21 @@ def by_restart(
         first_begun = next(t for t in job.steps("b") if t > launched)
         first_ended = next(t for t in job.steps("e") if t > launched)
         step_s = step_of(ends)
-        for what, value in (
-            ("suspend_s", free - max(asked, last)),
-            ("to_first_step_s", first_begun - launched),
-            ("through_first_step_s", first_ended - launched),
-            (f"{way}_gap_s", (free - last) + (first_ended - launched) - step_s),
-        ):
+        values = {f"{way}_gap_s": (free - last) + (first_ended - launched) - step_s}
+        if way == "same":
+            values |= {
+                "suspend_s": free - max(asked, last),
+                "to_first_step_s": first_begun - launched,
+                "through_first_step_s": first_ended - launched,
+            }
+        for what, value in values.items():
             report.results.setdefault(f"{name}_{what}", []).append(value)
         job.leave(quick=quick)
         time.sleep(job.rest_s)
 
 
 def measure(options: argparse.Namespace) -> Report:
-    repeat, few = (QUICK_REPEAT, QUICK_REPEAT) if options.quick else (REPEAT, COLD_REPEAT)
+    repeat, few = (QUICK_REPEAT, QUICK_REPEAT) if options.quick else (REPEAT, FEW)
     width = QUICK_WIDTH if options.quick else WIDTH
     report = Report()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # "has saved": we look anyway
@@ -255,7 +257,7 @@ def measure(options: argparse.Namespace) -> Report:
             by_restart(job, few, report, "zygote", (1, 2), quick=True)
             by_restart(job, few, report, "zygote", (2, 1), quick=True)
         with training(root, "cold", None, width, used=used) as job:
-            by_restart(job, few, report, "cold", (1, 1), quick=False)
+            by_restart(job, repeat, report, "cold", (1, 1), quick=False)
             by_restart(job, few, report, "cold", (1, 2), quick=False)
             by_restart(job, few, report, "cold", (2, 1), quick=False)
     rows(report)
