@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import signal
@@ -64,22 +65,23 @@ def numbers(tensor: Any) -> Any:
     return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
-def assert_same(loaded: Any, saved: Any) -> None:
+def assert_same(loaded: Any, saved: Any, *, dense: bool = True) -> None:
     if isinstance(saved, torch.Tensor):
         assert (loaded.dtype, loaded.shape) == (saved.dtype, saved.shape)
         assert torch.equal(numbers(loaded), numbers(saved))
-        assert loaded.untyped_storage().nbytes() == saved.numel() * saved.element_size()  # dense
+        if dense:
+            assert loaded.untyped_storage().nbytes() == saved.numel() * saved.element_size()
         assert torch.empty_like(loaded).stride() == torch.empty_like(saved).stride()  # in the same order
     elif isinstance(saved, dict):
         assert type(loaded) is type(saved)
         assert list(loaded) == list(saved)
         for key in saved:
-            assert_same(loaded[key], saved[key])
+            assert_same(loaded[key], saved[key], dense=dense)
     elif isinstance(saved, (list, tuple)):
         assert type(loaded) is type(saved)
         assert len(loaded) == len(saved)
         for one, other in zip(loaded, saved, strict=True):
-            assert_same(one, other)
+            assert_same(one, other, dense=dense)
     else:
         assert loaded == saved
         assert type(loaded) is type(saved)
@@ -123,9 +125,39 @@ def test_any_state_comes_back(states: list[dict[str, Any]]) -> None:
             assert_same(reader.load(), storable(saved))
             with reader.keeping() as viewed:
                 assert_same(viewed, storable(saved))
+            # Into tensors that are there, which may be alike or not, and share memory otherwise.
+            for own in (saved, former):
+                into = copy.deepcopy(own)
+                assert_same(reader.load(into=into), storable(saved), dense=False)
             if former is not None:
                 assert_same(reader.load(step - 1), storable(former))
             former = saved
+
+
+def test_a_state_is_loaded_into_the_tensors_that_are_there() -> None:
+    flat = torch.zeros(8)
+    saved = {
+        "like": torch.arange(4.0),
+        "wider": torch.arange(6.0),
+        "turned": torch.arange(6.0).view(2, 3).t(),
+        "new": torch.arange(2.0),
+        "parts": [torch.full((4,), 1.0), torch.full((4,), 2.0)],
+    }
+    own = {
+        "like": torch.zeros(4),
+        "wider": torch.zeros(4),
+        "turned": torch.zeros(3, 2),
+        "gone": torch.zeros(2),
+        "parts": [flat[:4], flat[:4]],  # one memory here, two there
+    }
+    with opened() as (_, arena):
+        arena.save({**state(1), **saved})
+        loaded = arena.load(into=own)
+    assert_same({key: loaded[key] for key in saved}, saved, dense=False)
+    same = {key: loaded[key] is own.get(key) for key in ("like", "wider", "turned", "new")}
+    assert same == {"like": True, "wider": False, "turned": False, "new": False}
+    assert [part is mine for part, mine in zip(loaded["parts"], own["parts"], strict=True)] == [True, False]
+    assert own["gone"].tolist() == [0, 0]
 
 
 @contextlib.contextmanager

@@ -53,3 +53,30 @@ def test_collections_are_as_usual_afterwards() -> None:
         assert gc.get_threshold()[0] > usual[0]
         raise ValueError
     assert gc.get_threshold() == usual
+
+
+@pytest.mark.torch
+def test_torch_deregisters_nothing_at_the_end_and_the_users_finalizers_run() -> None:
+    pytest.importorskip("torch")
+    program = """
+import weakref
+from hpcsched.worker.startup import leave_torch_as_it_is, run_to_the_end
+
+class Users: pass
+
+def torchs():
+    return [f for f in weakref.finalize._registry if f.atexit and f.peek()[1].__module__ == "torch.library"]
+
+def main():
+    import torch
+    main.kept = Users()
+    weakref.finalize(main.kept, print, "the user's")
+    print(len(torchs()) > 0)
+    leave_torch_as_it_is()
+    print(len(torchs()))
+    return 0
+
+run_to_the_end(main)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["True", "0", "the user's"], done.stderr
