@@ -8,9 +8,9 @@ One training with about 90 MB of state (11 million parameters and their momentum
 agent's own; this program plays the agent. "Gap": from the end of the last step before to the end of the
 first step after, less one step at the new rank count: time in which nothing was trained.
 
-A virtual machine may charge 13 us for a page that its host has to find first, and 1.6 us for one that it has
-had in use before. Those of the machines that hpcsched is for have all their memory: so before each start this
-program uses and frees as much as the started will need (`--fresh-memory`: it does not).
+A virtual machine may charge 13 us for a page of memory that its host has to find first, and 1.6 us for one
+that it has had in use before. The machines that hpcsched is for own their memory: so before each start this
+program uses and frees six times the state (`--fresh-memory`: it does not).
 """
 
 from __future__ import annotations
@@ -45,16 +45,15 @@ DEADLINE_S = 60.0
 STEPS_BETWEEN = 6
 REST_S, SHORT_REST_S = 3.0, 0.5
 """Time in which a standby that was used is replaced, and where there are none."""
-USED_BYTES = 512 << 20
 
 
 class Training:
     """One job, as its agent sees it."""
 
-    def __init__(self, folder: Path, standbys: int | None, width: int, devices: str, used: int) -> None:
+    def __init__(self, folder: Path, standbys: int | None, width: int, devices: str, *, fresh: bool) -> None:
         folder.mkdir()
         self.rest_s = REST_S if standbys else SHORT_REST_S
-        self._used = used
+        self._used = 0 if fresh else 6 * 8 * LAYERS * width**2
         self.folder, self.job = folder, folder / "jobs" / "1"
         self.job.mkdir(parents=True)
         self.record = folder / "steps"
@@ -177,9 +176,9 @@ class Training:
 
 @contextlib.contextmanager
 def training(
-    root: Path, name: str, standbys: int | None, width: int, devices: str = "cpu:2", used: int = USED_BYTES
+    root: Path, name: str, standbys: int | None, width: int, devices: str = "cpu:2", *, fresh: bool
 ) -> Iterator[Training]:
-    job = Training(root / name, standbys, width, devices, used)
+    job = Training(root / name, standbys, width, devices, fresh=fresh)
     try:
         yield job
     finally:
@@ -242,21 +241,21 @@ def measure(options: argparse.Namespace) -> Report:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # "has saved": we look anyway
     with tempfile.TemporaryDirectory(prefix="hpcsched-bench-") as folder:
         root = Path(folder)
-        used = 0 if options.fresh_memory else USED_BYTES
+        fresh = options.fresh_memory
         if options.cuda:
-            on_gpus(root, report, repeat)
+            on_gpus(root, report, repeat, fresh=fresh)
             return report
-        with training(root, "in-place", 2, width, used=used) as job:
+        with training(root, "in-place", 2, width, fresh=fresh) as job:
             warm(job)
             in_place(job, repeat, report, "in_place", one_host=True)
             in_place(job, repeat, report, "broadcast", one_host=False)
             by_restart(job, repeat, report, "standby", (1, 1), quick=True)
-        with training(root, "zygote", 0, width, used=used) as job:
+        with training(root, "zygote", 0, width, fresh=fresh) as job:
             warm(job)
             by_restart(job, repeat, report, "zygote", (1, 1), quick=True)
             by_restart(job, few, report, "zygote", (1, 2), quick=True)
             by_restart(job, few, report, "zygote", (2, 1), quick=True)
-        with training(root, "cold", None, width, used=used) as job:
+        with training(root, "cold", None, width, fresh=fresh) as job:
             by_restart(job, repeat, report, "cold", (1, 1), quick=False)
             by_restart(job, few, report, "cold", (1, 2), quick=False)
             by_restart(job, few, report, "cold", (2, 1), quick=False)
@@ -264,13 +263,13 @@ def measure(options: argparse.Namespace) -> Report:
     return report
 
 
-def on_gpus(root: Path, report: Report, repeat: int) -> None:
+def on_gpus(root: Path, report: Report, repeat: int, *, fresh: bool) -> None:
     """On a GPU: suspend 1 GB of state, and resume it from a standby, from the zygote, and from nothing."""
     gpus = len(found := open_devices("cuda", "here").inventory())
     if not found:
         raise RuntimeError("there is no GPU here")
     for name, standbys in (("standby", 2), ("zygote", 0), ("cold", None)):
-        with training(root, name, standbys, CUDA_WIDTH, f"cuda:{min(gpus, 2)}") as job:
+        with training(root, name, standbys, CUDA_WIDTH, f"cuda:{min(gpus, 2)}", fresh=fresh) as job:
             if standbys is not None:
                 warm(job)
             by_restart(job, repeat, report, name, (1, 1), quick=standbys is not None)
@@ -292,7 +291,6 @@ def warm(job: Training) -> None:
     job.start(1)
     job.train(2)
     job.leave(quick=False)
-    launched = time.monotonic()
     zygote = job.launcher._warm
     assert zygote is not None
 
@@ -301,7 +299,7 @@ def warm(job: Training) -> None:
         return zygote.ready
 
     wait_for(ready, "the zygote", deadline_s=DEADLINE_S)
-    time.sleep(max(0.0, launched + REST_S - time.monotonic()))
+    time.sleep(job.rest_s)
 
 
 def rows(report: Report) -> None:

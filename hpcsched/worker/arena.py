@@ -43,6 +43,7 @@ _PATIENCE_S = 3.0
 _STATE_FILE_PATIENCE_S = 60.0
 _STATE_FILE_LOCK = 2  # bytes 0 and 1 are the locks of the slots
 
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """Which state an arena holds."""

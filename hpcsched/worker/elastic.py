@@ -272,10 +272,10 @@ class Elastic:
         }
 
     def _own(self) -> dict[str, Any]:
-        """The tensors that a state is copied into where it has their like."""
-        if self._spread:
-            return {}
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        """The tensors that a state in memory is copied into: not what the user may hold on to or compare."""
+        parameters = self.model.named_parameters(remove_duplicate=False)
+        model = {name: parameter.detach() for name, parameter in parameters}
+        return {"model": model, "optimizer": {"state": self.optimizer.state_dict()["state"]}}
 
     def _take(self, state: dict[str, Any], where: str) -> None:
         """Put a state in the place of ours. Raises ConfigError when it is not of this training."""
@@ -307,7 +307,7 @@ class Elastic:
         found: Path | Held | None = None
         state: dict[str, Any] | None = None
         if self.rank == 0:
-            found, state = self._saves.newest(self._own(), wanted=wanted)
+            found, state = self._saves.newest(self._own, wanted=wanted)
         found = self._peers.tell(found)
         if found is None:
             if not self._spread:
@@ -319,7 +319,7 @@ class Elastic:
         if elsewhere:
             state = self._peers.broadcast_state(state)
         elif state is None:
-            state = self._saves.load(found, self._own())
+            state = self._saves.load(found, self._own)
         self._take(state, str(found))
         if len(state["rng"]) == self.world_size:
             rng.restore(state["rng"][self.rank], self.device)
@@ -405,6 +405,7 @@ class Elastic:
         assert self._env is not None
         if rehearse is not None:
             rehearse(self)
+        if self._virtual is None:
             self._gradients.prepare()
         self._saves.touch()
         self._peers.enter(self._env, lambda: self._flag.wanted)
@@ -418,7 +419,7 @@ class Elastic:
         """In the new group: those that have just joined (with no `order`) get the state of the others."""
         held, joined = self._peers.tell((held, order is not None and order.joining > 0))
         if held is not None and order is None:
-            self._take(self._saves.load(held, self._own()), "shared memory")
+            self._take(self._saves.load(held, self._own), "shared memory")
         elif held is None and joined:
             state = self._peers.broadcast_state(self._state([]) if self.rank == 0 else None)
             if order is None:

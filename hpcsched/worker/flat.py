@@ -101,6 +101,7 @@ def copied(state: dict[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
     """The same state with copies of its tensors, which takes over `state` itself.
 
     A tensor that has its like at the same place of `into` is copied there: new memory costs more than a copy.
+    All others are new, and nobody else's.
     """
     copies: dict[str, Any] = _Copies().of(state, into)
     return copies
@@ -108,30 +109,36 @@ def copied(state: dict[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
 
 class _Copies:
     def __init__(self) -> None:
-        self._made: dict[torch.Tensor, torch.Tensor] = {}
-        self._filled: set[int] = set()  # addresses of storages
+        self._new: dict[torch.Tensor, torch.Tensor] = {}
+        self._filled: dict[int, tuple[torch.Tensor, int]] = {}  # by storage: what is there, and where
 
     def of(self, item: Any, own: Any) -> Any:
         if isinstance(item, torch.Tensor):
-            if item not in self._made:
-                self._made[item] = self._copy(item, own)
-            return self._made[item]
+            if _alike(item, own) and self._fills(item, own):
+                return own
+            if item not in self._new:
+                self._new[item] = item.clone()
+            return self._new[item]
         if isinstance(item, dict):
-            known = own if isinstance(own, Mapping) else {}
+            mine = own if isinstance(own, Mapping) else {}
             for key, value in item.items():
-                item[key] = self.of(value, known.get(key))
+                item[key] = self.of(value, mine.get(key))
             return item
         if isinstance(item, list | tuple):
-            known = own if isinstance(own, type(item)) and len(own) == len(item) else [None] * len(item)
-            return type(item)(self.of(value, mine) for value, mine in zip(item, known, strict=True))
+            owned = own if isinstance(own, list | tuple) and len(own) == len(item) else [None] * len(item)
+            return type(item)(self.of(*pair) for pair in zip(item, owned, strict=True))
         return item
 
-    def _copy(self, view: torch.Tensor, own: Any) -> torch.Tensor:
-        if not _alike(view, own) or (address := own.untyped_storage().data_ptr()) in self._filled:
-            return view.clone()  # what shares its memory here need not be the same there
-        self._filled.add(address)
+    def _fills(self, view: torch.Tensor, own: torch.Tensor) -> bool:
+        """Copy it there, unless something else is there: what shares memory here need not be the same."""
+        address = own.untyped_storage().data_ptr()
+        if address in self._filled:
+            former, where = self._filled[address]
+            return former is view and where == own.data_ptr()
+        self._filled[address] = view, own.data_ptr()
         with torch.no_grad():
-            return own.copy_(view)  # type: ignore[no-any-return]
+            own.copy_(view)
+        return True
 
 
 def _alike(view: torch.Tensor, own: Any) -> bool:

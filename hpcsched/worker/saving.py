@@ -22,9 +22,14 @@ KEEPER_WAIT_S = 60.0
 
 _POLL_S = 0.05
 
+Own = Callable[[], Mapping[str, Any]]
+"""Where a state may be copied to, asked for only when it is."""
+
 
 class Saves:
-    """The checkpoints of a job and, where the agent lends one, its arena. All but `load` is for rank 0.
+    """The checkpoints of a job and, where the agent lends one, its arena.
+
+    All but `has`, `load` and `touch` is for rank 0.
 
     `env` is who we are, and changes with the attempt. `checkpoint_dir` counts where there is no agent.
     """
@@ -106,9 +111,7 @@ class Saves:
 
     # -- going on --------------------------------------------------------------------------------------
 
-    def newest(
-        self, into: Mapping[str, Any], *, wanted: bool
-    ) -> tuple[Path | Held | None, dict[str, Any] | None]:
+    def newest(self, own: Own, *, wanted: bool) -> tuple[Path | Held | None, dict[str, Any] | None]:
         """Where the newest good state is, on disk or in the arena, and the state (see `load`).
 
         What is in the way of a job that goes on from there, or starts over (not `wanted`), is put aside.
@@ -125,7 +128,7 @@ class Saves:
         self._await_keeper(held.step if held else 0)
         if held is not None and held.step >= (self.store.newest_step() or 0):
             try:
-                return held, self.load(held, into)
+                return held, self.load(held, own)
             except StoreError as error:
                 say(f"{error}; going on from a checkpoint")
         path = self.store.newest()
@@ -134,26 +137,27 @@ class Saves:
             if self.env is not None:
                 say(f"{self.store.folder}: no good checkpoint to resume from; starting at step 0")
             return None, None
-        return path, None if self.collective else self.load(path, into)
+        return path, None if self.collective else self.load(path, own)
 
     def has(self, found: Path | Held) -> bool:
         """Whether this rank can load that: every host has memory of its own."""
         return isinstance(found, Path) or (self.arena is not None and self.arena.newest() == found)
 
-    def load(self, found: Path | Held, into: Mapping[str, Any]) -> dict[str, Any]:
-        """The state that is there; its tensors may be those of `into`, overwritten. Raises StoreError."""
+    def load(self, found: Path | Held, own: Own) -> dict[str, Any]:
+        """The state that is there; its tensors may be those of `own`, overwritten. Raises StoreError."""
         if isinstance(found, Path):
             self._checkpoint, state = found, read_checkpoint(found)
             self._step = state["step"]
             return state
         if self.arena is None:
             raise StoreError("the state is in shared memory that this rank does not have")
-        return self.arena.load(found.generation, into)
+        return self.arena.load(found.generation, own())
 
     def touch(self) -> None:
         """Make the next load from shared memory quicker."""
         if self.arena is not None:
-            self.arena.touch()
+            with contextlib.suppress(OSError, ValueError):
+                self.arena.touch()
 
     def _await_keeper(self, ours: int) -> None:
         """On another host the last attempt's state may be on its way to disk: that is the newest then.
@@ -235,7 +239,7 @@ class ShardedSaves(Saves):
             if self._first:
                 self.record(step, samples, loss=None)
 
-    def load(self, found: Path | Held, into: Mapping[str, Any]) -> dict[str, Any]:
+    def load(self, found: Path | Held, own: Own) -> dict[str, Any]:
         assert self._sharded is not None and isinstance(found, Path)
         self._checkpoint = found
         return self._sharded.load(found, self._model, self._optimizer)

@@ -45,7 +45,7 @@ class Session(Elastic):
             loop then computes each part that `shards` yields by itself. Costs time: see docs/elastic.md.
         shards: into how many parts each global batch is then cut (8); there cannot be more ranks than that.
         rehearse: called on a rank that is about to join a running training, to pay for what the first step
-            costs more; what it changes in the model is overwritten.
+            costs more; what it changes in model and optimizer is overwritten.
         ranks: what `join()` gave; for models that need the process group before, as `fully_shard` does. Such
             a model is not moved, and saved by all ranks together.
         checkpoint_dir, checkpoint_every_s: for runs without hpcsched, which otherwise save nothing;

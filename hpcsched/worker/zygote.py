@@ -53,7 +53,7 @@ before the launcher loses patience."""
 
 REFILL_AFTER_S = 2.0
 """How long after a launch a standby is made: at first the machine belongs to the launched, and to the
-training that grows by it."""
+training that grows by it. Launches in quick succession put it off."""
 
 LOOK_AT_MEMORY_EVERY_S = 10.0
 

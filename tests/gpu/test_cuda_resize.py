@@ -69,6 +69,11 @@ def test_state_goes_from_the_gpu_into_the_arena_and_back() -> None:
     assert loaded["step"] == 3
     for name, tensor in tensors.items():
         assert torch.equal(loaded["model"][name].to(tensor.device), tensor), name
+    own = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    loaded = arena.load(into={"model": own})
+    for name, tensor in tensors.items():
+        assert loaded["model"][name] is own[name], name
+        assert torch.equal(own[name], tensor), name
     arena.close()
 
 

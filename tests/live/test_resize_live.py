@@ -23,6 +23,14 @@ import torch
 from torch import nn
 from hpcsched.worker import Parts, Trainer
 
+class Talking(torch.optim.SGD):
+    """Its steps need the other ranks, if there are any."""
+
+    def step(self, closure=None):
+        if int(os.environ["WORLD_SIZE"]) > 1:
+            torch.distributed.all_reduce(torch.ones(1))
+        return super().step(closure)
+
 class Slow(Trainer):
     """Goes slowly until the file `go` is there; writes down which samples each step was given."""
 
@@ -46,7 +54,9 @@ class Slow(Trainer):
                 time.sleep(0.1)
             return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
-        return Parts(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        optimizer = (Talking if os.path.exists("talking") else torch.optim.SGD)(
+            model.parameters(), lr=0.1, momentum=0.9)
+        return Parts(model=model, optimizer=optimizer,
                      dataset=(x, torch.randint(0, 3, (50,)), torch.arange(50)), global_batch=6, loss=loss)
 
     calls = 0
@@ -123,7 +133,9 @@ def go(place: Bench) -> None:
     (place.folder / "go").touch()
 
 
-def test_a_promotion_happens_while_the_job_trains(place: Bench) -> None:
+@pytest.mark.parametrize("optimizer", ["plain", "talking"])
+def test_a_promotion_happens_while_the_job_trains(place: Bench, optimizer: str) -> None:
+    (place.folder / optimizer).touch()
     agent = start(place, slow("short", gpus=1), slow("grows", model="big"))
     place.ready("short", "grows")
     assert place("cancel", "short").returncode == 0

@@ -26,6 +26,8 @@ from hpcsched.worker import arena as module  # noqa: E402
 from hpcsched.worker import memory  # noqa: E402
 from hpcsched.worker.arena import Arena, Held  # noqa: E402
 from hpcsched.worker.checkpoint import CheckpointStore, load_checkpoint, storable  # noqa: E402
+from hpcsched.worker.sampler import Sampler  # noqa: E402
+from hpcsched.worker.session import Session  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[2]
 DTYPES = [
@@ -184,6 +186,52 @@ def test_a_real_training_comes_back_with_its_ties() -> None:
                 assert one["model"]["0.weight"].data_ptr() == one["model"]["2.weight"].data_ptr()
     assert_same(loaded, saved)
     assert loaded["model"]._metadata == model.state_dict()._metadata
+
+
+def test_what_was_one_tensor_is_one_only_where_it_was_one_before() -> None:
+    weight = torch.arange(4.0)
+    tied, apart = torch.zeros(4), {"a": torch.zeros(4), "b": torch.zeros(4)}
+    with opened() as (_, arena):
+        arena.save({**state(1), "model": {"a": weight, "b": weight}, "extra": {"best": weight}})
+        together = arena.load(into={"model": {"a": tied, "b": tied.detach()}})
+        separate = arena.load(into={"model": apart})
+    addresses = {together["model"][name].data_ptr() for name in "ab"}
+    assert addresses == {tied.data_ptr()}
+    assert together["extra"]["best"].data_ptr() != tied.data_ptr()  # goes its own way from here on
+    assert all(separate["model"][name] is apart[name] for name in "ab")
+    for one in (tied, *apart.values(), together["extra"]["best"]):
+        assert one.tolist() == weight.tolist()
+
+
+def test_a_resumed_training_changes_its_own_tensors_and_nobody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learning rate that is a tensor belongs to the user, who computes later ones from it."""
+
+    def training(rate: Any) -> tuple[Any, Any]:
+        model = torch.nn.Linear(3, 1)
+        return model, torch.optim.Adam(model.parameters(), lr=rate)
+
+    saved, optimizer = training(torch.tensor(0.05))
+    saved(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    base = torch.tensor(0.1)
+    resumed, going_on = training(base)
+    addresses = [parameter.data_ptr() for parameter in resumed.parameters()]
+    with opened() as (descriptor, arena):
+        parts = {"model": saved.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": None}
+        rest = {"sampler": Sampler(8, 0).state(12), "rng": [], "shards": None, "extra": {}}
+        arena.save({"schema": 1, "step": 3, "samples": 12, **parts, **rest})
+        places = {"JOB_DIR": tmp_path, "CHECKPOINT_DIR": tmp_path / "checkpoint", "ARENA_FD": descriptor}
+        for name, value in {"JOB_ID": 1, "ATTEMPT": 2, "RANK": 0, "RESUME": 1, **places}.items():
+            monkeypatch.setenv(f"HPCSCHED_{name}", str(value))
+        session = Session(model=resumed, optimizer=going_on, dataset_size=8, global_batch=4, total_steps=3)
+        session.finish()
+    assert (session.step, session.resumed) == (3, True)
+    assert_same(resumed.state_dict(), saved.state_dict())
+    assert_same(going_on.state_dict(), optimizer.state_dict())
+    assert [parameter.data_ptr() for parameter in resumed.parameters()] == addresses
+    assert float(base) == float(torch.tensor(0.1))
 
 
 def test_a_tied_tensor_takes_room_once() -> None:

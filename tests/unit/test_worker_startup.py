@@ -71,6 +71,7 @@ def main():
     import torch
     main.kept = Users()
     weakref.finalize(main.kept, print, "the user's")
+    weakref.finalize(main.kept, [].append, 1)
     print(len(torchs()) > 0)
     leave_torch_as_it_is()
     print(len(torchs()))

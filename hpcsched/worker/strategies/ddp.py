@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker.contract import JobEnv
+from hpcsched.worker.contract import JobEnv, say
 from hpcsched.worker.session import Metrics, Session
 from hpcsched.worker.shards import Seeded
 from hpcsched.worker.trainer import Parts, Trainer, build, to_device
@@ -40,7 +40,12 @@ def run(trainer: Trainer, env: JobEnv) -> None:
     def rehearse(session: Session) -> None:
         batch = next(_batches(parts, session, micro_batch, until=session.step + 1, loaders=0))
         parts.loss(parts.model, batch).sum().backward()  # type: ignore[no-untyped-call]
-        parts.optimizer.step()
+        try:
+            parts.optimizer.step()
+        except torch.OutOfMemoryError:
+            raise  # better now, when it costs the others nothing
+        except Exception as error:  # it may need the other ranks
+            say(f"the optimizer cannot be rehearsed, so the first step will take longer: {error}")
         parts.optimizer.zero_grad()
 
     session = Session(
