@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker.elastic import Stateful
 from hpcsched.worker.startup import fewer_collections
+from hpcsched.worker.training import Stateful
 
 
 class Scheduler(Stateful, Protocol):
