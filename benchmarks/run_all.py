@@ -36,6 +36,9 @@ DEADLINES_S = {
     "resize": 1200,
     "marble_torch": 1200,
     "plans": 300,
+    "burst_plans": 120,
+    "burst_cluster": 900,
+    "burst_executor": 500,
     "simulator_scale": 900,
     "policies": 900,
 }

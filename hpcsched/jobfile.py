@@ -40,6 +40,7 @@ _ACCEPTED = {
     "nodes": "1 or more",
     "strategy": "the name of a strategy, or a table with its kind and options",
     "background": "true or false",
+    "max_foreground_slowdown": "a share of the job's speed, 0 to 1",
     "submit_at": _TIME,
     "retries": "0 or more",
     "env": "a table of texts by variable name",
@@ -51,9 +52,21 @@ _ACCEPTED = {
 }
 """What is right for each key of a job."""
 
-_COUNT = "a positive whole number"
+_COUNT, _FLAG, _LIMIT, _FILE = (
+    "a positive whole number",
+    "true or false",
+    "a number of at least 1",
+    "a file name",
+)
+_IS_RIGHT: dict[str, Callable[[Any], bool]] = {
+    _COUNT: lambda value: type(value) is int and value > 0,
+    _FLAG: lambda value: type(value) is bool,
+    _LIMIT: lambda value: type(value) in (int, float) and value >= 1,
+    _FILE: lambda value: type(value) is str and value != "",
+}
 STRATEGIES: dict[str, dict[str, str]] = {
-    "ddp": {"micro_batch": _COUNT, "reproducible": "true or false", "shards": _COUNT}
+    "ddp": {"micro_batch": _COUNT, "reproducible": _FLAG, "shards": _COUNT},
+    "burst": {"amplification": _LIMIT, "plan": _FILE, "profile": _FILE},
 }
 """Ways a job's workers can run it, with the options of each, and what is right for them."""
 
@@ -81,6 +94,7 @@ class _Job(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     nodes: int = 1
     strategy: str | dict[str, Any] = "ddp"
     background: bool = False
+    max_foreground_slowdown: float = 0.05
     submit_at: float | str = 0.0
     retries: int = 2
     env: dict[str, str] = {}
@@ -222,14 +236,23 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
     for key, tree in (("args", job.args), ("strategy", job.strategy)):
         if (odd := _not_json(tree)) is not None:
             refuse(key, odd, _ACCEPTED["args"])
-    if job.background:
-        refuse("background", True, "false (this version has no background lane)")
+    if not 0 <= job.max_foreground_slowdown <= 1:
+        refuse("max_foreground_slowdown", job.max_foreground_slowdown)
     least, most = _limits(job, refuse)
     submit_at = _seconds(job.submit_at, "submit_at", refuse)
     every = _seconds(job.checkpoint_every, "checkpoint_every", refuse)
     if not every:
         refuse("checkpoint_every", job.checkpoint_every, 'a time above 0, such as "10m"')
     strategy = _strategy(job, refuse)
+    if job.background:
+        # It has the background lane of one GPU.
+        if job.gpus != "auto" and (least, most) != (1, 1):
+            refuse("gpus", job.gpus, '"auto" or 1 for a job in the background')
+        if job.nodes != 1:
+            refuse("nodes", job.nodes, "1 for a job in the background")
+        if strategy["kind"] == "burst":
+            refuse("strategy", "burst", "one that runs on 1 GPU, for a job in the background")
+        most = 1
     ranks = _most_ranks(strategy, job.nodes)
     if ranks is not None:
         if least > ranks:
@@ -258,6 +281,8 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
         workdir=str(workdir / (job.workdir or "")),
         processes=job.processes,
         user=user,
+        background=job.background,
+        max_foreground_slowdown=job.max_foreground_slowdown,
     )
 
 
@@ -306,11 +331,13 @@ def _strategy(job: _Job, refuse: Callable[[str, object, str], NoReturn]) -> dict
             continue
         if key not in options:
             refuse(f"strategy.{key}", value, ", ".join(options) or f"no options for {kind}")
-        good = type(value) is int and value > 0 if options[key] == _COUNT else type(value) is bool
-        if not good:
+        if not _IS_RIGHT[options[key]](value):
             refuse(f"strategy.{key}", value, options[key])
     if "shards" in table and not table.get("reproducible"):
         refuse("strategy.shards", table["shards"], "only with reproducible = true")
+    for key in ("amplification", "profile"):
+        if "plan" in table and key in table:
+            refuse(f"strategy.{key}", table[key], "a plan, or what to make one from, not both")
     return table
 
 

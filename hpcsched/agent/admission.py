@@ -9,7 +9,7 @@ from hpcsched import jobfile
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, Kind
-from hpcsched.core.profile import Profile
+from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
 from hpcsched.planning.costs import require_profiles
 
@@ -19,13 +19,14 @@ class Admission:
     """What this run can take.
 
     `find_profiles` gives the profiles of these models for the devices at hand. `stand_ins`: every
-    job runs as a stand-in of its profile.
+    job runs as a stand-in of its profile. `memory_mib` is the memory of the largest GPU; None: not known.
     """
 
     machine: Machine
     find_profiles: Callable[[set[str]], tuple[Profile, ...]]
     stand_ins: bool
     hosts: int = 1
+    memory_mib: float | None = None
 
     def events(
         self, jobs: Sequence[JobSpec], *, at: float, gpus: int, where: str, cause: str = ""
@@ -41,6 +42,8 @@ class Admission:
         jobfile.check_fits(jobs, gpus=gpus, hosts=self.hosts, where=where)
         new = {job.model for job in jobs} - {model for model, _ in machine.profiles}
         found = self.find_profiles(new) if new else ()
+        for job in jobs:
+            self._check_room(job, [*found, *machine.profiles.values()], where)
         stand_ins = [job for job in jobs if self.stand_ins or job.kind is Kind.REPLAY]
         require_profiles(stand_ins, [*machine.profiles.values(), *found])
         first_id = max(machine.jobs, default=0) + 1
@@ -53,6 +56,15 @@ class Admission:
         found = self.find_profiles(models) if models else ()
         return tuple(p for p in found if self.machine.profiles.get((p.model, p.nodes)) != p)
 
+    def _check_room(self, job: JobSpec, profiles: Sequence[Profile], where: str) -> None:
+        """Refuse a background job that has no room in any GPU's memory, even alone."""
+        tables = (profile.memory_mib for profile in profiles if profile.model == job.model)
+        need, room = cost_at(next(tables, None), 1), self.memory_mib
+        if job.background and need is not None and room is not None and need > room:
+            got = f"{job.model} needs {need:.0f} MiB on one GPU"
+            accepted = f"at most {room:.0f} MiB: no GPU here has more"
+            raise ConfigError(where=where, key=f"job {job.name!r}.background", got=got, accepted=accepted)
+
 
 def _check(job: JobSpec, where: str) -> None:
     """Refuse what no job file can say: a file in the inbox may come from anywhere."""
@@ -62,6 +74,8 @@ def _check(job: JobSpec, where: str) -> None:
         "steps": job.steps is None or job.steps >= 1,
         "command": job.kind is not Kind.COMMAND or job.command,
         "trainer": job.kind is not Kind.TRAINER or job.trainer,
+        "background": not job.background or (job.gpus_min, job.gpus_max, job.nodes) == (1, 1, 1),
+        "max_foreground_slowdown": 0 <= job.max_foreground_slowdown <= 1,
     }
     for key, good in checks.items():
         if not good:

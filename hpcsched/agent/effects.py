@@ -11,9 +11,9 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import TypedDict
 
-from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, Resizing, forget_words
+from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, JobRecord, Resizing, forget_words
 from hpcsched.agent.clock import RunClock
-from hpcsched.agent.orders import Site, joining_plan, plan_of
+from hpcsched.agent.orders import Site, give_layers, joining_plan, plan_of
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.core import events as ev
 from hpcsched.core.actions import (
@@ -22,6 +22,7 @@ from hpcsched.core.actions import (
     Kill,
     Launch,
     MakePlan,
+    Pace,
     Resize,
     SetTimer,
     Suspend,
@@ -107,6 +108,10 @@ class Effects:
             case Resize():
                 attempt = self._attempt_of(action)
                 return self._resize(attempt, action) if attempt else []
+            case Pace(share=share):
+                attempt = self._attempt_of(action)
+                if attempt:
+                    attempt.workers.tell({"pace": share})
             case Suspend() | Terminate() | Kill():
                 attempt = self._attempt_of(action)
                 if attempt:
@@ -129,8 +134,10 @@ class Effects:
                 site=self._site,
                 devices=devices,
                 profile=self._machine.profile(job),
+                shared=self._machine.lanes.used,
             )
             folder.mkdir(mode=0o700, exist_ok=True)
+            give_layers(job, self._site, devices[0].kind, folder)
             forget_words(folder, action.attempt, held=job.id not in self._launcher.keeping())
             workers = self._launcher.launch(plan)
         except (LaunchError, OSError, ValueError) as error:
@@ -194,6 +201,7 @@ class Effects:
                     devices=joining,
                     staying=len(keep),
                     where=attempt.workers.where,
+                    shared=self._machine.lanes.used,
                 )
                 crew = self._launcher.launch(plan)
                 self._watch(attempt, crew)
@@ -256,7 +264,7 @@ class Effects:
         if failure is not None:
             return [self._failed(failure, about)]
         record = attempt.record()
-        saved, held = record.step if record else None, False
+        saved, held = None if record is None or self._outdated(record, attempt) else record.step, False
         if code == SUSPENDED and (step := attempt.held_step()) is not None:
             held, saved = step > (saved or 0), max(step, saved or 0)
         steps = [] if last is None else [last.step]
@@ -275,6 +283,12 @@ class Effects:
             held=held,
         )
         return [*news, exited]
+
+    def _outdated(self, record: JobRecord, attempt: Attempt) -> bool:
+        """Whether a record is an earlier attempt's and behind what is known to be saved, as what that attempt
+        left in memory may not be on disk yet. One of this attempt may go back, one of none may be."""
+        known = self._machine.jobs[attempt.job_id].saved_step or 0
+        return record.attempt is not None and record.attempt < attempt.attempt and record.step < known
 
     def _resized(self, attempt: Attempt) -> Iterator[ev.Event]:
         """How a resize has ended, if it has."""

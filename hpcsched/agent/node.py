@@ -235,6 +235,7 @@ class NodeAgent:
             world_size=order.world_size,
             joins=order.joins,
             arena=order.arena,
+            idle=order.idle,
         )
         place = Place(
             first_rank=order.first_rank,

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hpcsched.core.actions import Launch, Resize
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Device, Kind
 from hpcsched.core.profile import Profile
+from hpcsched.errors import StoreError
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.contract import plan_attempt
 from hpcsched.planning.costs import course_of
+from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
+
+FindLayers = Callable[[str, str], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +28,7 @@ class Site:
     """What all launches of an agent share.
 
     `stand_ins`: the devices are pretended ones, so every job runs as a stand-in of its profile.
+    `layers` gives the layer profile of a model on a type of device, in its JSON form, where there is one.
     `checkpoints`: where checkpoints go, in a folder for each run and job; None: the job's folder in the run
     directory.
     """
@@ -30,6 +39,21 @@ class Site:
     speed: float
     stand_ins: bool
     checkpoints: Path | None = None
+    layers: FindLayers = lambda model, device: None
+
+
+def give_layers(job: Job, site: Site, device: str, folder: Path) -> None:
+    """Put what is known of the times of its model's layers into a burst job's folder, where it looks for it.
+
+    Not if it has its own already, which it corrects as it trains. Without any it measures them itself.
+    """
+    strategy, file = job.spec.strategy, folder / "layers.json"
+    if strategy["kind"] != "burst" or {"plan", "profile"} & strategy.keys() or file.exists():
+        return
+    known = site.layers(job.spec.model, device)
+    if known is not None:
+        with contextlib.suppress(StoreError):
+            write_atomically(file, json.dumps(known).encode())
 
 
 def output_path(job: Job, site: Site, attempt: int, host: str) -> Path:
@@ -58,8 +82,9 @@ def plan_of(
     site: Site,
     devices: tuple[Device, ...],
     profile: Profile | None,
+    shared: bool = False,
 ) -> LaunchPlan:
-    """What to start for this attempt.
+    """What to start for this attempt. `shared`: there are jobs that run in the background.
 
     Raises ValueError when a stand-in is asked for without a profile or a step count.
     """
@@ -76,15 +101,26 @@ def plan_of(
         checkpoints=site.checkpoints,
         devices=devices,
         resume=action.resume,
+        lane=_lane(job, shared),
         from_step=job.saved_step,
         stand_in=stand_in,
     )
 
 
 def joining_plan(
-    job: Job, action: Resize, *, site: Site, devices: tuple[Device, ...], staying: int, where: str
+    job: Job,
+    action: Resize,
+    *,
+    site: Site,
+    devices: tuple[Device, ...],
+    staying: int,
+    where: str,
+    shared: bool = False,
 ) -> LaunchPlan:
-    """What to start for the ranks that join an attempt, on `devices`: numbered from `staying`."""
+    """What to start for the ranks that join an attempt, on `devices`: numbered from `staying`.
+
+    They are told of all of the attempt's devices, in the order of ranks, like those that are there.
+    """
     attempt = action.attempt + 1
     plan = plan_attempt(
         job.spec,
@@ -96,8 +132,17 @@ def joining_plan(
         checkpoints=site.checkpoints,
         devices=devices,
         resume=True,
+        lane=_lane(job, shared),
     )
-    return replace(plan, first_rank=staying, world_size=len(action.gpus), joins=where)
+    env = {**plan.env, "HPCSCHED_DEVICES": ",".join(map(str, action.gpus))}
+    return replace(plan, env=env, first_rank=staying, world_size=len(action.gpus), joins=where)
+
+
+def _lane(job: Job, shared: bool) -> str | None:
+    """What its program is told of the lane that it is on."""
+    if job.spec.background:
+        return "background"
+    return "foreground" if shared and job.spec.max_foreground_slowdown > 0 else None
 
 
 def _course(job: Job, action: Launch, profile: Profile | None, speed: float) -> dict[str, float]:

@@ -25,7 +25,7 @@ from hpcsched.agent.ending import Ending, ends, on_run_clock
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.loop import Agent, Outcome
 from hpcsched.agent.monitor import Monitor
-from hpcsched.agent.orders import Site, output_path
+from hpcsched.agent.orders import FindLayers, Site, output_path
 from hpcsched.agent.place import Place, node_agents, this_host
 from hpcsched.agent.recovery import end_orphans, open_run, saved_steps
 from hpcsched.agent.resources import Observer, Resources
@@ -111,6 +111,7 @@ def run(
     *,
     batch: BatchSystem,
     find_profiles: Finder,
+    find_layers: FindLayers,
     observe: Callable[[Machine], Observer],
 ) -> Life:
     """Take over (or begin) the run in `order.dir` and stay with it until it ends or is drained.
@@ -197,6 +198,7 @@ def run(
             speed=place.speed,
             stand_ins=place.stand_ins,
             checkpoints=order.checkpoints,
+            layers=find_layers,
         )
         selector = stack.enter_context(selectors.DefaultSelector())
         if place.hosts:
@@ -276,8 +278,13 @@ def _admission(machine: Machine, place: Place, find_profiles: Finder) -> Admissi
     def find(models: set[str]) -> tuple[Profile, ...]:
         return find_profiles(models, place.kind)
 
+    sizes = (device.memory_mib for device in place.inventory)
     return Admission(
-        machine=machine, find_profiles=find, stand_ins=place.stand_ins, hosts=len(place.host_names)
+        machine=machine,
+        find_profiles=find,
+        stand_ins=place.stand_ins,
+        hosts=len(place.host_names),
+        memory_mib=max((size for size in sizes if size is not None), default=None),
     )
 
 

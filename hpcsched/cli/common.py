@@ -124,18 +124,18 @@ def database_path(given: str | None) -> Path:
     return default_path()
 
 
-def check_chart(path: Path) -> None:
-    """Refuse a Gantt chart that could not be written at the end."""
+def check_chart(path: Path, option: str = "--gantt") -> None:
+    """Refuse a picture that could not be written at the end."""
     from importlib.util import find_spec
 
-    from hpcsched.report.gantt import MissingExtra
+    from hpcsched.report.drawing import MissingExtra
 
     if not path.absolute().parent.is_dir():
-        raise ConfigError(where="--gantt", got=f"no folder {path.parent}", accepted="a file in a folder")
+        raise ConfigError(where=option, got=f"no folder {path.parent}", accepted="a file in a folder")
     if path.is_dir():
-        raise ConfigError(where="--gantt", got=f"{path}: a folder", accepted="a file")
+        raise ConfigError(where=option, got=f"{path}: a folder", accepted="a file")
     if find_spec("matplotlib") is None:
-        raise MissingExtra("Gantt charts need matplotlib: install hpcsched[report]")
+        raise MissingExtra("pictures need matplotlib: install hpcsched[report]")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import sys
 import click
 import msgspec
 
+from hpcsched.cli import background
 from hpcsched.cli.common import dir_option, find_run, hint_at_runs, json_option, plural
 from hpcsched.cli.status import clock
 from hpcsched.core.jobs import Job
@@ -79,13 +80,15 @@ def _where(job: Job) -> str:
 
 def what_is_next(machine: Machine, job: Job) -> list[str]:
     """What will happen to the job, as far as it is decided or can be said."""
+    if job.spec.background:
+        return [*_rest(machine, job), *background.beside(machine, job)]
     if job.state is JobState.SUSPENDING and job.target:
         return [f"it starts again on {plural(len(job.target.gpus), 'GPU')} as soon as it has saved"]
     if job.state is JobState.RUNNING and job.target:
         gpus = plural(len(job.target.gpus), "GPU")
         return [f"it goes on on {gpus} without a restart, as soon as that is prepared"]
     if job.state in (JobState.STARTING, JobState.RUNNING):
-        lines = [*_rest(machine, job), *_changes(machine, job)]
+        lines = [*_rest(machine, job), *_changes(machine, job), *background.beside(machine, job)]
         return [*lines, *_no_better(machine), *_planned_end(machine, job)]
     if job.id in machine.queue:
         free = f"{len(machine.free)} of {plural(len(machine.devices), 'GPU')} free"
@@ -98,8 +101,8 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
 def _rest(machine: Machine, job: Job) -> list[str]:
     """How long a running job takes if it stays as it is."""
     curve = machine.curve(job)
-    rate = job.rate or (curve.rate(job.width) if curve else None)
-    if job.remaining is None or rate is None:
+    rate = job.rate or (curve.rate(job.width) if curve and job.state.active else None)
+    if job.remaining is None or rate is None or job.state not in (JobState.STARTING, JobState.RUNNING):
         return []
     steps = f"{job.remaining} of {job.spec.steps} steps left at {rate:.4g} steps/s"
     return [f"{steps}: about {clock(job.remaining / rate)}"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcsched.cli.status import clock
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action, Kill, Launch, Resize, Suspend, Terminate
+from hpcsched.core.actions import Action, Kill, Launch, Pace, Resize, Suspend, Terminate
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
@@ -31,7 +31,7 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
         told = (n.reason for n in reversed(job.story) if n.reason.why in _IN_PLACE and n.at == machine.now)
         lines += [f"{_name(job)} {reason}" for reason in islice(told, 1)]
     for action in actions:
-        if not isinstance(action, (Launch, Resize, Suspend, Terminate, Kill)):
+        if not isinstance(action, (Launch, Resize, Suspend, Terminate, Kill, Pace)):
             continue
         job = machine.jobs[action.job_id]
         match action:
@@ -40,6 +40,9 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
                 lines.append(f"{_name(job)} {verb} on {_gpus(gpus)} as {role}{_placed(job)}")
             case Resize(gpus=gpus, role=role):
                 lines.append(f"{_name(job)} is to go on on {_gpus(gpus)} as {role}{_placed(job)}")
+            case Pace():
+                told = (n.reason for n in job.story[-1:] if n.reason.why is Why.PACED and n.at == action.at)
+                lines += [f"{_name(job)} {reason}" for reason in told]
             case Suspend():
                 target = f" to go on with {len(job.target.gpus)} GPUs" if job.target else ""
                 lines.append(f"{_name(job)} is asked to save{target}")
@@ -64,6 +67,8 @@ _PLACING = frozenset(
         Why.RESIZED,
         Why.GROWN,
         Why.SHRUNK,
+        Why.IDLE_GPU,
+        Why.BESIDE,
     }
 )
 """The reasons for which a job is launched on the GPUs it gets; a story tells of other things in between."""

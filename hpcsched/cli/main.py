@@ -30,6 +30,7 @@ _COMMANDS = {
     "history": ("history:history", "Finished jobs of this and earlier runs, like sacct."),
     "profile": ("profile:profile", "Measure how models scale, and look after the profiles."),
     "simulate": ("simulate:simulate", "What a job set would take, by the same policies."),
+    "plan": ("plan:plan", "The planners on their own: which GPUs each layer of a model gets."),
     "script": ("script:script", "Print a batch script for Slurm or LSF that runs job sets."),
     "doctor": ("doctor:doctor", "What was found on this machine, and in this allocation."),
     "config": ("settings:config_group", "Settings and where they come from."),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcsched.cli.profile_layers import layers
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
 from hpcsched.store.profiles import format_profiles, load_profiles, save_profiles
@@ -60,6 +61,9 @@ class _WithCommand(click.Command):
 @click.group()
 def profile() -> None:
     """Measure scalability; keep it in a database, and move it in and out as JSON."""
+
+
+profile.add_command(layers)
 
 
 @profile.command(cls=_WithCommand)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,6 +28,20 @@ def finder(files: Sequence[str], database: Path) -> Callable[[Collection[str], s
         return tuple(sorted(found, key=lambda p: (p.model, p.nodes)))
 
     return find
+
+
+def layers_found(database: Path, model: str, device: str) -> dict[str, Any] | None:
+    """The newest layer profile of a model on this type of device in the database."""
+    if not database.exists():
+        return None
+    from hpcsched.store.database import Database
+
+    try:
+        with Database(database) as opened:
+            return next(iter(opened.layers(model, device)), None)
+    except StoreError as error:
+        click.echo(f"hpcsched: {error}; going on without the layer profiles in it", err=True)
+        return None
 
 
 def _measured(database: Path) -> tuple[Profile, ...]:

@@ -15,6 +15,7 @@ from hpcsched.core.profile import Profile
 from hpcsched.report.result import Result, summarise
 from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
 from hpcsched.sim.engine import Simulation
+from hpcsched.sim.interference import Interference
 
 Watch = Callable[[Event, list[Action], Machine], None]
 """What a simulation calls with each event."""
@@ -44,7 +45,7 @@ def result_of(
     are known already.
     """
     gpus = max((life.gpus for life in machine.lives), default=0)
-    if bounds is None or any(job.state is not JobState.COMPLETED for job in machine.jobs.values()):
+    if bounds is None or any(job.state is not JobState.COMPLETED for job in _foreground(machine)):
         bounds = bounds_of(machine)
     return summarise(
         machine.jobs.values(),
@@ -79,14 +80,15 @@ def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
 
 
 def bounds_of(machine: Machine) -> Bounds:
-    """The bounds of a run's jobs on its GPUs."""
+    """The bounds of a run's jobs on its GPUs; those for background lanes count as if there were none."""
     nothing = Bounds(None, None)
     # Of a run that did less than all its work, or whose rates were only seen in passing, nothing is proven.
-    for job in machine.jobs.values():
+    foreground = _foreground(machine)
+    for job in foreground:
         profile = machine.profile(job)
         if job.state is not JobState.COMPLETED or (profile and profile.source == "learned"):
             return nothing
-    index = {job.spec.name: i for i, job in enumerate(machine.jobs.values())}
+    index = {job.spec.name: i for i, job in enumerate(foreground)}
     jobs = [
         BoundJob(
             profile=machine.profile(job),
@@ -95,20 +97,24 @@ def bounds_of(machine: Machine) -> Bounds:
             gpus_min=job.spec.gpus_min,
             gpus_max=job.spec.gpus_max,
             nodes=job.spec.nodes,
-            after=tuple(index[name] for name in job.spec.after),
+            after=tuple(index[name] for name in job.spec.after if name in index),
             in_place=job.in_place or any(attempt.ended is Ended.RESIZED for attempt in job.attempts),
         )
-        for job in machine.jobs.values()
+        for job in foreground
     ]
     hosts = Counter(device.host for device in machine.devices.values())
     if (
         not jobs
         or len({life.gpus for life in machine.lives}) != 1
-        or any(machine.most_for(job) < job.spec.gpus_min for job in machine.jobs.values())
+        or any(machine.most_for(job) < job.spec.gpus_min for job in foreground)
     ):
         return nothing
     gpus = max(hosts.values(), default=0)
     return Bounds(lower_bound_s(jobs, gpus, len(hosts)), mean_jct_bound_s(jobs, gpus, len(hosts)))
+
+
+def _foreground(machine: Machine) -> list[Job]:
+    return [job for job in machine.jobs.values() if not job.spec.background]
 
 
 def simulated(
@@ -119,14 +125,15 @@ def simulated(
     nodes: int = 1,
     policy: str,
     options: Mapping[str, Any],
+    interference: Interference | None = None,
     bounds: Bounds | None = None,
     keep_jobs: bool = True,
     watch: Watch | None = None,
 ) -> Result:
     """What these jobs take under a policy on `nodes` hosts with `gpus` GPUs each.
 
-    `bounds` and `keep_jobs`: see `result_of`; `watch`: see `Simulation`. Raises ConfigError for jobs
-    without profile or steps.
+    `bounds` and `keep_jobs`: see `result_of`; `interference` and `watch`: see `Simulation`. Raises
+    ConfigError for jobs without profile or steps.
     """
     simulation = Simulation(
         jobs,
@@ -135,6 +142,7 @@ def simulated(
         nodes=nodes,
         policy=policy,
         options=options,
+        interference=interference,
         stories=len(jobs) <= MOST_STORIES,
         watch=watch,
     )

@@ -94,6 +94,20 @@ class _Case:
 @option("--policy", metavar="P,...", cls=policies.OnceWithCommas, help=_POLICIES)
 @option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
 @option("--device-type", metavar="T", default="", help="Device type whose profiles count.")
+@option(
+    "--background-share",
+    metavar="X",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.5,
+    help="Share of its own speed that a background job has beside another (0.5).",
+)
+@option(
+    "--foreground-slowdown",
+    metavar="X",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.03,
+    help="Share of its speed that it costs that one (0.03).",
+)
 @click.option("--jobs", "list_jobs", is_flag=True, help="List all jobs of each policy.")
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw Gantt charts.")
 @option("--database", metavar="F", help="SQLite file with profiles.")
@@ -111,6 +125,8 @@ def simulate(
     policy: str | None,
     policy_option: tuple[str, ...],
     device_type: str,
+    background_share: float,
+    foreground_slowdown: float,
     list_jobs: bool,
     gantt: Path | None,
     database: str | None,
@@ -143,7 +159,7 @@ def simulate(
         _check_drawable(gantt, len(case.jobs))
     chosen = policies.for_simulation(ctx, policy, policy_option, (case.policy, case.options))
     with naming_the_file(jobs or trace):
-        results = _simulated(case, chosen, keep=list_jobs)
+        results = _simulated(case, chosen, (background_share, foreground_slowdown), keep=list_jobs)
     if gantt:
         from hpcsched.report.gantt import gantt_svg
 
@@ -292,11 +308,18 @@ def _downtime_s(lives: Sequence[Life], devices: str) -> float:
     return sum(gaps, 0.0)
 
 
-def _simulated(case: _Case, chosen: Mapping[str, dict[str, Any]], *, keep: bool) -> list[Result]:
-    """How the case went, if it did, and how it would go under each policy."""
+def _simulated(
+    case: _Case, chosen: Mapping[str, dict[str, Any]], sharing: tuple[float, float], *, keep: bool
+) -> list[Result]:
+    """How the case went, if it did, and how it would go under each policy.
+
+    `sharing`: what background jobs have beside others, and what they cost these.
+    """
     from hpcsched.cli.progress import Progress
     from hpcsched.cli.results import Bounds, simulated
+    from hpcsched.sim.interference import Interference
 
+    interference = Interference(background_share=sharing[0], foreground_slowdown=sharing[1])
     many = len(case.jobs) > MOST_KEPT
     results: list[Result] = []
     bounds = None
@@ -309,6 +332,7 @@ def _simulated(case: _Case, chosen: Mapping[str, dict[str, Any]], *, keep: bool)
                 nodes=case.nodes,
                 policy=name,
                 options=options,
+                interference=interference,
                 bounds=bounds,
                 keep_jobs=keep or not many,
                 watch=progress.watch,

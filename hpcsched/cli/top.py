@@ -201,10 +201,11 @@ class Page:
             first.append(f"{clock(left)} left" if left > 0 else f"time was up {clock(-left)} ago")
         old = is_old(run) or run.stale
         first.append(f"{'! ' if old else ''}seen {clock(age_s(run))} ago")
-        busy = sum(gpu.job is not None for gpu in status.gpus)
+        gpus = [gpu for gpu in status.gpus if gpu.lane == "foreground"]
+        busy = len({gpu.index for gpu in status.gpus if gpu.job is not None})
         counts = Counter(job.state for job in status.jobs)
-        used = [gpu.utilisation for gpu in status.gpus if gpu.utilisation is not None]
-        second = [f"{busy} of {plural(len(status.gpus), 'GPU')} busy"]
+        used = [gpu.utilisation for gpu in gpus if gpu.utilisation is not None]
+        second = [f"{busy} of {plural(len(gpus), 'GPU')} busy"]
         if used:
             second.append(f"{sum(used) / len(used):.0%} used")
         if run.lost_gpus:
@@ -217,13 +218,17 @@ class Page:
 
     def _gpus(self, gpus: list[GpuStatus], room: int | None) -> list[str]:
         """A line a host (or more): which job has each GPU, and how busy it is."""
+        guests = {gpu.index: gpu.job for gpu in gpus if gpu.lane == "background"}
+        gpus = [gpu for gpu in gpus if gpu.lane == "foreground"]
         by_host: dict[str, list[GpuStatus]] = {}
         for gpu in gpus:
             by_host.setdefault(gpu.host, []).append(gpu)
         if not by_host:
             return ["no GPUs"]
         name_width = min(max(4, *map(len, by_host)), self.width // 4)
-        cells = {host: [self._cell(gpu) for gpu in mine] for host, mine in by_host.items()}
+        cells = {
+            host: [self._cell(gpu, guests.get(gpu.index)) for gpu in mine] for host, mine in by_host.items()
+        }
         cell_width = max(len(cell) for row in cells.values() for cell in row)
         across = max(1, (self.width - name_width) // (cell_width + 2))
         lines = [f"{'HOST':<{name_width}}  GPU:JOB USED"]
@@ -233,13 +238,14 @@ class Page:
                 rest = "  ".join(cell.ljust(cell_width) for cell in row[start : start + across])
                 lines.append(f"{label:<{name_width}}  {rest}".rstrip())
         if room is not None and len(lines) > room:
-            free = sum(gpu.job is None for gpu in gpus)
+            free = sum(gpu.job is None and gpu.index not in guests for gpu in gpus)
             note = f"... {plural(len(by_host), 'host')} in all, {free} of {plural(len(gpus), 'GPU')} free"
             lines = [*lines[: room - 1], note]
         return lines
 
-    def _cell(self, gpu: GpuStatus) -> str:
-        job = "-" if gpu.job is None else str(gpu.job)
+    def _cell(self, gpu: GpuStatus, guest: int | None) -> str:
+        """The jobs on a GPU, as `3+8` where 8 is in its background, and how busy it is."""
+        job = ("-" if gpu.job is None else str(gpu.job)) + ("" if guest is None else f"+{guest}")
         if gpu.utilisation is None:
             return f"{gpu.index}:{job}"
         bar = _LEVELS[min(8, max(0, round(gpu.utilisation * 8)))] if self.fancy else ""

@@ -56,6 +56,13 @@ class Resize(AttemptAction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pace(AttemptAction):
+    """Have a background attempt use this share of its own speed, 0 to 1: 0 is to pause."""
+
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Terminate(AttemptAction):
     """Ask the workers to leave at once (SIGTERM)."""
 

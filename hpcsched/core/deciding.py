@@ -7,8 +7,9 @@ from typing import Any
 
 from hpcsched.core.actions import MakePlan, SetTimer
 from hpcsched.core.jobs import Job, Target
+from hpcsched.core.leaving import Leaving
 from hpcsched.core.model import JobState
-from hpcsched.core.moves import LOOK, Moves
+from hpcsched.core.moves import LOOK
 from hpcsched.core.plan import Plan
 from hpcsched.core.rooms import Fits
 from hpcsched.core.view import LookAgain, Planning, Policy, Preempt, Remark, Replan, Resize, Start, View
@@ -16,7 +17,7 @@ from hpcsched.core.view import LookAgain, Planning, Policy, Preempt, Remark, Rep
 PolicyMaker = Callable[[str, Mapping[str, Any]], Policy]
 
 
-class Deciding(Moves):
+class Deciding(Leaving):
     """A run's state with a policy that changes it."""
 
     def __init__(self, *, stories: bool) -> None:
@@ -123,7 +124,7 @@ class Deciding(Moves):
         seen = {job_id for waiting in self.dependents.values() for job_id in waiting}
         for job_id in sorted(seen):
             job = self.jobs[job_id]
-            if job.state is JobState.PENDING and job.submit_s <= self.now:
+            if job.state is JobState.PENDING and job.submit_s <= self.now and not job.spec.background:
                 yield job
 
     def _unmet(self, job: Job) -> list[str]:

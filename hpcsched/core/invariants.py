@@ -7,12 +7,15 @@ from itertools import pairwise
 
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Ended, JobState, Role
+from hpcsched.core.reasons import Why
 
 
 def check(machine: Machine) -> None:
     """Raise AssertionError naming the first invariant that does not hold."""
     held: dict[int, int] = {}
-    in_order = sorted(machine.active.values(), key=lambda job: (job.submit_s, job.id))
+    _check_lanes(machine)
+    foreground = [job for job in machine.active.values() if not job.spec.background]
+    in_order = sorted(foreground, key=lambda job: (job.submit_s, job.id))
     assert machine.running == in_order, "the jobs that run are not in order"
     assert machine.secondaries == [job for job in in_order if job.role is Role.SECONDARY], "secondaries"
     for job in machine.active.values():
@@ -31,7 +34,7 @@ def check(machine: Machine) -> None:
             first = [gpu for gpu in job.current.gpus if gpu in job.becoming.gpus]
             stay = list(job.becoming.gpus[: len(first)])
             assert stay == first and first[0] == job.current.gpus[0], f"job {job.id}: its ranks change places"
-        for gpu in job.gpus:
+        for gpu in () if job.spec.background else job.gpus:
             assert gpu not in held, f"GPU {gpu} leased to jobs {held[gpu]} and {job.id}"
             held[gpu] = job.id
     assert held == machine.holder, "leases and holders differ"
@@ -66,10 +69,44 @@ def check(machine: Machine) -> None:
             assert changes, f"job {job.id} has a target while {job.state}"
             assert set(job.target.gpus) <= set(job.gpus), f"job {job.id}'s larger lease is not free"
         waits = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
-        in_line = job.id in machine.queue or job.id in machine.late
+        lanes = job.id in machine.lanes.queue
+        assert job.spec.background or not lanes, f"job {job.id} waits for a background lane"
+        in_line = lanes if job.spec.background else job.id in machine.queue or job.id in machine.late
         assert in_line == (waits and job.submit_s <= machine.now), f"job {job.id} queue"
         assert not (job.id in machine.queue and job.id in machine.late), f"job {job.id} waits twice"
     policy = machine.policy
     if policy and policy.work_conserving and not machine.draining and machine.free:
         assert not machine.queue.any_fits(machine.rooms().fits), "a GPU idles while a job that fits waits"
     assert machine.unfinished == sum(not j.state.final for j in machine.jobs.values())
+
+
+def _check_lanes(machine: Machine) -> None:
+    """One lease on each background lane, and none of them idle without need."""
+    lanes, guests = machine.lanes, [job for job in machine.active.values() if job.spec.background]
+    held = {gpu: job.id for job in guests for gpu in job.gpus}
+    assert len(held) == len(guests), "a background lane is leased twice, or a guest has none or two"
+    assert held == lanes.holder, "background lanes and their holders differ"
+    assert {i: guest.gpu for i, guest in lanes.guests.items()} == {i: gpu for gpu, i in held.items()}, (
+        "guests"
+    )
+    for job in guests:
+        assert job.role is Role.BACKGROUND, f"job {job.id} is {job.role}"
+        assert job.target is None and not job.resizing, f"job {job.id} is to be resized"
+        assert set(job.gpus) <= set(machine.devices) or job.wanted, f"job {job.id} is beside a lost GPU"
+    for job in machine.running:
+        assert job.role is not Role.BACKGROUND, f"job {job.id} is in the background"
+        for guest in lanes.beside(job):
+            other = machine.jobs[guest.job_id]
+            leaving = other.state is JobState.SUSPENDING or other.wanted not in ("", "suspend")
+            barred = other.id in lanes.quarantined or not job.spec.max_foreground_slowdown
+            barred = barred or (job.spec.model, other.spec.model) in lanes.costly
+            assert leaving or not barred or machine.draining, f"job {other.id} shares a GPU with {job.id}"
+    assert lanes.speeds.keys() <= machine.active.keys(), "a speed of a job that does not run is kept"
+    idle = machine.devices.keys() - machine.holder.keys() - lanes.holder.keys()
+    if idle and machine.policy and not machine.draining:
+        waiting = (machine.jobs[i] for i in lanes.queue.walk(lambda need, nodes: True))
+        late = (
+            reason is not None and reason.why is Why.WALLTIME_TOO_SHORT
+            for reason in map(machine.waiting_reason, waiting)
+        )
+        assert all(late), "a GPU idles while a background job waits"

@@ -38,7 +38,8 @@ class Job:
     take in place, until the outside has answered; `most_gpus` is what the program has said to be its limit on
     each host; `target` is the same as long as that is still wanted.
     `timers` says when each kind of timer of the newest attempt is due; one that was set again
-    before it ran out is void.
+    before it ran out is void. `excuses` are the ids of the background jobs that a failure of
+    it has been put down to.
     """
 
     id: int
@@ -67,6 +68,7 @@ class Job:
     suspensions: int = 0
     failures: int = 0
     losses: int = 0
+    excuses: tuple[int, ...] = ()
     exit: int | None = None
     started_s: float | None = None
     ended_s: float | None = None

@@ -12,11 +12,12 @@ from math import inf
 from typing import Any
 
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action, Kill, SetTimer
-from hpcsched.core.deciding import Deciding, PolicyMaker
+from hpcsched.core.actions import Action, Kill
+from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Ended, JobState
-from hpcsched.core.moves import DRAIN, HURRY, LOOK
+from hpcsched.core.moves import DRAIN, HURRY, LANES, LOOK
+from hpcsched.core.obeying import Obeying
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.state import Life
 
@@ -30,7 +31,7 @@ def _lost(gpu: int) -> str:
     return f"GPU {gpu} was lost"
 
 
-class Machine(Deciding):
+class Machine(Obeying):
     """Handles events: changes the run's state and gives the actions to perform.
 
     Args:
@@ -65,7 +66,6 @@ class Machine(Deciding):
             ev.DeviceLost: self._device_lost,
             ev.TimerFired: self._timer_fired,
         }
-        self._decide_after = False
 
     # --- the one way in ---------------------------------------------------------------------
 
@@ -77,23 +77,43 @@ class Machine(Deciding):
         self.now = max(self.now, event.at)
         self._actions = []
         self._cause = type(event).__name__
-        self._decide_after = False
-        self._let_arrive()
+        self._decide_after = self._woken = False
+        arrived = self._let_arrive()
         self._handlers[type(event)](event)
-        if self.late and not self.draining and self._look_again_at_late_ones():
+        self._decide_after |= arrived
+        if self._in_background(event):
+            self._decide_after = arrived or self._woken  # else nothing has changed for the foreground
+        elif self.late and not self.draining and self._look_again_at_late_ones():
             self._decide_after = True
         if self._decide_after and not self.draining:
             self._decide()
+        if not self.draining:
+            self._fill_lanes()
         self._watch_the_end()
         return self._actions
 
+    def _in_background(self, event: ev.Event) -> bool:
+        """Whether an event is about jobs for background lanes alone."""
+        if isinstance(event, ev.JobsSubmitted):
+            return bool(event.jobs) and all(spec.background for spec in event.jobs)
+        if isinstance(event, ev.TimerFired):
+            return event.key == LANES or (event.key[1] in self.jobs and self._is_background(event.key[1]))
+        return isinstance(event, ev.JobEvent) and self._is_background(event.job_id)
+
+    def _is_background(self, job_id: int) -> bool:
+        return self.jobs[job_id].spec.background
+
     # --- the run ----------------------------------------------------------------------------
 
-    def _let_arrive(self) -> None:
-        """Whoever's time has come may start, whichever event it is that shows it."""
+    def _let_arrive(self) -> bool:
+        """Whoever's time has come may start, whichever event it is that shows it: whether one comes to the
+        foreground."""
+        arrived = False
         while self.arrivals and self.arrivals[0][0] <= self.now:
-            self._enqueue(self.jobs[heappop(self.arrivals)[1]])
-            self._decide_after = True
+            job = self.jobs[heappop(self.arrivals)[1]]
+            self._enqueue(job)
+            arrived |= not job.spec.background
+        return arrived
 
     def _agent_started(self, event: ev.AgentStarted) -> None:
         self.lives.append(Life(event.at, event.wall, len(event.devices)))
@@ -103,7 +123,8 @@ class Machine(Deciding):
         self._load(event.profiles)
         self.plan, self._plan_asked = None, False
         self.draining, self.drain_cause = False, ""
-        self.deadline, self.reserve_s, self._drain_due = event.deadline, event.reserve_s, -inf
+        self.deadline, self.reserve_s = event.deadline, event.reserve_s
+        self._drain_due = self._lanes_due = -inf
         for job in list(self.active.values()):
             self._attempt_lost(job, event.saved_steps.get(job.id), "the agent was gone", counts=False)
         for job_id, step in event.saved_steps.items():
@@ -114,16 +135,6 @@ class Machine(Deciding):
         self.holder = {}
         for _, job_id in sorted(self.arrivals):
             self._wake_at_arrival(self.jobs[job_id])
-        self._let_late_ones_in()
-        self._decide_after = True
-
-    def _deadline_moved(self, event: ev.DeadlineMoved) -> None:
-        self.deadline = event.deadline
-        if self.draining:
-            self._plan_to_leave()
-            return
-        if event.deadline is None:
-            self._drain_due = inf  # no timer that was set counts any more
         self._let_late_ones_in()
         self._decide_after = True
 
@@ -142,6 +153,7 @@ class Machine(Deciding):
             job = Job(id=job_id, spec=spec, submit_s=max(event.at, spec.submit_at))
             self.jobs[job_id], self.by_name[spec.name] = job, job_id
             self.unfinished += 1
+            self.lanes.used |= spec.background
             self._note(job, Reason(Why.SUBMITTED))
         # A job may wait for one that comes later in the same file.
         jobs = [self.jobs[job_id] for job_id in ids]
@@ -172,80 +184,11 @@ class Machine(Deciding):
             job.step, job.reports = max(job.step, seen.step), True
             if seen.rate is not None and seen.rate > 0:
                 job.rate = seen.rate
+            if seen.done_s is not None and not job.spec.background:
+                self.lanes.hear(job, seen.step, seen.done_s)
             steady = job.state is JobState.RUNNING and not job.wanted and not job.resizing
             if seen.done_s is not None and steady:
                 self._decide_after |= self._learn(job, seen.step, seen.done_s)
-
-    def _drain_requested(self, event: ev.DrainRequested) -> None:
-        if not self.draining:
-            self._drain(event.cause)
-        elif event.cause.startswith("inbox:") or event.cause in ("SIGINT", "SIGHUP"):
-            self.drain_cause = event.cause  # whatever it was for: now a person wants it to stop
-
-    def _drain(self, cause: str) -> None:
-        self.draining, self.drain_cause = True, cause
-        self._plan_to_leave()
-        for job in list(self.active.values()):
-            if job.target:
-                self._drop_target(job)
-            if job.state is not JobState.SUSPENDING and job.wanted in ("", "suspend"):
-                self._leave(job, "drain")
-
-    # --- what users ask for -----------------------------------------------------------------
-
-    def _cancel_requested(self, event: ev.CancelRequested) -> None:
-        job = self.jobs[event.job_id]
-        if job.state.final or job.wanted == "cancel":
-            return
-        if job.state.active:
-            job.wanted = "cancel"
-            if job.target:
-                self._drop_target(job)
-            self._terminate(job)
-        else:
-            self._finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
-        self._decide_after = True
-
-    def _hold_requested(self, event: ev.HoldRequested) -> None:
-        job = self.jobs[event.job_id]
-        if job.state is JobState.PENDING:
-            self._dequeue(job)
-            self._to(job, JobState.HELD)
-            self._note(job, Reason(Why.HELD))
-        elif job.state is JobState.SUSPENDED:
-            self._dequeue(job)
-            job.held = True
-            self._note(job, Reason(Why.USER_SUSPENDED))
-
-    def _suspend_requested(self, event: ev.SuspendRequested) -> None:
-        job = self.jobs[event.job_id]
-        if job.state is JobState.SUSPENDED:
-            self._dequeue(job)
-            job.held = True
-            self._note(job, Reason(Why.USER_SUSPENDED))
-        elif job.state.active and job.wanted != "cancel":
-            # Whatever else it is leaving for, it stays away.
-            job.held = True
-            if job.target:
-                self._drop_target(job)
-                self._decide_after = True
-            if job.state is not JobState.SUSPENDING and job.wanted == "":
-                # A program that is not ready yet is suspended when it is; one that never is, never.
-                job.wanted = "suspend"
-                if job.ready:
-                    self._suspend(job)
-
-    def _resume_or_release(self, event: ev.ResumeRequested | ev.ReleaseRequested) -> None:
-        """Undo a hold or a suspend: a job suspended before it had saved anything is HELD."""
-        job = self.jobs[event.job_id]
-        job.held = False
-        if job.wanted == "suspend" and job.state is not JobState.SUSPENDING:
-            job.wanted = ""
-        if job.state is JobState.HELD:
-            self._to(job, JobState.PENDING)
-        if job.id not in self.queue and job.id not in self.late:
-            self._enqueue(job)
-            self._decide_after = True
 
     # --- what attempts tell -----------------------------------------------------------------
 
@@ -270,7 +213,7 @@ class Machine(Deciding):
             return
         job.ready, job.in_place = True, event.in_place
         job.current.ready_s, job.current.launch_s = self.now, event.took_s
-        self._disturb(job.current.gpus)
+        self._disturb(job, job.current.gpus)
         costs = self._costs(job)
         costs.start_s = self.now - job.current.start_s
         costs.starts.add(event.took_s)
@@ -378,9 +321,12 @@ class Machine(Deciding):
         self.lost_devices[event.gpu] = event.why
         self.news += 1
         self._decide_after = True
-        job = self.active.get(self.holder.get(event.gpu, -1))
-        if job is None:
-            return
+        for lane in (self.holder, self.lanes.holder):
+            if job := self.active.get(lane.get(event.gpu, -1)):
+                self._lost_under(job, event)
+
+    def _lost_under(self, job: Job, event: ev.DeviceLost) -> None:
+        """A job has lost a GPU that it holds."""
         self._note(job, Reason(Why.DEVICE_LOST, {"gpu": event.gpu, "why": event.why}))
         if job.target:
             self._drop_target(job)
@@ -400,7 +346,7 @@ class Machine(Deciding):
         if event.key == HURRY:
             self._hurry(event.at)
             return
-        if event.key == LOOK:
+        if event.key in (LOOK, LANES):
             self._decide_after = True
             return
         kind, job_id, attempt = event.key
@@ -418,21 +364,3 @@ class Machine(Deciding):
             self._note(job, Reason(Why.RESIZE_FAILED, {"error": f"not done within {limit_s:.0f} s"}))
             self.news += 1
             self._suspend(job)
-
-    def _plan_to_leave(self) -> None:
-        """A third of the time we keep is for saving, one for those that do not, one for us to leave."""
-        if self.deadline is None:
-            return
-        self._leave_window_s = min(self.reserve_s, max(0.0, self.deadline - self.now))
-        due = self.deadline - self._leave_window_s * 2 / 3
-        self._actions.append(SetTimer(at=self.now, cause=self._cause, key=HURRY, due=due))
-
-    def _hurry(self, now: float) -> None:
-        """The allocation is about to end: who is still saving is told to end."""
-        if not self.draining or self.deadline is None:
-            return
-        left = {"left": max(0.0, self.deadline - now)}
-        for job in list(self.active.values()):
-            if job.timers.get("term", -1.0) < now:
-                self._note(job, Reason(Why.TIME_IS_UP, {**left, "how": "SIGTERM"}))
-                self._terminate(job)

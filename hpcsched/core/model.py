@@ -56,10 +56,12 @@ _ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING})
 
 
 class Role(StrEnum):
-    """MARBLE section V-C: a primary has its optimal GPU count, a secondary what was left."""
+    """MARBLE section V-C: a primary has its optimal GPU count, a secondary what was left. Both are in the
+    foreground of their GPUs; a job in the background has the other lane of one."""
 
     PRIMARY = "primary"
     SECONDARY = "secondary"
+    BACKGROUND = "background"
 
 
 class Ended(StrEnum):
@@ -87,7 +89,9 @@ class JobSpec:
 
     `gpus_min` and `gpus_max` count GPUs on each of the job's `nodes` hosts; `gpus_max` None means "as many
     as there are". `steps` is the whole job's work in steps (None:
-    not known). Times are seconds.
+    not known). Times are seconds. `background`: it has low priority, and runs on one GPU's background lane.
+    `max_foreground_slowdown` is the share of its speed that a job in the foreground gives up, at most, for
+    those beside it (0: it shares no GPU).
     """
 
     name: str
@@ -111,6 +115,8 @@ class JobSpec:
     workdir: str = "."
     processes: str = "per-gpu"
     user: str = ""
+    background: bool = False
+    max_foreground_slowdown: float = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +155,8 @@ class Attempt:
     Times are in the run's clock. `launch_s` are measured seconds from the launch to ready (None: not
     measured), `stopped_s` those for which training stood still at its end for a resize in place (by the
     profile where they were not measured). `in_place`: it began by one, without a launch. `quick`: it was
-    asked to save as its devices were wanted.
+    asked to save as its devices were wanted. `guests` are the ids of the background jobs that have held a
+    lane of its devices at any time in it.
     """
 
     number: int
@@ -166,3 +173,4 @@ class Attempt:
     quick: bool = False
     launch_s: float | None = None
     stopped_s: float | None = None
+    guests: tuple[int, ...] = ()

@@ -22,6 +22,7 @@ class Why(StrEnum):
     USER_SUSPENDED = "UserSuspended"
     DRAINING = "Draining"
     WALLTIME_TOO_SHORT = "WalltimeTooShort"
+    NO_LANE = "NoLane"
     # why it has this many GPUs
     OPTIMAL = "Optimal"
     LEFT_OVER = "LeftOver"
@@ -31,6 +32,8 @@ class Why(StrEnum):
     EQUAL_SHARE = "EqualShare"
     MARGINAL_GAIN = "MarginalGain"
     PLANNED = "Planned"
+    IDLE_GPU = "IdleGpu"
+    BESIDE = "Beside"
     # why it was, or was not, changed
     PROMOTED = "Promoted"
     TOO_FEW_FREE = "TooFewFree"
@@ -45,6 +48,10 @@ class Why(StrEnum):
     PREEMPTED = "Preempted"
     GROWN = "Grown"
     SHRUNK = "Shrunk"
+    PACED = "Paced"
+    GIVES_WAY = "GivesWay"
+    TOO_COSTLY = "TooCostly"
+    ENDS_SOON = "EndsSoon"
     # what happened to it
     SUBMITTED = "Submitted"
     CANCELLED = "Cancelled"
@@ -59,6 +66,8 @@ class Why(StrEnum):
     ESCALATED = "Escalated"
     TIME_IS_UP = "TimeIsUp"
     LEARNED = "Learned"
+    QUARANTINED = "Quarantined"
+    EXCUSED = "Excused"
     COMPLETED = "Completed"
 
 
@@ -73,6 +82,7 @@ _WORDS = {
     Why.DRAINING: "the run saves and stops; what is left goes on in its next life",
     Why.WALLTIME_TOO_SHORT: "its first checkpoint needs about {need:.0f} s, saving begins in {left:.0f} s: "
     "it waits for the next allocation",
+    Why.NO_LANE: "waits for a background lane that it may use",
     Why.OPTIMAL: "{gpus} GPUs is the fastest count of {model} ({rate:.4g} steps/s; {source} profile)",
     Why.LEFT_OVER: "{gpus} of the {wanted} GPUs that {model} is fastest on: no more were free",
     Why.NO_PROFILE: "no profile of {model}: {gpus} GPUs, at most half of the {total}; learnt as it runs",
@@ -82,6 +92,8 @@ _WORDS = {
     Why.MARGINAL_GAIN: "{gpus} GPUs of the {total}: no other job would gain more by them",
     Why.PLANNED: "{gpus} GPUs{fastest}, at most {cap} by the plan; it has all done {until:.0f} s into the "
     "run, MARBLE would {marble:.0f} s into it{guessed}",
+    Why.IDLE_GPU: "in the background of GPU {gpu}, which no other job has",
+    Why.BESIDE: "in the background of GPU {gpu}, beside job {job} ({name})",
     Why.GROWN: "grown from {old} to {gpus} GPUs, as nothing waits: {costs} save {saved:.0f} s",
     Why.SHRUNK: "shrunk from {old} to {gpus} GPUs for other jobs: the plan has all done {until:.0f} s into "
     "the run, MARBLE would {marble:.0f} s into it{guessed}",
@@ -97,6 +109,12 @@ _WORDS = {
     Why.RESIZED_IN_PLACE: "resized in place from {old} to {gpus} GPUs at step {step}{stopped}",
     Why.RESIZE_FAILED: "could not be resized in place: {error}",
     Why.PREEMPTED: "gives up its {old} GPUs: {why}",
+    Why.PACED: "goes at {share:.3g} of its speed: it slows job {job} ({name}) down by {slowdown:z.1%}, of at "
+    "most {limit:.3g}%",
+    Why.GIVES_WAY: "leaves GPU {gpu} to job {job} ({name}): {because}",
+    Why.TOO_COSTLY: "{guest} slows {host} down by {slowdown:z.1%}, of at most {limit:.3g}% ({beside:.4g} "
+    "instead of {alone:.4g} steps/s, it at {share:.3g} of its own speed): they share no GPU any more",
+    Why.ENDS_SOON: "saves before the jobs in the foreground do, as the allocation ends",
     Why.SUBMITTED: "submitted",
     Why.CANCELLED: "cancelled by the user",
     Why.DEPENDENCY_NEVER_SATISFIED: "cancelled: {after} did not complete",
@@ -111,6 +129,10 @@ _WORDS = {
     Why.TIME_IS_UP: "the allocation ends in {left:.0f} s: {how}",
     Why.LEARNED: "{model} does {rate:.4g} steps/s on {gpus} GPUs ({samples} samples of {steps} steps in all, "
     "spread {spread:.1%}; {before})",
+    Why.QUARANTINED: "there was a fault while it shared GPU {gpu} with job {job} ({name}): it shares none "
+    "any more",
+    Why.EXCUSED: "background job {job} ({name}) shared a GPU with it: that counts as no failure, and they "
+    "share none any more",
     Why.COMPLETED: "completed",
 }
 

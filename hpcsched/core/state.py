@@ -9,6 +9,7 @@ from math import inf
 
 from hpcsched.core.actions import Action
 from hpcsched.core.jobs import Costs, Job
+from hpcsched.core.lanes import Lanes
 from hpcsched.core.learning import Key, Lessons
 from hpcsched.core.model import Device, JobState
 from hpcsched.core.plan import Plan
@@ -21,6 +22,9 @@ DEFAULT_SUSPEND_S, DEFAULT_START_S, DEFAULT_RESIZE_S = 5.0, 10.0, 0.1
 """Assumed where neither the profile nor this run has measured them."""
 
 LEAST_RESIZE_LIMIT_S = 60.0
+
+PATIENCE = 10
+"""So many times as long may a job take to leave that only gets what others leave of a CPU slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class RunState:
         self.dependents: dict[int, list[int]] = {}
         self.active: dict[int, Job] = {}
         self.running: list[Job] = []
-        """The active ones, those that came first in front."""
+        """The active ones in the foreground, those that came first in front."""
         self.secondaries: list[Job] = []
         """Of these the secondaries: the only ones that MARBLE may promote."""
         self.queue = WaitingQueue()
@@ -62,6 +66,8 @@ class RunState:
         self.profiles: dict[tuple[str, int], Profile] = {}
         """By model and number of hosts."""
         self.lessons = Lessons()
+        self.lanes = Lanes()
+        """The background lanes; `free`, `holder` and `queue` are of the foreground's."""
         self.costs: dict[str, Costs] = {}
         self.draining = False
         self.drain_cause = ""
@@ -78,8 +84,12 @@ class RunState:
         """Ids of jobs that changed since whoever reads this emptied it (the snapshot does)."""
         self._actions: list[Action] = []
         self._cause = ""
+        self._decide_after = False
+        self._woken = False
+        """A job for the foreground has come into the queue."""
         self._drain_due = -inf
         self._look_due = -inf
+        self._lanes_due = -inf
         self._late_since = inf
         self._healthy: Mapping[str, int] = {}
         self._leave_window_s = 0.0
@@ -106,7 +116,7 @@ class RunState:
     @property
     def stuck(self) -> bool:
         """Jobs wait, but nothing runs, and on the devices and in the time that are left none can start."""
-        if self.active or self.draining or not (len(self.queue) or self.late):
+        if self.active or self.draining or not (len(self.queue) or self.late or len(self.lanes.queue)):
             return False
         if any(self.jobs[i].state is JobState.PENDING for _, i in self.arrivals):
             return False
@@ -165,6 +175,8 @@ class RunState:
             return Reason(Why.BEGIN_TIME, {"at": job.submit_s})
         if self.draining:
             return Reason(Why.DRAINING)
+        if job.spec.background:
+            return self._too_late(job) or Reason(Why.NO_LANE)
         if job.id in self.late:
             return self._too_late(job)
         planned = self.plan is not None and self.plan.rule != "marble" and job.id in self.plan.order
@@ -180,8 +192,9 @@ class RunState:
 
     def margin_s(self, *more: Job) -> float:
         """Seconds before the deadline at which saving begins: the reserve, and the longest saves known of
-        all jobs that run (and of `more`) one after the other, as they share the file system."""
-        return self.reserve_s + sum(self._longest_save_s(job) for job in (*self.active.values(), *more))
+        all jobs that run (and of `more`) one after the other, as they share the file system. Those in the
+        background have saved by then."""
+        return self.reserve_s + sum(self._longest_save_s(job) for job in (*self.running, *more))
 
     def _longest_save_s(self, job: Job) -> float:
         """Of those that are durable when the job has left: quick ones say nothing of how long they take."""
@@ -192,6 +205,11 @@ class RunState:
     def left_s(self, *more: Job) -> float:
         """Seconds until saving begins (with `more` running too); infinite without a deadline."""
         return inf if self.deadline is None else self.deadline - self.margin_s(*more) - self.now
+
+    def background_until(self, *more: Job) -> float:
+        """When the jobs in the background (and `more`) have to save, before the others do; maybe never."""
+        guests = [self.jobs[job_id] for job_id in self.lanes.guests]
+        return self._saving_begins() - sum(self._longest_save_s(job) for job in (*guests, *more))
 
     def first_checkpoint_s(self, job: Job) -> float:
         """Seconds that a job needs from its launch until it has done a step that can be saved."""
@@ -204,7 +222,11 @@ class RunState:
 
         `others` start together with it.
         """
-        need, left = self.first_checkpoint_s(job), self.left_s(job, *others)
+        if job.spec.background:
+            left = self.background_until(job, *others) - self.now
+        else:
+            left = self.left_s(job, *others)
+        need = self.first_checkpoint_s(job)
         facts = {"need": need, "left": max(0.0, left)}
         return Reason(Why.WALLTIME_TOO_SHORT, facts) if need > left or job.id in self.late else None
 
@@ -229,16 +251,23 @@ class RunState:
 
     def _costs(self, job: Job) -> Costs:
         """What transitions of the job's model took, to be added to."""
-        return self.costs.setdefault(job.spec.model, Costs())
+        return self.costs.setdefault(_costs_of(job), Costs())
 
     def _known_costs(self, job: Job) -> Costs:
-        return self.costs.get(job.spec.model) or Costs()
+        return self.costs.get(_costs_of(job)) or Costs()
 
     def _grace(self, job: Job) -> float:
-        """Seconds a worker has to save: thrice the longest save known of its model, at least `grace_s`."""
+        """Seconds a worker has to save: thrice the longest save known of its model, at least `grace_s`.
+
+        On the background lane of a CPU slot, where it hardly gets time and nobody wants its memory, more.
+        """
         profile = self.profile(job)
         known = (profile and cost_at(profile.suspend_s, job.width)) or 0.0
-        return max(self.grace_s, 3 * known, 3 * self._known_costs(job).longest_suspend_s)
+        grace_s = max(self.grace_s, 3 * known, 3 * self._known_costs(job).longest_suspend_s)
+        slow = job.spec.background and all(
+            self.devices[g].kind == "cpu" for g in job.gpus if g in self.devices
+        )
+        return grace_s * PATIENCE if slow else grace_s
 
     def _in_place(self, job: Job, gpus: int, hosts: Collection[str] | None = None) -> bool:
         """Whether a resize to `gpus` GPUs on each of these hosts would go in place.
@@ -315,6 +344,11 @@ class RunState:
 def _first(*values: float | None) -> float:
     """The first one that is known; the last is."""
     return next(value for value in values if value is not None)
+
+
+def _costs_of(job: Job) -> str:
+    """What a job does with what others leave of a GPU says nothing of a model's usual costs."""
+    return f"{job.spec.model} in the background" if job.spec.background else job.spec.model
 
 
 def _of_model(job: Job, first: Mapping[Key, Profile], then: Mapping[Key, Profile]) -> Profile | None:

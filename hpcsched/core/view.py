@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from hpcsched.core.jobs import Job
-from hpcsched.core.model import Role
+from hpcsched.core.lanes import Lanes
+from hpcsched.core.model import Device, Role
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile
 from hpcsched.core.queue import WaitingQueue
@@ -81,7 +82,41 @@ class Replan:
     """The plan is no longer good: have `Planning.plan` called, and ask again when it is made."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Start a waiting background job on the background lane of this GPU."""
+
+    job: Job
+    gpu: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Have a job on a background lane use this share of its own speed; 0: pause, to go on as before later."""
+
+    job: Job
+    share: float
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yield:
+    """Have a job leave its background lane, and wait for another one.
+
+    `host`: the foreground job whom the reason is about. `costly`: they are not to meet again. `unknown`: the
+    host's own speed is not what its profile says.
+    """
+
+    job: Job
+    reason: Reason
+    host: Job | None = None
+    costly: bool = False
+    unknown: bool = False
+
+
 Decision = Start | Resize | Preempt | Remark | LookAgain | Replan
+LaneDecision = Share | Pace | Yield | LookAgain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +177,30 @@ class View:
         return job.limits(self.capacity.most(job.spec.nodes))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneView:
+    """What the rules of the background lanes see; reading it changes nothing, and it lives for one decision.
+
+    `lanes` are as they are; `devices` the healthy GPUs. `jobs` are all, `foreground(gpu)` is the one that has
+    the foreground of a GPU. `waiting()` walks the jobs that could start in the background, in FIFO order.
+    At `until` those that run in the background have to save because the allocation ends (it may be infinite),
+    and `in_time(job, others)` says whether one that waits can still be started before that, together
+    with `others`. `profile(job)` is what is known of its model's speed, `loaded(job)` the profile as it was
+    given, memory and all.
+    """
+
+    now: float
+    lanes: Lanes
+    devices: Mapping[int, Device]
+    jobs: Mapping[int, Job]
+    foreground: Callable[[int], Job | None]
+    waiting: Callable[[], Iterator[Job]]
+    until: float
+    in_time: Callable[[Job, Sequence[Job]], bool]
+    profile: Callable[[Job], Profile | None]
+    loaded: Callable[[Job], Profile | None]
+
+
 class Policy(Protocol):
     """Decides who gets GPUs: a pure function of the view."""
 
@@ -157,6 +216,15 @@ class Policy(Protocol):
 
     def watches(self, job: Job) -> bool:
         """Whether how far a running job is can change a decision; asked once for each of its attempts."""
+        ...
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A policy that also says who runs on the background lanes."""
+
+    def share(self, view: LaneView) -> list[LaneDecision]:
+        """What to change there now, in the order it is to be applied: a pure function of the view."""
         ...
 
 

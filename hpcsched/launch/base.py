@@ -31,7 +31,8 @@ class LaunchPlan:
 
     `first_rank`, `world_size` (None: these are all) and `joins` are for ranks that join a running attempt:
     their numbers are those after the resize, and `joins` ("host:port") is where its rank 0 awaits them.
-    `arena`: the ranks get the job's arena, shared memory that outlives them.
+    `arena`: the ranks get the job's arena, shared memory that outlives them. `idle`: they get processor time
+    only when nobody else wants their cores.
     """
 
     job_id: int
@@ -47,6 +48,7 @@ class LaunchPlan:
     world_size: int | None = None
     joins: str | None = None
     arena: bool = False
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

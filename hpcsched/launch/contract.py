@@ -27,14 +27,17 @@ def plan_attempt(
     checkpoints: Path | None = None,
     devices: tuple[Device, ...],
     resume: bool,
+    lane: str | None = None,
     from_step: int | None = None,
     stand_in: Mapping[str, float] | None = None,
 ) -> LaunchPlan:
     """What to start for an attempt of `spec` on `devices`.
 
     `checkpoints`: a directory that outlives the allocation and that all hosts see, to put checkpoints in
-    instead of the job's folder. `from_step`: the step that it is expected to go on from. `stand_in`: the
-    course that a stand-in follows in place of the job's own program.
+    instead of the job's folder. `lane`: on which lane of its GPUs it is, "foreground" or "background", where
+    there are jobs for both; on CPU slots the background gets what the foreground leaves. `from_step`: the
+    step that it is expected to go on from. `stand_in`: the course that a stand-in follows in place of the
+    job's own program.
     """
     folder = job_dir(run_dir, job_id)
     kept = folder / "checkpoint" if checkpoints is None else checkpoints / run_id / str(job_id)
@@ -51,6 +54,8 @@ def plan_attempt(
         "KEEP": str(spec.keep_checkpoints),
         "RESUME": str(int(resume)),
     }
+    if lane is not None:
+        ours["LANE"] = lane
     if from_step is not None:
         ours["FROM_STEP"] = str(from_step)
     if spec.steps is not None:
@@ -78,4 +83,5 @@ def plan_attempt(
         devices=devices,
         per_rank=per_rank,
         arena=per_rank and stand_in is None,
+        idle=lane == "background" and all(device.kind == "cpu" for device in devices),
     )

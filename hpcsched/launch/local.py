@@ -21,7 +21,7 @@ from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch.arenas import Arenas, Keep, Keepers
 from hpcsched.launch.base import LaunchPlan, Place
-from hpcsched.launch.spawn import Start, ignoring, spawn, standing_in
+from hpcsched.launch.spawn import Start, ignoring, only_when_idle, spawn, standing_in
 from hpcsched.launch.warm import WarmProcesses, may_be_warm
 from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
 
@@ -35,7 +35,7 @@ _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
 )
 _ARENA_FD = "HPCSCHED_ARENA_FD"
-_OURS_TO_SAY = (*RANK_0_FDS, _ARENA_FD, "HPCSCHED_JOINING")
+_OURS_TO_SAY = (*RANK_0_FDS, _ARENA_FD, "HPCSCHED_JOINING", "HPCSCHED_LANE")
 """Said to some ranks and not to others: what the agent itself was told must not reach any."""
 
 
@@ -153,6 +153,7 @@ class LocalLauncher:
                         output=output,
                         inherited={**first, **inherited},
                         cores=self._cores(devices),
+                        idle=plan.idle,
                     )
                 )
             if plan.arena and place.first_rank == 0:
@@ -172,12 +173,17 @@ class LocalLauncher:
                 found = self._warm.spawn(start, self._usual_environment(start))
                 if found is None:
                     break
+                if start.idle:
+                    only_when_idle(found[0])  # it has not begun yet
                 workers.add(*found)
                 begun += 1
         if begun < len(starts):
             with standing_in(starts[0].cwd), ignoring(self._shielded):
                 for start in starts[begun:]:
-                    workers.add(spawn(start, self._shielded))
+                    pid = spawn(start, self._shielded)
+                    if start.idle:  # before the program has had time to start threads, which inherit it
+                        only_when_idle(pid)
+                    workers.add(pid)
 
     def _cores(self, devices: Sequence[Device]) -> frozenset[int] | None:
         sets = [self._cpus(device) for device in devices]

@@ -58,6 +58,7 @@ def part_orders(
                 port=port,
                 joins=plan.joins,
                 arena=plan.arena,
+                idle=plan.idle,
             )
         )
     return orders

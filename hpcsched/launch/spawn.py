@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from hpcsched.launch.proc import stat
+
 _DEFAULTED = frozenset(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
@@ -24,7 +26,7 @@ class Start:
     """What a process is to be: `program` is the file of `argv`, `output` a descriptor for both its streams.
 
     `inherited`: further descriptors by the names of the variables in which the process finds its numbers of
-    them. `cores`: what it is pinned to, or None.
+    them. `cores`: what it is pinned to, or None. `idle`: see `only_when_idle`, which is for the caller to do.
     """
 
     program: str
@@ -34,6 +36,7 @@ class Start:
     output: int
     inherited: Mapping[str, int] = field(default_factory=dict)
     cores: frozenset[int] | None = None
+    idle: bool = False
 
 
 def spawn(start: Start, shielded: frozenset[signal.Signals]) -> int:
@@ -62,6 +65,34 @@ def spawn(start: Start, shielded: frozenset[signal.Signals]) -> int:
         with contextlib.suppress(ProcessLookupError):  # already over
             os.sched_setaffinity(pid, start.cores)
     return pid
+
+
+def only_when_idle(pid: int) -> None:
+    """From now on the process, and what it starts, gets processor time only when nobody else wants its cores.
+
+    Where the system does not allow that (SCHED_IDLE), as little as it can be given (nice 19).
+    """
+    try:
+        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+    except ProcessLookupError:
+        return  # already over
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, 19)
+
+
+def on_any_core(group: int) -> None:
+    """Let a process group use all cores that we may use, where it had some of them.
+
+    Whoever gets processor time only when others want none can hardly save on cores that are busy, and cannot
+    be given more of it: leaving SCHED_IDLE takes a privilege.
+    """
+    cores = os.sched_getaffinity(0)
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
+        if name.isdecimal() and (seen := stat(int(name))) and seen.group == group:
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                for thread in os.listdir(f"/proc/{name}/task"):  # noqa: PTH208
+                    os.sched_setaffinity(int(thread), cores)
 
 
 _standing = threading.Lock()

@@ -230,6 +230,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     port: int | None
     joins: str | None = None
     arena: bool = False
+    idle: bool = False
 
     @property
     def ranks(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hpcsched.launch.base import LOST, SUSPENDED, LaunchPlan, Place, attempt_code
 from hpcsched.launch.proc import stat
+from hpcsched.launch.spawn import on_any_core
 
 KILLED_WITHIN_S = 5.0
 """How long a launch that failed half-way waits for the ranks it killed."""
@@ -43,6 +44,7 @@ class LocalWorkers:
             self.address, _, port = plan.joins.rpartition(":")
             self.port = int(port)
         self._folder = plan.folder if plan else None
+        self._idle = plan is not None and plan.idle
         self._attempts = [plan.attempt] if plan else []  # newest last
         self._control: int | None = None
         self._theirs: list[int] = []
@@ -114,6 +116,8 @@ class LocalWorkers:
         """Send `sig` to each rank's process group whose leader is still our unreaped child."""
         self._look()
         for pid in self._ours:
+            if self._idle and sig in (signal.SIGTSTP, signal.SIGTERM):
+                on_any_core(pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, sig)
 

@@ -7,10 +7,13 @@ differ only by the time a signal and a process need.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 EPSILON = 1e-6
 """Steps by which an exact step boundary may be missed through rounding, and still counts as one."""
+
+STILL = 1e-9
+"""The share of its rate that a job has while it pauses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +69,15 @@ class Course:
             return self.from_step, t + self.suspend_s
         step, at = self.boundary_at(t)
         return step, at if step >= self.steps else at + self.suspend_s
+
+    def at_rate(self, t: float, rate: float) -> tuple[Course, float]:
+        """What is left of it `t` seconds after the launch, at another rate from then on.
+
+        A course, and its launch in seconds after this one's: the step that has begun is as far as it was.
+        """
+        since = t - self.start_s
+        if since < 0:
+            return replace(self, start_s=-since, rate=rate), t
+        step = self.step_at(t)
+        begun = min(max(0.0, since * self.rate - (step - self.from_step)), 1.0)
+        return replace(self, from_step=step, start_s=0.0, rate=rate), t - begun / rate

@@ -12,10 +12,11 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, View
 from hpcsched.planning.costs import lost_s, time_left
+from hpcsched.policy.background import WithBackground
 from hpcsched.policy.targets import approach, least_counts
 
 
-class Equal:
+class Equal(WithBackground):
     """At each arrival and each end all GPUs are shared anew among the jobs that run or wait.
 
     Every job gets its least count, first come, first served. Then always who has fewest gets one more (on

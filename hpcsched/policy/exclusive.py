@@ -11,9 +11,10 @@ from hpcsched.core.model import Role
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.rooms import Rooms
 from hpcsched.core.view import Decision, Start, View
+from hpcsched.policy.background import WithBackground
 
 
-class Exclusive:
+class Exclusive(WithBackground):
     """Strict FIFO, one job on a host, on as many of its GPUs as it may have."""
 
     name = "exclusive"

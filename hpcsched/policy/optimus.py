@@ -14,11 +14,12 @@ from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, LookAgain, Replan, Start, View
 from hpcsched.planning.costs import time_left
+from hpcsched.policy.background import WithBackground
 from hpcsched.policy.options import Number
 from hpcsched.policy.targets import approach, coming, least_counts
 
 
-class Optimus:
+class Optimus(WithBackground):
     """Marginal gain at fixed intervals.
 
     When the run starts, and then every `interval` seconds, all GPUs are handed out anew. First come, first

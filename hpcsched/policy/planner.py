@@ -24,6 +24,7 @@ from hpcsched.planning.outlook import Outlook, Work
 from hpcsched.planning.search import ROUNDING, Search, measure, value
 from hpcsched.planning.sketch import Sketch
 from hpcsched.planning.stages import best_stages
+from hpcsched.policy.background import WithBackground
 from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
 from hpcsched.policy.options import Number
@@ -47,7 +48,7 @@ JITTER_S = 5.0
 NEVER_NEWS_S = 1e18
 
 
-class Planner:
+class Planner(WithBackground):
     """Makes plans, and goes by them.
 
     `goal`: what is to be small, relative to MARBLE: the makespan, the mean job completion time (`jct`), or

@@ -27,7 +27,7 @@ def table_of(profiles: Sequence[Profile]) -> str:
         )
         for p in profiles
     ]
-    return _aligned([header, *rows], left=(0, 1, 4, 6, 7))
+    return aligned([header, *rows], left=(0, 1, 4, 6, 7))
 
 
 def curve_of(profile: Profile) -> str:
@@ -48,7 +48,7 @@ def curve_of(profile: Profile) -> str:
         ["", *("#" * max(1, round(BAR * rates[g] / most)) + " <- optimal" * (g == best) for g in counts)],
     ]
     shown = [column for column in columns if column]
-    drawn = _aligned(list(zip(*shown, strict=True)), left=(len(shown) - 1,))
+    drawn = aligned(list(zip(*shown, strict=True)), left=(len(shown) - 1,))
     title = f"{profile.model}: {describe(profile, note=False)}\n"
     return title + drawn + "".join(f"{line}\n" for line in (profile.software, profile.note) if line)
 
@@ -61,7 +61,7 @@ def _column(name: str, found: Cost | None, counts: Sequence[int], form: Callable
     return [name, *(form(values[g]) if g in values else "-" for g in counts)]
 
 
-def _aligned(rows: Sequence[Sequence[str]], *, left: Sequence[int]) -> str:
+def aligned(rows: Sequence[Sequence[str]], *, left: Sequence[int]) -> str:
     """Lines of cells; the columns in `left` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (

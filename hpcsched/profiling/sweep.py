@@ -94,7 +94,7 @@ def sweep(
     results: list[Result] = []
     samples: list[Sample] = []
     try:
-        with _signals():
+        with ending_signals():
             for count in counts:
                 trial = Trial(
                     spec=spec,
@@ -160,7 +160,7 @@ def _now() -> str:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
+def ending_signals() -> Iterator[None]:
     """Signals that end this process raise SystemExit meanwhile, so that the workers are ended first."""
 
     def leave(signum: int, frame: FrameType | None) -> NoReturn:

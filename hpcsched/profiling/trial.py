@@ -122,7 +122,7 @@ class Trial:
             yield workers
         finally:
             try:
-                _stop(workers)
+                stop(workers)
             finally:
                 workers.close()
 
@@ -282,7 +282,7 @@ def output_of(folder: Path) -> Path:
     return folder.with_suffix(".out")
 
 
-def _stop(workers: Workers) -> None:
+def stop(workers: Workers) -> None:
     """End all ranks and what they started: SIGTERM, and SIGKILL to those that stay."""
     try:
         if workers.reap() is None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcsched.core.model import Ended, Role
-from hpcsched.errors import HpcschedError
+from hpcsched.report.drawing import INK, PALETTE, save_svg
 from hpcsched.report.result import AttemptResult, JobResult, Result
 from hpcsched.report.tables import headline
 
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
-"""Okabe and Ito's colours, which colour-blind readers can tell apart; grey in place of black."""
-
-_INK = "#222222"
 _FRAME = "#aaaaaa"
 _MOST_IN_LEGEND = 12
 """Jobs; with more of them the labels in the bars have to do."""
@@ -33,57 +28,28 @@ _ROW, _PANEL_LEAST, _PANEL_MOST = 0.34, 0.5, 5.0
 _TITLE, _AXIS, _LEGEND_LINE = 0.5, 0.55, 0.2
 _CHARACTER, _READABLE = 0.075, 0.15  # how wide one is, how high a row must be for text
 
-_STYLE: Any = {
-    "svg.hashsalt": "hpcsched",
-    "svg.fonttype": "none",  # text stays text: smaller, searchable
-    "text.parse_math": False,
-    "font.size": 9.0,
-    "hatch.linewidth": 0.8,
-}
 _HATCH = "////"
-_BOUND: dict[str, Any] = {"color": _INK, "linewidth": 1.0, "linestyle": (0, (4, 3))}
+_GUEST = 0.25
+"""The height of a bar in the background, in rows."""
+_BOUND: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, (4, 3))}
 _ENDS: dict[Ended | None, dict[str, Any]] = {
-    Ended.SUSPENDED: {"color": _INK, "linewidth": 2.0},
-    Ended.RESIZED: {"color": _INK, "linewidth": 1.2, "linestyle": ":"},
+    Ended.SUSPENDED: {"color": INK, "linewidth": 2.0},
+    Ended.RESIZED: {"color": INK, "linewidth": 1.2, "linestyle": ":"},
     Ended.FAILED: {"color": "#C00000", "linewidth": 2.5},
     Ended.LOST: {"color": "#C00000", "linewidth": 2.5, "linestyle": ":"},
 }
-
-
-class MissingExtra(HpcschedError):
-    """Something was asked for that needs an extra which is not installed."""
-
-    exit_code = 2
 
 
 def gantt_svg(results: Sequence[Result], path: Path) -> None:
     """Draw `results` into the SVG file `path`, which appears whole or not at all.
 
     The same results give the same bytes. Bars are attempts, coloured by job: solid as primary, light
-    and hatched as secondary; their dark parts are starts, resumes and suspends, where known.
+    and hatched as secondary, low in the background; their dark parts are starts, resumes and suspends,
+    where known.
 
     Raises MissingExtra without matplotlib, OSError if the file cannot be written.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as scratch:
-        whole = Path(scratch) / path.name
-        render(results, whole, format="svg", metadata={"Date": None, "Creator": "hpcsched"})
-        whole.replace(path)
-
-
-def render(results: Sequence[Result], path: Path, **options: Any) -> None:
-    """Draw `results` into `path` in any format matplotlib can write; `options` are its savefig's."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("Gantt charts need matplotlib: install hpcsched[report]") from error
-    # The style is matplotlib's global state and counts when text is made and when it is written. It
-    # begins with the defaults, not with the user's matplotlibrc; setting "backend" would load pyplot.
-    style: Any = {key: value for key, value in mpl.rcParamsDefault.items() if key != "backend"}
-    with mpl.rc_context(style | _STYLE):
-        figure = Figure()
-        _draw(figure, results)
-        figure.savefig(path, **options)
+    save_svg(lambda figure: _draw(figure, results), path)
 
 
 def _draw(figure: Figure, results: Sequence[Result]) -> None:
@@ -99,7 +65,7 @@ def _draw(figure: Figure, results: Sequence[Result]) -> None:
     width = _WIDTH - _LEFT - _RIGHT
     figure.set_size_inches(_WIDTH, height)
 
-    span_s = 1.01 * max([r.makespan_s for r in results] + [r.lower_bound_s or 0.0 for r in results] + [0.0])
+    span_s = 1.01 * max([_end_s(r) for r in results] + [r.lower_bound_s or 0.0 for r in results] + [0.0])
     span_s = span_s or 1.0
     unit, unit_s = _unit(span_s)
     bottom = height
@@ -110,7 +76,7 @@ def _draw(figure: Figure, results: Sequence[Result]) -> None:
         axes.set_xlim(0, span_s / unit_s)
         axes.tick_params(labelbottom=result is results[-1])
     if results:
-        axes.set_xlabel(f"time ({unit})", color=_INK)
+        axes.set_xlabel(f"time ({unit})", color=INK)
     figure.legend(
         handles=handles,
         loc="lower center",
@@ -133,22 +99,24 @@ class _Panel:
 
     def draw(self, result: Result, colours: Mapping[int, str]) -> None:
         axes = self.axes
-        axes.set_title(headline(result), loc="left", fontsize=9.5, fontweight="bold", color=_INK)
+        axes.set_title(headline(result), loc="left", fontsize=9.5, fontweight="bold", color=INK)
         axes.set_ylim(result.gpus - 0.5, -0.5)
         axes.set_yticks(range(0, result.gpus, 1 if self.row >= _READABLE else max(2, result.gpus // 8)))
-        axes.set_ylabel("GPU", color=_INK)
-        axes.tick_params(labelcolor=_INK, color=_FRAME)
+        axes.set_ylabel("GPU", color=INK)
+        axes.tick_params(labelcolor=INK, color=_FRAME)
         axes.grid(axis="x", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         for side, spine in axes.spines.items():
             spine.set_visible(side in ("left", "bottom"))
             spine.set_color(_FRAME)
 
-        for job in result.jobs:
-            for attempt in job.attempts:
-                end_s = result.makespan_s if attempt.end_s is None else attempt.end_s
-                for first, count in _runs(attempt.gpus):
-                    self._bar(attempt, end_s, first, count, colours[job.id])
+        bars = [(job, attempt) for job in result.jobs for attempt in job.attempts]
+        bars.sort(key=lambda bar: bar[1].role is Role.BACKGROUND)  # before the others, where they share a GPU
+        for job, attempt in bars:
+            end_s = _end_s(result) if attempt.end_s is None else attempt.end_s
+            for first, count in _runs(attempt.gpus):
+                self._bar(attempt, end_s, first, count, colours[job.id])
+                if attempt.role is not Role.BACKGROUND:
                     self._label(job, attempt, end_s, first, count)
         if result.lower_bound_s:
             axes.axvline(result.lower_bound_s / self.unit_s, **_BOUND)
@@ -158,7 +126,9 @@ class _Panel:
         margin = 0.07 if self.row > 0.1 else 0.0
         low, high = first - 0.5 + margin, first + count - 0.5 - margin
         start_s = attempt.start_s
-        if attempt.role is Role.PRIMARY:
+        if attempt.role is Role.BACKGROUND:
+            low = high - _GUEST
+        if attempt.role in (Role.PRIMARY, Role.BACKGROUND):
             self._box(start_s, end_s, low, high, facecolor=colour, linewidth=0)
         else:
             light = _lighter(colour)
@@ -166,7 +136,7 @@ class _Panel:
         if self.row >= _READABLE:
             for gpu in range(first, first + count - 1):
                 self._line(start_s, end_s, gpu + 0.5, gpu + 0.5, color="white", linewidth=0.6, alpha=0.6)
-        shade: dict[str, Any] = {"facecolor": _INK, "alpha": 0.4, "linewidth": 0}
+        shade: dict[str, Any] = {"facecolor": INK, "alpha": 0.4, "linewidth": 0}
         self._box(start_s, min(start_s + attempt.launch_s, end_s), low, high, **shade)
         self._box(max(end_s - attempt.suspend_s, start_s), end_s, low, high, **shade)
         self._box(start_s, end_s, low, high, facecolor="none", edgecolor="white", linewidth=0.6)
@@ -180,7 +150,7 @@ class _Panel:
             if self.row * count >= _READABLE and (len(text) + 1) * self.character_s <= stop_s - start_s:
                 plate = {"boxstyle": "round,pad=0.2", "facecolor": "white", "alpha": 0.75, "linewidth": 0}
                 x, y = (start_s + stop_s) / 2 / self.unit_s, first + (count - 1) / 2
-                self.axes.text(x, y, text, ha="center", va="center", fontsize=8, color=_INK, bbox=plate)
+                self.axes.text(x, y, text, ha="center", va="center", fontsize=8, color=INK, bbox=plate)
                 return
 
     def _box(self, start_s: float, end_s: float, low: float, high: float, **style: Any) -> None:
@@ -207,14 +177,21 @@ def _handles(results: Sequence[Result], names: Mapping[int, str], colours: Mappi
         handles.append(
             Patch(facecolor=_lighter(grey), edgecolor=grey, hatch=_HATCH, linewidth=0, label="secondary")
         )
+    if any(a.role is Role.BACKGROUND for a in attempts):
+        handles.append(Line2D([], [], color="#999999", linewidth=3.0, label="in the background"))
     if any(a.overhead_s for a in attempts):
-        handles.append(Patch(facecolor=_INK, alpha=0.6, linewidth=0, label="start, resume, suspend"))
+        handles.append(Patch(facecolor=INK, alpha=0.6, linewidth=0, label="start, resume, suspend"))
     for ended, style in _ENDS.items():
         if any(a.ended is ended for a in attempts):
             handles.append(Line2D([], [], label=str(ended), **style))
     if any(result.lower_bound_s for result in results):
         handles.append(Line2D([], [], label="lower bound", **_BOUND))
     return handles
+
+
+def _end_s(result: Result) -> float:
+    """When all was over, also in the background."""
+    return max(result.makespan_s, result.background_end_s or 0.0)
 
 
 def _unit(span_s: float) -> tuple[str, float]:

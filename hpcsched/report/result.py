@@ -99,6 +99,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     jobs_total: int = 0
     jobs_completed: int = 0
     downtime_s: float = 0.0
+    background_total: int = 0
+    background_completed: int = 0
+    background_mean_jct_s: float | None = None
+    background_end_s: float | None = None
+    background_gpu_hours: float = 0.0
     jobs: tuple[JobResult, ...]
 
     @property
@@ -150,6 +155,11 @@ def summarise(
 ) -> Result:
     """The measures of a set of jobs; times are seconds of the run's clock, which begins at 0.
 
+    Those of jobs for background lanes have names of their own and count nowhere else, unless there are no
+    others: `background_total` jobs, of which `background_completed` are COMPLETED, in a mean of
+    `background_mean_jct_s` from their submission; the last of them, or of their attempts, ended at
+    `background_end_s`, and they held background lanes for `background_gpu_hours`.
+
     makespan_s: when the last job or attempt ended (`now_s` if one still runs).
     mean_jct_s, p95_jct_s: of end - submit over the COMPLETED jobs; None if there is none. Here and
         below, p95 is the value that 95 % of them do not exceed (nearest rank).
@@ -165,7 +175,7 @@ def summarise(
         VII-D.1, whose "total training time" is the makespan (VII-D.2 puts 5.22 s of monitoring at 1.05 %
         of it, which makes it 497 s). Jobs that run side by side add up, so with many of them the share
         can be above 1.
-    jobs_total, jobs_completed: how many jobs there are, and how many of them COMPLETED.
+    jobs_total, jobs_completed: how many jobs there are, and how many of them COMPLETED; all of them.
 
     Args:
         gpus: how many there are.
@@ -178,12 +188,17 @@ def summarise(
         keep_jobs: off leaves the jobs themselves out, which takes less time and memory for many.
     """
     jobs = list(jobs)
-    end_s = _end(jobs, now_s)
-    tally = _Tally()
+    guests = [job for job in jobs if job.spec.background]
+    foreground = [job for job in jobs if not job.spec.background] or jobs
+    end_s, last_s = _end(foreground, now_s), _end(guests, now_s)
+    tally, beside = _Tally(), _Tally()
     kept = []
     for job in jobs:
-        measures = _measure(job, overheads, end_s)
-        tally.add(measures)
+        measures = _measure(job, overheads, max(end_s, last_s))
+        if job.spec.background:
+            beside.add(measures)
+        if not job.spec.background or len(guests) == len(jobs):
+            tally.add(measures)
         if keep_jobs:
             kept.append(_job(job, measures))
     mean_jct_s = _mean(tally.jcts)
@@ -207,8 +222,13 @@ def summarise(
         p95_queued_s=_p95(tally.queued),
         switches=tally.switches,
         jobs_total=len(jobs),
-        jobs_completed=len(tally.jcts),
+        jobs_completed=sum(job.state is JobState.COMPLETED for job in jobs),
         downtime_s=downtime_s,
+        background_total=len(guests),
+        background_completed=len(beside.jcts),
+        background_mean_jct_s=_mean(beside.jcts),
+        background_end_s=last_s if guests else None,
+        background_gpu_hours=beside.gpu_hours,
         jobs=tuple(kept),
     )
 

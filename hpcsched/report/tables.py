@@ -37,7 +37,8 @@ def job_table(result: Result, *, width: int | None = None) -> str:
     """One line per job; columns that matter least are left out to fit into `width` characters.
 
     Ids and names are never cut, so a line can still be wider. GPUS tells the counts a job went
-    through, `p` as primary and `s` as secondary; COST is what its starts, suspends and resumes took.
+    through, `p` as primary, `s` as secondary and `b` in the background; COST is what its starts,
+    suspends and resumes took.
     """
     jobs = result.jobs
     instants = [t for job in jobs for t in (job.submit_s, job.start_s, job.end_s) if t is not None]
@@ -135,8 +136,11 @@ class _Row:
 
 def _measures(results: Sequence[Result]) -> list[_Row]:
     """The measures worth a line: bounds only where there are any."""
-    times = [(r.makespan_s, r.lower_bound_s, r.mean_jct_s, r.mean_jct_bound_s, r.p95_jct_s) for r in results]
-    unit, clock = _time_format(t for row in times for t in row if t is not None)
+    times: list[float | None] = []
+    for r in results:
+        times += [r.makespan_s, r.lower_bound_s, r.mean_jct_s, r.mean_jct_bound_s, r.p95_jct_s]
+        times += [r.background_end_s, r.background_mean_jct_s]
+    unit, clock = _time_format(t for t in times if t is not None)
 
     def seconds(label: str, of: Callable[[Result], float | None]) -> _Row:
         return _Row(f"{label}{unit}", [of(r) for r in results], clock, _change)
@@ -158,10 +162,16 @@ def _measures(results: Sequence[Result]) -> list[_Row]:
         seconds("p95 JCT", lambda r: r.p95_jct_s),
         seconds("mean wait", lambda r: r.mean_wait_s),
         share("utilisation", lambda r: r.utilisation),
-        _Row("GPU-hours", [r.gpu_hours for r in results], lambda v: _number(v, ".2f"), _change),
+        _Row("GPU-hours", [r.gpu_hours for r in results], _hours, _change),
         share("overhead", lambda r: r.overhead_share),
         _Row("switches", [r.switches for r in results], lambda v: _number(v, ".0f"), _more),
     ]
+    if any(r.background_total for r in results):
+        rows += [
+            seconds("background: last end", lambda r: r.background_end_s),
+            seconds("background: mean JCT", lambda r: r.background_mean_jct_s),
+            _Row("background: GPU-hours", [r.background_gpu_hours for r in results], _hours, _change),
+        ]
     if len({(r.jobs_completed, r.jobs_total) for r in results}) > 1:
         done = [f"{r.jobs_completed}/{r.jobs_total}" for r in results]
         rows.append(_Row("jobs completed", range(len(done)), lambda i: done[int(i or 0)], _nothing))
@@ -211,6 +221,10 @@ def _clock(seconds: float) -> str:
 
 def _number(value: float | None, spec: str) -> str:
     return "-" if value is None else format(value, spec)
+
+
+def _hours(value: float | None) -> str:
+    return _number(value, ".2f")
 
 
 def _change(value: float | None, base: float | None) -> str:

@@ -18,16 +18,16 @@ from hpcsched.core.actions import Action, Kill, Launch, MakePlan, Resize, SetTim
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import SAVED_AND_LEFT, Machine
 from hpcsched.core.model import Device, JobSpec, JobState, Kind, Progress
-from hpcsched.core.moves import LOOK
+from hpcsched.core.moves import LANES, LOOK
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.planning.costs import course_of, require_profiles
-from hpcsched.planning.standin import Course
+from hpcsched.planning.standin import STILL, Course
 from hpcsched.policy import make_policy
+from hpcsched.sim.interference import Interference
 
 SIM_HOST = "node"
 LOOK_PERIOD_S = 10.0
 """How often the progress of all jobs is looked at where that can teach something, as the agent does."""
-
 TERMINATED = 128 + 15
 _ARRIVAL = attrgetter("submit_at")
 
@@ -37,7 +37,8 @@ class _Run:
     """One attempt under way: its course, when it began, and which scheduled event of its end still counts.
 
     While it is being resized in place, `course` ends where it stands still for that, and `whole` is as it
-    would be without.
+    would be without. `factor` is the share of its own speed that it has, as others share its GPUs; the course
+    is as if it had always had that. `leaves`: it has been asked to, or told to end.
     """
 
     attempt: int
@@ -45,6 +46,8 @@ class _Run:
     course: Course
     ticket: int
     whole: Course | None = None
+    factor: float = 1.0
+    leaves: bool = False
 
 
 class Simulation:
@@ -58,6 +61,7 @@ class Simulation:
         stories: off leaves out what only people look at; large simulations take less time and memory then.
             Unless something speaks of them earlier, jobs are then submitted, and numbered, as they come.
         truth: how fast jobs really run, where that differs from the profiles the run goes by: it learns.
+        interference: what jobs that share a GPU cost each other.
         happenings: events from outside, such as commands and lost devices, each at its time.
         watch: called with each event and the actions it led to (tests compare them with a live run).
     Raises ConfigError for a job that has no profile or no step count.
@@ -76,6 +80,7 @@ class Simulation:
         watch: Callable[[ev.Event, list[Action], Machine], None] | None = None,
         machine: Machine | None = None,
         truth: Iterable[Profile] | None = None,
+        interference: Interference | None = None,
         happenings: Iterable[ev.Event] = (),
     ) -> None:
         self.machine = machine or Machine(make_policy, stories=stories)
@@ -89,12 +94,15 @@ class Simulation:
         )
         self._policy, self._options = policy, dict(options or {})
         self._watch = watch
+        self._interference = interference or Interference()
         self._agenda: list[tuple[float, int, ev.Event | None]] = []
         """What is to come; None is a look at how far the jobs are."""
         self._sequence = 0
         self._observed_at = -1.0
-        self._look_due = -1.0
+        self._dues = {LOOK: -1.0, LANES: -1.0}
         self._looks = False
+        self._slowed = False
+        """Whether some job does not have all of its own speed."""
         self._runs: dict[int, _Run] = {}
         self._watched: dict[int, _Run] = {}
         """Those of the runs whose progress can change a decision; with stories, all."""
@@ -181,18 +189,19 @@ class Simulation:
                     about: Any = {"job_id": job.id, "attempt": job.attempt}
                     again = Resize(at=now, cause="", gpus=job.becoming.gpus, role=job.becoming.role, **about)
                     self._resize(again, run)
+        self._interfere()
 
     def _look_later(self) -> None:
         self._sequence += 1
-        self._looks = bool(self._runs)
+        self._looks = bool(self._runs) and (self._truth is not None or self.machine.lanes.busy)
         if self._looks:
             heappush(self._agenda, (self.machine.now + LOOK_PERIOD_S, self._sequence, None))
 
     def _still_wanted(self, event: ev.TimerFired) -> bool:
         """A grace timer of an attempt that is over need not be looked at."""
         kind, job_id, attempt = event.key
-        if kind == "look":
-            return event.at == self._look_due
+        if event.key in self._dues:
+            return event.at == self._dues[event.key]
         run = self._runs.get(job_id)
         return kind in ("arrival", "drain", "hurry") or (run is not None and run.attempt == attempt)
 
@@ -200,14 +209,16 @@ class Simulation:
         if at == self._observed_at:
             return
         self._observed_at = at
-        progress = tuple(self._progress(i, run, at) for i, run in self._watched.items() if i != without)
+        runs = self._runs if self.machine.lanes.busy else self._watched
+        progress = tuple(self._progress(i, run, at) for i, run in runs.items() if i != without)
         if progress:
             self._feed(ev.ProgressObserved(at=at, progress=progress))
 
     def _progress(self, job_id: int, run: _Run, at: float) -> Progress:
         course = run.course
         step = course.step_at(at - run.launched)
-        if self._truth is None or step == course.from_step:
+        teaches = self._truth is not None or self.machine.lanes.busy
+        if not teaches or step == course.from_step:
             return Progress(job_id=job_id, attempt=run.attempt, step=step)
         done_s = run.launched + course.start_s + (step - course.from_step) / course.rate
         return Progress(job_id=job_id, attempt=run.attempt, step=step, done_s=done_s)
@@ -222,12 +233,33 @@ class Simulation:
             self._watch(event, actions, self.machine)
         for action in actions:
             self._perform(action)
+        if self.machine.lanes.busy or self._slowed:
+            self._interfere()
+            if not self._looks:
+                self._look_later()
+
+    def _interfere(self) -> None:
+        """Let jobs go at the speed that those they share GPUs with leave them."""
+        for job_id, run in self._runs.items():
+            job = self.machine.jobs[job_id]
+            if not (run.leaves or run.whole) and run.attempt == job.attempt and job.state.active:
+                factor = self._interference.factor(self.machine, job) or STILL
+                if factor != run.factor:
+                    self._change_speed(job_id, run, factor)
+        self._slowed = any(run.factor != 1 for run in self._runs.values())
+
+    def _change_speed(self, job_id: int, run: _Run, factor: float) -> None:
+        rate = run.course.rate / run.factor * factor
+        run.course, after_s = run.course.at_rate(self.machine.now - run.launched, rate)
+        run.launched += after_s
+        run.factor = factor
+        self._will_exit(job_id, run, run.launched + run.course.end_s, 0, run.course.steps)
 
     def _perform(self, action: Action) -> None:
         match action:
             case SetTimer(key=key, due=due):
-                if key == LOOK:
-                    self._look_due = due
+                if key in self._dues:
+                    self._dues[key] = due
                 self._schedule(ev.TimerFired(at=due, key=key))
             case Launch():
                 self._launch(action)
@@ -316,6 +348,9 @@ class Simulation:
     def _suspend(self, job_id: int, run: _Run) -> None:
         whole, since_s = run.whole or run.course, self.machine.now - run.launched
         step, free_s = whole.suspend_at(since_s)
+        if run.factor == STILL:
+            step, free_s = whole.step_at(since_s), since_s + whole.suspend_s
+        run.leaves = True
         if run.whole and step > run.course.steps:  # it stands still
             step, free_s = run.course.steps, since_s + whole.suspend_s
         code = 0 if step >= whole.steps else SAVED_AND_LEFT
@@ -324,7 +359,7 @@ class Simulation:
 
     def _end_now(self, job_id: int, run: _Run) -> None:
         """What was not saved is lost."""
-        now = self.machine.now
+        now, run.leaves = self.machine.now, True
         self._will_exit(job_id, run, now, TERMINATED, run.course.step_at(now - run.launched), saved=False)
 
     def _will_exit(

@@ -22,10 +22,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
-from hpcsched.store.models import HistoryRow, ProfileRow, RunRow, SampleRow
+from hpcsched.store.models import HistoryRow, LayerProfileRow, ProfileRow, RunRow, SampleRow
 from hpcsched.store.profiles import Sample, parse_profiles, to_json
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """The schema revisions this version knows, oldest first; the last is the one it works with."""
 HEAD = REVISIONS[-1]
 
@@ -147,6 +147,26 @@ class Database:
         )
         with self._transaction() as connection:
             return tuple(Sample(**row) for row in connection.execute(query).mappings())
+
+    def record_layers(self, profile: Mapping[str, Any], *, at: datetime | None = None) -> None:
+        """Keep a layer profile (its JSON form) in place of an earlier one of its model and device.
+
+        `at` is when it was made (now).
+        """
+        key = {"model": profile["model"], "device": profile["device"]}
+        rest = {"document": dict(profile), "created_at": iso(at or datetime.now(UTC))}
+        statement = insert(LayerProfileRow).values(**key, **rest)
+        with self._transaction(write=True) as connection:
+            connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=rest))
+
+    def layers(self, model: str | None = None, device: str | None = None) -> tuple[dict[str, Any], ...]:
+        """The layer profiles (of one model, on one type of device) in their JSON form, the newest first."""
+        newest_first = LayerProfileRow.created_at.desc(), LayerProfileRow.id.desc()
+        query = sa.select(LayerProfileRow.document).order_by(*newest_first)
+        for column, wanted in ((LayerProfileRow.model, model), (LayerProfileRow.device, device)):
+            query = query if wanted is None else query.where(column == wanted)
+        with self._transaction() as connection:
+            return tuple(connection.execute(query).scalars())
 
     # History
 

@@ -1,4 +1,4 @@
-"""The tables of the database: profiles with the samples behind them, runs, and their finished jobs.
+"""The tables of the database: profiles with the samples behind them, layer profiles, runs, finished jobs.
 
 Changing a table here needs a revision in `migrations/versions`; a test compares the two.
 """
@@ -61,6 +61,19 @@ class SampleRow(Base):
     rate: Mapped[float]
     seconds: Mapped[float]
     at: Mapped[str]
+
+
+class LayerProfileRow(Base):
+    """The layer profile of a model on a type of device; `document` is it, as the JSON files have it."""
+
+    __tablename__ = "layer_profile"
+    __table_args__ = (UniqueConstraint("model", "device"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    model: Mapped[str]
+    device: Mapped[str]
+    document: Mapped[dict[str, Any]]
+    created_at: Mapped[str]
 
 
 class RunRow(Base):

@@ -57,15 +57,18 @@ def load_profiles(path_or_name: str | Path) -> tuple[Profile, ...]:
     return parse_profiles(text, where=str(path))
 
 
-def shipped() -> dict[str, Path]:
-    """The profile files that came with hpcsched, by bare name, in alphabetical order."""
+def shipped(kind: str = "") -> dict[str, Path]:
+    """The profile files that came with hpcsched, by bare name, in alphabetical order.
+
+    `kind` "layers": those of models' layers.
+    """
     beside = Path(__file__).resolve().parents[2]
     share = Path("share", "hpcsched", "profiles")
     # An editable install reads the repository; else the data files are under the prefix of the install.
     roots = [Path(sys.prefix), beside, Path(site.getuserbase())]
     found: dict[str, Path] = {}
     for folder in [beside / "profiles", *(root / share for root in roots)]:
-        for path in folder.glob("*.json"):
+        for path in (folder / kind).glob("*.json"):
             found.setdefault(path.stem, path)
     return dict(sorted(found.items()))
 

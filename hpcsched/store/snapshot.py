@@ -93,17 +93,22 @@ class SnapshotWriter:
             self._encoded[job_id] = msgspec.Raw(self._encoder.encode(status))
 
     def _gpus(self) -> Iterable[GpuStatus]:
-        holder = self._machine.holder
+        """The foreground of each GPU, and its background lane where that is taken."""
+        foreground, background = self._machine.holder, self._machine.lanes.holder
         for index, device in sorted(self._machine.devices.items()):
             utilisation, memory = self.samples.get(index, (None, None))
-            yield GpuStatus(
-                index=index,
-                host=device.host,
-                job=holder.get(index),
-                lane="foreground",
-                utilisation=utilisation,
-                memory_mib=memory,
-            )
+            lanes = [("foreground", foreground.get(index))]
+            if index in background:
+                lanes.append(("background", background[index]))
+            for lane, job in lanes:
+                yield GpuStatus(
+                    index=index,
+                    host=device.host,
+                    job=job,
+                    lane=lane,
+                    utilisation=utilisation,
+                    memory_mib=memory,
+                )
 
     def _job(self, job: Job, now: float) -> JobStatus:
         machine = self._machine

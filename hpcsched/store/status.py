@@ -45,6 +45,8 @@ class RunStatus(msgspec.Struct, kw_only=True):
 
 
 class GpuStatus(msgspec.Struct, kw_only=True):
+    """A lane of a GPU, `foreground` or `background`: a GPU whose background lane is taken is there twice."""
+
     index: int
     host: str
     job: int | None

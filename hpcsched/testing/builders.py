@@ -317,9 +317,17 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "plan": machine.plan,
         "news": machine.news,
         "costs": machine.costs,
+        "lanes": _lanes(machine),
         "draining": machine.draining,
         "deadline": machine.deadline,
         "late": machine.late,
         "unfinished": machine.unfinished,
         "stale": machine.stale,
     }
+
+
+def _lanes(machine: Machine) -> dict[str, Any]:
+    """The background lanes, comparable with ==."""
+    lanes = machine.lanes
+    kept = {field.name: getattr(lanes, field.name) for field in fields(lanes) if field.name != "queue"}
+    return {**kept, "waiting": list(lanes.queue.walk(lambda need, nodes: True))}

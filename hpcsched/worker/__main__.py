@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.worker.contract import JobEnv, say
+from hpcsched.worker.lanes.entry import before_torch, hosting
 from hpcsched.worker.startup import fewer_collections, leave_torch_as_it_is, run_to_the_end
 
 
@@ -26,11 +27,16 @@ def main() -> int:
                 got="not set",
                 accepted="a start by `hpcsched run`, which sets it",
             )
-        with fewer_collections():
-            strategy = _strategy(dict(env.strategy))
-            leave_torch_as_it_is()
-            trainer = _trainer(env.trainer)
-        strategy.run(trainer, env)
+        code = before_torch()
+        if code is not None:
+            return code
+        env = JobEnv.from_environ() or env  # a guest may have come back, to go on from where it was
+        with hosting(_trainer, _strategy) as watched:
+            with fewer_collections():
+                strategy = _strategy(dict(env.strategy))
+                leave_torch_as_it_is()
+                trainer = watched(_trainer(env.trainer))
+            strategy.run(trainer, env)
     except HpcschedError as error:
         say(str(error))
         return error.exit_code

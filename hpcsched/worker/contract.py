@@ -17,19 +17,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from hpcsched.errors import ConfigError
+from hpcsched.planning.lanes.pacing import share_of
+from hpcsched.worker.hosted import Gone, Hosted, hosted, surroundings
+from hpcsched.worker.variables import Variables
 
 EXIT_SUSPENDED = 75
 """Saved and left (EX_TEMPFAIL)."""
 EXIT_CANNOT_SAVE = 74
 """Asked to save, and could not (EX_IOERR)."""
 
+PACE = "HPCSCHED_PACE"
+"""The variable with the pace of a job that the agent has told to another process of the same attempt."""
+
 _PARENT_CHECK_S = 2.0
 _PROGRESS_INTERVAL_S = 0.05
-
-_Number = TypeVar("_Number", int, float)
 
 
 def say(message: str) -> None:
@@ -110,7 +114,7 @@ class JobEnv:
 
         Raises ConfigError naming the variable that is missing or makes no sense.
         """
-        read = _Variables(os.environ if environ is None else environ)
+        read = Variables(surroundings() if environ is None else environ)
         if read.text("HPCSCHED_JOB_ID") is None:
             return None
         job_id = read.number("HPCSCHED_JOB_ID", int)
@@ -219,7 +223,8 @@ class Orders:
     """What the agent asks of rank 0 beyond signals: JSON objects, one a line. Reading never blocks.
 
     `quick`: the devices are wanted at once, so the state may be left in shared memory when suspended.
-    `resize`: the newest resize that was asked for and not forgotten. What makes no sense is passed over.
+    `resize`: the newest resize that was asked for and not forgotten. `pace`: for which share of the time to
+    work; at first what HPCSCHED_PACE says. What makes no sense is passed over.
     """
 
     def __init__(self, descriptor: int | None) -> None:
@@ -227,12 +232,23 @@ class Orders:
         self._rest = b""
         self.quick = False
         self.resize: ResizeOrder | None = None
+        self.pace = 1.0
+        if told := surroundings().get(PACE):
+            try:
+                self.pace = share_of(json.loads(told), PACE)
+            except (ValueError, ConfigError):
+                say(f"{PACE}: {told[:200]!r} makes no sense")
         if descriptor is not None:
             try:
                 os.set_blocking(descriptor, False)
                 os.set_inheritable(descriptor, False)
             except OSError:
                 self._descriptor = None
+
+    @property
+    def descriptor(self) -> int | None:
+        """What is readable when there is something to look at; None once the agent has gone."""
+        return self._descriptor
 
     def look(self) -> None:
         """Take in what has come."""
@@ -250,10 +266,10 @@ class Orders:
         for line in lines:
             try:
                 self._take(json.loads(line))
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, ConfigError):
                 say(f"an order of the agent's makes no sense: {line[:200]!r}")
 
-    def _take(self, order: dict[str, dict[str, Any]]) -> None:
+    def _take(self, order: dict[str, Any]) -> None:
         for name, facts in order.items():
             if name == "suspend":
                 self.quick = bool(facts.get("quick"))
@@ -268,48 +284,10 @@ class Orders:
                 if keep[:1] != (0,) or len(set(keep)) != len(keep) or asked.joining < 0:
                     raise ValueError("rank 0 has to stay")
                 self.resize = asked
+            elif name == "pace":
+                self.pace = share_of(facts, "order")
             elif name == "forget" and self.resize and self.resize.attempt == facts["attempt"]:
                 self.resize = None
-
-
-class _Variables:
-    """Environment variables with types; the empty string counts as absent."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-
-    def text(self, name: str) -> str | None:
-        return self._environ.get(name) or None
-
-    def needed(self, name: str) -> str:
-        value = self.text(name)
-        if value is None:
-            raise ConfigError(where="environment", key=name, got="not set", accepted="a value")
-        return value
-
-    def number(self, name: str, kind: Callable[[str], _Number], default: _Number | None = None) -> _Number:
-        value = self.text(name)
-        if value is None and default is not None:
-            return default
-        try:
-            return kind(self.needed(name))
-        except ValueError:
-            raise ConfigError(where="environment", key=name, got=repr(value), accepted="a number") from None
-
-    def maybe(self, name: str) -> int | None:
-        return None if self.text(name) is None else self.number(name, int)
-
-    def table(self, name: str, default: dict[str, Any]) -> dict[str, Any]:
-        value = self.text(name)
-        if value is None:
-            return default
-        try:
-            table = json.loads(value)
-        except ValueError:
-            table = None
-        if not isinstance(table, dict):
-            raise ConfigError(where="environment", key=name, got=repr(value), accepted="a JSON object")
-        return table
 
 
 class Progress:
@@ -357,9 +335,16 @@ class StopFlag:
         self._next_check = 0.0
         self._child = os.getppid() == notify_pid
         self._former: dict[int, Any] = {}
+        self._hosted: Hosted | None = None
 
     def install(self) -> bool:
-        """Take SIGTSTP and SIGTERM over; False, with a warning, where Python does not allow it."""
+        """Take SIGTSTP and SIGTERM over; False, with a warning, where Python does not allow it.
+
+        A guest in another job's process is told by its host instead.
+        """
+        self._hosted = hosted()
+        if self._hosted is not None:
+            return True
         if threading.current_thread() is not threading.main_thread():
             say("not in the main thread, so no signal can be handled: this job cannot be suspended")
             return False
@@ -375,8 +360,15 @@ class StopFlag:
 
     @property
     def wanted(self) -> str | None:
-        """Why to stop, or None. Looks for the agent at most every 2 s."""
+        """Why to stop, or None. Looks for the agent at most every 2 s.
+
+        Raises Gone for a guest that must not save any more.
+        """
         now = time.monotonic()
+        if self._hosted is not None and self._hosted.gone:
+            raise Gone
+        if self._reason is None and self._hosted is not None:
+            self._reason = self._hosted.stop
         if self._reason is None and self._notify_pid is not None and now >= self._next_check:
             self._next_check = now + _PARENT_CHECK_S
             if self._agent_gone(self._notify_pid):

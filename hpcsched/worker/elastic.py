@@ -27,6 +27,7 @@ from hpcsched.worker.contract import (
     say,
 )
 from hpcsched.worker.gradients import GradientSum
+from hpcsched.worker.lanes.rest import Rest
 from hpcsched.worker.rendezvous import Peers, own_device
 from hpcsched.worker.sampler import Sampler
 from hpcsched.worker.saving import Saves, ShardedSaves
@@ -88,6 +89,7 @@ class Elastic(Training):
         self._flag = StopFlag(env.notify_pid if env else None)
         elastic = env is None or self._flag.install()
         self._orders = Orders(env.control_fd if env else None)
+        self._rest = Rest()
         self.device = own_device(env)
         if reproducible:
             deterministic(self.device)
@@ -139,6 +141,8 @@ class Elastic(Training):
 
     def _boundary(self) -> None:
         """Between two steps: all ranks agree whether to leave, to change their number, and to save."""
+        if self.rank == 0:
+            self._rest.take(self._pace, lambda: self._flag.wanted, self._settle)
         answer, self._answer = self._answer, None
         stop, save, resize = answer() if answer else self._peers.agree(*self._wishes())
         del answer  # holds on to the process group, which must be let go before it is left
@@ -151,6 +155,19 @@ class Elastic(Training):
             if error and self.rank == 0:
                 say(f"step {self.step}: periodic checkpoint failed, training goes on: {error}")
             self._next_save = time.monotonic() + self._every_s
+            self._look_back()
+
+    def _look_back(self) -> None:
+        """After a periodic checkpoint, on all ranks: time to do better from here on."""
+
+    def _pace(self) -> float:
+        """The share of the time that the agent leaves to this training."""
+        self._orders.look()
+        return self._orders.pace
+
+    def _settle(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _wishes(self) -> tuple[bool, bool, bool]:
         """Whether this rank should leave, a periodic checkpoint is due, and a resize can be done now."""

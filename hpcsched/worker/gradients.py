@@ -8,7 +8,7 @@ also stays what the user built: nothing to unwrap for saving, evaluating or anot
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,23 @@ _FIRST_BUCKET_BYTES = 1 << 20
 _BUCKET_BYTES = 25 << 20
 
 
-class _Bucket:
+def in_buckets(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+    """Parameters in the order in which their gradients come, cut into what travels together."""
+    groups: list[list[torch.nn.Parameter]] = []
+    room = 0
+    for parameter in parameters:
+        size = parameter.numel() * parameter.element_size()
+        alike = groups and (groups[-1][0].dtype, groups[-1][0].device) == (parameter.dtype, parameter.device)
+        if not alike or size > room:
+            # A small first one, so that the network gets work early.
+            room = _BUCKET_BYTES if groups else _FIRST_BUCKET_BYTES
+            groups.append([])
+        groups[-1].append(parameter)
+        room -= size
+    return groups
+
+
+class Bucket:
     """Parameters whose gradients travel together, in one flat buffer.
 
     Behind the gradients the buffer has one number a parameter: how many ranks used it.
@@ -33,9 +49,23 @@ class _Bucket:
         self.flat.zero_()  # memory that has been touched, unlike that of `zeros`
         *self.parts, self.used = self.flat.split([*self.sizes, len(parameters)])
         self.missing = 0
-        self.work: dist.Work | None = None
+        self._work: dist.Work | None = None
 
-    def fill(self) -> None:
+    @torch.no_grad()
+    def launch(self, start_sum: Callable[[torch.Tensor], dist.Work | None]) -> None:
+        """Fill the buffer and start to add it up."""
+        self._fill()
+        self._work = start_sum(self.flat)
+
+    @torch.no_grad()
+    def complete(self) -> None:
+        """Wait for the sums, and make them the parameters' gradients."""
+        if self._work is not None:
+            self._work.wait()
+        self._work = None
+        self._empty()
+
+    def _fill(self) -> None:
         self.used.fill_(1)
         for i, (parameter, part) in enumerate(zip(self.parameters, self.parts, strict=True)):
             if parameter.grad is None:
@@ -44,7 +74,7 @@ class _Bucket:
             else:
                 part.view_as(parameter).copy_(parameter.grad)
 
-    def empty(self) -> None:
+    def _empty(self) -> None:
         for i, (parameter, part) in enumerate(zip(self.parameters, self.parts, strict=True)):
             if parameter.grad is not None:
                 parameter.grad.copy_(part.view_as(parameter))
@@ -64,8 +94,8 @@ class GradientSum:
         self._parameters = list(parameters)
         self._peers = peers
         self._trained: tuple[bool, ...] = ()
-        self._buckets: list[_Bucket] = []
-        self._home: dict[torch.nn.Parameter, _Bucket] = {}
+        self._buckets: list[Bucket] = []
+        self._home: dict[torch.nn.Parameter, Bucket] = {}
         self._launched = 0
         self._expecting = False
         self._hooked: set[torch.nn.Parameter] = set()
@@ -94,28 +124,12 @@ class GradientSum:
         self._expecting = False
         self._launch(len(self._buckets))
         for bucket in self._buckets:
-            if bucket.work is not None:
-                bucket.work.wait()
-            bucket.work = None
-            bucket.empty()
+            bucket.complete()
 
     def _arrange(self) -> None:
         """Into buckets, last layer first: about the order in which gradients arrive."""
-        groups: list[list[torch.nn.Parameter]] = []
-        room = 0
-        for parameter in reversed([p for p in self._parameters if p.requires_grad]):
-            size = parameter.numel() * parameter.element_size()
-            alike = groups and (groups[-1][0].dtype, groups[-1][0].device) == (
-                parameter.dtype,
-                parameter.device,
-            )
-            if not alike or size > room:
-                # A small first one, so that the network gets work early.
-                room = _BUCKET_BYTES if groups else _FIRST_BUCKET_BYTES
-                groups.append([])
-            groups[-1].append(parameter)
-            room -= size
-        self._buckets = [_Bucket(group) for group in groups]
+        groups = in_buckets(reversed([p for p in self._parameters if p.requires_grad]))
+        self._buckets = [Bucket(group) for group in groups]
         for parameter in (p for group in groups for p in group if p not in self._hooked):
             parameter.register_post_accumulate_grad_hook(self._arrived)
             self._hooked.add(parameter)
@@ -131,9 +145,7 @@ class GradientSum:
             ready += 1
         self._launch(ready)
 
-    @torch.no_grad()
     def _launch(self, until: int) -> None:
         for bucket in self._buckets[self._launched : until]:
-            bucket.fill()
-            bucket.work = self._peers.sum_async(bucket.flat)
+            bucket.launch(self._peers.sum_async)
         self._launched = max(self._launched, until)

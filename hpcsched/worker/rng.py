@@ -23,6 +23,15 @@ def capture(device: torch.device) -> dict[str, Any]:
     }
 
 
+def moved(state: dict[str, Any], device: torch.device) -> bool:
+    """Whether anything has been drawn since `capture` returned this."""
+    now = capture(device)
+    (_, keys, *rest), (_, others, *left) = now["numpy"], state["numpy"]
+    same = now["python"] == state["python"] and rest == left and torch.equal(keys, others)
+    same = same and torch.equal(now["torch"], state["torch"])
+    return not (same and (now["cuda"] is None or torch.equal(now["cuda"], state["cuda"])))
+
+
 def restore(state: dict[str, Any], device: torch.device) -> None:
     """Put back what `capture` returned: the next random numbers are the same again."""
     random.setstate(state["python"])

@@ -16,6 +16,7 @@ from hpcsched.errors import StoreError
 from hpcsched.worker.arena import Arena, Held
 from hpcsched.worker.checkpoint import CheckpointStore, read_checkpoint
 from hpcsched.worker.contract import JobEnv, say
+from hpcsched.worker.hosted import check_not_gone
 
 KEEPER_WAIT_S = 60.0
 """A `held` file that nobody has touched for so long is waited for no longer: its keeper has gone."""
@@ -59,6 +60,7 @@ class Saves:
         """
         if self.store is None:
             return
+        check_not_gone()
         if self._checkpoint is None or self._step != state["step"]:
             self._checkpoint, self._step = self.store.save(state), state["step"]
         self.record(state["step"], state["samples"], loss=loss)
@@ -70,6 +72,7 @@ class Saves:
         """Leave the state in the arena and say so; whether that could be done."""
         if self.arena is None or self.env is None:
             return False
+        check_not_gone()
         try:
             self.arena.save(state)
             self.env.mark_held(step=state["step"], samples=state["samples"])
@@ -89,6 +92,7 @@ class Saves:
         """Write STATE.json: what the newest checkpoint holds. Raises StoreError."""
         if self.env is None or self._checkpoint is None:
             return
+        check_not_gone()  # again: a checkpoint takes its time
         alone = self.arena.alone_with_state_file() if self.arena else contextlib.nullcontext()
         try:
             with alone:  # a keeper may be about to write of an older state

@@ -68,10 +68,7 @@ class Session(Elastic):
         last = self._last_step(until)
         while self.step < last:
             self._boundary()
-            if self._virtual is not None:
-                self._virtual.begin(self.step)
-            elif not self._spread:
-                self._peers.copy_from_first(self.model.buffers())
+            self._make_alike()
             indices = self._share_at(self.samples)
             self._fed, self._share_size = 0, len(indices)
             self._part_size = self._share_size
@@ -186,6 +183,13 @@ class Session(Elastic):
         if until is None and self.total_steps is None:
             raise ValueError("how many steps? give Session total_steps, or steps() an `until`")
         return min(x for x in (until, self.total_steps) if x is not None)
+
+    def _make_alike(self) -> None:
+        """Before a step: let all ranks begin with what they are to have in common."""
+        if self._virtual is not None:
+            self._virtual.begin(self.step)
+        elif not self._spread:
+            self._peers.copy_from_first(self.model.buffers())
 
     def _share_at(self, samples: int) -> torch.Tensor:
         return torch.from_numpy(self._mine(self._sampler.batch(samples, self.global_batch)).copy())

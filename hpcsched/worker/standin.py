@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from hpcsched.planning.standin import Course
+from hpcsched.planning.standin import STILL, Course
 
 SUSPENDED = 75  # EX_TEMPFAIL: saved and left
 LEAVE = (signal.SIGTSTP, signal.SIGTERM)
@@ -56,16 +56,21 @@ class StandIn:
         self.progress_fd = None if progress_fd is None else int(progress_fd)
         if self.progress_fd is not None:
             os.set_blocking(self.progress_fd, False)  # an agent that does not read must not stop us
+        control_fd = env.get("HPCSCHED_CONTROL_FD") if self.rank == 0 else None
+        self.control_fd = None if control_fd is None else int(control_fd)
+        if self.control_fd is not None:
+            os.set_blocking(self.control_fd, False)
+        self.rate, self.share = self.course.rate, 1.0
+        self._orders = b""
 
     def run(self) -> int:
         """Follow the course to its end, or until asked to leave; returns the exit code."""
         self._say_ready()
-        end = self.course.end_s
         # At a high speed not every one: a save costs real time.
         every = max(self.checkpoint_every_s, TICK_S * self.speed)
         checkpoint = every
         staged = False
-        while (now := self._now()) < end:
+        while (now := self._now()) < (end := self.course.end_s):
             soon = end - STAGE_S * self.speed
             if not staged and now >= soon:
                 self._stage(self.course.steps)
@@ -76,11 +81,45 @@ class StandIn:
             self._report(self.course.step_at(now))
             until = min(end if staged else soon, checkpoint, now + TICK_S * self.speed)
             if self._asked_to_leave(until):
-                return self._leave(*self.course.suspend_at(self._now()))
+                return self._leave(*self._left_at(self._now()))
             if os.getppid() != self.parent:
                 self._save(self.course.step_at(self._now()))
                 return SUSPENDED
+            if not staged:
+                checkpoint -= self._obey()
         return self._complete(staged)
+
+    def _left_at(self, now: float) -> tuple[int, float]:
+        """(step saved, when the devices are free) if it leaves now: in a pause no step is ever finished."""
+        if self.share == 0:
+            return self.course.step_at(now), now + self.course.suspend_s
+        return self.course.suspend_at(now)
+
+    def _obey(self) -> float:
+        """Go at the newest pace that the agent has ordered; by how much its launch is taken to be later."""
+        if self.control_fd is None:
+            return 0.0
+        try:
+            data = os.read(self.control_fd, 65536)
+        except BlockingIOError:
+            return 0.0
+        except OSError:
+            data = b""
+        if not data:
+            self.control_fd = None  # the agent is gone
+        *lines, self._orders = (self._orders + data).split(b"\n")
+        share = self.share
+        for line in lines:
+            try:
+                pace = float(json.loads(line)["pace"])
+            except (ValueError, TypeError, KeyError):
+                continue  # an order for others
+            share = min(max(pace, 0.0), 1.0)
+        if share == self.share:
+            return 0.0
+        self.course, later = self.course.at_rate(self._now(), self.rate * (share or STILL))
+        self.share, self.launched_at = share, self.launched_at + later / self.speed
+        return later
 
     def _say_ready(self) -> None:
         """Rank 0 says so for all, once every other rank has said that it listens."""

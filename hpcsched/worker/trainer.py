@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from hpcsched.errors import ConfigError
+from hpcsched.worker.shards import Seeded
 from hpcsched.worker.startup import fewer_collections
 from hpcsched.worker.training import Stateful
+
+Place = tuple[int, int]
+"""A sample: its place in the stream of all samples, and its index in the dataset."""
 
 
 class Scheduler(Stateful, Protocol):
@@ -106,6 +110,55 @@ def build(trainer: Trainer, args: Mapping[str, Any]) -> Parts:
         if value < 1:
             raise ConfigError(where=where, key=key, got=f"{value} samples", accepted="at least 1")
     return parts
+
+
+def read(
+    parts: Parts,
+    places: Iterator[Sequence[Place]],
+    *,
+    device: torch.device,
+    loaders: int,
+    seeded: bool = False,
+    step: int = 0,
+) -> Iterator[Any]:
+    """The batches of these samples, one after the other, on the device.
+
+    Args:
+        places: the samples of each batch.
+        loaders: processes that read ahead, where that is of use.
+        seeded: what is drawn at random for a sample depends on its place, not on which process draws it.
+        step: at which all this begins.
+    """
+    dataset: Any = parts.dataset
+    collate: Any = parts.collate
+    make: Any = parts.batch
+    pieces: Iterator[Any] = ([index for _, index in piece] for piece in places)
+    if seeded and parts.tensors is None:
+        wrapped = Seeded(parts.dataset, parts.seed, parts.collate)
+        dataset, collate, make, pieces = wrapped, wrapped.collate, wrapped.batch, places
+    if loaders == 0 or parts.tensors is not None:
+        return (to_device(make(piece), device) for piece in pieces)
+    # The loader processes inherit handlers that only take a note, so a signal to the whole process
+    # group does not end them while the last step still needs them.
+    loader = DataLoader(
+        dataset,
+        batch_sampler=pieces,
+        num_workers=loaders,
+        collate_fn=collate,
+        pin_memory=device.type == "cuda",
+        # Its own, so that reading ahead takes nothing out of the generators that are saved.
+        generator=torch.Generator().manual_seed(parts.seed + step),
+    )
+    return (to_device(batch, device) for batch in loader)
+
+
+@torch.no_grad()
+def evaluate(parts: Parts) -> Mapping[str, float]:
+    """What the user wants to know at the end; nothing where there is no `evaluate`."""
+    if parts.evaluate is None:
+        return {}
+    parts.model.eval()
+    return parts.evaluate(parts.model)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

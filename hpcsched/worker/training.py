@@ -97,6 +97,7 @@ class Training:
         `quick`: shared memory is good enough; a keeper makes it durable behind our back. `background`: it
         need not be durable yet when this returns.
         """
+        self._gather_state()
         if self._saves.store is None:
             return None
         generators = self._peers.gather(rng.capture(self.device))
@@ -109,6 +110,9 @@ class Training:
             except StoreError as problem:
                 error = str(problem)
         return str(told) if (told := self._peers.tell(error)) else None
+
+    def _gather_state(self) -> None:
+        """Bring to rank 0 what only others train, all ranks together. As it is, every rank has everything."""
 
     def _hold(self, state: dict[str, Any]) -> bool:
         """Leave the state in memory, if there is an agent to which it belongs from then on."""

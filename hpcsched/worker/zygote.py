@@ -45,6 +45,7 @@ PRELOADED = (
     "torch.utils.data",
     "hpcsched.worker.session",
     "hpcsched.worker.strategies.ddp",
+    "hpcsched.worker.strategies.burst",
 )
 
 ANSWER_WITHIN_S = 0.8

@@ -115,8 +115,10 @@ class AnythingGoes(_Run):
         retries=st.integers(0, 2),
         steps=st.sampled_from([None, 100]),
         nodes=st.sampled_from([1, 1, 1, 2, 3]),
+        background=st.booleans(),
+        slowdown=st.sampled_from([0.0, 0.05, 0.05, 1.0]),
     )
-    def submit(self, models, gpus, wait_s, after, retries, steps, nodes):
+    def submit(self, models, gpus, wait_s, after, retries, steps, nodes, background, slowdown):
         first = len(self.machine.jobs) + 1
         specs = []
         for i, model in enumerate(models):
@@ -130,8 +132,10 @@ class AnythingGoes(_Run):
                     f"j{first + i}",
                     model,
                     steps,
-                    gpus=gpus,
-                    nodes=nodes,
+                    gpus=1 if background else gpus,
+                    nodes=1 if background else nodes,
+                    background=background,
+                    max_foreground_slowdown=slowdown,
                     after=names,
                     retries=retries,
                     submit_at=self.driver.now + wait_s if wait_s else 0.0,
@@ -246,7 +250,7 @@ class AnythingGoes(_Run):
         """Late, stale, and never asked for."""
         self.driver.tell(ev.TimerFired, key=(kind, self.pick(number), attempt))
 
-    @rule(key=st.sampled_from([("drain", 0, 0), ("hurry", 0, 0)]))
+    @rule(key=st.sampled_from([("drain", 0, 0), ("hurry", 0, 0), ("lanes", 0, 0)]))
     def timer_of_the_run(self, key):
         self.driver.tell(ev.TimerFired, key=key)
 

@@ -61,7 +61,31 @@ IN_PLACE = replace(
     policy="equal",
     options={"resize": "always"},
 )
-SCENES = {"contended": CONTENDED, "one-by-one": ONE_BY_ONE, "planned": PLANNED, "in-place": IN_PLACE}
+BEHIND = {"background": True, "gpus": 1, **EVERY}
+SHARED = Scene(
+    jobs=(
+        a_job("a", "short", 150, gpus=2, **EVERY),
+        a_job("b", "short", 120, gpus=2, submit_at=20.0, max_foreground_slowdown=0.0, **EVERY),
+        a_job("behind", "wide", 60, **BEHIND),
+        a_job("behind-cancelled", "short", 4000, **BEHIND),
+        a_job("behind-after", "short", 50, after=("a",), **BEHIND),
+        a_job("after-behind", "short", 40, after=("behind",), **EVERY),
+    ),
+    profiles=PROFILES,
+    gpus=3,
+    commands=(
+        command(ev.SuspendRequested, 38.0, 3),
+        command(ev.ResumeRequested, 55.0, 3),
+        command(ev.CancelRequested, 75.0, 4),
+    ),
+)
+SCENES = {
+    "contended": CONTENDED,
+    "one-by-one": ONE_BY_ONE,
+    "planned": PLANNED,
+    "in-place": IN_PLACE,
+    "shared": SHARED,
+}
 
 
 @pytest.fixture(scope="module", params=SCENES)
@@ -133,6 +157,21 @@ def test_a_held_job_is_still_held_after_a_crash(tmp_path):
         assert end.jobs[2].state is JobState.HELD
         assert end.jobs[1].state in (JobState.SUSPENDED, JobState.HELD)
         assert not end.active
+
+
+def test_the_shared_scene_is_cut_while_guests_run_and_leave(tmp_path):
+    """And the journal alone leads to the same state."""
+    rehearsal = Rehearsal(SHARED, tmp_path)
+    assert state_of(replay(tmp_path / "whole.jsonl", make_policy).machine) == state_of(rehearsal.machine)
+    alone = beside = leaving = 0
+    for records in range(rehearsal.records):
+        before, end = rehearsal.crash(records, torn=False)
+        guests = [before.jobs[job_id] for job_id in before.lanes.guests]
+        shared = [job for job in guests if job.gpus[0] in before.holder]
+        alone, beside = alone + (len(shared) < len(guests)), beside + bool(shared)
+        leaving += any(job.state is JobState.SUSPENDING for job in guests)
+        assert end.finished
+    assert min(alone, beside, leaving) > 0
 
 
 def test_a_crash_after_a_crash_after_a_crash(tmp_path):

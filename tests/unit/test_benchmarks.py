@@ -84,11 +84,12 @@ def test_a_trace_is_simulated_too(tmp_path: Path) -> None:
 
 
 def test_all_programs_that_have_samples_are_run(tmp_path: Path) -> None:
-    """But for the one that measures allocations, which needs a batch system."""
+    """But for those that need a batch system, or a GPU."""
     command = [sys.executable, str(BENCHMARKS / "run_all.py"), "--only", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     programs = {path.stem for path in BENCHMARKS.glob("*.py")}
-    helpers = {"common", "run_all", "exact_digits", "allocations", "marble_training", "resize_training"}
+    helpers = {"common", "run_all", "exact_digits", "marble_training", "resize_training"}
+    helpers |= {"allocations", "lanes_gpu"}
     assert all(name in done.stderr for name in programs - helpers)
 
 

@@ -391,7 +391,8 @@ def test_a_group_is_cleared_away_with_what_became_ours(launcher: LocalLauncher, 
     warm._take_orphans(True)
     try:
         # The leader ends once its grandchild, which is ours by then, is a zombie.
-        orphan = "(true & echo $! > pid); until grep -q ' Z ' /proc/$(cat pid)/stat; do sleep 0.01; done"
+        # It ends after the shell between, which would else see to it.
+        orphan = "(sleep 0.05 & echo $! > pid); until grep -q ' Z ' /proc/$(cat pid)/stat; do sleep .01; done"
         workers = launch(launcher, tmp_path, orphan)
         assert end(workers) == 0
     finally:

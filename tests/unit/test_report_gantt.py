@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from hpcsched.core.model import Ended, JobState, Role
-from hpcsched.report.gantt import MissingExtra, _darker, _runs, gantt_svg
+from hpcsched.report.drawing import MissingExtra
+from hpcsched.report.gantt import _darker, _runs, gantt_svg
 from hpcsched.report.result import AttemptResult, JobResult, Result
 
 

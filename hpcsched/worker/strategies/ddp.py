@@ -6,18 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from hpcsched.errors import ConfigError
 from hpcsched.worker.contract import JobEnv, say
-from hpcsched.worker.session import Metrics, Session
-from hpcsched.worker.shards import Seeded
-from hpcsched.worker.trainer import Parts, Trainer, build, to_device
+from hpcsched.worker.session import Session
+from hpcsched.worker.trainer import Parts, Trainer, build, evaluate, read
 
 OPTIONS = ("micro_batch", "reproducible", "shards")
-
-Place = tuple[int, int]
-"""A sample: its place in the stream of all samples, and its index in the dataset."""
 
 
 def run(trainer: Trainer, env: JobEnv) -> None:
@@ -75,7 +70,7 @@ def run(trainer: Trainer, env: JobEnv) -> None:
         parts.optimizer.step()
         if parts.scheduler is not None:
             parts.scheduler.step()
-    session.finish(lambda: _evaluate(parts))
+    session.finish(lambda: evaluate(parts))
 
 
 def _count(env: JobEnv, key: str) -> int | None:
@@ -95,33 +90,11 @@ def _batches(
         for part in step
         for start in range(0, len(part), micro_batch or len(part))
     )
-    dataset: Any = parts.dataset
-    collate: Any = parts.collate
-    make: Any = parts.batch
-    pieces: Iterator[Any] = ([index for _, index in piece] for piece in places)
-    if session.reproducible and parts.tensors is None:
-        # What is drawn at random for a sample must not depend on which process draws it.
-        seeded = Seeded(parts.dataset, parts.seed, parts.collate)
-        dataset, collate, make, pieces = seeded, seeded.collate, seeded.batch, places
-    if loaders == 0 or parts.tensors is not None:
-        return (to_device(make(piece), session.device) for piece in pieces)
-    # The loader processes inherit handlers that only take a note, so a signal to the whole process
-    # group does not end them while the last step still needs them.
-    loader = DataLoader(
-        dataset,
-        batch_sampler=pieces,
-        num_workers=loaders,
-        collate_fn=collate,
-        pin_memory=session.device.type == "cuda",
-        # Its own, so that reading ahead takes nothing out of the generators that are saved.
-        generator=torch.Generator().manual_seed(parts.seed + session.step),
+    return read(
+        parts,
+        places,
+        device=session.device,
+        loaders=loaders,
+        seeded=session.reproducible,
+        step=session.step,
     )
-    return (to_device(batch, session.device) for batch in loader)
-
-
-@torch.no_grad()
-def _evaluate(parts: Parts) -> Metrics:
-    if parts.evaluate is None:
-        return {}
-    parts.model.eval()
-    return parts.evaluate(parts.model)

@@ -1,0 +1,91 @@
+"""What a run learns of its models while jobs run: what transitions cost, how fast they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hpcsched.core.jobs import Job, Target
+from hpcsched.core.learning import contradicts, differs
+from hpcsched.core.notes import Noting
+from hpcsched.core.profile import Profile
+from hpcsched.core.reasons import Reason, Why
+
+
+class Teaching(Noting):
+    """A run's state that what is seen of its jobs teaches."""
+
+    def _load(self, profiles: Iterable[Profile]) -> None:
+        loaded = {(p.model, p.nodes): p for p in profiles}
+        self.profiles.update(loaded)
+        # What an earlier run has learnt has the counts that were seen there.
+        learned = [key for key, profile in loaded.items() if profile.source == "learned"]
+        for model, nodes in dict.fromkeys([*learned, *self.lessons.seen]):
+            known = self.profiles.get((model, nodes)) or self.profiles.get((model, 1))
+            self.lessons.believe((model, nodes), known)
+
+    def _learn_suspend(self, job: Job, took_s: float | None) -> None:
+        """What saving and leaving took: a save that need not be durable at once says nothing of others."""
+        signalled = job.current.signalled_s
+        if signalled is None:
+            return
+        costs = self._costs(job)
+        quick = job.current.quick and took_s is not None
+        if not quick:
+            costs.suspend_s = self.now - signalled
+        costs.longest_suspend_s = max(costs.longest_suspend_s, self.now - signalled)
+        (costs.quick_saves if quick else costs.durable_saves).add(took_s)
+
+    def _learn_resize(self, job: Job, new: Target, stopped_s: float | None, built_s: float | None) -> None:
+        costs, old = self._costs(job), job.current.gpus
+        (costs.grows if len(new.gpus) >= len(old) else costs.shrinks).add(stopped_s)
+        if set(new.gpus) - set(old):
+            costs.builds.add(built_s)
+
+    def _disturb(self, job: Job, gpus: Iterable[int]) -> None:
+        """Others go faster or slower from now on, as `job` has changed on these GPUs: what they did so far is
+        one sample at most. Of a job in the background only those it shares a GPU with do."""
+        if job.spec.background:
+            for host in {self.holder[gpu] for gpu in gpus if gpu in self.holder}:
+                self.lanes.disturb(host, self.now)
+                self.lessons.gone(host)
+            return
+        self.lessons.disturb({self.devices[gpu].host for gpu in gpus if gpu in self.devices}, self.now)
+
+    def _learn(self, job: Job, step: int, at: float) -> bool:
+        """The job had done `step` steps at `at`: whether that says something new of its model.
+
+        What it does while others use what it leaves of its GPUs does not, nor what those do.
+        """
+        if step < job.current.from_step or job.spec.background:
+            return False  # it has not yet said where it goes on
+        self.lanes.observe(job, step, at)
+        if self.lanes.shared(job):
+            return False
+        key, gpus = (job.spec.model, job.spec.nodes), job.width
+        seen = self.lessons.observe(job.id, job.attempt, key, gpus, self.hosts_of(job), step=step, at=at)
+        if seen is None or not seen.enough:
+            return False
+        loaded, believed = self.loaded(job), self.profile(job)
+        if not loaded and believed and gpus not in believed.throughput:
+            believed = None  # beyond what was seen a profile of that alone says nothing
+        if key in self.lessons.beliefs and seen.told:
+            new = differs(seen)  # noise is no news for ever
+        else:
+            new = believed is None or contradicts(believed, gpus, seen)
+        if not new:
+            return False
+        self.lessons.believe(key, loaded)
+        self.news += 1
+        facts = {
+            "model": job.spec.model,
+            "gpus": gpus,
+            "rate": seen.rate,
+            "spread": seen.spread,
+            "samples": len(seen.rates),
+            "steps": seen.steps,
+            "before": f"{believed.source} profile: {believed.rate(gpus):.4g}"
+            if believed
+            else "not known before",
+        }
+        self._note(job, Reason(Why.LEARNED, facts))
+        return True

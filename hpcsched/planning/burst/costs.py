@@ -1,0 +1,217 @@
+"""What a choice of GPU counts costs: computation, synchronisation, transfers, amplification (section 4.1).
+
+All times are microseconds. GPU counts are named by their place in `Costs.counts`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf, isfinite
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcsched.errors import ConfigError
+from hpcsched.planning.burst.graph import LayerProfile, times_at
+from hpcsched.planning.burst.structure import SOURCE
+
+Array = npt.NDArray[np.float64]
+
+HOME, AWAY = 0, 1
+"""Where a layer's ranks are as seen from the layer before: from the same first rank on, or elsewhere."""
+
+_ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What a GPU sends or receives a second, and the least seconds that a message takes.
+
+    Raises ConfigError for figures that are none.
+    """
+
+    bandwidth_bytes_s: float
+    latency_s: float
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.bandwidth_bytes_s) and self.bandwidth_bytes_s > 0):
+            got = repr(self.bandwidth_bytes_s)
+            raise ConfigError(where="network", key="bandwidth", got=got, accepted="a number above 0")
+        if not (isfinite(self.latency_s) and self.latency_s >= 0):
+            got = repr(self.latency_s)
+            raise ConfigError(where="network", key="latency", got=got, accepted="0 or a number above it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """Where a layer runs: the place of its GPU count in `Costs.counts`, and its first rank."""
+
+    count: int
+    first: int
+
+
+class Costs(ABC):
+    """The costs of one model on so many GPUs.
+
+    Args:
+        names: of the layers.
+        prev: the layers that each reads from.
+        counts: GPU counts, ascending, shape [counts].
+        time_us: of each layer with its synchronisation, shape [layers, counts]; infinite where it may not be.
+        base_us: of each layer on one GPU, for its amplification (section 4.2), shape [layers].
+        limit: on each layer's amplification; a layer on one GPU is always allowed.
+    """
+
+    def __init__(
+        self,
+        *,
+        names: Sequence[str],
+        prev: Sequence[tuple[int, ...]],
+        counts: Sequence[int],
+        time_us: Array,
+        base_us: Array,
+        limit: float,
+    ) -> None:
+        self.names, self.prev, self.limit = tuple(names), tuple(prev), limit
+        self.counts = np.asarray(counts, dtype=np.int64)
+        self.base_us = base_us
+        self.sink = len(names)
+        self.time_us = np.vstack([time_us, np.zeros(len(self.counts))])  # the sink costs nothing
+        if isfinite(limit):
+            room_us = limit * _ROUNDING * base_us[:, None] / self.counts - time_us
+            self._room_us = np.where(self.counts == 1, inf, room_us)
+        else:
+            self._room_us = np.full(time_us.shape, inf)
+        self._room_us[np.isinf(time_us)] = -inf
+
+    def edge_us(self, layer: int, then: int) -> Array:
+        """What lies between two layers, shape [place, counts of `layer`, counts of `then`].
+
+        Infinite where `then` would be amplified beyond the limit, which is a condition on edges: its
+        amplification counts the transfer (section 4.2).
+        """
+        n = len(self.counts)
+        if then == self.sink:
+            return np.zeros((2, n, n))
+        lag_us = np.zeros((2, n, n)) if layer == SOURCE else self._lags_us(layer, then)
+        return np.where(lag_us <= self._room_us[then], lag_us, inf)
+
+    @abstractmethod
+    def lag_us(self, layer: int, here: Spot, then: int, there: Spot) -> float:
+        """The same for ranks that are known, without regard to the limit."""
+
+    @abstractmethod
+    def _lags_us(self, layer: int, then: int) -> Array:
+        """The same for all pairs of counts, shape [place, counts, counts]; never less than `lag_us`."""
+
+    def amplification(self, layer: int, count: int, lag_us: float) -> float:
+        """GPU-seconds of a layer, with its largest incoming transfer, over those of one GPU (section 4.2)."""
+        gpu_us = (self.time_us[layer, count] + lag_us) * self.counts[count]
+        base_us = self.base_us[layer]
+        return float(gpu_us / base_us) if base_us > 0 else (1.0 if gpu_us == 0 else inf)
+
+
+class ModelCosts(Costs):
+    """Costs by a layer profile and a network.
+
+    - computation: forward and backward at global_batch / g samples;
+    - synchronisation: an all-reduce of the gradients, 2 (g - 1) / g of their bytes over the bandwidth, and
+      the latency; with `overlap` a layer's travels while the layer before it computes its backward pass,
+      and only the rest is paid;
+    - transfers: the most bytes that a GPU sends or receives over the bandwidth, and the latency; once for
+      the samples and once for their gradients. Samples that stay on a GPU are free.
+
+    Raises ConfigError when the batch cannot be split at all, or a limit is below 1.
+    """
+
+    def __init__(
+        self,
+        profile: LayerProfile,
+        *,
+        gpus: int,
+        global_batch: int,
+        network: Network,
+        limit: float = inf,
+        overlap: bool = False,
+    ) -> None:
+        counts = [g for g in range(1, gpus + 1) if global_batch % g == 0]
+        g = np.asarray(counts, dtype=np.float64)
+        samples = global_batch / g
+        self._global_batch, self._network, self._overlap = global_batch, network, overlap
+        self._activation_bytes = [layer.activation_bytes for layer in profile.layers]
+        forward_us = np.array([times_at(layer.forward_us, samples) for layer in profile.layers])
+        self._backward_us = np.array([times_at(layer.backward_us, samples) for layer in profile.layers])
+        bandwidth, self._latency_us = network.bandwidth_bytes_s / 1e6, network.latency_s * 1e6
+        self._bytes_us = bandwidth
+        parameter_bytes = np.array([layer.parameter_bytes for layer in profile.layers], dtype=np.float64)
+        sync_us = 2 * (g - 1) / g * parameter_bytes[:, None] / bandwidth + self._latency_us
+        self._sync_us = np.where((parameter_bytes[:, None] > 0) & (g > 1), sync_us, 0.0)
+        time_us = forward_us + self._backward_us
+        prev = [layer.prev for layer in profile.layers]
+        for layer, before in enumerate(prev):
+            if not (overlap and before):
+                time_us[layer] += self._sync_us[layer]
+        self._moved = np.stack([_moved_home(g), np.maximum(1 / g[:, None], 1 / g[None, :])])
+        super().__init__(
+            names=[layer.name for layer in profile.layers],
+            prev=prev,
+            counts=counts,
+            time_us=time_us,
+            base_us=forward_us[:, 0] + self._backward_us[:, 0],
+            limit=limit,
+        )
+
+    def lag_us(self, layer: int, here: Spot, then: int, there: Spot) -> float:
+        g, h = int(self.counts[here.count]), int(self.counts[there.count])
+        moved = _moved(here.first - there.first, g, h)
+        return float(self._transfer_us(layer, np.float64(moved))) + self._unhidden_us(
+            layer, here.count, then, there.count
+        )
+
+    def _lags_us(self, layer: int, then: int) -> Array:
+        lags_us: Array = self._transfer_us(layer, self._moved)
+        if self._overlap:
+            lags_us = lags_us + np.maximum(
+                0.0, self._sync_us[then][None, :] - self._backward_us[layer][:, None]
+            )
+        return lags_us
+
+    def _transfer_us(self, layer: int, moved: npt.ArrayLike) -> Array:
+        size = self._activation_bytes[layer] * self._global_batch
+        fraction = np.asarray(moved)
+        times_us = 2 * (size * fraction / self._bytes_us + self._latency_us)
+        return np.where(fraction > 1e-12, times_us, 0.0)
+
+    def _unhidden_us(self, layer: int, here: int, then: int, there: int) -> float:
+        """What of the gradient sums is not hidden by the backward pass of the layer before."""
+        if not self._overlap:
+            return 0.0
+        return max(0.0, float(self._sync_us[then, there] - self._backward_us[layer, here]))
+
+
+def _moved_home(g: Array) -> Array:
+    """The largest fraction of the batch that a rank sends or receives between g and h ranks from 0 on.
+
+    The k-th of n ranks has the k-th n-th of the batch. Shape [counts, counts].
+    """
+    rank = np.arange(g[-1])
+    low, high = rank / g[:, None], np.where(rank < g[:, None], (rank + 1) / g[:, None], rank / g[:, None])
+    stays = np.minimum(high[:, None], high[None]) - np.maximum(low[:, None], low[None])
+    stays = np.maximum(0.0, stays)
+    out, in_ = (high - low)[:, None] - stays, (high - low)[None] - stays
+    moved: Array = np.maximum(out, in_).max(axis=-1)
+    return moved
+
+
+@lru_cache(maxsize=4096)
+def _moved(offset: int, g: int, h: int) -> float:
+    """The same from g ranks to h ranks of which the first is `offset` ranks before those."""
+    ranks = np.arange(min(0, offset), max(h, offset + g))
+    low_g, low_h = (ranks - offset) / g, ranks / h
+    here, there = (ranks >= offset) & (ranks < offset + g), (ranks >= 0) & (ranks < h)
+    stays = np.minimum(low_g + 1 / g, low_h + 1 / h) - np.maximum(low_g, low_h)
+    stays = np.where(here & there, np.maximum(0.0, stays), 0.0)
+    return float(np.maximum(here / g - stays, there / h - stays).max())

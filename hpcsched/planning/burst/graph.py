@@ -1,0 +1,213 @@
+"""Layer profiles: the layers of a model, and the time of each by the samples it gets (section 4.1)."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from hpcsched.errors import ConfigError
+
+Times = Mapping[int, float]
+"""Microseconds by the number of samples on one GPU."""
+
+MOST_US, MOST_GPUS = 1e15, 2**20
+"""What is taken for a number that somebody has meant."""
+
+_COUNT = re.compile(r"[1-9]\d{0,17}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer: what cannot be spread over different GPU counts.
+
+    `prev` are the ids of the layers it reads from (none: the model's input). `activation_bytes` are what
+    one sample's output takes, `parameter_bytes` those whose gradients are synchronised.
+    """
+
+    id: int
+    name: str
+    prev: tuple[int, ...]
+    parameter_bytes: int
+    activation_bytes: int
+    forward_us: Times
+    backward_us: Times
+
+    def forward_at(self, samples: int) -> float:
+        """Microseconds of the forward pass of so many samples on one GPU (see `time_at`)."""
+        return time_at(self.forward_us, samples)
+
+    def backward_at(self, samples: int) -> float:
+        """Microseconds of the backward pass of so many samples on one GPU (see `time_at`)."""
+        return time_at(self.backward_us, samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfile:
+    """The layers of a model in topological order, as measured on one GPU of type `device`.
+
+    `input_bytes` are those of one sample.
+    """
+
+    model: str
+    device: str
+    source: str = "measured"
+    note: str = ""
+    input_bytes: int = 0
+    layers: tuple[Layer, ...]
+
+    @property
+    def most_samples(self) -> int:
+        """The largest batch on one GPU that every layer has been measured with."""
+        return min(max(layer.forward_us) for layer in self.layers)
+
+    @classmethod
+    def parse(cls, table: Any, *, where: str) -> LayerProfile:
+        """A layer profile of its JSON form.
+
+        Raises ConfigError naming the layer and the key that is wrong.
+        """
+        read = _Reader(where)
+        table = read.mapping(table, "")
+        if table.get("schema") != 1 or isinstance(table["schema"], bool):
+            read.refuse("schema", table.get("schema"), "1")
+        rows = table.get("layers")
+        if not isinstance(rows, list) or not rows:
+            read.refuse("layers", rows, "a list of at least one layer")
+        layers = tuple(read.layer(row, place) for place, row in enumerate(rows))
+        return cls(
+            model=read.text(table, "", "model"),
+            device=read.text(table, "", "device"),
+            source=read.text(table, "", "source", "measured"),
+            note=read.text(table, "", "note", ""),
+            input_bytes=read.whole(table, "", "input_bytes", 0),
+            layers=layers,
+        )
+
+    def to_table(self) -> dict[str, Any]:
+        """Its JSON form."""
+        return {
+            "schema": 1,
+            "model": self.model,
+            "device": self.device,
+            "source": self.source,
+            "note": self.note,
+            "input_bytes": self.input_bytes,
+            "layers": [
+                {
+                    "id": layer.id,
+                    "name": layer.name,
+                    "prev": list(layer.prev),
+                    "parameter_bytes": layer.parameter_bytes,
+                    "activation_bytes": layer.activation_bytes,
+                    "forward_us": {str(n): us for n, us in sorted(layer.forward_us.items())},
+                    "backward_us": {str(n): us for n, us in sorted(layer.backward_us.items())},
+                }
+                for layer in self.layers
+            ],
+        }
+
+
+def times_at(times: Times, samples: Iterable[float]) -> list[float]:
+    """The times of so many samples: as measured, on a straight line between the two nearest measured.
+
+    Fewer samples than were ever measured take as long as the fewest that were: small kernels do not get
+    faster by much. More go on along the line through the two largest.
+    """
+    known = sorted(times)
+    return [_time_at(times, known, number) for number in samples]
+
+
+def time_at(times: Times, samples: int) -> float:
+    """The same for one number of samples."""
+    return _time_at(times, sorted(times), samples)
+
+
+def _time_at(times: Times, known: list[int], samples: float) -> float:
+    right = bisect_left(known, samples)
+    if right < len(known) and (right == 0 or known[right] == samples):
+        return times[known[right]]
+    if len(known) == 1:
+        return times[known[0]] * samples / known[0]
+    right = min(right, len(known) - 1)
+    a, b = known[right - 1], known[right]
+    return max(0.0, times[a] + (times[b] - times[a]) * (samples - a) / (b - a))
+
+
+class _Reader:
+    """Takes a layer profile's JSON apart; whatever is wrong is refused with its place."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def refuse(self, key: str, got: object, accepted: str) -> NoReturn:
+        raise ConfigError(
+            where=self.where, key=key, got="missing" if got is None else repr(got)[:200], accepted=accepted
+        )
+
+    def mapping(self, value: Any, key: str) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            self.refuse(key, value, "a table")
+        return value
+
+    def text(self, table: Mapping[str, Any], place: str, key: str, default: str | None = None) -> str:
+        value = table.get(key, default)
+        if not isinstance(value, str):
+            self.refuse(f"{place}{key}", value, "text")
+        return value
+
+    def whole(self, table: Mapping[str, Any], place: str, key: str, default: int | None = None) -> int:
+        value = table.get(key, default)
+        if type(value) is not int or not 0 <= value < 2**63:
+            self.refuse(f"{place}{key}", value, "0 or a positive whole number")
+        return value
+
+    def layer(self, row: Any, number: int) -> Layer:
+        row = self.mapping(row, f"layers[{number}]")
+        name = self.text(row, f"layers[{number}].", "name")
+        place = f"layer {name!r}: "
+        if row.get("id") != number or isinstance(row["id"], bool):
+            self.refuse(f"{place}id", row.get("id"), f"{number}: ids are places in the list")
+        layer = Layer(
+            id=number,
+            name=name,
+            prev=self.previous(row.get("prev"), number, place),
+            parameter_bytes=self.whole(row, place, "parameter_bytes"),
+            activation_bytes=self.whole(row, place, "activation_bytes"),
+            forward_us=self.times(row, place, "forward_us"),
+            backward_us=self.times(row, place, "backward_us"),
+        )
+        if layer.forward_us.keys() != layer.backward_us.keys():
+            self.refuse(f"{place}backward_us", sorted(layer.backward_us), "the batches of forward_us")
+        return layer
+
+    def previous(self, value: Any, number: int, place: str) -> tuple[int, ...]:
+        accepted = "a list of ids of layers before this one"
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            self.refuse(f"{place}prev", value, accepted)
+        for item in value:
+            if type(item) is not int or not 0 <= item < number:
+                self.refuse(f"{place}prev", item, accepted)
+        return tuple(sorted(set(value)))
+
+    def times(self, row: Mapping[str, Any], place: str, key: str) -> dict[int, float]:
+        """Microseconds by a count written as text."""
+        value = row.get(key)
+        accepted = 'a table of microseconds by batch, such as { "1" = 30.0, "2" = 41.5 }'
+        if not isinstance(value, Mapping) or not value:
+            self.refuse(f"{place}{key}", value, accepted)
+        return dict(counted(value, f"{place}{key}", self.refuse))
+
+
+def counted(value: Mapping[str, Any], key: str, refuse: Any) -> list[tuple[int, float]]:
+    """The pairs of a table of microseconds by a positive count; `refuse` is told of the first wrong one."""
+    pairs = []
+    for text, us in value.items():
+        if not (isinstance(text, str) and _COUNT.fullmatch(text)):
+            refuse(key, text, "positive whole numbers as keys")
+        if isinstance(us, bool) or not isinstance(us, (int, float)) or not 0 <= us <= MOST_US:
+            refuse(f"{key}.{text}", us, f"microseconds, from 0 to {MOST_US:g}")
+        pairs.append((int(text), float(us)))
+    return pairs

@@ -1,0 +1,126 @@
+"""Burst plans: the fastest way to run a training step on so many GPUs within an amplification limit."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from hpcsched.errors import ConfigError, HpcschedError
+from hpcsched.planning.burst.costs import Costs, ModelCosts, Network, Spot
+from hpcsched.planning.burst.graph import MOST_GPUS, LayerProfile
+from hpcsched.planning.burst.plan import Plan, PlannedLayer
+from hpcsched.planning.burst.search import Search
+from hpcsched.planning.burst.structure import structure
+from hpcsched.planning.burst.table import Problem
+from hpcsched.planning.burst.timeline import Timeline, refined, timeline, within_limit
+
+
+class NoPlan(HpcschedError):
+    """There is no plan within the limit; the text says what stands in its way."""
+
+
+def plan(
+    profile: LayerProfile,
+    *,
+    gpus: int,
+    global_batch: int,
+    network: Network,
+    amplification: float = inf,
+    overlap: bool = False,
+) -> Plan:
+    """The fastest plan for a measured model.
+
+    Args:
+        profile: its layers.
+        gpus: how many there are; each layer gets a count that divides the batch.
+        global_batch: samples in a step.
+        network: between the GPUs.
+        amplification: the limit on each layer's GPU-seconds over those of one GPU, at least 1.
+        overlap: gradients travel while the backward pass goes on.
+
+    Raises ConfigError for a limit below 1 or counts below 1, NoPlan when the limit allows none.
+    """
+    for key, value in (("gpus", gpus), ("global_batch", global_batch)):
+        if not 1 <= value <= MOST_GPUS:
+            accepted = f"a positive whole number, at most {MOST_GPUS}"
+            raise ConfigError(where="plan", key=key, got=str(value), accepted=accepted)
+    if not amplification >= 1:
+        raise ConfigError(
+            where="plan", key="amplification", got=str(amplification), accepted="a number of at least 1"
+        )
+    costs = ModelCosts(
+        profile,
+        gpus=gpus,
+        global_batch=global_batch,
+        network=network,
+        limit=amplification,
+        overlap=overlap,
+    )
+    notes = []
+    if global_batch > profile.most_samples:
+        notes.append(
+            f"measured with at most {profile.most_samples} samples on a GPU: "
+            f"times for up to {global_batch} are extrapolated"
+        )
+    widest = int(costs.counts[-1])
+    if widest < gpus:
+        notes.append(f"a global batch of {global_batch} divides among {widest} of the {gpus} GPUs at most")
+    problem = Problem(
+        model=profile.model, gpus=gpus, global_batch=global_batch, limit=amplification, costs=costs
+    )
+    return solve(problem, notes=tuple(notes))
+
+
+def solve(problem: Problem, *, notes: tuple[str, ...] = ()) -> Plan:
+    """The fastest plan that the search finds, and no slower than plain data parallelism if that is allowed.
+
+    Raises NoPlan when the limit allows none.
+    """
+    costs = problem.costs
+    search = Search(costs, problem.gpus, structure(costs.prev))
+    placement = search.best()
+    if placement is None:
+        name = search.blocked()
+        which = f"layer {name!r} cannot be run" if name else "no choice of GPU counts stays"
+        raise NoPlan(f"{which} within an amplification of {problem.limit:g}")
+    best = refined(costs, problem.gpus, timeline(costs, problem.gpus, placement))
+    plain = _data_parallel(costs, problem.gpus)
+    if plain is not None and plain.iter_us < best.iter_us:
+        if within_limit(costs, plain):
+            best = plain
+        else:
+            why = f"plain data parallelism is faster, but the limit of {problem.limit:g} forbids it"
+            notes = (*notes, why)
+    layers = tuple(
+        PlannedLayer(
+            id=layer,
+            name=costs.names[layer],
+            ranks=tuple(range(spot.first, spot.first + int(costs.counts[spot.count]))),
+            start_us=best.begin_us[layer],
+            end_us=best.end_us[layer],
+            amplification=costs.amplification(layer, spot.count, best.lag_us[layer]),
+        )
+        for layer, spot in best.placement.items()
+    )
+    busy_us = ((best.lag_us[layer.id] + layer.end_us - layer.start_us) * len(layer.ranks) for layer in layers)
+    return Plan(
+        model=problem.model,
+        gpus=problem.gpus,
+        global_batch=problem.global_batch,
+        amplification_limit=problem.limit,
+        iter_us=best.iter_us,
+        data_parallel_us=inf if plain is None else plain.iter_us,
+        gpu_us=sum(busy_us),
+        layers=layers,
+        notes=notes,
+    )
+
+
+def _data_parallel(costs: Costs, gpus: int) -> Timeline | None:
+    """Every layer on as many GPUs as all layers can have; None if they have no count in common."""
+    common = np.flatnonzero(np.isfinite(costs.time_us).all(axis=0))
+    if not len(common):
+        return None
+    spot = Spot(count=int(common[-1]), first=0)
+    return timeline(costs, gpus, dict.fromkeys(range(costs.sink), spot))

@@ -1,0 +1,197 @@
+"""Finds the plan of a training: pinned in the job file, or made from what is known of the layers' times."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcsched.errors import ConfigError
+from hpcsched.planning.burst import planner
+from hpcsched.planning.burst.costs import ModelCosts, Network, Spot
+from hpcsched.planning.burst.graph import LayerProfile
+from hpcsched.planning.burst.plan import Plan, PlannedLayer
+from hpcsched.planning.burst.timeline import timeline
+from hpcsched.worker.burst.feedback import Timing, corrected, pays
+from hpcsched.worker.burst.wires import Wires
+from hpcsched.worker.contract import say, write_atomically
+
+LAYERS, PLAN = "layers.json", "plan.json"
+"""In the job's folder: what is known of the layers, and the plan that is run."""
+
+SWITCH_S = 0.02
+"""What a change of the plan costs at most, besides one step."""
+
+_PING_BYTES = 1 << 20
+_PINGS = 5
+
+
+@dataclass
+class Chooser:
+    """On rank 0: makes plans, keeps what it knows in the job's folder.
+
+    Args:
+        folder: the job's.
+        gpus: ranks.
+        global_batch: samples in a step.
+        network: between the ranks.
+        amplification: limit on each layer's GPU-seconds over those of one GPU.
+        measure: measures the layers here; asked where there is no profile.
+        profile_file: the profile the user named.
+        shape: the model's layers: name, and which others each reads.
+        fits: raises ConfigError for a plan that the model cannot run by.
+    """
+
+    folder: Path
+    gpus: int
+    global_batch: int
+    network: Network
+    amplification: float
+    measure: Callable[[], LayerProfile]
+    profile_file: Path | None = None
+    shape: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    fits: Callable[[Plan], object] = lambda plan: None
+    profile: LayerProfile = field(init=False)
+
+    def first(self) -> Plan:
+        """The plan to begin with.
+
+        Raises ConfigError for a profile that cannot be read, NoPlan when the limit allows none.
+        """
+        if self.profile_file is not None:
+            self.profile = LayerProfile.parse(_read(self.profile_file), where=str(self.profile_file))
+        else:
+            self.profile = self._kept() or self.measure()
+        self._keep(LAYERS, self.profile.to_table())
+        plan = self._plan()
+        try:
+            self.fits(plan)
+        except ConfigError as error:
+            say(f"{error}; all layers get all ranks instead")
+            return self._plain()
+        return plan
+
+    def again(self, timings: list[Timing], now: Plan, steps_left: int) -> Plan | None:
+        """Learn from what was measured; a plan that is worth the change, if there is one."""
+        if not timings:
+            return None
+        self.profile = corrected(self.profile, timings)
+        self._keep(LAYERS, self.profile.to_table())
+        try:
+            new = self._plan()
+            self.fits(new)
+        except (planner.NoPlan, ConfigError):
+            return None
+        now_s = self._time_us(now) / 1e6
+        if not pays(now_s, new.iter_us / 1e6, steps_left, now_s + SWITCH_S):
+            return None
+        self.write(new)
+        say(f"a plan of {new.iter_us / 1e3:.3g} ms a step takes the place of one of {now_s * 1e3:.3g} ms")
+        return new
+
+    def _kept(self) -> LayerProfile | None:
+        """What the job's folder has, if it is about this model: that may have changed since."""
+        path = self.folder / LAYERS
+        if not path.exists():
+            return None
+        try:
+            profile = LayerProfile.parse(_read(path), where=str(path))
+        except ConfigError as error:
+            say(f"{error}; the layers are measured anew")
+            return None
+        if [(layer.name, layer.prev) for layer in profile.layers] != self.shape:
+            say(f"{path} is about other layers than the model's; they are measured anew")
+            return None
+        return profile
+
+    def _plain(self) -> Plan:
+        """All layers on as many ranks as divide the batch."""
+        most = max(n for n in range(1, self.gpus + 1) if self.global_batch % n == 0)
+        ranks = tuple(range(most))
+        layers = (PlannedLayer(id=at.id, name=at.name, ranks=ranks) for at in self.profile.layers)
+        model, batch = self.profile.model, self.global_batch
+        return Plan(model=model, gpus=self.gpus, global_batch=batch, layers=tuple(layers))
+
+    def write(self, plan: Plan) -> None:
+        """Let the user see which plan is run."""
+        self._keep(PLAN, plan.to_table())
+
+    def _plan(self) -> Plan:
+        return planner.plan(
+            self.profile,
+            gpus=self.gpus,
+            global_batch=self.global_batch,
+            network=self.network,
+            amplification=self.amplification,
+        )
+
+    def _time_us(self, plan: Plan) -> float:
+        """What a step by this plan takes, by what is known now."""
+        costs = ModelCosts(
+            self.profile,
+            gpus=self.gpus,
+            global_batch=self.global_batch,
+            network=self.network,
+            limit=inf,
+        )
+        counts = [int(count) for count in costs.counts]
+        spots = {at.id: Spot(count=counts.index(len(at.ranks)), first=at.ranks[0]) for at in plan.layers}
+        return timeline(costs, self.gpus, spots).iter_us
+
+    def _keep(self, name: str, table: dict[str, Any]) -> None:
+        try:
+            write_atomically(self.folder / name, json.dumps(table, indent=1).encode())
+        except OSError as error:
+            say(f"{self.folder / name}: cannot be written: {error.strerror}")
+
+
+def pinned(path: Path) -> Plan:
+    """The plan in a file. Raises ConfigError when there is none."""
+    return Plan.parse(_read(path), where=str(path))
+
+
+def limit_of(value: Any) -> float:
+    """The amplification limit of a job. Raises ConfigError for what is none."""
+    if value is None:
+        return inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
+        raise ConfigError(
+            where="strategy", key="amplification", got=repr(value), accepted="a number of at least 1"
+        )
+    return float(value)
+
+
+def measure_network(wires: Wires) -> Network:
+    """What the wires between ranks 0 and 1 carry; all ranks may call this, two take part."""
+    small, large = (torch.zeros(n, dtype=torch.uint8, device=wires.device) for n in (1, _PING_BYTES))
+    if wires.world_size == 1:
+        return Network(bandwidth_bytes_s=1e12, latency_s=0.0)
+    least = [inf, inf]
+    for number, tensor in [(n, t) for _ in range(_PINGS) for n, t in enumerate((small, large))]:
+        began = time.perf_counter()
+        if wires.rank < 2:
+            there = 1 - wires.rank
+            for sends in (wires.rank == 0, wires.rank == 1):
+                wires.post([(there, tensor)] if sends else [], [] if sends else [(there, tensor)])()
+            if wires.device.type == "cuda":
+                torch.cuda.synchronize()
+        least[number] = min(least[number], (time.perf_counter() - began) / 2)
+    seconds = max(1e-9, least[1] - least[0])
+    return Network(bandwidth_bytes_s=_PING_BYTES / seconds, latency_s=least[0])
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            where=str(path), got=str(error.strerror), accepted="a file that can be read"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(where=str(path), got=f"not JSON: {error}", accepted="JSON") from None

@@ -1,0 +1,229 @@
+"""Makes a model's layers fit to run anywhere: batch norm and dropout replaced, all else checked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from hpcsched.errors import ConfigError
+from hpcsched.worker import rng
+from hpcsched.worker.burst.draws import SampleDropout
+from hpcsched.worker.burst.norms import SharedBatchNorm
+from hpcsched.worker.burst.seat import Seat
+from hpcsched.worker.burst.wires import Wires, format_of
+from hpcsched.worker.layers.graph import Layers, Value
+
+EXAMPLE_SAMPLES = 2
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_DROPOUTS: dict[type[nn.Module], bool] = {
+    nn.Dropout: False,
+    nn.Dropout1d: True,
+    nn.Dropout2d: True,
+    nn.Dropout3d: True,
+}
+_DROPOUT_CALLS: dict[Any, bool] = {
+    functional.dropout: False,
+    torch.dropout: False,
+    functional.dropout1d: True,
+    functional.dropout2d: True,
+    functional.dropout3d: True,
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What every rank knows of a value before it comes: one sample's shape, and whether gradients return."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: torch.memory_format
+    differentiable: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Form:
+        return cls(tuple(tensor.shape[1:]), tensor.dtype, format_of(tensor), tensor.requires_grad)
+
+    def room(self, samples: int, device: torch.device) -> torch.Tensor:
+        """Memory for so many samples."""
+        shape = (samples, *self.shape)
+        return torch.empty(shape, dtype=self.dtype, device=device, memory_format=self.layout)
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A layer as this rank runs it; `module` shares parameters, buffers and modes with the model."""
+
+    id: int
+    name: str
+    module: nn.Module
+    inputs: tuple[Value, ...]
+    seat: Seat
+    copies: tuple[tuple[nn.Module, nn.Module], ...]
+    """Modules that had to be copied, each with the one of the model, whose mode it has to follow."""
+
+    @property
+    def norms(self) -> list[nn.Module]:
+        """The model's batch norms in it."""
+        return [module.norm for module in self.module.modules() if isinstance(module, SharedBatchNorm)]
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.seat.calls = 0
+        for ours, model_s in self.copies:
+            ours.training = model_s.training
+        return self.module(*inputs)  # type: ignore[no-any-return]
+
+
+def prepare(layers: Layers, wires: Wires, seed: int) -> tuple[Unit, ...]:
+    """The layers, with what depends on the other samples of a batch replaced.
+
+    Raises ConfigError naming a module that cannot be.
+    """
+    units = []
+    for layer in layers.layers:
+        swap = _Swap(Seat(name=layer.name, seed=seed, wires=wires))
+        module = swap.graph(layer.module)
+        units.append(Unit(layer.id, layer.name, module, layer.inputs, swap.seat, tuple(swap.copies)))
+    return tuple(units)
+
+
+class _Swap:
+    """Replaces modules and calls in one layer."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        self.copies: list[tuple[nn.Module, nn.Module]] = []
+
+    def graph(self, module: fx.GraphModule) -> fx.GraphModule:
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(module.graph, {}))
+        ours = fx.GraphModule(module, graph)
+        for node in list(graph.nodes):
+            if node.op == "call_module":
+                parent, _, name = str(node.target).rpartition(".")
+                setattr(ours.get_submodule(parent), name, self.module(ours.get_submodule(str(node.target))))
+            elif node.op == "call_function" and node.target in _DROPOUT_CALLS:
+                name = f"_dropout_of_{node.name}"
+                ours.add_module(name, SampleDropout(self.seat, whole=_DROPOUT_CALLS[node.target]))
+                node.op, node.target = "call_module", name
+        ours.recompile()
+        return ours
+
+    def module(self, module: nn.Module) -> nn.Module:
+        """This module, or what takes its place."""
+        if isinstance(module, (SharedBatchNorm, SampleDropout)):
+            return module  # the layer calls it twice
+        if isinstance(module, _BatchNorm) and type(module) in _NORMS:
+            return SharedBatchNorm(module, self.seat)
+        if (whole := _DROPOUTS.get(type(module))) is not None:
+            return SampleDropout(self.seat, whole=whole, source=module)
+        if isinstance(module, _NormBase) and (module.track_running_stats or not _of_one_sample(module)):
+            self.refuse(f"a {type(module).__name__}", "BatchNorm1d, 2d or 3d, or norms of single samples")
+        children = {name: self.module(child) for name, child in module.named_children()}
+        if all(child is getattr(module, name) for name, child in children.items()):
+            return module
+        ours = copy.copy(module)
+        vars(ours)["_modules"] = {**module._modules, **children}
+        self.copies.append((ours, module))
+        return ours
+
+    def refuse(self, got: str, accepted: str) -> NoReturn:
+        raise ConfigError(where=f"layer {self.seat.name}", got=got, accepted=accepted)
+
+
+def _of_one_sample(norm: _NormBase) -> bool:
+    return isinstance(norm, (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d))
+
+
+def describe(units: tuple[Unit, ...], example: tuple[torch.Tensor, ...]) -> dict[Value, Form]:
+    """The form of every value, found by computing all layers on an example: `EXAMPLE_SAMPLES` samples.
+
+    Leaves everything as it was. Raises ConfigError naming a layer that cannot be computed by itself, that
+    draws random numbers other than by dropout, or that keeps something other than batch norm's statistics.
+    """
+    tensors = {Value(-1, i): tensor.detach() for i, tensor in enumerate(example)}
+    forms = {value: Form.of(tensor) for value, tensor in tensors.items()}
+    device = example[0].device
+    generators = rng.capture(device)
+    for unit in units:
+        unit.seat.ranks, unit.seat.batch, unit.seat.places = (0,), len(example[0]), range(len(example[0]))
+        inputs = [tensors[v].detach().requires_grad_(forms[v].differentiable) for v in unit.inputs]
+        before = {name: buffer.clone() for name, buffer in unit.module.named_buffers()}
+        try:
+            outputs = unit(*inputs)
+        except (RuntimeError, ValueError, TypeError) as error:
+            got = f"fails on {len(example[0])} samples: {str(error).splitlines()[0]}"
+            raise ConfigError(
+                where=f"layer {unit.name}", got=got, accepted="a layer that runs by itself"
+            ) from error
+        expected = set(_kept_by_norms(unit))
+        for name, buffer in unit.module.named_buffers():
+            if name not in expected and not torch.equal(buffer, before[name]):
+                raise ConfigError(
+                    where=f"layer {unit.name}",
+                    key=name,
+                    got="changes in the forward pass",
+                    accepted="buffers that only batch norm changes",
+                )
+            with torch.no_grad():
+                buffer.copy_(before[name])
+        if _drawn(generators, device):
+            rng.restore(generators, device)
+            raise ConfigError(
+                where=f"layer {unit.name}",
+                got="draws random numbers in another way than by dropout",
+                accepted="Dropout, Dropout1d, 2d, 3d, or the functions of these names",
+            )
+        _check_samples(unit, inputs)
+        for i, output in enumerate(outputs):
+            tensors[Value(unit.id, i)] = output
+            forms[Value(unit.id, i)] = Form.of(output)
+    return forms
+
+
+@torch.no_grad()
+def _check_samples(unit: Unit, inputs: list[torch.Tensor]) -> None:
+    """Raise ConfigError for a layer whose result for one sample depends on another, but for batch norm."""
+    norms = [module.norm for module in unit.module.modules() if isinstance(module, SharedBatchNorm)]
+    if any(norm.running_mean is None for norm in norms):
+        return  # it has no other statistics than the batch's
+    others = []
+    for tensor in inputs:
+        other = tensor.detach().clone()
+        other[1] = 0.3 - 0.7 * tensor[1] if tensor.is_floating_point() else tensor[0]
+        others.append(other)
+    modes = [(norm, norm.training) for norm in norms]
+    for norm in norms:
+        norm.eval()
+    try:
+        pairs = zip(unit(*(tensor.detach() for tensor in inputs)), unit(*others), strict=True)
+        alike = all(torch.allclose(a[0], b[0], rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in pairs)
+    finally:
+        for norm, mode in modes:
+            norm.train(mode)
+    if not alike:
+        raise ConfigError(
+            where=f"layer {unit.name}",
+            got="mixes the samples of a batch",
+            accepted="layers that treat each sample by itself, and batch norm",
+        )
+
+
+def _kept_by_norms(unit: Unit) -> Iterator[str]:
+    for path, module in unit.module.named_modules():
+        if isinstance(module, SharedBatchNorm):
+            yield from (f"{path}.norm.{name}" for name, _ in module.norm.named_buffers())
+
+
+def _drawn(generators: dict[str, Any], device: torch.device) -> bool:
+    """Whether one of torch's generators has moved on since they were captured."""
+    if not torch.equal(torch.get_rng_state(), generators["torch"]):
+        return True
+    return device.type == "cuda" and not torch.equal(torch.cuda.get_rng_state(device), generators["cuda"])

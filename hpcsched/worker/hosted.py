@@ -1,0 +1,54 @@
+"""What a training that runs as a guest in another job's process has in place of a process of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TextIO
+
+
+class Gone(BaseException):
+    """The guest's own process has ended: nobody is there who could answer for what the guest does."""
+
+
+@dataclass(eq=False, slots=True)
+class Hosted:
+    """One guest: the environment that its own process was given, and what that process hears.
+
+    `stop`: why the guest is to save and leave, once it is. `gone`: that process has ended, so another attempt
+    may be at work, and the guest must leave no more traces.
+    """
+
+    environ: Mapping[str, str]
+    output: TextIO
+    errors: TextIO
+    stop: str | None = None
+    gone: bool = False
+
+
+_hosted: ContextVar[Hosted | None] = ContextVar("hosted", default=None)
+
+
+def hosted() -> Hosted | None:
+    """The guest that the calling thread works for; None in an ordinary process."""
+    return _hosted.get()
+
+
+def be_hosted(guest: Hosted) -> None:
+    """From now on the calling thread works for this guest."""
+    _hosted.set(guest)
+
+
+def check_not_gone() -> None:
+    """To be called before anything is written. Raises Gone if the calling thread's guest must not."""
+    guest = _hosted.get()
+    if guest is not None and guest.gone:
+        raise Gone
+
+
+def surroundings() -> Mapping[str, str]:
+    """The environment that the calling thread's job was started with."""
+    guest = _hosted.get()
+    return os.environ if guest is None else guest.environ

@@ -1,0 +1,79 @@
+"""How this process shares its GPU, from its environment. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from hpcsched.errors import ConfigError
+
+LANE = "HPCSCHED_LANE"
+MODE = "HPCSCHED_LANE_MODE"
+
+
+class Mode(StrEnum):
+    """How two jobs share a GPU: the values of HPCSCHED_LANE_MODE, without `auto`."""
+
+    STREAMS = "streams"
+    """In the foreground's process, on streams of different priority."""
+    GREEN = "green"
+    """The same, and the background has some of the processors only (a green context)."""
+    MPS = "mps"
+    """In two processes, through NVIDIA's multi-process service."""
+    PROCESS = "process"
+    """In two processes, which the system lets take turns."""
+
+    @property
+    def hosted(self) -> bool:
+        """Whether the background job is a guest in the foreground's process."""
+        return self in (Mode.STREAMS, Mode.GREEN)
+
+
+def lane(environ: Mapping[str, str]) -> str | None:
+    """`foreground`, `background`, or None where nothing is shared. Raises ConfigError for other words."""
+    word = environ.get(LANE) or None
+    if word not in (None, "foreground", "background"):
+        raise ConfigError(
+            where="environment", key=LANE, got=repr(word), accepted="'foreground' or 'background'"
+        )
+    return word
+
+
+def mode(environ: Mapping[str, str]) -> Mode:
+    """How to share; `auto`, the default, is `streams` on a GPU and `process` on CPU slots.
+
+    Raises ConfigError for other words, and for modes that need a GPU where there is none.
+    """
+    word = environ.get(MODE) or "auto"
+    gpu = environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
+    if word == "auto":
+        return Mode.STREAMS if gpu else Mode.PROCESS
+    accepted = ["auto", *(known.value for known in Mode)]
+    if word not in accepted:
+        raise ConfigError(where="environment", key=MODE, got=repr(word), accepted=", ".join(accepted))
+    if word in (Mode.GREEN, Mode.MPS) and not gpu:
+        raise ConfigError(where="environment", key=MODE, got=f"{word!r} without a GPU", accepted="a GPU")
+    return Mode(word)
+
+
+def device_of(environ: Mapping[str, str]) -> str | None:
+    """The index, in the allocation, of the device that this rank is on; None where none is told."""
+    devices = [word for word in environ.get("HPCSCHED_DEVICES", "").split(",") if word]
+    rank = int(environ.get("HPCSCHED_RANK") or 0)
+    return devices[rank] if rank < len(devices) else None
+
+
+def address(environ: Mapping[str, str]) -> str | None:
+    """The abstract socket at which the foreground of this rank's device awaits a guest; None: nowhere.
+
+    In no file system: run directories lie on ones that have no sockets. Who is at the other end has to be
+    asked, as anybody on the host may take the name.
+    """
+    run, device = environ.get("HPCSCHED_RUN_ID"), device_of(environ)
+    return f"\0hpcsched/{run}/lane/{device}" if run and device is not None else None
+
+
+def note_of_fault(job_dir: str | Path) -> Path:
+    """The file whose being there says that the job is nobody's guest any more, and why."""
+    return Path(job_dir) / "never-a-guest"

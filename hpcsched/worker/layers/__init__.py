@@ -1,0 +1,1 @@
+"""A model as layers that can run apart: found by tracing, measured one by one."""

@@ -1,0 +1,52 @@
+"""From measured times to a layer profile: medians, nothing else. No torch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from hpcsched.planning.burst.graph import Layer, LayerProfile
+
+
+class LayerTimes:
+    """The times of `layers` (whose own times are ignored), as they come in, by layer and batch."""
+
+    def __init__(self, layers: Sequence[Layer], *, model: str, device: str, input_bytes: int) -> None:
+        self._layers = tuple(layers)
+        self._about = {"model": model, "device": device}
+        self._input_bytes = input_bytes
+        self._times: dict[int, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+
+    def add(self, layer: int, batch: int, forward_us: float, backward_us: float) -> None:
+        """One run of a layer, given by its id, on so many samples."""
+        self._times[batch][layer].append((forward_us, backward_us))
+
+    def drop(self, batch: int) -> None:
+        """Forget what was measured with this batch."""
+        self._times.pop(batch, None)
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Those that every layer was measured with, ascending."""
+        return tuple(sorted(n for n, found in self._times.items() if len(found) == len(self._layers)))
+
+    def profile(self, note: str = "") -> LayerProfile:
+        """Medians at those batches. Raises ValueError where there is none."""
+        if not self.batches:
+            raise ValueError("no batch was measured with every layer")
+        return LayerProfile(
+            **self._about,
+            source="measured",
+            note=note,
+            input_bytes=self._input_bytes,
+            layers=tuple(
+                replace(layer, forward_us=self._medians(layer.id, 0), backward_us=self._medians(layer.id, 1))
+                for layer in self._layers
+            ),
+        )
+
+    def _medians(self, layer: int, which: int) -> dict[int, float]:
+        """To the nanosecond: what is beyond is noise."""
+        return {n: round(median(t[which] for t in self._times[n][layer]), 3) for n in self.batches}

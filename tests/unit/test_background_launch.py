@@ -1,0 +1,224 @@
+"""How a background job's processes are started: what they are told, and how much of a core they get."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcsched.agent.orders import Site, joining_plan
+from hpcsched.core.actions import Resize
+from hpcsched.core.model import Device, Role
+from hpcsched.launch import spawn as module
+from hpcsched.launch.contract import plan_attempt
+from hpcsched.launch.local import LocalLauncher
+from hpcsched.store.rundir import RunDir
+from hpcsched.testing.builders import Driver, a_job
+from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
+from hpcsched.worker.lanes.settings import device_of
+
+SHOWS = "import os; print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))"
+
+
+def shown(folder: Path, *, idle: bool) -> str:
+    wanted = replace(plan(folder, ["sh", "-c", f"sleep 0.2; {sys.executable} -c '{SHOWS}'"]), idle=idle)
+    workers = LocalLauncher().launch(wanted)
+    try:
+        assert reaped(workers) == 0
+    finally:
+        workers.close()
+    return (folder / "logs" / "out").read_text().strip()
+
+
+def attempt(kind: str, lane: str | None, folder: Path):
+    device = Device(index=0, host="n1", kind=kind, handle="0")
+    return plan_attempt(
+        a_job("b", gpus=1, background=lane == "background"),
+        job_id=1,
+        attempt=1,
+        run_id="r",
+        run_dir=folder,
+        output=folder / "out",
+        devices=(device,),
+        resume=False,
+        lane=lane,
+    )
+
+
+def test_ranks_that_join_find_their_device_by_their_number_like_the_others(tmp_path):
+    devices = tuple(Device(index=i, host="n1", kind="test", handle=str(i)) for i in (2, 5))
+    site = Site(rundir=RunDir(tmp_path), run_id="r", user="u", speed=1.0, stand_ins=False)
+    driver = Driver(gpus=6)
+    driver.submit(a_job("j", gpus=2))
+    action = Resize(at=0.0, cause="", job_id=1, attempt=1, gpus=(4, 0, 2, 5), role=Role.PRIMARY)
+    plan = joining_plan(driver.job("j"), action, site=site, devices=devices, staying=2, where="h:1")
+    assert (plan.first_rank, plan.world_size, plan.devices) == (2, 4, devices)
+    assert plan.env["HPCSCHED_DEVICES"] == "4,0,2,5"
+    found = [device_of({**plan.env, "HPCSCHED_RANK": str(plan.first_rank + i)}) for i in range(2)]
+    assert found == ["2", "5"]
+
+
+def test_on_cpu_slots_it_and_what_it_starts_get_what_others_leave(tmp_path):
+    assert shown(tmp_path, idle=True) == f"{os.SCHED_IDLE} 0"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
+def test_asked_to_save_it_may_do_so_on_any_core(tmp_path):
+    """On a core that is busy it would hardly get to it."""
+    pinned = frozenset({min(os.sched_getaffinity(0))})
+    shows = f'{sys.executable} -c "import os; print(len(os.sched_getaffinity(0)))"'
+    script = f"trap '{shows}; exit 75' TSTP; : > {tmp_path}/ready; while :; do sleep 0.05; done"
+    launcher = LocalLauncher(cpus=lambda device: pinned)
+    workers = launcher.launch(replace(plan(tmp_path, ["sh", "-c", script]), idle=True))
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while not (tmp_path / "ready").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        workers.signal(signal.SIGTSTP)
+        assert reaped(workers) == 75
+    finally:
+        workers.close()
+    assert (tmp_path / "logs" / "out").read_text() == f"{len(os.sched_getaffinity(0))}\n"
+
+
+def test_others_are_started_as_ever(tmp_path):
+    assert shown(tmp_path, idle=False) == f"{os.SCHED_OTHER} 0"
+
+
+def test_where_the_system_does_not_allow_that_it_is_as_nice_as_can_be(tmp_path, monkeypatch):
+    def forbidden(pid, policy, parameters):
+        raise PermissionError
+
+    monkeypatch.setattr(module.os, "sched_setscheduler", forbidden)
+    assert shown(tmp_path, idle=True) == f"{os.SCHED_OTHER} 19"
+
+
+def test_that_its_process_is_over_already_is_no_error(tmp_path):
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(pid, 0)
+    module.only_when_idle(pid)
+
+
+@pytest.mark.parametrize(("kind", "idle"), [("cpu", True), ("test", False)])
+def test_its_program_is_told_its_lane_and_yields_on_cpu_slots_alone(tmp_path, kind, idle):
+    planned = attempt(kind, "background", tmp_path)
+    assert planned.env["HPCSCHED_LANE"] == "background"
+    assert planned.idle is idle
+
+
+def test_a_foreground_job_is_told_so_where_there_are_others_and_yields_to_nobody(tmp_path):
+    planned = attempt("cpu", "foreground", tmp_path)
+    assert (planned.env["HPCSCHED_LANE"], planned.idle) == ("foreground", False)
+    assert "HPCSCHED_LANE" not in attempt("cpu", None, tmp_path).env
+
+
+def test_a_lane_that_the_agent_itself_was_told_reaches_no_worker(tmp_path):
+    launcher = LocalLauncher(environ={**os.environ, "HPCSCHED_LANE": "background"})
+    workers = launcher.launch(plan(tmp_path, ["sh", "-c", "echo lane=$HPCSCHED_LANE"]))
+    try:
+        assert reaped(workers) == 0
+    finally:
+        workers.close()
+    assert (tmp_path / "logs" / "out").read_text() == "lane=\n"
+
+
+def test_one_that_the_zygote_has_forked_yields_before_it_begins(tmp_path):
+    class Zygote:
+        def spawn(self, start, early):
+            permit, go = os.pipe()
+            pid = os.posix_spawn(
+                "/bin/sh",
+                ["sh", "-c", f"read x; {sys.executable} -c '{SHOWS}'"],
+                {},
+                file_actions=[(os.POSIX_SPAWN_DUP2, permit, 0), (os.POSIX_SPAWN_DUP2, start.output, 1)],
+            )
+            os.close(permit)
+            return pid, go
+
+    launcher = LocalLauncher()
+    launcher._warm = Zygote()
+    warm = [sys.executable, "-m", "hpcsched.worker"]
+    workers = launcher.launch(replace(plan(tmp_path, warm), idle=True))
+    try:
+        assert reaped(workers) == 0
+    finally:
+        workers.close()
+    assert (tmp_path / "logs" / "out").read_text() == f"{os.SCHED_IDLE} 0\n"
+
+
+# --- the stand-in -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """A stand-in of 1000 steps a second that can be told its pace."""
+    former = signal.signal(signal.SIGUSR1, lambda *_: None)
+    course = {"rate": 1000.0, "start_s": 0.0, "suspend_s": 0.0, "steps": 10_000_000, "speed": 1.0}
+    env = {
+        "HPCSCHED_STANDIN": json.dumps(course),
+        "HPCSCHED_JOB_DIR": str(tmp_path),
+        "HPCSCHED_ATTEMPT": "1",
+        "HPCSCHED_NOTIFY_PID": str(os.getpid()),
+    }
+    argv = [sys.executable, "-m", "hpcsched.worker.standin"]
+    workers = LocalLauncher().launch(replace(plan(tmp_path, argv), env=env, cwd=Path.cwd()))
+    yield workers
+    workers.signal(signal.SIGKILL)
+    reaped(workers)
+    workers.close()
+    signal.signal(signal.SIGUSR1, former)
+
+
+def steps_in(workers, seconds: float) -> float:
+    """Steps a second, from the first line that comes to the first one so much later."""
+    first, rest = None, b""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        try:
+            data = os.read(workers.progress_fd, 65536)
+        except BlockingIOError:
+            time.sleep(0.01)
+            continue
+        *lines, rest = (rest + data).split(b"\n")
+        for line in map(json.loads, lines):
+            first = first or line
+            if line["t"] - first["t"] >= seconds:
+                return (line["step"] - first["step"]) / (line["t"] - first["t"])
+    raise AssertionError("no progress")
+
+
+def told(workers, share: float) -> None:
+    """Give the order, and let what was said before it go by."""
+    workers.tell({"pace": share})
+    steps_in(workers, 0.5)
+
+
+def test_a_stand_in_keeps_to_its_pace(stand_in):
+    assert steps_in(stand_in, 0.6) == pytest.approx(1000, rel=0.2)
+    told(stand_in, 0.25)
+    assert steps_in(stand_in, 0.6) == pytest.approx(250, rel=0.3)
+    told(stand_in, 0.0)
+    assert steps_in(stand_in, 0.6) == 0
+    told(stand_in, 1.0)
+    assert steps_in(stand_in, 0.6) == pytest.approx(1000, rel=0.2)
+
+
+def test_a_stand_in_that_pauses_saves_and_leaves_at_once(stand_in, tmp_path):
+    told(stand_in, 0.0)
+    stand_in.signal(signal.SIGTSTP)
+    assert reaped(stand_in) == 75
+    assert json.loads((tmp_path / "STATE.json").read_text())["step"] > 0
+
+
+def test_a_stand_in_passes_over_orders_that_are_not_for_it(stand_in):
+    for order in ({"suspend": {"quick": True}}, {"pace": "fast"}, {"pace": None}):
+        stand_in.tell(order)
+    told(stand_in, 0.5)
+    assert steps_in(stand_in, 0.6) == pytest.approx(500, rel=0.3)

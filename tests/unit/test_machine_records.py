@@ -1,0 +1,89 @@
+"""What the record of a job says when its attempt ends: nothing that is saved may be forgotten by it."""
+
+from __future__ import annotations
+
+import json
+import selectors
+from types import SimpleNamespace
+
+import pytest
+
+from hpcsched.agent.attempts import Attempt
+from hpcsched.agent.clock import RunClock
+from hpcsched.agent.effects import Effects
+from hpcsched.testing.builders import Driver, a_job
+
+
+class Ended:
+    """Processes that have failed."""
+
+    record = held = ready = refused = None
+
+    def reap(self):
+        return 1
+
+    def failed_early(self):
+        return False
+
+    def close(self):
+        pass
+
+
+def saved_step_after(folder, record):
+    """A job has saved step 500 and been resumed; its second attempt fails while this is its record."""
+    run = Driver(gpus=1)
+    run.submit(a_job("j", steps=10_000))
+    run.runs("j")
+    run.saves("j", 500)
+    run.suspend("j")
+    run.leaves("j", 500)
+    run.resume("j")
+    run.runs("j")
+    if record:
+        (folder / "STATE.json").write_text(json.dumps(record))
+    with selectors.DefaultSelector() as selector:
+        effects = Effects(
+            machine=run.machine,
+            launcher=SimpleNamespace(),
+            site=SimpleNamespace(),
+            clock=RunClock(),
+            selector=selector,
+        )
+        attempt = Attempt(
+            job_id=1,
+            attempt=2,
+            workers=Ended(),
+            gpus=(0,),
+            folder=folder,
+            output=folder / "out",
+            teaches=False,
+        )
+        effects._attempts[1] = attempt
+        (exited,) = effects._reap(attempt)
+    run.handle(exited)
+    return run.job("j").saved_step
+
+
+@pytest.mark.parametrize(
+    ("record", "saved"),
+    [
+        ({"step": 400, "attempt": 1}, 500),
+        ({"step": 500, "attempt": 1}, 500),
+        ({"step": 600, "attempt": 1}, 600),
+        ({"step": 700, "attempt": 2}, 700),
+        ({"step": 450, "attempt": 2}, 450),
+        ({"step": 450}, 450),
+        (None, 500),
+    ],
+    ids=[
+        "an earlier attempt's, not on disk yet",
+        "an earlier attempt's, as none was saved since",
+        "an earlier attempt's, not told before",
+        "its own",
+        "its own, after it had to fall back",
+        "of a program that tells no attempt",
+        "none",
+    ],
+)
+def test_the_record_of_an_earlier_attempt_does_not_take_back_what_is_saved(tmp_path, record, saved):
+    assert saved_step_after(tmp_path, record) == saved
