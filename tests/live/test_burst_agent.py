@@ -27,7 +27,7 @@ class Small(Trainer):
 
         def loss(model, batch):
             if not os.path.exists("go"):
-                time.sleep(0.02)
+                time.sleep(0.15)
             return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
         return Parts(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01), global_batch=7,
