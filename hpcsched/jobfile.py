@@ -52,21 +52,23 @@ _ACCEPTED = {
 }
 """What is right for each key of a job."""
 
-_COUNT, _FLAG, _LIMIT, _FILE = (
+_COUNT, _FLAG, _LIMIT, _FILE, _NORM = (
     "a positive whole number",
     "true or false",
     "a number of at least 1",
     "a file name",
+    '"shared" or "local"',
 )
 _IS_RIGHT: dict[str, Callable[[Any], bool]] = {
     _COUNT: lambda value: type(value) is int and value > 0,
     _FLAG: lambda value: type(value) is bool,
     _LIMIT: lambda value: type(value) in (int, float) and value >= 1,
     _FILE: lambda value: type(value) is str and value != "",
+    _NORM: lambda value: value in ("shared", "local"),
 }
 STRATEGIES: dict[str, dict[str, str]] = {
     "ddp": {"micro_batch": _COUNT, "reproducible": _FLAG, "shards": _COUNT},
-    "burst": {"amplification": _LIMIT, "plan": _FILE, "profile": _FILE},
+    "burst": {"amplification": _LIMIT, "batch_norm": _NORM, "plan": _FILE, "profile": _FILE},
 }
 """Ways a job's workers can run it, with the options of each, and what is right for them."""
 

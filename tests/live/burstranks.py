@@ -28,9 +28,6 @@ _SERVER.set_forkserver_preload(["torch", "torch._dynamo", "hpcsched.worker.strat
 
 DEADLINE_S = 120.0
 
-CUMULATIVE = 0.3
-"""Becomes `momentum=None` once the model is traced."""
-
 
 class Ranks:
     """Processes in one gloo group that do what they are asked to, all together."""
@@ -132,7 +129,7 @@ class Draw:
             norm = self.random.choice(
                 [
                     nn.BatchNorm2d(channels),
-                    nn.BatchNorm2d(channels, momentum=CUMULATIVE),
+                    nn.BatchNorm2d(channels, momentum=None),
                     nn.BatchNorm2d(channels, affine=False),
                     nn.GroupNorm(1, channels),
                     nn.Identity(),
@@ -246,9 +243,6 @@ class _Model:
         self.example = (torch.zeros(2, 2, 4, 4, dtype=dtype),)
         self.layers = trace(self.model, self.example)
         self.lone = trace(self.plain, self.example) if self.draw.dropout and not wires.rank else None
-        for module in (*self.model.modules(), *self.plain.modules()):
-            if isinstance(module, nn.BatchNorm2d) and module.momentum == CUMULATIVE:
-                module.momentum = None
 
     def compared(self, plans: int) -> Iterator[tuple[float, str]]:
         for number in range(plans):

@@ -18,7 +18,7 @@ from test_worker_ranks import Job, same, woken_by  # noqa: E402
 _PRELOADED = ["torch", "torch._dynamo", "hpcsched.worker.strategies.burst", "torch.testing"]
 multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
 
-NOISY, EXACT = ["0", "4", "6"], ["0", "2"]
+NOISY, EXACT, EXACT_NORMED = ["0", "4", "6"], ["0", "2"], ["0", "3"]
 """The layers of the trainers, each called after what it begins with."""
 
 
@@ -94,6 +94,18 @@ def test_the_plan_does_not_change_what_is_learnt(tmp_path: Path) -> None:
     spread = burst(tmp_path / "spread", trainer="training:Mapped", plan=plan)
     assert spread.run(3) == [0, 0, 0], spread.output
     assert largest_difference(alone, spread) < 1e-12
+
+
+def test_batch_norm_of_each_ranks_own_samples_is_what_data_parallelism_has(tmp_path: Path) -> None:
+    ddp = Job(tmp_path / "ddp", trainer="training:Normed", steps=12)
+    assert ddp.run(2) == [0, 0], ddp.output
+    everywhere = table(EXACT_NORMED, [[0, 1], [0, 1]], 2)
+    local = burst(tmp_path / "local", trainer="training:Normed", plan=everywhere, batch_norm="local")
+    assert local.run(2) == [0, 0], local.output
+    assert largest_difference(ddp, local) < 1e-12
+    shared = burst(tmp_path / "shared", trainer="training:Normed", plan=everywhere)
+    assert shared.run(2) == [0, 0], shared.output
+    assert largest_difference(ddp, shared) > 1e-3
 
 
 def test_without_a_plan_the_layers_are_measured_and_a_resume_on_other_ranks_plans_anew(

@@ -79,6 +79,10 @@ class Exact(Base):
     def network(self):
         return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
 
+class Normed(Exact):
+    def network(self):
+        return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+
 class Mapped(Exact):
     def dataset(self):
         return [(x, y) for x, y in zip(self.x, self.y)]

@@ -174,3 +174,16 @@ def test_a_batch_norm_of_several_layers_needs_them_on_the_same_ranks_and_in_the_
         check_norms(users, plan((0, (0,)), (1, (1,))), "plan")
     with pytest.raises(ConfigError, match="a turn before layer 'a'"):
         check_norms(users, plan((1, (0,)), (0, (0,))), "plan")
+
+
+def test_local_statistics_of_a_single_sample():
+    users = [(0, "a", [nn.BatchNorm1d(4)]), (1, "b", [])]
+
+    def plan(first, second):
+        planned = (PlannedLayer(id=i, name="ab"[i], ranks=r) for i, r in enumerate((first, second)))
+        return Plan(model="m", gpus=2, global_batch=3, layers=tuple(planned))
+
+    check_norms(users, plan((0,), (0, 1)), "plan", alone_of=3)
+    check_norms(users, plan((0, 1), (0, 1)), "plan", alone_of=4)
+    with pytest.raises(ConfigError, match="layer 'a': 2 ranks for a batch of 3"):
+        check_norms(users, plan((0, 1), (0, 1)), "plan", alone_of=3)

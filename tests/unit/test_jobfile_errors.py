@@ -163,6 +163,13 @@ CASES = [
         "6",
         "at most as many ranks as shards (4)",
     ),
+    (
+        "statistics",
+        job('strategy = { kind = "burst", batch_norm = "none" }'),
+        "job a.strategy.batch_norm",
+        "'none'",
+        '"shared" or "local"',
+    ),
     ("no kind", job("strategy = { x = 1 }"), "job a.strategy", "'None'", "ddp"),
     # dependencies
     ("after is text", job('after = "b"'), "job a.after", "'b'", "a list of job names"),

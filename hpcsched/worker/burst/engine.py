@@ -40,6 +40,7 @@ class Engine:
         plan: which ranks compute what; `where` says where it came from.
         batch: samples in a global batch.
         seed: of dropout.
+        local_norms: batch norm over each rank's own samples, as by data parallelism, not over the batch.
 
     Raises ConfigError naming the layer that does not fit the plan, or cannot run by one.
     """
@@ -54,13 +55,15 @@ class Engine:
         seed: int,
         wires: Wires,
         optimizer: torch.optim.Optimizer,
+        local_norms: bool = False,
         where: str = "plan",
     ) -> None:
         self._layers = layers
         self._batch = batch
         self._wires = wires
         self._optimizer = optimizer
-        self._units = prepare(layers, wires, seed)
+        self._local_norms = local_norms
+        self._units = prepare(layers, wires, seed, local_norms=local_norms)
         self._forms = describe(self._units, example)
         self._things = belongings(self._units)
         self._trained = tuple(thing.tensor.requires_grad for thing in self._things)
@@ -72,7 +75,8 @@ class Engine:
 
     def _adopt(self, plan: Plan, where: str) -> None:
         check(plan, self._layers, world_size=self._wires.world_size, batch=self._batch, where=where)
-        check_norms([(unit.id, unit.name, unit.norms) for unit in self._units], plan, where)
+        norms = [(unit.id, unit.name, unit.norms) for unit in self._units]
+        check_norms(norms, plan, where, alone_of=self._batch if self._local_norms else None)
         self.plan = plan
         reads = [(unit.id, unit.inputs) for unit in self._units]
         self._whole, self._apart = (

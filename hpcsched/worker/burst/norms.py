@@ -18,7 +18,7 @@ class SharedBatchNorm(nn.Module):
     """An `nn.BatchNorm1d`, 2d or 3d, over the samples of all ranks of its layer, however many each has.
 
     It is what that module would do on one rank with the whole batch. Running statistics come out equal, to
-    the last bit, on all of these ranks.
+    the last bit, on all of these ranks. With the seat's `local_norms` it is that module, on each rank alone.
     """
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, seat: Seat) -> None:
@@ -29,7 +29,7 @@ class SharedBatchNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The normalised `x`, shape [samples, channels, ...]."""
         norm, seat = self.norm, self._seat
-        if len(seat.ranks) == 1 or not (norm.training or norm.running_mean is None):
+        if seat.local_norms or len(seat.ranks) == 1 or not (norm.training or norm.running_mean is None):
             return norm(x)  # type: ignore[no-any-return]
         norm._check_input_dim(x)
         y, mean, variance, count = _Normalise.apply(x, norm.weight, norm.bias, norm.eps, seat)

@@ -38,15 +38,30 @@ def belongings(units: Sequence[Unit]) -> tuple[Belonging, ...]:
     return tuple(Belonging(tensor, tuple(layers)) for tensor, layers in found.items())
 
 
-def check_norms(norms: Iterable[tuple[int, str, Sequence[nn.Module]]], plan: Plan, where: str) -> None:
+def check_norms(
+    norms: Iterable[tuple[int, str, Sequence[nn.Module]]],
+    plan: Plan,
+    where: str,
+    *,
+    alone_of: int | None = None,
+) -> None:
     """Raise ConfigError for a batch norm that several layers use on different ranks, or in another order than
     the model's: whose statistics?
 
-    `norms` are each layer's id, name and batch norms.
+    `norms` are each layer's id, name and batch norms. Where each rank's statistics are its own, `alone_of` is
+    the global batch: then one that a rank would have a single sample for is refused too.
     """
     turn = {at.id: number for number, at in enumerate(plan.layers)}
     seen: dict[nn.Module, tuple[int, str]] = {}
     for layer, name, own in norms:
+        ranks = len(plan.layers[turn[layer]].ranks)
+        if own and alone_of is not None and ranks > 1 and alone_of // ranks < 2:
+            raise ConfigError(
+                where=where,
+                key=f"layer {name!r}",
+                got=f"{ranks} ranks for a batch of {alone_of}: batch norm of a single sample",
+                accepted='at least 2 samples a rank, or batch_norm = "shared"',
+            )
         for norm in own:
             other, other_name = seen.get(norm, (layer, name))
             seen[norm] = layer, name

@@ -81,14 +81,14 @@ class Unit:
         return self.module(*inputs)  # type: ignore[no-any-return]
 
 
-def prepare(layers: Layers, wires: Wires, seed: int) -> tuple[Unit, ...]:
+def prepare(layers: Layers, wires: Wires, seed: int, *, local_norms: bool = False) -> tuple[Unit, ...]:
     """The layers, with what depends on the other samples of a batch replaced.
 
     Raises ConfigError naming a module that cannot be.
     """
     units = []
     for layer in layers.layers:
-        swap = _Swap(Seat(name=layer.name, seed=seed, wires=wires))
+        swap = _Swap(Seat(name=layer.name, seed=seed, wires=wires, local_norms=local_norms))
         module = swap.graph(layer.module)
         units.append(Unit(layer.id, layer.name, module, layer.inputs, swap.seat, tuple(swap.copies)))
     return tuple(units)

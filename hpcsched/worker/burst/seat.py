@@ -12,7 +12,8 @@ class Seat:
     """One layer's place in the plan, as this rank sees it.
 
     `ranks` compute the layer for global batches of `batch` samples; `places` are those of this rank's samples
-    in the stream of all samples. Before the layer is called its `calls` are set to 0.
+    in the stream of all samples. With `local_norms` each rank's batch norms see its own samples only. Before
+    the layer is called its `calls` are set to 0.
     """
 
     name: str
@@ -21,6 +22,7 @@ class Seat:
     ranks: Ranks = (0,)
     batch: int = 0
     places: range = range(0)
+    local_norms: bool = False
     calls: int = 0
 
     def next_call(self) -> int:

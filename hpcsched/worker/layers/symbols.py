@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
 
 from hpcsched.errors import ConfigError
 
@@ -206,7 +207,8 @@ class Tracer(fx.Tracer):
                     module = self.root.get_submodule(node.target)  # type: ignore[arg-type]
                     state = dict(chain(module.named_parameters(), module.named_buffers()))
                     state = {name: self._like(tensor) for name, tensor in state.items()}
-                    return functional_call(module, state, args, kwargs)
+                    with _countless(module):
+                        return functional_call(module, state, args, kwargs)
                 return node.target(*args, **kwargs)  # type: ignore[operator]
             except ConfigError:
                 raise
@@ -258,6 +260,19 @@ class Tracer(fx.Tracer):
             torch.autograd.Function.apply = apply  # type: ignore[method-assign]
             for name, original in originals.items():
                 setattr(torch, name, original)
+
+
+@contextmanager
+def _countless(module: nn.Module) -> Iterator[None]:
+    """Meanwhile a batch norm with a cumulative mean does not ask for its count, which a fake has not."""
+    if not (isinstance(module, _NormBase) and module.momentum is None):
+        yield
+        return
+    module.momentum = 0.5
+    try:
+        yield
+    finally:
+        module.momentum = None
 
 
 def _target(node: fx.Node) -> str:

@@ -23,7 +23,10 @@ from hpcsched.worker.layers.graph import Layers, capture_inputs, trace
 from hpcsched.worker.layers.measure import measure
 from hpcsched.worker.trainer import Parts, Trainer, build, evaluate, to_device
 
-OPTIONS = ("amplification", "plan", "profile")
+OPTIONS = ("amplification", "batch_norm", "plan", "profile")
+
+NORMS = ("shared", "local")
+"""Batch norm over all samples of a global batch, or over those that each rank has."""
 
 MEASURE_LAYER_S = 0.02
 """For one layer and batch, where the layers are measured at the start."""
@@ -34,8 +37,10 @@ def run(trainer: Trainer, env: JobEnv) -> None:
 
     Options: `plan`, a file with the plan to run, for exactly as many ranks. Else one is made, with each
     layer's `amplification` limited, from the layer `profile` in a file, or as measured here at the start, and
-    made anew at a periodic checkpoint when what was measured since says that this pays.
+    made anew at a periodic checkpoint when what was measured since says that this pays. `batch_norm`, one of
+    `NORMS`.
     """
+    local_norms = _local_norms(env)
     parts = build(trainer, env.args)
     parts.model.train()
     _check_optimizer(parts.optimizer)
@@ -52,7 +57,7 @@ def run(trainer: Trainer, env: JobEnv) -> None:
     example = _example(parts, session.device)
     layers = trace(parts.model, example)
     wires = Wires(session.rank, session.world_size, session.device)
-    chooser = _chooser(env, parts, layers, wires)
+    chooser = _chooser(env, parts, layers, wires, local_norms)
     plan_file = _file(env, "plan")
     plan = _agree(session, lambda: pinned(plan_file) if plan_file else chooser.first())
     engine = Engine(
@@ -63,6 +68,7 @@ def run(trainer: Trainer, env: JobEnv) -> None:
         seed=parts.seed,
         wires=wires,
         optimizer=parts.optimizer,
+        local_norms=local_norms,
         where=str(plan_file or "plan"),
     )
     if session.rank == 0:
@@ -103,7 +109,7 @@ def _example(parts: Parts, device: torch.device, samples: int = EXAMPLE_SAMPLES)
         return inputs
 
 
-def _chooser(env: JobEnv, parts: Parts, layers: Layers, wires: Wires) -> Chooser:
+def _chooser(env: JobEnv, parts: Parts, layers: Layers, wires: Wires, local_norms: bool) -> Chooser:
     def measured() -> LayerProfile:
         counts = range(1, wires.world_size + 1)
         batches = sorted({parts.global_batch // n for n in counts if parts.global_batch % n == 0})
@@ -127,6 +133,7 @@ def _chooser(env: JobEnv, parts: Parts, layers: Layers, wires: Wires) -> Chooser
         (layer.id, layer.name, [part for part in layer.module.modules() if isinstance(part, _BatchNorm)])
         for layer in layers.layers
     ]
+    alone_of = parts.global_batch if local_norms else None
     return Chooser(
         folder=env.job_dir,
         gpus=wires.world_size,
@@ -136,8 +143,15 @@ def _chooser(env: JobEnv, parts: Parts, layers: Layers, wires: Wires) -> Chooser
         measure=measured,
         profile_file=profile,
         shape=[(layer.name, layer.prev) for layer in layers.layers],
-        fits=lambda plan: check_norms(norms, plan, "plan"),
+        fits=lambda plan: check_norms(norms, plan, "plan", alone_of=alone_of),
     )
+
+
+def _local_norms(env: JobEnv) -> bool:
+    kind = env.strategy.get("batch_norm", NORMS[0])
+    if kind not in NORMS:
+        raise ConfigError(where="strategy", key="batch_norm", got=repr(kind), accepted=" or ".join(NORMS))
+    return bool(kind == "local")
 
 
 def _file(env: JobEnv, key: str) -> Path | None:
