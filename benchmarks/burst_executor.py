@@ -4,8 +4,9 @@
 
 All trainings live in the same two processes and take turns in random order, a few steps each, so that
 whatever else the machine does meets all of them: one with `strategy = "ddp"`'s session, one by a plan that
-gives every layer to all ranks, and a second one with ddp, which shows how much of a difference is chance.
-Then the plan is switched back and forth at a step boundary. With `--cuda`: on two GPUs (NCCL).
+gives every layer to all ranks (with batch norm: both of its kinds), and a second one with ddp, which shows
+how much of a difference is chance. Then the plan is switched back and forth at a step boundary. With
+`--cuda`: on two GPUs (NCCL).
 """
 
 from __future__ import annotations
@@ -56,14 +57,10 @@ def measure(options: argparse.Namespace) -> Report:
             rank.join(10)
             rank.kill()
     report = Report(results=found)
-    _say(report, found, "plain", "no batch norm", goal=True)
-    _say(
-        report,
-        found,
-        "normed",
-        "batch norm: of each rank's share by ddp, of the whole batch by the plan",
-        goal=False,
-    )
+    _say(report, found, "plain_ddp", "plain_burst", "no batch norm", goal=True)
+    _say(report, found, "normed_ddp", "normed_local", "batch norm of each rank's share by both", goal=True)
+    whole = "batch norm of each rank's share by ddp, of the whole batch by the plan"
+    _say(report, found, "normed_ddp", "normed_burst", whole, goal=False)
     step_s = median(found["plain_burst_step_s"])
     switch_s = median(found["switch_s"])
     report.row(
@@ -75,10 +72,12 @@ def measure(options: argparse.Namespace) -> Report:
     return report
 
 
-def _say(report: Report, found: dict[str, list[float]], key: str, what: str, *, goal: bool) -> None:
-    ddp, burst = found[f"{key}_ddp_step_s"], found[f"{key}_burst_step_s"]
+def _say(
+    report: Report, found: dict[str, list[float]], base: str, other: str, what: str, *, goal: bool
+) -> None:
+    ddp, burst = found[f"{base}_step_s"], found[f"{other}_step_s"]
     over = median(burst) / median(ddp) - 1
-    chance = median(found[f"{key}_again_step_s"]) / median(ddp) - 1
+    chance = median(found[f"{base}_again_step_s"]) / median(ddp) - 1
     report.row(
         f"a step by a plan with all layers on all ranks, over one of ddp ({what})",
         f"{over:+.1%} ({ms(median(burst))} against {ms(median(ddp))}; ddp against itself {chance:+.1%})",
@@ -129,7 +128,9 @@ class _Bench:
         self.rounds, self.switching = (QUICK_ROUNDS, QUICK_SWITCHES) if quick else (ROUNDS, SWITCHES)
 
     def compare(self, key: str) -> dict[str, list[float]]:
-        trainings = [("ddp", self.ddp(key)), ("again", self.ddp(key)), ("burst", self.burst(key)[0])]
+        trainings = [("ddp", self.ddp(key)), ("ddp_again", self.ddp(key)), ("burst", self.burst(key)[0])]
+        if key == "normed":
+            trainings.append(("local", self.burst(key, local_norms=True)[0]))
         times: dict[str, list[float]] = {name: [] for name, _ in trainings}
         for _, training in 3 * trainings:
             next(training)  # the first steps cost more
@@ -207,7 +208,7 @@ class _Bench:
             parts.optimizer.step()
             yield
 
-    def burst(self, key: str) -> tuple[Iterator[None], Any, Any]:
+    def burst(self, key: str, *, local_norms: bool = False) -> tuple[Iterator[None], Any, Any]:
         """The same by a plan; the session and the layers too."""
         from hpcsched.worker.burst.engine import Engine
         from hpcsched.worker.burst.session import BurstSession
@@ -227,6 +228,7 @@ class _Bench:
             seed=0,
             wires=wires,
             optimizer=parts.optimizer,
+            local_norms=local_norms,
         )
         session.run_by(engine, parts, wires)
 

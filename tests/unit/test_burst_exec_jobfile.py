@@ -38,7 +38,7 @@ def test_a_burst_job_is_accepted(tmp_path: Path, strategy: str) -> None:
         ('{ kind = "burst", amplification = nan }', "job a.strategy: nan"),
         ('{ kind = "burst", plan = 3 }', "strategy.plan: 3; accepted: a file name"),
         ('{ kind = "burst", plan = "" }', "strategy.plan: ''; accepted: a file name"),
-        ('{ kind = "burst", micro_batch = 3 }', "accepted: amplification, plan, profile"),
+        ('{ kind = "burst", micro_batch = 3 }', "accepted: amplification, batch_norm, plan, profile"),
         ('{ kind = "burst", plan = "p.json", profile = "l.json" }', "or what to make one from, not both"),
     ],
 )  # fmt: skip
