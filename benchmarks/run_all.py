@@ -38,7 +38,7 @@ DEADLINES_S = {
     "plans": 300,
     "burst_plans": 120,
     "burst_cluster": 900,
-    "burst_executor": 500,
+    "burst_executor": 900,
     "simulator_scale": 900,
     "policies": 900,
 }

@@ -13,8 +13,8 @@ import torch
 
 from hpcsched.planning.burst.graph import LayerProfile, time_at
 
-EVERY = 20
-"""Layers are timed in every so manieth step."""
+EVERY, FIRST = 100, 20
+"""Layers are timed in every so manieth step, and first in this one: it takes longer, as nothing overlaps."""
 WEIGHT = 0.5
 """How much what was measured since the last correction counts against what was known before."""
 WORTH = 0.05

@@ -10,7 +10,7 @@ import torch
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.plan import Plan
 from hpcsched.worker.burst.engine import Engine
-from hpcsched.worker.burst.feedback import EVERY, Timing
+from hpcsched.worker.burst.feedback import EVERY, FIRST, Timing
 from hpcsched.worker.burst.wires import Wires
 from hpcsched.worker.layers.graph import StandIn, capture_inputs
 from hpcsched.worker.session import Session
@@ -50,7 +50,7 @@ class BurstSession(Session):
         """Forward and backward pass of a step; then the gradients are ready for `optimizer.step`."""
         engine, loss, model = self._engine, self._parts.loss, self.model
         assert engine is not None
-        engine.clock.on = self.step % EVERY == EVERY - 1
+        engine.clock.on = self.step % EVERY == FIRST - 1
         engine.begin(self.samples)
         inputs, results = (batches and next(batches) for batches in self._batches)
         fed = () if inputs is None else capture_inputs(loss, model, inputs)
