@@ -249,7 +249,8 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
     if job.background:
         # It has the background lane of one GPU.
         if job.gpus != "auto" and (least, most) != (1, 1):
-            refuse("gpus", job.gpus, '"auto" or 1 for a job in the background')
+            got = {"min": least, "max": most} if isinstance(job.gpus, _Gpus) else job.gpus
+            refuse("gpus", got, '"auto" or 1 for a job in the background')
         if job.nodes != 1:
             refuse("nodes", job.nodes, "1 for a job in the background")
         if strategy["kind"] == "burst":

@@ -18,6 +18,16 @@ from hpcsched.store.status import JobStatus, Status
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Number(click.FloatRange):
+    """A number within bounds; nan, which is within any, is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
     """A click option that can be given as HPCSCHED_<NAME> too."""
     long = next(n for n in names if n.startswith("--")).partition("/")[0]

@@ -13,7 +13,7 @@ import click
 
 from hpcsched import jobfile
 from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
-from hpcsched.cli.common import dir_option, find_run, option, select
+from hpcsched.cli.common import Number, dir_option, find_run, option, select
 from hpcsched.cli.status import clock
 from hpcsched.core.model import JobSpec
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
@@ -195,7 +195,7 @@ def _gpus(text: str) -> str | int | dict[str, int]:
 @click.command()
 @click.argument("jobs", nargs=-1)
 @dir_option
-@click.option("--timeout", type=click.FloatRange(min=0), help="Give up after this many seconds.")
+@click.option("--timeout", type=Number(min=0), help="Give up after this many seconds.")
 @click.pass_context
 def wait(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, timeout: float | None) -> int:
     """Wait until JOBS (default: all) have ended. Exit code 0: all completed; 1: one has not."""

@@ -190,6 +190,9 @@ def _of_profile(table: Any, where: str, options: dict[str, Any], *, overlap: boo
     for name, accepted in wanted.items():
         if options[name] is None:
             raise ConfigError(where=name, got="missing", accepted=accepted)
+    for name, least in (("--bandwidth", 1e-9), ("--latency", 0.0)):
+        if not least <= options[name] <= 1e9:
+            raise ConfigError(where=name, got=f"{options[name]:g}", accepted=wanted[name])
     limit = options["--amplification"]
     network = Network(bandwidth_bytes_s=options["--bandwidth"] * 1e9, latency_s=options["--latency"] / 1e6)
     return planner.plan(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcsched.cli.common import Number
 from hpcsched.cli.profile_layers import layers
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
@@ -76,10 +77,10 @@ profile.add_command(layers)
 @click.option(
     "--gpus", metavar="LIST", help="Counts to measure, in this order, e.g. 1,2,4 or 1-4; default: all."
 )
-@click.option("--seconds", type=click.FloatRange(0, 86400, min_open=True), default=5.0, show_default=True)
+@click.option("--seconds", type=Number(0, 86400, min_open=True), default=5.0, show_default=True)
 @click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True)
-@click.option("--warmup", type=click.FloatRange(0, 86400), default=2.0, show_default=True, help="Seconds.")
-@click.option("--timeout", type=click.FloatRange(0, 86400, min_open=True), default=120.0, show_default=True)
+@click.option("--warmup", type=Number(0, 86400), default=2.0, show_default=True, help="Seconds.")
+@click.option("--timeout", type=Number(0, 86400, min_open=True), default=120.0, show_default=True)
 @click.option("--costs/--no-costs", default=True, help="Also measure what suspending and resuming costs.")
 @click.option("--global-batch", type=click.IntRange(1), help="Samples a step; default: as the program tells.")
 @click.option("--software", default="", help="Part of the profile's key, e.g. the version of a framework.")

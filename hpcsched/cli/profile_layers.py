@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcsched.cli.common import json_option, option
+from hpcsched.cli.common import Number, json_option, option
 from hpcsched.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ _NETWORK = "hpcsched.examples.models:Network"
 @option("--devices", metavar="SPEC", default="auto", show_default=True, help="The first of them is used.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 3600),
+    type=Number(0, 3600),
     default=0.05,
     show_default=True,
     help="For a layer at a batch.",
 )
-@click.option("--timeout", type=click.FloatRange(0, 86400, min_open=True), default=120.0, show_default=True)
+@click.option("--timeout", type=Number(0, 86400, min_open=True), default=120.0, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the layer profile here.")
 @click.option("--list", "list_", is_flag=True, help="Only list what was measured before.")
 @click.option("--stored", is_flag=True, help="TARGET is the name of one measured before: only show it.")

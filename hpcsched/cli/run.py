@@ -18,6 +18,7 @@ import click
 from hpcsched import jobfile
 from hpcsched.cli import policies
 from hpcsched.cli.common import (
+    Number,
     check_chart,
     database_path,
     dir_option,
@@ -54,7 +55,7 @@ _MARGIN = "Seconds kept before the end of the allocation besides what saving tak
 @option("--hosts", metavar="A,B", help="Hosts to use where no batch system grants them.")
 @option("--launcher", metavar="L", default="auto", help="auto, srun, blaunch, jsrun, ssh or local.")
 @option("--interface", metavar="I", help="Network interface (or address) the hosts meet on.")
-@option("--margin", type=click.FloatRange(min=0), default=60.0, help=_MARGIN)
+@option("--margin", type=Number(min=0), default=60.0, help=_MARGIN)
 @option("--requeue", is_flag=True, help="With work left at the end, put the batch job back into its queue.")
 @option("--chain", is_flag=True, help="With work left at the end, submit a batch job that goes on.")
 @option("--chain-script", metavar="F", type=click.Path(path_type=Path), help="What --chain submits.")
@@ -64,8 +65,8 @@ _MARGIN = "Seconds kept before the end of the allocation besides what saving tak
 @option("--warm", metavar="N", default="auto", help="Warm processes a host: auto, off or a number.")
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw a Gantt chart at the end.")
 @option("--compare", metavar="P,...", multiple=True, help="At the end, simulate these policies too.")
-@option("--grace", type=click.FloatRange(min=0), default=30.0, help="Least seconds to save in (30).")
-@option("--monitor", type=click.FloatRange(min=0.1), default=5.0, help="Seconds between device samples (5).")
+@option("--grace", type=Number(min=0), default=30.0, help="Least seconds to save in (30).")
+@option("--monitor", type=Number(min=0.1), default=5.0, help="Seconds between device samples (5).")
 @option("--database", metavar="F", help="SQLite file with profiles and history.")
 @option("--quiet", "-q", is_flag=True, help="Do not tell what happens.")
 @json_option

@@ -15,7 +15,7 @@ import click
 
 from hpcsched import config, jobfile
 from hpcsched.cli import wrappers
-from hpcsched.cli.common import dir_option, option
+from hpcsched.cli.common import Number, dir_option, option
 from hpcsched.cli.status import clock
 from hpcsched.errors import ConfigError
 from hpcsched.store.files import write_atomically
@@ -46,9 +46,7 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
 @click.option("--chain", "again", flag_value="chain", help="When time is up: submit a follow-up job.")
 @click.option("--once", "again", flag_value="once", help="When time is up: stop.")
 @option("--max-restarts", type=click.IntRange(min=0), default=20, help="How often it may come back (20).")
-@option(
-    "--margin", type=click.FloatRange(min=0), default=60.0, help="Save so many seconds before the end (60)."
-)
+@option("--margin", type=Number(min=0), default=60.0, help="Save so many seconds before the end (60).")
 @option("--launcher", metavar="L", help="How other hosts are reached: srun, blaunch, jsrun, ssh.")
 @click.option("--setup", metavar="LINE", multiple=True, help="A shell line before the run; can be repeated.")
 @click.option(

@@ -15,6 +15,7 @@ import click
 from hpcsched import jobfile
 from hpcsched.cli import policies
 from hpcsched.cli.common import (
+    Number,
     check_chart,
     database_path,
     find_run,
@@ -97,14 +98,14 @@ class _Case:
 @option(
     "--background-share",
     metavar="X",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(0, 1, min_open=True),
     default=0.5,
     help="Share of its own speed that a background job has beside another (0.5).",
 )
 @option(
     "--foreground-slowdown",
     metavar="X",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=Number(0, 1, max_open=True),
     default=0.03,
     help="Share of its speed that it costs that one (0.03).",
 )

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from hpcsched.cli import fate
-from hpcsched.cli.common import dir_option, find_run, hint_at_runs, option, plural
+from hpcsched.cli.common import Number, dir_option, find_run, hint_at_runs, option, plural
 from hpcsched.cli.status import asked, clock, steps, where
 from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError
@@ -39,7 +39,7 @@ _ORDER_OF_COUNTS = (*_ORDER, JobState.COMPLETED, JobState.FAILED, JobState.CANCE
 
 @click.command()
 @dir_option
-@option("--delay", "-d", type=click.FloatRange(min=0.1), default=2.0, help="Seconds between two looks (2).")
+@option("--delay", "-d", type=Number(min=0.1), default=2.0, help="Seconds between two looks (2).")
 @click.option("--count", "-n", type=click.IntRange(min=1), help="Leave after so many looks.")
 @click.pass_context
 def top(ctx: click.Context, dir_: str | None, delay: float, count: int | None) -> None:

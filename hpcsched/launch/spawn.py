@@ -11,12 +11,16 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import ClassVar
 
 from hpcsched.launch.proc import stat
+
+_NICE_EVERY_S, _NICE_TRIES = 0.13, 100
 
 _DEFAULTED = frozenset(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
@@ -37,6 +41,49 @@ class Start:
     inherited: Mapping[str, int] = field(default_factory=dict)
     cores: frozenset[int] | None = None
     idle: bool = False
+
+
+class _SessionNice:
+    """The nice value of a session among all sessions; `pid` leads it.
+
+    Linux may share cores out among sessions before it looks at their processes (autogroups): then SCHED_IDLE
+    by itself counts only among those of one session. The kernel grants about ten such wishes a second in all,
+    so one that is not granted at once is repeated, off the caller's thread.
+    """
+
+    _latest: ClassVar[dict[int, _SessionNice]] = {}
+
+    def __init__(self, pid: int, nice: int) -> None:
+        self._pid, self._nice, self._process = pid, nice, stat(pid)
+
+    def wish(self) -> None:
+        """Have it so, soon; nothing where the kernel has no autogroups, or the process is over."""
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(self._pid) == self._pid:
+                self._latest[self._pid] = self
+                if not self._try():
+                    threading.Thread(target=self._repeat, name="session nice", daemon=True).start()
+
+    def _repeat(self) -> None:
+        for _ in range(_NICE_TRIES):
+            time.sleep(_NICE_EVERY_S)
+            if self._try():
+                return
+
+    def _try(self) -> bool:
+        """Whether there is nothing left to be done."""
+        now = stat(self._pid)
+        latest = self._latest.get(self._pid) is self
+        if latest and now and self._process and now.start_ticks == self._process.start_ticks:
+            try:
+                Path(f"/proc/{self._pid}/autogroup").write_text(f"{self._nice}\n")
+            except BlockingIOError:
+                return False
+            except OSError:
+                pass
+        if latest:
+            self._latest.pop(self._pid, None)
+        return True
 
 
 def spawn(start: Start, shielded: frozenset[signal.Signals]) -> int:
@@ -79,14 +126,16 @@ def only_when_idle(pid: int) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, pid, 19)
+    _SessionNice(pid, 19).wish()
 
 
-def on_any_core(group: int) -> None:
-    """Let a process group use all cores that we may use, where it had some of them.
+def unhindered(group: int) -> None:
+    """Let a process group that was `only_when_idle` use all cores that we may use, as a session like others.
 
     Whoever gets processor time only when others want none can hardly save on cores that are busy, and cannot
-    be given more of it: leaving SCHED_IDLE takes a privilege.
+    be given more of it there: leaving SCHED_IDLE takes a privilege.
     """
+    _SessionNice(group, 0).wish()
     cores = os.sched_getaffinity(0)
     for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
         if name.isdecimal() and (seen := stat(int(name))) and seen.group == group:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcsched.launch.base import LOST, SUSPENDED, LaunchPlan, Place, attempt_code
 from hpcsched.launch.proc import stat
-from hpcsched.launch.spawn import on_any_core
+from hpcsched.launch.spawn import unhindered
 
 KILLED_WITHIN_S = 5.0
 """How long a launch that failed half-way waits for the ranks it killed."""
@@ -117,7 +117,7 @@ class LocalWorkers:
         self._look()
         for pid in self._ours:
             if self._idle and sig in (signal.SIGTSTP, signal.SIGTERM):
-                on_any_core(pid)
+                unhindered(pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, sig)
 

@@ -35,6 +35,10 @@ FAR = 4
 """So many times as long as measuring takes alone is waited, at least, before what has not been measured
 beside guests is taken to be far slower than alone."""
 
+WRONG = -0.1
+"""A foreground job that goes so much faster beside guests than alone was measured at another time: what it
+does alone now is not known."""
+
 LOW = 0.5
 """Below this share of what is tolerated there is room: for a guest to go faster, or for one more."""
 
@@ -104,6 +108,8 @@ def why_no_more(view: LaneView, host: Job) -> str:
     cost = slowdown(speed, expected(view, host))
     if cost is None or any(guest.share < 1 for guest in guests):
         return f"what its guests cost {name} is being measured"
+    if cost < WRONG:
+        return f"{name} is faster than alone: its own speed has to be measured again"
     return "" if cost < LOW * host.spec.max_foreground_slowdown else f"{name} has no more room for guests"
 
 
@@ -211,7 +217,7 @@ def _regulate(view: LaneView, host: Job, guests: list[Guest]) -> Iterator[LaneDe
         yield from _too_slow_to_measure(view, host, newest, speed)
         return
     too_slow, slower = cost > limit, can_be_paced(job) and pace > PACES[-1]
-    old = _is_old(view, host, speed)
+    old = _is_old(view, host, speed) or (cost < WRONG and not speed.anew)
     # What parts two jobs for good must not be a drift, or an error of the profile.
     doubtful = speed.own is None or (not slower and (old or not speed.anew))
     pausing = all(can_be_paced(view.jobs[guest.job_id]) for guest in guests)
@@ -227,7 +233,7 @@ def _regulate(view: LaneView, host: Job, guests: list[Guest]) -> Iterator[LaneDe
     elif too_slow:
         reason = _parted(job, host, newest, cost, speed.own, speed.contended)
         yield Yield(job=job, reason=reason, host=host, costly=True)
-    elif cost < LOW * limit and len(speed.beside) >= 2 * LEAST_SAMPLES:
+    elif WRONG <= cost < LOW * limit and len(speed.beside) >= 2 * LEAST_SAMPLES:
         for guest in guests:
             faster = PACES[max(0, PACES.index(guest.pace) - 1)]
             if guest.pace < faster <= guest.most:

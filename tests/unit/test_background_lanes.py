@@ -298,6 +298,17 @@ def test_a_drift_of_the_foreground_is_not_taken_for_a_slowdown():
     assert paces(drifted)[-1] == 1.0
 
 
+def test_a_foreground_that_is_faster_than_alone_was_measured_at_another_time():
+    """No guest goes faster for that; what the foreground does alone is measured anew, once."""
+    run = beside()
+    trains(run, "f", 300, costing(0.15))
+    assert run.machine.lanes.guests[2].pace == 0.25
+    found = paces(trains(run, "f", 200, costing(0.15, own=30.0)))
+    assert found[:2] == [0.0, 0.25]
+    assert run.machine.lanes.speeds[1].own == pytest.approx(30.0, rel=0.02)
+    assert max(found) == 0.25
+
+
 def test_a_guest_goes_faster_again_when_it_costs_little():
     run = beside()
     trains(run, "f", 300, costing(0.15))

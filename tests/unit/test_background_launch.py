@@ -68,6 +68,39 @@ def test_on_cpu_slots_it_and_what_it_starts_get_what_others_leave(tmp_path):
     assert shown(tmp_path, idle=True) == f"{os.SCHED_IDLE} 0"
 
 
+def busy_ms(pid):
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13])) * 10
+
+
+def test_it_gets_what_others_leave_though_it_leads_a_session_of_its_own(tmp_path):
+    """By SCHED_IDLE alone, sessions of which each has a group of its own in the kernel would share evenly."""
+    core = frozenset({min(os.sched_getaffinity(0))})
+    launcher = LocalLauncher(cpus=lambda device: core)
+    spins = ["sh", "-c", f"echo $$ > {tmp_path}/pid.$KIND; while :; do :; done"]
+    started = []
+    try:
+        for kind, idle in (("idle", True), ("idle2", True), ("front", False)):
+            folder = tmp_path / kind
+            planned = replace(plan(folder, spins), idle=idle)
+            started.append(launcher.launch(replace(planned, env={**planned.env, "KIND": kind})))
+        deadline = time.monotonic() + DEADLINE_S
+        names = [tmp_path / f"pid.{kind}" for kind in ("idle", "idle2", "front")]
+        while not all(name.exists() and name.read_text().strip() for name in names):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.5)  # the kernel grants a wish in a tenth of a second
+        pids = [int(name.read_text()) for name in names]
+        before = [busy_ms(pid) for pid in pids]
+        time.sleep(1.0)
+        first, second, front = (busy_ms(pid) - was for pid, was in zip(pids, before, strict=True))
+        assert first + second < 0.4 * front
+    finally:
+        for workers in started:
+            workers.signal(signal.SIGKILL)
+            reaped(workers)
+            workers.close()
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
 def test_asked_to_save_it_may_do_so_on_any_core(tmp_path):
     """On a core that is busy it would hardly get to it."""

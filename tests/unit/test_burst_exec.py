@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.planning.burst.costs import Network  # noqa: E402
 from hpcsched.planning.burst.graph import Layer, LayerProfile  # noqa: E402
 from hpcsched.planning.burst.plan import Plan, PlannedLayer  # noqa: E402
-from hpcsched.worker.burst.choose import Chooser  # noqa: E402
+from hpcsched.worker.burst.choose import Chooser, pinned  # noqa: E402
 from hpcsched.worker.burst.draws import SampleDropout, uniform_bits  # noqa: E402
 from hpcsched.worker.burst.engine import Engine  # noqa: E402
 from hpcsched.worker.burst.feedback import Timing, corrected, pays  # noqa: E402
@@ -297,17 +298,67 @@ def test_layers_are_measured_where_the_folder_has_no_times_of_this_model(
     assert json.loads((tmp_path / "layers.json").read_text()) == profile_of(SHAPE).to_table()
 
 
-def test_where_the_model_cannot_run_by_the_plan_all_layers_get_all_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("limit", "ranks"), [(math.inf, (0, 1)), (1.0, (0,))])
+def test_where_the_model_cannot_run_by_the_plan_all_layers_get_as_many_ranks_as_the_limit_allows(
+    tmp_path: Path, limit: float, ranks: tuple[int, ...]
+) -> None:
+    seen: list[Plan] = []
+
+    def fits(plan: Plan) -> None:
+        seen.append(plan)
+        if len(seen) == 1:
+            raise ConfigError(where="plan", got="apart", accepted="together")
+
+    found, _ = chooser(tmp_path, fits)
+    found.amplification = limit
+    plan = found.first()
+    assert {at.ranks for at in plan.layers} == {ranks}
+    assert all(at.amplification <= limit for at in plan.layers)
+    assert plan.iter_us > 0
+
+
+def test_a_model_that_can_run_by_no_plan_is_refused_for_the_first_reason(tmp_path: Path) -> None:
     def fits(plan: Plan) -> None:
         raise ConfigError(where="plan", got="apart", accepted="together")
 
+    with pytest.raises(ConfigError, match="apart"):
+        chooser(tmp_path, fits)[0].first()
+
+
+def test_what_does_not_fit_is_not_gone_over_to(tmp_path: Path) -> None:
     found, _ = chooser(tmp_path)
-    assert {at.ranks for at in found.first().layers} == {(0,)}
-    found, _ = chooser(tmp_path, fits)
     plan = found.first()
-    assert {at.ranks for at in plan.layers} == {(0, 1)}
+    assert {at.ranks for at in plan.layers} == {(0,)}
+
+    def fits(plan: Plan) -> None:
+        raise ConfigError(where="plan", got="apart", accepted="together")
+
+    found.fits = fits
     faster = [Timing(layer=i, samples=1, forward_us=1e-3, backward_us=1e-3) for i in (0, 1)]
     assert found.again(faster, plan, 10**9) is None
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
+    found, _ = chooser(tmp_path)
+    found.profile_file = tmp_path / "mine.json"
+    found.profile_file.write_text(json.dumps(profile_of([("0", ())]).to_table()))
+    with pytest.raises(ConfigError, match=r"mine\.json: layers: other layers than the model's"):
+        found.first()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", ""], ids=["deep", "cut off", "empty"])
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(ConfigError, match="not JSON"):
+        pinned(tmp_path / "plan.json")
+
+
+def test_what_a_plan_does_not_need_to_have_right_does_no_harm(tmp_path: Path) -> None:
+    layers = [{"id": 0, "name": "0", "ranks": [0]}]
+    odd = {"notes": 5, "iter_s": 10**400, "amplification_limit": 10**400}
+    table = {"schema": 1, "gpus": 1, "global_batch": 2, "layers": layers, **odd}
+    plan = Plan.parse(table, where="plan")
+    assert (plan.notes, plan.iter_us, plan.amplification_limit) == ((), math.inf, math.inf)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Networks and losses that a burst plan would compute wrongly are refused at the start."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -111,6 +112,111 @@ def test_layers_that_mix_the_samples_of_a_batch(inner):
         describe(units, example)
 
 
+class Inner(nn.Module):
+    """A linear layer, and after it what `does` to a batch."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.first, self.does, self.last = nn.Linear(6, 6), does, nn.Linear(6, 2)
+        self.norm = nn.BatchNorm1d(6, track_running_stats=False)
+
+    def forward(self, x):
+        return self.last(self.does(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        lambda h: h.cumsum(0),
+        lambda h: h.cummax(0).values,
+        lambda h: h.flip(0),
+        lambda h: h + h.max(0).values,
+        lambda h: h / h.shape[0],
+        lambda h: h * h.size(0) ** -0.5,
+        lambda h: h * (h.numel() / 100),
+        lambda h: h * torch.full((1,), 1.0).expand(h.size(0)).sum(),
+        lambda h: h + torch.arange(h.shape[0]).unsqueeze(1),
+    ],
+    ids=["sum so far", "most so far", "flip", "most", "by the batch", "root", "elements", "ones", "place"],
+)
+def test_what_is_done_to_a_sample_must_not_depend_on_the_others_their_number_or_its_place(does):
+    example = (torch.rand(2, 6),)
+    with pytest.raises(
+        ConfigError, match=r"mixes the samples of a batch|one tensor of all samples|batch size"
+    ):
+        describe(prepare(trace(Inner(does), example), Wires(0, 1, torch.device("cpu")), seed=0), example)
+
+
+def test_shapes_may_have_the_batch_size_and_dropout_may_draw():
+    def does(h):
+        noise = nn.functional.dropout(h.view(h.shape[0], 2, 3), 0.5).reshape(h.size(0), -1)
+        return noise + torch.zeros(h.shape[0], 6)
+
+    example = (torch.rand(2, 6),)
+    units = prepare(trace(Inner(does), example), Wires(0, 1, torch.device("cpu")), seed=0)
+    assert describe(units, example)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.n = nn.Linear(4, 2), 0
+
+    def forward(self, x):
+        self.n += 1
+        return self.layer(x) * self.n
+
+
+class Wondering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.layer(x)
+        return 2 * h if h.requires_grad else h
+
+
+class Drawing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x) * float(np.random.rand())
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Counting, "changes its attribute 'n' in each forward pass"),
+        (Wondering, "its course depends on autograd .a tensor's requires_grad"),
+        (Drawing, "draws random numbers of Python or numpy"),
+    ],
+)
+def test_what_a_recording_would_keep_for_ever(model, words):
+    with pytest.raises(ConfigError, match=words):
+        trace(model(), (torch.rand(2, 4),))
+
+
+@pytest.mark.parametrize("option", [{"max_norm": 0.5}, {"scale_grad_by_freq": True}, {"sparse": True}])
+def test_embeddings_that_look_at_the_whole_batch_or_have_sparse_gradients(option):
+    model = nn.Sequential(nn.Embedding(9, 4, **option), nn.Linear(4, 2))
+    with pytest.raises(ConfigError, match=f"layer 0: an Embedding with {next(iter(option))}"):
+        prepare(
+            trace(model, (torch.zeros(2, 3, dtype=torch.long),)), Wires(0, 1, torch.device("cpu")), seed=0
+        )
+
+
+def test_a_loss_that_changes_the_model():
+    def loss(model, batch):
+        model.alpha = 3
+        return model(batch[0]).mean(1)
+
+    with pytest.raises(ConfigError, match="alpha: set by the loss"):
+        capture_inputs(loss, nn.Linear(4, 4), (torch.rand(2, 4),))
+
+
 def test_batch_norm_and_layer_norm_are_not_taken_for_mixing():
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2))
     example = (torch.rand(2, 6),)
@@ -138,6 +244,11 @@ def test_losses_that_draw_random_numbers():
         2,
         4,
     )
+
+
+def test_losses_that_give_the_model_another_number_of_rows():
+    with pytest.raises(ConfigError, match=r"loss: gives the model \[4, 4\] for 2 samples"):
+        _example(parts(lambda model, batch: model(torch.cat([batch[0]] * 2)).mean(1)), torch.device("cpu"))
 
 
 def test_losses_that_call_the_model_under_autocast():

@@ -136,7 +136,7 @@ def test_without_a_plan_within_the_limit_it_says_why_and_exits_with_1(tmp_path, 
         ((*VGG, "--amplification", "0.5"), "--amplification: 0.5; accepted: a number of at least 1"),
         ((*VGG, "--svg", "/no/such/folder/x.svg"), "--svg: no folder /no/such/folder"),
         ((*VGG, "-o", "/no/such/folder/x.json"), "--output: no folder /no/such/folder"),
-        ((*VGG[:6], "0", *VGG[7:]), "network: bandwidth: 0.0; accepted: a number above 0"),
+        ((*VGG[:6], "0", *VGG[7:]), "--bandwidth: 0; accepted: GB/s that a GPU sends"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments, words):

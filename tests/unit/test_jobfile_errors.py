@@ -85,6 +85,13 @@ CASES = [
         "4",
         '"auto" or 1 for a job in the backgr',
     ),
+    (
+        "a range behind",
+        job("background = true\ngpus = { min = 1, max = 2 }"),
+        "job a.gpus",
+        "{'min': 1, 'max': 2}",
+        '"auto" or 1',
+    ),
     ("2 hosts behind", job("background = true\nnodes = 2"), "job a.nodes", "2", "1 for a job in the backgr"),
     (
         "burst behind",

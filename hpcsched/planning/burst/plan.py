@@ -132,15 +132,24 @@ class Plan:
             model=model if isinstance(model, str) else "",
             gpus=table["gpus"],
             global_batch=table["global_batch"],
-            amplification_limit=inf if limit is None else float(limit),
+            amplification_limit=inf if limit is None else _number(table, "amplification_limit"),
             iter_us=_number(table, "iter_s") * 1e6,
             data_parallel_us=_number(table, "data_parallel_s") * 1e6,
             gpu_us=_number(table, "gpu_s") * 1e6,
             layers=tuple(layers),
-            notes=tuple(note for note in table.get("notes") or () if isinstance(note, str)),
+            notes=_notes(table.get("notes")),
         )
 
 
 def _number(row: Mapping[str, Any], key: str) -> float:
     value = row.get(key, 0.0)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return 0.0
+    try:
+        return float(value)
+    except OverflowError:
+        return inf
+
+
+def _notes(value: Any) -> tuple[str, ...]:
+    return tuple(note for note in value if isinstance(note, str)) if isinstance(value, list) else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 
 import numpy as np
@@ -72,6 +73,24 @@ def plan(
     return solve(problem, notes=tuple(notes))
 
 
+def uniform(
+    profile: LayerProfile, *, gpus: int, global_batch: int, network: Network, amplification: float = inf
+) -> Iterator[Plan]:
+    """Plans that give all layers the same GPUs, the most first: those within the limit, which one GPU is.
+
+    Arguments and errors are those of `plan`.
+    """
+    costs = ModelCosts(profile, gpus=gpus, global_batch=global_batch, network=network, limit=amplification)
+    problem = Problem(
+        model=profile.model, gpus=gpus, global_batch=global_batch, limit=amplification, costs=costs
+    )
+    plain = _data_parallel(costs, gpus)
+    for count in reversed(range(len(costs.counts))):
+        line = timeline(costs, gpus, dict.fromkeys(range(costs.sink), Spot(count=count, first=0)))
+        if within_limit(costs, line):
+            yield _described(problem, line, plain, ())
+
+
 def solve(problem: Problem, *, notes: tuple[str, ...] = ()) -> Plan:
     """The fastest plan that the search finds, and no slower than plain data parallelism if that is allowed.
 
@@ -92,6 +111,11 @@ def solve(problem: Problem, *, notes: tuple[str, ...] = ()) -> Plan:
         else:
             why = f"plain data parallelism is faster, but the limit of {problem.limit:g} forbids it"
             notes = (*notes, why)
+    return _described(problem, best, plain, notes)
+
+
+def _described(problem: Problem, best: Timeline, plain: Timeline | None, notes: tuple[str, ...]) -> Plan:
+    costs = problem.costs
     layers = tuple(
         PlannedLayer(
             id=layer,

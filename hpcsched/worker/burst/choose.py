@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.planning.burst import planner
 from hpcsched.planning.burst.costs import ModelCosts, Network, Spot
 from hpcsched.planning.burst.graph import LayerProfile
-from hpcsched.planning.burst.plan import Plan, PlannedLayer
+from hpcsched.planning.burst.plan import Plan
 from hpcsched.planning.burst.timeline import timeline
 from hpcsched.worker.burst.feedback import Timing, corrected, pays
 from hpcsched.worker.burst.wires import Wires
@@ -66,6 +67,10 @@ class Chooser:
         """
         if self.profile_file is not None:
             self.profile = LayerProfile.parse(_read(self.profile_file), where=str(self.profile_file))
+            if not self._is_of_model(self.profile):
+                names = ", ".join(name for name, _ in self.shape[:5])
+                got, accepted = "other layers than the model's", f"its {len(self.shape)}: {names}, ..."
+                raise ConfigError(where=str(self.profile_file), key="layers", got=got, accepted=accepted)
         else:
             self.profile = self._kept() or self.measure()
         self._keep(LAYERS, self.profile.to_table())
@@ -73,8 +78,7 @@ class Chooser:
         try:
             self.fits(plan)
         except ConfigError as error:
-            say(f"{error}; all layers get all ranks instead")
-            return self._plain()
+            return self._alike(error)
         return plan
 
     def again(self, timings: list[Timing], now: Plan, steps_left: int) -> Plan | None:
@@ -105,18 +109,30 @@ class Chooser:
         except ConfigError as error:
             say(f"{error}; the layers are measured anew")
             return None
-        if [(layer.name, layer.prev) for layer in profile.layers] != self.shape:
+        if not self._is_of_model(profile):
             say(f"{path} is about other layers than the model's; they are measured anew")
             return None
         return profile
 
-    def _plain(self) -> Plan:
-        """All layers on as many ranks as divide the batch."""
-        most = max(n for n in range(1, self.gpus + 1) if self.global_batch % n == 0)
-        ranks = tuple(range(most))
-        layers = (PlannedLayer(id=at.id, name=at.name, ranks=ranks) for at in self.profile.layers)
-        model, batch = self.profile.model, self.global_batch
-        return Plan(model=model, gpus=self.gpus, global_batch=batch, layers=tuple(layers))
+    def _is_of_model(self, profile: LayerProfile) -> bool:
+        return [(layer.name, layer.prev) for layer in profile.layers] == self.shape
+
+    def _alike(self, why: ConfigError) -> Plan:
+        """All layers on the same ranks, as many as the limit and the model allow."""
+        plans = planner.uniform(
+            self.profile,
+            gpus=self.gpus,
+            global_batch=self.global_batch,
+            network=self.network,
+            amplification=self.amplification,
+        )
+        for plan in plans:
+            with contextlib.suppress(ConfigError):
+                self.fits(plan)
+                ranks = len(plan.layers[0].ranks)
+                say(f"{why}; all layers get {ranks} of the {self.gpus} ranks instead")
+                return plan
+        raise why
 
     def write(self, plan: Plan) -> None:
         """Let the user see which plan is run."""
@@ -193,5 +209,5 @@ def _read(path: Path) -> Any:
         raise ConfigError(
             where=str(path), got=str(error.strerror), accepted="a file that can be read"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(where=str(path), got=f"not JSON: {error}", accepted="JSON") from None

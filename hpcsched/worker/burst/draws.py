@@ -61,9 +61,9 @@ class SampleDropout(nn.Module):
         (source,) = self._source
         if source is not None:
             p, training = source.p, source.training
-        if not training or p == 0:
-            return x
         seat = self._seat
+        if not training or p == 0 or seat.looked_at:
+            return x
         call = seat.next_call()
         if len(x) != len(seat.places):
             raise ConfigError(

@@ -126,6 +126,8 @@ class _Swap:
             return SampleDropout(self.seat, whole=whole, source=module)
         if isinstance(module, _NormBase) and (module.track_running_stats or not _of_one_sample(module)):
             self.refuse(f"a {type(module).__name__}", "BatchNorm1d, 2d or 3d, or norms of single samples")
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            self._check_embedding(module)
         children = {name: self.module(child) for name, child in module.named_children()}
         if all(child is getattr(module, name) for name, child in children.items()):
             return module
@@ -133,6 +135,12 @@ class _Swap:
         vars(ours)["_modules"] = {**module._modules, **children}
         self.copies.append((ours, module))
         return ours
+
+    def _check_embedding(self, module: nn.Embedding | nn.EmbeddingBag) -> None:
+        """Some look at the whole batch, or have gradients that cannot be added up as they are."""
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(module, option):
+                self.refuse(f"an {type(module).__name__} with {option}", f"one without {option}")
 
     def refuse(self, got: str, accepted: str) -> NoReturn:
         raise ConfigError(where=f"layer {self.seat.name}", got=got, accepted=accepted)
@@ -190,30 +198,36 @@ def describe(units: tuple[Unit, ...], example: tuple[torch.Tensor, ...]) -> dict
 
 @torch.no_grad()
 def _check_samples(unit: Unit, inputs: list[torch.Tensor]) -> None:
-    """Raise ConfigError for a layer whose result for one sample depends on another, but for batch norm."""
-    norms = [module.norm for module in unit.module.modules() if isinstance(module, SharedBatchNorm)]
-    if any(norm.running_mean is None for norm in norms):
-        return  # it has no other statistics than the batch's
-    others = []
-    for tensor in inputs:
-        other = tensor.detach().clone()
-        other[1] = 0.3 - 0.7 * tensor[1] if tensor.is_floating_point() else tensor[0]
-        others.append(other)
-    modes = [(norm, norm.training) for norm in norms]
-    for norm in norms:
-        norm.eval()
+    """Raise ConfigError for a layer that does to a sample what depends on the others, on its place among
+    them, or on how many there are; but for batch norm."""
+    first, second = ([tensor.detach()[i] for tensor in inputs] for i in (0, 1))
+    second = [0.3 - 0.7 * x if x.is_floating_point() else x for x in second]  # whatever the data: another one
+
+    def results(samples: list[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+        unit.seat.places = range(len(samples))
+        return unit(*(torch.stack(tensors) for tensors in zip(*samples, strict=True)))
+
+    places = unit.seat.places
+    unit.seat.looked_at = True
     try:
-        pairs = zip(unit(*(tensor.detach() for tensor in inputs)), unit(*others), strict=True)
-        alike = all(torch.allclose(a[0], b[0], rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in pairs)
+        both = results([first, second])
+        apart = results([first] * 3), results([second] * 3)
     finally:
-        for norm, mode in modes:
-            norm.train(mode)
-    if not alike:
-        raise ConfigError(
-            where=f"layer {unit.name}",
-            got="mixes the samples of a batch",
-            accepted="layers that treat each sample by itself, and batch norm",
-        )
+        unit.seat.looked_at, unit.seat.places = False, places
+    for i, same in enumerate(apart):
+        if not all(_close(three, two[i].expand_as(three)) for three, two in zip(same, both, strict=True)):
+            raise ConfigError(
+                where=f"layer {unit.name}",
+                got="mixes the samples of a batch, or depends on how many there are",
+                accepted="layers that treat each sample by itself, and batch norm",
+            )
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    coarse = max(1e-3, 8 * torch.finfo(one.dtype).eps)
+    return torch.allclose(one, other, rtol=coarse, atol=coarse / 100, equal_nan=True)
 
 
 def _kept_by_norms(unit: Unit) -> Iterator[str]:

@@ -13,7 +13,8 @@ class Seat:
 
     `ranks` compute the layer for global batches of `batch` samples; `places` are those of this rank's samples
     in the stream of all samples. With `local_norms` each rank's batch norms see its own samples only. Before
-    the layer is called its `calls` are set to 0.
+    the layer is called its `calls` are set to 0. While it is `looked_at`, for what it does to single samples,
+    batch norm and dropout do nothing.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Seat:
     batch: int = 0
     places: range = range(0)
     local_norms: bool = False
+    looked_at: bool = False
     calls: int = 0
 
     def next_call(self) -> int:

@@ -120,6 +120,11 @@ class StandIn(nn.Module):
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_model"], name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        model = vars(self)["_model"]
+        accepted = "a loss that leaves the model as it is"
+        raise ConfigError(where=name_of(model), key=name, got="set by the loss", accepted=accepted)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return vars(self)["_run"](*args, **kwargs)
 

@@ -55,7 +55,13 @@ def record(model: nn.Module, example: tuple[torch.Tensor, ...]) -> tuple[fx.Grap
     try:
         training = Tracer(model.train(), example)
         graph = training.record()
-        other = Tracer(model.eval(), example).record()
+        before = _plain_values(model)
+        evaluating = Tracer(model.eval(), example)
+        other = evaluating.record()
+        for (path, name), value in _plain_values(model).items():
+            if before.get((path, name), value) != value:  # not what a first pass only sets up
+                evaluating.path = path
+                evaluating.refuse(f"changes its attribute {name!r} in each forward pass")
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -68,6 +74,16 @@ def record(model: nn.Module, example: tuple[torch.Tensor, ...]) -> tuple[fx.Grap
         if not node.users and node.op not in ("output", "placeholder"):
             graph.erase_node(node)
     return graph, root
+
+
+def _plain_values(model: nn.Module) -> dict[tuple[str, str], object]:
+    """What the modules have of Python's own values: a recording keeps those that it reads as they are."""
+    return {
+        (path, name): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if name != "training" and isinstance(value, (bool, int, float, str))
+    }
 
 
 def overwrites(root: nn.Module, node: fx.Node) -> bool:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import inspect
 import logging
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -46,6 +48,9 @@ _FACTORIES = (
 )
 """Functions of torch that make tensors out of nothing."""
 
+_OF_AUTOGRAD = ("requires_grad", "grad_fn", "is_leaf", "grad", "register_hook", "retain_grad")
+"""What a tensor that stands for another while tracing cannot tell, or take."""
+
 _NOISE = logging.getLogger("torch._subclasses.fake_tensor")
 
 
@@ -73,6 +78,8 @@ class _Proxy(fx.Proxy):
         return int(self.tracer.same((len(first), len(second)), "a length"))
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OF_AUTOGRAD and not self.tracer.looking:
+            self.tracer.refuse(f"its course depends on autograd (a tensor's {name})")
         return _Attribute(self, name)
 
     def _number(self) -> Any:
@@ -103,6 +110,7 @@ class Tracer(fx.Tracer):
         Raises ConfigError, with the innermost module, where the pass cannot be recorded.
         """
         had = set(vars(self.root))
+        drawn = random.getstate(), _numpy_state()
         self._gradients = torch.is_grad_enabled()
         if self.root._forward_hooks or self.root._forward_pre_hooks:
             self.refuse("has forward hooks of its own", "hooks on its parts")
@@ -113,6 +121,8 @@ class Tracer(fx.Tracer):
             raise
         except Exception as error:
             self.refuse(f"cannot be traced: {_first_line(error)}")
+        if drawn != (random.getstate(), _numpy_state()):
+            self.refuse("draws random numbers of Python or numpy", "torch's, by dropout")
         self.constants = {name: vars(self.root)[name] for name in set(vars(self.root)) - had}
         for name in self.constants:  # torch.fx leaves them in the user's model
             delattr(self.root, name)
@@ -273,6 +283,11 @@ def _countless(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.momentum = None
+
+
+def _numpy_state() -> tuple[bytes, int]:
+    _, keys, position, *_ = np.random.get_state(legacy=True)
+    return np.asarray(keys).tobytes(), int(position)
 
 
 def _target(node: fx.Node) -> str:

@@ -106,6 +106,10 @@ def _example(parts: Parts, device: torch.device, samples: int = EXAMPLE_SAMPLES)
                 got="draws random numbers before it calls the model",
                 accepted="a dataset that draws them for each sample",
             )
+        for tensor in inputs:
+            if len(tensor) != samples:
+                got = f"gives the model {list(tensor.shape)} for {samples} samples"
+                raise ConfigError(where="loss", got=got, accepted="one row a sample")
         return inputs
 
 
