@@ -121,6 +121,33 @@ def test_asked_to_save_it_may_do_so_on_any_core(tmp_path):
     assert (tmp_path / "logs" / "out").read_text() == f"{len(os.sched_getaffinity(0))}\n"
 
 
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
+def test_its_session_weighs_least_until_it_is_asked_to_save(tmp_path):
+    workers = LocalLauncher().launch(
+        replace(plan(tmp_path, ["sh", "-c", "trap '' TSTP; echo $$; sleep 60"]), idle=True)
+    )
+    output = tmp_path / "logs" / "out"
+
+    def weighs(nice):
+        deadline = time.monotonic() + DEADLINE_S
+        while not output.read_text().endswith("\n"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        group = Path(f"/proc/{output.read_text().strip()}/autogroup")
+        while group.read_text().split()[-1:] != [nice]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    try:
+        weighs("19")
+        workers.signal(signal.SIGTSTP)
+        weighs("0")
+    finally:
+        workers.signal(signal.SIGKILL)
+        reaped(workers)
+        workers.close()
+
+
 def test_others_are_started_as_ever(tmp_path):
     assert shown(tmp_path, idle=False) == f"{os.SCHED_OTHER} 0"
 
