@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcsched.cli.common import check_chart, database_path, json_option, option
+from hpcsched.cli.plan_pack import pack
 from hpcsched.errors import ConfigError, HpcschedError
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class _MissingNumpy(HpcschedError):
 @click.group()
 def plan() -> None:
     """The planners on their own: what they would do, without running anything."""
+
+
+plan.add_command(pack)
 
 
 @plan.command()

@@ -46,6 +46,8 @@ class Parts:
         seed: of the order of the samples and of the ranks' random numbers.
         epochs: how long to train when the job names no number of steps; default 1.
         loaders: processes that read a map-style dataset ahead (0: read in the training process).
+        data: what the dataset is called; jobs that are packed read it once if all call it the same (default:
+            if what it holds is the same).
     """
 
     model: torch.nn.Module
@@ -59,6 +61,7 @@ class Parts:
     seed: int = 0
     epochs: float | None = None
     loaders: int = 0
+    data: str | None = None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...] | None:

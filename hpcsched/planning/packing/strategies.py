@@ -1,0 +1,118 @@
+"""Ways to choose packs: the paper's (section 5.3, 5.4) and one by predicted time.
+
+Each takes a problem and returns packs, every member in one of them. Those of the paper fill one pack after
+another until the device is full, and know nothing of what a pack gains.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+
+from hpcsched.planning.packing.costs import Key
+from hpcsched.planning.packing.distance import apart, places
+from hpcsched.planning.packing.problem import Problem
+from hpcsched.planning.packing.search import Search, Shapes
+from hpcsched.planning.packing.speeds import Kind, Member, Pack
+
+Packs = list[Pack]
+Strategy = Callable[[Problem], Packs]
+
+
+def singleton(problem: Problem) -> Packs:
+    """Every member alone."""
+    return [(member,) for member in problem.members]
+
+
+def random_packs(problem: Problem) -> Packs:
+    """Members drawn at random, by the problem's seed."""
+    drawn = list(problem.members)
+    Random(problem.seed).shuffle(drawn)
+    packs = []
+    while drawn:
+        packs.append(_filled(problem, drawn[0], drawn[1:]))
+        drawn = _without(drawn, packs[-1])
+    return packs
+
+
+def by_batch(problem: Problem) -> Packs:
+    """Only members of the same batch size share a pack; those that come first are packed first."""
+    packs = []
+    for batch in dict.fromkeys(member.batch for member in problem.members):
+        left = [member for member in problem.members if member.batch == batch]
+        while left:
+            packs.append(_filled(problem, left[0], left[1:]))
+            left = _without(left, packs[-1])
+    return packs
+
+
+def knn(problem: Problem) -> Packs:
+    """A member drawn at random, by the seed, and those nearest to it within the threshold; and so on."""
+    rng = Random(problem.seed)
+    space = problem.space
+    place = {member.name: places(member, space) for member in problem.members}
+    left = list(problem.members)
+    packs = []
+    while left:
+        centroid = left.pop(rng.randrange(len(left)))
+        here = place[centroid.name]
+        away = [(apart(here, place[member.name]), i) for i, member in enumerate(left)]
+        near = [left[i] for distance, i in sorted(away) if distance <= problem.threshold]
+        packs.append(_filled(problem, centroid, near))
+        left = _without(left, packs[-1])
+    return packs
+
+
+def measured(problem: Problem) -> Packs:
+    """The packs that are predicted to be done first, as far as a search finds them.
+
+    By the same predictions and seed never later than by any other strategy, and no pack that gains nothing.
+    With no more members than devices every member is alone. Packs are balanced over devices by their time.
+    """
+    speeds = problem.speeds
+    waiting: dict[Kind, deque[Member]] = {}
+    for member in problem.members:
+        waiting.setdefault(speeds.kind(member), deque()).append(member)
+    others = (STRATEGIES[name](problem) for name in STRATEGIES if name not in ("off", "measured"))
+    starts = [Shapes(speeds.shape(pack) for pack in packs) for packs in others]
+    kinds = Counter({kind: len(members) for kind, members in waiting.items()})
+    found = Search(speeds, problem.room, problem.devices).best(kinds, starts)
+    packs = []
+    for shape in sorted(found.elements()):
+        packs.append(tuple(waiting[kind].popleft() for kind, n in shape for _ in range(n)))
+    return packs
+
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "off": singleton,
+    "measured": measured,
+    "knn": knn,
+    "batch": by_batch,
+    "random": random_packs,
+}
+"""By name; of two that are equally good, `auto` takes the first."""
+
+
+def _filled(problem: Problem, first: Member, candidates: Iterable[Member]) -> Pack:
+    """A pack of the first and of those candidates that still fit, in their order."""
+    pack, groups, share = [first], Counter([first.key]), problem.share
+    full: set[Key] = set()  # once one of a key does not fit, no other of it does
+    for member in candidates:
+        if len(pack) >= share:
+            break
+        if member.key in full:
+            continue
+        groups[member.key] += 1
+        if problem.room.refusal(groups, problem.speeds.costs):
+            groups[member.key] -= 1
+            groups = +groups
+            full.add(member.key)
+        else:
+            pack.append(member)
+    return tuple(pack)
+
+
+def _without(members: list[Member], pack: Pack) -> list[Member]:
+    gone = {member.name for member in pack}
+    return [member for member in members if member.name not in gone]

@@ -1,0 +1,178 @@
+"""Search files: TOML in, a checked search out. Whatever is wrong is refused before anything starts."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hpcsched import jobfile
+from hpcsched.errors import ConfigError
+from hpcsched.tuning.hyperband import Bracket, brackets, halving
+from hpcsched.tuning.space import Space, parse_space
+
+METHODS = ("hyperband", "halving", "random", "grid")
+PACKINGS = ("off", "auto", "knn", "batch", "random", "measured")
+DEFAULTS = ("env", "retries", "checkpoint_every")
+"""Keys of a job that [defaults] may give to all jobs of a search."""
+
+MOST_TRIALS = 100_000
+
+_MOST_SHOWN = 200
+_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "schema": (lambda value: type(value) is int and value == 1, "1"),
+    "trainer": (lambda value: type(value) is str, '"package.module:Name"'),
+    "metric": (
+        lambda value: type(value) is str and value != "",
+        "the name of a number in what the trainer's evaluate returns",
+    ),
+    "mode": (lambda value: value in ("max", "min"), '"max" or "min"'),
+    "R": (
+        lambda value: type(value) in (int, float) and 1 <= value <= jobfile.MOST_STEPS,
+        "the largest budget of one trial, at least 1",
+    ),
+    "eta": (
+        lambda value: type(value) in (int, float) and 1 < value <= jobfile.MOST_STEPS,
+        "a number above 1, such as 3: one trial in so many goes on",
+    ),
+    "unit": (lambda value: value in ("epochs", "steps"), '"epochs" or "steps"'),
+    "method": (lambda value: value in METHODS, ", ".join(METHODS)),
+    "trials": (lambda value: type(value) is int and 1 <= value <= MOST_TRIALS, f"1 to {MOST_TRIALS}"),
+    "seed": (lambda value: type(value) is int and -(2**63) <= value < 2**63, "a whole number of 64 bits"),
+    "packing": (lambda value: value in PACKINGS, ", ".join(PACKINGS)),
+    "checkpoints": (lambda value: value in ("best", "all"), '"best" or "all"'),
+    "args": (lambda value: isinstance(value, dict), "a table of arguments that all trials share"),
+    "defaults": (lambda value: isinstance(value, dict), f"a table of {', '.join(DEFAULTS)}"),
+    "space": (lambda value: isinstance(value, dict), "a table of what may be chosen"),
+}
+"""What is right for each key, and in words."""
+
+_NEEDED = ("schema", "trainer", "metric", "mode", "R", "space")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What to search, and how: a search file's content.
+
+    `R` is the largest budget of one trial, in `unit`. `args` are the trainer's arguments that all trials
+    share, `defaults` keys of a job, as written, for all jobs. `trials`: how many to try (None: as many as the
+    method makes). `checkpoints`: whose are kept. `where`: the file, for errors.
+    """
+
+    trainer: str
+    metric: str
+    mode: str
+    R: float
+    space: Space
+    method: str = "hyperband"
+    eta: float = 3
+    unit: str = "epochs"
+    seed: int = 0
+    packing: str = "auto"
+    trials: int | None = None
+    checkpoints: str = "best"
+    args: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    where: str = "search"
+
+    def brackets(self) -> tuple[Bracket, ...]:
+        """The rungs that the method plans, whether or not the space has as many configurations.
+
+        Raises ConfigError where they cannot be, or are too many.
+        """
+        whole = self.unit == "steps"
+        match self.method:
+            case "hyperband":
+                plan = brackets(self.R, self.eta, whole=whole, where=self.where)
+            case "halving":
+                trials = self.trials or self.space.size
+                plan = (halving(self.R, self.eta, trials, whole=whole, where=self.where),)
+            case "grid":
+                plan = (Bracket(0, ((self.space.size or 0, self.R),)),)
+            case _:
+                plan = (Bracket(0, ((self.trials or 0, self.R),)),)
+        if (trials := sum(bracket.trials for bracket in plan)) > MOST_TRIALS:
+            key = {"hyperband": "R", "halving": "trials"}.get(self.method, "space")
+            _refuse(self.where, key, f"{trials} trials", f"what makes at most {MOST_TRIALS}")
+        return plan
+
+    def shortage(self) -> str | None:
+        """What to tell the user where the space has fewer configurations than the method would try."""
+        wanted, there = sum(bracket.trials for bracket in self.brackets()), self.space.size
+        if there is None or there >= wanted:
+            return None
+        return f"the space has {there} configurations for {wanted} trials: each is tried once"
+
+
+def read_search(path: Path) -> Search:
+    """The search of a TOML file; ConfigError naming file, key, what was found and what is accepted."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(where=str(path), got=str(why), accepted="a readable TOML search file") from error
+    return parse_search(text, where=str(path))
+
+
+def parse_search(text: str, *, where: str) -> Search:
+    """The search in a TOML text from the file `where`; raises ConfigError as `read_search` does."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(where=where, got=f"not valid TOML: {error}", accepted="TOML") from error
+    for key, value in table.items():
+        if key not in _KEYS:
+            _refuse(where, key, "unknown key", ", ".join(_KEYS))
+        is_right, accepted = _KEYS[key]
+        if not is_right(value):
+            _refuse(where, key, repr(value), accepted)
+    for key in _NEEDED:
+        if key not in table:
+            _refuse(where, key, "missing", _KEYS[key][1])
+    for key in table.get("defaults", {}):
+        if key not in DEFAULTS:
+            _refuse(where, f"defaults.{key}", "unknown key", ", ".join(DEFAULTS))
+    _check_job(table, where)
+    space = parse_space(table["space"], where=where)
+    for name in table.get("args", {}).keys() & table["space"].keys():
+        _refuse(where, f"space.{name}", "in args too", "an argument is either fixed in args, or searched")
+    table["space"] = space
+    del table["schema"]
+    search = Search(where=where, **table)
+    _check_method(search, where)
+    search.brackets()
+    return search
+
+
+def _check_method(search: Search, where: str) -> None:
+    if search.unit == "steps" and search.R % 1:
+        _refuse(where, "R", repr(search.R), "a whole number of steps")
+    if search.method == "random" and search.trials is None:
+        _refuse(where, "trials", "missing", "how many configurations method random tries")
+    if search.method in ("hyperband", "grid") and search.trials is not None:
+        _refuse(where, "trials", repr(search.trials), "only with the methods halving and random")
+    if search.method == "grid":
+        for axis in search.space.axes():
+            if axis.size is None:
+                _refuse(where, f"space.{axis.name}", axis.written, "int or choice, with method grid")
+
+
+def _check_job(table: Mapping[str, Any], where: str) -> None:
+    """Refuse what no job may have, in the words of job files: each trial will be such a job."""
+    defaults = table.get("defaults", {})
+    job = {"name": "trial", "trainer": table["trainer"], "args": table.get("args", {}), **defaults}
+    try:
+        jobfile.parse({"schema": 1, "job": [job]}, where=where, workdir=Path())
+    except ConfigError as error:
+        key = error.key.removeprefix("job trial.")
+        inside = "defaults." if re.split(r"[.\[]", key)[0] in defaults else ""
+        _refuse(where, inside + key, error.got, error.accepted)
+
+
+def _refuse(where: str, key: str, got: str, accepted: str) -> NoReturn:
+    key = key if key.isprintable() else repr(key)
+    got = got if len(got) <= _MOST_SHOWN else f"{got[:_MOST_SHOWN]}..."
+    raise ConfigError(where=where, key=key, got=got, accepted=accepted)

@@ -1,0 +1,222 @@
+"""The ways in which members of a pack that walk together make their steps.
+
+`loop` goes from model to model on a shared batch, to the last bit like separate training. `stacked` computes
+models of one architecture as one. `turns` is not to pack: each makes some steps alone, then the next one. On
+GPUs there are more (`devices`). Which is the fastest is measured, in steps that are made anyway.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+from hpcsched.worker.packed.member import Member
+from hpcsched.worker.packed.stacking import Forward, Stack
+
+TURN = 10
+"""Steps of a turn."""
+
+TRIAL_STEPS, WARM_UP = 7, 2
+"""Steps in which a mode is measured, and how many of the first are not counted."""
+
+WORTH = 0.98
+"""Of what is alike the simpler mode is taken: another one has to be this much faster."""
+
+
+Batches = Sequence[Any]
+"""By member, its batch on the device: one object for those that are at the same place of the same data."""
+
+
+CLEAR = 0.7
+"""A mode that takes this much of the simplest one's time is good enough."""
+
+
+class Failed(Exception):
+    """Members whose own code has raised, each with its error. The others are none the worse for it."""
+
+    def __init__(self, errors: Sequence[tuple[Member, Exception]]) -> None:
+        super().__init__("; ".join(f"{member.name}: {error}" for member, error in errors))
+        self.errors = tuple(errors)
+
+
+class Full(Exception):
+    """The device has no more memory. Some members may have made a step more than others."""
+
+
+class Runner(ABC):
+    """Makes steps of all its members at a time.
+
+    `ahead` is how many steps were asked for that are still to be made: `settle` makes them. When a step
+    raises, some members may have made it and others not; a member's state is always that between two steps,
+    unless its error is in `Failed`.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = tuple(members)
+
+    @property
+    def ahead(self) -> int:
+        return 0
+
+    @abstractmethod
+    def step(self, batches: Batches) -> None:
+        """One step of each on its batch, at once or later. Raises Failed, Full, or anything else when it is
+        not known who is to blame."""
+
+    def settle(self) -> None:  # noqa: B027  most have nothing to do
+        """Make all steps that were asked for; raises as `step`."""
+
+    def write_back(self) -> None:  # noqa: B027
+        """Make the members' optimizers complete, so that they can be saved."""
+
+    def apart(self) -> None:  # noqa: B027
+        """Give each member what is its own: this way is over."""
+
+
+class Loop(Runner):
+    """One after another, each to the end of its step."""
+
+    def step(self, batches: Batches) -> None:
+        errors: list[tuple[Member, Exception]] = []
+        for member, batch in zip(self.members, batches, strict=True):
+            _step(member, batch, errors)
+        if errors:
+            raise Failed(errors)
+
+
+class Turns(Runner):
+    """One after another, each some steps to the end: what one works with stays in the caches."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        super().__init__(members)
+        self._asked: list[Batches] = []
+
+    @property
+    def ahead(self) -> int:
+        return len(self._asked)
+
+    def step(self, batches: Batches) -> None:
+        self._asked.append(batches)
+        if len(self._asked) == TURN:
+            self.settle()
+
+    def settle(self) -> None:
+        asked, self._asked = self._asked, []
+        errors: list[tuple[Member, Exception]] = []
+        for index, member in enumerate(self.members):
+            for batches in asked:
+                if not _step(member, batches[index], errors):
+                    break
+        if errors:
+            raise Failed(errors)
+
+
+def _step(member: Member, batch: Any, errors: list[tuple[Member, Exception]]) -> bool:
+    """One step of one member; whether it has been made. Raises Full."""
+    try:
+        member.step(batch)
+    except Exception as error:
+        if out_of_memory(error):
+            raise Full(str(error)) from error
+        errors.append((member, error))
+        return False
+    return True
+
+
+class Stacks(Runner):
+    """Stacks of so many models each, one stack after another; one that is left over goes by itself.
+
+    Raises NotStackable.
+    """
+
+    def __init__(
+        self, members: Sequence[Member], width: int, batches: Batches, traced: dict[Any, Forward]
+    ) -> None:
+        super().__init__(members)
+        self._runners: list[tuple[slice, Stack | Loop]] = []
+        try:
+            for start in range(0, len(members), width):
+                part = slice(start, start + width)
+                some = members[part]
+                runner = Stack(some, batches[part], traced) if len(some) > 1 else Loop(some)
+                self._runners.append((part, runner))
+        except BaseException:
+            self.apart()
+            raise
+
+    def step(self, batches: Batches) -> None:
+        for part, runner in self._runners:
+            runner.step(batches[part])
+
+    def write_back(self) -> None:
+        for _, runner in self._runners:
+            runner.write_back()
+
+    def apart(self) -> None:
+        for _, runner in self._runners:
+            runner.apart()
+
+
+def widths(members: int) -> list[int]:
+    """The widths of stacks that are worth trying for so many models: all, half of them, pairs."""
+    return sorted({members, -(-members // 2), 2} & set(range(2, members + 1)), reverse=True)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether something has failed as there was no memory left, on a GPU or on the host."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+@dataclass
+class Trial:
+    """Measures modes one after another.
+
+    `names` are the modes, the simplest first. Say `took` after each step that was made in `current`.
+    """
+
+    names: list[str]
+    refused: dict[str, str] = field(default_factory=dict)
+    """Modes that cannot be had, and why."""
+    _seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def current(self) -> str | None:
+        """The mode to try now; None when all have been that are worth it."""
+        for name in self.names:
+            tried = len(self._seconds.get(name, ()))
+            if name not in self.refused and tried < TRIAL_STEPS and (tried or not self._clear):
+                return name
+        return None
+
+    @property
+    def _clear(self) -> bool:
+        """Whether a mode is so much faster than the simplest that the others need not be tried."""
+        times = self.times
+        return min(times.values(), default=0.0) < CLEAR * times.get(self.names[0], 0.0)
+
+    def took(self, name: str, seconds: float) -> None:
+        """What a step has taken in a mode."""
+        self._seconds.setdefault(name, []).append(seconds)
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Seconds of a step by mode, as far as they are known."""
+        return {name: median(times[WARM_UP:]) for name, times in self._seconds.items() if times[WARM_UP:]}
+
+    @property
+    def best(self) -> str:
+        """The fastest; of what is alike the first."""
+        times = self.times
+        names = [name for name in self.names if name in times]
+        best = names[0] if names else self.names[0]
+        for name in names[1:]:
+            if times[name] < WORTH * times[best]:
+                best = name
+        return best
