@@ -59,15 +59,19 @@ _COUNT, _FLAG, _LIMIT, _FILE, _NORM = (
     "a file name",
     '"shared" or "local"',
 )
+_MODE, _LABEL = '"auto", "loop" or "stacked"', "a name for those that belong together"
 _IS_RIGHT: dict[str, Callable[[Any], bool]] = {
     _COUNT: lambda value: type(value) is int and value > 0,
     _FLAG: lambda value: type(value) is bool,
     _LIMIT: lambda value: type(value) in (int, float) and value >= 1,
     _FILE: lambda value: type(value) is str and value != "",
     _NORM: lambda value: value in ("shared", "local"),
+    _MODE: lambda value: value in ("auto", "loop", "stacked", "streams", "graph"),
+    _LABEL: lambda value: type(value) is str and value != "",
 }
 STRATEGIES: dict[str, dict[str, str]] = {
     "ddp": {"micro_batch": _COUNT, "reproducible": _FLAG, "shards": _COUNT},
+    "packed": {"mode": _MODE, "most": _COUNT, "pack": _LABEL},
     "burst": {"amplification": _LIMIT, "batch_norm": _NORM, "plan": _FILE, "profile": _FILE},
 }
 """Ways a job's workers can run it, with the options of each, and what is right for them."""
@@ -255,6 +259,15 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
             refuse("nodes", job.nodes, "1 for a job in the background")
         if strategy["kind"] == "burst":
             refuse("strategy", "burst", "one that runs on 1 GPU, for a job in the background")
+        most = 1
+    if strategy["kind"] == "packed":
+        if job.gpus != "auto" and (least, most) != (1, 1):
+            got = {"min": least, "max": most} if isinstance(job.gpus, _Gpus) else job.gpus
+            refuse("gpus", got, '"auto" or 1 for a job that is packed')
+        if job.nodes != 1:
+            refuse("nodes", job.nodes, "1 for a job that is packed")
+        if job.background:
+            refuse("background", True, "false for a job that is packed")
         most = 1
     ranks = _most_ranks(strategy, job.nodes)
     if ranks is not None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Ended, JobState, Role
+from hpcsched.core.packs import key_of
 from hpcsched.core.reasons import Why
 
 
@@ -14,7 +15,9 @@ def check(machine: Machine) -> None:
     """Raise AssertionError naming the first invariant that does not hold."""
     held: dict[int, int] = {}
     _check_lanes(machine)
-    foreground = [job for job in machine.active.values() if not job.spec.background]
+    _check_packs(machine)
+    riders = machine.packs.gpu_of
+    foreground = [j for j in machine.active.values() if not j.spec.background and j.id not in riders]
     in_order = sorted(foreground, key=lambda job: (job.submit_s, job.id))
     assert machine.running == in_order, "the jobs that run are not in order"
     assert machine.secondaries == [job for job in in_order if job.role is Role.SECONDARY], "secondaries"
@@ -34,7 +37,7 @@ def check(machine: Machine) -> None:
             first = [gpu for gpu in job.current.gpus if gpu in job.becoming.gpus]
             stay = list(job.becoming.gpus[: len(first)])
             assert stay == first and first[0] == job.current.gpus[0], f"job {job.id}: its ranks change places"
-        for gpu in () if job.spec.background else job.gpus:
+        for gpu in () if job.spec.background or job.id in riders else job.gpus:
             assert gpu not in held, f"GPU {gpu} leased to jobs {held[gpu]} and {job.id}"
             held[gpu] = job.id
     assert held == machine.holder, "leases and holders differ"
@@ -78,6 +81,19 @@ def check(machine: Machine) -> None:
     if policy and policy.work_conserving and not machine.draining and machine.free:
         assert not machine.queue.any_fits(machine.rooms().fits), "a GPU idles while a job that fits waits"
     assert machine.unfinished == sum(not j.state.final for j in machine.jobs.values())
+
+
+def _check_packs(machine: Machine) -> None:
+    """Who rides does so with a job that holds the GPU and belongs to the same pack, and was not sent away."""
+    packs = machine.packs
+    assert packs.gpu_of == {i: gpu for gpu, riders in packs.riders.items() for i in riders}, "riders"
+    for job_id, gpu in packs.gpu_of.items():
+        job, holder = machine.jobs[job_id], machine.jobs[machine.holder[gpu]]
+        assert job.state.active and job.gpus == (gpu,), f"job {job_id} rides nowhere"
+        assert job.role is Role.PACKED, f"job {job_id} rides as {job.role}"
+        assert key_of(job.spec) == key_of(holder.spec), f"jobs {job_id} and {holder.id} are in one pack"
+        assert not {job_id, holder.id} & packs.alone.keys(), f"a job that is to be alone is packed on {gpu}"
+        assert gpu not in machine.lanes.holder or machine.draining, f"a guest beside the pack on GPU {gpu}"
 
 
 def _check_lanes(machine: Machine) -> None:

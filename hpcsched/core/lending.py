@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 from hpcsched.core.actions import Pace as PaceAction
 from hpcsched.core.actions import SetTimer, Suspend, Terminate
-from hpcsched.core.deciding import Deciding
 from hpcsched.core.jobs import Job
 from hpcsched.core.lanes import Speed
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.moves import LANES
+from hpcsched.core.packing import Packing
 from hpcsched.core.view import LaneView, LookAgain, Pace, Share, Sharing, Yield
 
 MOVED = "gives way"
 """What is wanted of a job on a background lane that cannot save yet, and has to leave."""
 
 
-class Lending(Deciding):
+class Lending(Packing):
     """A run's state whose background lanes are lent out."""
 
     def lane_view(self) -> LaneView:

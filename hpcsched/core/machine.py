@@ -18,6 +18,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.model import Ended, JobState
 from hpcsched.core.moves import DRAIN, HURRY, LANES, LOOK
 from hpcsched.core.obeying import Obeying
+from hpcsched.core.packs import is_packed
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.state import Life
 
@@ -87,6 +88,7 @@ class Machine(Obeying):
             self._decide_after = True
         if self._decide_after and not self.draining:
             self._decide()
+            self._fill_packs()
         if not self.draining:
             self._fill_lanes()
         self._watch_the_end()
@@ -154,6 +156,7 @@ class Machine(Obeying):
             self.jobs[job_id], self.by_name[spec.name] = job, job_id
             self.unfinished += 1
             self.lanes.used |= spec.background
+            self.packs.used |= is_packed(spec)
             self._note(job, Reason(Why.SUBMITTED))
         # A job may wait for one that comes later in the same file.
         jobs = [self.jobs[job_id] for job_id in ids]
@@ -291,6 +294,8 @@ class Machine(Obeying):
             self._finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
         elif event.code == SAVED_AND_LEFT and (asked_to_save or moved or job.target):
             self._suspended(job, event.took_s, held=event.held)
+        elif event.code == SAVED_AND_LEFT and self._leaves_pack(job):
+            self._attempt_lost(job, None, "its pack had no room for it", counts=False)
         elif job.wanted or job.state is JobState.SUSPENDING:
             why = job.wanted if job.wanted.startswith("GPU") else f"exit code {event.code} while leaving"
             self._attempt_lost(job, job.saved_step, why, counts=not job.wanted)
@@ -321,8 +326,9 @@ class Machine(Obeying):
         self.lost_devices[event.gpu] = event.why
         self.news += 1
         self._decide_after = True
-        for lane in (self.holder, self.lanes.holder):
-            if job := self.active.get(lane.get(event.gpu, -1)):
+        held = [lane.get(event.gpu, -1) for lane in (self.holder, self.lanes.holder)]
+        for job_id in (*held, *self.packs.on((event.gpu,))):
+            if job := self.active.get(job_id):
                 self._lost_under(job, event)
 
     def _lost_under(self, job: Job, event: ev.DeviceLost) -> None:

@@ -57,11 +57,13 @@ _ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING})
 
 class Role(StrEnum):
     """MARBLE section V-C: a primary has its optimal GPU count, a secondary what was left. Both are in the
-    foreground of their GPUs; a job in the background has the other lane of one."""
+    foreground of their GPUs; a job in the background has the other lane of one. A packed one trains together
+    with the job that has the GPU."""
 
     PRIMARY = "primary"
     SECONDARY = "secondary"
     BACKGROUND = "background"
+    PACKED = "packed"
 
 
 class Ended(StrEnum):
@@ -156,7 +158,8 @@ class Attempt:
     measured), `stopped_s` those for which training stood still at its end for a resize in place (by the
     profile where they were not measured). `in_place`: it began by one, without a launch. `quick`: it was
     asked to save as its devices were wanted. `guests` are the ids of the background jobs that have held a
-    lane of its devices at any time in it.
+    lane of its devices at any time in it. `own_s`: since when one that began packed on another's device has
+    had that to itself (None: never).
     """
 
     number: int
@@ -174,3 +177,9 @@ class Attempt:
     launch_s: float | None = None
     stopped_s: float | None = None
     guests: tuple[int, ...] = ()
+    own_s: float | None = None
+
+    @property
+    def held_from_s(self) -> float | None:
+        """Since when it has counted as the one that uses its devices; None for one that only rides."""
+        return self.own_s if self.role is Role.PACKED else self.start_s

@@ -27,14 +27,31 @@ class Moves(Teaching):
 
     # --- leases and launches ----------------------------------------------------------------
 
-    def _lease(self, job: Job, gpus: tuple[int, ...]) -> None:
-        """Let the job hold exactly these devices, its own or free ones: their foreground or background."""
+    def _lease(self, job: Job, gpus: tuple[int, ...], *, rides: bool = False) -> None:
+        """Let the job hold exactly these devices, its own or free ones: their foreground or background.
+
+        `rides`: with the job that holds it.
+        """
         if job.spec.background:
             self.lanes.lease(job.id, gpus, self.now)
             job.gpus = gpus
             self.changed.add(job.id)
             return
+        if rides:
+            self.packs.ride(job.id, *gpus)
+            job.gpus = gpus
+            self.changed.add(job.id)
+            return
+        if job.id in self.packs.gpu_of:
+            assert not gpus, "who rides gets off, and nowhere else"
+            self.packs.get_off(job.id)
+            job.gpus = ()
+            self.changed.add(job.id)
+            return
         for gpu in set(job.gpus) - set(gpus):
+            if riders := self.packs.on((gpu,)):
+                self._inherit(self.jobs[riders[0]], gpu)
+                continue
             del self.holder[gpu]
             if gpu in self.devices:
                 self.free.add(gpu)
@@ -46,9 +63,17 @@ class Moves(Teaching):
         job.gpus = gpus
         self.changed.add(job.id)
 
+    def _inherit(self, job: Job, gpu: int) -> None:
+        """Who has ridden on a GPU for longest holds it from now on."""
+        self.packs.get_off(job.id)
+        self.holder[gpu] = job.id
+        job.role, job.current.own_s = Role.PRIMARY, self.now
+        self.changed.add(job.id)
+        self._list(job)
+
     def _launch(self, job: Job, gpus: tuple[int, ...], role: Role) -> None:
         self._dequeue(job)
-        self._lease(job, gpus)
+        self._lease(job, gpus, rides=role is Role.PACKED)
         job.attempt += 1
         job.role, job.target, job.ready, job.in_place, job.wanted = role, None, False, False, ""
         job.processes, job.rate, job.timers = (), None, NOTHING
@@ -81,7 +106,7 @@ class Moves(Teaching):
 
     def _lists(self, job: Job) -> tuple[list[Job], ...]:
         """Where a job stands while it runs."""
-        if job.spec.background:
+        if job.spec.background or job.role is Role.PACKED:
             return ()
         return (self.running, self.secondaries) if job.role is Role.SECONDARY else (self.running,)
 
@@ -266,9 +291,9 @@ class Moves(Teaching):
         self.lessons.gone(job.id)
         self.lanes.gone(job.id)
         job.target, job.becoming, job.wanted = None, None, ""
+        self._unlist(job)
         self._lease(job, keep.gpus if keep else ())
         del self.active[job.id]
-        self._unlist(job)
 
     def _drop_target(self, job: Job) -> None:
         """Give up the larger lease of a job, unless ranks that were to join it may live there."""

@@ -68,15 +68,24 @@ class Profile:
     software: str = ""
     spread: Mapping[int, float] | None = None
     """Relative standard deviation of the throughput by GPU count, where it was measured."""
+    packed_s: Mapping[int, float] | None = None
+    """Seconds of a step of so many models of this kind that train as one on a GPU (pack, Eq. 2)."""
+    packed_mib: Mapping[int, float] | None = None
+    """What so many of them take of the GPU's memory."""
     _points: list[tuple[int, float]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.throughput:
             raise ValueError("throughput is empty")
-        for name, table in (("throughput", self.throughput), ("memory_mib", self.memory_mib or {})):
+        for name, table in (
+            ("throughput", self.throughput),
+            ("memory_mib", self.memory_mib or {}),
+            ("packed_s", self.packed_s or {}),
+            ("packed_mib", self.packed_mib or {}),
+        ):
             for gpus, value in table.items():
                 if gpus < 1:
-                    raise ValueError(f"{name}: GPU count {gpus} is below 1")
+                    raise ValueError(f"{name}: count {gpus} is below 1")
                 if not math.isfinite(value) or value <= 0:
                     raise ValueError(f"{name}[{gpus}] is {value}, not a positive finite number")
         for name, cost in (
@@ -93,6 +102,20 @@ class Profile:
         if self.source not in SOURCES:
             raise ValueError(f"source is {self.source!r}, not one of {', '.join(SOURCES)}")
         object.__setattr__(self, "_points", sorted(self.throughput.items()))
+
+    def packed_step_s(self, models: int) -> float | None:
+        """Seconds of a step of so many models of this kind as one; None where that was never measured.
+
+        Linear between measured numbers, and beyond them by the slope of the last two: never faster than one
+        more of them is there for nothing.
+        """
+        if not self.packed_s:
+            return None
+        points = sorted(self.packed_s.items())
+        (last, value), (before, less) = points[-1], points[-2] if len(points) > 1 else (0, 0.0)
+        if models <= last:
+            return _at(points, models)
+        return value + (models - last) * max(0.0, value - less) / (last - before)
 
     def rate(self, gpus: int) -> float:
         """Units per second on `gpus` GPUs (at least 1)."""

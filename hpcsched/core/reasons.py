@@ -34,6 +34,7 @@ class Why(StrEnum):
     PLANNED = "Planned"
     IDLE_GPU = "IdleGpu"
     BESIDE = "Beside"
+    PACKED = "Packed"
     # why it was, or was not, changed
     PROMOTED = "Promoted"
     TOO_FEW_FREE = "TooFewFree"
@@ -52,6 +53,7 @@ class Why(StrEnum):
     GIVES_WAY = "GivesWay"
     TOO_COSTLY = "TooCostly"
     ENDS_SOON = "EndsSoon"
+    LEFT_PACK = "LeftPack"
     # what happened to it
     SUBMITTED = "Submitted"
     CANCELLED = "Cancelled"
@@ -94,6 +96,7 @@ _WORDS = {
     "run, MARBLE would {marble:.0f} s into it{guessed}",
     Why.IDLE_GPU: "in the background of GPU {gpu}, which no other job has",
     Why.BESIDE: "in the background of GPU {gpu}, beside job {job} ({name})",
+    Why.PACKED: "trained on GPU {gpu} as one of {members}, together with {others}",
     Why.GROWN: "grown from {old} to {gpus} GPUs, as nothing waits: {costs} save {saved:.0f} s",
     Why.SHRUNK: "shrunk from {old} to {gpus} GPUs for other jobs: the plan has all done {until:.0f} s into "
     "the run, MARBLE would {marble:.0f} s into it{guessed}",
@@ -115,6 +118,8 @@ _WORDS = {
     Why.TOO_COSTLY: "{guest} slows {host} down by {slowdown:z.1%}, of at most {limit:.3g}% ({beside:.4g} "
     "instead of {alone:.4g} steps/s, it at {share:.3g} of its own speed): they share no GPU any more",
     Why.ENDS_SOON: "saves before the jobs in the foreground do, as the allocation ends",
+    Why.LEFT_PACK: "left its pack on GPU {gpu} at step {step} (its output tells why): it is not packed any "
+    "more",
     Why.SUBMITTED: "submitted",
     Why.CANCELLED: "cancelled by the user",
     Why.DEPENDENCY_NEVER_SATISFIED: "cancelled: {after} did not complete",

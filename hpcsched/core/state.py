@@ -12,6 +12,7 @@ from hpcsched.core.jobs import Costs, Job
 from hpcsched.core.lanes import Lanes
 from hpcsched.core.learning import Key, Lessons
 from hpcsched.core.model import Device, JobState
+from hpcsched.core.packs import Packs
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.core.queue import WaitingQueue
@@ -68,6 +69,8 @@ class RunState:
         self.lessons = Lessons()
         self.lanes = Lanes()
         """The background lanes; `free`, `holder` and `queue` are of the foreground's."""
+        self.packs = Packs()
+        """Who trains on the GPU of another job, together with it."""
         self.costs: dict[str, Costs] = {}
         self.draining = False
         self.drain_cause = ""
@@ -194,7 +197,8 @@ class RunState:
         """Seconds before the deadline at which saving begins: the reserve, and the longest saves known of
         all jobs that run (and of `more`) one after the other, as they share the file system. Those in the
         background have saved by then."""
-        return self.reserve_s + sum(self._longest_save_s(job) for job in (*self.running, *more))
+        riders = (self.jobs[job_id] for job_id in self.packs.gpu_of)
+        return self.reserve_s + sum(self._longest_save_s(job) for job in (*self.running, *riders, *more))
 
     def _longest_save_s(self, job: Job) -> float:
         """Of those that are durable when the job has left: quick ones say nothing of how long they take."""

@@ -54,10 +54,13 @@ class Teaching(Noting):
     def _learn(self, job: Job, step: int, at: float) -> bool:
         """The job had done `step` steps at `at`: whether that says something new of its model.
 
-        What it does while others use what it leaves of its GPUs does not, nor what those do.
+        What it does while others use what it leaves of its GPUs does not, nor what those do, nor what jobs do
+        that are packed.
         """
         if step < job.current.from_step or job.spec.background:
             return False  # it has not yet said where it goes on
+        if self.packs.shared(job):
+            return False
         self.lanes.observe(job, step, at)
         if self.lanes.shared(job):
             return False

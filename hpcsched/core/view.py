@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from hpcsched.core.jobs import Job
 from hpcsched.core.lanes import Lanes
 from hpcsched.core.model import Device, Role
+from hpcsched.core.packs import Packs
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile
 from hpcsched.core.queue import WaitingQueue
@@ -115,6 +116,15 @@ class Yield:
     unknown: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ride:
+    """Start a waiting job on this GPU, together with those that train there."""
+
+    job: Job
+    gpu: int
+    reason: Reason
+
+
 Decision = Start | Resize | Preempt | Remark | LookAgain | Replan
 LaneDecision = Share | Pace | Yield | LookAgain
 
@@ -201,6 +211,26 @@ class LaneView:
     loaded: Callable[[Job], Profile | None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackView:
+    """What the rules of packs see; reading it changes nothing, and it lives for one decision.
+
+    `holders` are the jobs that hold a GPU, by GPU, `packs` who rides with them, `guests` who has its
+    background. `waiting()` walks all jobs that wait for GPUs in FIFO order. `in_time(job, others)` and
+    `loaded(job)` are as for the lanes.
+    """
+
+    now: float
+    packs: Packs
+    devices: Mapping[int, Device]
+    jobs: Mapping[int, Job]
+    holders: Mapping[int, Job]
+    guests: Mapping[int, int]
+    waiting: Callable[[], Iterator[Job]]
+    in_time: Callable[[Job, Sequence[Job]], bool]
+    loaded: Callable[[Job], Profile | None]
+
+
 class Policy(Protocol):
     """Decides who gets GPUs: a pure function of the view."""
 
@@ -225,6 +255,15 @@ class Sharing(Protocol):
 
     def share(self, view: LaneView) -> list[LaneDecision]:
         """What to change there now, in the order it is to be applied: a pure function of the view."""
+        ...
+
+
+@runtime_checkable
+class Packing(Protocol):
+    """A policy that also says who rides on whose GPU."""
+
+    def ride(self, view: PackView) -> list[Ride]:
+        """Who joins whom now, in the order it is to be applied: a pure function of the view."""
         ...
 
 

@@ -15,6 +15,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.lanes import PACES, Guest, Speed, can_be_paced, own_speed, slowdown
 from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
 from hpcsched.core.model import JobState, Kind
+from hpcsched.core.packs import is_packed
 from hpcsched.core.profile import cost_at
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import LaneDecision, LaneView, LookAgain, Pace, Share, Yield
@@ -65,6 +66,8 @@ class WithBackground:
 
 def why_not_beside(view: LaneView, host: Job, guest: Job, gpu: int) -> str:
     """Why this job may not be on the background lane of a GPU whose foreground `host` has; "" if it may."""
+    if is_packed(host.spec):
+        return f"job {host.id} ({host.spec.name}) shares it with those that it is packed with"
     if host.spec.max_foreground_slowdown == 0:
         return f"job {host.id} ({host.spec.name}) shares no GPU"
     if guest.id in view.lanes.quarantined:

@@ -12,9 +12,10 @@ from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.rooms import Rooms
 from hpcsched.core.view import Decision, Start, View
 from hpcsched.policy.background import WithBackground
+from hpcsched.policy.packs import WithPacks
 
 
-class Exclusive(WithBackground):
+class Exclusive(WithBackground, WithPacks):
     """Strict FIFO, one job on a host, on as many of its GPUs as it may have."""
 
     name = "exclusive"

@@ -16,10 +16,11 @@ from hpcsched.core.view import Decision, LookAgain, Replan, Start, View
 from hpcsched.planning.costs import time_left
 from hpcsched.policy.background import WithBackground
 from hpcsched.policy.options import Number
+from hpcsched.policy.packs import WithPacks
 from hpcsched.policy.targets import approach, coming, least_counts
 
 
-class Optimus(WithBackground):
+class Optimus(WithBackground, WithPacks):
     """Marginal gain at fixed intervals.
 
     When the run starts, and then every `interval` seconds, all GPUs are handed out anew. First come, first

@@ -28,6 +28,7 @@ from hpcsched.policy.background import WithBackground
 from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
 from hpcsched.policy.options import Number
+from hpcsched.policy.packs import WithPacks
 from hpcsched.policy.rollout import rollout
 from hpcsched.policy.stages import next_stage, promised
 
@@ -48,7 +49,7 @@ JITTER_S = 5.0
 NEVER_NEWS_S = 1e18
 
 
-class Planner(WithBackground):
+class Planner(WithBackground, WithPacks):
     """Makes plans, and goes by them.
 
     `goal`: what is to be small, relative to MARBLE: the makespan, the mean job completion time (`jct`), or

@@ -287,8 +287,10 @@ def _measure(job: J, overheads: Callable[[J, Attempt], float], now_s: float) -> 
     leased_s = held_s = 0.0
     switches, before = 0, None
     for attempt in job.attempts:
-        lasted_s = (now_s if attempt.end_s is None else attempt.end_s) - attempt.start_s
-        leased_s += len(attempt.gpus) * lasted_s
+        end_s = now_s if attempt.end_s is None else attempt.end_s
+        lasted_s = end_s - attempt.start_s
+        if attempt.held_from_s is not None:
+            leased_s += len(attempt.gpus) * (end_s - attempt.held_from_s)
         held_s += lasted_s
         switches += before in (Ended.SUSPENDED, Ended.RESIZED)
         before = attempt.ended

@@ -233,7 +233,7 @@ class Simulation:
             self._watch(event, actions, self.machine)
         for action in actions:
             self._perform(action)
-        if self.machine.lanes.busy or self._slowed:
+        if self.machine.lanes.busy or self._slowed or self.machine.packs.gpu_of:
             self._interfere()
             if not self._looks:
                 self._look_later()

@@ -154,6 +154,8 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "source": profile.source,
         "software": profile.software or None,
         "spread": profile.spread,
+        "packed_s": profile.packed_s,
+        "packed_mib": profile.packed_mib,
         "note": profile.note or None,
     }
     return {
@@ -347,12 +349,16 @@ _READERS: dict[str, Callable[[_Value], Any]] = {
     "note": _Value.text,
     "software": _Value.text,
     "spread": _Value.spreads,
+    "packed_s": _Value.rates,
+    "packed_mib": _Value.rates,
 }
 _MAY_BE_NULL = {name for name, read in _READERS.items() if read is _Value.cost} | {
     "global_batch",
     "memory_mib",
     "checkpoint_mib",
     "spread",
+    "packed_s",
+    "packed_mib",
 }
 
 

@@ -318,6 +318,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "news": machine.news,
         "costs": machine.costs,
         "lanes": _lanes(machine),
+        "packs": machine.packs,
         "draining": machine.draining,
         "deadline": machine.deadline,
         "late": machine.late,

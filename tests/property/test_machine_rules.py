@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState, Progress
+from hpcsched.core.model import JobState, Kind, Progress
 from hpcsched.policy import make_policy
 from hpcsched.store import journal
 from hpcsched.testing.builders import Driver, a_job, a_profile, state_of
@@ -27,6 +27,7 @@ COMMANDS = [
     ev.SuspendRequested,
     ev.ResumeRequested,
 ]
+PACKED = {"kind": Kind.TRAINER, "trainer": "m:T", "strategy": {"kind": "packed", "most": 3}}
 CODES = [0, 75, 1, 143, 137]
 some_job = st.integers(0, 40)
 gpu_ranges = st.sampled_from([(1, None), (1, None), (1, 1), (2, 4), (3, 3), (6, 6), (2, None)])
@@ -115,10 +116,10 @@ class AnythingGoes(_Run):
         retries=st.integers(0, 2),
         steps=st.sampled_from([None, 100]),
         nodes=st.sampled_from([1, 1, 1, 2, 3]),
-        background=st.booleans(),
+        lane=st.sampled_from(["foreground", "background", "packed"]),
         slowdown=st.sampled_from([0.0, 0.05, 0.05, 1.0]),
     )
-    def submit(self, models, gpus, wait_s, after, retries, steps, nodes, background, slowdown):
+    def submit(self, models, gpus, wait_s, after, retries, steps, nodes, lane, slowdown):
         first = len(self.machine.jobs) + 1
         specs = []
         for i, model in enumerate(models):
@@ -132,9 +133,10 @@ class AnythingGoes(_Run):
                     f"j{first + i}",
                     model,
                     steps,
-                    gpus=1 if background else gpus,
-                    nodes=1 if background else nodes,
-                    background=background,
+                    gpus=gpus if lane == "foreground" else 1,
+                    nodes=nodes if lane == "foreground" else 1,
+                    background=lane == "background",
+                    **(PACKED if lane == "packed" else {}),
                     max_foreground_slowdown=slowdown,
                     after=names,
                     retries=retries,

@@ -1,0 +1,136 @@
+"""Jobs that are trained as one on a GPU: who rides with whom, who inherits the GPU, what it comes to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hpcsched.core.invariants import check
+from hpcsched.core.model import JobState, Kind, Role
+from hpcsched.core.reasons import Why
+from hpcsched.policy import POLICIES
+from hpcsched.report.result import summarise
+from hpcsched.sim.engine import Simulation
+from hpcsched.testing.builders import Driver, a_job, a_profile
+
+SMALL = replace(a_profile("small", [10.0]), packed_s={1: 0.1, 2: 0.12, 4: 0.16, 8: 0.24})
+LARGE = replace(a_profile("large", [10.0]), packed_s={1: 0.1, 2: 0.21, 8: 0.9})
+UNKNOWN = a_profile("unknown", [10.0])
+PLAIN = a_profile("plain", [10.0, 19.0])
+PROFILES = (SMALL, LARGE, UNKNOWN, PLAIN)
+
+
+def packed(name, model="small", steps=1000, most=8, **rest):
+    strategy = {"kind": "packed", "most": most, **rest.pop("strategy", {})}
+    return a_job(name, model, steps, gpus=1, strategy=strategy, **rest)
+
+
+def run(jobs, *, gpus=1, policy="marble", **rest):
+    simulation = Simulation(
+        jobs, PROFILES, gpus=gpus, policy=policy, watch=lambda event, actions, machine: check(machine), **rest
+    )
+    return simulation.run()
+
+
+def ends(machine):
+    return [round(job.ended_s, 3) for job in machine.jobs.values()]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_eight_small_jobs_train_as_one_in_the_time_of_their_packed_steps(policy):
+    """8 x 100 s one after the other; 1,000 steps of 0.24 s as one."""
+    machine = run([packed(f"j{i}") for i in range(8)], policy=policy)
+    assert ends(machine) == [240.0] * 8
+    assert [job.attempts[0].role for job in machine.jobs.values()] == [Role.PRIMARY] + [Role.PACKED] * 7
+
+
+def test_a_gpu_that_is_free_is_better_than_a_seat():
+    machine = run([packed(f"j{i}") for i in range(4)], gpus=4)
+    assert ends(machine) == [100.0] * 4
+    assert not any(job.current.role is Role.PACKED for job in machine.jobs.values())
+
+
+def test_they_are_spread_over_the_gpus_and_go_where_others_are_like_them():
+    jobs = [packed(f"j{i}", args={"width": 32 * (1 + i % 2)}) for i in range(8)]
+    machine = run(jobs, gpus=2)
+    gpus = [job.current.gpus[0] for job in machine.jobs.values()]
+    assert gpus == [0, 1] * 4
+
+
+def test_what_is_known_to_gain_nothing_is_not_packed():
+    """Two large models take 0.21 s a step together, 0.1 s each one after the other."""
+    machine = run([packed(f"j{i}", "large") for i in range(3)])
+    assert ends(machine) == [100.0, 200.0, 300.0]
+
+
+def test_what_was_never_measured_takes_as_long_as_one_after_the_other():
+    machine = run([packed(f"j{i}", "unknown") for i in range(3)])
+    assert ends(machine) == [300.0] * 3
+
+
+def test_no_more_than_the_job_says_and_only_those_that_belong_together():
+    machine = run([packed(f"j{i}", most=2) for i in range(4)])
+    assert ends(machine) == [120.0, 120.0, 240.0, 240.0]
+    labels = ["a", "b", "a", "b"]
+    machine = run([packed(f"j{i}", strategy={"pack": label}) for i, label in enumerate(labels)])
+    assert ends(machine) == [120.0, 240.0, 120.0, 240.0]
+
+
+def test_nobody_rides_while_another_waits_for_the_gpu():
+    """`plain` came before j1: had j1 ridden with j0, it would have had to wait longer."""
+    machine = run([packed("j0"), a_job("plain", "plain", 1000, gpus=1), packed("j1")])
+    assert ends(machine) == [100.0, 200.0, 300.0]
+
+
+def test_when_the_holder_leaves_the_next_has_the_gpu():
+    machine = run([packed("short", steps=500), packed("long", steps=1000), packed("never", steps=800)])
+    short, long, never = machine.jobs.values()
+    assert (short.attempts[0].role, long.attempts[0].role) == (Role.PRIMARY, Role.PACKED)
+    assert long.attempts[0].own_s == short.ended_s and never.attempts[0].own_s is None
+    result = summarise(machine.jobs.values(), policy="marble", gpus=1)
+    assert result.gpu_hours * 3600 == pytest.approx(long.ended_s)
+    assert result.utilisation == pytest.approx(1.0)
+
+
+def test_what_packed_jobs_do_says_nothing_of_what_their_models_can():
+    driver = Driver(gpus=1, profiles=[])
+    driver.submit(*(packed(name, kind=Kind.TRAINER, trainer="m:T") for name in "ab"))
+    assert driver.job("b").state is JobState.STARTING
+    driver.runs("a", "b")
+    driver.trains("a", rate=1.0, seconds=400.0)
+    assert not driver.machine.lessons.beliefs
+
+
+def test_one_that_leaves_its_pack_gets_a_gpu_of_its_own_and_no_company():
+    driver = Driver(gpus=1, profiles=[])
+    jobs = [packed(name, kind=Kind.TRAINER, trainer="m:T") for name in "abc"]
+    driver.submit(*jobs)
+    driver.runs("a")
+    for name in "bc":
+        driver.runs(name)
+    driver.exits("c", 75, 0, None)
+    job = driver.job("c")
+    assert job.state is JobState.PENDING and not job.failures
+    assert any(note.reason.why is Why.LEFT_PACK for note in job.story)
+    driver.exits("a", 0, 100, 100)
+    assert job.state is JobState.PENDING  # b has the GPU now, and c rides no more
+    driver.exits("b", 0, 100, 100)
+    assert job.state is JobState.STARTING
+    driver.runs("c")
+    driver.submit(packed("d", kind=Kind.TRAINER, trainer="m:T"))
+    assert driver.job("d").state is JobState.PENDING
+    driver.exits("c", 75, 0, None)  # alone there is nobody to make room for
+    assert driver.job("c").failures == 1
+
+
+def test_a_lost_gpu_ends_all_that_train_there():
+    driver = Driver(gpus=2, profiles=[])
+    driver.submit(*(packed(name, kind=Kind.TRAINER, trainer="m:T") for name in "abcd"))
+    for name in "abcd":
+        driver.runs(name)
+    there = [job for job in driver.machine.active.values() if job.gpus == (0,)]
+    assert len(there) == 2
+    driver.lose(0)
+    assert all(job.wanted for job in there)
+    assert not any(job.wanted for job in driver.machine.active.values() if job.gpus == (1,))
