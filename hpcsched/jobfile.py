@@ -31,6 +31,8 @@ _ACCEPTED = {
     "name": "1 to 64 of A-Z a-z 0-9 . _ -",
     "model": "text: the key of a profile",
     "steps": "a positive number of steps",
+    "epochs": "a positive number of passes over the data",
+    "continues": "the name of a job",
     "trainer": '"package.module:Name"',
     "command": "a list of a program and its arguments, each a text that is not empty",
     "replay": "true or false",
@@ -91,6 +93,8 @@ class _Job(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: str
     model: str | None = None
     steps: int | None = None
+    epochs: float | None = None
+    continues: str | None = None
     trainer: str | None = None
     command: list[str] | None = None
     replay: bool = False
@@ -220,6 +224,13 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
         refuse("command", job.command)
     if job.steps is not None and not 1 <= job.steps <= MOST_STEPS:
         refuse("steps", job.steps)
+    if job.epochs is not None:
+        if not (math.isfinite(job.epochs) and job.epochs > 0):
+            refuse("epochs", job.epochs)
+        if job.steps is not None or job.trainer is None:
+            refuse("epochs", job.epochs, "steps or epochs, and epochs for a trainer only")
+    if job.continues is not None and job.trainer is None:
+        refuse("continues", job.continues, "a job with a trainer")
     if job.retries < 0:
         refuse("retries", job.retries)
     if job.keep_checkpoints < 1:
@@ -283,7 +294,9 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
         command=tuple(job.command or ()),
         args=job.args,
         steps=job.steps,
-        after=tuple(dict.fromkeys(job.after)),
+        epochs=job.epochs,
+        continues=job.continues,
+        after=tuple(dict.fromkeys([*job.after, *([job.continues] if job.continues else [])])),
         gpus_min=least,
         gpus_max=most,
         nodes=job.nodes,

@@ -13,7 +13,7 @@ from typing import TypedDict
 
 from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, JobRecord, Resizing, forget_words
 from hpcsched.agent.clock import RunClock
-from hpcsched.agent.orders import Site, give_layers, joining_plan, plan_of
+from hpcsched.agent.orders import Site, give_layers, joining_plan, pack_of, plan_of
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.core import events as ev
 from hpcsched.core.actions import (
@@ -135,6 +135,8 @@ class Effects:
                 devices=devices,
                 profile=self._machine.profile(job),
                 shared=self._machine.lanes.used,
+                continues=self._machine.by_name.get(job.spec.continues or ""),
+                pack=pack_of(job, action, self._machine, self._site),
             )
             folder.mkdir(mode=0o700, exist_ok=True)
             give_layers(job, self._site, devices[0].kind, folder)

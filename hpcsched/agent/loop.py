@@ -19,7 +19,7 @@ from hpcsched.agent.resources import Resources
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, MakePlan
 from hpcsched.core.model import JobSpec, JobState
-from hpcsched.errors import ConfigError, StoreError
+from hpcsched.errors import ConfigError, HpcschedError, StoreError
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
 
 INBOX_PERIOD_S = 0.25
@@ -88,6 +88,8 @@ class Agent:
         self._lost_hosts: set[str] = set()
         self._woken_at = float("-inf")
         self._kept_by: float | None = None
+        self._left_at_last_asking = -1
+        """Jobs that had not ended when the source of jobs was asked last."""
 
     def run(self, first: Sequence[ev.Event]) -> Outcome:
         """Handle `first`, then whatever happens, until nothing is left to do or the run is drained.
@@ -98,6 +100,7 @@ class Agent:
         with self._signals():
             try:
                 self._process(list(first))
+                self._ask_for_jobs()
                 self._write_snapshot("RUNNING")
                 gc.freeze()  # a full collection that walks a long queue stops the loop for 50 ms
                 while not self._over():
@@ -161,6 +164,7 @@ class Agent:
             events += self._progress()
         if events:
             self._process(events)
+        self._ask_for_jobs()
         if self.killed:
             # Only now: the machine has been told to drain, and takes no end for a failure.
             self._r.effects.kill()
@@ -363,6 +367,22 @@ class Agent:
         submitted = events[-1]
         assert isinstance(submitted, ev.JobsSubmitted)
         return Answer(ids=list(range(submitted.first_id, submitted.first_id + len(jobs))))
+
+    def _ask_for_jobs(self) -> None:
+        """Take in the jobs that those which have ended lead to."""
+        machine, source = self._machine, self._r.source
+        if source is None or machine.draining or machine.unfinished == self._left_at_last_asking:
+            return
+        error: str | None = None
+        try:
+            if new := source(machine):
+                error = self._submit(list(new), "source").error
+        except HpcschedError as raised:
+            error = str(raised)
+        if error:
+            self._tell(f"{error}; saving all jobs, then stopping")
+            self._process([ev.DrainRequested(at=self._clock.now(), cause="source")])
+        self._left_at_last_asking = machine.unfinished
 
     # --- what others see --------------------------------------------------------------------
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from hpcsched.core.actions import Launch, Resize
 from hpcsched.core.jobs import Job
+from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device, Kind
+from hpcsched.core.packs import is_packed
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
 from hpcsched.launch.base import LaunchPlan
@@ -83,8 +85,11 @@ def plan_of(
     devices: tuple[Device, ...],
     profile: Profile | None,
     shared: bool = False,
+    continues: int | None = None,
+    pack: str | None = None,
 ) -> LaunchPlan:
-    """What to start for this attempt. `shared`: there are jobs that run in the background.
+    """What to start for this attempt. `shared`: there are jobs that run in the background. `continues`: the
+    id of the job that it goes on from. `pack`: the name of the pack that it belongs to.
 
     Raises ValueError when a stand-in is asked for without a profile or a step count.
     """
@@ -103,8 +108,19 @@ def plan_of(
         resume=action.resume,
         lane=_lane(job, shared),
         from_step=job.saved_step,
+        continues=continues,
+        pack=pack,
         stand_in=stand_in,
     )
+
+
+def pack_of(job: Job, action: Launch, machine: Machine, site: Site) -> str | None:
+    """The name of the pack that a job is launched into: one for each GPU in each life of an agent; None for a
+    job that is not packed. One that has left its pack gets a pack of its own."""
+    if not is_packed(job.spec) or site.stand_ins:
+        return None
+    name = f"{site.run_id}/{len(machine.lives)}/{action.gpus[0]}"
+    return f"{name}/{job.id}" if job.id in machine.packs.alone else name
 
 
 def joining_plan(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import selectors
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from hpcsched.agent.monitor import Monitor
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
 from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobSpec
 from hpcsched.store.journal import Journal
 from hpcsched.store.snapshot import SnapshotWriter
 
@@ -46,11 +47,16 @@ class RemoteHosts(Protocol):
         """The hosts that are gone, and why."""
 
 
+Source = Callable[[Machine], Sequence[JobSpec]]
+"""Gives the jobs that a run is to have by now and does not have yet; asked whenever a job has ended. Raises
+HpcschedError when there is no sense in going on."""
+
+
 @dataclass(kw_only=True)
 class Resources:
     """What an agent works with; whoever made it closes it.
 
-    `hosts` are there where node agents run the jobs.
+    `hosts` are there where node agents run the jobs, `source` where jobs lead to others.
     """
 
     machine: Machine
@@ -65,3 +71,4 @@ class Resources:
     admission: Admission
     ending: Ending
     hosts: RemoteHosts | None = None
+    source: Source | None = None

@@ -28,7 +28,7 @@ from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.orders import FindLayers, Site, output_path
 from hpcsched.agent.place import Place, node_agents, this_host
 from hpcsched.agent.recovery import end_orphans, open_run, saved_steps
-from hpcsched.agent.resources import Observer, Resources
+from hpcsched.agent.resources import Observer, Resources, Source
 from hpcsched.agent.watch import AllocationWatch
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
@@ -37,6 +37,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
+from hpcsched.launch.contract import checkpoint_dir
 from hpcsched.launch.spawn import ignoring
 from hpcsched.policy import make_policy
 from hpcsched.store.registry import register
@@ -56,6 +57,7 @@ class Order:
     end of the allocation besides what saving is known to take. `interface` is the network interface (or
     address) that hosts meet on, `checkpoints` a directory to use for them instead of the run directory,
     `standbys` the most warm processes that wait on a host, None for none at all (see `LocalLauncher`).
+    `source` gives more jobs as the run goes on.
     """
 
     dir: Path
@@ -71,6 +73,7 @@ class Order:
     interface: str | None = None
     checkpoints: Path | None = None
     standbys: int | None = None
+    source: Source | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,8 @@ class Life:
     speed: float
     device_kind: str
     outputs: Mapping[int, Path]
+    checkpoints: Mapping[int, Path]
+    """Where the checkpoints of each job are."""
     before: Standing
     """How far the run was when this life began."""
     killed: bool = False
@@ -242,6 +247,7 @@ def run(
             admission=admission,
             ending=ending,
             hosts=place.hosts,
+            source=order.source,
         )
         agent = Agent(resources, commands=commands)
         rundir.write_record(record)
@@ -268,6 +274,10 @@ def run(
             outputs={
                 job.id: output_path(job, site, job.attempt, _host_of(job, place))
                 for job in machine.jobs.values()
+            },
+            checkpoints={
+                job_id: checkpoint_dir(rundir.root, record.id, job_id, order.checkpoints)
+                for job_id in machine.jobs
             },
             before=standing,
             killed=agent.killed,

@@ -69,6 +69,7 @@ _PLACING = frozenset(
         Why.SHRUNK,
         Why.IDLE_GPU,
         Why.BESIDE,
+        Why.PACKED,
     }
 )
 """The reasons for which a job is launched on the GPUs it gets; a story tells of other things in between."""

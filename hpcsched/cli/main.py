@@ -31,6 +31,7 @@ _COMMANDS = {
     "profile": ("profile:profile", "Measure how models scale, and look after the profiles."),
     "simulate": ("simulate:simulate", "What a job set would take, by the same policies."),
     "plan": ("plan:plan", "The planners on their own: which GPUs each layer of a model gets."),
+    "tune": ("tune:tune", "Search hyperparameters: Hyperband, several trials trained as one."),
     "script": ("script:script", "Print a batch script for Slurm or LSF that runs job sets."),
     "doctor": ("doctor:doctor", "What was found on this machine, and in this allocation."),
     "config": ("settings:config_group", "Settings and where they come from."),

@@ -10,7 +10,7 @@ from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import Attempt, Ended, JobSpec, JobState
+from hpcsched.core.model import Attempt, Ended, JobSpec, JobState, Role
 from hpcsched.core.profile import Profile
 from hpcsched.report.result import Result, summarise
 from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
@@ -82,11 +82,17 @@ def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
 def bounds_of(machine: Machine) -> Bounds:
     """The bounds of a run's jobs on its GPUs; those for background lanes count as if there were none."""
     nothing = Bounds(None, None)
-    # Of a run that did less than all its work, or whose rates were only seen in passing, nothing is proven.
+    # Of a run that did less than all its work, or whose rates were only seen in passing, nothing is proven;
+    # jobs that train as one take less than what each of them takes alone.
     foreground = _foreground(machine)
     for job in foreground:
         profile = machine.profile(job)
-        if job.state is not JobState.COMPLETED or (profile and profile.source == "learned"):
+        if (
+            job.state is not JobState.COMPLETED
+            or (profile and profile.source == "learned")
+            or machine.packs.shared(job)
+            or any(attempt.role is Role.PACKED for attempt in job.attempts)
+        ):
             return nothing
     index = {job.spec.name: i for i, job in enumerate(foreground)}
     jobs = [

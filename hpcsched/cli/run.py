@@ -9,9 +9,9 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -28,16 +28,32 @@ from hpcsched.cli.common import (
     option,
     warm_processes,
 )
+from hpcsched.core.actions import Action
+from hpcsched.core.events import Event
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError, HpcschedError
 
 if TYPE_CHECKING:
     from hpcsched.agent.comeback import Plan
+    from hpcsched.agent.resources import Source
     from hpcsched.batch.base import BatchSystem
     from hpcsched.store.rundir import RunDir
 
 TAIL_LINES = 10
+
+
+class View(Protocol):
+    """An observer of a run that is closed at its end."""
+
+    def event(self, event: Event, actions: Sequence[Action]) -> None: ...
+
+    def tick(self, now: float) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
 
 _MARGIN = "Seconds kept before the end of the allocation besides what saving takes (60)."
 
@@ -71,8 +87,18 @@ _MARGIN = "Seconds kept before the end of the allocation besides what saving tak
 @option("--quiet", "-q", is_flag=True, help="Do not tell what happens.")
 @json_option
 @click.pass_context
-def run(
+def run(ctx: click.Context, /, **options: Any) -> int:
+    """Run the jobs in JOBS.toml in this allocation (or on this machine) until all have ended.
+
+    Ctrl-C saves all jobs and stops (exit code 75; go on with --resume); a second one kills.
+    In a batch job all is saved before the time is up; --requeue and --chain then come back by themselves.
+    """
+    return conduct(ctx, **options)
+
+
+def conduct(
     ctx: click.Context,
+    *,
     jobs: Path | None,
     dir_: str | None,
     devices: str,
@@ -100,11 +126,14 @@ def run(
     database: str | None,
     quiet: bool,
     as_json: bool,
+    source: Source | None = None,
+    view: Callable[[Machine], View] | None = None,
+    report: Callable[[Any, Path], int] | None = None,
 ) -> int:
-    """Run the jobs in JOBS.toml in this allocation (or on this machine) until all have ended.
+    """Run jobs as the options of `run` say; returns the exit code.
 
-    Ctrl-C saves all jobs and stops (exit code 75; go on with --resume); a second one kills.
-    In a batch job all is saved before the time is up; --requeue and --chain then come back by themselves.
+    `source` gives more jobs, `view` shows what happens, and `report`, given the life and the database, says
+    in the place of `run`'s tables what has come of it; it returns an exit code for a run without work left.
     """
     from hpcsched.agent import start
     from hpcsched.agent.comeback import Plan
@@ -124,7 +153,7 @@ def run(
     system = open_batch(batch, environ=os.environ, hosts=names, launcher=launcher, pyslurm=pyslurm)
     # A batch system runs a job's script again from its beginning: what is there is gone on with.
     resume = resume or requeue or chain or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-    if jobs is None and not rundir.journal.exists() and not Inbox.waiting(rundir):
+    if jobs is None and source is None and not rundir.journal.exists() and not Inbox.waiting(rundir):
         raise click.UsageError("name a job file (JOBS.toml); nothing is waiting in the run directory either")
     record = rundir.read_record() if resume and rundir.journal.exists() else None
     if record and ctx.get_parameter_source("devices") is click.core.ParameterSource.DEFAULT:
@@ -139,11 +168,14 @@ def run(
         check_chart(gantt)
     store = database_path(database)
     find = finder(profiles, store)
-    views: list[Narrator | LiveTable] = []
+    views: list[View] = []
 
-    def observe(machine: Machine) -> Narrator | LiveTable:
+    def observe(machine: Machine) -> View:
         on_terminal = sys.stderr.isatty() and not quiet
-        views.append(LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet))
+        if view is not None:
+            views.append(view(machine))
+        else:
+            views.append(LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet))
         return views[0]
 
     order = start.Order(
@@ -160,6 +192,7 @@ def run(
         interface=interface,
         checkpoints=checkpoints.absolute() if checkpoints else None,
         standbys=warm_processes(warm),
+        source=source,
     )
     try:
         with naming_the_file(jobs):
@@ -171,14 +204,17 @@ def run(
                 observe=observe,
             )
     finally:
-        for view in views:
-            view.close()
+        for shown in views:
+            shown.close()
     code = life.exit_code
     if code == 75:  # first of all: nothing that happens to a report must keep us from coming back
         how = "requeue" if requeue else "chain" if chain else ""
         code = _stopped(life, system, rundir, Plan(how=how, most=max_restarts, script=chain_script))
     try:
-        _report(life, as_json=as_json, gantt=gantt, compare=others)
+        if report is not None:
+            code = report(life, store) if code == 0 or code == 1 else code
+        else:
+            _report(life, as_json=as_json, gantt=gantt, compare=others)
     except OSError as error:
         with contextlib.suppress(OSError):
             click.echo(f"hpcsched: the report cannot be written: {error.strerror}", err=True)

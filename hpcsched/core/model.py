@@ -89,6 +89,8 @@ class Kind(StrEnum):
 class JobSpec:
     """What the user asked for; never changes.
 
+    `epochs` is the same in passes over the data, which only its trainer can count. `continues` is the name
+    of a job whose final state it begins with, steps and all.
     `gpus_min` and `gpus_max` count GPUs on each of the job's `nodes` hosts; `gpus_max` None means "as many
     as there are". `steps` is the whole job's work in steps (None:
     not known). Times are seconds. `background`: it has low priority, and runs on one GPU's background lane.
@@ -103,6 +105,8 @@ class JobSpec:
     command: tuple[str, ...] = ()
     args: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     steps: int | None = None
+    epochs: float | None = None
+    continues: str | None = None
     after: tuple[str, ...] = ()
     gpus_min: int = 1
     gpus_max: int | None = None

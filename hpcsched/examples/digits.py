@@ -9,6 +9,8 @@ steps = 500
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "width": None,  # hidden units of the mlp (1024), channels of the cnn (16)
     "dropout": 0.0,
     "lr": 0.05,
+    "optimizer": "momentum",
     "momentum": 0.9,
     "batch": 64,
     "seed": 0,
@@ -32,7 +35,7 @@ _TEST_SAMPLES = 360
 
 
 class Digits(Trainer):
-    """A small network with momentum SGD; evaluates its accuracy on 360 held-out digits."""
+    """A small network, by default with momentum SGD; evaluates its accuracy on 360 held-out digits."""
 
     def build(self, args: dict[str, Any]) -> Parts:
         if unknown := sorted(set(args) - set(DEFAULTS)):
@@ -50,13 +53,26 @@ class Digits(Trainer):
 
         return Parts(
             model=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=chosen["lr"], momentum=chosen["momentum"]),
+            optimizer=_optimizer(model, chosen),
             dataset=train,
             global_batch=chosen["batch"],
             loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1], reduction="none"),
             evaluate=evaluate,
             seed=chosen["seed"],
         )
+
+
+def _optimizer(model: nn.Module, chosen: dict[str, Any]) -> torch.optim.Optimizer:
+    makers: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "momentum": partial(torch.optim.SGD, momentum=chosen["momentum"]),
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adagrad": torch.optim.Adagrad,
+    }
+    if chosen["optimizer"] not in makers:
+        got, accepted = repr(chosen["optimizer"]), ", ".join(makers)
+        raise ConfigError(where="Digits", key="optimizer", got=got, accepted=accepted)
+    return makers[chosen["optimizer"]](model.parameters(), lr=chosen["lr"])
 
 
 def _network(kind: str, width: int | None, dropout: float) -> nn.Module:

@@ -16,6 +16,13 @@ def job_dir(run_dir: Path, job_id: int) -> Path:
     return run_dir / "jobs" / str(job_id)
 
 
+def checkpoint_dir(run_dir: Path, run_id: str, job_id: int, checkpoints: Path | None) -> Path:
+    """Where a job's checkpoints are: in its folder, or in `checkpoints`, which outlives the allocation."""
+    if checkpoints is None:
+        return job_dir(run_dir, job_id) / "checkpoint"
+    return checkpoints / run_id / str(job_id)
+
+
 def plan_attempt(
     spec: JobSpec,
     *,
@@ -29,6 +36,8 @@ def plan_attempt(
     resume: bool,
     lane: str | None = None,
     from_step: int | None = None,
+    continues: int | None = None,
+    pack: str | None = None,
     stand_in: Mapping[str, float] | None = None,
 ) -> LaunchPlan:
     """What to start for an attempt of `spec` on `devices`.
@@ -36,11 +45,10 @@ def plan_attempt(
     `checkpoints`: a directory that outlives the allocation and that all hosts see, to put checkpoints in
     instead of the job's folder. `lane`: on which lane of its GPUs it is, "foreground" or "background", where
     there are jobs for both; on CPU slots the background gets what the foreground leaves. `from_step`: the
-    step that it is expected to go on from. `stand_in`: the course that a stand-in follows in place of the
+    step that it is expected to go on from. `continues`: the id of the job whose final state it begins with. `pack`: the name of the pack that it belongs to. `stand_in`: the course that a stand-in follows in place of the
     job's own program.
     """
     folder = job_dir(run_dir, job_id)
-    kept = folder / "checkpoint" if checkpoints is None else checkpoints / run_id / str(job_id)
     ours = {
         "RUN_ID": run_id,
         "RUN_DIR": str(run_dir),
@@ -49,7 +57,7 @@ def plan_attempt(
         "JOB_NAME": spec.name,
         "ATTEMPT": str(attempt),
         "DEVICES": ",".join(str(d.index) for d in devices),
-        "CHECKPOINT_DIR": str(kept),
+        "CHECKPOINT_DIR": str(checkpoint_dir(run_dir, run_id, job_id, checkpoints)),
         "CHECKPOINT_EVERY_S": repr(spec.checkpoint_every_s),
         "KEEP": str(spec.keep_checkpoints),
         "RESUME": str(int(resume)),
@@ -60,6 +68,12 @@ def plan_attempt(
         ours["FROM_STEP"] = str(from_step)
     if spec.steps is not None:
         ours["STEPS"] = str(spec.steps)
+    if spec.epochs is not None:
+        ours["EPOCHS"] = repr(spec.epochs)
+    if pack is not None:
+        ours["PACK"] = pack
+    if continues is not None:
+        ours["CONTINUES"] = str(checkpoint_dir(run_dir, run_id, continues, checkpoints))
     argv = spec.command
     if stand_in is not None:
         argv = (sys.executable, "-m", "hpcsched.worker.standin")

@@ -81,7 +81,8 @@ class JobEnv:
     `steps` is the whole job's work (None: not given). `keep` is how many checkpoints to keep.
     `progress_fd` and `control_fd` are open descriptors, given to rank 0 only; `arena_fd` is memory that all
     ranks of the job on this host share. `joining`: the attempt runs already, and this rank is added to it.
-    `from_step` is where the agent expects the attempt to go on (None: not given).
+    `epochs` is the same in passes over the data, `continues` the checkpoints of the job that this one begins
+    with when it has none of its own. `from_step` is where the agent expects the attempt to go on (None: not given).
     """
 
     job_id: int
@@ -102,6 +103,8 @@ class JobEnv:
     joining: bool = False
     from_step: int | None = None
     steps: int | None = None
+    epochs: float | None = None
+    continues: Path | None = None
     checkpoint_every_s: float = 600.0
     keep: int = 2
     trainer: str | None = None
@@ -141,6 +144,8 @@ class JobEnv:
             joining=bool(read.number("HPCSCHED_JOINING", int, 0)),
             from_step=read.maybe("HPCSCHED_FROM_STEP"),
             steps=read.maybe("HPCSCHED_STEPS"),
+            epochs=read.number("HPCSCHED_EPOCHS", float, 0.0) or None,
+            continues=Path(told) if (told := read.text("HPCSCHED_CONTINUES")) else None,
             checkpoint_every_s=read.number("HPCSCHED_CHECKPOINT_EVERY_S", float, 600.0),
             keep=max(1, read.number("HPCSCHED_KEEP", int, 2)),
             trainer=read.text("HPCSCHED_TRAINER"),

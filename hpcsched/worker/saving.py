@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hpcsched.errors import StoreError
+from hpcsched.errors import ConfigError, StoreError
 from hpcsched.worker.arena import Arena, Held
 from hpcsched.worker.checkpoint import CheckpointStore, read_checkpoint
 from hpcsched.worker.contract import JobEnv, say
@@ -142,6 +142,14 @@ class Saves:
                 say(f"{self.store.folder}: no good checkpoint to resume from; starting at step 0")
             return None, None
         return path, None if self.collective else self.load(path, own)
+
+    def of_another(self, folder: Path) -> tuple[Path, dict[str, Any] | None]:
+        """The newest good state of the job whose checkpoints these are. Raises ConfigError if there is none."""
+        path = CheckpointStore(folder).newest()
+        if path is None:
+            accepted = "the checkpoints of the job that this one continues"
+            raise ConfigError(where=str(folder), got="no good checkpoint", accepted=accepted)
+        return path, None if self.collective else read_checkpoint(path)
 
     def has(self, found: Path | Held) -> bool:
         """Whether this rank can load that: every host has memory of its own."""

@@ -154,6 +154,13 @@ class Session(Elastic):
             yield [mine] if self._virtual is None else self._virtual.split(mine)
             samples += self.global_batch
 
+    def end_after(self, epochs: float | None) -> None:
+        """Where nobody has said how many steps to train: for so many passes over the data, as the job says,
+        else as given here, else one."""
+        if self.total_steps is None:
+            told = self._env.epochs if self._env is not None else None
+            self.total_steps = self.steps_for(told or epochs or 1)
+
     def steps_for(self, epochs: float) -> int:
         """Steps that cover the dataset this many times."""
         return -int(-epochs * self._sampler.size // self.global_batch)

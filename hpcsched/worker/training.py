@@ -180,6 +180,8 @@ class Training:
         state: dict[str, Any] | None = None
         if self.rank == 0:
             found, state = self._saves.newest(self._own, wanted=wanted)
+            if found is None and self._env is not None and self._env.continues is not None:
+                found, state = self._saves.of_another(self._env.continues)
         found = self._peers.tell(found)
         if found is None:
             if not self._spread:

@@ -52,8 +52,7 @@ def run(trainer: Trainer, env: JobEnv) -> None:
         global_batch=parts.global_batch,
         seed=parts.seed,
     )
-    if session.total_steps is None:
-        session.total_steps = session.steps_for(1 if parts.epochs is None else parts.epochs)
+    session.end_after(parts.epochs)
     example = _example(parts, session.device)
     layers = trace(parts.model, example)
     wires = Wires(session.rank, session.world_size, session.device)

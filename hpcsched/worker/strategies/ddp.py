@@ -55,8 +55,7 @@ def run(trainer: Trainer, env: JobEnv) -> None:
         shards=_count(env, "shards"),
         rehearse=rehearse,
     )
-    if session.total_steps is None:
-        session.total_steps = session.steps_for(1 if parts.epochs is None else parts.epochs)
+    session.end_after(parts.epochs)
     batches: Iterator[Any] = iter(())
     ranks = (-1, 0)
     for indices in session.steps():

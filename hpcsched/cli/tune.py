@@ -1,0 +1,284 @@
+"""`hpcsched tune`: a search for hyperparameters as a run of jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcsched.cli.common import check_chart, find_run
+from hpcsched.cli.run import conduct, run
+from hpcsched.cli.status import clock
+from hpcsched.core.actions import Action
+from hpcsched.core.events import Event, LaunchFailed, WorkersExited
+from hpcsched.core.machine import Machine
+from hpcsched.errors import ConfigError, StoreError
+from hpcsched.tuning import Search, Tuning, parse_search, read_search
+from hpcsched.tuning.feeding import Feeder, check_metric, outcomes_of
+from hpcsched.tuning.search import PACKINGS
+from hpcsched.tuning.source import JobSource
+
+KEPT_SEARCH = "search.toml"
+"""In the run directory: the search as it was when the run began."""
+
+SHOWN = 10
+"""Trials in the table at the end, the best ones first."""
+
+
+@click.command()
+@click.argument("search", type=click.Path(path_type=Path))
+@click.option("--packing", type=click.Choice(PACKINGS), help="Instead of what the file says.")
+@click.option("--svg", type=click.Path(path_type=Path), metavar="F.svg", help="Draw the trials at the end.")
+@click.pass_context
+def tune(ctx: click.Context, /, search: Path, packing: str | None, svg: Path | None, **options: Any) -> int:
+    """Search the space in SEARCH.toml: Hyperband, with trials trained as one where there are more than GPUs.
+
+    Each trial of a rung is a job of the run (status, logs and explain know it); a search that was stopped or
+    killed goes on with --resume. See docs/tuning.md.
+    """
+    if svg is not None:
+        check_chart(svg, "--svg")
+    asked = read_search(search)
+    if packing is not None:
+        asked = replace(asked, packing=packing)
+    rundir = find_run(ctx, options["dir_"])
+    kept = rundir.root / KEPT_SEARCH
+    if options["resume"] and kept.exists():
+        _check_same(asked, kept, search)
+    if (short := asked.shortage()) and not options["quiet"]:
+        click.echo(f"hpcsched: {short}", err=True)
+    source = Tuning(asked)
+    text = search.read_text(encoding="utf-8")
+
+    def view(machine: Machine) -> SearchView:
+        if not kept.exists():
+            from hpcsched.store.files import write_atomically
+
+            with contextlib.suppress(StoreError):  # whatever is wrong there, the journal will tell
+                write_atomically(kept, text.encode())
+        return SearchView(machine, source, quiet=options["quiet"])
+
+    def report(life: Any, store: Path) -> int:
+        return _report(life, source, asked, svg=svg, as_json=options["as_json"])
+
+    feeder = Feeder(source, workdir=Path.cwd(), user=getpass.getuser())
+    return conduct(ctx, jobs=None, source=feeder, view=view, report=report, **options)
+
+
+tune.params += [parameter for parameter in run.params if parameter.name not in ("jobs", "compare", "gantt")]
+for _name in ("compare", "gantt"):
+    tune.params += [parameter for parameter in run.params if parameter.name == _name]
+
+
+def _check_same(asked: Search, kept: Path, file: Path) -> None:
+    """Refuse to go on with a search that has become another one: its trials would not be the same."""
+    before = parse_search(kept.read_text(encoding="utf-8"), where=str(kept))
+    for key in ("trainer", "metric", "mode", "method", "R", "eta", "unit", "seed", "trials", "args", "space"):
+        if getattr(asked, key) != getattr(before, key):
+            raise ConfigError(
+                where=str(file),
+                key=key,
+                got="not what it was when this search began",
+                accepted=f"what {kept} says, or another --dir for a new search",
+            )
+
+
+class SearchView:
+    """Tells how a search goes: a line for each rung that is done and each better result, and on a terminal a
+    bar."""
+
+    def __init__(self, machine: Machine, source: JobSource, *, quiet: bool) -> None:
+        self._machine, self._source, self._quiet = machine, source, quiet
+        self._rungs = 0
+        self._best: float | None = None
+        self._bar: Any = None
+        if sys.stderr.isatty() and not quiet:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._console = Console(stderr=True)
+            self._bar = Live(
+                console=self._console, auto_refresh=False, transient=True, get_renderable=self._render
+            )
+            self._bar.start()
+
+    def event(self, event: Event, actions: Sequence[Action]) -> None:
+        if self._quiet or not isinstance(event, (WorkersExited, LaunchFailed)):
+            return
+        job = self._machine.jobs[event.job_id]
+        if isinstance(event, WorkersExited) and event.code not in (0, 75):
+            detail = f": {event.detail}" if event.detail else ""
+            self.message(f"{job.spec.name} ended with exit code {event.code}{detail}")
+        outcomes = outcomes_of(self._machine)
+        if not any(outcome.state for outcome in outcomes.values()):
+            return
+        progress, best = self._source.progress(outcomes), self._source.best(outcomes)
+        if best is not None and best.metric != self._best:
+            self._best = best.metric
+            search = self._source.search
+            metric = f"{search.metric} {best.metric:.4g}"
+            self.message(f"best so far: {metric} ({best.job.name}: {said(chosen(best.job.args, search))})")
+        if progress.rungs_done > self._rungs:
+            self._rungs = progress.rungs_done
+            self.message(
+                f"{progress.rungs_done} of {progress.rungs} rungs done, "
+                f"{progress.jobs_done} of {progress.jobs} trainings"
+            )
+
+    def tick(self, now: float) -> None:
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def message(self, text: str) -> None:
+        stamp = f"[{clock(self._machine.now):>7}] "
+        if self._bar is None:
+            sys.stderr.write(f"{stamp}{text}\n")
+            sys.stderr.flush()
+            return
+        from rich.text import Text
+
+        self._console.print(Text(stamp, style="dim") + Text(text), soft_wrap=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _render(self) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        machine = self._machine
+        progress = self._source.progress(outcomes_of(machine))
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for _ in range(3):
+            table.add_column(no_wrap=True)
+        running = sum(job.state.active for job in machine.jobs.values())
+        table.add_row(
+            f"{progress.jobs_done}/{progress.jobs} trainings",
+            ProgressBar(total=progress.budget, completed=progress.budget_done, width=30),
+            f"{running} running",
+        )
+        return table
+
+
+def chosen(args: Mapping[str, Any], search: Search) -> dict[str, Any]:
+    """What was chosen of a configuration; the rest is the same in all."""
+    return {name: value for name, value in args.items() if name not in search.args}
+
+
+def said(args: Any) -> str:
+    """A configuration in a few words."""
+    return ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in args.items())
+
+
+def _report(life: Any, source: JobSource, search: Search, *, svg: Path | None, as_json: bool) -> int:
+    """What has come of the search; 1 if nothing has."""
+    machine: Machine = life.machine
+    outcomes = outcomes_of(machine)
+    check_metric(source, outcomes)
+    best = source.best(outcomes)
+    if search.checkpoints == "best" and best is not None and source.finished(outcomes):
+        _drop_others(life, source, best.job.name)
+    checkpoint = _checkpoint(life, best.job.name) if best else None
+    rows = source.trials(outcomes)
+    if as_json:
+        found = {
+            "schema": 1,
+            "best": best
+            and {
+                "args": dict(best.job.args),
+                "metric": best.metric,
+                "checkpoint": checkpoint and str(checkpoint),
+                "job": best.job.name,
+                "budget": best.job.budget,
+            },
+            "trials": [
+                {
+                    "trial": row.trial,
+                    "bracket": row.bracket,
+                    "args": dict(row.args),
+                    "budget": row.budget,
+                    "metric": row.metric,
+                    "state": row.state,
+                    "job": row.job,
+                }
+                for row in rows
+            ],
+            "wall_s": machine.now,
+            "packing": search.packing,
+        }
+        click.echo(json.dumps(found))
+    else:
+        click.echo(trial_table(rows, search))
+        progress = source.progress(outcomes)
+        click.echo(
+            f"{len(rows)} trials, {progress.jobs_done} trainings, {progress.budget_done:g} {search.unit} in "
+            f"{clock(machine.now)}"
+        )
+        if best is not None:
+            click.echo(f"best: {search.metric} {best.metric:.4g} with {said(chosen(best.job.args, search))}")
+            click.echo(f"checkpoint: {checkpoint}")
+    if svg is not None and best is not None:
+        from hpcsched.report.trials import trials_svg
+
+        trials_svg(source, outcomes, svg)
+    if best is None:
+        click.echo("hpcsched: no trial has completed", err=True)
+        return 1
+    return 0
+
+
+def trial_table(rows: Sequence[Any], search: Search) -> str:
+    """The best trials, one line each."""
+    from hpcsched.profiling.draw import aligned
+
+    sign = -1 if search.mode == "max" else 1
+    ranked = sorted(rows, key=lambda row: (row.metric is None, sign * (row.metric or 0.0), row.trial))
+    lines: list[tuple[str, ...]] = [
+        ("TRIAL", "BRACKET", search.unit.upper(), search.metric.upper(), "STATE", "ARGS")
+    ]
+    width = shutil.get_terminal_size().columns
+    for row in ranked[:SHOWN]:
+        metric = "" if row.metric is None else f"{row.metric:.4g}"
+        words = said(chosen(row.args, search))
+        state = "best" if row.best else row.state
+        lines.append(
+            (
+                str(row.trial),
+                str(row.bracket),
+                f"{row.budget:g}",
+                metric,
+                state,
+                words[: max(20, width)],
+            )
+        )
+    more = [f"... and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+    return "\n".join([aligned(lines, left=(4, 5)).rstrip("\n"), *more])
+
+
+def _checkpoint(life: Any, name: str) -> Path | None:
+    job = life.machine.job_of(name)
+    folder = _folder(life, job.id)
+    files = sorted(folder.glob("step-*.pt")) if folder.is_dir() else []
+    return files[-1] if files else None
+
+
+def _folder(life: Any, job_id: int) -> Path:
+    """Where a job's checkpoints are."""
+    folder: Path = life.checkpoints[job_id]
+    return folder
+
+
+def _drop_others(life: Any, source: JobSource, best: str) -> None:
+    """Remove the checkpoints of all other jobs of a search that is over."""
+    for job in source.existing(outcomes_of(life.machine)):
+        if job.name != best and (known := life.machine.job_of(job.name)):
+            shutil.rmtree(_folder(life, known.id), ignore_errors=True)

@@ -1,0 +1,85 @@
+"""A search as the source of a run's jobs: what the run knows of them in, the jobs that are missing out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcsched import jobfile
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobSpec, JobState
+from hpcsched.errors import ConfigError
+from hpcsched.tuning.search import Search
+from hpcsched.tuning.source import JobSource, Outcome, RungJob
+
+_ENDED = {
+    JobState.COMPLETED: "completed",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "cancelled",
+}
+
+
+def outcomes_of(machine: Machine) -> dict[str, Outcome]:
+    """What a run knows of its jobs, by name."""
+    found: dict[str, Outcome] = {}
+    for job in machine.jobs.values():
+        state: Any = _ENDED.get(job.state)
+        found[job.spec.name] = Outcome(state, job.metrics) if state else Outcome()
+    return found
+
+
+class Feeder:
+    """Gives a run the jobs of a search that it does not have yet; all it goes by is the run itself.
+
+    Args:
+        workdir: where the trainer is imported.
+        mode: of the packs, as in a job's strategy.
+    """
+
+    def __init__(self, source: JobSource, *, workdir: Path, user: str = "", mode: str = "auto") -> None:
+        self.source, self._workdir, self._user, self._mode = source, workdir, user, mode
+
+    def __call__(self, machine: Machine) -> list[JobSpec]:
+        """The jobs that are missing. Raises ConfigError when the trainer does not report the metric."""
+        outcomes = outcomes_of(machine)
+        check_metric(self.source, outcomes)
+        missing = [job for job in self.source.jobs(outcomes) if job.name not in outcomes]
+        if not missing:
+            return []
+        table = {"schema": 1, "job": [self._table(job) for job in missing]}
+        where, known = self.source.search.where, machine.by_name.keys()
+        return list(
+            jobfile.parse(table, where=where, workdir=self._workdir, user=self._user, known=known).jobs
+        )
+
+    def _table(self, job: RungJob) -> dict[str, Any]:
+        """A rung's job as a job file would have it."""
+        search = self.source.search
+        length = {"steps": int(job.budget)} if search.unit == "steps" else {"epochs": job.budget}
+        return {
+            **search.defaults,
+            **length,
+            **({"continues": job.continues} if job.continues else {}),
+            "name": job.name,
+            "model": search.trainer.partition(":")[2],
+            "trainer": search.trainer,
+            "args": dict(job.args),
+            "gpus": 1,
+            "strategy": self._strategy(search),
+            "keep_checkpoints": 1,
+        }
+
+    def _strategy(self, search: Search) -> str | dict[str, Any]:
+        if search.packing == "off":
+            return "ddp"
+        return {"kind": "packed", "mode": self._mode}
+
+
+def check_metric(source: JobSource, outcomes: Mapping[str, Outcome]) -> None:
+    """Raise ConfigError if a job has completed without the metric that the search is for."""
+    reported = source.missing_metric(outcomes)
+    if reported is not None:
+        names = ", ".join(reported) or "nothing: the trainer's evaluate reports no number"
+        search = source.search
+        raise ConfigError(where=search.where, key="metric", got=repr(search.metric), accepted=names)
