@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,12 +102,13 @@ def plan_table(plan: PackPlan, problem: Problem) -> str:
 
 
 def _summary(plan: PackPlan) -> str:
+    own_s = plan.time_s or inf  # factors of pairs may come to nothing
     others = [
-        f"{name} {time_s:.3f} s ({time_s / plan.time_s:.2f}x)"
+        f"{name} {time_s:.3f} s ({time_s / own_s:.2f}x)"
         for name, time_s in plan.strategies.items()
         if name not in (plan.strategy, "off")
     ]
-    faster = plan.separate_s / plan.time_s
+    faster = plan.separate_s / own_s
     line = f"{plan.strategy}: {plan.time_s:.3f} s on {plural(plan.devices, 'device')}, "
     line += f"{plan.separate_s:.3f} s one by one: {faster:.2f}x"
     return f"{line}; {', '.join(others)}" if others else line

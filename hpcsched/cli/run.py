@@ -128,12 +128,15 @@ def conduct(
     as_json: bool,
     source: Source | None = None,
     view: Callable[[Machine], View] | None = None,
-    report: Callable[[Any, Path], int] | None = None,
+    check: Callable[[Machine], None] | None = None,
+    report: Callable[[Any], int] | None = None,
+    command: str = "run",
 ) -> int:
     """Run jobs as the options of `run` say; returns the exit code.
 
-    `source` gives more jobs, `view` shows what happens, and `report`, given the life and the database, says
-    in the place of `run`'s tables what has come of it; it returns an exit code for a run without work left.
+    `command` is who asks. `source` gives more jobs, `view` shows what happens, `check` raises when there is
+    no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it returns
+    the exit code of a run without work left.
     """
     from hpcsched.agent import start
     from hpcsched.agent.comeback import Plan
@@ -207,12 +210,15 @@ def conduct(
         for shown in views:
             shown.close()
     code = life.exit_code
+    if check is not None:
+        check(life.machine)
     if code == 75:  # first of all: nothing that happens to a report must keep us from coming back
         how = "requeue" if requeue else "chain" if chain else ""
-        code = _stopped(life, system, rundir, Plan(how=how, most=max_restarts, script=chain_script))
+        plan = Plan(how=how, most=max_restarts, script=chain_script)
+        code = _stopped(life, system, rundir, plan, command)
     try:
         if report is not None:
-            code = report(life, store) if code == 0 or code == 1 else code
+            code = report(life) if code in (0, 1) else code
         else:
             _report(life, as_json=as_json, gantt=gantt, compare=others)
     except OSError as error:
@@ -224,7 +230,7 @@ def conduct(
     return code
 
 
-def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan) -> int:
+def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, command: str) -> int:
     """Stopped with work left: come back if that is wanted and makes sense; the exit code."""
     from hpcsched.agent.comeback import come_back, why_not
 
@@ -238,7 +244,7 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan) -> int:
     left = life.machine.unfinished
     jobs = f"{left} job{'s' * (left != 1)} left"
     say(
-        f"stopped with {jobs}; go on with `hpcsched run --resume`"
+        f"stopped with {jobs}; go on with `hpcsched {command} --resume`"
         + (f" (not by itself: {reason})" if reason else "")
     )
     return 75

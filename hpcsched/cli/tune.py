@@ -66,11 +66,17 @@ def tune(ctx: click.Context, /, search: Path, packing: str | None, svg: Path | N
                 write_atomically(kept, text.encode())
         return SearchView(machine, source, quiet=options["quiet"])
 
-    def report(life: Any, store: Path) -> int:
-        return _report(life, source, asked, svg=svg, as_json=options["as_json"])
-
     feeder = Feeder(source, workdir=Path.cwd(), user=getpass.getuser())
-    return conduct(ctx, jobs=None, source=feeder, view=view, report=report, **options)
+    return conduct(
+        ctx,
+        jobs=None,
+        source=feeder,
+        view=view,
+        check=lambda machine: check_metric(source, outcomes_of(machine)),
+        report=lambda life: _report(life, source, asked, svg=svg, as_json=options["as_json"]),
+        command=f"tune {search}",
+        **options,
+    )
 
 
 tune.params += [parameter for parameter in run.params if parameter.name not in ("jobs", "compare", "gantt")]
@@ -183,7 +189,6 @@ def _report(life: Any, source: JobSource, search: Search, *, svg: Path | None, a
     """What has come of the search; 1 if nothing has."""
     machine: Machine = life.machine
     outcomes = outcomes_of(machine)
-    check_metric(source, outcomes)
     best = source.best(outcomes)
     if search.checkpoints == "best" and best is not None and source.finished(outcomes):
         _drop_others(life, source, best.job.name)

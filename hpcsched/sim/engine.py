@@ -63,6 +63,8 @@ class Simulation:
         truth: how fast jobs really run, where that differs from the profiles the run goes by: it learns.
         interference: what jobs that share a GPU cost each other.
         happenings: events from outside, such as commands and lost devices, each at its time.
+        source: gives the jobs that are to be there by now and are not, whenever a job has ended.
+        metrics: what the evaluation of a job that is done gives.
         watch: called with each event and the actions it led to (tests compare them with a live run).
     Raises ConfigError for a job that has no profile or no step count.
     """
@@ -82,6 +84,8 @@ class Simulation:
         truth: Iterable[Profile] | None = None,
         interference: Interference | None = None,
         happenings: Iterable[ev.Event] = (),
+        source: Callable[[Machine], Sequence[JobSpec]] | None = None,
+        metrics: Callable[[JobSpec], Mapping[str, float]] | None = None,
     ) -> None:
         self.machine = machine or Machine(make_policy, stories=stories)
         self._from_state = machine is not None
@@ -93,7 +97,7 @@ class Simulation:
             for i in range(gpus * nodes)
         )
         self._policy, self._options = policy, dict(options or {})
-        self._watch = watch
+        self._watch, self._source, self._metrics = watch, source, metrics
         self._interference = interference or Interference()
         self._agenda: list[tuple[float, int, ev.Event | None]] = []
         """What is to come; None is a look at how far the jobs are."""
@@ -147,6 +151,8 @@ class Simulation:
             self._feed(event)
             if isinstance(event, ev.JobsSubmitted):
                 self._await_jobs()
+            elif isinstance(event, ev.WorkersExited):
+                self._ask_for_jobs()
         if self._agenda:
             self._observe(until)
         return self.machine
@@ -160,6 +166,13 @@ class Simulation:
         self._feed(ev.ProfilesLoaded(at=0.0, profiles=self._profiles))
         self._feed(ev.JobsSubmitted(at=0.0, first_id=1, jobs=self._at_once))
         self._await_jobs()
+        self._ask_for_jobs()
+
+    def _ask_for_jobs(self) -> None:
+        """Submit what the jobs that have ended lead to."""
+        if self._source is not None and (new := tuple(self._source(self.machine))):
+            first_id = len(self.machine.jobs) + 1
+            self._feed(ev.JobsSubmitted(at=self.machine.now, first_id=first_id, jobs=new))
 
     def _await_jobs(self) -> None:
         """Have the jobs that come next submitted when they do, before all else that happens then."""
@@ -366,6 +379,8 @@ class Simulation:
         self, job_id: int, run: _Run, at: float, code: int, step: int, *, saved: bool = True
     ) -> None:
         """Schedule the run's end; the one scheduled before counts no more."""
+        spec = self.machine.jobs[job_id].spec
+        metrics = self._metrics(spec) if self._metrics and code == 0 else {}
         run.ticket = self._sequence + 1
         self._schedule(
             ev.WorkersExited(
@@ -375,6 +390,7 @@ class Simulation:
                 code=code,
                 step=step,
                 saved_step=step if saved else None,
+                metrics=metrics,
             )
         )
 

@@ -41,21 +41,21 @@ def _pack(machine: Machine, job: Job) -> list[Job]:
 
 
 def _packed(machine: Machine, job: Job, pack: list[Job]) -> float:
-    """Its share of its own speed in a pack whose members make a step each in what these steps take as one.
+    """Its share of its own speed in a pack whose members go through the same samples in the same time.
 
-    That is what was measured for so many models like each of them, on average; what was not measured takes as
-    long as one after the other.
+    What a step of each adds to that is what was measured for so many models like it, on average; what was not
+    measured takes as long as one after the other.
     """
-    number = len(pack)
-    alone = {member.id: _step_s(machine, member) for member in pack}
-    together_s = 0.0
-    for member in pack:
-        profile = machine.profile(member)
-        known = profile.packed_step_s(number) if profile else None
-        together_s += known / number if known is not None else alone[member.id]
-    return min(1.0, alone[job.id] / together_s)
+    together_s = sum(_a_sample(machine, member, len(pack)) for member in pack)
+    return min(1.0, _a_sample(machine, job, 1) / together_s)
 
 
-def _step_s(machine: Machine, job: Job) -> float:
+def _a_sample(machine: Machine, job: Job, number: int) -> float:
+    """What a model's part of a sample takes where so many are packed, in seconds (of a step, where it is not
+    known how many samples that has)."""
     profile = machine.profile(job)
-    return 1 / profile.rate(1) if profile else 1.0
+    if profile is None:
+        return 1.0
+    known = profile.packed_step_s(number) if number > 1 else None
+    step_s = known / number if known is not None else 1 / profile.rate(1)
+    return step_s / (profile.global_batch or 1)

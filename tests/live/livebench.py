@@ -130,12 +130,12 @@ class Bench:
             check=False,
         )
 
-    def start(self, *words: object) -> Agent:
-        """Start `hpcsched run` in the background."""
+    def start(self, *words: object, command: str = "run") -> Agent:
+        """Start `hpcsched run` (or `tune`) in the background."""
         told = self.folder / f"agent-{len(self.agents)}.err"
         with told.open("wb") as out:
             process = subprocess.Popen(
-                [COMMAND, "run", *map(str, words)], env=self.env, cwd=self.folder, stdout=out, stderr=out
+                [COMMAND, command, *map(str, words)], env=self.env, cwd=self.folder, stdout=out, stderr=out
             )
         self.agents.append(Agent(process, told))
         return self.agents[-1]
@@ -172,10 +172,11 @@ class Bench:
     def output(self, job_id: int = 1) -> str:
         return (self.dir / "jobs" / str(job_id) / f"hpcsched-{job_id}.out").read_text()
 
-    def replayed(self) -> tuple[Machine, list[Action]]:
+    def replayed(self, folder: Path | None = None) -> tuple[Machine, list[Action]]:
         """The machine that the journal leads to, and all that it asked for on the way."""
+        rundir = RunDir(folder) if folder else self.rundir
         machine, actions = Machine(make_policy), list[Action]()
-        for event, _ in journal.read(self.rundir.journal):
+        for event, _ in journal.read(rundir.journal):
             actions += machine.handle(event)
         return machine, actions
 

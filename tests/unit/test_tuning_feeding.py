@@ -1,0 +1,108 @@
+"""A search as the source of a run's jobs: what the run knows in, the jobs that are missing out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcsched.core.events import JobsSubmitted
+from hpcsched.core.model import Kind
+from hpcsched.errors import ConfigError
+from hpcsched.sim.engine import Simulation
+from hpcsched.testing.builders import Driver, a_profile
+from hpcsched.tuning import Tuning, parse_search
+from hpcsched.tuning.feeding import Feeder, outcomes_of
+
+SEARCH = """
+schema = 1
+trainer = "examples.digits:Digits"
+metric = "accuracy"
+mode = "max"
+R = 9
+seed = 3
+{rest}
+[args]
+kind = "mlp"
+[defaults]
+retries = 0
+[space]
+lr = {{ log = [1e-3, 1.0] }}
+"""
+
+
+def feeder(rest=""):
+    source = Tuning(parse_search(SEARCH.format(rest=rest), where="search.toml"))
+    return Feeder(source, workdir=Path("/somewhere"), user="ada")
+
+
+def submit(driver, feed):
+    new = feed(driver.machine)
+    if new:
+        driver.tell(JobsSubmitted, first_id=len(driver.machine.jobs) + 1, jobs=tuple(new))
+    return new
+
+
+def test_a_rung_s_trainings_are_packed_jobs_of_one_gpu_and_so_many_epochs():
+    driver, feed = Driver(gpus=1), feeder()
+    new = submit(driver, feed)
+    assert {spec.epochs for spec in new} == {1.0, 3.0, 9.0}
+    first = new[0]
+    assert (first.kind, first.gpus_min, first.gpus_max) == (Kind.TRAINER, 1, 1)
+    assert first.args["kind"] == "mlp" and 1e-3 <= first.args["lr"] <= 1.0
+    assert first.strategy == {"kind": "packed", "mode": "auto"} and first.retries == 0
+    assert (first.workdir, first.user, first.steps, first.continues) == ("/somewhere", "ada", None, None)
+    assert feed(driver.machine) == []  # they are there now
+
+
+def test_packing_off_is_data_parallel_and_steps_are_steps():
+    new = submit(Driver(gpus=1), feeder('packing = "off"\nunit = "steps"'))
+    assert {spec.strategy["kind"] for spec in new} == {"ddp"}
+    assert {(spec.steps, spec.epochs) for spec in new} == {(1, None), (3, None), (9, None)}
+
+
+def test_the_best_of_a_rung_go_on_from_where_they_are():
+    driver, feed = Driver(gpus=20), feeder('method = "halving"\ntrials = 9')
+    names = [spec.name for spec in submit(driver, feed)]
+    for value, name in enumerate(names):
+        driver.runs(name)
+        driver.exits(name, 0, 10, 10, metrics={"accuracy": value / 10})
+        if name != names[-1]:
+            assert feed(driver.machine) == []
+    again = submit(driver, feed)
+    assert sorted(spec.continues for spec in again) == sorted(names[-3:])
+    assert all(spec.after == (spec.continues,) and spec.epochs == 3.0 for spec in again)
+
+
+def test_a_metric_that_the_trainer_does_not_report_is_refused_by_name():
+    driver, feed = Driver(gpus=1), feeder()
+    name = submit(driver, feed)[0].name
+    driver.runs(name)
+    driver.exits(name, 0, 10, 10, metrics={"loss": 0.1, "top5": 0.9})
+    with pytest.raises(ConfigError, match=r"search.toml: metric: 'accuracy'; accepted: loss, top5"):
+        feed(driver.machine)
+
+
+def test_a_search_in_a_simulation_trains_what_hyperband_says():
+    """27 trials of 1, 9 of 3, ... epochs: all of them run, the simulated winner is the best."""
+    feed = feeder()
+
+    def in_steps(machine):
+        return [replace(spec, steps=int(spec.epochs * 10), epochs=None) for spec in feed(machine)]
+
+    simulation = Simulation(
+        (),
+        [a_profile("Digits", [10.0])],
+        gpus=2,
+        source=in_steps,
+        metrics=lambda spec: {"accuracy": -abs(spec.args["lr"] - 0.1)},
+    )
+    machine = simulation.run()
+    outcomes = outcomes_of(machine)
+    assert feed.source.finished(outcomes)
+    best = feed.source.best(outcomes)
+    lrs = [job.spec.args["lr"] for job in machine.jobs.values()]
+    assert best.job.args["lr"] == min(lrs, key=lambda lr: abs(lr - 0.1))
+    progress = feed.source.progress(outcomes)
+    assert (progress.rungs_done, progress.jobs_done) == (progress.rungs, progress.jobs) == (6, len(outcomes))
