@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from hpcsched.core.actions import Launch, Resize
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device, Kind
-from hpcsched.core.packs import is_packed
+from hpcsched.core.packs import is_packed, key_of
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
 from hpcsched.launch.base import LaunchPlan
@@ -115,11 +116,12 @@ def plan_of(
 
 
 def pack_of(job: Job, action: Launch, machine: Machine, site: Site) -> str | None:
-    """The name of the pack that a job is launched into: one for each GPU in each life of an agent; None for a
-    job that is not packed. One that has left its pack gets a pack of its own."""
+    """The name of the pack that a job is launched into: one for each GPU and kind of job in each life of an
+    agent; None for a job that is not packed. One that has left its pack gets a pack of its own."""
     if not is_packed(job.spec) or site.stand_ins:
         return None
-    name = f"{site.run_id}/{len(machine.lives)}/{action.gpus[0]}"
+    kind = hashlib.sha256(repr(key_of(job.spec)).encode()).hexdigest()[:12]
+    name = f"{site.run_id}/{len(machine.lives)}/{action.gpus[0]}/{kind}"
     return f"{name}/{job.id}" if job.id in machine.packs.alone else name
 
 

@@ -10,7 +10,7 @@ from hpcsched import jobfile
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, JobState
 from hpcsched.errors import ConfigError
-from hpcsched.tuning.search import Search
+from hpcsched.tuning.grouping import STRATEGIES, packs_of
 from hpcsched.tuning.source import JobSource, Outcome, RungJob
 
 _ENDED = {
@@ -47,13 +47,16 @@ class Feeder:
         missing = [job for job in self.source.jobs(outcomes) if job.name not in outcomes]
         if not missing:
             return []
-        table = {"schema": 1, "job": [self._table(job) for job in missing]}
+        packs: dict[str, str] = {}
+        if self.source.search.packing in STRATEGIES:
+            packs = packs_of(missing, self.source.search, devices=len(machine.devices))
+        table = {"schema": 1, "job": [self._table(job, packs.get(job.name)) for job in missing]}
         where, known = self.source.search.where, machine.by_name.keys()
         return list(
             jobfile.parse(table, where=where, workdir=self._workdir, user=self._user, known=known).jobs
         )
 
-    def _table(self, job: RungJob) -> dict[str, Any]:
+    def _table(self, job: RungJob, pack: str | None) -> dict[str, Any]:
         """A rung's job as a job file would have it."""
         search = self.source.search
         length = {"steps": int(job.budget)} if search.unit == "steps" else {"epochs": job.budget}
@@ -66,14 +69,14 @@ class Feeder:
             "trainer": search.trainer,
             "args": dict(job.args),
             "gpus": 1,
-            "strategy": self._strategy(search),
+            "strategy": self._strategy(pack),
             "keep_checkpoints": 1,
         }
 
-    def _strategy(self, search: Search) -> str | dict[str, Any]:
-        if search.packing == "off":
+    def _strategy(self, pack: str | None) -> str | dict[str, Any]:
+        if self.source.search.packing == "off":
             return "ddp"
-        return {"kind": "packed", "mode": self._mode}
+        return {"kind": "packed", "mode": self._mode, **({"pack": pack} if pack else {})}
 
 
 def check_metric(source: JobSource, outcomes: Mapping[str, Outcome]) -> None:

@@ -15,7 +15,7 @@ from hpcsched.tuning.hyperband import Bracket, brackets, halving
 from hpcsched.tuning.space import Space, parse_space
 
 METHODS = ("hyperband", "halving", "random", "grid")
-PACKINGS = ("off", "auto", "knn", "batch", "random", "measured")
+PACKINGS = ("off", "auto", "knn", "batch", "random")
 DEFAULTS = ("env", "retries", "checkpoint_every")
 """Keys of a job that [defaults] may give to all jobs of a search."""
 

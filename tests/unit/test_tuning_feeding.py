@@ -106,3 +106,20 @@ def test_a_search_in_a_simulation_trains_what_hyperband_says():
     assert best.job.args["lr"] == min(lrs, key=lambda lr: abs(lr - 0.1))
     progress = feed.source.progress(outcomes)
     assert (progress.rungs_done, progress.jobs_done) == (progress.rungs, progress.jobs) == (6, len(outcomes))
+
+
+@pytest.mark.parametrize("packing", ["knn", "batch", "random"])
+def test_with_a_strategy_of_the_paper_s_every_training_is_told_its_pack(packing):
+    space = "batch = { choice = [16, 32] }"
+    text = SEARCH.format(rest=f'packing = "{packing}"\nmethod = "random"\ntrials = 12') + space
+    feed = Feeder(Tuning(parse_search(text, where="search.toml")), workdir=Path("/somewhere"))
+    driver = Driver(gpus=2)
+    new = submit(driver, feed)
+    packs = {}
+    for spec in new:
+        packs.setdefault(spec.strategy["pack"], []).append(spec.args["batch"])
+    assert sum(map(len, packs.values())) == 12
+    assert max(map(len, packs.values())) > 1
+    if packing == "batch":
+        assert all(len(set(batches)) == 1 for batches in packs.values())
+    assert [spec.strategy for spec in feed(Driver(gpus=2).machine)] == [spec.strategy for spec in new]

@@ -118,7 +118,7 @@ CASES = [
     ("unit", GOOD + 'unit = "minutes"\n' + SPACE, "unit", "'minutes'", '"epochs" or "steps"'),
     ("method", GOOD + 'method = "bayes"\n' + SPACE, "method", "'bayes'", "hyperband, halving, random, grid"),
     ("method as a list", GOOD + "method = []\n" + SPACE, "method", "[]", "hyperband"),
-    ("packing", GOOD + 'packing = "on"\n' + SPACE, "packing", "'on'", "off, auto, knn, batch, random, meas"),
+    ("packing", GOOD + 'packing = "on"\n' + SPACE, "packing", "'on'", "off, auto, knn, batch, random"),
     ("seed", GOOD + "seed = 1.5\n" + SPACE, "seed", "1.5", "a whole number"),
     ("checkpoints", GOOD + 'checkpoints = "none"\n' + SPACE, "checkpoints", "'none'", '"best" or "all"'),
     ("trials", GOOD + 'method = "random"\ntrials = 0\n' + SPACE, "trials", "0", "1 to"),
