@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from hpcsched.core.jobs import Job
@@ -43,10 +44,11 @@ def _pack(machine: Machine, job: Job) -> list[Job]:
 def _packed(machine: Machine, job: Job, pack: list[Job]) -> float:
     """Its share of its own speed in a pack whose members go through the same samples in the same time.
 
-    What a step of each adds to that is what was measured for so many models like it, on average; what was not
-    measured takes as long as one after the other.
+    What a step of each adds to that is what was measured for as many models as there are of its kind, on
+    average; what was not measured takes as long as one after the other, and so do models of different kinds.
     """
-    together_s = sum(_a_sample(machine, member, len(pack)) for member in pack)
+    kinds = Counter(member.spec.model for member in pack)
+    together_s = sum(_a_sample(machine, member, kinds[member.spec.model]) for member in pack)
     return min(1.0, _a_sample(machine, job, 1) / together_s)
 
 

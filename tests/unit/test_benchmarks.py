@@ -52,6 +52,7 @@ def check_samples(results: dict[str, Any]) -> None:
         ("throughput", {"first_start_s", "noop_80_wall_s", "noop_80_ends_s", "xargs_80_wall_s"}),
         ("plans", {"plan_of_10_default_s", "plan_of_10_goal=makespan_s"}),
         ("simulator_scale", {"jobs_1000_taken_s", "jobs_2000_events", "jobs_2000_peak_mib", "growth"}),
+        ("pack_plans", {"plan_of_10_s", "v100_paired_as_measured_over_best"}),
         ("policies", {"exclusive_jct_over_bound", "marble_makespan_over_bound", "planner_longest_plan_s"}),
     ],
 )

@@ -172,7 +172,7 @@ def test_a_member_of_which_nothing_was_measured_is_named():
 SMALL = costs(memory_mib={1: 500, 2: 600})
 LARGE = costs("cnn", memory_mib={1: 5000, 2: 9600})
 UNKNOWN = costs("rnn")
-KNOWN = {each.key: each for each in (SMALL, LARGE, UNKNOWN)}
+KNOWN = Speeds([SMALL, LARGE, UNKNOWN])
 
 
 def test_packs_fit_by_the_sum_of_their_peaks_less_a_reserve():

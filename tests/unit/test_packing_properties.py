@@ -89,7 +89,7 @@ def fastest_s(problem):
     def time_s(pack):
         if pack not in times:
             groups = Counter(problem.members[i].key for i in pack)
-            refused = len(pack) > 1 and room.refusal(groups, speeds.costs)
+            refused = len(pack) > 1 and room.refusal(groups, speeds)
             members = [problem.members[i] for i in pack]
             times[pack] = inf if refused else speeds.time_s(speeds.shape(members))
         return times[pack]
@@ -139,7 +139,7 @@ def test_every_member_is_in_one_pack_and_every_pack_fits(name, problem):
     assert sorted(m.name for pack in packs for m in pack) == sorted(m.name for m in problem.members)
     for pack in packs:
         groups = {m.key: sum(x.key == m.key for x in pack) for m in pack}
-        assert len(pack) == 1 or not problem.room.refusal(groups, problem.speeds.costs)
+        assert len(pack) == 1 or not problem.room.refusal(groups, problem.speeds)
     if name in ("batch", "off"):
         assert all(len({m.batch for m in pack}) == 1 for pack in packs)
     if len(problem.members) <= problem.devices:
@@ -204,3 +204,18 @@ def test_few_packs_are_dealt_in_the_best_way_and_many_the_longest_first():
         devices = rng.randint(1, 4)
         best_s = _least_makespan(sorted(times_s, reverse=True), [0.0] * devices, float("inf"))
         assert makespan_s(times_s, devices) == best_s
+
+
+def test_more_packs_are_exchanged_until_no_single_exchange_helps():
+    rng = random.Random(2)
+    over = []
+    for _ in range(100):
+        times_s = [rng.random() for _ in range(rng.randint(13, 40))]
+        devices = rng.randint(2, 5)
+        busy_s = [0.0] * devices
+        for time_s in sorted(times_s, reverse=True):
+            busy_s[busy_s.index(min(busy_s))] += time_s
+        found_s = makespan_s(times_s, devices)
+        assert found_s <= max(busy_s) * (1 + 1e-9)
+        over.append(found_s / max(sum(times_s) / devices, max(times_s)))
+    assert sum(over) / len(over) < 1.01

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcsched.planning.packing.costs import Key, PackCosts
-from hpcsched.planning.packing.speeds import Member
+from hpcsched.planning.packing.costs import Key
+from hpcsched.planning.packing.speeds import Member, Speeds
 
 MOST = 16
 """Members of a pack, at most: where memory sets no limit, and as models of one process share its threads."""
@@ -31,7 +31,7 @@ class Room:
     most: int = MOST
     reserve: float = RESERVE
 
-    def refusal(self, groups: Mapping[Key, int], costs: Mapping[Key, PackCosts]) -> str:
+    def refusal(self, groups: Mapping[Key, int], speeds: Speeds) -> str:
         """Why so many members of each key cannot share a device; empty: they can.
 
         A training whose memory was not measured can be alone on a device, but not with others.
@@ -43,7 +43,7 @@ class Room:
             return ""
         total_mib = 0.0
         for key, n in groups.items():
-            mib = costs[key].peak_mib(n)
+            mib = speeds.peak_mib(key, n)
             if mib is not None:
                 total_mib += mib
             elif count > 1:
@@ -55,20 +55,20 @@ class Room:
         return f"{total_mib:.0f} MiB, the device has {self.capacity_mib:.0f}{free}"
 
 
-def peak_mib(groups: Mapping[Key, int], costs: Mapping[Key, PackCosts]) -> float | None:
+def peak_mib(groups: Mapping[Key, int], speeds: Speeds) -> float | None:
     """The peak memory of a pack: the sum over its groups of identical members; None: not known."""
-    peaks = [costs[key].peak_mib(n) for key, n in groups.items()]
+    peaks = [speeds.peak_mib(key, n) for key, n in groups.items()]
     return None if None in peaks else sum(mib for mib in peaks if mib is not None)
 
 
 def fits(
     members: Sequence[Member],
     capacity_mib: float | None,
-    costs: Mapping[Key, PackCosts],
+    speeds: Speeds,
     *,
     most: int = MOST,
     reserve: float = RESERVE,
 ) -> bool:
     """Whether these members can share a device; `Room.refusal` says why not."""
     room = Room(capacity_mib=capacity_mib, most=most, reserve=reserve)
-    return not room.refusal(Counter(member.key for member in members), costs)
+    return not room.refusal(Counter(member.key for member in members), speeds)

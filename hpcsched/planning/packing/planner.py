@@ -98,7 +98,7 @@ def plan(problem: Problem, strategy: str = "auto", *, compare: bool = True) -> P
         raise ConfigError(where="plan", key="strategy", got=repr(strategy), accepted=accepted)
     for member in problem.members:
         problem.speeds.kind(member)
-        if why := problem.room.refusal({member.key: 1}, problem.speeds.costs):
+        if why := problem.room.refusal({member.key: 1}, problem.speeds):
             raise NoPlan(f"member {member.name!r} fits on no device: {why}")
     wanted = [name for name in STRATEGIES if compare or strategy in ("auto", name) or name == "off"]
     choices = {name: STRATEGIES[name](problem) for name in wanted}
@@ -136,7 +136,7 @@ def _placed(problem: Problem, packs: Packs) -> tuple[PlannedPack, ...]:
                 step_s=speeds.pace_s(groups) * max(key.batch for key in groups),
                 time_s=speeds.time_s(shape),
                 separate_s=speeds.separate_s(shape),
-                memory_mib=peak_mib(groups, speeds.costs),
+                memory_mib=peak_mib(groups, speeds),
             )
         )
     return tuple(sorted(found, key=lambda pack: (pack.device, -pack.time_s)))

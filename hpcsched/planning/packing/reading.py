@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from hpcsched.errors import ConfigError
 
-MOST = 1e15
+LEAST, MOST = 1e-12, 1e15
 """What is taken for a number that somebody has meant."""
 
 _COUNT = re.compile(r"[1-9]\d{0,8}", re.ASCII)
@@ -57,7 +57,7 @@ class Reader:
     def number(self, value: Any, key: str, what: str, *, above_0: bool = False) -> float:
         """A number of `what`, such as seconds: finite and not negative."""
         right = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MOST
-        if not right or (above_0 and value == 0):
+        if not right or (above_0 and value < LEAST):
             self.refuse(key, value, f"{what}, above 0" if above_0 else f"{what}, 0 or more")
         return float(value)
 

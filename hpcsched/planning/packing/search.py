@@ -6,6 +6,7 @@ The effort is counted in changes tried, not in seconds: the same problem gives t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush, heapreplace
@@ -21,17 +22,21 @@ Shapes = Counter[Shape]
 Score = tuple[float, float]
 """Seconds until all is done on all devices, and of all packs together; less is better."""
 
-EFFORT = 120_000
-"""Work of one climb: changes tried, times the packs that each deals anew to the devices."""
+EFFORT = 20_000
+"""Work of one climb, in changes tried. New packs and dealing anew to the devices count by their members and
+packs: some ten microseconds each."""
 
 CLIMBS = 3
 """Of the best starts, so many are climbed from."""
 
-NEIGHBOURS = 48
+NEIGHBOURS = 16
 """Shapes that a shape is tried with, if there are many: those next to it in order, which are alike."""
 
 FEW = 12
 """So many packs are dealt to the devices in the best of all ways."""
+
+MANY = 100
+"""So many are exchanged between devices."""
 
 ROUNDING = 1e-9
 
@@ -39,7 +44,8 @@ ROUNDING = 1e-9
 def dealt(times_s: Sequence[float], devices: int) -> list[int]:
     """The device of each pack: the longest first, each to the device that is free first.
 
-    Few packs are dealt such that all are done as early as can be.
+    Few packs are dealt such that all are done as early as can be, more are exchanged while that helps. Of
+    many the longest first is close to that anyway.
     """
     order = sorted(range(len(times_s)), key=lambda i: (-times_s[i], i))
     free = [(0.0, device) for device in range(devices)]
@@ -50,6 +56,8 @@ def dealt(times_s: Sequence[float], devices: int) -> list[int]:
         turns.append(device)
     if 1 < devices < len(order) <= FEW:
         turns = _exactly([times_s[i] for i in order], devices, turns, max(free)[0])
+    elif 1 < devices < len(order) <= MANY:
+        _exchange([times_s[i] for i in order], devices, turns)
     found = [0] * len(times_s)
     for i, device in zip(order, turns, strict=True):
         found[i] = device
@@ -88,17 +96,47 @@ def _exactly(times_s: Sequence[float], devices: int, turns: list[int], done_s: f
     return turns
 
 
+def _exchange(times_s: Sequence[float], devices: int, turns: list[int]) -> None:
+    """Moves packs from the busiest device to others, or changes them for shorter ones, while that helps."""
+    busy_s = [0.0] * devices
+    for time_s, device in zip(times_s, turns, strict=True):
+        busy_s[device] += time_s
+    for _ in times_s:
+        busiest = busy_s.index(max(busy_s))
+        here = [i for i, device in enumerate(turns) if device == busiest]
+        best_s, change = busy_s[busiest] * (1 - ROUNDING), None
+        partners: list[tuple[int | None, int]] = [(None, device) for device in range(devices)]
+        partners += enumerate(turns)
+        for there, device in partners:
+            if device == busiest:
+                continue
+            for i in here:
+                less_s = times_s[i] - (0.0 if there is None else times_s[there])
+                done_s = max(busy_s[busiest] - less_s, busy_s[device] + less_s)
+                if done_s < best_s:
+                    best_s, change = done_s, (i, there, device, less_s)
+        if change is None:
+            return
+        i, there, device, less_s = change
+        turns[i] = device
+        if there is not None:
+            turns[there] = busiest
+        busy_s[busiest] -= less_s
+        busy_s[device] += less_s
+
+
 class Search:
     """Looks for the packs of some members that are done first on so many devices."""
 
     def __init__(self, speeds: Speeds, room: Room, devices: int) -> None:
         self.speeds, self.room, self.devices = speeds, room, devices
         self._times_s: dict[Shape, float] = {}
+        self._spent = 0.0
 
     def best(self, kinds: Counter[Kind], starts: Iterable[Shapes] = ()) -> Shapes:
         """The best packs found for so many members of each kind, from the `starts` and others.
 
-        Never worse than any of the starts, nor than every member alone, nor with a pack that gains nothing.
+        Never worse than every member alone, and without packs that gain nothing.
         """
         count = kinds.total()
         alone: Shapes = Counter({((kind, 1),): n for kind, n in kinds.items()})
@@ -136,7 +174,8 @@ class Search:
             groups = Counter[Key]()
             for kind, n in shape:
                 groups[kind.key] += n
-            refused = size(shape) > 1 and self.room.refusal(groups, self.speeds.costs)
+            self._spent += len(shape) / 4
+            refused = size(shape) > 1 and self.room.refusal(groups, self.speeds)
             self._times_s[shape] = inf if refused else self.speeds.time_s(shape)
         return self._times_s[shape]
 
@@ -144,9 +183,11 @@ class Search:
         """The members of packs that gain nothing are alone."""
         found = Shapes()
         for shape, n in shapes.items():
-            gains = self.time_s(shape) < self.speeds.separate_s(shape) * (1 - ROUNDING)
-            for part, each in ((shape, 1),) if gains else (((one,), k) for one, k in _singles(shape)):
-                found[part] += n * each
+            if self.time_s(shape) < self.speeds.separate_s(shape) * (1 - ROUNDING):
+                found[shape] += n
+            else:
+                for kind, members in shape:
+                    found[((kind, 1),)] += n * members
         return found
 
     # -- starts ------------------------------------------------------------------------------------------
@@ -196,8 +237,11 @@ class Search:
             left[other] -= 1
             left[both] += 1
             if left[both] == 1:
-                for third in _near(both, [shape for shape in left if left[shape]]):
-                    if third != both:
+                place = bisect_left(order, both)
+                if order[place : place + 1] != [both]:
+                    order.insert(place, both)
+                for third in _near(both, order):
+                    if left[third] and third != both:
                         consider(both, third)
             elif left[both] == 2:
                 consider(both, both)
@@ -208,16 +252,17 @@ class Search:
     def _climbed(self, shapes: Shapes) -> Shapes:
         """The same or better: one change after another, while any helps and there is effort left."""
         shapes = Shapes(shapes)
-        effort, turn = EFFORT, 0
+        self._spent, turn = 0.0, 0
         best = self._quick_score(shapes)
         better = True
-        while better and effort > 0:
+        while better and self._spent < EFFORT:
             better = False
             order = sorted(shapes, key=lambda shape: (-self.time_s(shape), shape))
+            alike = sorted(shapes)
             for place in range(len(order)):
                 one = order[(place + turn) % len(order)]
-                for old, new in _changes(one, order, shapes):
-                    effort -= 1
+                for old, new in _changes(one, _near(one, alike), shapes):
+                    self._spent += 1
                     total_s = best[1] + sum(map(self.time_s, new)) - sum(map(self.time_s, old))
                     least_s = max(total_s / self.devices, *map(self.time_s, new))
                     if not _less((least_s, total_s), best):
@@ -226,12 +271,12 @@ class Search:
                     other.subtract(old)
                     other.update(new)
                     other = +other
-                    effort -= other.total() if self.devices > 1 else 1
+                    self._spent += other.total() / 20
                     score = self._quick_score(other)
                     if _less(score, best):
                         shapes, best, better = other, score, True
                         break
-                if better or effort <= 0:
+                if better or self._spent >= EFFORT:
                     turn += place
                     break
         return shapes
@@ -246,7 +291,7 @@ def _less(one: Score, other: Score) -> bool:
 
 
 def _changes(
-    one: Shape, order: Sequence[Shape], shapes: Shapes
+    one: Shape, near: Sequence[Shape], shapes: Shapes
 ) -> Iterator[tuple[tuple[Shape, ...], tuple[Shape, ...]]]:
     """Packs that go, and those that come for them: with `one` among those that go."""
     if size(one) > 1:
@@ -256,7 +301,7 @@ def _changes(
                 if 0 < k < size(one):
                     part = ((kind, k),)
                     yield (one,), (_less_by(one, part), part)
-    for other in _near(one, order):
+    for other in near:
         if other == one and shapes[one] < 2:
             continue
         pair = (one, other)
@@ -275,17 +320,10 @@ def _changes(
                     )
 
 
-def _near(shape: Shape, others: Sequence[Shape]) -> Sequence[Shape]:
-    """All others if they are few, else those that are next to it in order."""
-    if len(others) <= NEIGHBOURS:
-        return others
-    order = sorted(others)
-    low = max(0, min(order.index(shape) - NEIGHBOURS // 2, len(order) - NEIGHBOURS))
+def _near(shape: Shape, order: Sequence[Shape]) -> Sequence[Shape]:
+    """All shapes of a sorted list that has it too if they are few, else those that are next to it."""
+    low = max(0, min(bisect_left(order, shape) - NEIGHBOURS // 2, len(order) - NEIGHBOURS))
     return order[low : low + NEIGHBOURS]
-
-
-def _singles(shape: Shape) -> Iterator[tuple[tuple[Kind, int], int]]:
-    return (((kind, 1), n) for kind, n in shape)
 
 
 def _joined(one: Shape, other: Shape) -> Shape:

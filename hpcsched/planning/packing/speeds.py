@@ -99,6 +99,7 @@ class Speeds:
         self.factors = {(min(pair), max(pair)): factor for pair, factor in (factors or {}).items()}
         self.epoch = epoch
         self._own_s: dict[tuple[Key, int], float] = {}
+        self._peak_mib: dict[tuple[Key, int], float | None] = {}
 
     def kind(self, member: Member) -> Kind:
         """Raises ConfigError if nothing was measured of its model and batch."""
@@ -114,24 +115,22 @@ class Speeds:
 
     def pace_s(self, groups: Mapping[Key, int]) -> float:
         """Seconds that a pack takes for each sample of its stream, with so many members of each key."""
-        if sum(groups.values()) == 1:
-            (key,) = groups
-            return self.costs[key].separate_s / key.batch
-        shared_s = max(self.costs[key].shared_s / key.batch for key in groups)
-        own_s = sum(self._own(key, n) for key, n in groups.items())
-        factor = 1.0
-        if self.factors:
-            keys = sorted(groups)
-            for i, key in enumerate(keys):
-                for other in keys[i + 1 :]:
-                    factor *= self.factors.get((key, other), 1.0)
-        return (shared_s + own_s) * factor
+        stream = _Stream(self)
+        for key, n in groups.items():
+            stream.add(key, n)
+        return stream.pace_s
 
-    def _own(self, key: Key, n: int) -> float:
-        """What such a group takes for each sample beyond what is shared; kept, as a search asks often."""
+    def own_s(self, key: Key, n: int) -> float:
+        """Seconds that a group takes for each sample beyond what is shared; kept, as a search asks often."""
         if (key, n) not in self._own_s:
             self._own_s[key, n] = self.costs[key].own_s(n) / key.batch
         return self._own_s[key, n]
+
+    def peak_mib(self, key: Key, n: int) -> float | None:
+        """Peak memory of a group; None: not known. Kept as well."""
+        if (key, n) not in self._peak_mib:
+            self._peak_mib[key, n] = self.costs[key].peak_mib(n)
+        return self._peak_mib[key, n]
 
     def alone_s(self, kind: Kind) -> float:
         """Seconds that a member of this kind trains on its own."""
@@ -147,23 +146,45 @@ class Speeds:
         Members that have less to do than others leave, and the rest goes on without them (section 3.1.2).
         Each member joins a pack of several once and leaves it once, unless it is one of the last.
         """
-        if size(shape) == 1:
+        if len(shape) == 1 and shape[0][1] == 1:
             return self.alone_s(shape[0][0])
-        groups = Counter[Key]()
-        leaving: dict[int, list[tuple[Key, int]]] = {}
-        total_s = 0.0
-        for kind, n in shape:
-            groups[kind.key] += n
-            leaving.setdefault(kind.samples, []).append((kind.key, n))
-            total_s += n * self.costs[kind.key].switch_s
-        done = 0
-        for samples in sorted(leaving):
-            total_s += (samples - done) * self.pace_s(groups)
-            done = samples
-            for key, n in leaving[samples]:
-                groups[key] -= n
-                if not groups[key]:
-                    del groups[key]
-            if groups:
-                total_s += sum(n * self.costs[key].switch_s for key, n in leaving[samples])
-        return total_s
+        # From the end backwards, such that members come and none leaves.
+        stream, total_s, until = _Stream(self), 0.0, 0
+        last = max(kind.samples for kind, _ in shape)
+        for (key, samples), n in sorted(shape, key=lambda part: -part[0].samples):
+            total_s += (until - samples) * stream.pace_s if until > samples else 0.0
+            until = samples
+            stream.add(key, n)
+            total_s += n * self.costs[key].switch_s * (1 if samples == last else 2)
+        return total_s + until * stream.pace_s
+
+
+class _Stream:
+    """The pace of a pack that grows."""
+
+    def __init__(self, speeds: Speeds) -> None:
+        self._speeds = speeds
+        self._groups: dict[Key, int] = {}
+        self._shared_s = self._own_s = 0.0
+        self._factor = 1.0
+
+    def add(self, key: Key, n: int) -> None:
+        """So many more members of this key."""
+        speeds, before = self._speeds, self._groups.get(key, 0)
+        if before:
+            self._own_s -= speeds.own_s(key, before)
+        else:
+            self._shared_s = max(self._shared_s, speeds.costs[key].shared_s / key.batch)
+            if speeds.factors:
+                for other in self._groups:
+                    self._factor *= speeds.factors.get((min(key, other), max(key, other)), 1.0)
+        self._own_s += speeds.own_s(key, before + n)
+        self._groups[key] = before + n
+
+    @property
+    def pace_s(self) -> float:
+        """Seconds for each sample."""
+        if list(self._groups.values()) == [1]:
+            (key,) = self._groups
+            return self._speeds.costs[key].separate_s / key.batch
+        return (self._shared_s + self._own_s) * self._factor

@@ -67,8 +67,9 @@ def knn(problem: Problem) -> Packs:
 def measured(problem: Problem) -> Packs:
     """The packs that are predicted to be done first, as far as a search finds them.
 
-    By the same predictions and seed never later than by any other strategy, and no pack that gains nothing.
-    With no more members than devices every member is alone. Packs are balanced over devices by their time.
+    It starts from what the other strategies choose, among others. Never later than one by one, and no pack
+    that gains nothing. With no more members than devices every member is alone; else packs are balanced over
+    the devices by their time.
     """
     speeds = problem.speeds
     waiting: dict[Kind, deque[Member]] = {}
@@ -104,7 +105,7 @@ def _filled(problem: Problem, first: Member, candidates: Iterable[Member]) -> Pa
         if member.key in full:
             continue
         groups[member.key] += 1
-        if problem.room.refusal(groups, problem.speeds.costs):
+        if problem.room.refusal(groups, problem.speeds):
             groups[member.key] -= 1
             groups = +groups
             full.add(member.key)
