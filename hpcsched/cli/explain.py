@@ -7,7 +7,7 @@ import sys
 import click
 import msgspec
 
-from hpcsched.cli import background
+from hpcsched.cli import background, packs
 from hpcsched.cli.common import dir_option, find_run, hint_at_runs, json_option, plural
 from hpcsched.cli.status import clock
 from hpcsched.core.jobs import Job
@@ -88,13 +88,14 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
         gpus = plural(len(job.target.gpus), "GPU")
         return [f"it goes on on {gpus} without a restart, as soon as that is prepared"]
     if job.state in (JobState.STARTING, JobState.RUNNING):
-        lines = [*_rest(machine, job), *_changes(machine, job), *background.beside(machine, job)]
+        lines = [*_rest(machine, job), *packs.together(machine, job)]
+        lines += [*_changes(machine, job), *background.beside(machine, job)]
         return [*lines, *_no_better(machine), *_planned_end(machine, job)]
     if job.id in machine.queue:
         free = f"{len(machine.free)} of {plural(len(machine.devices), 'GPU')} free"
         before = plural(_jobs_before(machine, job), "job")
         line = f"{before} before it; {free}; it wants {_wants(machine, job)}"
-        return [line, *_no_better(machine), *_planned_end(machine, job)]
+        return [line, *packs.why_not(machine, job), *_no_better(machine), *_planned_end(machine, job)]
     return [] if job.state.final or job.held or job.state is JobState.HELD else _planned_end(machine, job)
 
 

@@ -185,7 +185,8 @@ class Page:
             return [self._cut(f"! {trouble or 'nothing to see yet'}")]
         head = self._head(status) + ([f"! {trouble}"] if trouble else [])
         height = self.height
-        gpus = self._gpus(status.gpus, None if height is None else max(2, (height - len(head)) // 3))
+        room = None if height is None else max(2, (height - len(head)) // 3)
+        gpus = self._gpus(status, room)
         room = None if height is None else max(2, height - len(head) - len(gpus) - 2)
         jobs = self._jobs(status.jobs, room)
         return [self._cut(line) for line in [*head, "", *gpus, "", *jobs][:height]]
@@ -216,10 +217,11 @@ class Page:
             lines += self._wrapped(f"! {saying}")
         return lines
 
-    def _gpus(self, gpus: list[GpuStatus], room: int | None) -> list[str]:
+    def _gpus(self, status: Status, room: int | None) -> list[str]:
         """A line a host (or more): which job has each GPU, and how busy it is."""
-        guests = {gpu.index: gpu.job for gpu in gpus if gpu.lane == "background"}
-        gpus = [gpu for gpu in gpus if gpu.lane == "foreground"]
+        guests = {gpu.index: gpu.job for gpu in status.gpus if gpu.lane == "background"}
+        gpus = [gpu for gpu in status.gpus if gpu.lane == "foreground"]
+        riders = Counter(job.gpus[0] for job in status.jobs if job.role == "packed" and job.gpus)
         by_host: dict[str, list[GpuStatus]] = {}
         for gpu in gpus:
             by_host.setdefault(gpu.host, []).append(gpu)
@@ -227,7 +229,8 @@ class Page:
             return ["no GPUs"]
         name_width = min(max(4, *map(len, by_host)), self.width // 4)
         cells = {
-            host: [self._cell(gpu, guests.get(gpu.index)) for gpu in mine] for host, mine in by_host.items()
+            host: [self._cell(gpu, guests.get(gpu.index), riders[gpu.index]) for gpu in mine]
+            for host, mine in by_host.items()
         }
         cell_width = max(len(cell) for row in cells.values() for cell in row)
         across = max(1, (self.width - name_width) // (cell_width + 2))
@@ -243,9 +246,11 @@ class Page:
             lines = [*lines[: room - 1], note]
         return lines
 
-    def _cell(self, gpu: GpuStatus, guest: int | None) -> str:
-        """The jobs on a GPU, as `3+8` where 8 is in its background, and how busy it is."""
+    def _cell(self, gpu: GpuStatus, guest: int | None, riders: int) -> str:
+        """The jobs on a GPU, as `3+8` where 8 is in its background and `3(+2)` where two train as one with 3,
+        and how busy it is."""
         job = ("-" if gpu.job is None else str(gpu.job)) + ("" if guest is None else f"+{guest}")
+        job += f"(+{riders})" if riders else ""
         if gpu.utilisation is None:
             return f"{gpu.index}:{job}"
         bar = _LEVELS[min(8, max(0, round(gpu.utilisation * 8)))] if self.fancy else ""

@@ -45,8 +45,9 @@ def plan_attempt(
     `checkpoints`: a directory that outlives the allocation and that all hosts see, to put checkpoints in
     instead of the job's folder. `lane`: on which lane of its GPUs it is, "foreground" or "background", where
     there are jobs for both; on CPU slots the background gets what the foreground leaves. `from_step`: the
-    step that it is expected to go on from. `continues`: the id of the job whose final state it begins with. `pack`: the name of the pack that it belongs to. `stand_in`: the course that a stand-in follows in place of the
-    job's own program.
+    step that it is expected to go on from. `continues`: the id of the job whose final state it begins with.
+    `pack`: the name of the pack that it belongs to. `stand_in`: the course that a stand-in follows in place
+    of the job's own program.
     """
     folder = job_dir(run_dir, job_id)
     ours = {

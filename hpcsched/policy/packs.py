@@ -36,13 +36,15 @@ class WithPacks:
     def ride(self, view: PackView) -> list[Ride]:
         """Who joins whom now."""
         places = {gpu: [holder, *_riders(view, gpu)] for gpu, holder in view.holders.items()}
-        places = {gpu: jobs for gpu, jobs in places.items() if _open(view, gpu, jobs)}
+        places = {gpu: jobs for gpu, jobs in places.items() if _may_ride(view, gpu, jobs)}
         decisions: list[Ride] = []
         starting: list[Job] = []
         for job in islice(view.waiting(), WINDOW):
             if not places or not is_packed(job.spec):
                 break
-            found = [(_fit(job, jobs), gpu) for gpu, jobs in places.items() if _takes(view, gpu, jobs, job)]
+            found = [
+                (_fit(job, jobs), gpu) for gpu, jobs in places.items() if not _why_not(view, gpu, jobs, job)
+            ]
             if not found or not view.in_time(job, starting):
                 continue
             _, gpu = min(found)
@@ -54,32 +56,40 @@ class WithPacks:
         return decisions
 
 
+def why_waiting(view: PackView, job: Job) -> Iterator[tuple[int, str]]:
+    """GPU by GPU where jobs may be packed, why a waiting job is not packed with those."""
+    if job.id in view.packs.alone:
+        return
+    for gpu, holder in sorted(view.holders.items()):
+        jobs = [holder, *_riders(view, gpu)]
+        if _may_ride(view, gpu, jobs):
+            yield gpu, _why_not(view, gpu, jobs, job) or "a job in front of it waits for a GPU"
+
+
+def _may_ride(view: PackView, gpu: int, jobs: list[Job]) -> bool:
+    """Whether those on a GPU may be packed at all."""
+    return gpu in view.devices and can_ride(jobs[0].spec, view.devices[gpu])
+
+
+def _why_not(view: PackView, gpu: int, jobs: list[Job], newcomer: Job) -> str:
+    """Why those on a GPU take no more, or not this one; "" if they do."""
+    together = [*jobs, newcomer]
+    if any(job.id in view.packs.alone for job in together):
+        return "who left a pack is packed no more"
+    if gpu in view.guests or not any(job.state in _THERE and not job.wanted for job in jobs):
+        return "those who train there are leaving"
+    if key_of(newcomer.spec) != key_of(jobs[0].spec):
+        return f"job {jobs[0].id} ({jobs[0].spec.name}) is of another kind"
+    most = min(int(job.spec.strategy.get("most", MOST)) for job in together)
+    if len(together) > most:
+        return f"{len(jobs)} train there, at most {most} may"
+    if not _fits(view, gpu, together):
+        return f"{len(together)} of them do not fit into its memory"
+    return "" if _pays(view, together) else "as was measured, one more there gains nothing"
+
+
 def _riders(view: PackView, gpu: int) -> Iterator[Job]:
     return (view.jobs[job_id] for job_id in view.packs.on((gpu,)))
-
-
-def _open(view: PackView, gpu: int, jobs: list[Job]) -> bool:
-    """Whether anybody may join those on a GPU now."""
-    return (
-        gpu in view.devices
-        and gpu not in view.guests
-        and can_ride(jobs[0].spec, view.devices[gpu])
-        and not any(job.id in view.packs.alone for job in jobs)
-        and any(job.state in _THERE and not job.wanted for job in jobs)
-    )
-
-
-def _takes(view: PackView, gpu: int, jobs: list[Job], newcomer: Job) -> bool:
-    """Whether those on a GPU can take one more: this one."""
-    together = [*jobs, newcomer]
-    most = min(int(job.spec.strategy.get("most", MOST)) for job in together)
-    return (
-        newcomer.id not in view.packs.alone
-        and key_of(newcomer.spec) == key_of(jobs[0].spec)
-        and len(together) <= most
-        and _fits(view, gpu, together)
-        and _pays(view, together)
-    )
 
 
 def _fits(view: PackView, gpu: int, jobs: list[Job]) -> bool:

@@ -43,9 +43,9 @@ _ENDS: dict[Ended | None, dict[str, Any]] = {
 def gantt_svg(results: Sequence[Result], path: Path) -> None:
     """Draw `results` into the SVG file `path`, which appears whole or not at all.
 
-    The same results give the same bytes. Bars are attempts, coloured by job: solid as primary, light
-    and hatched as secondary, low in the background; their dark parts are starts, resumes and suspends,
-    where known.
+    The same results give the same bytes. Bars are attempts, coloured by job: solid as primary, light and
+    hatched as secondary, low in the background, one above the other where they are packed; their dark parts
+    are starts, resumes and suspends, where known.
 
     Raises MissingExtra without matplotlib, OSError if the file cannot be written.
     """
@@ -112,23 +112,29 @@ class _Panel:
 
         bars = [(job, attempt) for job in result.jobs for attempt in job.attempts]
         bars.sort(key=lambda bar: bar[1].role is Role.BACKGROUND)  # before the others, where they share a GPU
+        seats = _seats(bars, _end_s(result))
         for job, attempt in bars:
             end_s = _end_s(result) if attempt.end_s is None else attempt.end_s
+            seat = seats.get((job.id, attempt.start_s), _WHOLE)
             for first, count in _runs(attempt.gpus):
-                self._bar(attempt, end_s, first, count, colours[job.id])
+                self._bar(attempt, end_s, first, count, colours[job.id], seat)
                 if attempt.role is not Role.BACKGROUND:
-                    self._label(job, attempt, end_s, first, count)
+                    self._label(job, attempt, end_s, first, count, seat)
         if result.lower_bound_s:
             axes.axvline(result.lower_bound_s / self.unit_s, **_BOUND)
 
-    def _bar(self, attempt: AttemptResult, end_s: float, first: int, count: int, colour: str) -> None:
+    def _bar(
+        self, attempt: AttemptResult, end_s: float, first: int, count: int, colour: str, seat: _Seat
+    ) -> None:
         """An attempt on the GPUs first .. first + count - 1."""
         margin = 0.07 if self.row > 0.1 else 0.0
         low, high = first - 0.5 + margin, first + count - 0.5 - margin
+        number, seats = seat
+        low, high = low + (high - low) * number / seats, low + (high - low) * (number + 1) / seats
         start_s = attempt.start_s
         if attempt.role is Role.BACKGROUND:
             low = high - _GUEST
-        if attempt.role in (Role.PRIMARY, Role.BACKGROUND):
+        if attempt.role is not Role.SECONDARY:
             self._box(start_s, end_s, low, high, facecolor=colour, linewidth=0)
         else:
             light = _lighter(colour)
@@ -143,8 +149,12 @@ class _Panel:
         if attempt.ended in _ENDS:
             self._line(end_s, end_s, low, high, solid_capstyle="butt", **_ENDS[attempt.ended])
 
-    def _label(self, job: JobResult, attempt: AttemptResult, end_s: float, first: int, count: int) -> None:
+    def _label(
+        self, job: JobResult, attempt: AttemptResult, end_s: float, first: int, count: int, seat: _Seat
+    ) -> None:
         """The job's name, or else its id, in the bar's clear part; nothing where neither fits."""
+        if seat != _WHOLE:
+            return  # there are too many of them
         start_s, stop_s = attempt.start_s + attempt.launch_s, end_s - attempt.suspend_s
         for text in (job.name, f"#{job.id}"):
             if self.row * count >= _READABLE and (len(text) + 1) * self.character_s <= stop_s - start_s:
@@ -199,6 +209,34 @@ def _unit(span_s: float) -> tuple[str, float]:
     if span_s <= 1200:
         return "s", 1.0
     return ("min", 60.0) if span_s <= 2 * 3600 else ("h", 3600.0)
+
+
+_Seat = tuple[int, int]
+_WHOLE: _Seat = (0, 1)
+
+
+def _seats(bars: Sequence[tuple[JobResult, AttemptResult]], end_s: float) -> dict[tuple[int, float], _Seat]:
+    """For attempts that share a GPU as packed ones do: which of how many parts of its row each gets.
+
+    By job and start. Attempts that overlap, also by way of others, have parts of the same height.
+    """
+    packed = {attempt.gpus[0] for _, attempt in bars if attempt.role is Role.PACKED}
+    seats: dict[tuple[int, float], _Seat] = {}
+    for gpu in packed:
+        mine = [
+            (a.start_s, end_s if a.end_s is None else a.end_s, job.id) for job, a in bars if gpu in a.gpus
+        ]
+        ends: list[float] = []
+        cluster: dict[tuple[int, float], int] = {}
+        for start_s, job_id, stop_s in sorted(mine):
+            if cluster and start_s >= max(ends):
+                seats |= {key: (seat, len(ends)) for key, seat in cluster.items()}
+                ends, cluster = [], {}
+            free = next((i for i, taken_s in enumerate(ends) if taken_s <= start_s), len(ends))
+            ends[free : free + 1] = [stop_s]
+            cluster[job_id, start_s] = free
+        seats |= {key: (seat, len(ends)) for key, seat in cluster.items()}
+    return seats
 
 
 def _runs(gpus: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -81,8 +81,9 @@ class JobEnv:
     `steps` is the whole job's work (None: not given). `keep` is how many checkpoints to keep.
     `progress_fd` and `control_fd` are open descriptors, given to rank 0 only; `arena_fd` is memory that all
     ranks of the job on this host share. `joining`: the attempt runs already, and this rank is added to it.
-    `epochs` is the same in passes over the data, `continues` the checkpoints of the job that this one begins
-    with when it has none of its own. `from_step` is where the agent expects the attempt to go on (None: not given).
+    `epochs` is the same as `steps` in passes over the data, `continues` the checkpoints of the job that this
+    one begins with when it has none of its own. `from_step` is where the agent expects the attempt to go on
+    (None: not given).
     """
 
     job_id: int

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from hpcsched.cli.explain import what_is_next
 from hpcsched.core.invariants import check
 from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.reasons import Why
 from hpcsched.policy import POLICIES
+from hpcsched.report.gantt import _seats
 from hpcsched.report.result import summarise
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -134,3 +136,24 @@ def test_a_lost_gpu_ends_all_that_train_there():
     driver.lose(0)
     assert all(job.wanted for job in there)
     assert not any(job.wanted for job in driver.machine.active.values() if job.gpus == (1,))
+
+
+def test_explain_tells_with_whom_a_job_trains_and_why_one_that_waits_does_not():
+    driver = Driver(gpus=1, profiles=[])
+    first, second, third, other = (packed(name, most=2) for name in ("a", "b", "c", "d"))
+    trainer = {"kind": Kind.TRAINER, "trainer": "m:T"}
+    driver.submit(*(replace(spec, **trainer) for spec in (first, second, third)))
+    driver.submit(replace(other, **{**trainer, "trainer": "m:Other"}))
+    driver.runs("a", "b")
+    told = {name: what_is_next(driver.machine, driver.job(name)) for name in "abcd"}
+    assert "it holds GPU 0, where it trains as one with 2 (b)" in told["a"]
+    assert "it rides on GPU 0, where it trains as one with 1 (a)" in told["b"]
+    assert "not on GPU 0: 2 train there, at most 2 may" in told["c"]
+    assert "not on GPU 0: job 1 (a) is of another kind" in told["d"]
+
+
+def test_in_a_gantt_chart_packed_jobs_are_one_above_the_other():
+    machine = run([packed("short", steps=500), packed("long", steps=1000), packed("last", steps=800)])
+    result = summarise(machine.jobs.values(), policy="marble", gpus=1)
+    bars = [(job, attempt) for job in result.jobs for attempt in job.attempts]
+    assert _seats(bars, result.makespan_s) == {(1, 0.0): (0, 3), (2, 0.0): (1, 3), (3, 0.0): (2, 3)}
