@@ -224,7 +224,7 @@ def _seats(bars: Sequence[tuple[JobResult, AttemptResult]], end_s: float) -> dic
     seats: dict[tuple[int, float], _Seat] = {}
     for gpu in packed:
         mine = [
-            (a.start_s, end_s if a.end_s is None else a.end_s, job.id) for job, a in bars if gpu in a.gpus
+            (a.start_s, job.id, end_s if a.end_s is None else a.end_s) for job, a in bars if gpu in a.gpus
         ]
         ends: list[float] = []
         cluster: dict[tuple[int, float], int] = {}
