@@ -34,11 +34,10 @@ class Feeder:
 
     Args:
         workdir: where the trainer is imported.
-        mode: of the packs, as in a job's strategy.
     """
 
-    def __init__(self, source: JobSource, *, workdir: Path, user: str = "", mode: str = "auto") -> None:
-        self.source, self._workdir, self._user, self._mode = source, workdir, user, mode
+    def __init__(self, source: JobSource, *, workdir: Path, user: str = "") -> None:
+        self.source, self._workdir, self._user = source, workdir, user
 
     def __call__(self, machine: Machine) -> list[JobSpec]:
         """The jobs that are missing. Raises ConfigError when the trainer does not report the metric."""
@@ -76,7 +75,10 @@ class Feeder:
     def _strategy(self, pack: str | None) -> str | dict[str, Any]:
         if self.source.search.packing == "off":
             return "ddp"
-        return {"kind": "packed", "mode": self._mode, **({"pack": pack} if pack else {})}
+        # Models computed as one are rounded in other ways, by whoever happens to be in the pack: after
+        # hundreds of steps that can make another trial the winner.
+        mode = "loop" if self.source.search.exact else "auto"
+        return {"kind": "packed", "mode": mode, **({"pack": pack} if pack else {})}
 
 
 def check_metric(source: JobSource, outcomes: Mapping[str, Outcome]) -> None:

@@ -51,9 +51,14 @@ def test_a_rung_s_trainings_are_packed_jobs_of_one_gpu_and_so_many_epochs():
     first = new[0]
     assert (first.kind, first.gpus_min, first.gpus_max) == (Kind.TRAINER, 1, 1)
     assert first.args["kind"] == "mlp" and 1e-3 <= first.args["lr"] <= 1.0
-    assert first.strategy == {"kind": "packed", "mode": "auto"} and first.retries == 0
+    assert first.strategy == {"kind": "packed", "mode": "loop"} and first.retries == 0
     assert (first.workdir, first.user, first.steps, first.continues) == ("/somewhere", "ada", None, None)
     assert feed(driver.machine) == []  # they are there now
+
+
+def test_only_a_search_that_need_not_be_exact_computes_models_as_one():
+    new = submit(Driver(gpus=1), feeder("exact = false"))
+    assert {spec.strategy["mode"] for spec in new} == {"auto"}
 
 
 def test_packing_off_is_data_parallel_and_steps_are_steps():
