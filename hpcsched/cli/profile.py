@@ -15,6 +15,7 @@ import click
 
 from hpcsched.cli.common import Number
 from hpcsched.cli.profile_layers import layers
+from hpcsched.cli.profile_pack import pack
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
 from hpcsched.store.profiles import format_profiles, load_profiles, save_profiles
@@ -65,6 +66,7 @@ def profile() -> None:
 
 
 profile.add_command(layers)
+profile.add_command(pack)
 
 
 @profile.command(cls=_WithCommand)

@@ -28,6 +28,13 @@ def _at(points: list[tuple[int, float]], gpus: int) -> float:
     return y0 + (y1 - y0) * (gpus - g0) / (g1 - g0)
 
 
+def _going_on(table: Mapping[int, float], n: int) -> float:
+    """Linear between points, and beyond the last by the slope of the last two (of a single one, from 0)."""
+    points = sorted(table.items())
+    (last, value), (before, less) = points[-1], points[-2] if len(points) > 1 else (0, 0.0)
+    return _at(points, n) if n <= last else value + (n - last) * max(0.0, value - less) / (last - before)
+
+
 def cost_at(cost: Cost | None, gpus: int) -> float | None:
     """Seconds of a cost on `gpus` GPUs; None stays None (not known)."""
     if cost is None or isinstance(cost, (int, float)):
@@ -77,15 +84,15 @@ class Profile:
     def __post_init__(self) -> None:
         if not self.throughput:
             raise ValueError("throughput is empty")
-        for name, table in (
-            ("throughput", self.throughput),
-            ("memory_mib", self.memory_mib or {}),
-            ("packed_s", self.packed_s or {}),
-            ("packed_mib", self.packed_mib or {}),
+        for name, what, table in (
+            ("throughput", "GPU count", self.throughput),
+            ("memory_mib", "GPU count", self.memory_mib or {}),
+            ("packed_s", "number of models", self.packed_s or {}),
+            ("packed_mib", "number of models", self.packed_mib or {}),
         ):
             for gpus, value in table.items():
                 if gpus < 1:
-                    raise ValueError(f"{name}: count {gpus} is below 1")
+                    raise ValueError(f"{name}: {what} {gpus} is below 1")
                 if not math.isfinite(value) or value <= 0:
                     raise ValueError(f"{name}[{gpus}] is {value}, not a positive finite number")
         for name, cost in (
@@ -106,16 +113,18 @@ class Profile:
     def packed_step_s(self, models: int) -> float | None:
         """Seconds of a step of so many models of this kind as one; None where that was never measured.
 
-        Linear between measured numbers, and beyond them by the slope of the last two: never faster than one
-        more of them is there for nothing.
+        Linear between measured numbers, and beyond them by the slope of the last two: one more costs nothing
+        at best.
         """
-        if not self.packed_s:
-            return None
-        points = sorted(self.packed_s.items())
-        (last, value), (before, less) = points[-1], points[-2] if len(points) > 1 else (0, 0.0)
-        if models <= last:
-            return _at(points, models)
-        return value + (models - last) * max(0.0, value - less) / (last - before)
+        return _going_on(self.packed_s, models) if self.packed_s else None
+
+    def packed_memory_mib(self, models: int) -> float | None:
+        """What so many models of this kind take of a GPU's memory as one, likewise; where that was never
+        measured, as much as they take separately. None: not known."""
+        if self.packed_mib:
+            return _going_on(self.packed_mib, models)
+        alone = cost_at(self.memory_mib, 1)
+        return None if alone is None else models * alone
 
     def rate(self, gpus: int) -> float:
         """Units per second on `gpus` GPUs (at least 1)."""

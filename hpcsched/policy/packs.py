@@ -7,13 +7,13 @@ waits in front of it: that one waits for the GPU that the ride would keep busy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobState
 from hpcsched.core.packs import can_ride, is_packed, key_of
-from hpcsched.core.profile import cost_at
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import PackView, Ride
 
@@ -97,8 +97,11 @@ def _fits(view: PackView, gpu: int, jobs: list[Job]) -> bool:
     memory = view.devices[gpu].memory_mib
     if memory is None:
         return True
-    known = [profile.memory_mib for job in jobs if (profile := view.loaded(job))]
-    return sum(cost_at(table, 1) or 0.0 for table in known if table) <= RESERVE * memory
+    need = 0.0
+    for model, number in Counter(job.spec.model for job in jobs).items():
+        profile = view.loaded(next(job for job in jobs if job.spec.model == model))
+        need += (profile.packed_memory_mib(number) if profile else None) or 0.0
+    return need <= RESERVE * memory
 
 
 def _pays(view: PackView, jobs: list[Job]) -> bool:

@@ -50,7 +50,18 @@ def curve_of(profile: Profile) -> str:
     shown = [column for column in columns if column]
     drawn = aligned(list(zip(*shown, strict=True)), left=(len(shown) - 1,))
     title = f"{profile.model}: {describe(profile, note=False)}\n"
-    return title + drawn + "".join(f"{line}\n" for line in (profile.software, profile.note) if line)
+    lines = (_packed(profile), profile.software, profile.note)
+    return title + drawn + "".join(f"{line}\n" for line in lines if line)
+
+
+def _packed(profile: Profile) -> str:
+    """What a step of several of them as one takes; "" where that was never measured."""
+    steps, memory = profile.packed_s or {}, profile.packed_mib or {}
+    packs = [
+        f"{n} in {1e3 * steps[n]:.4g} ms a step" + (f" ({memory[n]:.0f} MiB)" if n in memory else "")
+        for n in sorted(steps)
+    ]
+    return f"packed on one device: {', '.join(packs)}" if packs else ""
 
 
 def _column(name: str, found: Cost | None, counts: Sequence[int], form: Callable[[float], str]) -> list[str]:

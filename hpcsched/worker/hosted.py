@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TextIO
@@ -18,7 +18,8 @@ class Hosted:
     """One guest: the environment that its own process was given, and what that process hears.
 
     `stop`: why the guest is to save and leave, once it is. `gone`: that process has ended, so another attempt
-    may be at work, and the guest must leave no more traces.
+    may be at work, and the guest must leave no more traces. `just_gone` says so too, where nobody else looks
+    while the guest works.
     """
 
     environ: Mapping[str, str]
@@ -26,6 +27,7 @@ class Hosted:
     errors: TextIO
     stop: str | None = None
     gone: bool = False
+    just_gone: Callable[[], bool] = lambda: False
 
 
 _hosted: ContextVar[Hosted | None] = ContextVar("hosted", default=None)
@@ -44,7 +46,7 @@ def be_hosted(guest: Hosted) -> None:
 def check_not_gone() -> None:
     """To be called before anything is written. Raises Gone if the calling thread's guest must not."""
     guest = _hosted.get()
-    if guest is not None and guest.gone:
+    if guest is not None and (guest.gone or guest.just_gone()):
         raise Gone
 
 

@@ -157,3 +157,16 @@ def test_in_a_gantt_chart_packed_jobs_are_one_above_the_other():
     result = summarise(machine.jobs.values(), policy="marble", gpus=1)
     bars = [(job, attempt) for job in result.jobs for attempt in job.attempts]
     assert _seats(bars, result.makespan_s) == {(1, 0.0): (0, 3), (2, 0.0): (1, 3), (3, 0.0): (2, 3)}
+
+
+def test_what_is_known_not_to_fit_into_the_memory_is_not_packed():
+    """Two take 6,000 MiB as one, three 8,000: of 8,000 there are 7,200 to plan with."""
+    fits = replace(SMALL, packed_mib={1: 4000.0, 2: 6000.0})
+    driver = Driver(gpus=1, profiles=[fits])
+    small = {"kind": Kind.TRAINER, "trainer": "m:T"}
+    driver.machine.devices[0] = replace(driver.machine.devices[0], memory_mib=8000.0)
+    driver.submit(*(packed(name, **small) for name in "abc"))
+    assert [str(job.state) for job in driver.machine.jobs.values()] == ["STARTING", "STARTING", "PENDING"]
+    assert "not on GPU 0: 3 of them do not fit into its memory" in what_is_next(
+        driver.machine, driver.job("c")
+    )

@@ -1,4 +1,5 @@
-"""What a worker does about lanes before and while it trains. Imports torch only where it becomes a host."""
+"""What a worker does about lanes and packs before and while it trains. Imports torch only where it becomes
+a host."""
 
 from __future__ import annotations
 
@@ -12,12 +13,16 @@ from hpcsched.worker.lanes.settings import Mode
 
 
 def before_torch() -> int | None:
-    """To be called before anything touches a GPU; the exit code of a job that was a guest to its end.
+    """To be called before anything touches a GPU; the exit code of a job that another process has done.
 
     Raises ConfigError when the environment asks for what there is not.
     """
     lane = settings.lane(os.environ)
     if lane is None:
+        if os.environ.get(settings.PACK):
+            from hpcsched.worker.packed.guest import be_member
+
+            return be_member(os.environ)
         return None
     mode = settings.mode(os.environ)
     if mode is Mode.MPS:

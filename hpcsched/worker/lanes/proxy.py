@@ -14,10 +14,12 @@ import select
 import signal
 import sys
 import time
-from collections.abc import MutableMapping
+from abc import ABC, abstractmethod
+from collections.abc import MutableMapping, Sequence
 from math import inf
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from hpcsched.worker.contract import EXIT_SUSPENDED, PACE, JobEnv, Orders, say
 from hpcsched.worker.lanes import settings
@@ -59,27 +61,24 @@ def _leave_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(EXIT_SUSPENDED)
 
 
-class _Proxy:
-    def __init__(self, env: JobEnv, address: str, environ: MutableMapping[str, str]) -> None:
-        self._env, self._address, self._environ = env, address, environ
-        self._orders = Orders(env.control_fd)
+class Proxy(ABC):
+    """A job's own process while another one does the job's work: it hears signals, and sees its agent go."""
+
+    def __init__(self, env: JobEnv, environ: MutableMapping[str, str]) -> None:
+        self._env, self._environ = env, environ
         self._stop: str | None = None
+        self._agent_gone = False
         self._parent = os.getppid()
-        self._pace = 1.0
-        self._begun = False
-        self._accepted = False
-        self._found_by = 0.0
         self._woken, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._next_check = 0.0
 
     def run(self) -> int | None:
+        """Have the job done; its exit code, or None: it is to go on in this process."""
         former = {number: signal.signal(number, self._note) for number in (signal.SIGTSTP, signal.SIGTERM)}
         former_wakeup = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         code: int | None = EXIT_SUSPENDED
         try:
             code = self._run()
-            if code is None:
-                self._orders.look()
-                self._environ[PACE] = str(self._orders.pace)  # nobody will say it again
             return code
         finally:
             signal.set_wakeup_fd(former_wakeup)
@@ -90,8 +89,60 @@ class _Proxy:
             os.close(self._woken)
             os.close(self._wakes)
 
+    @abstractmethod
+    def _run(self) -> int | None:
+        """The same, while signals are heard: they are in `_stop`."""
+
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._stop = signal.Signals(number).name
+
+    def _guest(self) -> dict[str, Any]:
+        """Who the job is, for a host."""
+        return {
+            "job": self._env.job_id,
+            "environ": dict(self._environ),
+            "cwd": str(Path.cwd()),
+            "python": sys.prefix,
+        }
+
+    def _descriptors(self) -> list[int]:
+        """What goes with that."""
+        return [1, 2] + ([] if self._env.progress_fd is None else [self._env.progress_fd])
+
+    def _resume_from_newest(self) -> None:
+        """What a host had of the job is saved, or lost: from here on the newest checkpoint counts."""
+        self._environ["HPCSCHED_RESUME"] = "1"
+        self._environ.pop("HPCSCHED_FROM_STEP", None)
+
+    def _await(self, descriptors: Sequence[int], within_s: float) -> list[int]:
+        """Those that have become readable, in time or until a signal comes; looks for the agent, too."""
+        readable, _, _ = select.select([*descriptors, self._woken], [], [], min(_AGENT_CHECK_S, within_s))
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._woken, 4096):
+                pass
+        if time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + _AGENT_CHECK_S
+            if os.getppid() != self._parent:
+                self._agent_gone, self._stop = True, self._stop or "the agent is gone"
+        return readable
+
+
+class _Proxy(Proxy):
+    def __init__(self, env: JobEnv, address: str, environ: MutableMapping[str, str]) -> None:
+        super().__init__(env, environ)
+        self._address = address
+        self._orders = Orders(env.control_fd)
+        self._pace = 1.0
+        self._begun = False
+        self._accepted = False
+        self._found_by = 0.0
+
+    def run(self) -> int | None:
+        code = super().run()
+        if code is None:
+            self._orders.look()
+            self._environ[PACE] = str(self._orders.pace)  # nobody will say it again
+        return code
 
     def _run(self) -> int | None:
         self._found_by = time.monotonic() + HOST_WITHIN_S
@@ -106,9 +157,8 @@ class _Proxy:
                 code, host_gone = self._follow(line)
             finally:
                 line.close()
-            if self._begun:  # what the host had of it is saved, or lost: on from the newest checkpoint
-                self._environ["HPCSCHED_RESUME"] = "1"
-                self._environ.pop("HPCSCHED_FROM_STEP", None)
+            if self._begun:
+                self._resume_from_newest()
             if not host_gone:
                 return code
             if self._stop is not None:
@@ -119,31 +169,21 @@ class _Proxy:
             if self._accepted:
                 self._found_by = time.monotonic() + HOST_WITHIN_S
             else:
-                self._sleep(_LOOK_S)
+                self._await((), _LOOK_S)
 
     def _find(self) -> Line | None:
         while self._stop is None and time.monotonic() < self._found_by:
             if (line := connect(self._address)) is not None:
                 return line
-            if self._agent_gone():
-                self._stop = "the agent is gone"
-            self._sleep(_LOOK_S)
+            self._await((), _LOOK_S)
         return None
 
     def _follow(self, line: Line) -> tuple[int | None, bool]:
         """Be a guest; returns the exit code (None: go on in this process), and whether the host has gone."""
-        descriptors = [1, 2] + ([] if self._env.progress_fd is None else [self._env.progress_fd])
-        guest = {
-            "job": self._env.job_id,
-            "environ": dict(self._environ),
-            "cwd": str(Path.cwd()),
-            "python": sys.prefix,
-        }
         self._accepted, self._pace = False, 1.0
-        if not line.say({"guest": guest}, descriptors):
+        if not line.say({"guest": self._guest()}, self._descriptors()):
             return None, True
         begun = stopped = False
-        next_check = 0.0
         deadline = time.monotonic() + HOST_WITHIN_S
         while True:
             left_s = inf if begun else deadline - time.monotonic()
@@ -154,14 +194,7 @@ class _Proxy:
                 stopped = True
                 line.say({"stop": self._stop})
             self._pass_on_pace(line)
-            watched = [line.socket.fileno(), self._woken, *self._control()]
-            readable, _, _ = select.select(watched, [], [], min(_AGENT_CHECK_S, left_s))
-            self._drain_wakes()
-            if time.monotonic() >= next_check:
-                next_check = time.monotonic() + _AGENT_CHECK_S
-                if self._agent_gone():
-                    self._stop = self._stop or "the agent is gone"
-            if line.socket.fileno() not in readable:
+            if line.socket.fileno() not in self._await([line.socket.fileno(), *self._control()], left_s):
                 continue
             word = line.hear(0.0)
             if word is None and line.closed:
@@ -198,15 +231,3 @@ class _Proxy:
         """One fault is enough: the job is nobody's guest any more."""
         with contextlib.suppress(OSError):
             settings.note_of_fault(self._env.job_dir).write_text(f"{why}\n")
-
-    def _agent_gone(self) -> bool:
-        return os.getppid() != self._parent
-
-    def _sleep(self, seconds: float) -> None:
-        select.select([self._woken], [], [], seconds)
-        self._drain_wakes()
-
-    def _drain_wakes(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._woken, 4096):
-                pass

@@ -10,6 +10,8 @@ from hpcsched.errors import ConfigError
 
 LANE = "HPCSCHED_LANE"
 MODE = "HPCSCHED_LANE_MODE"
+PACK = "HPCSCHED_PACK"
+"""What the pack on this rank's device is called, where its members train in one process."""
 
 
 class Mode(StrEnum):

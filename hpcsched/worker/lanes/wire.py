@@ -1,5 +1,7 @@
 """The line between a guest's own process and its host: JSON messages over a Unix socket. No torch.
 
+Members of a pack and its host speak so too.
+
 The guest's process says first who the guest is, and passes on the descriptors that it was given; later
 `{"stop": why}` and `{"pace": share}`. The host answers `{"accepted": true}` or `{"refused": why}`, `{"begun":
 true}` when the guest's training begins, and at the end `{"exit": code, "fault": whether the guest's code was
@@ -9,8 +11,10 @@ to blame}`, or `{"left": why}` when the host goes first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import select
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -19,6 +23,8 @@ from typing import Any
 
 MOST_BYTES = 1 << 20
 """Of one message; an environment is the longest."""
+CONNECTS_WITHIN_S = 1.0
+"""How long to wait for a host with whom many want to speak at once."""
 DESCRIPTORS = ("output", "errors", "progress")
 """What the guest's process passes on, in this order; the last one only if it has it."""
 
@@ -62,6 +68,15 @@ class Line:
             return None
         return message
 
+    def hung_up(self) -> bool:
+        """Whether the other end has gone, whatever is still to be heard of it."""
+        poll = select.poll()
+        try:
+            poll.register(self.socket, 0)
+        except ValueError:  # closed here
+            return True
+        return self.closed or bool(poll.poll(0))
+
     def close(self) -> None:
         """Let go of it, and of the descriptors that nobody has taken."""
         self.closed = True
@@ -76,7 +91,9 @@ def connect(address: str) -> Line | None:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
+        line.settimeout(CONNECTS_WITHIN_S)
         line.connect(address)
+        line.settimeout(None)
     except OSError:
         line.close()
         return None
@@ -88,18 +105,40 @@ def connect(address: str) -> Line | None:
 
 def listen(address: str) -> socket.socket | None:
     """Be reached there; None if somebody has the address."""
+    listener = None
+    try:
+        if (listener := take(address)) is not None:
+            listener.listen(4)
+    except OSError:
+        if listener is not None:
+            listener.close()
+        return None
+    return listener
+
+
+def take(address: str) -> socket.socket | None:
+    """Have the address, where nobody is reached before somebody listens; None if another has it.
+
+    Raises OSError if it cannot be had for any other reason.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(address)
-        listener.listen(4)
-    except OSError:
+    except OSError as error:
         listener.close()
-        return None
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise
     return listener
 
 
 def is_ours(line: socket.socket) -> bool:
     """Whether the other end belongs to this user: anybody on the host can take or call an abstract name."""
+    return peer(line)[1] == os.getuid()
+
+
+def peer(line: socket.socket) -> tuple[int, int]:
+    """The process at the other end and its user; of a listener's, who was the last to make it listen."""
     size = struct.calcsize("3i")
-    _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return bool(uid == os.getuid())
+    pid, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(pid), int(uid)

@@ -10,55 +10,20 @@ out (pack, section 2.2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from hpcsched.worker.packed.member import Member, PackedSession
-from hpcsched.worker.packed.modes import Failed
-from hpcsched.worker.packed.pack import OutOfMemory, Pack
-from hpcsched.worker.trainer import Parts
+if TYPE_CHECKING:
+    from hpcsched.worker.packed.together import Failed, Member, OutOfMemory, Pack, free, load, pack
 
 __all__ = ["Failed", "Member", "OutOfMemory", "Pack", "free", "load", "pack"]
 
 
-def load(
-    parts: Parts, *, name: str = "", steps: int | None = None, checkpoint: Mapping[str, Any] | None = None
-) -> Member:
-    """Bring a training to the device, from a checkpoint if there is one.
-
-    Args:
-        steps: of the whole training; default: as `parts.epochs` says.
-        checkpoint: what `free` gave, or `load_checkpoint` reads.
-
-    Raises ConfigError when the checkpoint is another training's.
-    """
-    parts.model.train()
-    session = PackedSession(
-        model=parts.model,
-        optimizer=parts.optimizer,
-        scheduler=parts.scheduler,
-        dataset_size=parts.size,
-        global_batch=parts.global_batch,
-        seed=parts.seed,
-        total_steps=steps,
-    )
-    if session.total_steps is None:
-        session.total_steps = session.steps_for(1 if parts.epochs is None else parts.epochs)
-    if checkpoint is not None:
-        session.take(checkpoint)
-    return Member(parts, session, name=name)
-
-
-def pack(members: Sequence[Member], *, device: torch.device | None = None, mode: str = "auto") -> Pack:
-    """Have these train as one from now on."""
-    together = Pack(device or members[0].session.device, mode=mode)
-    together.join(*members)
-    return together
-
-
-def free(member: Member, together: Pack) -> dict[str, Any]:
-    """Take a member out; returns its checkpoint. What it had of the device is the others' from then on."""
-    together.leave(member)
-    return member.call(member.session.state)
+def __getattr__(name: str) -> Any:
+    """Import on first use: a packed job's own process (`guest`) needs no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    together = import_module(f"{__name__}.together")
+    # All at once, as `pack` is also the name of a module, which would take the function's place.
+    globals().update({known: getattr(together, known) for known in __all__})
+    return globals()[name]

@@ -9,20 +9,26 @@ from typing import Any, TypeVar
 
 import torch
 
+from hpcsched.errors import StoreError
 from hpcsched.worker import rng
 from hpcsched.worker.packed.likeness import architecture
+from hpcsched.worker.packed.stream import private
+from hpcsched.worker.packed.undo import Buffers, Habits, Weights, differing, homes_of
 from hpcsched.worker.sampler import Sampler
 from hpcsched.worker.session import Session
 from hpcsched.worker.trainer import Parts, evaluate
 
-WATCHED_STEPS = 3
-"""So many steps of a member are watched for random numbers that they draw."""
+WATCHED_STEPS, WATCHED_EVERY = 3, 256
+"""So many first steps of a member are watched for what they draw and change; later one of so many."""
 
 _T = TypeVar("_T")
 
 
 class PackedSession(Session):
     """A `Session` whose steps somebody else makes: it only keeps count, saves and leaves."""
+
+    torn: str | None = None
+    """Why its newest step was left half-way: nothing to save, or to go on from."""
 
     @property
     def sampler(self) -> Sampler:
@@ -54,14 +60,23 @@ class PackedSession(Session):
         return super()._last_loss()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint of this step holds."""
+        """What a checkpoint of this step holds. Raises StoreError if its step was left half-way."""
         return self._state([rng.capture(self.device)])
 
     def take(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave. Raises ConfigError when it is another training's."""
+        """Go on from what `state` gave, and from where its random numbers were.
+
+        Raises ConfigError when it is another training's.
+        """
         self._take(dict(state), "checkpoint")
+        if len(state["rng"]) == 1:
+            rng.restore(state["rng"][0], self.device)
+        else:  # of several ranks, as after any change of their number
+            rng.reseed(self.seed, self.step, 0)
 
     def _state(self, generators: list[Any]) -> dict[str, Any]:
+        if self.torn is not None:
+            raise StoreError(f"step {self.step + 1} was left half-way: {self.torn}")
         state = super()._state(generators)
         # A member's tensors may lie inside its pack's: a file would hold all of these.
         state["model"] = {name: _own(value) for name, value in state["model"].items()}
@@ -95,13 +110,19 @@ class Member:
     ) -> None:
         self.parts, self.session, self.name = parts, session, name
         self.batch = parts.global_batch
+        self.source = parts
+        """Whose data it reads: members of a pack that have the same data have the same one here."""
         self.clock = 0.0
         """Samples that it has had of its pack's time: all members are kept alike in this."""
-        self.draws: frozenset[str] | None = None
-        """Which generators its steps draw from; None: not known yet."""
+        self.writes = False
+        """Whether it writes into the batches that it is given: then it gets its own."""
         self._context = context or copy_context()
         self._device = session.device
         self._generators = rng.capture(self._device)
+        self._torch = [("torch", torch.default_generator)]
+        if self._device.type == "cuda":
+            self._torch += [("cuda", torch.cuda.default_generators[self._device.index or 0])]
+        self._habits = Habits()
         self._watched = 0
         self._total: torch.Tensor | None = None
         session.heard(self._loss)
@@ -110,6 +131,16 @@ class Member:
     def architecture(self) -> tuple[Any, ...]:
         """What its model and loss have in common with those that it can be computed with as one."""
         return architecture(self.parts.model, self.parts.loss)
+
+    @property
+    def draws(self) -> frozenset[str] | None:
+        """Which generators its steps draw from; None: not known yet."""
+        return self._habits.draws if self._watched >= WATCHED_STEPS else None
+
+    @property
+    def torn(self) -> bool:
+        """Whether a step was left half-way: it has to begin anew from a checkpoint."""
+        return self.session.torn is not None
 
     @property
     def done(self) -> bool:
@@ -126,6 +157,8 @@ class Member:
         """Whether its optimizer has the state that it gets in a first step."""
         return bool(self.parts.optimizer.state) or not _has_state(self.parts.optimizer)
 
+    # -- running its code ------------------------------------------------------------------------------
+
     def call(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run some of the member's own code: with its random numbers, and as the guest that it is."""
         before = rng.capture(self._device)
@@ -136,19 +169,57 @@ class Member:
             self._generators = rng.capture(self._device)
             rng.restore(before, self._device)
 
-    def step(self, batch: Any) -> None:
-        """One step by itself: to the last bit that of a training that is alone."""
-        if self.draws is None:
-            self._step_watched(batch)
-        elif self.draws:
-            self.call(self._step, batch)
-        else:
-            self._context.run(self._step, batch)
+    def call_quickly(self, function: Callable[..., _T], *args: Any) -> _T:
+        """The same in some microseconds; only torch's generators are the member's."""
+        before = [generator.get_state() for _, generator in self._torch]
+        for name, generator in self._torch:
+            generator.set_state(self._generators[name])
+        try:
+            return self._context.run(function, *args)
+        finally:
+            now = {name: generator.get_state() for name, generator in self._torch}
+            self._generators = {**self._generators, **now}
+            for (_, generator), state in zip(self._torch, before, strict=True):
+                generator.set_state(state)
 
-    def _step(self, batch: Any) -> None:
+    def rehearse(self, function: Callable[..., _T], *args: Any) -> tuple[_T, frozenset[str]]:
+        """As `call`, but its generators stay as they are; also tells which of them were drawn from."""
+        before = self._generators
+        try:
+            result = self.call(function, *args)
+            return result, differing(before, self._generators)
+        finally:
+            self._generators = before
+
+    # -- its steps -------------------------------------------------------------------------------------
+
+    def step(self, batch: Any, *, careful: bool = False) -> None:
+        """One step by itself: to the last bit that of a training that is alone.
+
+        If it raises, the member is as before the step; or it is `torn`, where its optimizer or scheduler has
+        raised half-way and the step was not `careful`: that copies the weights before.
+        """
+        if self.torn:
+            raise StoreError(f"{self.name} was left half-way in a step and cannot make another")
+        watched = self._watched < WATCHED_STEPS or self.session.step % WATCHED_EVERY == 0
+        generators = self._generators
+        buffers = Buffers(homes_of(self.parts.model) if watched else self._habits.changes)
+        run = self.call if watched or self._habits.draws_elsewhere else self.call_quickly
+        try:
+            run(self._step, private(batch) if self.writes else batch, careful)
+        except BaseException:
+            if not self.torn:
+                self._generators = generators
+                buffers.put_back()
+            raise
+        if watched:
+            seen = Habits(differing(generators, self._generators), buffers.changed())
+            self._habits = self._habits.and_those(seen)
+            self._watched += 1
+
+    def _step(self, batch: Any, careful: bool) -> None:
         self.backward(batch)
-        self.parts.optimizer.step()
-        self.stepped()
+        self.update(careful)
 
     def backward(self, batch: Any) -> None:
         """The gradients of the mean loss over a batch, by themselves. Raises ValueError for odd losses."""
@@ -166,12 +237,32 @@ class Member:
             )
         return losses.sum() if losses.ndim else losses * self.batch
 
+    def update(self, careful: bool = False) -> None:
+        """The second half of a step, when the gradients are there; if it raises, as `step`."""
+        before = Weights(self.parts.optimizer) if careful else None
+        try:
+            self.parts.optimizer.step()
+        except BaseException as error:
+            if before is None:
+                self._tear(error)
+            else:
+                before.put_back()
+            raise
+        self.stepped()
+
     def stepped(self) -> None:
-        """Its weights have made a step: the rest of it follows."""
+        """Its weights have made a step: the rest of it follows. If that raises, the member is torn."""
         if self.parts.scheduler is not None:
-            self.parts.scheduler.step()
+            try:
+                self.parts.scheduler.step()
+            except BaseException as error:
+                self._tear(error)
+                raise
         self.session.count_step()
         self.clock += self.batch
+
+    def _tear(self, error: BaseException) -> None:
+        self.session.torn = str(error) or type(error).__name__
 
     def has_lost(self, total: torch.Tensor) -> None:
         """The sum of the losses in its newest step, which somebody else has computed."""
@@ -186,27 +277,6 @@ class Member:
 
     def _loss(self) -> torch.Tensor | None:
         return None if self._total is None else (self._total / self.batch).detach()
-
-    def _step_watched(self, batch: Any) -> None:
-        before = self._generators
-        self.call(self._step, batch)
-        drawn = _differ(before, self._generators)
-        self._watched += 1
-        if drawn or self._watched >= WATCHED_STEPS:
-            self.draws = drawn
-
-
-def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> frozenset[str]:
-    """The generators of which two states differ."""
-
-    def same(a: Any, b: Any) -> bool:
-        if isinstance(a, torch.Tensor):
-            return torch.equal(a, b)
-        if isinstance(a, tuple) and isinstance(b, tuple):
-            return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-        return bool(a == b)
-
-    return frozenset(name for name in one if not same(one[name], other[name]))
 
 
 def _has_state(optimizer: torch.optim.Optimizer) -> bool:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import torch
-
+from hpcsched.worker.packed.failures import Failed, Failures, Spoiled, out_of_memory
 from hpcsched.worker.packed.member import Member
 from hpcsched.worker.packed.stacking import Forward, Stack
+from hpcsched.worker.packed.stream import writes_in
+
+__all__ = ["Failed", "Loop", "Runner", "Stacks", "Trial", "Turns", "out_of_memory", "widths"]
 
 TURN = 10
 """Steps of a turn."""
@@ -27,25 +29,11 @@ TRIAL_STEPS, WARM_UP = 7, 2
 WORTH = 0.98
 """Of what is alike the simpler mode is taken: another one has to be this much faster."""
 
-
-Batches = Sequence[Any]
-"""By member, its batch on the device: one object for those that are at the same place of the same data."""
-
-
 CLEAR = 0.7
 """A mode that takes this much of the simplest one's time is good enough."""
 
-
-class Failed(Exception):
-    """Members whose own code has raised, each with its error. The others are none the worse for it."""
-
-    def __init__(self, errors: Sequence[tuple[Member, Exception]]) -> None:
-        super().__init__("; ".join(f"{member.name}: {error}" for member, error in errors))
-        self.errors = tuple(errors)
-
-
-class Full(Exception):
-    """The device has no more memory. Some members may have made a step more than others."""
+Batches = Sequence[Any]
+"""By member, its batch on the device: one object for those that are at the same place of the same data."""
 
 
 class Runner(ABC):
@@ -53,7 +41,7 @@ class Runner(ABC):
 
     `ahead` is how many steps were asked for that are still to be made: `settle` makes them. When a step
     raises, some members may have made it and others not; a member's state is always that between two steps,
-    unless its error is in `Failed`.
+    unless it is torn.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -64,9 +52,14 @@ class Runner(ABC):
         return 0
 
     @abstractmethod
-    def step(self, batches: Batches) -> None:
-        """One step of each on its batch, at once or later. Raises Failed, Full, or anything else when it is
-        not known who is to blame."""
+    def step(self, batches: Batches, *, careful: bool = False) -> None:
+        """One step of each on its batch, at once or later.
+
+        Args:
+            careful: one whose optimizer fails half-way is put back to what it was; this takes time.
+
+        Raises Failed, Full, Spoiled, or anything else when it is not known who is to blame.
+        """
 
     def settle(self) -> None:  # noqa: B027  most have nothing to do
         """Make all steps that were asked for; raises as `step`."""
@@ -81,12 +74,13 @@ class Runner(ABC):
 class Loop(Runner):
     """One after another, each to the end of its step."""
 
-    def step(self, batches: Batches) -> None:
-        errors: list[tuple[Member, Exception]] = []
+    def step(self, batches: Batches, *, careful: bool = False) -> None:
+        failures = Failures()
         for member, batch in zip(self.members, batches, strict=True):
-            _step(member, batch, errors)
-        if errors:
-            raise Failed(errors)
+            _step(member, batch, careful, failures)
+            if failures.full:
+                break
+        failures.check()
 
 
 class Turns(Runner):
@@ -94,38 +88,39 @@ class Turns(Runner):
 
     def __init__(self, members: Sequence[Member]) -> None:
         super().__init__(members)
-        self._asked: list[Batches] = []
+        self._asked: list[tuple[Batches, bool]] = []
 
     @property
     def ahead(self) -> int:
         return len(self._asked)
 
-    def step(self, batches: Batches) -> None:
-        self._asked.append(batches)
+    def step(self, batches: Batches, *, careful: bool = False) -> None:
+        self._asked.append((batches, careful))
         if len(self._asked) == TURN:
             self.settle()
 
     def settle(self) -> None:
         asked, self._asked = self._asked, []
-        errors: list[tuple[Member, Exception]] = []
+        failures = Failures()
         for index, member in enumerate(self.members):
-            for batches in asked:
-                if not _step(member, batches[index], errors):
+            for batches, careful in asked:
+                if failures.full or not _step(member, batches[index], careful, failures):
                     break
-        if errors:
-            raise Failed(errors)
+        failures.check()
 
 
-def _step(member: Member, batch: Any, errors: list[tuple[Member, Exception]]) -> bool:
-    """One step of one member; whether it has been made. Raises Full."""
+def _step(member: Member, batch: Any, careful: bool, failures: Failures) -> bool:
+    """One step of one member; whether it has been made. Raises Spoiled if it has written into its batch."""
+    before, made = writes_in(batch), True
     try:
-        member.step(batch)
+        member.step(batch, careful=careful)
     except Exception as error:
-        if out_of_memory(error):
-            raise Full(str(error)) from error
-        errors.append((member, error))
-        return False
-    return True
+        failures.add(member, error)
+        made = False
+    if writes_in(batch) != before:
+        member.writes = True
+        raise Spoiled(batch)
+    return made
 
 
 class Stacks(Runner):
@@ -149,9 +144,9 @@ class Stacks(Runner):
             self.apart()
             raise
 
-    def step(self, batches: Batches) -> None:
+    def step(self, batches: Batches, *, careful: bool = False) -> None:
         for part, runner in self._runners:
-            runner.step(batches[part])
+            runner.step(batches[part], careful=careful)
 
     def write_back(self) -> None:
         for _, runner in self._runners:
@@ -165,13 +160,6 @@ class Stacks(Runner):
 def widths(members: int) -> list[int]:
     """The widths of stacks that are worth trying for so many models: all, half of them, pairs."""
     return sorted({members, -(-members // 2), 2} & set(range(2, members + 1)), reverse=True)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether something has failed as there was no memory left, on a GPU or on the host."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )
 
 
 @dataclass

@@ -15,38 +15,35 @@ from typing import Any
 import torch
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker.packed.member import Member
-from hpcsched.worker.packed.modes import (
-    TURN,
-    Batches,
+from hpcsched.worker.packed.devices import Graph, Streams
+from hpcsched.worker.packed.failures import (
     Failed,
+    Failures,
     Full,
-    Loop,
-    Runner,
-    Stacks,
-    Trial,
-    Turns,
+    OutOfMemory,
+    Refused,
+    Spoiled,
+    let_go,
     out_of_memory,
-    widths,
 )
-from hpcsched.worker.packed.stacking import Forward, NotStackable
+from hpcsched.worker.packed.member import Member
+from hpcsched.worker.packed.modes import TURN, Batches, Loop, Runner, Stacks, Trial, Turns, widths
+from hpcsched.worker.packed.stacking import Forward
 from hpcsched.worker.packed.stream import Feed, same_data
 
-MODES = ("auto", "loop", "stacked")
-"""`auto` takes the fastest, as measured."""
+__all__ = ["MODES", "Failed", "OutOfMemory", "Pack"]
+
+MODES = ("auto", "loop", "stacked", "streams", "graph")
+"""`auto` takes the fastest, as measured; `streams` and `graph` are for GPUs."""
 
 FIRST_STEPS = 3
 """So many steps a new group makes one by one: its optimizers get their state, and what it draws is seen."""
 
+CAREFUL_STEPS = 2
+"""So many steps every group is careful in when members have come or gone: by then all the memory that they
+need has been asked for."""
+
 Clock = Callable[[], float]
-
-
-class OutOfMemory(Exception):
-    """The device is full; `member`, the last one in, has to leave. It is between two steps, as all are."""
-
-    def __init__(self, member: Member) -> None:
-        super().__init__(f"out of memory with {member.name} in the pack")
-        self.member = member
 
 
 class Group:
@@ -61,7 +58,11 @@ class Group:
         """The mode to go over to when that can be; None: it has to be found."""
         known = all(member.started and member.draws is not None for member in members)
         self.first = 0 if known else FIRST_STEPS
+        self.careful = 0
         self.trial: Trial | None = None
+        kinds = tuple(sorted({type(member.parts.optimizer).__name__ for member in members}))
+        self.key = members[0].architecture, members[0].batch, kinds
+        """What decides which mode is the best for it, besides the number of its members."""
 
     @property
     def clock(self) -> float:
@@ -69,25 +70,29 @@ class Group:
         return self.members[0].clock + self.runner.ahead * self.members[0].batch
 
     def batches(self) -> list[Any]:
-        """What their next step is made on: by member."""
+        """What their next step is made on: by member. Raises Failed for those whose data fail, or Full."""
         ahead = self.runner.ahead
-        return [
-            feed.batch(member.session.samples + ahead * member.batch, member.batch)
-            for member, feed in zip(self.members, self.feeds, strict=True)
-        ]
+        found, failures = [], Failures()
+        for member, feed in zip(self.members, self.feeds, strict=True):
+            try:
+                found.append(feed.batch(member.session.samples + ahead * member.batch, member.batch))
+            except Exception as error:
+                failures.add(member, error)
+        failures.check()
+        return found
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What decides which mode is the best for it, besides the number of its members."""
-        kinds = tuple(sorted({type(member.parts.optimizer).__name__ for member in self.members}))
-        return self.members[0].architecture, self.members[0].batch, kinds
+    def make_step(self, batches: Batches) -> None:
+        """Make it, in the mode that they are in."""
+        careful = self.first > 0 or self.careful > 0
+        self.careful = max(0, self.careful - 1)
+        self.runner.step(batches, careful=careful)
 
 
 class Pack:
     """Trains its members together; `step` is one step of some of them.
 
     Args:
-        mode: one of `MODES`. `stacked` raises ConfigError, in a step, where that cannot be.
+        mode: one of `MODES`. Any but `auto` and `loop` raises ConfigError, in a step, where it cannot be.
     """
 
     def __init__(self, device: torch.device, *, mode: str = "auto", clock: Clock = time.perf_counter) -> None:
@@ -112,9 +117,11 @@ class Pack:
         for member in members:
             others = [other for other in self.members if _alike(other, member)] or self.members
             member.clock = min((other.clock for other in others), default=0.0)
+            member.source = member.parts
             for other in self.members:
-                if member.parts.dataset is not other.parts.dataset and same_data(member.parts, other.parts):
-                    member.parts.dataset = other.parts.dataset  # once in memory
+                if same_data(member.parts, other.source):
+                    member.source = other.source
+                    member.parts.dataset = other.source.dataset  # once in memory
                     break
             self.members.append(member)
         self._regroup()
@@ -153,30 +160,35 @@ class Pack:
         for group in kept.values():
             group.runner.settle()
             group.runner.apart()
-        feeds: dict[int, Feed] = {}
+        self._feed()
         for group in self.groups:
-            group.feeds = [self._feed(member, feeds) for member in group.members]
-        self._feeds = list({id(feed): feed for group in self.groups for feed in group.feeds}.values())
+            group.careful = CAREFUL_STEPS
         self._ragged = any(
             _alike(group.members[0], other.members[0]) for group, other in combinations(self.groups, 2)
         )
 
-    def _feed(self, member: Member, feeds: dict[int, Feed]) -> Feed:
-        """The feed of all whose data and place in them are the same as this member's."""
-        sharing = [other for other in self.members if _read_alike(other, member)]
-        first = sharing[0]
-        if (feed := feeds.get(id(first))) is not None:
-            return feed
-        batches = {other.batch for other in sharing}
-        size = batches.pop() if len(batches) == 1 else None
+    def _feed(self) -> None:
+        """One feed for all who see the same samples at the same time of the pack."""
+        sharing: dict[Any, list[Member]] = {}
+        for member in self.members:
+            sharing.setdefault(_place(member), []).append(member)
+        old = {(feed.place, feed.size): feed for feed in self._feeds}
+        feeds: dict[Any, Feed] = {}
+        for place, members in sharing.items():
+            batches = {member.batch for member in members}
+            size = batches.pop() if len(batches) == 1 else None
+            feed = old.get((place, size))
+            if feed is None:
+                feed = Feed(members[0].source, members[0].session.sampler, self.device, batch=size)
+                feed.place = place
+            feed.readers = members
+            feeds[place] = feed
         for feed in self._feeds:
-            if feed.parts is first.parts and feed.size == size:
-                break
-        else:
-            feed = Feed(first.parts, first.session.sampler, self.device, batch=size)
-        feed.oldest = lambda: min(other.session.samples for other in sharing)
-        feeds[id(first)] = feed
-        return feed
+            if feed not in feeds.values():
+                feed.close()
+        self._feeds = list(feeds.values())
+        for group in self.groups:
+            group.feeds = [feeds[_place(member)] for member in group.members]
 
     # -- steps -----------------------------------------------------------------------------------------
 
@@ -184,32 +196,27 @@ class Pack:
         """One step of those that are furthest behind; returns them.
 
         Raises `Failed` when the code of members fails, and `OutOfMemory`: let those leave then. The others go
-        on as if nothing had happened.
+        on as if nothing had happened; some of them may have made a step more than others until they are even.
         """
         if self._ragged:
             self._regroup()
+        if not self.groups:
+            return ()
         group = min(self.groups, key=lambda group: group.clock)
         self._guarded(group, lambda: self._advance(group))
         return tuple(group.members)
 
     def _advance(self, group: Group) -> None:
-        try:
-            batches = group.batches()
-        except Exception as error:
-            if out_of_memory(error):
-                raise Full(str(error)) from error
-            raise Failed([(member, error) for member in group.members]) from error
+        batches = group.batches()
         if not group.first and group.wanted is None and group.trial is None:
             self._choose(group)
-        if group.first:
-            group.first -= 1
-            group.runner.step(batches)
-        elif group.trial is not None:
+        if group.trial is not None:
             self._try(group, batches)
         else:
-            if group.wanted not in (None, group.mode):
-                self._go_over(group, group.wanted, batches)
-            group.runner.step(batches)
+            if not group.first and group.wanted not in (None, group.mode):
+                self._go_over_or_stay(group, group.wanted, batches)
+            group.make_step(batches)
+            group.first = max(0, group.first - 1)
         if any(member.ends_after(group.runner.ahead) for member in group.members):
             group.runner.settle()
 
@@ -218,29 +225,40 @@ class Pack:
         try:
             act()
             return
+        except ConfigError:
+            raise
+        except Spoiled as spoiled:
+            self._ragged = True
+            for feed in self._feeds:
+                feed.drop(spoiled.args[0])
+            return
         except Failed:
             self._ragged = True
             raise
-        except Full as error:
+        except Full:
             self._ragged = True
-            full: Exception = error
-        except ConfigError:
-            raise
         except Exception as error:
-            # As one, nobody has made the step, and nobody can tell who is to blame: each by itself now.
-            if group.mode == "loop":
+            self._ragged = True
+            if not isinstance(group.runner, (Stacks, Graph)):
                 raise
+            # As one, nobody has made the step, and nobody can tell who is to blame: each by itself now.
+            full = out_of_memory(error)
+            let_go(error)
+            if isinstance(error, Refused) and self.mode != "auto":
+                raise _cannot(self.mode, str(error)) from error
             self._to_loop(group)
-            if not out_of_memory(error):
+            if not full or self.mode == "auto":
+                self._give_room()
                 return
-            full = error
         self._to_loop(group)
         self._give_room()
+        last = self.members[-1]
         if len(self.members) == 1:
-            raise Failed([(self.members[0], full)]) from full
-        raise OutOfMemory(self.members[-1]) from full
+            raise Failed([(last, MemoryError("out of memory, with nobody else in the pack"))])
+        raise OutOfMemory(last)
 
     def _to_loop(self, group: Group) -> None:
+        """One by one from now on."""
         group.runner.apart()
         group.runner, group.mode, group.wanted, group.trial = Loop(group.members), "loop", "loop", None
 
@@ -258,8 +276,8 @@ class Pack:
             group.wanted = "loop"
             return
         stacks = [f"stacked/{width}" for width in widths(size)]
-        if self.mode == "stacked":
-            group.wanted = stacks[0]
+        if self.mode != "auto":
+            group.wanted = stacks[0] if self.mode == "stacked" else self.mode
             return
         known = self._known.get(group.key, {})
         for measured in sorted(known, key=lambda measured: abs(measured - size)):
@@ -267,29 +285,28 @@ class Pack:
                 whole = known[measured] == f"stacked/{measured}"
                 group.wanted = stacks[0] if whole else known[measured]
                 return
-        group.trial = Trial(["loop", *stacks, "turns"])
+        devices = ["streams", "graph"] if self.device.type == "cuda" else []
+        group.trial = Trial(["loop", *devices, *stacks, "turns"])
 
     def _try(self, group: Group, batches: Batches) -> None:
         """One step in the mode that is being measured."""
         trial = group.trial
         assert trial is not None
-        name = trial.current
-        while name is not None and name != group.mode:
+        while (name := trial.current) is not None and name != group.mode:
             try:
                 self._go_over(group, name, batches)
-            except ConfigError as error:
+            except (Refused, Full) as error:
                 trial.refused[name] = str(error)
-            name = trial.current
         if name is None:
             group.trial, group.wanted = None, trial.best
             self._known.setdefault(group.key, {})[len(group.members)] = trial.best
-            if group.wanted != group.mode:
-                self._go_over(group, group.wanted, batches)
-            group.runner.step(batches)
+            if trial.best != group.mode:
+                self._go_over_or_stay(group, trial.best, batches)
+            group.make_step(batches)
             return
         ahead = group.runner.ahead
         began = self._clock()
-        group.runner.step(batches)
+        group.make_step(batches)
         self._synchronize()
         took_s = self._clock() - began
         if name != "turns":
@@ -302,22 +319,54 @@ class Pack:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def _go_over_or_stay(self, group: Group, mode: str | None, batches: Batches) -> None:
+        """Make a group's steps in the mode that has been found, or else in a loop.
+
+        Raises ConfigError where the mode was asked for by name and cannot be had, Full if there is no room.
+        """
+        try:
+            self._go_over(group, mode or "loop", batches)
+        except (Refused, Full) as error:
+            if self.mode == "auto":
+                group.wanted = "loop"
+                self._known.setdefault(group.key, {})[len(group.members)] = "loop"
+            elif isinstance(error, Full):
+                raise
+            else:
+                raise _cannot(self.mode, str(error)) from error
+
     def _go_over(self, group: Group, mode: str, batches: Batches) -> None:
-        """Make a group's steps in another way. Raises ConfigError where that cannot be."""
+        """Make a group's steps in another way. Raises Refused or Full where that cannot be: it loops then."""
         group.runner.settle()
         group.runner.apart()
         group.runner, group.mode = Loop(group.members), "loop"
+        try:
+            group.runner = self._runner(group, mode, batches)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            let_go(error)
+            reason = f"out of memory: {error}"
+        else:
+            group.mode = mode
+            return
+        self._give_room()
+        raise Full(reason)
+
+    def _runner(self, group: Group, mode: str, batches: Batches) -> Runner:
         if mode == "turns":
-            group.runner = Turns(group.members)
-        elif mode.startswith("stacked/"):
-            width = int(mode.partition("/")[2])
-            try:
-                group.runner = Stacks(group.members, width, batches, self._traced)
-            except NotStackable as error:
-                raise ConfigError(
-                    where="pack", key="mode", got=f"'stacked' ({error})", accepted="loop, auto"
-                ) from error
-        group.mode = mode
+            return Turns(group.members)
+        if mode == "streams":
+            return Streams(group.members)
+        if mode == "graph":
+            return Graph(group.members, batches)
+        if mode.startswith("stacked/"):
+            return Stacks(group.members, int(mode.partition("/")[2]), batches, self._traced)
+        return Loop(group.members)
+
+
+def _cannot(mode: str, why: str) -> ConfigError:
+    return ConfigError(where="pack", key="mode", got=f"{mode!r} ({why})", accepted="loop, auto")
 
 
 def _alike(one: Member, other: Member) -> bool:
@@ -325,7 +374,6 @@ def _alike(one: Member, other: Member) -> bool:
     return one.batch == other.batch and one.architecture == other.architecture
 
 
-def _read_alike(one: Member, other: Member) -> bool:
-    """Whether two members see the same samples at the same time of the pack."""
-    together = one.session.samples - one.clock == other.session.samples - other.clock
-    return together and same_data(one.parts, other.parts)
+def _place(member: Member) -> Any:
+    """The same for members that see the same samples at the same time of the pack."""
+    return id(member.source), member.session.sampler.seed, member.session.samples - member.clock

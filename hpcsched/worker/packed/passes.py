@@ -41,8 +41,9 @@ def simplify(module: GraphModule) -> GraphModule:
     """Rewrite a stacked forward pass in place until nothing is left to be rewritten."""
     graph = module.graph
     rules: tuple[Callable[[Graph, Node], bool], ...] = (
-        *(_unused, _nothing_done, _view_of_view, _permuted_back, _copied_for_nothing, _bias_of_product),
-        *(_bias_of_convolution, _affine_batch_norm, _elementwise_before_layout, _pool_before_layout),
+        *(_unused, _nothing_done, _view_of_view, _transposed_back, _permuted_back, _copied_for_nothing),
+        *(_bias_of_product, _bias_of_convolution, _affine_batch_norm),
+        *(_elementwise_before_layout, _pool_before_layout),
     )
     while sum(_applied(graph, rule) for rule in rules):
         pass
@@ -133,6 +134,14 @@ def _view_of_view(graph: Graph, node: Node) -> bool:
     first = node.args[0]
     node.update_arg(0, first.args[0])  # type: ignore[union-attr]
     return True
+
+
+def _transposed_back(graph: Graph, node: Node) -> bool:
+    """Two dimensions exchanged, and back."""
+    given = node.args[0] if node.args else None
+    if not (_is(node, aten.transpose.int) and _is(given, aten.transpose.int)):
+        return False
+    return node.args[1:] == given.args[1:] and _replace(graph, node, given.args[0])  # type: ignore[union-attr, arg-type]
 
 
 def _permuted_back(graph: Graph, node: Node) -> bool:
@@ -237,6 +246,7 @@ def _affine_batch_norm(graph: Graph, node: Node) -> bool:
         or first.args[1:] != (0, 1)
         or last.args[1:] != (1, 2)
         or len(area) != 2
+        or not (weight < norm and bias < norm)
         or not (_is(norm.args[1], aten.ones.default) and _is(norm.args[2], aten.zeros.default))  # type: ignore
         or shape_of(norm.args[0]) != [samples, models * channels, *area]  # type: ignore[union-attr]
     ):

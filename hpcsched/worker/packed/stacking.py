@@ -7,33 +7,45 @@ itself; whatever cannot be stacked is said to be so, and trains one by one.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten
 
-from hpcsched.worker.packed.likeness import plain_attributes
+from hpcsched.worker.packed.alone import (
+    Alone,
+    NotStackable,
+    can_be_stacked,
+    check_noise,
+    close,
+    line_of,
+    put_back,
+)
+from hpcsched.worker.packed.failures import Failures, let_go, out_of_memory
 from hpcsched.worker.packed.member import Member
 from hpcsched.worker.packed.passes import simplify
+from hpcsched.worker.packed.stream import mapped, tensors_in
 from hpcsched.worker.packed.updates import NotTogether, Row, Update, update_for
 
-CLOSE = 1e-5
-"""How far a stack's losses, gradients and statistics may be from those of its models one by one, by the
-largest of them: the order of a sum makes 1e-7 to 1e-6."""
-
-NOISE = 1e-3
-"""A gradient that differs by this much of its own size is rounding errors."""
-
-Forward = Callable[..., torch.Tensor]
 Batches = Sequence[Any]
 
 
-class NotStackable(Exception):
-    """These models cannot be computed as one, and why."""
+@dataclass(frozen=True)
+class Forward:
+    """A traced forward pass: from parameters, the rest of the models, and a batch's tensors to all losses.
+
+    `written` are the numbers of those of the rest that it writes to.
+    """
+
+    run: Callable[..., torch.Tensor]
+    written: tuple[int, ...]
 
 
 class _Losses(nn.Module):
@@ -56,76 +68,77 @@ class Stack:
         batches: real ones, to trace the forward pass with and to check it on; no step is made.
         traced: forward passes that were traced before, by what they were traced for.
 
-    Raises NotStackable.
+    Raises NotStackable, or what says that there is no memory; the members are then as they were.
     """
 
     def __init__(self, members: Sequence[Member], batches: Batches, traced: dict[Any, Forward]) -> None:
         self.members = tuple(members)
         self._samples = members[0].batch
-        first = members[0]
-        signature = first.architecture
-        if any(member.architecture != signature for member in members):
-            raise NotStackable("the models are not of one architecture")
-        if any(member.draws is None or member.draws for member in members):
-            raise NotStackable("the models draw random numbers, each its own")
-        if not all(member.started for member in members):
-            raise NotStackable("an optimizer has not made its first step yet")
-        self._names = [name for name, p in first.parts.model.named_parameters() if p.requires_grad]
-        self._fixed = [name for name, p in first.parts.model.named_parameters() if not p.requires_grad]
-        self._buffers = [name for name, _ in first.parts.model.named_buffers()]
-        if not self._names:
-            raise NotStackable("nothing in it is trained")
-        self._own = [dict(member.parts.model.named_parameters()) for member in members]
-        mine = [[own[name] for name in self._names] for own in self._own]
-        if len({(p.dtype, p.device) for parameters in mine for p in parameters}) > 1:
-            raise NotStackable("its parameters are of several types")
-        if {id(p) for p in first.parts.optimizer.param_groups[0]["params"]} - {id(p) for p in mine[0]}:
-            raise NotStackable("the optimizer trains what is not the model's")
-        expected = [_by_itself(m, batch) for m, batch in zip(members, batches, strict=True)]
-        self._row = Row(mine[0], len(members))
-        self._values = self._row.new()
+        models = [member.parts.model for member in members]
+        can_be_stacked(members)
+        self._names = [name for name, p in models[0].named_parameters() if p.requires_grad]
+        self._fixed = [name for name, p in models[0].named_parameters() if not p.requires_grad]
+        self._buffers = [name for name, _ in models[0].named_buffers()]
+        own = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
+        self._mine = [[tensors[name] for name in self._names] for tensors in own]
+        self._others = [[tensors[name] for name in (*self._fixed, *self._buffers)] for tensors in own]
+        expected = [self._by_itself(m, batch) for m, batch in zip(members, batches, strict=True)]
+
+        self._row = Row(self._mine[0], len(members))
+        self._values, self._gradient = self._row.new(), self._row.new()
         self._stacked = self._row.stacked(self._values)
+        self._gradients = self._row.stacked(self._gradient)
         for index, stacked in enumerate(self._stacked):
-            for model, parameters in enumerate(mine):
+            for model, parameters in enumerate(self._mine):
                 stacked[model].copy_(parameters[index].detach())
             stacked.requires_grad_()
-        self._rest = [
-            torch.stack([own[name].detach() for own in self._own]) for name in self._fixed
-        ] + self._stack_buffers()
-        self._update: Update | None = None
+        self._rest = self._stack_rest()
         self._one_batch = all(batch is batches[0] for batch in batches)
-        key = (signature, len(members), self._one_batch, _shapes(batches[0]))
-        if (forward := traced.get(key)) is None:
-            forward = traced[key] = self._trace(batches)
-        self._forward = forward
-        self._check(batches, expected)
-        self._hand_out(mine)
+        self._share = torch.full((len(members),), 1 / self._samples, device=members[0].session.device)
+        self._shapes = [tensor.shape for tensor in tensors_in(batches[0])]
+        key = (members[0].architecture, len(members), self._one_batch, _form(batches[0]))
+        if key not in traced:
+            traced[key], _ = members[0].rehearse(self._trace, batches)
+        self._forward = traced[key].run
+        changing = {*traced[key].written, *self._check(batches, expected)}
+        self._changing = [self._rest[index] for index in sorted(changing)]
+        self._update: Update | None = None
         try:
-            self._update = update_for(self._row, [m.parts.optimizer for m in members], mine)
+            self._update = update_for(self._row, [m.parts.optimizer for m in members], self._mine)
         except NotTogether:
             self._update = None
-        self._mine = mine
+        self._hand_out()
 
-    def _stack_buffers(self) -> list[torch.Tensor]:
-        self._modules = [dict(member.parts.model.named_buffers()) for member in self.members]
+    def _by_itself(self, member: Member, batch: Any) -> Alone:
         try:
-            return [torch.stack([own[name].detach() for own in self._modules]) for name in self._buffers]
+            result, drawn = member.rehearse(Alone, member, batch, self._names)
+        except NotStackable:
+            raise
+        except Exception as error:  # whatever the member's code does; it will be heard when it makes a step
+            if out_of_memory(error):
+                raise
+            raise NotStackable(f"{member.name} fails: {line_of(error)}") from error
+        if drawn:
+            raise NotStackable("the models draw random numbers, each its own")
+        return result
+
+    def _stack_rest(self) -> list[torch.Tensor]:
+        try:
+            return [torch.stack([t.detach() for t in each]) for each in zip(*self._others, strict=True)]
         except RuntimeError as error:
-            raise NotStackable(f"its buffers cannot be stacked: {error}") from error
+            if out_of_memory(error):
+                raise
+            raise NotStackable(f"its buffers cannot be stacked: {line_of(error)}") from error
 
     def _trace(self, batches: Batches) -> Forward:
-        """The losses of all models, shape [models, samples], of parameters, the rest and what is in the batch
-        (if it is not one for all: stacked)."""
         losses = _Losses(self.members[0].parts.model, self.members[0].parts.loss)
         names = [f"model.{name}" for name in (*self._names, *self._fixed, *self._buffers)]
-        leaves, spec = tree_flatten(batches[0])
         tensors = self._tensors(batches)
 
         def one(*given: torch.Tensor) -> torch.Tensor:
-            values, left = given[: len(names)], list(given[len(names) :])
-            filled = [left.pop(0) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            there = tree_unflatten(filled, spec)
-            result: torch.Tensor = functional_call(losses, dict(zip(names, values, strict=True)), (there,))
+            values, left = given[: len(names)], iter(given[len(names) :])
+            batch = mapped(batches[0], lambda _: next(left))
+            result: torch.Tensor = functional_call(losses, dict(zip(names, values, strict=True)), (batch,))
             return result
 
         over = torch.vmap(
@@ -133,92 +146,123 @@ class Stack:
         )
         values = [tensor.detach() for tensor in (*self._stacked, *self._rest)]
         try:
-            graph = make_fx(over, tracing_mode="fake", _allow_non_fake_inputs=True)(*values, *tensors)
+            # Functionalized: what is written in place becomes a value, so that `passes` may move it.
+            trace = make_fx(functionalize(over), tracing_mode="fake", _allow_non_fake_inputs=True)
+            # Attention as products of matrices: as one kernel, it would be one for each model.
+            with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+                warnings.simplefilter("ignore")  # what has no rule for several models is slow: the trial tells
+                graph = trace(*values, *tensors)
         except Exception as error:  # whatever a model does that cannot be traced
-            raise NotStackable(f"it cannot be traced: {str(error).splitlines()[0][:200]}") from error
-        for node in graph.graph.nodes:
-            tags = getattr(node.target, "tags", ())
-            if torch.Tag.nondeterministic_seeded in tags:
-                raise NotStackable("the models draw random numbers, each its own")
-        return simplify(graph)
+            if out_of_memory(error):
+                raise
+            raise NotStackable(f"it cannot be traced: {line_of(error)}") from error
+        nodes = list(graph.graph.nodes)
+        inputs = [node for node in nodes if node.op == "placeholder"]
+        written = [
+            inputs.index(node.args[0]) for node in nodes if node.target is torch.ops.aten.copy_.default
+        ]
+        if any(not len(self._names) <= index < len(names) for index in written):
+            raise NotStackable("it writes into its parameters or its batch")
+        if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in nodes):
+            raise NotStackable("the models draw random numbers, each its own")
+        return Forward(simplify(graph).forward, tuple(index - len(self._names) for index in written))
 
     def _tensors(self, batches: Batches) -> list[torch.Tensor]:
+        """What the forward pass takes of the batches. Raises NotStackable if they are not what it was traced
+        with: it may have become a constant in there."""
         if self._one_batch:
-            return _tensors_of(batches[0])
-        each = [_tensors_of(batch) for batch in batches]
-        return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
+            if any(batch is not batches[0] for batch in batches):
+                raise NotStackable("the models do not see the same samples any more")
+            tensors = tensors_in(batches[0])
+            shapes = [tensor.shape for tensor in tensors]
+        else:
+            each = [tensors_in(batch) for batch in batches]
+            shapes = [tensor.shape for tensor in each[0]]
+            if any([tensor.shape for tensor in some] != shapes for some in each):
+                raise NotStackable("the models' batches are of several shapes")
+            tensors = [torch.stack(some) for some in zip(*each, strict=True)]
+        if shapes != self._shapes:
+            raise NotStackable("the batches are not of one shape")
+        return tensors
 
-    def _losses(self, batches: Batches) -> torch.Tensor:
-        """Shape [models, samples]; or [models, 1] with what comes to the same sum."""
+    def _compute(self, batches: Batches) -> torch.Tensor:
+        """Have the gradients in their row; returns the sums of the losses, shape [models]."""
         losses = self._forward(*self._stacked, *self._rest, *self._tensors(batches))
-        return losses if losses.ndim > 1 else losses.unsqueeze(1) * self._samples
+        totals = losses.sum(1) if losses.ndim > 1 else losses * self._samples
+        torch._foreach_copy_(self._gradients, torch.autograd.grad(totals, self._stacked, self._share))
+        return totals.detach()
 
-    def _gradients(self, totals: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = torch.autograd.grad(totals.sum() / self._samples, self._stacked, allow_unused=True)
-        return tuple(
-            torch.zeros_like(stacked) if grad is None else grad
-            for grad, stacked in zip(found, self._stacked, strict=True)
-        )
+    def _check(self, batches: Batches, expected: Sequence[Alone]) -> list[int]:
+        """Raise NotStackable unless all models get what they get by themselves; nothing is changed by it.
 
-    def _check(self, batches: Batches, expected: Sequence[_Result]) -> None:
-        """Raise NotStackable unless all models get what they get by themselves; changes nothing."""
+        Returns which of the rest a step changes.
+        """
         before = [tensor.clone() for tensor in self._rest]
         try:
-            totals = self._losses(batches).sum(1)
-            gradients = self._gradients(totals)
+            totals = self._compute(batches)
         except RuntimeError as error:
-            raise NotStackable(f"it cannot be computed: {str(error).splitlines()[0][:200]}") from error
-        buffers = self._rest[len(self._fixed) :]
+            if out_of_memory(error):
+                raise
+            raise NotStackable(f"it cannot be computed: {line_of(error)}") from error
         for model, result in enumerate(expected):
-            close = (
-                _close([totals[model]], [result.total])
-                and _close([gradient[model] for gradient in gradients], result.gradients)
-                and _close([buffer[model] for buffer in buffers], result.buffers)
+            gradients = [gradient[model] for gradient in self._gradients]
+            buffers = [buffer[model] for buffer in self._rest[len(self._fixed) :]]
+            alike = (
+                close([totals[model]], [result.total])
+                and close(gradients, result.gradients)
+                and close(buffers, result.buffers)
             )
-            if not close:
+            if not alike:
                 raise NotStackable("as one, the models do not give what they give by themselves")
             if type(self.members[model].parts.optimizer) is not torch.optim.SGD:
-                self._check_noise([gradient[model] for gradient in gradients], result.gradients)
-        for tensor, old in zip(self._rest, before, strict=True):
-            tensor.copy_(old)
+                check_noise(self._names, gradients, result.gradients)
+        changed = [i for i, old in enumerate(before) if not torch.equal(self._rest[i], old)]
+        put_back(self._rest, before)
+        return changed
 
-    def _check_noise(self, gradients: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-        """Raise NotStackable if a gradient is nothing but rounding errors (that of a bias before batch norm):
-        an optimizer that divides by its size would make them as large as any other."""
-        for name, gradient, wanted in zip(self._names, gradients, expected, strict=True):
-            if float((gradient - wanted).abs().max()) > NOISE * float(wanted.abs().max()):
-                raise NotStackable(f"the gradient of {name} is rounding errors, which its optimizer enlarges")
-
-    def _hand_out(self, mine: Sequence[Sequence[nn.Parameter]]) -> None:
+    def _hand_out(self) -> None:
         """From now on the models' own parameters and buffers are views of the stacked ones."""
-        for index, stacked in enumerate(self._stacked):
-            values = stacked.detach()
-            for model, parameters in enumerate(mine):
-                parameters[index].data = values[model]
-                parameters[index].grad = None
-        rest = [*self._fixed, *self._buffers]
-        for name, stacked in zip(rest, self._rest, strict=True):
-            for model, member in enumerate(self.members):
-                _place(member.parts.model, name, stacked[model])
+        for own, tensors in ((self._mine, self._stacked), (self._others, self._rest)):
+            for model, mine in enumerate(own):
+                for tensor, stacked in zip(mine, tensors, strict=True):
+                    tensor.data, tensor.grad = stacked.detach()[model], None
 
-    def step(self, batches: Batches) -> None:
-        """One step of all members."""
-        if self._one_batch and any(batch is not batches[0] for batch in batches):
-            raise RuntimeError("these models do not see the same samples any more")
-        totals = self._losses(batches).sum(1)
-        gradients = self._gradients(totals)
-        if self._update is not None:
-            row = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            self._update.step(self._values, row)
+    def step(self, batches: Batches, *, careful: bool = False) -> None:
+        """One step of all members.
+
+        Raises Failed for those whose schedulers or own optimizers have raised, Full where these have found no
+        memory; and anything else when nobody has made the step: all are then as before it.
+        """
+        before = [tensor.clone() for tensor in self._changing]
+        try:
+            totals = self._compute(batches)
+            if self._update is not None:
+                self._update.step(self._values, self._gradient)
+        except BaseException:
+            put_back(self._changing, before)
+            raise
+        failures = Failures()
+        for model, (member, total) in enumerate(zip(self.members, totals.unbind(), strict=True)):
+            if not failures.full:
+                try:
+                    self._finish(model, member, careful)
+                    member.has_lost(total)
+                    continue
+                except Exception as error:
+                    failures.add(member, error)
+            if not member.torn:
+                put_back([tensor[model] for tensor in self._changing], [old[model] for old in before])
+        failures.check()
+
+    def _finish(self, model: int, member: Member, careful: bool) -> None:
+        """The rest of a member's step: with its own optimizer, if these cannot be stepped as one."""
+        if self._update is None:
+            for parameter, gradient in zip(self._mine[model], self._gradients, strict=True):
+                parameter.grad = gradient[model]
+            member.call_quickly(member.update, careful)
+        elif member.parts.scheduler is not None:
+            member.call_quickly(member.stepped)
         else:
-            for index, gradient in enumerate(gradients):
-                for model, parameters in enumerate(self._mine):
-                    parameters[index].grad = gradient[model]
-            for member in self.members:
-                member.parts.optimizer.step()
-        values = totals.detach()
-        for model, member in enumerate(self.members):
-            member.has_lost(values[model])
             member.stepped()
 
     def write_back(self) -> None:
@@ -227,84 +271,49 @@ class Stack:
             self._update.write_back()
 
     def apart(self) -> None:
-        """Give each model what is its own, in memory of its own: the stack is over."""
-        if self._update is not None:
-            self._update.apart()
-        for parameters in self._mine:
-            for parameter in parameters:
-                parameter.data = parameter.data.clone()
-        for name, stacked in zip((*self._fixed, *self._buffers), self._rest, strict=True):
-            for model, member in enumerate(self.members):
-                _place(member.parts.model, name, stacked[model].clone())
+        """Give each model what is its own, in memory of its own: the stack is over.
+
+        Where there is no memory for that, it goes by way of the host; failing that, all stays where it is.
+        """
+        self.write_back()
+        for way in (torch.Tensor.clone, _on_host):
+            try:
+                self._move(way)
+                break
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                let_go(error)
+
+    def _move(self, way: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        tensors = [tensor for own in (*self._mine, *self._others) for tensor in own]
+        homes = [] if self._update is None else list(self._update.homes())
+        apart = [way(tensor.detach()) for tensor in tensors]
+        kept = [way(state[name]) for state, name in homes]
+        device = self._values.device
+        self._update, self._stacked, self._rest, self._gradients, self._changing = None, [], [], [], []
+        self._values = self._gradient = torch.empty(0, device=device)
+        for tensor in tensors:
+            tensor.grad = None
+        for tensor, value in zip(tensors, apart, strict=True):
+            tensor.data = value
+        for (state, name), value in zip(homes, kept, strict=True):
+            state[name] = value
+        del apart, kept
+        for tensor in tensors:
+            tensor.data = tensor.data.to(device)
+        for state, name in homes:
+            state[name] = state[name].to(device)
 
 
-class _Result:
-    """What one model gives for a batch by itself."""
-
-    def __init__(
-        self, total: torch.Tensor, gradients: list[torch.Tensor], buffers: list[torch.Tensor]
-    ) -> None:
-        self.total, self.gradients, self.buffers = total, gradients, buffers
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", copy=True)
 
 
-def _by_itself(member: Member, batch: Any) -> _Result:
-    """Compute it; the model is then as it was, and has no gradients."""
-    model = member.parts.model
-    buffers = dict(model.named_buffers())
-    before = {name: tensor.clone() for name, tensor in buffers.items()}
-    names = [name for name, p in model.named_parameters() if p.requires_grad]
-    own = dict(model.named_parameters())
-    plain = plain_attributes(model)
-    total = member.losses(batch)
-    found = torch.autograd.grad(total / member.batch, [own[name] for name in names], allow_unused=True)
-    gradients = [
-        torch.zeros_like(own[name]) if grad is None else grad for name, grad in zip(names, found, strict=True)
-    ]
-    if plain_attributes(model) != plain:
-        raise NotStackable("the model changes attributes of its own in a step")
-    after = [tensor.clone() for tensor in buffers.values()]
-    for name, tensor in buffers.items():
-        tensor.copy_(before[name])
-    return _Result(total.detach(), gradients, after)
-
-
-def _close(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
-    """Whether tensors are alike, by the largest number in any of them."""
-    largest = 0.0
-    pairs = []
-    for one, other in zip(got, wanted, strict=True):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        if not other.is_floating_point():
-            if not torch.equal(one, other):
-                return False
-            continue
-        finite = torch.isfinite(other)
-        if not torch.equal(finite, torch.isfinite(one)):
-            return False
-        pairs.append((one.detach()[finite], other[finite]))
-        if finite.any():
-            largest = max(largest, float(pairs[-1][1].abs().max()))
-    return all(bool(((a - b).abs() <= CLOSE * largest).all()) for a, b in pairs)
-
-
-def _place(model: nn.Module, name: str, value: torch.Tensor) -> None:
-    """Put a tensor in the place of a buffer, or of the data of a parameter that is not trained."""
-    home, _, last = name.rpartition(".")
-    module = model.get_submodule(home)
-    if last in module._buffers:
-        module._buffers[last] = value
-    else:
-        module._parameters[last].data = value  # type: ignore[union-attr]
-
-
-def _tensors_of(batch: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)]
-
-
-def _shapes(batch: Any) -> Any:
+def _form(batch: Any) -> tuple[Any, ...]:
+    """What a traced forward pass depends on in a batch. Raises NotStackable if that is more than tensors."""
     leaves, spec = tree_flatten(batch)
-    return str(spec), tuple(
-        (tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else repr(leaf)
-        for leaf in leaves
-    )
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves if leaf is not None):
+        raise NotStackable("there is more in a batch than tensors")
+    tensors = tensors_in(batch)
+    return str(spec), tuple((tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in tensors)

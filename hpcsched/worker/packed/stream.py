@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hpcsched.worker.packed.likeness import PLAIN
 from hpcsched.worker.sampler import Sampler
 from hpcsched.worker.shards import Seeded
 from hpcsched.worker.trainer import Parts, Place, read, to_device
+
+if TYPE_CHECKING:
+    from hpcsched.worker.packed.member import Member
 
 MOST_BYTES_COMPARED = 64 << 20
 """Datasets that are larger than this as a pickle are the same only if they are named so (`Parts.data`)."""
@@ -36,10 +41,12 @@ class Feed:
 
     def __init__(self, parts: Parts, sampler: Sampler, device: torch.device, *, batch: int | None) -> None:
         self.parts, self.sampler, self.device, self.size = parts, sampler, device, batch
-        self.oldest: Callable[[], int] = lambda: 0
-        """The place that the furthest behind of its members is at."""
+        self.place: Any = None
+        """Whence its readers read: two that are the same read the same."""
+        self.readers: Sequence[Member] = ()
         self._batches: dict[tuple[int, int], Any] = {}
         self._samples: dict[int, Any] = {}
+        self._tensors = parts.tensors
         self._seeded = Seeded(parts.dataset, parts.seed, parts.collate)
         self._ahead: Iterator[Any] | None = None
         self._next = -1
@@ -51,20 +58,30 @@ class Feed:
         if (found := self._batches.get(key)) is None:
             found = self._make(position, count)
             if len(self._batches) >= _MANY:
-                self._forget(self.oldest())
+                self._forget(min((member.session.samples for member in self.readers), default=0))
             self._batches[key] = found
         return found
 
+    def drop(self, batch: Any) -> None:
+        """Somebody has written into this batch: whoever asks for it again gets another one."""
+        self._batches = {key: kept for key, kept in self._batches.items() if kept is not batch}
+        self._samples.clear()  # parts of it may lie in there
+
+    def close(self) -> None:
+        """Nobody reads any more: the processes that read ahead end now, not when somebody tidies up."""
+        self._ahead = None
+
     def _make(self, position: int, count: int) -> Any:
-        parts = self.parts
-        if parts.tensors is not None:
+        if self._tensors is not None:
             chosen = torch.from_numpy(self.sampler.batch(position, count))
-            return tuple(to_device(t[chosen.to(t.device)], self.device) for t in parts.tensors)
+            return tuple(to_device(t[chosen.to(t.device)], self.device) for t in self._tensors)
         if self.size == count:
-            if self._ahead is None or self._next != position:
-                self._ahead, self._next = self._read(position, count), position
-            self._next += count
-            return next(self._ahead)
+            ahead, self._ahead = self._ahead, None  # whoever reads ahead and raises is done with
+            if ahead is None or self._next != position:
+                ahead = self._read(position, count)
+            batch = next(ahead)
+            self._ahead, self._next = ahead, position + count
+            return batch
         return to_device(self._seeded.collate(self._one_by_one(position, count)), self.device)
 
     def _places(self, position: int, count: int) -> Iterator[list[Place]]:
@@ -105,9 +122,7 @@ def same_data(one: Parts, other: Parts) -> bool:
     """
     if one is other:
         return True
-    if (one.seed, one.size, one.collate is None) != (other.seed, other.size, other.collate is None):
-        return False
-    if one.collate is not other.collate and _code(one.collate) != _code(other.collate):
+    if (one.seed, one.size) != (other.seed, other.size) or not _same(one.collate, other.collate):
         return False
     if one.data is not None or other.data is not None:
         return one.data == other.data
@@ -128,8 +143,61 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one is other or (alike and torch.equal(one, other))
 
 
-def _code(function: Any) -> Any:
-    return getattr(function, "__code__", function)
+def _same(one: Any, other: Any) -> bool:
+    """Whether two functions do the same for certain: of the same code, with the same plain values."""
+    if one is other:
+        return True
+    if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)):
+        return False
+    if one.__code__ != other.__code__ or one.__globals__ is not other.__globals__:
+        return False
+    pairs = zip(_values(one), _values(other), strict=True)
+    return all(a is b or (type(a) is type(b) and type(a) in PLAIN and a == b) for a, b in pairs)
+
+
+def _values(function: FunctionType) -> list[Any]:
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [*cells, *(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
+
+
+# -- batches -------------------------------------------------------------------------------------------
+
+
+def tensors_in(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch, wherever `to_device` looks for them."""
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    if isinstance(batch, Mapping):
+        return [tensor for value in batch.values() for tensor in tensors_in(value)]
+    if isinstance(batch, (list, tuple)):
+        return [tensor for value in batch for tensor in tensors_in(value)]
+    return []
+
+
+def writes_in(batch: Any) -> int:
+    """How often somebody has written into a batch: a number that grows."""
+    return sum(tensor._version for tensor in tensors_in(batch))
+
+
+def mapped(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The same batch with something else for each of its tensors, asked for in the order of `tensors_in`."""
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return {key: mapped(value, function) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(mapped(value, function) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(mapped(value, function) for value in batch)
+    return batch
+
+
+def private(batch: Any) -> Any:
+    """A copy of a batch for one that writes into it."""
+    return mapped(batch, torch.Tensor.clone)
+
+
+# -- comparing -----------------------------------------------------------------------------------------
 
 
 class _TooLarge(Exception):
@@ -146,7 +214,19 @@ class _Bounded(bytearray):
         return len(data)
 
 
+class _Pickler(pickle.Pickler):
+    """Writes tensors by what they hold; torch writes where they lie in memory, too."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        if content.nbytes > MOST_BYTES_COMPARED:
+            raise _TooLarge
+        return torch.empty, (tuple(value.shape), str(value.dtype), str(value.device), content.tobytes())
+
+
 def _pickled(dataset: Any) -> bytes:
     into = _Bounded()
-    pickle.Pickler(into, protocol=pickle.HIGHEST_PROTOCOL).dump(dataset)  # type: ignore[arg-type]
+    _Pickler(into, protocol=pickle.HIGHEST_PROTOCOL).dump(dataset)  # type: ignore[arg-type]
     return bytes(into)

@@ -8,31 +8,25 @@ exactly one of torch's; of any others each is called by itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-Slices = Sequence[Sequence[torch.nn.Parameter]]
+Slices = Sequence[Sequence[torch.Tensor]]
 """By model, its parameters in the order of the stack."""
 
 
 class Row:
-    """One row of memory for all parameters of a stack: [parameter][model][element].
-
-    `owner` is the number of the model that each element belongs to.
-    """
+    """One row of memory for all parameters of a stack: [parameter][model][element]."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], models: int) -> None:
-        first = parameters[0]
         self.shapes = [tuple(p.shape) for p in parameters]
         self.models = models
         self.sizes = [p.numel() * models for p in parameters]
         self.total = sum(self.sizes)
-        self.like = first
-        pieces = [torch.arange(models, device=first.device).repeat_interleave(p.numel()) for p in parameters]
-        self.owner = torch.cat(pieces)
+        self.like = parameters[0]
 
     def new(self) -> torch.Tensor:
         """Room for one number for each element."""
@@ -47,8 +41,11 @@ class Row:
         """A number of each model's for all of its elements; one number if it is the same for all."""
         if len(set(values)) == 1:
             return values[0]
-        each = torch.tensor(values, dtype=self.like.dtype, device=self.like.device)
-        return each[self.owner]
+        each = torch.tensor(values, dtype=self.like.dtype, device=self.like.device).unsqueeze(1)
+        row = torch.empty(self.total, dtype=self.like.dtype, device=self.like.device)
+        for piece, size in zip(row.split(self.sizes), self.sizes, strict=True):
+            piece.view(self.models, size // self.models).copy_(each)
+        return row
 
 
 class Update(ABC):
@@ -66,26 +63,36 @@ class Update(ABC):
     def __init__(self, row: Row, optimizers: Sequence[Optimizer], slices: Slices) -> None:
         self.row, self.groups = row, [optimizer.param_groups[0] for optimizer in optimizers]
         self._states = [
-            [optimizer.state[p] for p in parameters]
+            [optimizer.state.get(p, {}) for p in parameters]
             for optimizer, parameters in zip(optimizers, slices, strict=True)
         ]
         self._spread: dict[str, tuple[tuple[float, ...], torch.Tensor | float]] = {}
-        self.steps = [int(states[0].get("step", 0)) for states in self._states]
-        self.kept: dict[str, torch.Tensor] = {}
-        for name in self.KEPT:
-            if all(states[0].get(name) is not None for states in self._states):
-                self.kept[name] = self._take_over(name)
+        steps = [{int(state.get("step", 0)) for state in states} for states in self._states]
+        if any(len(made) != 1 for made in steps):
+            raise NotTogether("optimizers that have not made as many steps with all parameters")
+        self.steps = [made.pop() for made in steps]
+        each = [state for states in self._states for state in states]
+        if not self._keeps_nothing:
+            for name in self.KEPT:
+                if any(not isinstance(state.get(name), torch.Tensor) for state in each):
+                    raise NotTogether(f"optimizers without {name}")
+        self.kept = {} if self._keeps_nothing else {name: row.new() for name in self.KEPT}
+        for name, kept in self.kept.items():
+            self._take_over(name, kept)
 
-    def _take_over(self, name: str) -> torch.Tensor:
+    @property
+    def _keeps_nothing(self) -> bool:
+        """Whether this kind of optimizer keeps nothing with these options."""
+        return False
+
+    def _take_over(self, name: str, row: torch.Tensor) -> None:
         """Move what the optimizers keep into one row; what they have from then on are views of it."""
-        row = self.row.new()
         for index, stacked in enumerate(self.row.stacked(row)):
             for model, states in enumerate(self._states):
                 stacked[model].copy_(states[index][name])
                 states[index][name] = stacked[model]
-        return row
 
-    def number(self, name: str, values: Iterator[float]) -> torch.Tensor | float:
+    def number(self, name: str, values: Iterable[float]) -> torch.Tensor | float:
         """A hyperparameter of all models, spread over their elements anew when it has changed."""
         now = tuple(values)
         known = self._spread.get(name)
@@ -95,16 +102,19 @@ class Update(ABC):
 
     def option(self, name: str) -> torch.Tensor | float:
         """The same for an option of the optimizers as it is now: schedulers change them."""
-        return self.number(name, (float(group[name]) for group in self.groups))
+        return self.number(name, [float(group[name]) for group in self.groups])
 
     @torch.no_grad()
     def step(self, parameters: torch.Tensor, gradients: torch.Tensor) -> None:
-        """Make a step; both are rows, and `gradients` may be overwritten."""
+        """Make a step; both are rows, and `gradients` is overwritten.
+
+        All that takes memory comes before anything of the models changes: if it raises, nothing has.
+        """
+        self._step(parameters, gradients, [step + 1 for step in self.steps])
         self.steps = [step + 1 for step in self.steps]
-        self._step(parameters, gradients)
 
     @abstractmethod
-    def _step(self, p: torch.Tensor, g: torch.Tensor) -> None: ...
+    def _step(self, p: torch.Tensor, g: torch.Tensor, steps: Sequence[int]) -> None: ...
 
     def write_back(self) -> None:
         """Tell the optimizers how many steps they have made."""
@@ -113,13 +123,9 @@ class Update(ABC):
                 if "step" in state:
                     state["step"].fill_(step)
 
-    def apart(self) -> None:
-        """Give each optimizer back what it keeps, in memory of its own."""
-        self.write_back()
-        for states in self._states:
-            for state in states:
-                for name in self.kept:
-                    state[name] = state[name].clone()
+    def homes(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """Where the optimizers have what lies in the stack's rows."""
+        return ((state, name) for states in self._states for state in states for name in self.kept)
 
 
 class NotTogether(Exception):
@@ -144,7 +150,7 @@ def update_for(row: Row, optimizers: Sequence[Optimizer], slices: Slices) -> Upd
             raise NotTogether(f"optimizers whose {options[0]} is a tensor")
     first = optimizers[0].param_groups[0]
     for name in kind.SAME:
-        if any(optimizer.param_groups[0][name] != first[name] for optimizer in optimizers):
+        if any(optimizer.param_groups[0].get(name) != first.get(name) for optimizer in optimizers):
             raise NotTogether(f"optimizers that differ in {name}")
     if any(p.is_sparse or p.is_complex() for parameters in slices for p in parameters):
         raise NotTogether("sparse or complex parameters")
@@ -157,27 +163,29 @@ class StackedSGD(Update):
     KIND, KEPT = SGD, ("momentum_buffer",)
     SAME = ("nesterov", "maximize")
 
-    def __init__(self, row: Row, optimizers: Sequence[Optimizer], slices: Slices) -> None:
-        momentum = [bool(optimizer.param_groups[0]["momentum"]) for optimizer in optimizers]
+    @property
+    def _keeps_nothing(self) -> bool:
+        momentum = [bool(group["momentum"]) for group in self.groups]
         if any(momentum) != all(momentum):
             raise NotTogether("optimizers with momentum and without")
-        super().__init__(row, optimizers, slices)
-        self._momentum = momentum[0]
+        return not any(momentum)
 
-    def _step(self, p: torch.Tensor, g: torch.Tensor) -> None:
-        first = self.groups[0]
+    def _step(self, p: torch.Tensor, g: torch.Tensor, steps: Sequence[int]) -> None:
+        groups, first = self.groups, self.groups[0]
+        decay, momentum = self.option("weight_decay"), self.option("momentum")
+        keep = self.number("keep", [1 - float(group["dampening"]) for group in groups])
+        rate = self.number("rate", [-float(group["lr"]) for group in groups])
         if first["maximize"]:
             g.neg_()
-        _add_times(g, p, self.option("weight_decay"))
-        if self._momentum:
-            buffer, momentum = self.kept["momentum_buffer"], self.option("momentum")
-            keep = self.number("keep", (1 - float(group["dampening"]) for group in self.groups))
+        _add_times(g, p, decay)
+        if self.kept:
+            buffer = self.kept["momentum_buffer"]
             _add_times(buffer.mul_(momentum), g, keep)
             if first["nesterov"]:
                 _add_times(g, buffer, momentum)
             else:
                 g = buffer
-        _add_times(p, g, self.number("rate", (-float(group["lr"]) for group in self.groups)))
+        _add_times(p, g, rate)
 
 
 class StackedAdam(Update):
@@ -185,33 +193,53 @@ class StackedAdam(Update):
 
     KIND: type[Optimizer] = Adam
     KEPT = ("exp_avg", "exp_avg_sq")
-    SAME = ("betas", "eps", "maximize")
-    DECOUPLED = False
+    SAME = ("eps", "maximize", "decoupled_weight_decay")
 
-    def _step(self, p: torch.Tensor, g: torch.Tensor) -> None:
-        first = self.groups[0]
-        beta1, beta2 = first["betas"]
+    @property
+    def _decoupled(self) -> bool:
+        return bool(self.groups[0].get("decoupled_weight_decay"))
+
+    def _step(self, p: torch.Tensor, g: torch.Tensor, steps: Sequence[int]) -> None:
+        groups, first = self.groups, self.groups[0]
+        rates = [float(group["lr"]) for group in groups]
+        decays = [float(group["weight_decay"]) for group in groups]
+        betas = [group["betas"] for group in groups]  # a schedule may change them
+        keep1 = self.number("keep1", [1 - beta1 for beta1, _ in betas])
+        beta2 = self.number("beta2", [beta2 for _, beta2 in betas])
+        keep2 = self.number("keep2", [1 - beta2 for _, beta2 in betas])
+        shrink = self.number("shrink", [1 - rate * decay for rate, decay in zip(rates, decays, strict=True)])
+        decay = self.number("decay", decays)
+        known1 = [1 - beta1**step for (beta1, _), step in zip(betas, steps, strict=True)]
+        known2 = [(1 - beta2**step) ** 0.5 for (_, beta2), step in zip(betas, steps, strict=True)]
+        root = self.number("root", known2)
+        if (
+            len(set(known1)) == 1
+        ):  # all equally old: what each has to itself changes no more often than it says
+            rate, scale = self.number("rate", rates), -1 / known1[0]
+        else:
+            sizes = [rate / known for rate, known in zip(rates, known1, strict=True)]
+            rate, scale = self.number("rate", sizes), -1.0
         if first["maximize"]:
             g.neg_()
-        if self.DECOUPLED or first.get("decoupled_weight_decay"):
-            p.mul_(self.number("shrink", (1 - group["lr"] * group["weight_decay"] for group in self.groups)))
+        if self._decoupled:
+            p.mul_(shrink)
         else:
-            _add_times(g, p, self.option("weight_decay"))
+            _add_times(g, p, decay)
         mean, square = self.kept["exp_avg"], self.kept["exp_avg_sq"]
-        mean.lerp_(g, 1 - beta1)
-        square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        sizes = (
-            -group["lr"] / (1 - beta1**step) for group, step in zip(self.groups, self.steps, strict=True)
-        )
-        roots = ((1 - beta2**step) ** 0.5 for step in self.steps)
-        below = square.sqrt().div_(self.number("root", roots)).add_(first["eps"])
-        _add_times(p, mean / below, self.number("rate", sizes))
+        mean.lerp_(g, keep1)
+        square.mul_(beta2)
+        _add_product(square, g, keep2)
+        torch.sqrt(square, out=g)
+        g.div_(root).add_(first["eps"])
+        torch.div(mean, g, out=g)
+        _add_times(p, g, rate, scale)
 
 
 class StackedAdamW(StackedAdam):
     """torch.optim.AdamW: weight decay by itself."""
 
-    KIND, DECOUPLED = AdamW, True
+    KIND = AdamW
+    _decoupled = True
 
 
 class StackedAdagrad(Update):
@@ -220,25 +248,40 @@ class StackedAdagrad(Update):
     KIND, KEPT = Adagrad, ("sum",)
     SAME = ("eps", "maximize")
 
-    def _step(self, p: torch.Tensor, g: torch.Tensor) -> None:
-        first = self.groups[0]
+    def __init__(self, row: Row, optimizers: Sequence[Optimizer], slices: Slices) -> None:
+        super().__init__(row, optimizers, slices)
+        self._room = row.new()
+
+    def _step(self, p: torch.Tensor, g: torch.Tensor, steps: Sequence[int]) -> None:
+        groups, first = self.groups, self.groups[0]
+        decay = self.option("weight_decay")
+        rates = [
+            -group["lr"] / (1 + (step - 1) * group["lr_decay"])
+            for group, step in zip(groups, steps, strict=True)
+        ]
+        rate = self.number("rate", rates)
         if first["maximize"]:
             g.neg_()
-        _add_times(g, p, self.option("weight_decay"))
+        _add_times(g, p, decay)
         total = self.kept["sum"].addcmul_(g, g)
-        rates = (
-            -group["lr"] / (1 + (step - 1) * group["lr_decay"])
-            for group, step in zip(self.groups, self.steps, strict=True)
-        )
-        _add_times(p, g / total.sqrt().add_(first["eps"]), self.number("rate", rates))
+        torch.sqrt(total, out=self._room)
+        _add_times(p, g.div_(self._room.add_(first["eps"])), rate)
 
 
-def _add_times(to: torch.Tensor, tensor: torch.Tensor, by: torch.Tensor | float) -> None:
+def _add_times(to: torch.Tensor, tensor: torch.Tensor, by: torch.Tensor | float, scale: float = 1.0) -> None:
     """Add a multiple of a tensor, in place."""
     if isinstance(by, torch.Tensor):
-        to.addcmul_(tensor, by)
+        to.addcmul_(tensor, by, value=scale)
     elif by:
-        to.add_(tensor, alpha=by)
+        to.add_(tensor, alpha=by * scale)
+
+
+def _add_product(to: torch.Tensor, tensor: torch.Tensor, by: torch.Tensor | float) -> None:
+    """Add a multiple of a tensor's square, in place; the tensor is overwritten where that saves memory."""
+    if isinstance(by, torch.Tensor):
+        to.add_(tensor.mul_(tensor).mul_(by))
+    else:
+        to.addcmul_(tensor, tensor, value=by)
 
 
 _KINDS: dict[type[Any], type[Update]] = {

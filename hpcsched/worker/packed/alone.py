@@ -1,0 +1,127 @@
+"""What the models of a stack give by themselves, which is what it has to give; and what no stack can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hpcsched.worker.packed.failures import Refused
+from hpcsched.worker.packed.likeness import Memory
+from hpcsched.worker.packed.member import Member
+from hpcsched.worker.packed.undo import Buffers, homes_of
+
+CLOSE = 1e-5
+"""How far a stack's losses, gradients and statistics may be from those of its models one by one, by the
+largest of them: the order of a sum makes 1e-7 to 1e-6."""
+
+NOISE = 1e-3
+"""A gradient that differs by this much of its own size is rounding errors."""
+
+
+class NotStackable(Refused):
+    """These models cannot be computed as one, and why."""
+
+
+def can_be_stacked(members: Sequence[Member]) -> None:
+    """Raise NotStackable for what can be seen at once."""
+    first = members[0].parts.model
+    if any(member.architecture != members[0].architecture for member in members):
+        raise NotStackable("the models are not of one architecture")
+    if any(member.draws is None or member.draws for member in members):
+        raise NotStackable("the models draw random numbers, each its own")
+    if any(member.writes for member in members):
+        raise NotStackable("the models write into their batches")
+    if not all(member.started for member in members):
+        raise NotStackable("an optimizer has not made its first step yet")
+    if len(list(first.named_buffers(remove_duplicate=False))) > len(list(first.buffers())):
+        raise NotStackable("a buffer is in several places of it")
+    for member in members:
+        _trains_alone(member)
+
+
+def _trains_alone(member: Member) -> None:
+    model, groups = member.parts.model, member.parts.optimizer.param_groups
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise NotStackable("nothing in it is trained")
+    if len({(p.dtype, p.device) for p in trained}) > 1:
+        raise NotStackable("its parameters are of several types")
+    if {id(p) for group in groups for p in group["params"]} - {id(p) for p in trained}:
+        raise NotStackable("the optimizer trains what is not the model's")
+    if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in trained):
+        raise NotStackable("its parameters have hooks")
+    if any(module._backward_hooks or module._backward_pre_hooks for module in model.modules()):
+        raise NotStackable("its modules have hooks on the backward pass")
+
+
+class Alone:
+    """What one model gives for a batch by itself; it is then as it was. Raises NotStackable."""
+
+    def __init__(self, member: Member, batch: Any, names: Sequence[str]) -> None:
+        model, buffers = member.parts.model, Buffers(homes_of(member.parts.model))
+        own, there = dict(model.named_parameters()), dict(model.named_buffers())
+        copies = [p.detach().clone() for p in own.values()]
+        memory = Memory(model, member.parts.loss)
+        try:
+            total = member.losses(batch)
+            found = torch.autograd.grad(
+                total / member.batch, [own[name] for name in names], allow_unused=True
+            )
+            changed = memory.changed()
+            replaced = any(there.get(name) is not buffer for name, buffer in model.named_buffers())
+            self.buffers = [tensor.clone() for tensor in there.values()]
+        finally:
+            memory.put_back()
+            buffers.put_back()
+            put_back([p.detach() for p in own.values()], copies)
+        if changed:
+            raise NotStackable("the model or its loss changes attributes of its own in a step")
+        if replaced:
+            raise NotStackable("the model replaces its buffers in a step")
+        for name, gradient in zip(names, found, strict=True):
+            if gradient is None:
+                raise NotStackable(f"{name} gets no gradient")
+        self.total, self.gradients = total.detach(), [g for g in found if g is not None]
+
+
+def close(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors are alike, by the largest number in any of them."""
+    largest = 0.0
+    pairs = []
+    for one, other in zip(got, wanted, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        if not other.is_floating_point():
+            if not torch.equal(one, other):
+                return False
+            continue
+        finite = torch.isfinite(other)
+        if not torch.equal(finite, torch.isfinite(one)):
+            return False
+        pairs.append((one.detach()[finite], other[finite]))
+        if finite.any():
+            largest = max(largest, float(pairs[-1][1].abs().max()))
+    return all(bool(((a - b).abs() <= CLOSE * largest).all()) for a, b in pairs)
+
+
+def check_noise(
+    names: Sequence[str], gradients: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+) -> None:
+    """Raise NotStackable if a gradient is nothing but rounding errors (that of a bias before batch norm): an
+    optimizer that divides by its size would make them as large as any other."""
+    for name, gradient, wanted in zip(names, gradients, expected, strict=True):
+        if float((gradient - wanted).abs().max()) > NOISE * float(wanted.abs().max()):
+            raise NotStackable(f"the gradient of {name} is rounding errors, which its optimizer enlarges")
+
+
+def put_back(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Have tensors be what they were."""
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
+
+
+def line_of(error: Exception) -> str:
+    """What an error says, in a line."""
+    return (str(error) or type(error).__name__).splitlines()[0][:200]
