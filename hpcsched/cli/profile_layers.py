@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from hpcsched.core.model import JobSpec
     from hpcsched.planning.burst.graph import LayerProfile
 
-_BUILT_IN = ("vgg16", "wrn101-2", "inception-v3", "resnet50", "transformer")
+_BUILT_IN = (
+    *("vgg16", "wrn101-2", "inception-v3", "resnet50", "transformer"),
+    *("mobilenet-v2", "densenet121"),
+)
 _NETWORK = "hpcsched.examples.models:Network"
 
 
@@ -65,8 +68,8 @@ def layers(
 ) -> None:
     """Time each layer of a model on one device, forward and backward, for several batches.
 
-    TARGET is a Trainer, as package.module:Name, or one of vgg16, wrn101-2, inception-v3, resnet50 and
-    transformer. The layer profile is kept in the database.
+    TARGET is a Trainer, as package.module:Name, or one of vgg16, wrn101-2, inception-v3, resnet50,
+    transformer, mobilenet-v2 and densenet121. The layer profile is kept in the database.
     """
     from hpcsched.store.database import Database, default_path
 

@@ -35,7 +35,7 @@ _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
 )
 _ARENA_FD = "HPCSCHED_ARENA_FD"
-_OURS_TO_SAY = (*RANK_0_FDS, _ARENA_FD, "HPCSCHED_JOINING", "HPCSCHED_LANE")
+_OURS_TO_SAY = (*RANK_0_FDS, _ARENA_FD, "HPCSCHED_JOINING", "HPCSCHED_LANE", "HPCSCHED_PACK")
 """Said to some ranks and not to others: what the agent itself was told must not reach any."""
 
 

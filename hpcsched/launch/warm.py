@@ -151,7 +151,8 @@ class WarmProcesses:
             "cwd": str(start.cwd),
             "cores": sorted(start.cores) if start.cores else None,
             "inherited": list(start.inherited),
-            "hurry": start.argv[2] == TRAINING,
+            # One that has computed something has threads, and could not pass torch on to its pack's process.
+            "hurry": start.argv[2] == TRAINING and "HPCSCHED_PACK" not in start.env,
         }
         permit, go = os.pipe2(os.O_CLOEXEC)
         line.settimeout(ANSWER_WITHIN_S)

@@ -46,6 +46,7 @@ PRELOADED = (
     "hpcsched.worker.session",
     "hpcsched.worker.strategies.ddp",
     "hpcsched.worker.strategies.burst",
+    "hpcsched.worker.packed.host",
 )
 
 ANSWER_WITHIN_S = 0.8

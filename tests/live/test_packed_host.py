@@ -348,23 +348,23 @@ def test_a_member_whose_own_process_is_killed_does_nothing_more(packs: Packs) ->
 
 def test_when_their_process_is_killed_all_members_go_on_from_their_checkpoints(packs: Packs) -> None:
     env = {"HPCSCHED_CHECKPOINT_EVERY_S": "0.05"}
-    jobs = [packs.start(n, steps=2000, env=env, **THREE[n]) for n in (0, 1)]
+    go_on = packs.folder / "go on"
+    jobs = [packs.start(n, steps=400, env=env, hold_until=str(go_on), **THREE[n]) for n in (0, 1)]
     for n in (0, 1):
         until((packs.dir(n) / "STATE.json").exists)
     os.kill(packs.host(), signal.SIGKILL)
+    go_on.touch()
     for n in (0, 1):
         assert code_of(jobs[n]) == 0, packs.output(n) + packs.log
         assert "the process of its pack has died" in packs.output(n)
         assert "in a process of its own" not in packs.output(n)
-        assert models_same(packs.final(n), packs.alone(10 + n, steps=2000, **THREE[n]))
+        assert models_same(packs.final(n), packs.alone(10 + n, steps=400, **THREE[n]))
 
 
 def test_a_member_that_kills_their_process_again_and_again_is_left_to_itself(packs: Packs) -> None:
-    go_on = packs.folder / "go on"
-    culprit = packs.start(1, kill_at=5)
-    assert code_of(culprit) == -signal.SIGKILL, packs.output(1)
+    assert code_of(packs.start(1, kill_at=5)) == -signal.SIGKILL, packs.output(1)
+    assert packs.log.count("is here for a pack") == 2
     assert "in a process of its own: the process of its pack has died again and again" in packs.output(1)
-    go_on.touch()
 
 
 def test_who_came_last_makes_room_and_completes_when_there_is_some(packs: Packs) -> None:
@@ -387,12 +387,12 @@ def test_who_came_last_makes_room_and_completes_when_there_is_some(packs: Packs)
 def test_a_member_that_does_not_answer_is_ended_with_their_process_and_the_others_go_on(
     packs: Packs,
 ) -> None:
-    env = {"HPCSCHED_CHECKPOINT_EVERY_S": "0.05"}
+    env = {"HPCSCHED_CHECKPOINT_EVERY_S": "0.05", "TEST_ANSWERS_WITHIN_S": "1"}
     never = str(packs.folder / "never")
-    job = packs.start(1, steps=2000, env=env)
+    go_on = packs.folder / "go on"
+    job = packs.start(1, steps=400, env=env, hold_until=str(go_on))
     until((packs.dir(1) / "STATE.json").exists)
-    patience = {"TEST_ANSWERS_WITHIN_S": "1"}
-    hanging = packs.start(2, env=patience, hang_at=5, hang_until=never)
+    hanging = packs.start(2, env=env, hang_at=1, hang_until=never)
     until(lambda: "job 2 (attempt 1) trains here" in packs.log)
     host = packs.host()
     assert hanging.pid is not None
@@ -402,15 +402,15 @@ def test_a_member_that_does_not_answer_is_ended_with_their_process_and_the_other
     os.kill(hanging.pid, signal.SIGTERM)
     assert code_of(hanging) == 75, packs.output(2)
     assert "does not answer, and was ended" in packs.output(2)
+    go_on.touch()
     assert code_of(job) == 0, packs.output(1)
     assert packs.hosts() != [host]
-    assert models_same(packs.final(1), packs.alone(3, steps=2000))
+    assert models_same(packs.final(1), packs.alone(3, steps=400))
 
 
 def test_a_process_that_is_stuck_with_nobody_waiting_for_it_ends(packs: Packs) -> None:
-    job = packs.start(1, env={"TEST_STUCK_S": "1"}, hang_at=5, hang_until=str(packs.folder / "never"))
-    packs.ready(1)
-    packs.host()
+    job = packs.start(1, env={"TEST_STUCK_S": "1"}, hang_at=1, hang_until=str(packs.folder / "never"))
+    until(lambda: "job 1 (attempt 1) trains here" in packs.log)
     job.kill()
     until(lambda: not packs.hosts())
     assert "in loss" in packs.log  # where it was stuck

@@ -32,6 +32,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "wrn101-2": {"width": 0.0625, "image": 32},
     "inception-v3": {"width": 0.0625, "image": 75},
     "resnet50": {"width": 0.0625, "image": 32},
+    "mobilenet-v2": {"width": 0.125, "image": 32},
+    "densenet121": {"width": 0.125, "image": 32},
     "transformer": {"width": 0.0625, "blocks": 2, "length": 8, "vocabulary": 50, "causal": True},
 }
 
@@ -43,6 +45,8 @@ SMALL: dict[str, dict[str, Any]] = {
         ("wrn101-2", 126_886_696),
         ("inception-v3", 23_834_568),
         ("resnet50", 25_557_032),
+        ("mobilenet-v2", 3_504_872),
+        ("densenet121", 7_978_856),
     ],
 )
 def test_the_networks_have_as_many_parameters_as_published(name: str, parameters: int) -> None:
@@ -66,6 +70,8 @@ def test_the_transformers_blocks_have_twelve_hidden_sizes_squared_each() -> None
         ("inception-v3", 108, 108),  # 94 convolutions, 11 joins, 2 poolings of their own, 1 linear layer
         ("resnet50", 70, 70),  # 53 convolutions, 16 additions, 1 linear layer
         ("transformer", 14, 14),  # embedding, 2 blocks of 6, head
+        ("mobilenet-v2", 64, 64),  # 52 convolutions, 10 additions, dropout, 1 linear layer
+        ("densenet121", 179, 179),  # 120 convolutions, 58 joins, 1 linear layer
     ],
 )
 def test_layers_are_as_coarse_as_they_can_be_and_give_the_networks_own_numbers(

@@ -15,13 +15,26 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hpcsched.errors import ConfigError
+from hpcsched.examples.models.densenet import DenseNet121
 from hpcsched.examples.models.inception import InceptionV3
+from hpcsched.examples.models.mobilenet import MobileNetV2
 from hpcsched.examples.models.resnet import ResNet50, WideResNet101
 from hpcsched.examples.models.transformer import Transformer
 from hpcsched.examples.models.vgg import VGG16
 from hpcsched.worker.trainer import Parts, Trainer
 
-__all__ = ["MODELS", "InceptionV3", "Network", "ResNet50", "Transformer", "VGG16", "WideResNet101", "make"]
+__all__ = [
+    "MODELS",
+    "DenseNet121",
+    "InceptionV3",
+    "MobileNetV2",
+    "Network",
+    "ResNet50",
+    "Transformer",
+    "VGG16",
+    "WideResNet101",
+    "make",
+]
 
 
 class Example(Protocol):
@@ -36,6 +49,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "inception-v3": InceptionV3,
     "resnet50": ResNet50,
     "transformer": Transformer,
+    "mobilenet-v2": MobileNetV2,
+    "densenet121": DenseNet121,
 }
 """The networks by the names that commands know them by."""
 

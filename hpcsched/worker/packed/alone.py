@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hpcsched.worker.packed.failures import Refused
+from hpcsched.worker.packed.failures import Refused, out_of_memory
 from hpcsched.worker.packed.likeness import Memory
 from hpcsched.worker.packed.member import Member
 from hpcsched.worker.packed.undo import Buffers, homes_of
@@ -80,10 +80,30 @@ class Alone:
             raise NotStackable("the model or its loss changes attributes of its own in a step")
         if replaced:
             raise NotStackable("the model replaces its buffers in a step")
-        for name, gradient in zip(names, found, strict=True):
-            if gradient is None:
+        self.total = total.detach()
+        self._gradients = dict(zip(names, found, strict=True))
+
+    def gradients(self, names: Sequence[str]) -> list[torch.Tensor]:
+        """Those of these parameters. Raises NotStackable if one has none."""
+        for name in names:
+            if self._gradients[name] is None:
                 raise NotStackable(f"{name} gets no gradient")
-        self.total, self.gradients = total.detach(), [g for g in found if g is not None]
+        return [self._gradients[name] for name in names]
+
+
+def alone(member: Member, batch: Any, names: Sequence[str]) -> Alone:
+    """Compute it, as the member's code is run; raises NotStackable, or what says that there is no memory."""
+    try:
+        result, drawn = member.rehearse(Alone, member, batch, names)
+    except NotStackable:
+        raise
+    except Exception as error:  # whatever the member's code does; it will be heard when it makes a step
+        if out_of_memory(error):
+            raise
+        raise NotStackable(f"{member.name} fails: {line_of(error)}") from error
+    if drawn:
+        raise NotStackable("the models draw random numbers, each its own")
+    return result
 
 
 def close(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:

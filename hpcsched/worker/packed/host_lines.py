@@ -1,4 +1,10 @@
-"""All who speak to the process of a pack, and what ends that when nobody does any more."""
+"""All who speak to the process of a pack, and what ends that when nobody does any more.
+
+A job's own process says who the guest is, and later `{"stop": why}`, again and again; each is answered by
+`{"heard": true}`. It is told `{"accepted": true}` or `{"refused": why}`, `{"building": true}` and `{"begun":
+true}` when this job's training is made and when it trains, `{"busy": true}` while nobody is heard,
+and at the end `{"exit": code}`, or `{"left": why}` when this process goes first.
+"""
 
 from __future__ import annotations
 

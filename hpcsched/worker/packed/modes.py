@@ -18,7 +18,7 @@ from hpcsched.worker.packed.member import Member
 from hpcsched.worker.packed.stacking import Forward, Stack
 from hpcsched.worker.packed.stream import writes_in
 
-__all__ = ["Failed", "Loop", "Runner", "Stacks", "Trial", "Turns", "out_of_memory", "widths"]
+__all__ = ["Failed", "Loop", "Runner", "Stacks", "Trial", "Turns", "out_of_memory", "step_of", "widths"]
 
 TURN = 10
 """Steps of a turn."""
@@ -77,7 +77,7 @@ class Loop(Runner):
     def step(self, batches: Batches, *, careful: bool = False) -> None:
         failures = Failures()
         for member, batch in zip(self.members, batches, strict=True):
-            _step(member, batch, careful, failures)
+            step_of(member, batch, careful, failures)
             if failures.full:
                 break
         failures.check()
@@ -104,12 +104,12 @@ class Turns(Runner):
         failures = Failures()
         for index, member in enumerate(self.members):
             for batches, careful in asked:
-                if failures.full or not _step(member, batches[index], careful, failures):
+                if failures.full or not step_of(member, batches[index], careful, failures):
                     break
         failures.check()
 
 
-def _step(member: Member, batch: Any, careful: bool, failures: Failures) -> bool:
+def step_of(member: Member, batch: Any, careful: bool, failures: Failures) -> bool:
     """One step of one member; whether it has been made. Raises Spoiled if it has written into its batch."""
     before, made = writes_in(batch), True
     try:

@@ -241,26 +241,30 @@ class Pack:
             self._ragged = True
             if not isinstance(group.runner, (Stacks, Graph)):
                 raise
+            if isinstance(error, Refused) and self.mode != "auto":
+                raise _cannot(self.mode, str(error)) from error
             # As one, nobody has made the step, and nobody can tell who is to blame: each by itself now.
             full = out_of_memory(error)
             let_go(error)
-            if isinstance(error, Refused) and self.mode != "auto":
-                raise _cannot(self.mode, str(error)) from error
-            self._to_loop(group)
+            self._to_loop(group, str(error))
+            self._give_room()
             if not full or self.mode == "auto":
-                self._give_room()
                 return
-        self._to_loop(group)
+        self._to_loop(group, "out of memory")
         self._give_room()
         last = self.members[-1]
         if len(self.members) == 1:
             raise Failed([(last, MemoryError("out of memory, with nobody else in the pack"))])
         raise OutOfMemory(last)
 
-    def _to_loop(self, group: Group) -> None:
-        """One by one from now on."""
+    def _to_loop(self, group: Group, why: str) -> None:
+        """One by one from now on, or for as long as the mode to take is still looked for."""
+        if group.trial is None:
+            group.wanted = "loop"
+        elif group.mode != "loop":
+            group.trial.refused[group.mode] = why
         group.runner.apart()
-        group.runner, group.mode, group.wanted, group.trial = Loop(group.members), "loop", "loop", None
+        group.runner, group.mode = Loop(group.members), "loop"
 
     def _give_room(self) -> None:
         self._traced.clear()
@@ -342,9 +346,11 @@ class Pack:
         group.runner, group.mode = Loop(group.members), "loop"
         try:
             group.runner = self._runner(group, mode, batches)
+        except Refused:
+            raise
         except Exception as error:
-            if not out_of_memory(error):
-                raise
+            if not out_of_memory(error):  # nothing has been changed, and there are other ways
+                raise Refused(f"{type(error).__name__}: {error}") from error
             let_go(error)
             reason = f"out of memory: {error}"
         else:

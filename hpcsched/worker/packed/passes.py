@@ -246,7 +246,7 @@ def _affine_batch_norm(graph: Graph, node: Node) -> bool:
         or first.args[1:] != (0, 1)
         or last.args[1:] != (1, 2)
         or len(area) != 2
-        or not (weight < norm and bias < norm)
+        or not (weight < norm and bias < norm)  # type: ignore[operator]
         or not (_is(norm.args[1], aten.ones.default) and _is(norm.args[2], aten.zeros.default))  # type: ignore
         or shape_of(norm.args[0]) != [samples, models * channels, *area]  # type: ignore[union-attr]
     ):

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten
 from hpcsched.worker.packed.alone import (
     Alone,
     NotStackable,
+    alone,
     can_be_stacked,
     check_noise,
     close,
@@ -31,7 +32,7 @@ from hpcsched.worker.packed.alone import (
 from hpcsched.worker.packed.failures import Failures, let_go, out_of_memory
 from hpcsched.worker.packed.member import Member
 from hpcsched.worker.packed.passes import simplify
-from hpcsched.worker.packed.stream import mapped, tensors_in
+from hpcsched.worker.packed.stream import mapped, only_tensors, tensors_in
 from hpcsched.worker.packed.updates import NotTogether, Row, Update, update_for
 
 Batches = Sequence[Any]
@@ -82,7 +83,9 @@ class Stack:
         own = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
         self._mine = [[tensors[name] for name in self._names] for tensors in own]
         self._others = [[tensors[name] for name in (*self._fixed, *self._buffers)] for tensors in own]
-        expected = [self._by_itself(m, batch) for m, batch in zip(members, batches, strict=True)]
+        expected = [alone(m, batch, self._names) for m, batch in zip(members, batches, strict=True)]
+        for result in expected:
+            result.gradients(self._names)
 
         self._row = Row(self._mine[0], len(members))
         self._values, self._gradient = self._row.new(), self._row.new()
@@ -108,19 +111,6 @@ class Stack:
         except NotTogether:
             self._update = None
         self._hand_out()
-
-    def _by_itself(self, member: Member, batch: Any) -> Alone:
-        try:
-            result, drawn = member.rehearse(Alone, member, batch, self._names)
-        except NotStackable:
-            raise
-        except Exception as error:  # whatever the member's code does; it will be heard when it makes a step
-            if out_of_memory(error):
-                raise
-            raise NotStackable(f"{member.name} fails: {line_of(error)}") from error
-        if drawn:
-            raise NotStackable("the models draw random numbers, each its own")
-        return result
 
     def _stack_rest(self) -> list[torch.Tensor]:
         try:
@@ -150,7 +140,9 @@ class Stack:
             trace = make_fx(functionalize(over), tracing_mode="fake", _allow_non_fake_inputs=True)
             # Attention as products of matrices: as one kernel, it would be one for each model.
             with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-                warnings.simplefilter("ignore")  # what has no rule for several models is slow: the trial tells
+                warnings.simplefilter(
+                    "ignore"
+                )  # what has no rule for several models is slow: the trial tells
                 graph = trace(*values, *tensors)
         except Exception as error:  # whatever a model does that cannot be traced
             if out_of_memory(error):
@@ -209,13 +201,13 @@ class Stack:
             buffers = [buffer[model] for buffer in self._rest[len(self._fixed) :]]
             alike = (
                 close([totals[model]], [result.total])
-                and close(gradients, result.gradients)
+                and close(gradients, result.gradients(self._names))
                 and close(buffers, result.buffers)
             )
             if not alike:
                 raise NotStackable("as one, the models do not give what they give by themselves")
             if type(self.members[model].parts.optimizer) is not torch.optim.SGD:
-                check_noise(self._names, gradients, result.gradients)
+                check_noise(self._names, gradients, result.gradients(self._names))
         changed = [i for i, old in enumerate(before) if not torch.equal(self._rest[i], old)]
         put_back(self._rest, before)
         return changed
@@ -312,8 +304,7 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def _form(batch: Any) -> tuple[Any, ...]:
     """What a traced forward pass depends on in a batch. Raises NotStackable if that is more than tensors."""
-    leaves, spec = tree_flatten(batch)
-    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves if leaf is not None):
+    if not only_tensors(batch):
         raise NotStackable("there is more in a batch than tensors")
-    tensors = tensors_in(batch)
+    (_, spec), tensors = tree_flatten(batch), tensors_in(batch)
     return str(spec), tuple((tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in tensors)

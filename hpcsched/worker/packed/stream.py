@@ -174,6 +174,15 @@ def tensors_in(batch: Any) -> list[torch.Tensor]:
     return []
 
 
+def only_tensors(batch: Any) -> bool:
+    """Whether there is nothing else in a batch, so that two of the same shapes are of the same kind."""
+    if isinstance(batch, Mapping):
+        return all(only_tensors(value) for value in batch.values())
+    if isinstance(batch, (list, tuple)):
+        return all(only_tensors(value) for value in batch)
+    return batch is None or isinstance(batch, torch.Tensor)
+
+
 def writes_in(batch: Any) -> int:
     """How often somebody has written into a batch: a number that grows."""
     return sum(tensor._version for tensor in tensors_in(batch))

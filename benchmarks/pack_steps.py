@@ -1,0 +1,201 @@
+"""What packing small trainings saves on a CPU, one thread: a step of all members against so many trainings.
+
+    python benchmarks/pack_steps.py [--json] [--quick]
+
+Each training alone is the loop of `strategy = "ddp"`, with its own reading of the data. All ways of a set of
+trainings live in one process and take turns in random order, some steps each, so that whatever else the
+machine does meets all of them; the trainings alone are there twice, which shows how much of a difference is
+chance. Times are the process's CPU time. IMPV is the share of time saved (pack, Eq. 3).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from common import Report, main, median, ms
+
+SIZES, QUICK_SIZES = (1, 2, 4, 8), (2,)
+BATCHES, QUICK_BATCHES = (8, 32, 100), (8,)
+ROUNDS, QUICK_ROUNDS = 9, 1
+SLICE_S = 0.03
+"""A slice takes about so long; in whole turns."""
+MODES = ("loop", "stacked", "auto")
+GOALS = {2: 0.20, 8: 0.50}
+"""By trainings, what packing has to save of small ones at the middle batch."""
+WORST = 0.02
+
+
+def measure(options: argparse.Namespace) -> Report:
+    import torch
+
+    torch.set_num_threads(1)
+    report = Report()
+    Case("mlp", 2, 8).setup_s()  # the first stack of a process imports half of torch's compiler
+    sizes = QUICK_SIZES if options.quick else SIZES
+    batches = QUICK_BATCHES if options.quick else BATCHES
+    cases = [Case(net, n, batch) for net in ("mlp", "wide", "cnn") for batch in batches for n in sizes]
+    if not options.quick:
+        cases += [Case("broad", 2, 100), Case("broad", 4, 100)]
+    worst = 0.0
+    for case in cases:
+        found = case.run(QUICK_ROUNDS if options.quick else ROUNDS)
+        report.results |= {f"{case.name}_{key}": samples for key, samples in found.items()}
+        alone = median(found["separate_step_s"] + found["again_step_s"])
+        chance = median(found["again_step_s"]) / median(found["separate_step_s"]) - 1
+        saved = {
+            mode: 1 - median(found[f"{mode}_step_s"]) / alone for mode in MODES if f"{mode}_step_s" in found
+        }
+        report.results |= {f"{case.name}_{mode}_impv": [max(0.0, value)] for mode, value in saved.items()}
+        worst = max(worst, -saved["auto"])
+        goal = GOALS.get(case.size) if case.net in ("mlp", "cnn") and case.batch == 32 else None
+        report.row(
+            f"{case.size} of `{case.net}` at batch {case.batch}: IMPV of {', '.join(saved)}",
+            f"{', '.join(f'{value:+.0%}' for value in saved.values())} of {ms(alone)} (chance {chance:+.1%}); "
+            f"`auto` takes {case.chosen}",
+            goal="" if goal is None else f"the best at least {goal:.0%}",
+            ok=None if goal is None else max(saved.values()) >= goal,
+        )
+    setups = [s for name, samples in report.results.items() if name.endswith("setup_s") for s in samples]
+    report.row(
+        "making a stack: tracing it and checking it", f"{ms(median(setups))}, at most {ms(max(setups))}"
+    )
+    report.row("`auto` at its worst", f"{worst:.1%} slower", goal=f"at most {WORST:.0%}", ok=worst <= WORST)
+    return report
+
+
+class Case:
+    """So many trainings of one kind at one batch size."""
+
+    def __init__(self, net: str, size: int, batch: int) -> None:
+        self.net, self.size, self.batch = net, size, batch
+        self.name = f"{net}_b{batch}_n{size}"
+        self.chosen = ""
+
+    def run(self, rounds: int) -> dict[str, list[float]]:
+        """CPU seconds of steps of all, by way; and of making a stack."""
+        modes = [mode for mode in MODES if self.size > 1 or mode != "stacked"]
+        packs = {mode: self.packed(mode) for mode in modes}
+        trainings = {key: [self.alone(seed) for seed in range(self.size)] for key in ("separate", "again")}
+        ways: dict[str, Callable[[int], None]] = {key: _alone(some) for key, some in trainings.items()}
+        ways |= {mode: _together(pack) for mode, pack in packs.items()}
+        for pack in packs.values():
+            while any(group.first or group.wanted is None for group in pack.groups):
+                pack.step()
+        self.chosen = packs["auto"].groups[0].wanted
+        for way in ways.values():  # everybody has its memory, and no turn is begun
+            way(10)
+        for pack in packs.values():
+            pack.settle()
+        steps = self.steps(ways["separate"])
+        draw = random.Random(0)
+        order = list(ways.items())
+        found: dict[str, list[float]] = {f"{key}_step_s": [] for key in ways}
+        for _ in range(rounds):
+            draw.shuffle(order)
+            for key, way in order:
+                found[f"{key}_step_s"].append(_cpu_s(way, steps) / steps)
+        return found | ({"setup_s": [self.setup_s()]} if self.size > 1 else {})
+
+    def steps(self, way: Callable[[int], None]) -> int:
+        """So many that a slice takes long enough to be measured."""
+        return 10 * max(1, round(SLICE_S / _cpu_s(way, 10)))
+
+    def setup_s(self) -> float:
+        """CPU seconds more that the step takes in which a stack is made."""
+        pack = self.packed("stacked")
+        for _ in range(3):
+            pack.step()
+        making_s = _cpu_s(_together(pack), 1)
+        return max(0.0, making_s - _cpu_s(_together(pack), 5) / 5)
+
+    def alone(self, seed: int) -> Iterator[None]:
+        """As `ddp` trains, a step at a time."""
+        from hpcsched.worker import Session
+        from hpcsched.worker.strategies.ddp import _batches
+
+        parts = self.parts(seed)
+        session = Session(
+            model=parts.model,
+            optimizer=parts.optimizer,
+            dataset_size=parts.size,
+            global_batch=parts.global_batch,
+            total_steps=10**9,
+        )
+        batches = _batches(parts, session, None, loaders=0)
+        for _ in session.steps():
+            parts.optimizer.zero_grad()
+            session.backward(parts.loss(parts.model, next(batches)))
+            parts.optimizer.step()
+            yield
+
+    def packed(self, mode: str) -> Any:
+        from hpcsched.worker.packed import load, pack
+
+        members = [load(self.parts(seed), name=str(seed), steps=10**9) for seed in range(self.size)]
+        return pack(members, mode=mode)
+
+    def parts(self, seed: int) -> Any:
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        from hpcsched.worker import Parts
+
+        torch.manual_seed(0)
+        x, y = torch.randn(1024, *_SHAPES[self.net]), torch.randint(10, (1024,))
+        torch.manual_seed(seed)
+        model = _network(self.net)
+        return Parts(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.01 * (seed + 1), momentum=0.9),
+            dataset=(x, y),
+            global_batch=self.batch,
+            loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1], reduction="none"),
+        )
+
+
+_SHAPES = {"mlp": (64,), "wide": (3072,), "broad": (3072,), "cnn": (3, 8, 8)}
+_WIDTHS = {"mlp": (64, 32, 32, 10), "wide": (3072, 128, 128, 10), "broad": (3072, 1024, 1024, 10)}
+
+
+def _network(net: str) -> Any:
+    from torch import nn
+
+    if net == "cnn":
+        first = (nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+        second = (nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(64, 10))
+    a, b, c, d = _WIDTHS[net]
+    return nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, c), nn.ReLU(), nn.Linear(c, d))
+
+
+def _alone(trainings: list[Iterator[None]]) -> Callable[[int], None]:
+    """Each all of its steps, then the next one: as in processes of their own."""
+
+    def go(steps: int) -> None:
+        for training in trainings:
+            for _ in range(steps):
+                next(training)
+
+    return go
+
+
+def _together(pack: Any) -> Callable[[int], None]:
+    def go(steps: int) -> None:
+        for _ in range(steps):
+            pack.step()
+
+    return go
+
+
+def _cpu_s(way: Callable[[int], None], steps: int) -> float:
+    began = time.process_time()
+    way(steps)
+    return time.process_time() - began
+
+
+if __name__ == "__main__":
+    main("packed steps", measure)
