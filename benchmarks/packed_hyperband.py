@@ -2,9 +2,9 @@
 
     python benchmarks/packed_hyperband.py [--json] [--quick]
 
-The real one (R = 27, eta = 3) is run on two CPU slots with packing and without, one after the other, and has to
-find the same winner. The other is the search of pack, section 5.4 (R = 81, eta = 3, the 1,056 configurations of
-Table 3, epochs of 10,000 samples), on one simulated device whose speeds are measured here first: a step of a small
+The real one (R = 27, eta = 3) is run on two CPU slots with packing and without, in turn, and has to find the
+same winner. The other is the search of pack, section 5.4 (R = 81, eta = 3, the 1,056 configurations of Table
+3, epochs of 10,000 samples), on one simulated device whose speeds are measured here first: a step of a small
 MLP and of a small CNN alone, with its own input, and packed by two to eight, at three batch sizes and
 interpolated between them.
 """
@@ -110,18 +110,16 @@ def _simulated(report: Report, kind: str, *, quick: bool) -> None:
 
 
 def _costs(kind: str, batch: int, *, quick: bool) -> tuple[float, dict[int, float]]:
-    """Seconds of a step alone, and of one of so many as one: medians of process time, one thread."""
+    """Seconds of a step alone, and of one of so many as one in the fastest mode: medians of CPU time, one
+    thread."""
     import torch
-    from pack_models import separate, trained_as_one
+    from pack_steps import Case
 
     torch.set_num_threads(1)
-    steps = 30 if quick else 200
-    alone = median([separate(kind, batch, steps) for _ in range(1 if quick else 5)])
-    counts = COUNTS[:2] if quick else COUNTS
-    packed = {
-        n: median([trained_as_one(kind, batch, n, steps) for _ in range(1 if quick else 3)]) for n in counts
-    }
-    return alone, packed
+    rounds = 1 if quick else 5
+    found = {n: Case(kind, n, batch).run(rounds) for n in (COUNTS[:2] if quick else COUNTS)}
+    packed = {n: median(samples["auto_step_s"]) for n, samples in found.items()}
+    return median(found[1]["separate_step_s"]), packed
 
 
 def _search_s(packing: str, costs: Mapping[int, tuple[float, dict[int, float]]], *, quick: bool) -> float:

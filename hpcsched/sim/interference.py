@@ -49,15 +49,15 @@ def _packed(machine: Machine, job: Job, pack: list[Job]) -> float:
     """
     kinds = Counter(member.spec.model for member in pack)
     together_s = sum(_a_sample(machine, member, kinds[member.spec.model]) for member in pack)
-    return min(1.0, _a_sample(machine, job, 1) / together_s)
+    return min(1.0, _a_sample(machine, job) / together_s)
 
 
-def _a_sample(machine: Machine, job: Job, number: int) -> float:
-    """What a model's part of a sample takes where so many are packed, in seconds (of a step, where it is not
-    known how many samples that has)."""
+def _a_sample(machine: Machine, job: Job, packed: int | None = None) -> float:
+    """What a model's part of a sample takes, alone or as one of so many in a pack, in seconds (of a step,
+    where it is not known how many samples that has)."""
     profile = machine.profile(job)
     if profile is None:
         return 1.0
-    known = profile.packed_step_s(number) if number > 1 else None
-    step_s = known / number if known is not None else 1 / profile.rate(1)
+    known = profile.packed_step_s(packed) if packed else None
+    step_s = known / packed if packed and known is not None else 1 / profile.rate(1)
     return step_s / (profile.global_batch or 1)

@@ -46,6 +46,7 @@ class Feeder:
         missing = [job for job in self.source.jobs(outcomes) if job.name not in outcomes]
         if not missing:
             return []
+        missing.sort(key=self._order)
         packs: dict[str, str] = {}
         if self.source.search.packing in STRATEGIES:
             packs = packs_of(missing, self.source.search, devices=len(machine.devices))
@@ -53,6 +54,18 @@ class Feeder:
         where, known = self.source.search.where, machine.by_name.keys()
         return list(
             jobfile.parse(table, where=where, workdir=self._workdir, user=self._user, known=known).jobs
+        )
+
+    def _order(self, job: RungJob) -> tuple[Any, ...]:
+        """Rung by rung, and in a rung those next to each other that have most choices in common: jobs that come
+        one after the other are packed together, and models that are alike gain most by that."""
+        axes = self.source.search.space.axes()
+        choices = sorted((axis for axis in axes if axis.values), key=lambda axis: len(axis.values))
+        return (
+            job.rung,
+            -job.bracket,
+            *(axis.values.index(job.args[axis.name]) for axis in choices),
+            job.trial,
         )
 
     def _table(self, job: RungJob, pack: str | None) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class Saves:
         return path, None if self.collective else self.load(path, own)
 
     def of_another(self, folder: Path) -> tuple[Path, dict[str, Any] | None]:
-        """The newest good state of the job whose checkpoints these are. Raises ConfigError if there is none."""
+        """The newest good state of the job whose checkpoints these are; ConfigError if there is none."""
         path = CheckpointStore(folder).newest()
         if path is None:
             accepted = "the checkpoints of the job that this one continues"
