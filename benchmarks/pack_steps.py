@@ -54,8 +54,8 @@ def measure(options: argparse.Namespace) -> Report:
         goal = GOALS.get(case.size) if case.net in ("mlp", "cnn") and case.batch == 32 else None
         report.row(
             f"{case.size} of `{case.net}` at batch {case.batch}: IMPV of {', '.join(saved)}",
-            f"{', '.join(f'{value:+.0%}' for value in saved.values())} of {ms(alone)} (chance {chance:+.1%}); "
-            f"`auto` takes {case.chosen}",
+            f"{', '.join(f'{value:+.0%}' for value in saved.values())} of {ms(alone)} "
+            f"(chance {chance:+.1%}); `auto` takes {case.chosen}",
             goal="" if goal is None else f"the best at least {goal:.0%}",
             ok=None if goal is None else max(saved.values()) >= goal,
         )

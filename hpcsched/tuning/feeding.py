@@ -57,8 +57,8 @@ class Feeder:
         )
 
     def _order(self, job: RungJob) -> tuple[Any, ...]:
-        """Rung by rung, and in a rung those next to each other that have most choices in common: jobs that come
-        one after the other are packed together, and models that are alike gain most by that."""
+        """Rung by rung, and in a rung those next to each other that have most choices in common: jobs that
+        come one after the other are packed together, and models that are alike gain most by that."""
         axes = self.source.search.space.axes()
         choices = sorted((axis for axis in axes if axis.values), key=lambda axis: len(axis.values))
         return (
