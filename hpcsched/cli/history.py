@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,12 +15,16 @@ from hpcsched.cli.status import clock
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
 
+if TYPE_CHECKING:
+    from hpcsched.store.database import Trial
+
 
 @click.command()
 @dir_option
 @click.option("--all", "all_runs", is_flag=True, help="Of all runs, not only the one in --dir.")
 @click.option("--last", "-n", type=click.IntRange(min=1), help="The last N only.")
 @click.option("--states", "-s", metavar="S", help="These states only: names or codes, with commas.")
+@click.option("--trials", is_flag=True, help="What came of the trials of searches (hpcsched tune) instead.")
 @click.option("--parsable", "-P", is_flag=True, help="Columns separated by |.")
 @option("--database", metavar="F", help="SQLite file with profiles and history.")
 @json_option
@@ -29,6 +35,7 @@ def history(
     all_runs: bool,
     last: int | None,
     states: str | None,
+    trials: bool,
     parsable: bool,
     database: str | None,
     as_json: bool,
@@ -48,6 +55,10 @@ def history(
                 where="--dir", got="no run there", accepted="a run directory, or --all for all runs"
             )
         run_id = record.id
+    if trials:
+        with Database(path) as opened:
+            _show_trials(opened.trials(run_id=run_id)[-(last or 0) :], parsable=parsable, as_json=as_json)
+        return
     wanted = None if states is None else {word.strip().upper() for word in states.split(",")}
     with Database(path) as opened:
         jobs = opened.history(run_id=run_id, last=None if wanted else last)
@@ -80,12 +91,41 @@ def history(
                 "-" if job.steps is None else str(job.steps),
             )
         )
+    _print(rows, parsable=parsable)
+
+
+def _print(rows: Sequence[Sequence[str]], *, parsable: bool) -> None:
     if parsable:
         click.echo("\n".join("|".join(row) for row in rows))
         return
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+
+
+def _show_trials(trials: Sequence[Trial], *, parsable: bool, as_json: bool) -> None:
+    """What came of the configurations that searches have tried."""
+    if as_json:
+        import msgspec
+
+        page = {"schema": 1, "trials": [asdict(trial) for trial in trials]}
+        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        return
+    rows = [("RUN", "TRIAL", "BRACKET", "BUDGET", "METRIC", "VALUE", "STATE", "ARGS")]
+    for trial in trials:
+        rows.append(
+            (
+                trial.run_id[:8],
+                str(trial.trial),
+                str(trial.bracket),
+                f"{trial.budget:g} {trial.unit}",
+                trial.metric,
+                "-" if trial.value is None else f"{trial.value:.6g}",
+                "best" if trial.best else trial.state,
+                " ".join(f"{name}={value}" for name, value in trial.args.items()),
+            )
+        )
+    _print(rows, parsable=parsable)
 
 
 def exit_text(code: int) -> str:

@@ -130,13 +130,14 @@ def conduct(
     view: Callable[[Machine], View] | None = None,
     check: Callable[[Machine], None] | None = None,
     report: Callable[[Any], int] | None = None,
+    keep: Callable[[Any, Path], None] | None = None,
     command: str = "run",
 ) -> int:
     """Run jobs as the options of `run` say; returns the exit code.
 
     `command` is who asks. `source` gives more jobs, `view` shows what happens, `check` raises when there is
     no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it returns
-    the exit code of a run without work left.
+    the exit code of a run without work left. `keep` puts more of it into the database.
     """
     from hpcsched.agent import start
     from hpcsched.agent.comeback import Plan
@@ -226,7 +227,7 @@ def conduct(
             click.echo(f"hpcsched: the report cannot be written: {error.strerror}", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor what is still buffered
         code = code or 1
-    _put_away(life, store, str(rundir.root))
+    _put_away(life, store, str(rundir.root), keep)
     return code
 
 
@@ -317,11 +318,15 @@ def _tell_failure(life: Any, job_id: int) -> None:
         click.echo(f"    {line[:300]}", err=True)
 
 
-def _put_away(life: Any, store: Path, directory: str) -> None:
+def _put_away(
+    life: Any, store: Path, directory: str, keep: Callable[[Any, Path], None] | None = None
+) -> None:
     """Finished jobs and learnt profiles into the database; without one the run is no less done."""
     from hpcsched.cli.archive import archive
 
     try:
         archive(life, store, directory)
+        if keep is not None:
+            keep(life, store)
     except HpcschedError as error:
         click.echo(f"hpcsched: {error}; history and learnt profiles of this run are not kept", err=True)

@@ -74,6 +74,7 @@ def tune(ctx: click.Context, /, search: Path, packing: str | None, svg: Path | N
         view=view,
         check=lambda machine: check_metric(source, outcomes_of(machine)),
         report=lambda life: _report(life, source, asked, svg=svg, as_json=options["as_json"]),
+        keep=lambda life, store: _keep(life, source, store),
         command=f"tune {search}",
         **options,
     )
@@ -241,6 +242,32 @@ def _report(life: Any, source: JobSource, search: Search, *, svg: Path | None, a
     return 0
 
 
+def _keep(life: Any, source: JobSource, store: Path) -> None:
+    """Put the trials into the database, where `history --trials` finds them."""
+    from hpcsched.store.database import Database, Trial
+
+    search, run_id = source.search, life.run.id
+    trials = [
+        Trial(
+            run_id=run_id,
+            trial=row.trial,
+            bracket=row.bracket,
+            args=dict(row.args),
+            unit=search.unit,
+            budget=row.budget,
+            metric=search.metric,
+            value=row.metric,
+            state=row.state,
+            best=row.best,
+            job=row.job,
+            checkpoint=str(path) if (path := _checkpoint(life, row.job)) else None,
+        )
+        for row in source.trials(outcomes_of(life.machine))
+    ]
+    with Database(store) as opened:
+        opened.record_trials(run_id, trials)
+
+
 def trial_table(rows: Sequence[Any], search: Search) -> str:
     """The best trials, one line each."""
     from hpcsched.profiling.draw import aligned
@@ -271,8 +298,8 @@ def trial_table(rows: Sequence[Any], search: Search) -> str:
 
 def _checkpoint(life: Any, name: str) -> Path | None:
     job = life.machine.job_of(name)
-    folder = _folder(life, job.id)
-    files = sorted(folder.glob("step-*.pt")) if folder.is_dir() else []
+    folder = _folder(life, job.id) if job else Path()
+    files = sorted(folder.glob("step-*.pt")) if job and folder.is_dir() else []
     return files[-1] if files else None
 
 

@@ -22,10 +22,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
-from hpcsched.store.models import HistoryRow, LayerProfileRow, ProfileRow, RunRow, SampleRow
+from hpcsched.store.models import HistoryRow, LayerProfileRow, ProfileRow, RunRow, SampleRow, TrialRow
 from hpcsched.store.profiles import Sample, parse_profiles, to_json
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """The schema revisions this version knows, oldest first; the last is the one it works with."""
 HEAD = REVISIONS[-1]
 
@@ -78,6 +78,28 @@ class FinishedJob:
     suspensions: int
     gpus_max: int
     attempts: Sequence[Mapping[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What came of one configuration of a search.
+
+    `value` is that of `metric` after `budget` (epochs or steps, as `unit` says; None: there is none), `job`
+    the newest one of the trial, `checkpoint` the file with its state, if that was kept.
+    """
+
+    run_id: str
+    trial: int
+    bracket: int
+    args: Mapping[str, Any]
+    unit: str
+    budget: float
+    metric: str
+    value: float | None
+    state: str
+    best: bool
+    job: str
+    checkpoint: str | None = None
 
 
 class Database:
@@ -208,6 +230,22 @@ class Database:
         with self._transaction() as connection:
             found = connection.execute(query).mappings().all()
         return tuple(FinishedJob(**row) for row in reversed(found))
+
+    def record_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
+        """Keep what came of the search of a recorded run, in place of what was known of it before."""
+        rows = [asdict(trial) for trial in trials]
+        with self._transaction(write=True) as connection:
+            connection.execute(sa.delete(TrialRow).where(TrialRow.run_id == run_id))
+            if rows:
+                connection.execute(insert(TrialRow), rows)
+
+    def trials(self, *, run_id: str | None = None) -> tuple[Trial, ...]:
+        """The trials of all searches (of one run's), run by run in their order."""
+        query = sa.select(TrialRow.__table__).order_by(TrialRow.run_id, TrialRow.trial)
+        if run_id is not None:
+            query = query.where(TrialRow.run_id == run_id)
+        with self._transaction() as connection:
+            return tuple(Trial(**row) for row in connection.execute(query).mappings())
 
     # The schema
 

@@ -114,3 +114,22 @@ class HistoryRow(Base):
     suspensions: Mapped[int]
     gpus_max: Mapped[int]
     attempts: Mapped[list[Any]]
+
+
+class TrialRow(Base):
+    """What came of one configuration of a search: `value` is the metric's after `budget` of training."""
+
+    __tablename__ = "trial"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id", ondelete="CASCADE"), primary_key=True)
+    trial: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    bracket: Mapped[int]
+    args: Mapped[dict[str, Any]]
+    unit: Mapped[str]
+    budget: Mapped[float]
+    metric: Mapped[str]
+    value: Mapped[float | None]
+    state: Mapped[str]
+    best: Mapped[bool]
+    job: Mapped[str]
+    checkpoint: Mapped[str | None]

@@ -81,6 +81,13 @@ def test_packed_or_not_a_search_finds_the_same_winner(bench: Bench) -> None:
         assert one["metric"] == pytest.approx(other["metric"], rel=1e-5)
     machine, _ = bench.replayed(bench.folder / "packed")
     assert Role.PACKED in {attempt.role for job in machine.jobs.values() for attempt in job.attempts}
+    told = json.loads(bench("history", "--trials", "--dir", bench.folder / "packed", "--json").stdout)[
+        "trials"
+    ]
+    assert [trial["args"] for trial in told] == [trial["args"] for trial in packed["trials"]]
+    (kept,) = [trial for trial in told if trial["best"]]
+    assert (kept["value"], kept["job"]) == (packed["best"]["metric"], packed["best"]["job"])
+    assert kept["checkpoint"] == packed["best"]["checkpoint"]
     best = load_checkpoint(packed["best"]["checkpoint"])
     assert best["step"] == packed["best"]["budget"] * 6  # 96 samples, 16 a step
     kept = [path.parent.parent.name for path in (bench.folder / "packed" / "jobs").glob("*/checkpoint/*.pt")]

@@ -21,7 +21,7 @@ from alembic.script import ScriptDirectory
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
 from hpcsched.store import database
-from hpcsched.store.database import HEAD, REVISIONS, Database, FinishedJob, Run, iso
+from hpcsched.store.database import HEAD, REVISIONS, Database, FinishedJob, Run, Trial, iso
 from hpcsched.store.models import Base
 from hpcsched.store.profiles import Sample
 
@@ -125,6 +125,28 @@ def test_history_is_kept_once_in_the_order_of_ending(db: Database) -> None:
 def test_a_job_belongs_to_a_recorded_run(db: Database) -> None:
     with pytest.raises(StoreError, match="FOREIGN KEY"):
         db.record_jobs([JOB])
+
+
+def test_the_trials_of_a_search_replace_what_was_known_of_it(db: Database) -> None:
+    db.record_run(RUN)
+    trial = Trial(
+        run_id="r1",
+        trial=3,
+        bracket=2,
+        args={"lr": 0.1, "opt": "adam"},
+        unit="epochs",
+        budget=9.0,
+        metric="accuracy",
+        value=None,
+        state="failed",
+        best=False,
+        job="t0003-b2-r0",
+    )
+    first = replace(trial, trial=1, value=0.9, best=True, checkpoint="/somewhere/step-1.pt")
+    db.record_trials("r1", [trial])
+    db.record_trials("r1", [trial, first])
+    assert db.trials(run_id="r1") == db.trials() == (first, trial)
+    assert db.trials(run_id="other") == ()
 
 
 # The schema

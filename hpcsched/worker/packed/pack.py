@@ -27,7 +27,7 @@ from hpcsched.worker.packed.failures import (
     out_of_memory,
 )
 from hpcsched.worker.packed.member import Member
-from hpcsched.worker.packed.modes import TURN, Batches, Loop, Runner, Stacks, Trial, Turns, widths
+from hpcsched.worker.packed.modes import Batches, Loop, Runner, Stacks, Trial, Turns, widths
 from hpcsched.worker.packed.stacking import Forward
 from hpcsched.worker.packed.stream import Feed, same_data
 
@@ -93,15 +93,18 @@ class Pack:
 
     Args:
         mode: one of `MODES`. Any but `auto` and `loop` raises ConfigError, in a step, where it cannot be.
+        clock: in seconds, to measure modes with; default: the time of this thread where all is computed in
+            it, as other processes do not count in that, else that of the clock on the wall.
     """
 
-    def __init__(self, device: torch.device, *, mode: str = "auto", clock: Clock = time.perf_counter) -> None:
+    def __init__(self, device: torch.device, *, mode: str = "auto", clock: Clock | None = None) -> None:
         if mode not in MODES:
             raise ConfigError(where="pack", key="mode", got=repr(mode), accepted=", ".join(MODES))
         self.device, self.mode = device, mode
         self.members: list[Member] = []
         self.groups: list[Group] = []
-        self._clock = clock
+        alone = device.type == "cpu" and torch.get_num_threads() == 1
+        self._clock = clock or (time.thread_time if alone else time.perf_counter)
         self._traced: dict[Any, Forward] = {}
         self._known: dict[tuple[Any, ...], dict[int, str]] = {}
         """The best mode, as measured: by a group's key and size."""
@@ -207,11 +210,13 @@ class Pack:
         return tuple(group.members)
 
     def _advance(self, group: Group) -> None:
+        began = self._clock()
         batches = group.batches()
+        read_s = self._clock() - began
         if not group.first and group.wanted is None and group.trial is None:
             self._choose(group)
         if group.trial is not None:
-            self._try(group, batches)
+            self._try(group, batches, read_s)
         else:
             if not group.first and group.wanted not in (None, group.mode):
                 self._go_over_or_stay(group, group.wanted, batches)
@@ -292,8 +297,8 @@ class Pack:
         devices = ["streams", "graph"] if self.device.type == "cuda" else []
         group.trial = Trial(["loop", *devices, *stacks, "turns"])
 
-    def _try(self, group: Group, batches: Batches) -> None:
-        """One step in the mode that is being measured."""
+    def _try(self, group: Group, batches: Batches, read_s: float) -> None:
+        """One step in the mode that is being measured; its samples have taken so long to be read."""
         trial = group.trial
         assert trial is not None
         while (name := trial.current) is not None and name != group.mode:
@@ -312,12 +317,9 @@ class Pack:
         began = self._clock()
         group.make_step(batches)
         self._synchronize()
-        took_s = self._clock() - began
-        if name != "turns":
-            trial.took(name, took_s)
-        elif group.runner.ahead < ahead + 1:
-            for _ in range(TURN):
-                trial.took(name, took_s / TURN)
+        trial.spent_s = self._clock() - began + read_s + (trial.spent_s if ahead else 0.0)
+        if group.runner.ahead <= ahead:  # not only asked for: it and those that were before it are made
+            trial.took(name, trial.spent_s, steps=ahead + 1)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
