@@ -12,6 +12,7 @@ interpolated between them.
 from __future__ import annotations
 
 import argparse
+import re
 import time
 import zlib
 from collections.abc import Mapping
@@ -58,7 +59,7 @@ def measure(options: argparse.Namespace) -> Report:
 
 
 def _live(report: Report, *, quick: bool) -> None:
-    text = SEARCH.read_text()
+    text = re.sub("(?m)^against.*\\n", "", SEARCH.read_text())
     if quick:
         text = text.replace("R = 27", "R = 3")
     found: dict[str, list[dict[str, Any]]] = {}

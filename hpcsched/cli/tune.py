@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from hpcsched.core.actions import Action
 from hpcsched.core.events import Event, LaunchFailed, WorkersExited
 from hpcsched.core.machine import Machine
 from hpcsched.errors import ConfigError, StoreError
+from hpcsched.store.files import write_atomically
+from hpcsched.store.rundir import RunDir
 from hpcsched.tuning import Search, Tuning, parse_search, read_search
 from hpcsched.tuning.feeding import Feeder, check_metric, outcomes_of
 from hpcsched.tuning.search import PACKINGS
@@ -33,12 +35,43 @@ SHOWN = 10
 """Trials in the table at the end, the best ones first."""
 
 
+@dataclass
+class Found:
+    """What has come of a search: as JSON, as a table, and what it took."""
+
+    page: dict[str, Any]
+    text: str
+
+    def against(self, other: Found) -> None:
+        """Add what packing has gained: the same search with another packing took so long."""
+        mine, theirs = self.page, other.page
+        same = mine["best"]["job"] == theirs["best"]["job"]
+        self.page["against"] = {"packing": theirs["packing"], "wall_s": theirs["wall_s"], "same_best": same}
+        ratio = theirs["wall_s"] / mine["wall_s"]
+        self.text += (
+            f"\npacking {mine['packing']}: {mine['wall_s']:.1f} s; packing {theirs['packing']}: "
+            f"{theirs['wall_s']:.1f} s, {ratio:.2f} times as long, with "
+            + ("the same best training" if same else f"another best training ({theirs['best']['job']})")
+        )
+
+
 @click.command()
 @click.argument("search", type=click.Path(path_type=Path))
 @click.option("--packing", type=click.Choice(PACKINGS), help="Instead of what the file says.")
+@click.option(
+    "--against", type=click.Choice(PACKINGS), help="Search once more with this packing, to compare."
+)
 @click.option("--svg", type=click.Path(path_type=Path), metavar="F.svg", help="Draw the trials at the end.")
 @click.pass_context
-def tune(ctx: click.Context, /, search: Path, packing: str | None, svg: Path | None, **options: Any) -> int:
+def tune(
+    ctx: click.Context,
+    /,
+    search: Path,
+    packing: str | None,
+    against: str | None,
+    svg: Path | None,
+    **options: Any,
+) -> int:
     """Search the space in SEARCH.toml: Hyperband, with trials trained as one where there are more than GPUs.
 
     Each trial of a rung is a job of the run (status, logs and explain know it); a search that was stopped or
@@ -47,42 +80,68 @@ def tune(ctx: click.Context, /, search: Path, packing: str | None, svg: Path | N
     if svg is not None:
         check_chart(svg, "--svg")
     asked = read_search(search)
-    if packing is not None:
-        asked = replace(asked, packing=packing)
-    rundir = find_run(ctx, options["dir_"])
-    kept = rundir.root / KEPT_SEARCH
+    asked = replace(asked, packing=packing or asked.packing)
+    against = against or asked.against
+    root = find_run(ctx, options["dir_"]).root
+    once_more = {**options, "dir_": f"{root}-{against}"}
+    if against and not options["resume"] and RunDir(Path(once_more["dir_"])).journal.exists():
+        got, accepted = f"{once_more['dir_']} holds a run already", "--resume, or another --dir"
+        raise ConfigError(where="--against", got=got, accepted=accepted)
+    code, found = _search(ctx, asked, search, options, svg=svg)
+    if against and found and code == 0:
+        if not options["quiet"]:
+            click.echo(f"hpcsched: the same search once more, with packing {against}, to compare", err=True)
+        code, other = _search(ctx, replace(asked, packing=against), search, once_more, svg=None)
+        if other and code == 0:
+            found.against(other)
+    if found:
+        click.echo(json.dumps(found.page) if options["as_json"] else found.text)
+    return code
+
+
+tune.params += [parameter for parameter in run.params if parameter.name not in ("jobs", "compare", "gantt")]
+
+
+def _search(
+    ctx: click.Context, asked: Search, file: Path, options: dict[str, Any], *, svg: Path | None
+) -> tuple[int, Found | None]:
+    """One search as a run; its exit code, and what has come of it, if it came to its end."""
+    kept = find_run(ctx, options["dir_"]).root / KEPT_SEARCH
     if options["resume"] and kept.exists():
-        _check_same(asked, kept, search)
+        _check_same(asked, kept, file)
     if (short := asked.shortage()) and not options["quiet"]:
         click.echo(f"hpcsched: {short}", err=True)
-    source = Tuning(asked)
-    text = search.read_text(encoding="utf-8")
+    source, text = Tuning(asked), file.read_text(encoding="utf-8")
+    results: list[Found] = []
 
     def view(machine: Machine) -> SearchView:
         if not kept.exists():
-            from hpcsched.store.files import write_atomically
-
             with contextlib.suppress(StoreError):  # whatever is wrong there, the journal will tell
                 write_atomically(kept, text.encode())
         return SearchView(machine, source, quiet=options["quiet"])
 
-    feeder = Feeder(source, workdir=Path.cwd(), user=getpass.getuser())
-    return conduct(
+    def report(life: Any) -> int:
+        found = _result(life, source, svg=svg)
+        if found is None:
+            click.echo("hpcsched: no trial has completed", err=True)
+            return 1
+        results.append(found)
+        return 0
+
+    code = conduct(
         ctx,
         jobs=None,
-        source=feeder,
+        source=Feeder(source, workdir=Path.cwd(), user=getpass.getuser()),
         view=view,
         check=lambda machine: check_metric(source, outcomes_of(machine)),
-        report=lambda life: _report(life, source, asked, svg=svg, as_json=options["as_json"]),
+        report=report,
         keep=lambda life, store: _keep(life, source, store),
-        command=f"tune {search}",
+        command=f"tune {file}",
+        compare=(),
+        gantt=None,
         **options,
     )
-
-
-tune.params += [parameter for parameter in run.params if parameter.name not in ("jobs", "compare", "gantt")]
-for _name in ("compare", "gantt"):
-    tune.params += [parameter for parameter in run.params if parameter.name == _name]
+    return code, results[0] if results else None
 
 
 def _check_same(asked: Search, kept: Path, file: Path) -> None:
@@ -186,60 +245,53 @@ def said(args: Any) -> str:
     return ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in args.items())
 
 
-def _report(life: Any, source: JobSource, search: Search, *, svg: Path | None, as_json: bool) -> int:
-    """What has come of the search; 1 if nothing has."""
+def _result(life: Any, source: JobSource, *, svg: Path | None) -> Found | None:
+    """What has come of a search; None if nothing has. Draws it, and removes checkpoints nobody wants."""
     machine: Machine = life.machine
-    outcomes = outcomes_of(machine)
+    search, outcomes = source.search, outcomes_of(machine)
     best = source.best(outcomes)
-    if search.checkpoints == "best" and best is not None and source.finished(outcomes):
+    if best is None:
+        return None
+    if search.checkpoints == "best" and source.finished(outcomes):
         _drop_others(life, source, best.job.name)
-    checkpoint = _checkpoint(life, best.job.name) if best else None
-    rows = source.trials(outcomes)
-    if as_json:
-        found = {
-            "schema": 1,
-            "best": best
-            and {
-                "args": dict(best.job.args),
-                "metric": best.metric,
-                "checkpoint": checkpoint and str(checkpoint),
-                "job": best.job.name,
-                "budget": best.job.budget,
-            },
-            "trials": [
-                {
-                    "trial": row.trial,
-                    "bracket": row.bracket,
-                    "args": dict(row.args),
-                    "budget": row.budget,
-                    "metric": row.metric,
-                    "state": row.state,
-                    "job": row.job,
-                }
-                for row in rows
-            ],
-            "wall_s": machine.now,
-            "packing": search.packing,
-        }
-        click.echo(json.dumps(found))
-    else:
-        click.echo(trial_table(rows, search))
-        progress = source.progress(outcomes)
-        click.echo(
-            f"{len(rows)} trials, {progress.jobs_done} trainings, {progress.budget_done:g} {search.unit} in "
-            f"{clock(machine.now)}"
-        )
-        if best is not None:
-            click.echo(f"best: {search.metric} {best.metric:.4g} with {said(chosen(best.job.args, search))}")
-            click.echo(f"checkpoint: {checkpoint}")
-    if svg is not None and best is not None:
+    checkpoint = _checkpoint(life, best.job.name)
+    rows, progress = source.trials(outcomes), source.progress(outcomes)
+    if svg is not None:
         from hpcsched.report.trials import trials_svg
 
         trials_svg(source, outcomes, svg)
-    if best is None:
-        click.echo("hpcsched: no trial has completed", err=True)
-        return 1
-    return 0
+    page = {
+        "schema": 1,
+        "best": {
+            "args": dict(best.job.args),
+            "metric": best.metric,
+            "checkpoint": checkpoint and str(checkpoint),
+            "job": best.job.name,
+            "budget": best.job.budget,
+        },
+        "trials": [
+            {
+                "trial": row.trial,
+                "bracket": row.bracket,
+                "args": dict(row.args),
+                "budget": row.budget,
+                "metric": row.metric,
+                "state": row.state,
+                "job": row.job,
+            }
+            for row in rows
+        ],
+        "wall_s": machine.now,
+        "packing": search.packing,
+    }
+    lines = [
+        trial_table(rows, search),
+        f"{len(rows)} trials, {progress.jobs_done} trainings, {progress.budget_done:g} {search.unit} in "
+        f"{clock(machine.now)}",
+        f"best: {search.metric} {best.metric:.4g} with {said(chosen(best.job.args, search))}",
+        f"checkpoint: {checkpoint}",
+    ]
+    return Found(page, "\n".join(lines))
 
 
 def _keep(life: Any, source: JobSource, store: Path) -> None:

@@ -43,6 +43,7 @@ _KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "trials": (lambda value: type(value) is int and 1 <= value <= MOST_TRIALS, f"1 to {MOST_TRIALS}"),
     "seed": (lambda value: type(value) is int and -(2**63) <= value < 2**63, "a whole number of 64 bits"),
     "packing": (lambda value: value in PACKINGS, ", ".join(PACKINGS)),
+    "against": (lambda value: value in PACKINGS, ", ".join(PACKINGS)),
     "exact": (lambda value: type(value) is bool, "true or false"),
     "checkpoints": (lambda value: value in ("best", "all"), '"best" or "all"'),
     "args": (lambda value: isinstance(value, dict), "a table of arguments that all trials share"),
@@ -60,8 +61,9 @@ class Search:
 
     `R` is the largest budget of one trial, in `unit`. `args` are the trainer's arguments that all trials
     share, `defaults` keys of a job, as written, for all jobs. `trials`: how many to try (None: as many as the
-    method makes). `exact`: each training gives to the last bit what it gives alone, in whatever pack it is.
-    `checkpoints`: whose are kept. `where`: the file, for errors.
+    method makes). `against`: with which packing to search once more, to compare. `exact`: each training gives
+    to the last bit what it gives alone, in whatever pack it is. `checkpoints`: whose are kept. `where`: the
+    file, for errors.
     """
 
     trainer: str
@@ -75,6 +77,7 @@ class Search:
     seed: int = 0
     packing: str = "auto"
     trials: int | None = None
+    against: str | None = None
     exact: bool = True
     checkpoints: str = "best"
     args: Mapping[str, Any] = field(default_factory=dict)

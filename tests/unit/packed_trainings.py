@@ -27,10 +27,12 @@ Point = namedtuple("Point", ["x", "more"])
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """How sums are split depends on it, and tiny operations are faster so."""
+    """One thread of the CPU, also where there are GPUs: how sums are split depends on it."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        yield
     torch.set_num_threads(before)
 
 

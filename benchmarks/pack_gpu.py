@@ -1,0 +1,278 @@
+"""What packing saves on a GPU: four networks, packs of several sizes and batches, every way to make their steps.
+
+    python benchmarks/pack_gpu.py [--json] [--quick]
+
+As in the pack paper (figures 4 and 6): MLP-3, MobileNetV2, ResNet-50 and DenseNet-121, 2 to 8 of them at a
+batch of 32, and 2 of them at batches up to 100; IMPV (Eq. 3) against each alone, and the peak of the memory.
+First it is checked that each way trains what a training alone does. What is refused, finds no memory or is not
+reached in time is noted and does no harm to the rest. Needs one idle GPU and less than ten minutes. `--quick`
+has tiny sizes and also runs on the CPU, to show that it works: then there are no streams and graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from common import Report, main, median, ms
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hpcsched.errors import ConfigError
+from hpcsched.examples.models import make
+from hpcsched.worker import Parts, Session
+from hpcsched.worker.packed import Failed, OutOfMemory, Pack, load, pack
+from hpcsched.worker.strategies.ddp import _batches
+
+NETS = ("mlp-3", "mobilenet-v2", "resnet50", "densenet121")
+SMALL = {"mobilenet-v2": {"width": 0.1, "image": 32}, "resnet50": {"width": 0.05, "image": 32}}
+SMALL |= {"densenet121": {"width": 0.05, "image": 32}}
+MODES = ("loop", "streams", "graph", "stacked", "auto")
+BATCH, BATCHES, QUICK_BATCH = 32, (50, 64, 80, 100), 2
+SIZES, QUICK_SIZES = (2, 4, 8, 3, 6), (2,)
+"""The most telling first: time may run out."""
+CHECKED_STEPS = 8
+WINDOW_S, LEAST_STEPS, SLICES = 0.6, 3, 3
+MOST_STEPS_TO_BEGIN = 400
+BUDGET_S = 570.0
+CLOSE = 1e-2
+"""How far the weights may be from those of a training alone after `CHECKED_STEPS`: kernels add up in other
+orders, and networks with batch norm enlarge that."""
+
+cudnn: Any = torch.backends.cudnn
+
+
+def measure(options: argparse.Namespace) -> Report:
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cpu" and not options.quick:
+        raise SystemExit("no GPU here; --quick shows that the program works")
+    bench = Bench(device, quick=options.quick)
+    for net in NETS:
+        bench.check(net)
+    batch = QUICK_BATCH if options.quick else BATCH
+    for net in NETS:
+        for size in QUICK_SIZES if options.quick else SIZES:
+            bench.compare(net, size, batch)
+    for larger in () if options.quick else BATCHES:
+        for net in NETS:
+            bench.compare(net, 2, larger)
+    return bench.report
+
+
+class Bench:
+    """Measures until the time is over."""
+
+    def __init__(self, device: torch.device, *, quick: bool) -> None:
+        self.device, self.quick = device, quick
+        self.deadline = time.monotonic() + BUDGET_S
+        self.report = Report()
+        self._alone: dict[tuple[str, int], tuple[list[float], float]] = {}
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        gpu = self.device.type == "cuda"
+        return tuple(mode for mode in MODES if gpu or mode not in ("streams", "graph"))
+
+    # -- correctness -----------------------------------------------------------------------------------
+
+    def check(self, net: str) -> None:
+        """Two of a network train as each does alone, in all ways."""
+        batch = QUICK_BATCH if self.quick else 8
+        found: dict[str, str] = {}
+        good = True
+        with deterministic():
+            alone = [self.weights_alone(net, seed, batch) for seed in range(2)]
+            for mode in self.modes:
+                try:
+                    together = self.packed(net, 2, batch, mode)
+                    members = list(together.members)
+                    while members[0].session.step < CHECKED_STEPS:
+                        together.step()
+                    together.settle()
+                    far = max(
+                        distance(member.parts.model.state_dict(), weights)
+                        for member, weights in zip(members, alone, strict=True)
+                    )
+                    self.report.results.setdefault(f"{net}_{mode}_differs", []).append(far)
+                    found[mode], good = f"{far:.0e}", good and far <= CLOSE
+                except (ConfigError, OutOfMemory, Failed) as error:
+                    found[mode] = short(error)
+        words = ", ".join(f"{mode} {what}" for mode, what in found.items())
+        self.report.row(
+            f"`{net}`: weights against those of a training alone", words, goal=f"{CLOSE:g}", ok=good
+        )
+
+    def weights_alone(self, net: str, seed: int, batch: int) -> dict[str, torch.Tensor]:
+        training = self.alone(net, seed, batch)
+        for _ in range(CHECKED_STEPS):
+            model = next(training)
+        with contextlib.suppress(StopIteration):
+            training.close()
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    # -- speed and memory --------------------------------------------------------------------------------
+
+    def compare(self, net: str, size: int, batch: int) -> None:
+        """So many of a network, in all ways."""
+        name, words, best = f"{net}_b{batch}_n{size}", [], 0.0
+        alone, alone_mib = self.alone_s(net, batch)
+        for mode in self.modes:
+            if time.monotonic() > self.deadline:
+                words.append(f"{mode} not reached in time")
+                continue
+            self.clear()
+            try:
+                samples, taken = self.packed_s(net, size, batch, mode)
+            except (ConfigError, OutOfMemory, Failed) as error:
+                words.append(f"{mode} {short(error)}")
+                continue
+            peak_mib = self.peak_mib()
+            impv = 1 - median(samples) / (size * median(alone))
+            best = max(best, impv)
+            self.report.results[f"{name}_{mode}_step_s"] = samples
+            self.report.results[f"{name}_{mode}_impv"] = [max(0.0, impv)]
+            self.report.results[f"{name}_{mode}_peak_mib"] = [peak_mib]
+            words.append(f"{mode} {impv:+.0%} ({peak_mib:.0f} MiB{taken})")
+        self.clear()
+        self.report.row(
+            f"{size} of `{net}` at batch {batch}: IMPV", f"{'; '.join(words)}; each alone {ms(median(alone))}, "
+            f"{alone_mib:.0f} MiB"
+        )  # fmt: skip
+
+    def alone_s(self, net: str, batch: int) -> tuple[list[float], float]:
+        """Seconds of a step of one training alone, and the peak of its memory."""
+        if (net, batch) not in self._alone:
+            self.clear()
+            training = self.alone(net, 0, batch)
+            samples = self.timed(lambda: next(training))
+            self._alone[net, batch] = samples, self.peak_mib()
+            self.report.results[f"{net}_b{batch}_alone_step_s"] = samples
+            self.report.results[f"{net}_b{batch}_alone_peak_mib"] = [self._alone[net, batch][1]]
+        return self._alone[net, batch]
+
+    def packed_s(self, net: str, size: int, batch: int, mode: str) -> tuple[list[float], str]:
+        """Seconds of a step of a pack; and what `auto` has taken."""
+        together = self.packed(net, size, batch, mode)
+        for _ in range(MOST_STEPS_TO_BEGIN):
+            group = together.groups[0]
+            if group.wanted is not None and group.mode == group.wanted:
+                break
+            together.step()
+        together.settle()
+        samples = self.timed(together.step, steps=10 if together.groups[0].mode == "turns" else None)
+        return samples, f", {together.groups[0].mode}" if mode == "auto" else ""
+
+    def timed(self, step: Callable[[], object], *, steps: int | None = None) -> list[float]:
+        """Seconds of a step, some times."""
+        for _ in range(steps or LEAST_STEPS + 2):
+            step()
+        began = self.now()
+        for _ in range(steps or LEAST_STEPS):
+            step()
+        once_s = (self.now() - began) / (steps or LEAST_STEPS)
+        count = steps or max(LEAST_STEPS, round(WINDOW_S / SLICES / once_s) if not self.quick else 1)
+        samples = []
+        for _ in range(SLICES):
+            began = self.now()
+            for _ in range(count):
+                step()
+            samples.append((self.now() - began) / count)
+        return samples
+
+    def now(self) -> float:
+        """When all that was asked for is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def clear(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak_mib(self) -> float:
+        return torch.cuda.max_memory_allocated(self.device) / 2**20 if self.device.type == "cuda" else 0.0
+
+    # -- trainings ---------------------------------------------------------------------------------------
+
+    def alone(self, net: str, seed: int, batch: int) -> Iterator[nn.Module]:
+        """As `ddp` trains, a step at a time."""
+        parts = self.parts(net, seed, batch)
+        session = Session(
+            model=parts.model,
+            optimizer=parts.optimizer,
+            dataset_size=parts.size,
+            global_batch=batch,
+            total_steps=10**9,
+        )
+        parts.model.train()
+        batches = _batches(parts, session, None, loaders=0)
+        for _ in session.steps():
+            parts.optimizer.zero_grad()
+            session.backward(parts.loss(parts.model, next(batches)))
+            parts.optimizer.step()
+            yield parts.model
+
+    def packed(self, net: str, size: int, batch: int, mode: str) -> Pack:
+        members = [load(self.parts(net, s, batch), name=str(s), steps=10**9) for s in range(size)]
+        return pack(members, mode=mode)
+
+    def parts(self, net: str, seed: int, batch: int) -> Parts:
+        torch.manual_seed(0)
+        samples = 2 * batch
+        classes = 10
+        if net == "mlp-3":
+            inputs: tuple[torch.Tensor, ...] = (torch.randn(samples, 3072),)
+            torch.manual_seed(seed)
+            width = 16 if self.quick else 128
+            layers = (nn.Linear(3072, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+            model: nn.Module = nn.Sequential(*layers, nn.Linear(width, classes))
+        else:
+            torch.manual_seed(seed)
+            model, example = make(net, {"classes": classes, **(SMALL[net] if self.quick else {})})
+            torch.manual_seed(0)
+            inputs = example(samples)
+        for module in model.modules():  # it draws random numbers, so nothing could be stacked
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+                module.forward = lambda x: x  # type: ignore[method-assign]
+        return Parts(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1e-3 * (1 + seed % 4), momentum=0.9),
+            dataset=(*inputs, torch.arange(samples) % classes),
+            global_batch=batch,
+            loss=lambda model, batch: cross_entropy(model(*batch[:-1]), batch[-1], reduction="none"),
+            data=f"random images for {net} at {batch}",
+        )
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference between two models, as a part of the largest number in each tensor."""
+    pairs = [(one[name].double(), other[name].double()) for name in other if other[name].is_floating_point()]
+    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-2)) for a, b in pairs)
+
+
+def short(error: Exception) -> str:
+    if isinstance(error, ConfigError):
+        return f"refused: {error.got[:100]}"
+    return "out of memory" if "out of memory" in str(error).lower() else f"failed: {str(error)[:100]}"
+
+
+if __name__ == "__main__":
+    main("packs on a GPU", measure)
