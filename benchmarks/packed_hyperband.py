@@ -145,7 +145,7 @@ def _search_s(packing: str, costs: Mapping[int, tuple[float, dict[int, float]]],
             assert spec.epochs is not None
             steps = max(1, round((spec.epochs - done) * SAMPLES / spec.args["batch"]))
             args = {**spec.args, "epochs": spec.epochs}
-            found.append(replace(spec, model=model(spec.args), args=args, steps=steps, epochs=None))
+            found.append(replace(spec, model=model(spec.args), args=args, steps=steps, training=None))
         return found
 
     def accuracy(spec: JobSpec) -> dict[str, float]:

@@ -39,6 +39,9 @@ DEADLINES_S = {
     "burst_plans": 120,
     "burst_cluster": 900,
     "burst_executor": 900,
+    "pack_plans": 600,
+    "pack_steps": 1800,
+    "packed_hyperband": 1800,
     "simulator_scale": 900,
     "policies": 900,
 }

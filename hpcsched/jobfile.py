@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from hpcsched.core.model import JobSpec, Kind
+from hpcsched.core.model import JobSpec, Kind, Training
 from hpcsched.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -286,6 +286,9 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
             accepted = f"at most as many ranks as shards ({strategy.get('shards', DEFAULT_SHARDS)})"
             refuse("gpus", least * job.nodes, accepted)
         most = ranks if most is None else min(most, ranks)
+    training = None
+    if job.epochs is not None or job.continues is not None:
+        training = Training(epochs=job.epochs, continues=job.continues)
     return JobSpec(
         name=job.name,
         kind=Kind(kinds[0]),
@@ -294,8 +297,7 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
         command=tuple(job.command or ()),
         args=job.args,
         steps=job.steps,
-        epochs=job.epochs,
-        continues=job.continues,
+        training=training,
         after=tuple(dict.fromkeys([*job.after, *([job.continues] if job.continues else [])])),
         gpus_min=least,
         gpus_max=most,

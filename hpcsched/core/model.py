@@ -86,11 +86,21 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What only a job with a trainer can be asked for; apart, as a million jobs must fit into a gibibyte.
+
+    `epochs` is the whole job's work in passes over the data, which only its trainer can count. `continues` is
+    the name of a job whose final state it begins with, steps and all.
+    """
+
+    epochs: float | None = None
+    continues: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What the user asked for; never changes.
 
-    `epochs` is the same in passes over the data, which only its trainer can count. `continues` is the name
-    of a job whose final state it begins with, steps and all.
     `gpus_min` and `gpus_max` count GPUs on each of the job's `nodes` hosts; `gpus_max` None means "as many
     as there are". `steps` is the whole job's work in steps (None:
     not known). Times are seconds. `background`: it has low priority, and runs on one GPU's background lane.
@@ -105,8 +115,7 @@ class JobSpec:
     command: tuple[str, ...] = ()
     args: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     steps: int | None = None
-    epochs: float | None = None
-    continues: str | None = None
+    training: Training | None = None
     after: tuple[str, ...] = ()
     gpus_min: int = 1
     gpus_max: int | None = None
@@ -123,6 +132,16 @@ class JobSpec:
     user: str = ""
     background: bool = False
     max_foreground_slowdown: float = 0.05
+
+    @property
+    def epochs(self) -> float | None:
+        """Passes over the data, where the work is given so."""
+        return self.training.epochs if self.training else None
+
+    @property
+    def continues(self) -> str | None:
+        """The job whose final state it begins with, if there is one."""
+        return self.training.continues if self.training else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +181,7 @@ class Attempt:
     measured), `stopped_s` those for which training stood still at its end for a resize in place (by the
     profile where they were not measured). `in_place`: it began by one, without a launch. `quick`: it was
     asked to save as its devices were wanted. `guests` are the ids of the background jobs that have held a
-    lane of its devices at any time in it. `own_s`: since when one that began packed on another's device has
-    had that to itself (None: never).
+    lane of its devices at any time in it.
     """
 
     number: int
@@ -181,9 +199,3 @@ class Attempt:
     launch_s: float | None = None
     stopped_s: float | None = None
     guests: tuple[int, ...] = ()
-    own_s: float | None = None
-
-    @property
-    def held_from_s(self) -> float | None:
-        """Since when it has counted as the one that uses its devices; None for one that only rides."""
-        return self.own_s if self.role is Role.PACKED else self.start_s

@@ -67,7 +67,8 @@ class Moves(Teaching):
         """Who has ridden on a GPU for longest holds it from now on."""
         self.packs.get_off(job.id)
         self.holder[gpu] = job.id
-        job.role, job.current.own_s = Role.PRIMARY, self.now
+        job.role = Role.PRIMARY
+        self.packs.inherited_s[job.id, job.attempt] = self.now
         self.changed.add(job.id)
         self._list(job)
 

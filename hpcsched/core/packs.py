@@ -10,17 +10,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hpcsched.core.jobs import Job
-from hpcsched.core.model import Device, JobSpec, Kind
+from hpcsched.core.model import Attempt, Device, JobSpec, Kind, Role
 from hpcsched.core.reasons import Reason
 
 
 @dataclass(slots=True)
 class Packs:
-    """Who rides where, those that came first in front; `alone` says by job id who is not packed any more."""
+    """Who rides where, those that came first in front; `alone` says by job id who is not packed any more.
+
+    `inherited_s` says by job and attempt since when it has held the GPU that it began to ride on.
+    """
 
     riders: dict[int, tuple[int, ...]] = field(default_factory=dict)
     gpu_of: dict[int, int] = field(default_factory=dict)
     alone: dict[int, Reason] = field(default_factory=dict)
+    inherited_s: dict[tuple[int, int], float] = field(default_factory=dict)
     used: bool = False
     """Whether there has been a job to be packed in this run."""
 
@@ -35,6 +39,12 @@ class Packs:
         left = tuple(rider for rider in self.riders.pop(gpu) if rider != job_id)
         if left:
             self.riders[gpu] = left
+
+    def held_from_s(self, job_id: int, attempt: Attempt) -> float | None:
+        """Since when an attempt has counted as the one that uses its devices; None for one that only rode."""
+        return (
+            self.inherited_s.get((job_id, attempt.number)) if attempt.role is Role.PACKED else attempt.start_s
+        )
 
     def on(self, gpus: Iterable[int]) -> tuple[int, ...]:
         """The ids of those that ride on these GPUs."""

@@ -149,6 +149,7 @@ def summarise(
     lower_bound_s: float | None = None,
     mean_jct_bound_s: float | None = None,
     overheads: Callable[[J, Attempt], float] = lambda job, attempt: 0.0,
+    held_from_s: Callable[[J, Attempt], float | None] = lambda job, attempt: attempt.start_s,
     downtime_s: float = 0.0,
     now_s: float = 0.0,
     keep_jobs: bool = True,
@@ -183,6 +184,8 @@ def summarise(
         lower_bound_s, mean_jct_bound_s: what no schedule's makespan and mean JCT can be below
             (`sim.bounds`), if known.
         overheads: seconds that a job spent on start or resume, and on suspend or change, in an attempt.
+        held_from_s: since when an attempt counts as the one that uses its GPUs; None for one that is only
+            trained together with another's.
         downtime_s: seconds without an agent; not part of the run's clock.
         now_s: until when attempts that have not ended are counted.
         keep_jobs: off leaves the jobs themselves out, which takes less time and memory for many.
@@ -194,7 +197,7 @@ def summarise(
     tally, beside = _Tally(), _Tally()
     kept = []
     for job in jobs:
-        measures = _measure(job, overheads, max(end_s, last_s))
+        measures = _measure(job, overheads, held_from_s, max(end_s, last_s))
         if job.spec.background:
             beside.add(measures)
         if not job.spec.background or len(guests) == len(jobs):
@@ -283,14 +286,19 @@ def _end(jobs: Iterable[JobRecord], now_s: float) -> float:
     return end_s
 
 
-def _measure(job: J, overheads: Callable[[J, Attempt], float], now_s: float) -> _Measures:
+def _measure(
+    job: J,
+    overheads: Callable[[J, Attempt], float],
+    held_from_s: Callable[[J, Attempt], float | None],
+    now_s: float,
+) -> _Measures:
     leased_s = held_s = 0.0
     switches, before = 0, None
     for attempt in job.attempts:
         end_s = now_s if attempt.end_s is None else attempt.end_s
         lasted_s = end_s - attempt.start_s
-        if attempt.held_from_s is not None:
-            leased_s += len(attempt.gpus) * (end_s - attempt.held_from_s)
+        if (from_s := held_from_s(job, attempt)) is not None:
+            leased_s += len(attempt.gpus) * (end_s - from_s)
         held_s += lasted_s
         switches += before in (Ended.SUSPENDED, Ended.RESIZED)
         before = attempt.ended

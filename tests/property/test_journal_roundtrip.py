@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcsched.core.model import Device, JobSpec, Kind, Progress
+from hpcsched.core.model import Device, JobSpec, Kind, Progress, Training
 from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.profile import Profile
 from hpcsched.store import journal
@@ -66,8 +66,10 @@ profiles = st.builds(
     grow_s=costs,
     shrink_s=costs,
     memory_mib=st.none() | tables,
+    packed_s=st.none() | tables,
     note=text,
 )
+BY_TYPE[Training | None] = st.none() | of(Training)
 BY_TYPE |= {
     tuple[Device, ...]: st.lists(of(Device), max_size=2).map(tuple),
     tuple[JobSpec, ...]: st.lists(of(JobSpec), max_size=2).map(tuple),

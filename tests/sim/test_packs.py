@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hpcsched.cli.explain import what_is_next
+from hpcsched.cli.results import result_of
 from hpcsched.core.invariants import check
 from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.reasons import Why
@@ -89,8 +90,9 @@ def test_when_the_holder_leaves_the_next_has_the_gpu():
     machine = run([packed("short", steps=500), packed("long", steps=1000), packed("never", steps=800)])
     short, long, never = machine.jobs.values()
     assert (short.attempts[0].role, long.attempts[0].role) == (Role.PRIMARY, Role.PACKED)
-    assert long.attempts[0].own_s == short.ended_s and never.attempts[0].own_s is None
-    result = summarise(machine.jobs.values(), policy="marble", gpus=1)
+    assert machine.packs.inherited_s == {(long.id, 1): short.ended_s}
+    assert [machine.packs.held_from_s(job.id, job.attempts[0]) for job in (short, never)] == [0.0, None]
+    result = result_of(machine)
     assert result.gpu_hours * 3600 == pytest.approx(long.ended_s)
     assert result.utilisation == pytest.approx(1.0)
 

@@ -184,6 +184,29 @@ def test_streams_come_together_when_a_member_fails(gpu: StandIn) -> None:
     check(together, made, builds)
 
 
+def test_streams_without_memory_are_given_up_before_anybody_has_to_leave(gpu: StandIn) -> None:
+    """Side by side, all activations are there at once."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        if gpu.here.name != "main":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return by_sample(model, batch)
+
+    builds = [training(seed, loss=loss) for seed in range(2)]
+    together, made = packed(*builds, mode="auto", steps=50)
+    go(together, 4)
+    group = together.groups[0]
+    group.trial, group.wanted = None, "streams"
+    together.step()
+    assert group.mode == "loop"
+    while not all(member.done for member in made):
+        together.step()
+    check(together, made, [training(0), training(1)])
+    together, made = packed(*builds, mode="streams")
+    with pytest.raises(OutOfMemory):
+        go(together, 5)
+
+
 # -- graphs ----------------------------------------------------------------------------------------------
 
 

@@ -26,8 +26,8 @@ from packed_trainings import (
 
 from hpcsched.errors import ConfigError
 from hpcsched.worker.packed import Pack
+from hpcsched.worker.packed.group import CAREFUL_STEPS, FIRST_STEPS
 from hpcsched.worker.packed.modes import TURN, VISITS, WARM_UP, WORTH, Loop, Stacks, Trial, Turns, widths
-from hpcsched.worker.packed.pack import CAREFUL_STEPS, FIRST_STEPS
 
 pytestmark = pytest.mark.torch
 __all__ = ["one_thread"]

@@ -351,6 +351,33 @@ def test_losses_with_other_constants_are_not_taken_for_the_same() -> None:
     check(*(training(seed, loss=weighted([1.0, 2, 3, 4])) for seed in range(2)))
 
 
+@pytest.mark.parametrize("depth", [2, 12])
+def test_models_that_enlarge_rounding_errors_are_compared_with_what_they_are_worth(depth: int) -> None:
+    """Deep batch norm of few samples: a last digit more here and there comes to 1e-4 in a gradient."""
+
+    def deep() -> nn.Module:
+        layers = [
+            nn.Sequential(nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU()) for _ in range(depth)
+        ]
+        return nn.Sequential(*layers, nn.Linear(16, 4))
+
+    together, made = packed(*(training(seed, net=deep, batch=5) for seed in range(2)), mode="stacked")
+    go(together, 6)
+    assert together.groups[0].mode == "stacked/2"
+    assert all(member.session.step == 6 for member in made)
+
+
+def test_what_is_wrong_is_not_taken_for_rounding_errors() -> None:
+    """A model that is stacked with another one's constants is far from itself, whatever it enlarges."""
+
+    def scaled(by: float) -> Any:
+        constant = torch.tensor(by)
+        return lambda model, batch: by_sample(model, batch) * constant
+
+    builds = [training(seed, loss=scaled(1 + seed / 100), net=normed) for seed in range(2)]
+    assert "do not give what they give by themselves" in refusal(*builds)
+
+
 def test_a_gru_is_stacked_or_refused() -> None:
     builds = [training(seed, net=Recurrent) for seed in range(2)]
     together, made = packed(*builds, mode="auto", steps=60)

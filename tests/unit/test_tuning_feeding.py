@@ -94,7 +94,7 @@ def test_a_search_in_a_simulation_trains_what_hyperband_says():
     feed = feeder()
 
     def in_steps(machine):
-        return [replace(spec, steps=int(spec.epochs * 10), epochs=None) for spec in feed(machine)]
+        return [replace(spec, steps=int(spec.epochs * 10), training=None) for spec in feed(machine)]
 
     simulation = Simulation(
         (),

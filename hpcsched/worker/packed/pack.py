@@ -18,7 +18,6 @@ from hpcsched.errors import ConfigError
 from hpcsched.worker.packed.devices import Graph, Streams
 from hpcsched.worker.packed.failures import (
     Failed,
-    Failures,
     Full,
     OutOfMemory,
     Refused,
@@ -26,6 +25,7 @@ from hpcsched.worker.packed.failures import (
     let_go,
     out_of_memory,
 )
+from hpcsched.worker.packed.group import CAREFUL_STEPS, Group, alike
 from hpcsched.worker.packed.member import Member
 from hpcsched.worker.packed.modes import Batches, Loop, Runner, Stacks, Trial, Turns, widths
 from hpcsched.worker.packed.stacking import Forward
@@ -36,56 +36,7 @@ __all__ = ["MODES", "Failed", "OutOfMemory", "Pack"]
 MODES = ("auto", "loop", "stacked", "streams", "graph")
 """`auto` takes the fastest, as measured; `streams` and `graph` are for GPUs."""
 
-FIRST_STEPS = 3
-"""So many steps a new group makes one by one: its optimizers get their state, and what it draws is seen."""
-
-CAREFUL_STEPS = 2
-"""So many steps every group is careful in when members have come or gone: by then all the memory that they
-need has been asked for."""
-
 Clock = Callable[[], float]
-
-
-class Group:
-    """Members that make their steps together: of one architecture, with batches of one size."""
-
-    def __init__(self, members: list[Member]) -> None:
-        self.members = members
-        self.feeds: list[Feed] = []
-        self.runner: Runner = Loop(members)
-        self.mode = "loop"
-        self.wanted: str | None = None
-        """The mode to go over to when that can be; None: it has to be found."""
-        known = all(member.started and member.draws is not None for member in members)
-        self.first = 0 if known else FIRST_STEPS
-        self.careful = 0
-        self.trial: Trial | None = None
-        kinds = tuple(sorted({type(member.parts.optimizer).__name__ for member in members}))
-        self.key = members[0].architecture, members[0].batch, kinds
-        """What decides which mode is the best for it, besides the number of its members."""
-
-    @property
-    def clock(self) -> float:
-        """How far they are in the pack's time."""
-        return self.members[0].clock + self.runner.ahead * self.members[0].batch
-
-    def batches(self) -> list[Any]:
-        """What their next step is made on: by member. Raises Failed for those whose data fail, or Full."""
-        ahead = self.runner.ahead
-        found, failures = [], Failures()
-        for member, feed in zip(self.members, self.feeds, strict=True):
-            try:
-                found.append(feed.batch(member.session.samples + ahead * member.batch, member.batch))
-            except Exception as error:
-                failures.add(member, error)
-        failures.check()
-        return found
-
-    def make_step(self, batches: Batches) -> None:
-        """Make it, in the mode that they are in."""
-        careful = self.first > 0 or self.careful > 0
-        self.careful = max(0, self.careful - 1)
-        self.runner.step(batches, careful=careful)
 
 
 class Pack:
@@ -118,7 +69,7 @@ class Pack:
         """Let members in, between two steps."""
         self.settle()
         for member in members:
-            others = [other for other in self.members if _alike(other, member)] or self.members
+            others = [other for other in self.members if alike(other, member)] or self.members
             member.clock = min((other.clock for other in others), default=0.0)
             member.source = member.parts
             for other in self.members:
@@ -151,7 +102,7 @@ class Pack:
         sets: list[list[Member]] = []
         for member in self.members:
             for some in sets:
-                if _alike(member, some[0]) and member.clock == some[0].clock:
+                if alike(member, some[0]) and member.clock == some[0].clock:
                     some.append(member)
                     break
             else:
@@ -167,7 +118,7 @@ class Pack:
         for group in self.groups:
             group.careful = CAREFUL_STEPS
         self._ragged = any(
-            _alike(group.members[0], other.members[0]) for group, other in combinations(self.groups, 2)
+            alike(group.members[0], other.members[0]) for group, other in combinations(self.groups, 2)
         )
 
     def _feed(self) -> None:
@@ -202,6 +153,7 @@ class Pack:
         on as if nothing had happened; some of them may have made a step more than others until they are even.
         """
         if self._ragged:
+            self.settle()
             self._regroup()
         if not self.groups:
             return ()
@@ -240,23 +192,22 @@ class Pack:
         except Failed:
             self._ragged = True
             raise
-        except Full:
-            self._ragged = True
+        except Full as error:
+            full, why = True, f"out of memory: {error}"
         except Exception as error:
-            self._ragged = True
             if not isinstance(group.runner, (Stacks, Graph)):
                 raise
             if isinstance(error, Refused) and self.mode != "auto":
                 raise _cannot(self.mode, str(error)) from error
             # As one, nobody has made the step, and nobody can tell who is to blame: each by itself now.
-            full = out_of_memory(error)
+            full, why = out_of_memory(error), str(error)
             let_go(error)
-            self._to_loop(group, str(error))
-            self._give_room()
-            if not full or self.mode == "auto":
-                return
-        self._to_loop(group, "out of memory")
+        self._ragged = True
+        lean = isinstance(group.runner, (Loop, Turns))
+        self._to_loop(group, why)
         self._give_room()
+        if not full or (self.mode == "auto" and not lean):  # one by one, they need less
+            return
         last = self.members[-1]
         if len(self.members) == 1:
             raise Failed([(last, MemoryError("out of memory, with nobody else in the pack"))])
@@ -375,11 +326,6 @@ class Pack:
 
 def _cannot(mode: str, why: str) -> ConfigError:
     return ConfigError(where="pack", key="mode", got=f"{mode!r} ({why})", accepted="loop, auto")
-
-
-def _alike(one: Member, other: Member) -> bool:
-    """Whether two members may make their steps together, when they are equally far."""
-    return one.batch == other.batch and one.architecture == other.architecture
 
 
 def _place(member: Member) -> Any:

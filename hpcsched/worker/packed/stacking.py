@@ -24,8 +24,7 @@ from hpcsched.worker.packed.alone import (
     NotStackable,
     alone,
     can_be_stacked,
-    check_noise,
-    close,
+    check,
     line_of,
     put_back,
 )
@@ -196,18 +195,10 @@ class Stack:
             if out_of_memory(error):
                 raise
             raise NotStackable(f"it cannot be computed: {line_of(error)}") from error
-        for model, result in enumerate(expected):
+        for model, (member, batch, result) in enumerate(zip(self.members, batches, expected, strict=True)):
             gradients = [gradient[model] for gradient in self._gradients]
             buffers = [buffer[model] for buffer in self._rest[len(self._fixed) :]]
-            alike = (
-                close([totals[model]], [result.total])
-                and close(gradients, result.gradients(self._names))
-                and close(buffers, result.buffers)
-            )
-            if not alike:
-                raise NotStackable("as one, the models do not give what they give by themselves")
-            if type(self.members[model].parts.optimizer) is not torch.optim.SGD:
-                check_noise(self._names, gradients, result.gradients(self._names))
+            check(([totals[model]], gradients, buffers), result, member, batch, self._names)
         changed = [i for i, old in enumerate(before) if not torch.equal(self._rest[i], old)]
         put_back(self._rest, before)
         return changed
