@@ -118,7 +118,7 @@ def _costs(kind: str, batch: int, *, quick: bool) -> tuple[float, dict[int, floa
 
     torch.set_num_threads(1)
     rounds = 1 if quick else 5
-    found = {n: Case(kind, n, batch).run(rounds) for n in (COUNTS[:2] if quick else COUNTS)}
+    found = {n: Case(kind, n, batch).run(1, rounds) for n in (COUNTS[:2] if quick else COUNTS)}
     packed = {n: median(samples["auto_step_s"]) for n, samples in found.items()}
     return median(found[1]["separate_step_s"]), packed
 

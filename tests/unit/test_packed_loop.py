@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from packed_trainings import (
     dropping,
     from_dict,
     frozen,
+    go,
     mlp,
     normed,
     one_thread,
@@ -33,6 +35,7 @@ from packed_trainings import (
     with_noise,
 )
 
+from hpcsched.worker.packed import free, load, pack
 from hpcsched.worker.packed.member import WATCHED_EVERY
 
 pytestmark = pytest.mark.torch
@@ -111,6 +114,18 @@ def test_with_processes_that_read_ahead() -> None:
     check(*(training(seed, data=Augmented, collate=with_noise, loaders=1) for seed in range(2)), steps=5)
 
 
+@pytest.mark.parametrize("after", [0, 1, 2, 5])
+def test_a_checkpoint_goes_on_elsewhere_with_the_same_random_numbers(after: int) -> None:
+    build = training(1, net=dropping, data=Augmented, scheduler="steps")
+    together, (first, _) = packed(build, training(2), mode="loop")
+    go(together, after)
+    saved = copy.deepcopy(free(first, together))
+    torch.manual_seed(123)
+    again = load(build(), checkpoint=saved, steps=STEPS)
+    go(pack([again]), STEPS)
+    assert same(state_of(again), separate(build, STEPS))
+
+
 def test_in_an_order_of_its_own_each() -> None:
     check(training(1, order=1), training(2, order=2), training(3, order=1))
 
@@ -136,6 +151,7 @@ def test_one_that_writes_into_its_batch_does_not_spoil_it_for_the_others() -> No
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
     check(training(1), training(2, loss=scaling), training(3), training(4, loss=scaling, batch=12))
+    check(training(2, loss=scaling), training(1), training(3))
 
 
 def test_one_that_begins_to_write_into_its_batch_later_does_not_either() -> None:
@@ -146,6 +162,7 @@ def test_one_that_begins_to_write_into_its_batch_later_does_not_either() -> None
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
     check(training(1), training(2, loss=late), training(3), training(4))
+    check(training(2, loss=late), training(1), training(3))
 
 
 @pytest.mark.parametrize("mode", ["loop", "auto"])

@@ -128,6 +128,7 @@ def test_a_checkpoint_of_another_order_keeps_its_order() -> None:
     state = first.call(first.session.state)
     again = load(training(1, order=0)(), checkpoint=state)
     other, _ = packed(training(2, order=0), mode="loop")
+    go(other, 3)  # so that both are at one place, each in its own order
     other.join(again)
     go(other, 9)
     assert same(state_of(again)["model"], separate(training(1, order=5), again.session.step)["model"])
