@@ -20,7 +20,7 @@ from common import Report, main, median, ms
 
 SIZES, QUICK_SIZES = (1, 2, 4, 8), (2,)
 BATCHES, QUICK_BATCHES = (8, 32, 100), (8,)
-INSTANCES, QUICK_INSTANCES = 5, 1
+INSTANCES, QUICK_INSTANCES = 3, 1
 ROUNDS, QUICK_ROUNDS = 4, 1
 SLICE_S = 0.03
 """A slice takes about so long; in whole turns."""

@@ -91,9 +91,9 @@ def test_no_more_is_kept_than_somebody_will_come_to() -> None:
     together, made = packed(*(training(s, data=Augmented, batch=batch) for s, batch in enumerate((4, 6))))
     go(together, 60)
     feed = together.groups[0].feeds[0]
-    assert len(feed._batches) <= 9
-    assert len(feed._samples) <= 9 * 6
-    assert min(feed._samples) >= min(member.session.samples for member in made) - 9 * 6
+    assert len(feed._batches) <= 3
+    assert len(feed._samples) <= 3 * 6
+    assert min(feed._samples) >= min(member.session.samples for member in made) - 3 * 6
 
 
 def test_one_who_joins_later_reads_at_its_own_place_and_shares_with_those_who_are_there() -> None:

@@ -224,8 +224,9 @@ class Member:
     def backward(self, batch: Any) -> None:
         """The gradients of the mean loss over a batch, by themselves. Raises ValueError for odd losses."""
         self.parts.optimizer.zero_grad()
-        self._total = total = self.losses(batch)
+        total = self.losses(batch)
         (total / self.batch).backward()  # type: ignore[no-untyped-call]
+        self._total = total.detach()
 
     def losses(self, batch: Any) -> torch.Tensor:
         """The sum of the losses of a batch's samples, shape []. Raises ValueError for odd losses."""
@@ -276,7 +277,7 @@ class Member:
             self.parts.model.train()
 
     def _loss(self) -> torch.Tensor | None:
-        return None if self._total is None else (self._total / self.batch).detach()
+        return None if self._total is None else self._total / self.batch
 
 
 def _has_state(optimizer: torch.optim.Optimizer) -> bool:

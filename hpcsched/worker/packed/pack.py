@@ -162,14 +162,14 @@ class Pack:
         return tuple(group.members)
 
     def _advance(self, group: Group) -> None:
-        began = self._clock()
-        batches = group.batches()
-        read_s = self._clock() - began
         if not group.first and group.wanted is None and group.trial is None:
             self._choose(group)
         if group.trial is not None:
-            self._try(group, batches, read_s)
+            began = self._clock()
+            batches = group.batches()
+            self._try(group, batches, self._clock() - began)
         else:
+            batches = group.batches()
             if not group.first and group.wanted not in (None, group.mode):
                 self._go_over_or_stay(group, group.wanted, batches)
             group.make_step(batches)

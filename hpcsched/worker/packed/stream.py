@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 MOST_BYTES_COMPARED = 64 << 20
 """Datasets that are larger than this as a pickle are the same only if they are named so (`Parts.data`)."""
 
-_MANY = 8
-"""So many batches are kept before those are looked for that nobody will come to any more."""
-
 
 class Feed:
     """The stream of samples of one dataset, from the places where members are.
@@ -56,10 +53,9 @@ class Feed:
         for whoever asks, so nobody may write into it."""
         key = (position, count)
         if (found := self._batches.get(key)) is None:
-            found = self._make(position, count)
-            if len(self._batches) >= _MANY:
-                self._forget(min((member.session.samples for member in self.readers), default=0))
-            self._batches[key] = found
+            # First of all: the new one then gets the memory of an old one, which is still in the caches.
+            self._forget(min((member.session.samples for member in self.readers), default=0))
+            found = self._batches[key] = self._make(position, count)
         return found
 
     def drop(self, batch: Any) -> None:
