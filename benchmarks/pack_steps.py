@@ -42,7 +42,7 @@ def measure(options: argparse.Namespace) -> Report:
     cases = [Case(net, n, batch) for net in ("mlp", "wide", "cnn") for batch in batches for n in sizes]
     if not options.quick:
         cases += [Case("broad", 2, 100), Case("broad", 4, 100)]
-    worst = 0.0
+    worst = worst_alone = 0.0
     for case in cases:
         instances, rounds = (1, QUICK_ROUNDS) if options.quick else (INSTANCES[case.size], ROUNDS)
         found = case.run(instances, rounds)
@@ -50,7 +50,10 @@ def measure(options: argparse.Namespace) -> Report:
         alone = median(found["separate_step_s"] + found["again_step_s"])
         chance = median(found["again_step_s"]) / median(found["separate_step_s"]) - 1
         saved = {m: 1 - median(found[f"{m}_step_s"]) / alone for m in MODES if f"{m}_step_s" in found}
-        worst = max(worst, -saved["auto"])
+        if case.size > 1:
+            worst = max(worst, -saved["auto"])
+        else:
+            worst_alone = max(worst_alone, -saved["auto"])
         goal = GOALS.get(case.size) if case.net in ("mlp", "cnn") and case.batch == 32 else None
         shares = ", ".join(f"{mode} {value:+.0%}" for mode, value in saved.items())
         taken = " or ".join(sorted(set(case.chosen)))
@@ -65,6 +68,7 @@ def measure(options: argparse.Namespace) -> Report:
         "making a stack: tracing it and checking it", f"{ms(median(setups))}, at most {ms(max(setups))}"
     )
     report.row("`auto` at its worst", f"{worst:.1%} slower", goal=f"at most {WORST:.0%}", ok=worst <= WORST)
+    report.row("... of one, which is a loop as each alone is", f"{worst_alone:.1%} slower")
     return report
 
 

@@ -16,7 +16,7 @@ from hpcsched.core.actions import Action, Kill
 from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Ended, JobState
-from hpcsched.core.moves import DRAIN, HURRY, LANES, LOOK
+from hpcsched.core.moves import DRAIN, HURRY, LANES, LOOK, PACKS
 from hpcsched.core.obeying import Obeying
 from hpcsched.core.packs import is_packed
 from hpcsched.core.reasons import Reason, Why
@@ -126,7 +126,8 @@ class Machine(Obeying):
         self.plan, self._plan_asked = None, False
         self.draining, self.drain_cause = False, ""
         self.deadline, self.reserve_s = event.deadline, event.reserve_s
-        self._drain_due = self._lanes_due = -inf
+        self._drain_due = self._lanes_due = self._packs_due = -inf
+        self.packs.idle_s, self.packs.parted = None, set()
         for job in list(self.active.values()):
             self._attempt_lost(job, event.saved_steps.get(job.id), "the agent was gone", counts=False)
         for job_id, step in event.saved_steps.items():
@@ -352,7 +353,7 @@ class Machine(Obeying):
         if event.key == HURRY:
             self._hurry(event.at)
             return
-        if event.key in (LOOK, LANES):
+        if event.key in (LOOK, LANES, PACKS):
             self._decide_after = True
             return
         kind, job_id, attempt = event.key

@@ -14,9 +14,9 @@ from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.teaching import Teaching
 
 DRAIN, HURRY = ("drain", 0, 0), ("hurry", 0, 0)
-LOOK, LANES = ("look", 0, 0), ("lanes", 0, 0)
+LOOK, LANES, PACKS = ("look", 0, 0), ("lanes", 0, 0), ("packs", 0, 0)
 """Keys of the run's own timers: when saving begins, when what has not left is told to end, and when the
-policy wants to be asked again, about all and about the background lanes."""
+policy wants to be asked again, about all, about the background lanes, and about packs."""
 
 MOST_LOSSES = 3
 """Attempts lost in a row without a new checkpoint before a job is given up."""

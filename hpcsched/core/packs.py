@@ -18,13 +18,17 @@ from hpcsched.core.reasons import Reason
 class Packs:
     """Who rides where, those that came first in front; `alone` says by job id who is not packed any more.
 
-    `inherited_s` says by job and attempt since when it has held the GPU that it began to ride on.
+    `inherited_s` says by job and attempt since when it has held the GPU that it began to ride on. `idle_s` is
+    since when a GPU has been free that no job waits for, `parted` who has left a pack for one in this life of
+    the run.
     """
 
     riders: dict[int, tuple[int, ...]] = field(default_factory=dict)
     gpu_of: dict[int, int] = field(default_factory=dict)
     alone: dict[int, Reason] = field(default_factory=dict)
     inherited_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    idle_s: float | None = None
+    parted: set[int] = field(default_factory=set)
     used: bool = False
     """Whether there has been a job to be packed in this run."""
 

@@ -53,6 +53,7 @@ class Why(StrEnum):
     GIVES_WAY = "GivesWay"
     TOO_COSTLY = "TooCostly"
     ENDS_SOON = "EndsSoon"
+    PARTED = "Parted"
     LEFT_PACK = "LeftPack"
     # what happened to it
     SUBMITTED = "Submitted"
@@ -118,6 +119,8 @@ _WORDS = {
     Why.TOO_COSTLY: "{guest} slows {host} down by {slowdown:z.1%}, of at most {limit:.3g}% ({beside:.4g} "
     "instead of {alone:.4g} steps/s, it at {share:.3g} of its own speed): they share no GPU any more",
     Why.ENDS_SOON: "saves before the jobs in the foreground do, as the allocation ends",
+    Why.PARTED: "leaves the {others} that it trains with on GPU {gpu} for a GPU that nobody has: done about "
+    "{sooner:.0f} s sooner, {cost:.1f} s for saving and going on",
     Why.LEFT_PACK: "left its pack on GPU {gpu} at step {step} (its output tells why): it is not packed any "
     "more",
     Why.SUBMITTED: "submitted",

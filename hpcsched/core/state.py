@@ -93,6 +93,7 @@ class RunState:
         self._drain_due = -inf
         self._look_due = -inf
         self._lanes_due = -inf
+        self._packs_due = -inf
         self._late_since = inf
         self._healthy: Mapping[str, int] = {}
         self._leave_window_s = 0.0

@@ -125,8 +125,17 @@ class Ride:
     reason: Reason
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Have a job that rides save and leave its pack, to go on by itself on a GPU that is free."""
+
+    job: Job
+    reason: Reason
+
+
 Decision = Start | Resize | Preempt | Remark | LookAgain | Replan
 LaneDecision = Share | Pace | Yield | LookAgain
+PackDecision = Ride | Part | LookAgain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +226,8 @@ class PackView:
 
     `holders` are the jobs that hold a GPU, by GPU, `packs` who rides with them, `guests` who has its
     background. `waiting()` walks all jobs that wait for GPUs in FIFO order. `in_time(job, others)` and
-    `loaded(job)` are as for the lanes.
+    `loaded(job)` are as for the lanes, `left_s`, `save_s(job)` and `launch_s(job, gpus, first=)` as for all
+    others. `free` is how many GPUs nobody holds.
     """
 
     now: float
@@ -226,9 +236,13 @@ class PackView:
     jobs: Mapping[int, Job]
     holders: Mapping[int, Job]
     guests: Mapping[int, int]
+    free: int
+    left_s: float
     waiting: Callable[[], Iterator[Job]]
     in_time: Callable[[Job, Sequence[Job]], bool]
     loaded: Callable[[Job], Profile | None]
+    save_s: Callable[[Job], float]
+    launch_s: LaunchCost
 
 
 class Policy(Protocol):
@@ -262,8 +276,8 @@ class Sharing(Protocol):
 class Packing(Protocol):
     """A policy that also says who rides on whose GPU."""
 
-    def ride(self, view: PackView) -> list[Ride]:
-        """Who joins whom now, in the order it is to be applied: a pure function of the view."""
+    def ride(self, view: PackView) -> list[PackDecision]:
+        """Who joins or leaves whom now, in the order it is to be applied: a pure function of the view."""
         ...
 
 

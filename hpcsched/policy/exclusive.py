@@ -21,6 +21,7 @@ class Exclusive(WithBackground, WithPacks):
     name = "exclusive"
     work_conserving = False
     acts_when_full = False
+    parts_packs = False
 
     def watches(self, job: Job) -> bool:
         return False

@@ -17,8 +17,8 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, MakePlan, Resize, SetTimer, Suspend, Terminate
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import SAVED_AND_LEFT, Machine
-from hpcsched.core.model import Device, JobSpec, JobState, Kind, Progress
-from hpcsched.core.moves import LANES, LOOK
+from hpcsched.core.model import Device, JobSpec, JobState, Kind, Progress, Role
+from hpcsched.core.moves import LANES, LOOK, PACKS
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.planning.costs import course_of, require_profiles
 from hpcsched.planning.standin import STILL, Course
@@ -103,7 +103,7 @@ class Simulation:
         """What is to come; None is a look at how far the jobs are."""
         self._sequence = 0
         self._observed_at = -1.0
-        self._dues = {LOOK: -1.0, LANES: -1.0}
+        self._dues = {LOOK: -1.0, LANES: -1.0, PACKS: -1.0}
         self._looks = False
         self._slowed = False
         """Whether some job does not have all of its own speed."""
@@ -298,7 +298,7 @@ class Simulation:
             self._look_later()
         policy = self.machine.policy
         always = self._stories or self._truth is not None
-        if always or policy is None or policy.watches(job):
+        if always or policy is None or policy.watches(job) or job.role is Role.PACKED:
             self._watched[job.id] = run
         return run
 

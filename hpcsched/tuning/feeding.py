@@ -10,7 +10,7 @@ from hpcsched import jobfile
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, JobState
 from hpcsched.errors import ConfigError
-from hpcsched.tuning.grouping import STRATEGIES, packs_of
+from hpcsched.tuning.grouping import BATCH_KEYS, STRATEGIES, packs_of
 from hpcsched.tuning.source import JobSource, Outcome, RungJob
 
 _ENDED = {
@@ -57,16 +57,12 @@ class Feeder:
         )
 
     def _order(self, job: RungJob) -> tuple[Any, ...]:
-        """Rung by rung, and in a rung those next to each other that have most choices in common: jobs that
-        come one after the other are packed together, and models that are alike gain most by that."""
-        axes = self.source.search.space.axes()
-        choices = sorted((axis for axis in axes if axis.values), key=lambda axis: len(axis.values))
-        return (
-            job.rung,
-            -job.bracket,
-            *(axis.values.index(job.args[axis.name]) for axis in choices),
-            job.trial,
-        )
+        """First rungs first, and those of all brackets next to each other that have most choices in common:
+        jobs that come one after the other are packed together, and models that are alike gain most by that.
+        With batches of other sizes they share little, so that choice comes first."""
+        axes = (axis for axis in self.source.search.space.axes() if axis.values)
+        choices = sorted(axes, key=lambda axis: (axis.name not in BATCH_KEYS, len(axis.values)))
+        return job.rung, *(axis.values.index(job.args[axis.name]) for axis in choices), job.trial
 
     def _table(self, job: RungJob, pack: str | None) -> dict[str, Any]:
         """A rung's job as a job file would have it."""

@@ -75,6 +75,29 @@ def test_jobs_of_a_pack_are_suspended_cancelled_and_told_of_one_by_one(bench: Be
     bench.all_gone()
 
 
+def test_who_rides_goes_to_a_gpu_that_nobody_waits_for(bench: Bench) -> None:
+    (bench.folder / "small.py").write_text(TRAINER)
+    packed = {"trainer": "small:Small", "gpus": 1, "strategy": {"kind": "packed", "mode": "loop"}}
+    steps = {"long": 6000, "short": 20, "rider": 6000}
+    jobs = [job(name, args={"lr": 0.01}, steps=count, **packed) for name, count in steps.items()]
+    agent = bench.start(bench.set_of(*jobs), "--devices", "cpu:2")
+    bench.until(lambda: bench.states().get("short") == "COMPLETED", "the short one done")
+    bench.until(lambda: bench.job("rider")["role"] == "primary", "the rider has the other GPU")
+    bench.ready("rider")
+    assert (
+        "leaves the 1 that it trains with on GPU 0 for a GPU that nobody has"
+        in bench("explain", "rider").stdout
+    )
+    (bench.folder / "go").touch()
+    assert agent.wait() == 0, bench.output(1) + bench.output(3)
+    machine, _ = bench.replayed()
+    rider = machine.jobs[3]
+    assert [attempt.gpus for attempt in rider.attempts] == [(0,), (1,)]
+    assert len(machine.jobs[1].attempts) == 1
+    assert rider.steps_repeated == 0
+    bench.all_gone()
+
+
 def test_what_is_trained_in_a_pack_is_what_is_trained_alone(bench: Bench) -> None:
     (bench.folder / "small.py").write_text(TRAINER)
     (bench.folder / "go").touch()

@@ -8,8 +8,11 @@ import pytest
 
 from hpcsched.cli.explain import what_is_next
 from hpcsched.cli.results import result_of
+from hpcsched.core import events as ev
+from hpcsched.core.actions import SetTimer
 from hpcsched.core.invariants import check
 from hpcsched.core.model import JobState, Kind, Role
+from hpcsched.core.moves import PACKS
 from hpcsched.core.reasons import Why
 from hpcsched.policy import POLICIES
 from hpcsched.report.gantt import _seats
@@ -172,3 +175,103 @@ def test_what_is_known_not_to_fit_into_the_memory_is_not_packed():
     assert "not on GPU 0: 3 of them do not fit into its memory" in what_is_next(
         driver.machine, driver.job("c")
     )
+
+
+def parted(machine):
+    return [job.spec.name for job in machine.jobs.values() if said(job, Why.PARTED)]
+
+
+def said(job, why):
+    return any(note.reason.why is why for note in job.story)
+
+
+def wait(driver, seconds):
+    """So long nothing happens but what packs are to be looked at for."""
+    until = driver.now + seconds
+    while True:
+        asked = (action for action in driver.actions if isinstance(action, SetTimer) and action.key == PACKS)
+        due = min((action.due for action in asked if driver.now < action.due <= until), default=None)
+        if due is None:
+            driver.now = until
+            return
+        driver.now = due
+        driver.tell(ev.TimerFired, key=PACKS)
+
+
+SLOW = a_profile("slow", [10.0], start_s=1.0, resume_s=2.0, suspend_s=1.0)
+
+
+def test_who_rides_goes_to_a_gpu_that_stays_free_for_as_long_as_going_there_takes():
+    """Three of 100 s on two GPUs: at 50 s the one that is alone there is done, and the GPU stays free."""
+    jobs = [packed("a", "slow"), packed("b", "slow", steps=490), packed("c", "slow")]
+    machine = Simulation(
+        jobs, [SLOW], gpus=2, policy="marble", watch=lambda event, actions, machine: check(machine)
+    ).run()
+    a, b, c = machine.jobs.values()
+    assert b.ended_s == 50.0
+    assert parted(machine) == ["c"]
+    (note,) = (note for note in c.story if note.reason.why is Why.PARTED)
+    assert note.at == 53.0
+    assert [attempt.gpus for attempt in c.attempts] == [(0,), (1,)]
+    assert [attempt.role for attempt in c.attempts] == [Role.PACKED, Role.PRIMARY]
+    assert c.steps_repeated == 0
+    assert max(a.ended_s, c.ended_s) < 140.0  # of 201 had they stayed together
+
+
+def test_nobody_parts_for_what_is_not_worth_its_cost_or_while_another_waits():
+    short = [packed("a", "slow"), packed("b", "slow", steps=940), packed("c", "slow", steps=500)]
+    machine = Simulation(short, [SLOW], gpus=2, policy="marble").run()
+    assert not parted(machine)
+    driver = Driver(gpus=2, profiles=[SLOW])
+    driver.submit(*(packed(name, "slow", kind=Kind.TRAINER, trainer="m:T") for name in "abc"))
+    for name in "abc":
+        driver.runs(name)
+    driver.exits("b", 0, 1000, 1000)
+    wait(driver, 2.0)
+    driver.submit(a_job("wide", "slow", gpus=2))  # waits for both GPUs: the free one is taken for it
+    wait(driver, 60.0)
+    assert driver.job("c").state is JobState.RUNNING
+    assert not said(driver.job("c"), Why.PARTED)
+
+
+def test_one_whose_work_is_not_known_parts_when_it_has_trained_long_enough_to_be_worth_it():
+    driver = Driver(gpus=2, profiles=[])
+    epochs = {"kind": Kind.TRAINER, "trainer": "m:T", "steps": None, "strategy": {"mode": "loop"}}
+    driver.submit(*(packed(name, **epochs) for name in "abc"))
+    for name in "abc":
+        driver.runs(name)
+    driver.exits("b", 0, 10, 10)
+    c = driver.job("c")
+    cost_s = driver.machine._save_s(c) + driver.machine._launch_s(c, 1, first=False)
+    wait(driver, 2 * cost_s - 0.5)
+    assert c.state is JobState.RUNNING
+    wait(driver, 1.0)
+    assert c.state is JobState.SUSPENDING
+    driver.exits("c", 75, 20, 20)
+    assert (c.state, c.gpus) == (JobState.STARTING, (1,))
+
+
+def test_a_job_parts_once_and_no_more_leave_than_there_are_gpus():
+    driver = Driver(gpus=3, profiles=[])
+    loop = {"kind": Kind.TRAINER, "trainer": "m:T", "steps": None, "strategy": {"mode": "loop"}}
+    driver.submit(*(packed(f"j{i}", **loop) for i in range(9)))
+    for i in range(9):
+        driver.runs(f"j{i}")
+    for i in (1, 4, 7):  # all that are on GPU 1
+        driver.exits(f"j{i}", 0, 10, 10)
+    wait(driver, 600.0)
+    leaving = [job for job in driver.machine.active.values() if job.state is JobState.SUSPENDING]
+    assert [job.gpus for job in leaving] == [(0,)]
+    name = leaving[0].spec.name
+    driver.exits(name, 75, 20, 20)
+    driver.runs(name)
+    wait(driver, 600.0)
+    assert driver.job(name).state is JobState.RUNNING
+    assert len([j for j in driver.machine.active.values() if j.state is JobState.SUSPENDING]) == 0
+
+
+def test_under_exclusive_a_gpu_that_is_free_is_nobodys():
+    machine = Simulation(
+        [packed(f"j{i}", "slow") for i in range(3)], [SLOW], gpus=2, policy="exclusive"
+    ).run()
+    assert not parted(machine)
