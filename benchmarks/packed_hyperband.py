@@ -4,10 +4,10 @@
 
 The real one (R = 27, eta = 3) is run on two CPU slots with packing and without, in turn, and has to find the
 same winner. The other is the search of pack, section 5.4 (R = 81, eta = 3, the 1,056 configurations of Table
-3, epochs of 10,000 samples), on one and on four simulated devices whose speeds are measured here first: a step
-of a small MLP and of a small CNN alone, with its own input, and packed by two to eight, at three batch sizes
-and interpolated between them. Starts cost nothing there, and models of two architectures or batch sizes gain
-nothing from each other.
+3, epochs of 10,000 samples), on one and on four simulated devices. Their speeds are measured here first: a
+step of a small MLP and of a small CNN alone, with its own input, and packed by two to eight, at three batch
+sizes and interpolated between them. Starts cost nothing there, and models of two architectures or batch sizes
+gain nothing from each other.
 """
 
 from __future__ import annotations
