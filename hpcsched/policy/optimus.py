@@ -41,6 +41,7 @@ class Optimus(WithBackground, WithPacks):
 
     name = "optimus"
     work_conserving = False
+    parts_packs = False
     acts_when_full = True
     OPTIONS = {"interval": Number(least=1)}  # noqa: RUF012 - read, never written
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hpcsched.core import events as ev
+from hpcsched.core.actions import Suspend
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState, Kind, Progress
 from hpcsched.policy import make_policy
@@ -252,7 +253,7 @@ class AnythingGoes(_Run):
         """Late, stale, and never asked for."""
         self.driver.tell(ev.TimerFired, key=(kind, self.pick(number), attempt))
 
-    @rule(key=st.sampled_from([("drain", 0, 0), ("hurry", 0, 0), ("lanes", 0, 0)]))
+    @rule(key=st.sampled_from([("drain", 0, 0), ("hurry", 0, 0), ("lanes", 0, 0), ("packs", 0, 0)]))
     def timer_of_the_run(self, key):
         self.driver.tell(ev.TimerFired, key=key)
 
@@ -385,7 +386,85 @@ class ChangesInPlace(_Run):
         self.all_run()
 
 
+class ComingAndGoing(_Run):
+    """Jobs that ride on the GPUs of others, and leave when GPUs stay free."""
+
+    @initialize(
+        policy=st.sampled_from(["marble", "marble", "equal", "exclusive"]),
+        gpus=st.integers(1, 4),
+        deadline=st.sampled_from([None, None, 900.0]),
+        steps=st.lists(st.sampled_from([None, 100, 5000]), min_size=1, max_size=8),
+    )
+    def begin(self, policy, gpus, deadline, steps):
+        self.driver = Driver(gpus=gpus, policy=policy, profiles=PROFILES, deadline=deadline, reserve_s=20)
+        self.final = {}
+        for count in steps:
+            self.arrives("unknown", count, None)
+        self.all_run()
+
+    @rule(
+        model=st.sampled_from(["six", "unknown"]),
+        steps=st.sampled_from([None, 100, 5000]),
+        mode=st.sampled_from([None, "loop"]),
+    )
+    def arrives(self, model, steps, mode):
+        strategy = {"kind": "packed", "most": 3, **({"mode": mode} if mode else {})}
+        more = {"gpus": 1, "kind": Kind.TRAINER, "trainer": "m:T", "strategy": strategy}
+        self.driver.submit(a_job(f"j{len(self.machine.jobs) + 1}", model, steps, **more))
+
+    @rule(gpus=st.sampled_from([1, 2]))
+    def one_that_is_not_packed_arrives(self, gpus):
+        self.driver.submit(a_job(f"j{len(self.machine.jobs) + 1}", "three", gpus=gpus))
+
+    @rule()
+    def all_run(self):
+        for job in list(self.machine.active.values()):
+            if not job.ready:
+                self.driver.runs(job.id)
+
+    @rule(seconds=st.sampled_from([1.0, 40.0]), looks=st.booleans())
+    def time_passes(self, seconds, looks):
+        self.driver.now += seconds
+        if looks:
+            self.driver.tell(ev.TimerFired, key=("packs", 0, 0))
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, code=st.sampled_from([0, 0, 0, 75, 75, 1]))
+    def exits(self, number, code):
+        job = self.driver.job(self.pick_active(number))
+        self.driver.exits(job.id, code, job.step + 5, job.step + 5)
+
+    @precondition(lambda self: any(job.state is JobState.SUSPENDING for job in self.machine.active.values()))
+    @rule()
+    def all_have_saved(self):
+        for job in list(self.machine.active.values()):
+            if job.state is JobState.SUSPENDING:
+                self.driver.exits(job.id, 75, job.step, job.step)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, command=st.sampled_from(COMMANDS))
+    def command(self, number, command):
+        self.driver.tell(command, self.pick(number))
+
+    @rule(gpus=st.integers(1, 4), again=st.booleans())
+    def the_agent_ends(self, gpus, again):
+        if not again:
+            self.driver.drain()
+            return
+        self.driver.start_agent(gpus, {job.id: job.step for job in self.machine.active.values()})
+
+    @invariant()
+    def no_more_leave_for_free_gpus_than_there_are(self):
+        if hasattr(self, "driver") and isinstance(self.driver.events[-1], ev.TimerFired):
+            leaves = [action for action in self.driver.actions if isinstance(action, Suspend)]
+            now = [action for action in leaves if action.at == self.driver.now]
+            moved = [action for action in now if action.job_id in self.machine.packs.parted]
+            assert len(moved) <= len(self.machine.free)
+
+
 TestAnythingGoes = AnythingGoes.TestCase
 TestAnythingGoes.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 TestChangesInPlace = ChangesInPlace.TestCase
 TestChangesInPlace.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestComingAndGoing = ComingAndGoing.TestCase
+TestComingAndGoing.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -201,11 +201,12 @@ def wait(driver, seconds):
 SLOW = a_profile("slow", [10.0], start_s=1.0, resume_s=2.0, suspend_s=1.0)
 
 
-def test_who_rides_goes_to_a_gpu_that_stays_free_for_as_long_as_going_there_takes():
+@pytest.mark.parametrize("policy", ["marble", "planner", "equal"])
+def test_who_rides_goes_to_a_gpu_that_stays_free_for_as_long_as_going_there_takes(policy):
     """Three of 100 s on two GPUs: at 50 s the one that is alone there is done, and the GPU stays free."""
     jobs = [packed("a", "slow"), packed("b", "slow", steps=490), packed("c", "slow")]
     machine = Simulation(
-        jobs, [SLOW], gpus=2, policy="marble", watch=lambda event, actions, machine: check(machine)
+        jobs, [SLOW], gpus=2, policy=policy, watch=lambda event, actions, machine: check(machine)
     ).run()
     a, b, c = machine.jobs.values()
     assert b.ended_s == 50.0
@@ -270,7 +271,8 @@ def test_a_job_parts_once_and_no_more_leave_than_there_are_gpus():
     assert len([j for j in driver.machine.active.values() if j.state is JobState.SUSPENDING]) == 0
 
 
-def test_under_exclusive_a_gpu_that_is_free_is_nobodys():
+@pytest.mark.parametrize("policy", ["exclusive", "optimus"])
+def test_nobody_parts_where_a_free_gpu_is_not_given_away_at_once(policy):
     machine = Simulation(
         [packed(f"j{i}", "slow") for i in range(3)], [SLOW], gpus=2, policy="exclusive"
     ).run()
