@@ -295,7 +295,7 @@ class Machine(Obeying):
             self._finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
         elif event.code == SAVED_AND_LEFT and (asked_to_save or moved or job.target):
             self._suspended(job, event.took_s, held=event.held)
-        elif event.code == SAVED_AND_LEFT and self._leaves_pack(job):
+        elif event.code == SAVED_AND_LEFT and not told_to_end and self._leaves_pack(job):
             self._attempt_lost(job, None, "its pack had no room for it", counts=False)
         elif job.wanted or job.state is JobState.SUSPENDING:
             why = job.wanted if job.wanted.startswith("GPU") else f"exit code {event.code} while leaving"

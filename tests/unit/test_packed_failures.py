@@ -178,26 +178,14 @@ def test_one_whose_optimizer_stopped_half_way_is_never_saved_and_begins_anew() -
 
 
 def test_a_scheduler_that_raises_leaves_its_member_torn_and_the_others_in_peace() -> None:
-    class Ending:
-        """Ends a stack's member, as a cycle that is over does."""
-
-        def __init__(self, optimizer: Any) -> None:
-            self.steps = 0
-
-        def step(self) -> None:
-            self.steps += 1
-            if self.steps > 12:
-                raise ValueError("the cycle is over")
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"steps": self.steps}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.steps = state["steps"]
+    def factor(step: int) -> float:
+        if step > 12:
+            raise ValueError("the cycle is over")
+        return 1.0
 
     def ending() -> Any:
         parts = training(2)()
-        parts.scheduler = Ending(parts.optimizer)
+        parts.scheduler = torch.optim.lr_scheduler.LambdaLR(parts.optimizer, factor)
         return parts
 
     for mode in ("loop", "stacked"):

@@ -10,7 +10,7 @@ import torch
 
 from hpcsched.worker.packed.failures import Refused, out_of_memory
 from hpcsched.worker.packed.likeness import Memory
-from hpcsched.worker.packed.member import Member
+from hpcsched.worker.packed.member import Member, scheduled_by_torch
 from hpcsched.worker.packed.undo import Buffers, homes_of
 
 CLOSE = 1e-5
@@ -36,6 +36,10 @@ def can_be_stacked(members: Sequence[Member]) -> None:
         raise NotStackable("the models are not of one architecture")
     if any(member.draws is None or member.draws for member in members):
         raise NotStackable("the models draw random numbers, each its own")
+    if not all(scheduled_by_torch(member.parts) for member in members):
+        raise NotStackable("a scheduler that is not torch's may change anything between two steps")
+    if not all(member.steady for member in members):
+        raise NotStackable("the model or its loss changes attributes of its own in a step")
     if any(member.writes for member in members):
         raise NotStackable("the models write into their batches")
     if not all(member.started for member in members):
@@ -124,7 +128,10 @@ def alone(member: Member, batch: Any, names: Sequence[str], nudge: float = 0.0) 
         result, drawn = member.rehearse(Alone, member, batch, names, nudge)
     except NotStackable:
         raise
-    except Exception as error:  # whatever the member's code does; it will be heard when it makes a step
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whatever the member's code does; it will be heard when it makes a step
         if out_of_memory(error):
             raise
         raise NotStackable(f"{member.name} fails: {line_of(error)}") from error
@@ -191,6 +198,6 @@ def put_back(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) ->
         tensor.copy_(value)
 
 
-def line_of(error: Exception) -> str:
+def line_of(error: BaseException) -> str:
     """What an error says, in a line."""
     return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -15,7 +15,7 @@ import torch
 
 from hpcsched.worker.packed.alone import alone, line_of
 from hpcsched.worker.packed.failures import Failures, Refused, out_of_memory
-from hpcsched.worker.packed.member import Member
+from hpcsched.worker.packed.member import Member, scheduled_by_torch
 from hpcsched.worker.packed.modes import Batches, Runner, step_of
 from hpcsched.worker.packed.stream import mapped, only_tensors, tensors_in
 
@@ -229,6 +229,10 @@ def _can_be_captured(member: Member, batch: Any) -> None:
     optimizer = member.parts.optimizer
     if member.draws is None or member.draws:
         raise Refused("the models draw random numbers, each its own")
+    if not scheduled_by_torch(member.parts):
+        raise Refused("a scheduler that is not torch's may change anything between two steps")
+    if not member.steady:
+        raise Refused("the model or its loss changes attributes of its own in a step")
     if member.writes:
         raise Refused("the models write into their batches")
     if not only_tensors(batch):

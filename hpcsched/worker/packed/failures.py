@@ -40,6 +40,14 @@ class Spoiled(Exception):
     """A member has written into its batch, which others are still to be given."""
 
 
+class Left(Exception):
+    """A member's own code has ended the process, as far as that is its own: `end` is how."""
+
+    def __init__(self, end: SystemExit) -> None:
+        super().__init__(f"SystemExit({end.code})")
+        self.end = end
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether something has failed as there was no memory left, on a GPU or on the host."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
@@ -66,8 +74,10 @@ class Failures:
         """Whether there is no room for anybody else to try."""
         return self._full is not None
 
-    def add(self, member: Member, error: Exception) -> None:
+    def add(self, member: Member, error: Exception | SystemExit) -> None:
         """A member's step has raised this; whom it has left in the middle of a step is to blame himself."""
+        if isinstance(error, SystemExit):
+            error = Left(error)
         if out_of_memory(error) and not member.torn:
             self._full = str(error)
             let_go(error)

@@ -47,7 +47,7 @@ class Group:
         for member, feed in zip(self.members, self.feeds, strict=True):
             try:
                 found.append(feed.batch(member.session.samples + ahead * member.batch, member.batch))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 failures.add(member, error)
         failures.check()
         return found

@@ -19,9 +19,9 @@ from hpcsched.worker.contract import EXIT_SUSPENDED, PACE, JobEnv, say
 from hpcsched.worker.hosted import Gone, Hosted, be_hosted
 from hpcsched.worker.lanes.apart import NotHostable, process_settings, put_back
 from hpcsched.worker.lanes.wire import Line
-from hpcsched.worker.packed.failures import out_of_memory
+from hpcsched.worker.packed.failures import Left, out_of_memory
 from hpcsched.worker.packed.guest_start import common
-from hpcsched.worker.packed.host_session import Left, LiveMember, bring, mode_of
+from hpcsched.worker.packed.host_session import LiveMember, bring, mode_of
 from hpcsched.worker.trainer import Trainer
 
 Load = Callable[[str | None], Trainer]

@@ -41,24 +41,10 @@ class LiveSession(PackedSession):
         self._report(force=force)
 
 
-class Left(Exception):
-    """A member's own code has ended the process, as far as that is its own: `end` is how."""
-
-    def __init__(self, end: SystemExit) -> None:
-        super().__init__(f"SystemExit({end.code})")
-        self.end = end
-
-
 class LiveMember(Member):
-    """A member with a `LiveSession`; its code may end it in a step by SystemExit, which raises Left."""
+    """A member with a `LiveSession`."""
 
     session: LiveSession
-
-    def step(self, batch: Any, **how: Any) -> None:
-        try:
-            super().step(batch, **how)
-        except SystemExit as end:
-            raise Left(end) from end
 
     def finish(self) -> None:
         """After its last step: save the final state, evaluate. Raises SystemExit when it cannot be saved."""

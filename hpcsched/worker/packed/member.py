@@ -11,8 +11,8 @@ import torch
 
 from hpcsched.errors import StoreError
 from hpcsched.worker import rng
-from hpcsched.worker.packed.likeness import architecture
-from hpcsched.worker.packed.stream import private
+from hpcsched.worker.packed.likeness import Memory, architecture
+from hpcsched.worker.packed.stream import own, private
 from hpcsched.worker.packed.undo import Buffers, Habits, Weights, differing, homes_of
 from hpcsched.worker.sampler import Sampler
 from hpcsched.worker.session import Session
@@ -123,6 +123,9 @@ class Member:
         if self._device.type == "cuda":
             self._torch += [("cuda", torch.cuda.default_generators[self._device.index or 0])]
         self._habits = Habits()
+        self.steady = scheduled_by_torch(parts)
+        """Whether its steps leave nothing behind but parameters, buffers and the optimizer's state, as far as
+        they were watched: what is traced or captured once then holds for all of them."""
         self._watched = 0
         self._total: torch.Tensor | None = None
         session.heard(self._loss)
@@ -204,6 +207,8 @@ class Member:
         watched = self._watched < WATCHED_STEPS or self.session.step % WATCHED_EVERY == 0
         generators = self._generators
         buffers = Buffers(homes_of(self.parts.model) if watched else self._habits.changes)
+        first = self._watched < WATCHED_STEPS
+        memory = Memory(self.parts.model, self.parts.loss) if first and self.steady else None
         run = self.call if watched or self._habits.draws_elsewhere else self.call_quickly
         try:
             run(self._step, private(batch) if self.writes else batch, careful)
@@ -216,6 +221,8 @@ class Member:
             seen = Habits(differing(generators, self._generators), buffers.changed())
             self._habits = self._habits.and_those(seen)
             self._watched += 1
+        if memory is not None and memory.changed():
+            self.steady = False
 
     def _step(self, batch: Any, careful: bool) -> None:
         self.backward(batch)
@@ -230,7 +237,7 @@ class Member:
 
     def losses(self, batch: Any) -> torch.Tensor:
         """The sum of the losses of a batch's samples, shape []. Raises ValueError for odd losses."""
-        losses = self.parts.loss(self.parts.model, batch)
+        losses = self.parts.loss(self.parts.model, own(batch))
         if losses.ndim > 1 or (losses.ndim == 1 and len(losses) != self.batch):
             raise ValueError(
                 f"losses of shape {list(losses.shape)} for {self.batch} samples; expected one loss a sample "
@@ -278,6 +285,12 @@ class Member:
 
     def _loss(self) -> torch.Tensor | None:
         return None if self._total is None else self._total / self.batch
+
+
+def scheduled_by_torch(parts: Parts) -> bool:
+    """Whether nobody but schedulers of torch's does anything between two steps: these change numbers of the
+    optimizer, others might change anything."""
+    return parts.scheduler is None or type(parts.scheduler).__module__ == "torch.optim.lr_scheduler"
 
 
 def _has_state(optimizer: torch.optim.Optimizer) -> bool:

@@ -121,7 +121,7 @@ def step_of(member: Member, batch: Any, careful: bool, failures: Failures) -> bo
     before, made = writes_in(batch), True
     try:
         member.step(batch, careful=careful)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         failures.add(member, error)
         made = False
     if writes_in(batch) != before:

@@ -231,7 +231,7 @@ class Stack:
                     self._finish(model, member, careful)
                     member.has_lost(total)
                     continue
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     failures.add(member, error)
             if not member.torn:
                 put_back([tensor[model] for tensor in self._changing], [old[model] for old in before])

@@ -9,8 +9,8 @@ import time
 
 from hpcsched.errors import ConfigError
 from hpcsched.worker.contract import JobEnv
-from hpcsched.worker.packed.failures import Failed
-from hpcsched.worker.packed.host_session import LOOK_S, Left, bring, mode_of
+from hpcsched.worker.packed.failures import Failed, Left
+from hpcsched.worker.packed.host_session import LOOK_S, bring, mode_of
 from hpcsched.worker.packed.pack import Pack
 from hpcsched.worker.trainer import Trainer
 
