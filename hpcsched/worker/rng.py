@@ -14,12 +14,19 @@ import torch
 
 def capture(device: torch.device) -> dict[str, Any]:
     """The states of Python's, numpy's and torch's generators (that of `device` too)."""
+    return {
+        **capture_others(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def capture_others() -> dict[str, Any]:
+    """The states of Python's and numpy's generators."""
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
     }
 
 
@@ -34,12 +41,17 @@ def moved(state: dict[str, Any], device: torch.device) -> bool:
 
 def restore(state: dict[str, Any], device: torch.device) -> None:
     """Put back what `capture` returned: the next random numbers are the same again."""
-    random.setstate(state["python"])
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    restore_others(state)
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def restore_others(state: dict[str, Any]) -> None:
+    """The same for Python's and numpy's."""
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
 
 
 def reseed(*words: object) -> None:

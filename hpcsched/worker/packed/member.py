@@ -11,6 +11,7 @@ import torch
 
 from hpcsched.errors import StoreError
 from hpcsched.worker import rng
+from hpcsched.worker.packed import draws
 from hpcsched.worker.packed.likeness import Memory, architecture
 from hpcsched.worker.packed.stream import own, private
 from hpcsched.worker.packed.undo import Buffers, Habits, Weights, differing, homes_of
@@ -173,14 +174,27 @@ class Member:
             rng.restore(before, self._device)
 
     def call_quickly(self, function: Callable[..., _T], *args: Any) -> _T:
-        """The same in some microseconds; only torch's generators are the member's."""
+        """The same in some microseconds: of the generators only torch's are the member's from the beginning,
+        the others if it draws from them by their modules' functions."""
         before = [generator.get_state() for _, generator in self._torch]
         for name, generator in self._torch:
             generator.set_state(self._generators[name])
+        others: list[dict[str, Any]] = []
+
+        def swap() -> None:
+            draws.listen(None)
+            others.append(rng.capture_others())
+            rng.restore_others(self._generators)
+
+        draws.listen(swap)
         try:
             return self._context.run(function, *args)
         finally:
+            draws.listen(None)
             now = {name: generator.get_state() for name, generator in self._torch}
+            if others:
+                now |= rng.capture_others()
+                rng.restore_others(others[0])
             self._generators = {**self._generators, **now}
             for (_, generator), state in zip(self._torch, before, strict=True):
                 generator.set_state(state)

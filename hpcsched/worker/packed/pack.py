@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hpcsched.errors import ConfigError
+from hpcsched.worker.packed import draws
 from hpcsched.worker.packed.devices import Graph, Streams
 from hpcsched.worker.packed.failures import (
     Failed,
@@ -51,6 +52,7 @@ class Pack:
     def __init__(self, device: torch.device, *, mode: str = "auto", clock: Clock | None = None) -> None:
         if mode not in MODES:
             raise ConfigError(where="pack", key="mode", got=repr(mode), accepted=", ".join(MODES))
+        draws.prepare()
         self.device, self.mode = device, mode
         self.members: list[Member] = []
         self.groups: list[Group] = []

@@ -149,11 +149,10 @@ class Stack:
             raise NotStackable(f"it cannot be traced: {line_of(error)}") from error
         nodes = list(graph.graph.nodes)
         inputs = [node for node in nodes if node.op == "placeholder"]
-        written = [
-            inputs.index(node.args[0]) for node in nodes if node.target is torch.ops.aten.copy_.default
-        ]
+        into = [node.args[0] for node in nodes if node.target is torch.ops.aten.copy_.default]
+        written = [inputs.index(node) if node in inputs else -1 for node in into]
         if any(not len(self._names) <= index < len(names) for index in written):
-            raise NotStackable("it writes into its parameters or its batch")
+            raise NotStackable("it writes into its parameters or its batch, or into parts of others")
         if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in nodes):
             raise NotStackable("the models draw random numbers, each its own")
         return Forward(simplify(graph).forward, tuple(index - len(self._names) for index in written))

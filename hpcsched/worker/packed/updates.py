@@ -152,8 +152,8 @@ def update_for(row: Row, optimizers: Sequence[Optimizer], slices: Slices) -> Upd
     for name in kind.SAME:
         if any(optimizer.param_groups[0].get(name) != first.get(name) for optimizer in optimizers):
             raise NotTogether(f"optimizers that differ in {name}")
-    if any(p.is_sparse or p.is_complex() for parameters in slices for p in parameters):
-        raise NotTogether("sparse or complex parameters")
+    if any(p.is_sparse or p.dtype not in (torch.float32, torch.float64) for ps in slices for p in ps):
+        raise NotTogether("sparse, complex or half precision parameters")
     return kind(row, optimizers, slices)
 
 
