@@ -61,7 +61,8 @@ _COUNT, _FLAG, _LIMIT, _FILE, _NORM = (
     "a file name",
     '"shared" or "local"',
 )
-_MODE, _LABEL = '"auto", "loop" or "stacked"', "a name for those that belong together"
+_MODE = '"auto", "loop" or "stacked"; on GPUs also "streams" or "graph"'
+_LABEL = "a name for those that belong together"
 _IS_RIGHT: dict[str, Callable[[Any], bool]] = {
     _COUNT: lambda value: type(value) is int and value > 0,
     _FLAG: lambda value: type(value) is bool,

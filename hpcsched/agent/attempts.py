@@ -32,7 +32,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
     attempt: int | None = None
     samples: int | None = None
     checkpoint: str | None = None
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float | None] = {}
 
 
 class Word(msgspec.Struct, kw_only=True):

@@ -103,6 +103,10 @@ def _print(rows: Sequence[Sequence[str]], *, parsable: bool) -> None:
         click.echo("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
 
 
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def _show_trials(trials: Sequence[Trial], *, parsable: bool, as_json: bool) -> None:
     """What came of the configurations that searches have tried."""
     if as_json:
@@ -118,11 +122,11 @@ def _show_trials(trials: Sequence[Trial], *, parsable: bool, as_json: bool) -> N
                 trial.run_id[:8],
                 str(trial.trial),
                 str(trial.bracket),
-                f"{trial.budget:g} {trial.unit}",
+                f"{trial.budget:g} {trial.unit.removesuffix('s') if trial.budget == 1 else trial.unit}",
                 trial.metric,
                 "-" if trial.value is None else f"{trial.value:.6g}",
                 "best" if trial.best else trial.state,
-                " ".join(f"{name}={value}" for name, value in trial.args.items()),
+                " ".join(f"{name}={_short(value)}" for name, value in trial.args.items()),
             )
         )
     _print(rows, parsable=parsable)

@@ -95,7 +95,9 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
     if isinstance(event, ev.LaunchFailed):
         return f"could not be started: {event.error}"
     if event.code == 0:
-        metrics = "".join(f", {k} {v:.4g}" for k, v in job.metrics.items())
+        metrics = "".join(
+            f", {k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in job.metrics.items()
+        )
         return f"completed{metrics}"
     if event.code == 75:
         return f"saved at step {job.saved_step}"

@@ -58,6 +58,10 @@ class View(Protocol):
 _MARGIN = "Seconds kept before the end of the allocation besides what saving takes (60)."
 
 
+KEPT_SEARCH = "search.toml"
+"""In the run directory of a search: what it was when the run began."""
+
+
 @click.command()
 @click.argument("jobs", required=False, type=click.Path(path_type=Path))
 @dir_option
@@ -159,6 +163,9 @@ def conduct(
     resume = resume or requeue or chain or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     if jobs is None and source is None and not rundir.journal.exists() and not Inbox.waiting(rundir):
         raise click.UsageError("name a job file (JOBS.toml); nothing is waiting in the run directory either")
+    if source is None and (rundir.root / KEPT_SEARCH).exists():
+        accepted = "hpcsched tune SEARCH.toml --resume, or another --dir"
+        raise ConfigError(where="--dir", got=f"{rundir.root} belongs to a search", accepted=accepted)
     record = rundir.read_record() if resume and rundir.journal.exists() else None
     if record and ctx.get_parameter_source("devices") is click.core.ParameterSource.DEFAULT:
         devices = record.devices
@@ -221,7 +228,7 @@ def conduct(
         if report is not None:
             code = report(life) if code in (0, 1) else code
         else:
-            _report(life, as_json=as_json, gantt=gantt, compare=others)
+            _report(life, as_json=as_json, gantt=gantt, compare=others, again=_again(command, rundir))
     except OSError as error:
         with contextlib.suppress(OSError):
             click.echo(f"hpcsched: the report cannot be written: {error.strerror}", err=True)
@@ -245,13 +252,19 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, command:
     left = life.machine.unfinished
     jobs = f"{left} job{'s' * (left != 1)} left"
     say(
-        f"stopped with {jobs}; go on with `hpcsched {command} --resume`"
+        f"stopped with {jobs}; go on with `{_again(command, rundir)}`"
         + (f" (not by itself: {reason})" if reason else "")
     )
     return 75
 
 
-def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str]) -> None:
+def _again(command: str, rundir: RunDir) -> str:
+    """How to go on with this run."""
+    usual = rundir.root == Path("hpcsched-run").absolute()
+    return f"hpcsched {command} --resume" + ("" if usual else f" --dir {rundir.root}")
+
+
+def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str], again: str) -> None:
     """What stdout gets at the end: the result as JSON, or tables."""
     from msgspec.structs import replace
 
@@ -292,7 +305,7 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[s
             _tell_failure(life, job.id)
     if life.exit_code == 130:
         left = machine.unfinished
-        click.echo(f"hpcsched: killed with {left} jobs left; go on with `hpcsched run --resume`", err=True)
+        click.echo(f"hpcsched: killed with {left} jobs left; go on with `{again}`", err=True)
     if gantt:
         from hpcsched.report.gantt import gantt_svg
 

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from hpcsched.cli.common import check_chart, find_run
-from hpcsched.cli.run import conduct, run
+from hpcsched.cli.run import KEPT_SEARCH, conduct, run
 from hpcsched.cli.status import clock
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event, LaunchFailed, WorkersExited
@@ -24,12 +24,9 @@ from hpcsched.errors import ConfigError, StoreError
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
 from hpcsched.tuning import Search, Tuning, parse_search, read_search
-from hpcsched.tuning.feeding import Feeder, check_metric, outcomes_of
+from hpcsched.tuning.feeding import Feeder, check_results, outcomes_of
 from hpcsched.tuning.search import PACKINGS
 from hpcsched.tuning.source import JobSource
-
-KEPT_SEARCH = "search.toml"
-"""In the run directory: the search as it was when the run began."""
 
 SHOWN = 10
 """Trials in the table at the end, the best ones first."""
@@ -84,6 +81,9 @@ def tune(
     against = against or asked.against
     root = find_run(ctx, options["dir_"]).root
     once_more = {**options, "dir_": f"{root}-{against}"}
+    if against == asked.packing:
+        accepted = f"another packing than {asked.packing}, which it is to be compared with"
+        raise ConfigError(where="--against", got=against, accepted=accepted)
     if against and not options["resume"] and RunDir(Path(once_more["dir_"])).journal.exists():
         got, accepted = f"{once_more['dir_']} holds a run already", "--resume, or another --dir"
         raise ConfigError(where="--against", got=got, accepted=accepted)
@@ -133,7 +133,7 @@ def _search(
         jobs=None,
         source=Feeder(source, workdir=Path.cwd(), user=getpass.getuser()),
         view=view,
-        check=lambda machine: check_metric(source, outcomes_of(machine)),
+        check=lambda machine: check_results(source, machine),
         report=report,
         keep=lambda life, store: _keep(life, source, store),
         command=f"tune {file}",

@@ -192,7 +192,7 @@ class WorkersExited(AttemptEvent):
     step: int | None = None
     saved_step: int | None = None
     detail: str = ""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
     took_s: float | None = None
     held: bool = False
 

@@ -72,7 +72,7 @@ class Job:
     exit: int | None = None
     started_s: float | None = None
     ended_s: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+    metrics: Mapping[str, float | None] = field(default_factory=lambda: NOTHING)
     reason: Reason | None = None
     story: Sequence[Note] = ()
 

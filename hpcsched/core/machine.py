@@ -294,6 +294,8 @@ class Machine(Obeying):
             self._end_attempt(job, Ended.CANCELLED)
             self._finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
         elif event.code == SAVED_AND_LEFT and (asked_to_save or moved or job.target):
+            if not (asked_to_save or job.wanted or job.target):
+                self._leaves_pack(job)
             self._suspended(job, event.took_s, held=event.held)
         elif event.code == SAVED_AND_LEFT and not told_to_end and self._leaves_pack(job):
             self._attempt_lost(job, None, "its pack had no room for it", counts=False)

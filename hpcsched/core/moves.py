@@ -9,7 +9,7 @@ from bisect import insort
 
 from hpcsched.core.actions import Launch, Resize, Suspend, Terminate
 from hpcsched.core.jobs import Job, Target
-from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Role
+from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Kind, Role
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.teaching import Teaching
 
@@ -17,6 +17,9 @@ DRAIN, HURRY = ("drain", 0, 0), ("hurry", 0, 0)
 LOOK, LANES, PACKS = ("look", 0, 0), ("lanes", 0, 0), ("packs", 0, 0)
 """Keys of the run's own timers: when saving begins, when what has not left is told to end, and when the
 policy wants to be asked again, about all, about the background lanes, and about packs."""
+
+REFUSED = 2
+"""Exit code of a trainer whose arguments or surroundings are wrong: they are the same the next time."""
 
 MOST_LOSSES = 3
 """Attempts lost in a row without a new checkpoint before a job is given up."""
@@ -231,7 +234,8 @@ class Moves(Teaching):
             self._back_to_waiting(job)
             return
         job.failures += 1
-        if job.failures > job.spec.retries:
+        refused = job.spec.kind is Kind.TRAINER and code == REFUSED
+        if job.failures > job.spec.retries or refused:
             self._finish(job, JobState.FAILED, Reason(Why.EXITED, {"code": code, "detail": ""}))
             return
         facts = {"code": code, "failures": job.failures, "retries": job.spec.retries}

@@ -58,7 +58,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     suspensions: int = 0
     overhead_s: float = 0.0
     switch_s: float = 0.0
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float | None] = {}
     wait_s: float | None = None
     queued_s: float | None = None
     switches: int = 0
@@ -134,7 +134,7 @@ class JobRecord(Protocol):
     @property
     def attempts(self) -> Sequence[Attempt]: ...
     @property
-    def metrics(self) -> Mapping[str, float]: ...
+    def metrics(self) -> Mapping[str, float | None]: ...
 
 
 J = TypeVar("J", bound=JobRecord)

@@ -59,7 +59,8 @@ def job_table(result: Result, *, width: int | None = None) -> str:
         _Column(f"COST{cost_unit}", [cost(job.overhead_s) for job in jobs], rank=2),
     ]
     for name in sorted({name for job in jobs for name in job.metrics}):
-        cells = [f"{job.metrics[name]:#.4g}" if name in job.metrics else "-" for job in jobs]
+        values = [job.metrics.get(name) for job in jobs]
+        cells = ["-" if value is None else f"{value:#.4g}" for value in values]
         columns.append(_Column(name.upper(), cells, rank=1))
     return _render(columns, width)
 

@@ -81,7 +81,7 @@ class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     ready: bool = False
     detail: str | None = None
     output: str = ""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float | None] = {}
 
 
 class Status(msgspec.Struct, kw_only=True):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import nan
 from pathlib import Path
 from typing import Any
 
 from hpcsched import jobfile
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, JobState
+from hpcsched.core.moves import REFUSED
+from hpcsched.core.reasons import Why
 from hpcsched.errors import ConfigError
 from hpcsched.tuning.grouping import BATCH_KEYS, STRATEGIES, packs_of
 from hpcsched.tuning.source import JobSource, Outcome, RungJob
+
+MOST_REFUSED = 3
+"""Trials that the trainer may refuse before the search is given up, if none has got any further."""
 
 _ENDED = {
     JobState.COMPLETED: "completed",
@@ -25,7 +31,8 @@ def outcomes_of(machine: Machine) -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
     for job in machine.jobs.values():
         state: Any = _ENDED.get(job.state)
-        found[job.spec.name] = Outcome(state, job.metrics) if state else Outcome()
+        metrics = {name: nan if value is None else value for name, value in job.metrics.items()}
+        found[job.spec.name] = Outcome(state, metrics) if state else Outcome()
     return found
 
 
@@ -40,9 +47,10 @@ class Feeder:
         self.source, self._workdir, self._user = source, workdir, user
 
     def __call__(self, machine: Machine) -> list[JobSpec]:
-        """The jobs that are missing. Raises ConfigError when the trainer does not report the metric."""
+        """The jobs that are missing. Raises ConfigError when the trainer refuses its arguments, or does not
+        report the metric."""
+        check_results(self.source, machine)
         outcomes = outcomes_of(machine)
-        check_metric(self.source, outcomes)
         missing = [job for job in self.source.jobs(outcomes) if job.name not in outcomes]
         if not missing:
             return []
@@ -90,8 +98,24 @@ class Feeder:
         return {"kind": "packed", "mode": mode, **({"pack": pack} if pack else {})}
 
 
-def check_metric(source: JobSource, outcomes: Mapping[str, Outcome]) -> None:
-    """Raise ConfigError if a job has completed without the metric that the search is for."""
+def check_results(source: JobSource, machine: Machine) -> None:
+    """Raise ConfigError if nothing can come of a search: a job has completed without the metric that it is
+    for, or whatever has ended was refused by the trainer."""
+    outcomes = outcomes_of(machine)
+    _check_metric(source, outcomes)
+    ended = [job for name in outcomes if outcomes[name].state and (job := machine.job_of(name))]
+    refused = [job for job in ended if job.state is JobState.FAILED and job.exit == REFUSED]
+    if len(refused) == len(ended) >= min(MOST_REFUSED, len(outcomes)) > 0:
+        exits = (note.reason.facts for note in refused[0].story if note.reason.why is Why.EXITED)
+        detail = next((str(facts["detail"]) for facts in exits if facts.get("detail")), "")
+        raise ConfigError(
+            where=source.search.where,
+            got=f"its trainer refuses the first {len(refused)} trials{detail}",
+            accepted="a trainer that is there, and arguments that it takes",
+        )
+
+
+def _check_metric(source: JobSource, outcomes: Mapping[str, Outcome]) -> None:
     reported = source.missing_metric(outcomes)
     if reported is not None:
         names = ", ".join(reported) or "nothing: the trainer's evaluate reports no number"

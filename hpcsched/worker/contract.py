@@ -191,8 +191,8 @@ class JobEnv:
             "attempt": self.attempt,
         }
         if metrics is not None:
-            # JSON has no NaN, and one must not make the record unreadable.
-            state["metrics"] = {k: float(v) for k, v in metrics.items() if math.isfinite(v)}
+            # JSON has no NaN, and one must not make the record unreadable: null is what is not finite.
+            state["metrics"] = {k: float(v) if math.isfinite(v) else None for k, v in metrics.items()}
         if loss is not None:
             state["loss"] = loss
         self.job_dir.mkdir(parents=True, exist_ok=True)

@@ -39,6 +39,7 @@ BY_TYPE = {
     Mapping[str, typing.Any]: st.dictionaries(text, values, max_size=3),
     Mapping[str, str]: st.dictionaries(text, text, max_size=3),
     Mapping[str, float]: st.dictionaries(text, finite, max_size=3),
+    Mapping[str, float | None]: st.dictionaries(st.text(max_size=5), st.none() | floats, max_size=2),
     Mapping[int, float]: st.dictionaries(number, finite, max_size=3),
     Mapping[int, int]: st.dictionaries(number, number, max_size=3),
     tuple[str, ...]: st.lists(text, max_size=3).map(tuple),

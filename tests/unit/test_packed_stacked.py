@@ -258,7 +258,7 @@ class Spare(Deciding):
         (Counting, "changes attributes"),
         (Remembering, "changes attributes"),
         (Replacing, "replaces its buffers"),
-        (Clamping, "writes into its parameters"),
+        (Clamping, "switches gradients off"),
         (Sharing, "in several places"),
         (Spare, "gets no gradient"),
     ],

@@ -60,7 +60,7 @@ def test_the_state_is_strict_json(tmp_path: Path) -> None:
     assert env is not None
     env.write_state(step=1, samples=2, checkpoint=Path("c"), metrics={"a": 0.5, "b": float("nan")})
     state = json.loads((env.job_dir / "STATE.json").read_text())
-    assert state["metrics"] == {"a": 0.5}
+    assert state["metrics"] == {"a": 0.5, "b": None}
     assert state["checkpoint"] == str(Path("c").resolve())
     assert [path.name for path in env.job_dir.iterdir()] == ["STATE.json"]
 

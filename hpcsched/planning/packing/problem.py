@@ -157,8 +157,10 @@ def _factors(read: Reader, rows: Any, known: set[Key]) -> dict[tuple[Key, Key], 
     for i, value in enumerate(read.rows(rows, "pairs")):
         place = f"pairs[{i}]"
         row = read.table(value, place, ("models", "batches", "factor"))
-        models, batches = row.get("models"), row.get("batches")
-        if not isinstance(models, list) or not isinstance(batches, list) or len(models) != 2 != len(batches):
+        models: Any = row.get("models")
+        batches: Any = row.get("batches")
+        pairs = isinstance(models, list) and isinstance(batches, list)
+        if not pairs or not len(models) == len(batches) == 2:
             read.refuse(
                 place, value, 'two models and two batches: {"models": [], "batches": [], "factor": 1}'
             )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from hpcsched.worker.packed.failures import Refused, out_of_memory
+from hpcsched.worker.packed.failures import Refused, line_of, out_of_memory
 from hpcsched.worker.packed.likeness import Memory
 from hpcsched.worker.packed.member import Member, scheduled_by_torch
 from hpcsched.worker.packed.undo import Buffers, homes_of
@@ -214,8 +214,3 @@ def put_back(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) ->
     """Have tensors be what they were."""
     for tensor, value in zip(tensors, values, strict=True):
         tensor.copy_(value)
-
-
-def line_of(error: BaseException) -> str:
-    """What an error says, in a line."""
-    return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from hpcsched.worker.packed.alone import alone, line_of
-from hpcsched.worker.packed.failures import Failures, Refused, out_of_memory
+from hpcsched.worker.packed.alone import alone
+from hpcsched.worker.packed.failures import Failures, Refused, line_of, out_of_memory
 from hpcsched.worker.packed.member import Member, scheduled_by_torch
 from hpcsched.worker.packed.modes import Batches, Runner, step_of
 from hpcsched.worker.packed.stream import mapped, only_tensors, tensors_in

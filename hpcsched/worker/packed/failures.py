@@ -21,15 +21,25 @@ class Failed(Exception):
 
 
 class OutOfMemory(Exception):
-    """The device is full; `member`, the last one in, has to leave. It is between two steps, as all are."""
+    """The device is full; `member`, the last one in, has to leave. It is between two steps, as all are.
 
-    def __init__(self, member: Member) -> None:
-        super().__init__(f"out of memory with {member.name} in the pack")
-        self.member = member
+    `why` is what has been said about the memory.
+    """
+
+    def __init__(self, member: Member, why: str = "") -> None:
+        super().__init__(f"out of memory with {member.name} in the pack: {why}")
+        self.member, self.why = member, why
 
 
 class Full(Exception):
-    """The device has no more memory. Some members may have made a step more than others."""
+    """The device has no more memory. Some members may have made a step more than others.
+
+    `told` is where that was found, as Python tells it.
+    """
+
+    def __init__(self, why: str, told: str = "") -> None:
+        super().__init__(why)
+        self.told = told
 
 
 class Refused(Exception):
@@ -62,12 +72,22 @@ def let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
+def told_of(error: BaseException) -> str:
+    """An error as Python tells it, to be kept when all that it holds is let go."""
+    return "".join(traceback.format_exception(error))
+
+
+def line_of(error: BaseException) -> str:
+    """What an error says, in a line."""
+    return (str(error) or type(error).__name__).splitlines()[0][:200]
+
+
 class Failures:
     """What has gone wrong in one step of several members, gathered while the others make theirs."""
 
     def __init__(self) -> None:
         self._errors: list[tuple[Member, Exception]] = []
-        self._full: str | None = None
+        self._full: tuple[str, str] | None = None
 
     @property
     def full(self) -> bool:
@@ -79,7 +99,7 @@ class Failures:
         if isinstance(error, SystemExit):
             error = Left(error)
         if out_of_memory(error) and not member.torn:
-            self._full = str(error)
+            self._full = line_of(error), told_of(error)
             let_go(error)
         else:
             self._errors.append((member, error))
@@ -89,4 +109,4 @@ class Failures:
         if self._errors:
             raise Failed(self._errors)
         if self._full is not None:
-            raise Full(self._full)
+            raise Full(*self._full)

@@ -148,7 +148,8 @@ class Host:
                 guest = self._guests[member]
                 self._ends[guest] = partial(guest.failed, error, crowded=crowded)
         except OutOfMemory as full:
-            self._ends[self._guests[full.member]] = self._guests[full.member].make_room
+            guest = self._guests[full.member]
+            self._ends[guest] = partial(guest.make_room, full.why)
         except ConfigError as error:  # they cannot train in the way that they are to
             for member in min(self._pack.groups, key=lambda group: group.clock).members:
                 guest = self._guests[member]

@@ -124,11 +124,11 @@ class Guest:
         word = self.after(self.member.look)
         return {"exit": EXIT_SUSPENDED} if word is None else word
 
-    def make_room(self) -> Word:
+    def make_room(self, why: str) -> Word:
         """The device is full, and it is the one to leave."""
         self.leave(NO_ROOM)
         word = self.save_and_leave()
-        self._say(f"{NO_ROOM}; saved and taken out of it")
+        self._say(f"{NO_ROOM} ({why}); saved and taken out of it")
         return word
 
     def failed(self, error: Exception, *, crowded: bool) -> Word:

@@ -26,7 +26,9 @@ from hpcsched.worker.packed.host_guests import Guest
 GREETS_WITHIN_S = 5.0
 """How long somebody who has called may take to say who it is."""
 STUCK_S = 10.0
-"""So long a member's code may run when nobody waits for it any more, nor for any other member."""
+"""So long a member's code may run when its own process has gone, or that of any other member."""
+BUSY_TIMES = 3
+"""So many times as long while it is built, saved or evaluated."""
 STUCK = 1
 """Exit code of a process that was stuck so."""
 
@@ -49,6 +51,7 @@ class Lines:
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         self._looked_at = time.monotonic()
+        self._busy = False
         # Processes that members start must not keep a line open after the end of this one.
         os.register_at_fork(after_in_child=self._close_all)
         threading.Thread(target=self._watch, name="watches lines", daemon=True).start()
@@ -85,10 +88,12 @@ class Lines:
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
         """Meanwhile nobody is heard: those who wait for an answer are told that it may take its time."""
+        self._busy = True
         self._tell(True)
         try:
             yield
         finally:
+            self._busy = False
             self._tell(False)
 
     def close(self) -> None:
@@ -154,13 +159,15 @@ class Lines:
     # -- when nobody is there any more ---------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """In a thread: whoever could end this process, should a member's code have no end, may have gone."""
+        """In a thread: whoever could end this process, should a member's code have no end, may have gone. The
+        others, who wait for it too, have no reason to."""
         while True:
             time.sleep(1.0)
             silent_s = time.monotonic() - self._looked_at
             lines = [guest.line for guest in list(self._guests.values())]
             lines += [line for line, _ in list(self._callers.values())]
-            if silent_s > STUCK_S and all(line.hung_up() for line in lines):
+            patience_s = STUCK_S * (BUSY_TIMES if self._busy else 1)
+            if silent_s > patience_s and (not lines or any(line.hung_up() for line in lines)):
                 faulthandler.dump_traceback(file=sys.__stderr__ or 2)
                 os._exit(STUCK)
 

@@ -123,6 +123,7 @@ class Member:
         self._torch = [("torch", torch.default_generator)]
         if self._device.type == "cuda":
             self._torch += [("cuda", torch.cuda.default_generators[self._device.index or 0])]
+        self._gradients = True
         self._habits = Habits()
         self.steady = scheduled_by_torch(parts)
         """Whether its steps leave nothing behind but parameters, buffers and the optimizer's state, as far as
@@ -168,10 +169,20 @@ class Member:
         before = rng.capture(self._device)
         rng.restore(self._generators, self._device)
         try:
-            return self._context.run(function, *args)
+            return self._run(function, *args)
         finally:
             self._generators = rng.capture(self._device)
             rng.restore(before, self._device)
+
+    def _run(self, function: Callable[..., _T], *args: Any) -> _T:
+        """As the guest that it is; whoever switches gradients off does so for himself."""
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(self._gradients)
+        try:
+            return self._context.run(function, *args)
+        finally:
+            self._gradients = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(before)
 
     def call_quickly(self, function: Callable[..., _T], *args: Any) -> _T:
         """The same in some microseconds: of the generators only torch's are the member's from the beginning,
@@ -188,7 +199,7 @@ class Member:
 
         draws.listen(swap)
         try:
-            return self._context.run(function, *args)
+            return self._run(function, *args)
         finally:
             draws.listen(None)
             now = {name: generator.get_state() for name, generator in self._torch}

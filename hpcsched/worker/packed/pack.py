@@ -24,7 +24,9 @@ from hpcsched.worker.packed.failures import (
     Refused,
     Spoiled,
     let_go,
+    line_of,
     out_of_memory,
+    told_of,
 )
 from hpcsched.worker.packed.group import CAREFUL_STEPS, Group, alike
 from hpcsched.worker.packed.member import Member
@@ -195,14 +197,14 @@ class Pack:
             self._ragged = True
             raise
         except Full as error:
-            full, why = True, f"out of memory: {error}"
+            full, why, told = True, str(error), error.told
         except Exception as error:
             if not isinstance(group.runner, (Stacks, Graph)):
                 raise
             if isinstance(error, Refused) and self.mode != "auto":
                 raise _cannot(self.mode, str(error)) from error
             # As one, nobody has made the step, and nobody can tell who is to blame: each by itself now.
-            full, why = out_of_memory(error), str(error)
+            full, why, told = out_of_memory(error), line_of(error), told_of(error)
             let_go(error)
         self._ragged = True
         lean = isinstance(group.runner, (Loop, Turns))
@@ -212,8 +214,10 @@ class Pack:
             return
         last = self.members[-1]
         if len(self.members) == 1:
-            raise Failed([(last, MemoryError("out of memory, with nobody else in the pack"))])
-        raise OutOfMemory(last)
+            alone = MemoryError(why)
+            alone.add_note(told)
+            raise Failed([(last, alone)])
+        raise OutOfMemory(last, why)
 
     def _to_loop(self, group: Group, why: str) -> None:
         """One by one from now on, or for as long as the mode to take is still looked for."""
@@ -306,13 +310,13 @@ class Pack:
         except Exception as error:
             if not out_of_memory(error):  # nothing has been changed, and there are other ways
                 raise Refused(f"{type(error).__name__}: {error}") from error
+            reason, told = line_of(error), told_of(error)
             let_go(error)
-            reason = f"out of memory: {error}"
         else:
             group.mode = mode
             return
         self._give_room()
-        raise Full(reason)
+        raise Full(reason, told)
 
     def _runner(self, group: Group, mode: str, batches: Batches) -> Runner:
         if mode == "turns":

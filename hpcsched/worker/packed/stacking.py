@@ -25,10 +25,9 @@ from hpcsched.worker.packed.alone import (
     alone,
     can_be_stacked,
     check,
-    line_of,
     put_back,
 )
-from hpcsched.worker.packed.failures import Failures, let_go, out_of_memory
+from hpcsched.worker.packed.failures import Failures, let_go, line_of, out_of_memory
 from hpcsched.worker.packed.member import Member
 from hpcsched.worker.packed.passes import simplify
 from hpcsched.worker.packed.stream import mapped, only_tensors, tensors_in
