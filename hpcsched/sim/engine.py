@@ -244,7 +244,8 @@ class Simulation:
         self.machine.changed.clear()  # nobody reads it here
         if self._watch:
             self._watch(event, actions, self.machine)
-        for action in actions:
+        # What a plan asks for comes after all that was asked for before it was made.
+        for action in sorted(actions, key=lambda action: isinstance(action, MakePlan)):
             self._perform(action)
         if self.machine.lanes.busy or self._slowed or self.machine.packs.gpu_of:
             self._interfere()

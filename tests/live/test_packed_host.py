@@ -76,6 +76,7 @@ class Digits(Trainer):
         if len(HERE) > args.get("room", 99):
             raise torch.OutOfMemoryError("there is no room")
         if self.seen == args.get("hang_at"):
+            open(args["hang_until"] + ".waits", "w").close()
             while not os.path.exists(args["hang_until"]):
                 time.sleep(0.01)
         losses = cross_entropy(model(batch[0]), batch[1], reduction="none")
@@ -372,7 +373,9 @@ def test_who_came_last_makes_room_and_completes_when_there_is_some(packs: Packs)
     first = packs.start(1, hold_until=str(go_on))
     packs.ready(1)
     assert code_of(packs.start(2, steps=10**9, room=1)) == 75, packs.output(2)
-    assert "hpcsched: out of memory in the pack; saved and taken out of it" in packs.output(2)
+    assert (
+        "hpcsched: out of memory in the pack (there is no room); saved and taken out of it" in packs.output(2)
+    )
     step = packs.record(2)["step"]
     assert code_of(packs.start(3, build="no room")) == 75, packs.output(3)
     assert "hpcsched: out of memory in the pack; taken out of it as it was saved last" in packs.output(3)
@@ -393,7 +396,7 @@ def test_a_member_that_does_not_answer_is_ended_with_their_process_and_the_other
     job = packs.start(1, steps=400, env=env, hold_until=str(go_on))
     until((packs.dir(1) / "STATE.json").exists)
     hanging = packs.start(2, env=env, hang_at=1, hang_until=never)
-    until(lambda: "job 2 (attempt 1) trains here" in packs.log)
+    until((packs.folder / "never.waits").exists)
     host = packs.host()
     assert hanging.pid is not None
     os.kill(hanging.pid, signal.SIGTSTP)
@@ -414,6 +417,22 @@ def test_a_process_that_is_stuck_with_nobody_waiting_for_it_ends(packs: Packs) -
     job.kill()
     until(lambda: not packs.hosts())
     assert "in loss" in packs.log  # where it was stuck
+
+
+def test_a_member_that_blocks_and_whose_own_process_is_killed_does_not_hold_up_the_others(
+    packs: Packs,
+) -> None:
+    env = {"HPCSCHED_CHECKPOINT_EVERY_S": "0.05", "TEST_STUCK_S": "1"}
+    go_on = packs.folder / "go on"
+    job = packs.start(1, steps=400, env=env, hold_until=str(go_on))
+    until((packs.dir(1) / "STATE.json").exists)
+    hanging = packs.start(2, env=env, hang_at=1, hang_until=str(packs.folder / "never"))
+    until((packs.folder / "never.waits").exists)
+    hanging.kill()
+    go_on.touch()
+    assert code_of(job) == 0, packs.output(1)
+    assert "the process of its pack has died" in packs.output(1)
+    assert models_same(packs.final(1), packs.alone(3, steps=400))
 
 
 def test_a_process_that_is_told_to_end_has_its_members_saved_and_they_go_on_in_another(

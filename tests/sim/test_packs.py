@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -129,6 +130,43 @@ def test_one_that_leaves_its_pack_gets_a_gpu_of_its_own_and_no_company():
     assert driver.job("d").state is JobState.PENDING
     driver.exits("c", 75, 0, None)  # alone there is nobody to make room for
     assert driver.job("c").failures == 1
+
+
+def test_one_that_makes_room_keeps_its_checkpoint_and_waits_for_a_gpu_of_its_own():
+    driver = Driver(gpus=1, profiles=[])
+    driver.submit(*(packed(name, kind=Kind.TRAINER, trainer="m:T") for name in "ab"))
+    driver.runs("a")
+    driver.runs("b")
+    driver.exits("b", 75, 40, 40)
+    job = driver.job("b")
+    assert (job.state, job.saved_step, job.repeated) == (JobState.SUSPENDED, 40, 0)
+    assert said(job, Why.LEFT_PACK)
+    driver.exits("a", 0, 100, 100)
+    assert (job.state, job.role) == (JobState.STARTING, Role.PRIMARY)
+
+
+def test_one_that_is_stopped_while_it_starts_may_ride_again():
+    driver = Driver(gpus=1, profiles=[])
+    driver.submit(*(packed(name, kind=Kind.TRAINER, trainer="m:T") for name in "ab"))
+    driver.runs("a")
+    driver.tell(ev.WorkersSpawned, "b", processes=((100, 1),))
+    driver.drain()
+    driver.exits("b", 75, None, None)
+    driver.exits("a", 75, 10, 10)
+    assert not driver.machine.packs.alone
+    driver.start_agent(1)
+    assert [driver.job(name).role for name in "ab"] == [Role.PRIMARY, Role.PACKED]
+
+
+def test_what_a_trainer_refuses_is_not_tried_again():
+    driver = Driver(gpus=1, profiles=[])
+    driver.submit(packed("a", kind=Kind.TRAINER, trainer="m:T"), a_job("b", kind=Kind.COMMAND, gpus=1))
+    driver.runs("a")
+    driver.exits("a", 2, None, None)
+    assert driver.job("a").state is JobState.FAILED
+    driver.runs("b")
+    driver.exits("b", 2, None, None)
+    assert driver.job("b").state is not JobState.FAILED  # what 2 means there is not known
 
 
 def test_a_lost_gpu_ends_all_that_train_there():
@@ -277,3 +315,33 @@ def test_nobody_parts_where_a_free_gpu_is_not_given_away_at_once(policy):
         [packed(f"j{i}", "slow") for i in range(3)], [SLOW], gpus=2, policy="exclusive"
     ).run()
     assert not parted(machine)
+
+
+@pytest.mark.parametrize("policy", ["planner", "marble", "equal"])
+def test_sets_of_all_kinds_of_jobs_come_to_their_end(policy):
+    """Packed, plain and background jobs that arrive at any time: the invariants hold after every event."""
+    for seed in range(15):
+        draw = random.Random(seed)
+        jobs = []
+        for i in range(draw.randint(3, 12)):
+            kind = draw.choice(["packed", "packed", "plain", "background"])
+            model, steps = draw.choice(["small", "large", "slow"]), draw.randint(10, 3000)
+            about = {"submit_at": float(draw.choice([0, 0, draw.randint(1, 100)])), "gpus": 1}
+            if i and draw.random() < 0.2:
+                about["after"] = (f"j{draw.randrange(i)}",)
+            if kind == "packed":
+                jobs.append(packed(f"j{i}", model, steps, most=draw.randint(1, 4), **_without_gpus(about)))
+            else:
+                jobs.append(a_job(f"j{i}", model, steps, background=kind == "background", **about))
+        simulation = Simulation(
+            jobs,
+            [*PROFILES, SLOW],
+            gpus=draw.randint(1, 3),
+            policy=policy,
+            watch=lambda event, actions, machine: check(machine),
+        )
+        assert simulation.run().finished
+
+
+def _without_gpus(about):
+    return {key: value for key, value in about.items() if key != "gpus"}

@@ -14,11 +14,13 @@ import pytest
 from packed_trainings import (
     Build,
     by_sample,
+    go,
     mlp,
     one_thread,
     packed,
     same,
     separate,
+    state_of,
     tensors,
     torch,
     train,
@@ -243,6 +245,24 @@ def test_whoever_does_something_between_steps_is_not_stacked(act: Any) -> None:
         return made
 
     each_as_alone([build(seed) for seed in range(2)], "auto")
+
+
+def test_whoever_switches_gradients_off_for_good_does_so_for_himself() -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        losses = by_sample(model, batch)
+        torch.set_grad_enabled(False)
+        return losses
+
+    builds = [training(0), training(1, loss=loss), training(2)]
+    together, made = packed(*builds, mode="loop")
+    with pytest.raises(Failed, match=r"m1.*does not require grad"):
+        for _ in range(9):
+            together.step()
+    together.leave(made[1])
+    go(together, 20)
+    assert torch.is_grad_enabled()
+    for number in (0, 2):
+        assert same(state_of(made[number]), separate(builds[number], made[number].session.step))
 
 
 # -- leaving -------------------------------------------------------------------------------------------------

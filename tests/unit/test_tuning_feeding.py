@@ -89,6 +89,40 @@ def test_a_metric_that_the_trainer_does_not_report_is_refused_by_name():
         feed(driver.machine)
 
 
+def test_a_metric_that_is_not_finite_is_a_bad_trial_and_no_reason_to_stop():
+    driver, feed = Driver(gpus=20), feeder('method = "halving"\ntrials = 3')
+    names = [spec.name for spec in submit(driver, feed)]
+    for name, value in zip(names, (None, 0.5, None), strict=True):
+        driver.runs(name)
+        driver.exits(name, 0, 10, 10, metrics={"accuracy": value})
+        feed(driver.machine)
+    (again,) = submit(driver, feed)
+    assert again.continues == names[1]
+    rows = feed.source.trials(outcomes_of(driver.machine))
+    assert [row.state for row in rows] == ["no metric", "running", "no metric"]
+
+
+def test_what_the_trainer_refuses_again_and_again_ends_the_search():
+    driver, feed = Driver(gpus=20), feeder("")
+    names = [spec.name for spec in submit(driver, feed)]
+    for number, name in enumerate(names[:3]):
+        driver.runs(name)
+        if number == 2:
+            assert feed(driver.machine) == []
+        driver.exits(name, 2, None, None, detail="args: 'wdith'; accepted: width")
+    with pytest.raises(ConfigError, match="refuses the first 3 trials: args: 'wdith'; accepted: width"):
+        feed(driver.machine)
+
+
+def test_one_that_was_refused_among_others_does_not():
+    driver, feed = Driver(gpus=20), feeder("")
+    names = [spec.name for spec in submit(driver, feed)]
+    for number, name in enumerate(names[:5]):
+        driver.runs(name)
+        driver.exits(name, 2 if number else 0, 10, 10, metrics={"accuracy": 0.1})
+    assert feed(driver.machine) == []
+
+
 def test_a_search_in_a_simulation_trains_what_hyperband_says():
     """27 trials of 1, 9 of 3, ... epochs: all of them run, the simulated winner is the best."""
     feed = feeder()

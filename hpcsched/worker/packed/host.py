@@ -66,7 +66,15 @@ def serve(listener: socket.socket) -> int:
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     say(f"process {os.getpid()} is here for a pack")
     host.run()
+    _end_children()
     return 0
+
+
+def _end_children() -> None:
+    """What members have started and left behind ends with the last of them."""
+    if os.getpgid(0) == os.getpid():  # nobody else is in this group
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
 
 
 class Host:
@@ -90,6 +98,8 @@ class Host:
         self._came_at = self._built_at = 0.0
         self._agent: int | None = None
         self._next_look = self._next_report = 0.0
+        self._modes: list[str] = []
+        """How they make their steps, as it was said last."""
         self._used_at = time.monotonic()
         self._told_to_end = False
 
@@ -211,6 +221,16 @@ class Host:
             for guest in self._guests.values():
                 guest.member.session.report()
             self._next_report = time.monotonic() + REPORT_S
+            self._say_modes()
+
+    def _say_modes(self) -> None:
+        groups = self._pack.groups
+        if any(group.first or group.trial is not None or group.wanted is None for group in groups):
+            return  # it is being found out
+        modes = [f"{len(group.members)} {group.mode}" for group in groups if len(group.members) > 1]
+        if modes and modes != self._modes:
+            say(f"steps of those that are alike: {', '.join(modes)}")
+        self._modes = modes
 
     def _attend(self) -> None:
         """Have members saved, and leave, who are to."""
