@@ -2,7 +2,7 @@
 
     python benchmarks/run_all.py [--json] [--quick] [--only NAME]... [--output FILE]
 
-Each runs in a process of its own, one after the other. Takes about ten minutes; keep the machine quiet.
+Each runs in a process of its own, one after the other. Takes long; keep the machine quiet.
 """
 
 from __future__ import annotations
