@@ -136,10 +136,12 @@ def conduct(
     report: Callable[[Any], int] | None = None,
     keep: Callable[[Any, Path], None] | None = None,
     command: str = "run",
+    root: Path | None = None,
 ) -> int:
     """Run jobs as the options of `run` say; returns the exit code.
 
-    `command` is who asks. `source` gives more jobs, `view` shows what happens, `check` raises when there is
+    `command` is who asks, and `root` the directory with which it is to be asked again, if not this run's.
+    `source` gives more jobs, `view` shows what happens, `check` raises when there is
     no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it returns
     the exit code of a run without work left. `keep` puts more of it into the database.
     """
@@ -173,6 +175,7 @@ def conduct(
     if file and jobs:
         policies.check_file(file, jobs)
     own = policies.of_run(rundir) if resume else None
+    again = _again(command, root or rundir.root)
     name, options = policies.for_run(ctx, policy, policy_option, file, own)
     others = policies.names_in(",".join(compare), where="--compare") if compare else []
     if gantt:
@@ -223,12 +226,12 @@ def conduct(
     if code == 75:  # first of all: nothing that happens to a report must keep us from coming back
         how = "requeue" if requeue else "chain" if chain else ""
         plan = Plan(how=how, most=max_restarts, script=chain_script)
-        code = _stopped(life, system, rundir, plan, command)
+        code = _stopped(life, system, rundir, plan, again)
     try:
         if report is not None:
             code = report(life) if code in (0, 1) else code
         else:
-            _report(life, as_json=as_json, gantt=gantt, compare=others, again=_again(command, rundir))
+            _report(life, as_json=as_json, gantt=gantt, compare=others, again=again)
     except OSError as error:
         with contextlib.suppress(OSError):
             click.echo(f"hpcsched: the report cannot be written: {error.strerror}", err=True)
@@ -238,7 +241,7 @@ def conduct(
     return code
 
 
-def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, command: str) -> int:
+def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, again: str) -> int:
     """Stopped with work left: come back if that is wanted and makes sense; the exit code."""
     from hpcsched.agent.comeback import come_back, why_not
 
@@ -251,17 +254,14 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, command:
         return come_back(batch, plan, rundir, say)
     left = life.machine.unfinished
     jobs = f"{left} job{'s' * (left != 1)} left"
-    say(
-        f"stopped with {jobs}; go on with `{_again(command, rundir)}`"
-        + (f" (not by itself: {reason})" if reason else "")
-    )
+    say(f"stopped with {jobs}; go on with `{again}`" + (f" (not by itself: {reason})" if reason else ""))
     return 75
 
 
-def _again(command: str, rundir: RunDir) -> str:
-    """How to go on with this run."""
-    usual = rundir.root == Path("hpcsched-run").absolute()
-    return f"hpcsched {command} --resume" + ("" if usual else f" --dir {rundir.root}")
+def _again(command: str, root: Path) -> str:
+    """How to go on with the run in a directory."""
+    usual = root == Path("hpcsched-run").absolute()
+    return f"hpcsched {command} --resume" + ("" if usual else f" --dir {root}")
 
 
 def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str], again: str) -> None:

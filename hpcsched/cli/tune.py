@@ -87,11 +87,14 @@ def tune(
     if against and not options["resume"] and RunDir(Path(once_more["dir_"])).journal.exists():
         got, accepted = f"{once_more['dir_']} holds a run already", "--resume, or another --dir"
         raise ConfigError(where="--against", got=got, accepted=accepted)
-    code, found = _search(ctx, asked, search, options, svg=svg)
+    words = [f"--packing {packing}"] * bool(packing) + [f"--against {against}"] * (against != asked.against)
+    command = " ".join((f"tune {search}", *words))
+    code, found = _search(ctx, asked, search, options, svg=svg, command=command, root=root)
     if against and found and code == 0:
         if not options["quiet"]:
             click.echo(f"hpcsched: the same search once more, with packing {against}, to compare", err=True)
-        code, other = _search(ctx, replace(asked, packing=against), search, once_more, svg=None)
+        asked = replace(asked, packing=against)
+        code, other = _search(ctx, asked, search, once_more, svg=None, command=command, root=root)
         if other and code == 0:
             found.against(other)
     if found:
@@ -103,7 +106,14 @@ tune.params += [parameter for parameter in run.params if parameter.name not in (
 
 
 def _search(
-    ctx: click.Context, asked: Search, file: Path, options: dict[str, Any], *, svg: Path | None
+    ctx: click.Context,
+    asked: Search,
+    file: Path,
+    options: dict[str, Any],
+    *,
+    svg: Path | None,
+    command: str,
+    root: Path,
 ) -> tuple[int, Found | None]:
     """One search as a run; its exit code, and what has come of it, if it came to its end."""
     kept = find_run(ctx, options["dir_"]).root / KEPT_SEARCH
@@ -136,7 +146,8 @@ def _search(
         check=lambda machine: check_results(source, machine),
         report=report,
         keep=lambda life, store: _keep(life, source, store),
-        command=f"tune {file}",
+        command=command,
+        root=root,
         compare=(),
         gantt=None,
         **options,

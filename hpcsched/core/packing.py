@@ -44,6 +44,8 @@ class Packing(Deciding):
             self.packs.idle_s = None
         elif self.packs.idle_s is None:
             self.packs.idle_s = self.now
+        if self._plan_asked:
+            return  # who is to start on what is free comes first
         anything = len(self.queue) or (self.free and self.packs.riders)
         if not (anything and isinstance(self.policy, Packs)):
             return

@@ -51,7 +51,7 @@ class WithPacks:
         decisions: list[Ride] = []
         starting: list[Job] = []
         for job in islice(view.waiting(), WINDOW):
-            if not places or not is_packed(job.spec):
+            if not places or not is_packed(job.spec) or job.id in view.packs.alone:
                 break
             found = [
                 (_fit(job, jobs), gpu) for gpu, jobs in places.items() if not _why_not(view, gpu, jobs, job)
@@ -129,6 +129,7 @@ def _stay_s(view: PackView, job: Job, slower: float) -> float | None:
 
 def _slower(view: PackView, job: Job, jobs: list[Job]) -> float:
     """How many times longer a step of a job takes in its pack than alone."""
+    jobs = [other for other in jobs if other.state in _THERE]
     if job.spec.strategy.get("mode") == "loop" or any(other.spec.model != job.spec.model for other in jobs):
         return len(jobs)
     profile = view.loaded(job)

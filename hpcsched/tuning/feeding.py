@@ -103,9 +103,12 @@ def check_results(source: JobSource, machine: Machine) -> None:
     for, or whatever has ended was refused by the trainer."""
     outcomes = outcomes_of(machine)
     _check_metric(source, outcomes)
-    ended = [job for name in outcomes if outcomes[name].state and (job := machine.job_of(name))]
-    refused = [job for job in ended if job.state is JobState.FAILED and job.exit == REFUSED]
-    if len(refused) == len(ended) >= min(MOST_REFUSED, len(outcomes)) > 0:
+    if any(attempt.ready_s is not None for job in machine.jobs.values() for attempt in job.attempts):
+        return  # the trainer takes some
+    began_s = machine.lives[-1].at if machine.lives else 0.0
+    failed = (job for job in machine.jobs.values() if job.state is JobState.FAILED and job.exit == REFUSED)
+    refused = [job for job in failed if (job.ended_s or 0.0) >= began_s]
+    if len(refused) >= min(MOST_REFUSED, len(outcomes)) > 0:
         exits = (note.reason.facts for note in refused[0].story if note.reason.why is Why.EXITED)
         detail = next((str(facts["detail"]) for facts in exits if facts.get("detail")), "")
         raise ConfigError(

@@ -257,6 +257,15 @@ def test_who_rides_goes_to_a_gpu_that_stays_free_for_as_long_as_going_there_take
     assert max(a.ended_s, c.ended_s) < 140.0  # of 201 had they stayed together
 
 
+def test_under_a_planner_nobody_rides_who_is_about_to_get_a_gpu():
+    jobs = [packed("a", "slow"), packed("b", "slow", steps=400), packed("c", "slow", submit_at=5.0)]
+    machine = Simulation(jobs, [SLOW], gpus=3, policy="planner").run()
+    assert [job.attempts[0].role for job in machine.jobs.values()].count(Role.PACKED) == 0
+    machine = Simulation(jobs, [SLOW], gpus=2, policy="planner").run()
+    assert parted(machine) == ["c"]
+    assert [attempt.gpus for attempt in machine.jobs[3].attempts] == [(0,), (1,)]
+
+
 def test_nobody_parts_for_what_is_not_worth_its_cost_or_while_another_waits():
     short = [packed("a", "slow"), packed("b", "slow", steps=940), packed("c", "slow", steps=500)]
     machine = Simulation(short, [SLOW], gpus=2, policy="marble").run()

@@ -101,6 +101,60 @@ def test_losses_with_other_numbers_anywhere_are_other_losses(losses: list[Any]) 
     each_as_alone([training(seed, loss=loss) for seed, loss in enumerate(losses)], "auto", 100)
 
 
+class Annealed:
+    """Its number grows with each step, in a method that only `super()` knows."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.calls += 1
+        return by_sample(model, batch) * min(1.0, self.calls / 50)
+
+
+class Scaled(Annealed):
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().loss(model, batch) * 2.0
+
+
+def annealed(trainer: Annealed, model: nn.Module, batch: Any) -> torch.Tensor:
+    return Annealed.loss(trainer, model, batch)
+
+
+class Handing(Annealed):
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return annealed(self, model, batch)
+
+
+@pytest.mark.parametrize("kind", [Annealed, Scaled, Handing])
+def test_numbers_that_change_are_found_wherever_a_method_gets_them_from(kind: type[Annealed]) -> None:
+    def build(seed: int) -> Build:
+        return lambda: training(seed, loss=kind().loss)()
+
+    each_as_alone([build(seed) for seed in range(2)], "auto", 100)
+
+
+def test_things_that_cannot_be_looked_at_do_no_harm() -> None:
+    class Lazy:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError("not yet")
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.lazy = mlp(), [Lazy()]
+            self.sparse = {"adjacent": torch.eye(3).to_sparse()}
+            with torch.inference_mode():
+                self.known = [torch.ones(3)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.net(x)
+            return result
+
+    for mode in ("loop", "auto"):
+        each_as_alone([training(seed, net=Odd) for seed in range(2)], mode)
+
+
 def test_what_a_loss_does_not_use_of_its_trainer_makes_no_difference() -> None:
     builds = []
     for seed in range(3):

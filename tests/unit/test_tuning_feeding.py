@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.core.events import JobsSubmitted
+from hpcsched.core.events import JobsSubmitted, WorkersSpawned
 from hpcsched.core.model import Kind
 from hpcsched.errors import ConfigError
 from hpcsched.sim.engine import Simulation
@@ -106,12 +106,15 @@ def test_what_the_trainer_refuses_again_and_again_ends_the_search():
     driver, feed = Driver(gpus=20), feeder("")
     names = [spec.name for spec in submit(driver, feed)]
     for number, name in enumerate(names[:3]):
-        driver.runs(name)
+        driver.tell(WorkersSpawned, name, processes=((100, 1),))
         if number == 2:
             assert feed(driver.machine) == []
         driver.exits(name, 2, None, None, detail="args: 'wdith'; accepted: width")
     with pytest.raises(ConfigError, match="refuses the first 3 trials: args: 'wdith'; accepted: width"):
         feed(driver.machine)
+    driver.now += 1.0
+    driver.start_agent(20)  # the trainer may have been mended since
+    assert feed(driver.machine) == []
 
 
 def test_one_that_was_refused_among_others_does_not():

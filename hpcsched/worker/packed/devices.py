@@ -159,7 +159,7 @@ class Graph(Runner):
             member.has_lost(total)
             try:
                 member.call_quickly(member.stepped)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 failures.add(member, error)
         failures.check()
 
@@ -197,7 +197,7 @@ class Graph(Runner):
         self._forget_gradients()
         try:
             return self._gpu.record(self._work, self._stream)
-        except Exception as error:  # whatever waits for the GPU, or cannot be captured
+        except (Exception, SystemExit) as error:  # whatever waits for the GPU, or cannot be captured
             self._forget_gradients()
             if out_of_memory(error):
                 raise

@@ -9,17 +9,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import wraps
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 
 _about_to: Callable[[], None] | None = None
+_thread = 0
 
 
 def listen(about_to: Callable[[], None] | None) -> None:
-    """Have this called before the next draw, and before every one after it; None: nothing."""
-    global _about_to
-    _about_to = about_to
+    """Have this called before the next draw of this thread, and before every one after it; None: nothing."""
+    global _about_to, _thread
+    _about_to, _thread = about_to, get_ident()
 
 
 def prepare() -> None:
@@ -34,7 +36,9 @@ def prepare() -> None:
         for name in functions:
             usual = getattr(module, name, None)
             if usual is not None and not hasattr(usual, "hpcsched_tells"):
-                setattr(module, name, _telling(usual))
+                telling = _telling(usual)
+                telling.__module__, telling.__qualname__ = module.__name__, name  # as pickle finds it
+                setattr(module, name, telling)
 
 
 def _public(kind: type) -> list[str]:
@@ -44,7 +48,7 @@ def _public(kind: type) -> list[str]:
 def _telling(usual: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(usual)
     def telling(*args: Any, **kwargs: Any) -> Any:
-        if _about_to is not None:
+        if _about_to is not None and get_ident() == _thread:
             _about_to()
         return usual(*args, **kwargs)
 

@@ -318,7 +318,8 @@ class Host:
                     self._join([guest])
             return
         for guest in guests:
-            self._guests[guest.member] = guest
+            self._guests[guest.member], guest.trains = guest, True
+            guest.member.session.lives = self._lines.lives
             say(f"{guest.name} trains here")
             guest.line.say({"begun": True})
 

@@ -59,6 +59,8 @@ class Guest:
         self.hosted = Hosted(theirs, output, errors, just_gone=line.hung_up)
         self.context: Context = copy_context()
         self.context.run(be_hosted, self.hosted)
+        self.trains = False
+        """Whether it is in the pack, or was."""
         self.asked = False
         """Whether its own process wants it to leave."""
         self._member: LiveMember | None = None

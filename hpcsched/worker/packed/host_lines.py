@@ -50,7 +50,7 @@ class Lines:
         self._guests: dict[int, Guest] = {}
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
-        self._looked_at = time.monotonic()
+        self._alive_at = time.monotonic()
         self._busy = False
         # Processes that members start must not keep a line open after the end of this one.
         os.register_at_fork(after_in_child=self._close_all)
@@ -71,9 +71,9 @@ class Lines:
                 self._hear(self._guests[descriptor])
             elif descriptor in self._callers and (guest := self._greet(descriptor)):
                 came.append(guest)
-        self._looked_at = time.monotonic()
+        self.lives()
         for descriptor, (line, until) in list(self._callers.items()):
-            if line.closed or self._looked_at >= until:
+            if line.closed or self._alive_at >= until:
                 self._drop(descriptor)
         return came
 
@@ -89,12 +89,18 @@ class Lines:
     def busy(self) -> Iterator[None]:
         """Meanwhile nobody is heard: those who wait for an answer are told that it may take its time."""
         self._busy = True
+        self.lives()
         self._tell(True)
         try:
             yield
         finally:
             self._busy = False
+            self.lives()
             self._tell(False)
+
+    def lives(self) -> None:
+        """Something has come to its end here: nobody's code is stuck."""
+        self._alive_at = time.monotonic()
 
     def close(self) -> None:
         """Hear no new ones from now on."""
@@ -163,11 +169,14 @@ class Lines:
         others, who wait for it too, have no reason to."""
         while True:
             time.sleep(1.0)
-            silent_s = time.monotonic() - self._looked_at
-            lines = [guest.line for guest in list(self._guests.values())]
-            lines += [line for line, _ in list(self._callers.values())]
+            silent_s = time.monotonic() - self._alive_at
+            guests = list(self._guests.values())
+            lines = [*(guest.line for guest in guests), *(line for line, _ in list(self._callers.values()))]
+            missed = [guest for guest in guests if guest.trains and not guest.hosted.gone]
             patience_s = STUCK_S * (BUSY_TIMES if self._busy else 1)
-            if silent_s > patience_s and (not lines or any(line.hung_up() for line in lines)):
+            if silent_s > patience_s and (
+                all(line.hung_up() for line in lines) or any(guest.line.hung_up() for guest in missed)
+            ):
                 faulthandler.dump_traceback(file=sys.__stderr__ or 2)
                 os._exit(STUCK)
 

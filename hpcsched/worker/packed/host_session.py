@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
@@ -18,6 +19,13 @@ LOOK_S = 0.01
 
 class LiveSession(PackedSession):
     """A `PackedSession` that tells when there is more to do for it than to make steps."""
+
+    lives: Callable[[], None] = staticmethod(lambda: None)
+    """Told of each step that is made."""
+
+    def count_step(self) -> None:
+        super().count_step()
+        self.lives()
 
     @property
     def due(self) -> bool:

@@ -6,12 +6,14 @@ buffers becomes a constant, the same for all and for ever.
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import random
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from inspect import getattr_static
+from itertools import pairwise
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ReferenceType
@@ -29,8 +31,8 @@ _DEEP = 6
 _MANY = 20_000
 """... and at so many of them."""
 
-_MOST_BYTES = 1 << 20
-"""Tensors and arrays that are larger are compared by which they are, not by what they hold."""
+_MOST_BYTES = 64 << 20
+"""So much of what tensors, arrays and words hold is compared; beyond it, by which they are."""
 
 _REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
 _SEVERAL = (list, tuple, set, frozenset, deque)
@@ -51,6 +53,21 @@ def architecture(model: nn.Module, loss: Callable[..., Any]) -> tuple[Any, ...]:
     return modules, tensors, tuple(described.found)
 
 
+class _Itself:
+    """A value that is like nothing but itself."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 class _Description:
     """All that is found from somewhere on, so that two of which all is equal do the same."""
 
@@ -59,23 +76,34 @@ class _Description:
         own = (*model.modules(), *model.parameters(), *model.buffers())
         self._seen = {id(part): number for number, part in enumerate(own)}
         self._held: list[Any] = []
+        self._budget = _Budget()
 
     def add(self, value: Any, depth: int = _DEEP) -> None:
-        """Describe one more."""
-        if type(value) in PLAIN:
-            self.found.append(repr(value))
-            return
+        """Describe one more; whatever cannot be looked at is like nothing but itself."""
+        try:
+            self._add(value, depth)
+        except Exception:  # whatever the user's own objects do when they are looked at
+            self.found.append(_Itself(value))
+
+    def _add(self, value: Any, depth: int) -> None:
+        if isinstance(value, PLAIN):
+            self.found.append((type(value), _plain(value)))
+            if type(value) in PLAIN:
+                return
         if id(value) in self._seen:
             self.found.append(self._seen[id(value)])
             return
         self._seen[id(value)] = len(self._seen)
         self._held.append(value)  # nothing may take its place while others are looked at
         if isinstance(value, (torch.Tensor, np.ndarray)):
-            self.found.append(_content(value))
+            content = self._budget.content(value)
+            self.found.append(_Itself(value) if content is None else content)
         elif isinstance(value, (type, ModuleType, CodeType, BuiltinFunctionType)):
             self.found.append(value)
+        elif isinstance(value, re.Pattern):
+            self.found.append((value.pattern, value.flags))
         elif depth == 0 or len(self.found) > _MANY or isinstance(value, (Iterator, *_GENERATORS)):
-            self.found.append(id(value))  # like nothing but itself
+            self.found.append(_Itself(value))
         elif _closed(value):
             self.found.append((type(value), repr(value)))
         else:
@@ -92,17 +120,37 @@ def _closed(value: Any) -> bool:
     return not (known or hasattr(value, "__dict__") or hasattr(value, "__slots__"))
 
 
-def _content(value: torch.Tensor | np.ndarray[Any, Any]) -> Any:
-    """A tensor or array by what it holds, or by which it is."""
-    if value.nbytes > _MOST_BYTES or (isinstance(value, np.ndarray) and value.dtype == object):
-        return id(value)
-    if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided:
-            return id(value)
-        array = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    else:
-        array = np.ascontiguousarray(value)
-    return str(value.dtype), tuple(value.shape), hashlib.sha256(array.tobytes()).digest()
+def _plain(value: Any) -> Any:
+    """A plain value, also one of a class of its own; long words by what they come to."""
+    if isinstance(value, (str, bytes)) and len(value) > 1024:
+        data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+        return hashlib.sha256(data).digest()
+    kind: Any = next(kind for kind in PLAIN if isinstance(value, kind))
+    return kind.__repr__(value)
+
+
+class _Budget:
+    """What tensors and arrays hold, as long as all of it is not too much."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_BYTES
+
+    def content(self, value: torch.Tensor | np.ndarray[Any, Any]) -> Any:
+        """None: it cannot be compared, or is too much."""
+        if isinstance(value, torch.Tensor):
+            odd = value.is_meta or value.is_quantized or value.is_conj()
+            if odd or value.layout is not torch.strided or not self._has(value.nbytes):
+                return None
+            array = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        else:
+            if value.dtype == object or not self._has(value.nbytes):
+                return None
+            array = np.ascontiguousarray(value)
+        return str(value.dtype), tuple(value.shape), hashlib.sha256(array.tobytes()).digest()
+
+    def _has(self, size: int) -> bool:
+        self._left -= size
+        return self._left >= 0
 
 
 class Memory:
@@ -136,6 +184,7 @@ class Memory:
         """Each thing that is found, and what of it can be compared; things are held, so that none can take
         another one's place."""
         found: list[tuple[Any, Any]] = []
+        self._budget = _Budget()
         for module in self._model.modules():
             self._walk(_attributes(module), found, _DEEP)
         self._walk(self._loss, found, _DEEP)
@@ -143,13 +192,16 @@ class Memory:
 
     def _walk(self, value: Any, found: list[tuple[Any, Any]], depth: int) -> None:
         if type(value) in PLAIN:
-            found.append((None, repr(value)))
+            found.append((None, _plain(value)))
             return
         if isinstance(value, torch.Tensor):
-            found.append((value, None if id(value) in self._own else value._version))
+            # An inference tensor counts nothing: nobody may write into it.
+            counts = id(value) not in self._own and not value.is_inference()
+            found.append((value, value._version if counts else None))
             return
         if isinstance(value, np.ndarray):
-            found.append((value, _content(value)))
+            content = self._budget.content(value)
+            found.append((object(), None) if content is None else (value, content))
             return
         if isinstance(value, Iterator):
             found.append((object(), None))  # nobody can see how far it is
@@ -208,28 +260,55 @@ def _inside(value: Any) -> Iterable[Any]:
 
 def _used(method: MethodType) -> list[Any]:
     """What a method finds in its object: the attributes whose names are in its code, and in that of the
-    methods and properties which it names. Trainers have much in them that is not the loss's."""
+    methods and properties which it names. Trainers have much in them that is not the loss's. All that is in
+    the object, where the method does more with it than to ask for attributes by their names."""
     owner = method.__self__
-    if isinstance(owner, (type, nn.Module)):
+    if isinstance(owner, (type, nn.Module)) or not isinstance(method.__func__, FunctionType):
         return [owner]
     names: set[str] = set()
-    codes = [_code(method.__func__)]
+    codes, seen = [method.__func__.__code__], set()
     while codes:
         code = codes.pop()
-        if code is None:
-            return [owner]  # it cannot be seen
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        for name in set(code.co_names) - names:
-            names.add(name)
-            named = getattr_static(type(owner), name, None)
-            named = named.fget if isinstance(named, property) else getattr(named, "__func__", named)
-            if isinstance(named, FunctionType):
-                codes.append(named.__code__)
+        if code in seen:
+            continue
+        seen.add(code)
+        if _hands_on(code):
+            return [owner]
+        names |= (inside := _names_in(code))
+        for kind in type(owner).__mro__:
+            for name in inside & vars(kind).keys():
+                named = vars(kind)[name]
+                named = named.fget if isinstance(named, property) else getattr(named, "__func__", named)
+                if isinstance(named, FunctionType):
+                    codes.append(named.__code__)
+    if names & {"getattr", "setattr", "vars", "__dict__"}:
+        return [owner]
     return [value for name, value in sorted(getattr(owner, "__dict__", {}).items()) if name in names]
 
 
-def _code(function: Any) -> CodeType | None:
-    return function.__code__ if isinstance(function, FunctionType) else None
+def _names_in(code: CodeType) -> set[str]:
+    """All names of attributes and globals in a function's code, and in that of the functions in it."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _hands_on(code: CodeType) -> bool:
+    """Whether a method does more with its object than to use attributes of it."""
+    if not code.co_varnames or not code.co_argcount:
+        return False
+    self = code.co_varnames[0]
+    if self in code.co_cellvars:
+        return True
+    used = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR")
+    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    return any(
+        step.opname.startswith("LOAD_FAST") and self in _loaded(step) and after.opname not in used
+        for step, after in pairwise(steps)
+    )
+
+
+def _loaded(step: dis.Instruction) -> tuple[Any, ...]:
+    return step.argval if isinstance(step.argval, tuple) else (step.argval,)
 
 
 def _filled(cell: Any) -> bool:

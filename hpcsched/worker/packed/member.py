@@ -115,6 +115,8 @@ class Member:
         """Whose data it reads: members of a pack that have the same data have the same one here."""
         self.clock = 0.0
         """Samples that it has had of its pack's time: all members are kept alike in this."""
+        self.shares = False
+        """Whether others are given the same batches."""
         self.writes = False
         """Whether it writes into the batches that it is given: then it gets its own."""
         self._context = context or copy_context()
@@ -233,7 +235,7 @@ class Member:
         generators = self._generators
         buffers = Buffers(homes_of(self.parts.model) if watched else self._habits.changes)
         first = self._watched < WATCHED_STEPS
-        memory = Memory(self.parts.model, self.parts.loss) if first and self.steady else None
+        memory = self._remember() if first and self.steady else None
         run = self.call if watched or self._habits.draws_elsewhere else self.call_quickly
         try:
             run(self._step, private(batch) if self.writes else batch, careful)
@@ -246,8 +248,15 @@ class Member:
             seen = Habits(differing(generators, self._generators), buffers.changed())
             self._habits = self._habits.and_those(seen)
             self._watched += 1
-        if memory is not None and memory.changed():
+        if memory is not None:
+            self.steady = not memory.changed()
+
+    def _remember(self) -> Memory | None:
+        try:
+            return Memory(self.parts.model, self.parts.loss)
+        except Exception:  # whatever the user's own objects do when they are looked at
             self.steady = False
+            return None
 
     def _step(self, batch: Any, careful: bool) -> None:
         self.backward(batch)
@@ -262,7 +271,7 @@ class Member:
 
     def losses(self, batch: Any) -> torch.Tensor:
         """The sum of the losses of a batch's samples, shape []. Raises ValueError for odd losses."""
-        losses = self.parts.loss(self.parts.model, own(batch))
+        losses = self.parts.loss(self.parts.model, own(batch) if self.shares else batch)
         if losses.ndim > 1 or (losses.ndim == 1 and len(losses) != self.batch):
             raise ValueError(
                 f"losses of shape {list(losses.shape)} for {self.batch} samples; expected one loss a sample "
@@ -315,7 +324,10 @@ class Member:
 def scheduled_by_torch(parts: Parts) -> bool:
     """Whether nobody but schedulers of torch's does anything between two steps: these change numbers of the
     optimizer, others might change anything."""
-    return parts.scheduler is None or type(parts.scheduler).__module__ == "torch.optim.lr_scheduler"
+    several = [parts.scheduler]
+    for scheduler in several:  # some have others in them
+        several += getattr(scheduler, "_schedulers", None) or ()
+    return all(type(each).__module__ == "torch.optim.lr_scheduler" for each in several if each is not None)
 
 
 def _has_state(optimizer: torch.optim.Optimizer) -> bool:

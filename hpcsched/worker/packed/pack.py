@@ -140,6 +140,8 @@ class Pack:
                 feed = Feed(members[0].source, members[0].session.sampler, self.device, batch=size)
                 feed.place = place
             feed.readers = members
+            for member in members:
+                member.shares = len(members) > 1
             feeds[place] = feed
         for feed in self._feeds:
             if feed not in feeds.values():
@@ -307,7 +309,7 @@ class Pack:
             group.runner = self._runner(group, mode, batches)
         except Refused:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not out_of_memory(error):  # nothing has been changed, and there are other ways
                 raise Refused(f"{type(error).__name__}: {error}") from error
             reason, told = line_of(error), told_of(error)

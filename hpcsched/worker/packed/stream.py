@@ -199,8 +199,8 @@ def mapped(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def own(batch: Any) -> Any:
-    """A batch as one member's: whoever takes something out of it or puts something in changes nobody else's.
-    The tensors are the same."""
+    """A batch as one member's of several: whoever takes something out of it or puts something in changes
+    nobody else's. The tensors are the same, as is what cannot be copied."""
     if isinstance(batch, torch.Tensor) or type(batch) in PLAIN:
         return batch
     if isinstance(batch, Mapping):
@@ -209,7 +209,9 @@ def own(batch: Any) -> Any:
         return type(batch)(*map(own, batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(map(own, batch))
-    return copy.copy(batch)
+    with contextlib.suppress(Exception):
+        return copy.deepcopy(batch)
+    return batch
 
 
 def private(batch: Any) -> Any:
