@@ -120,7 +120,7 @@ def test_without_asking_for_it_nothing_comes_back(bench: Bench, cluster: Cluster
     cluster.shorten(agent, 60)
     assert agent.wait() == 75
     assert not [line for line in cluster.log if "requeue" in line]
-    assert "go on with `hpcsched run --resume`" in agent.said
+    assert f"go on with `hpcsched run --resume --dir {bench.dir}`" in agent.said
 
 
 def test_a_refused_requeue_is_said_and_loses_nothing(bench: Bench, cluster: Cluster) -> None:
