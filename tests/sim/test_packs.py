@@ -141,6 +141,8 @@ def test_one_that_makes_room_keeps_its_checkpoint_and_waits_for_a_gpu_of_its_own
     job = driver.job("b")
     assert (job.state, job.saved_step, job.repeated) == (JobState.SUSPENDED, 40, 0)
     assert said(job, Why.LEFT_PACK)
+    driver.submit(packed("c", kind=Kind.TRAINER, trainer="m:T"))
+    assert driver.job("c").state is JobState.PENDING  # else b would wait for c too
     driver.exits("a", 0, 100, 100)
     assert (job.state, job.role) == (JobState.STARTING, Role.PRIMARY)
 
@@ -310,12 +312,34 @@ def test_a_job_parts_once_and_no_more_leave_than_there_are_gpus():
     wait(driver, 600.0)
     leaving = [job for job in driver.machine.active.values() if job.state is JobState.SUSPENDING]
     assert [job.gpus for job in leaving] == [(0,)]
+    driver.tell(ev.TimerFired, key=PACKS)  # asked again while one is still on its way
+    assert sum(job.state is JobState.SUSPENDING for job in driver.machine.active.values()) == 1
     name = leaving[0].spec.name
     driver.exits(name, 75, 20, 20)
     driver.runs(name)
     wait(driver, 600.0)
     assert driver.job(name).state is JobState.RUNNING
     assert len([j for j in driver.machine.active.values() if j.state is JobState.SUSPENDING]) == 0
+
+
+def test_one_whose_gpu_was_taken_on_its_way_rides_again_and_stays():
+    driver = Driver(gpus=2, profiles=[])
+    loop = {"kind": Kind.TRAINER, "trainer": "m:T", "steps": None, "strategy": {"mode": "loop"}}
+    driver.submit(*(packed(name, **loop) for name in "abc"))
+    for name in "abc":
+        driver.runs(name)
+    driver.exits("b", 0, 10, 10)
+    wait(driver, 600.0)
+    c = driver.job("c")
+    assert c.state is JobState.SUSPENDING
+    driver.submit(a_job("plain", "plain", gpus=1))
+    driver.exits("c", 75, 20, 20)
+    assert (c.state, c.role) == (JobState.STARTING, Role.PACKED)
+    driver.runs("plain", "c")
+    driver.exits("plain", 0, 100, 100)
+    wait(driver, 600.0)
+    driver.tell(ev.TimerFired, key=PACKS)
+    assert c.state is JobState.RUNNING
 
 
 @pytest.mark.parametrize("policy", ["exclusive", "optimus"])

@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from packed_trainings import (
     Build,
+    Words,
     by_sample,
     go,
     mlp,
@@ -29,8 +31,10 @@ from packed_trainings import (
 from torch import nn
 from torch.nn.functional import cross_entropy, huber_loss
 
-from hpcsched.worker.packed import Failed
+from hpcsched.errors import ConfigError
+from hpcsched.worker.packed import Failed, draws
 from hpcsched.worker.packed.failures import Left
+from hpcsched.worker.packed.updates import NotTogether, Row, update_for
 from hpcsched.worker.trainer import Parts
 
 pytestmark = pytest.mark.torch
@@ -43,6 +47,16 @@ def each_as_alone(builds: list[Build], mode: str, steps: int = 60) -> None:
         assert same(got, separate(build, steps))
 
 
+class Samples:
+    """In a module of its own name: so two of them can be seen to be the same."""
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(tensor[index] for tensor in tensors())
+
+
 def test_who_changes_the_batch_as_such_changes_it_for_himself() -> None:
     def as_dict(samples: list[Any]) -> Any:
         return {"x": torch.stack([x for x, _ in samples]), "y": torch.stack([y for _, y in samples])}
@@ -50,13 +64,6 @@ def test_who_changes_the_batch_as_such_changes_it_for_himself() -> None:
     def popping(model: nn.Module, batch: Any) -> torch.Tensor:
         y, batch["x"] = batch.pop("y"), batch["x"] * 1.1
         return cross_entropy(model(batch["x"]), y, reduction="none")
-
-    class Samples:
-        def __len__(self) -> int:
-            return 96
-
-        def __getitem__(self, index: int) -> Any:
-            return tuple(tensor[index] for tensor in tensors())
 
     builds = [training(seed, data=Samples, collate=as_dict, loss=popping) for seed in range(3)]
     for got, build in zip(train(builds, 12, "loop"), builds, strict=True):
@@ -253,6 +260,37 @@ def test_a_member_that_begins_to_draw_late_draws_its_own_numbers(draw: Any, mode
     each_as_alone([training(seed, net=Late) for seed in range(3)], mode, 30)
 
 
+def test_another_thread_draws_from_what_the_process_has() -> None:
+    told: list[int] = []
+    draws.prepare()
+    draws.listen(lambda: told.append(1))
+    try:
+        other = Thread(target=random.random)
+        other.start()
+        other.join()
+        assert not told
+        np.random.rand()
+        assert told == [1]
+    finally:
+        draws.listen(None)
+
+
+def test_the_biases_of_attention_s_keys_are_not_stacked_where_they_would_be_enlarged() -> None:
+    together, _ = packed(*(training(seed, net=Words, optimizer="adam") for seed in range(2)), mode="stacked")
+    with pytest.raises(ConfigError, match="in_proj_bias is rounding errors"):
+        go(together, 20)
+
+
+def test_half_precision_is_left_to_the_optimizers_of_their_own() -> None:
+    optimizers, slices = [], []
+    for rate in (0.1, 0.0300001):
+        parameter = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        optimizers.append(torch.optim.SGD([parameter], lr=rate))
+        slices.append([parameter])
+    with pytest.raises(NotTogether, match="half precision"):
+        update_for(Row(slices[0], 2), optimizers, slices)
+
+
 # -- what happens between two steps --------------------------------------------------------------------------
 
 
@@ -307,15 +345,15 @@ def test_whoever_switches_gradients_off_for_good_does_so_for_himself() -> None:
         torch.set_grad_enabled(False)
         return losses
 
-    builds = [training(0), training(1, loss=loss), training(2)]
+    builds = [training(0), training(1), training(2, loss=loss)]
     together, made = packed(*builds, mode="loop")
-    with pytest.raises(Failed, match=r"m1.*does not require grad"):
+    with pytest.raises(Failed, match=r"m2.*does not require grad"):
         for _ in range(9):
             together.step()
-    together.leave(made[1])
-    go(together, 20)
     assert torch.is_grad_enabled()
-    for number in (0, 2):
+    together.leave(made[2])
+    go(together, 20)
+    for number in (0, 1):
         assert same(state_of(made[number]), separate(builds[number], made[number].session.step))
 
 

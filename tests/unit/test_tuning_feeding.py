@@ -61,6 +61,14 @@ def test_only_a_search_that_need_not_be_exact_computes_models_as_one():
     assert {spec.strategy["mode"] for spec in new} == {"auto"}
 
 
+def test_trials_with_batches_of_one_size_come_one_after_the_other():
+    text = SEARCH.format(rest="") + 'batch = { choice = [64, 16, 32] }\nkind2 = { choice = ["a", "b"] }\n'
+    feed = Feeder(Tuning(parse_search(text, where="search.toml")), workdir=Path("/somewhere"), user="ada")
+    batches = [spec.args["batch"] for spec in feed(Driver(gpus=1).machine)]
+    assert batches == sorted(batches, key=[64, 16, 32].index)
+    assert set(batches) == {64, 16, 32}
+
+
 def test_packing_off_is_data_parallel_and_steps_are_steps():
     new = submit(Driver(gpus=1), feeder('packing = "off"\nunit = "steps"'))
     assert {spec.strategy["kind"] for spec in new} == {"ddp"}

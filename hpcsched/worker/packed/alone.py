@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from hpcsched.worker.packed.failures import Refused, line_of, out_of_memory
 from hpcsched.worker.packed.likeness import Memory
-from hpcsched.worker.packed.member import Member, scheduled_by_torch
+from hpcsched.worker.packed.member import Member
 from hpcsched.worker.packed.undo import Buffers, homes_of
 
 CLOSE = 1e-5
@@ -35,16 +35,8 @@ def can_be_stacked(members: Sequence[Member]) -> None:
     first = members[0].parts.model
     if any(member.architecture != members[0].architecture for member in members):
         raise NotStackable("the models are not of one architecture")
-    if any(member.draws is None or member.draws for member in members):
-        raise NotStackable("the models draw random numbers, each its own")
-    if not all(scheduled_by_torch(member.parts) for member in members):
-        raise NotStackable("a scheduler that is not torch's may change anything between two steps")
-    if not all(member.steady for member in members):
-        raise NotStackable("the model or its loss changes attributes of its own in a step")
-    if any(member.writes for member in members):
-        raise NotStackable("the models write into their batches")
-    if not all(member.started for member in members):
-        raise NotStackable("an optimizer has not made its first step yet")
+    if why := next(filter(None, (member.differs_by_step() for member in members)), None):
+        raise NotStackable(why)
     if len(list(first.named_buffers(remove_duplicate=False))) > len(list(first.buffers())):
         raise NotStackable("a buffer is in several places of it")
     for member in members:

@@ -15,7 +15,7 @@ import torch
 
 from hpcsched.worker.packed.alone import alone
 from hpcsched.worker.packed.failures import Failures, Refused, line_of, out_of_memory
-from hpcsched.worker.packed.member import Member, scheduled_by_torch
+from hpcsched.worker.packed.member import Member
 from hpcsched.worker.packed.modes import Batches, Runner, step_of
 from hpcsched.worker.packed.stream import mapped, only_tensors, tensors_in
 
@@ -227,18 +227,10 @@ class Graph(Runner):
 def _can_be_captured(member: Member, batch: Any) -> None:
     """Raise Refused for what is known not to work without being told anew in each step."""
     optimizer = member.parts.optimizer
-    if member.draws is None or member.draws:
-        raise Refused("the models draw random numbers, each its own")
-    if not scheduled_by_torch(member.parts):
-        raise Refused("a scheduler that is not torch's may change anything between two steps")
-    if not member.steady:
-        raise Refused("the model or its loss changes attributes of its own in a step")
-    if member.writes:
-        raise Refused("the models write into their batches")
+    if why := member.differs_by_step():
+        raise Refused(why)
     if not only_tensors(batch):
         raise Refused("there is more in a batch than tensors")
-    if not member.started:
-        raise Refused("an optimizer has not made its first step yet")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         raise Refused("an optimizer has hooks")
     if type(optimizer) not in _CAPTURABLE and not all(g.get("capturable") for g in optimizer.param_groups):

@@ -127,7 +127,7 @@ class Member:
             self._torch += [("cuda", torch.cuda.default_generators[self._device.index or 0])]
         self._gradients = True
         self._habits = Habits()
-        self.steady = scheduled_by_torch(parts)
+        self.steady = True
         """Whether its steps leave nothing behind but parameters, buffers and the optimizer's state, as far as
         they were watched: what is traced or captured once then holds for all of them."""
         self._watched = 0
@@ -143,6 +143,18 @@ class Member:
     def draws(self) -> frozenset[str] | None:
         """Which generators its steps draw from; None: not known yet."""
         return self._habits.draws if self._watched >= WATCHED_STEPS else None
+
+    def differs_by_step(self) -> str | None:
+        """Why what is traced or captured of one of its steps would not hold for all; None: it would."""
+        if self.draws is None or self.draws:
+            return "the models draw random numbers, each its own"
+        if not _scheduled_by_torch(self.parts):
+            return "a scheduler that is not torch's may change anything between two steps"
+        if not self.steady:
+            return "the model or its loss changes attributes of its own in a step"
+        if self.writes:
+            return "the models write into their batches"
+        return None if self.started else "an optimizer has not made its first step yet"
 
     @property
     def torn(self) -> bool:
@@ -321,7 +333,7 @@ class Member:
         return None if self._total is None else self._total / self.batch
 
 
-def scheduled_by_torch(parts: Parts) -> bool:
+def _scheduled_by_torch(parts: Parts) -> bool:
     """Whether nobody but schedulers of torch's does anything between two steps: these change numbers of the
     optimizer, others might change anything."""
     several = [parts.scheduler]
