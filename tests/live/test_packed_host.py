@@ -65,6 +65,7 @@ class Digits(Trainer):
         args = self.args
         if "hold_until" in args and self.seen >= 5 and not os.path.exists(args["hold_until"]):
             time.sleep(0.02)  # slowly, so that others can come in
+        time.sleep(args.get("slow", 0))
         if self.seen == 3 and "say" in args:
             print(args["say"])
         if self.seen == args.get("raise_at"):
@@ -433,6 +434,14 @@ def test_a_member_that_blocks_and_whose_own_process_is_killed_does_not_hold_up_t
     assert code_of(job) == 0, packs.output(1)
     assert "the process of its pack has died" in packs.output(1)
     assert models_same(packs.final(1), packs.alone(3, steps=400))
+
+
+def test_many_slow_steps_in_a_row_are_no_reason_to_end_their_process(packs: Packs) -> None:
+    jobs = [packs.start(n, steps=3, env={"TEST_STUCK_S": "1"}, slow=1.0) for n in range(1, 5)]
+    until(lambda: "job 4 (attempt 1) trains here" in packs.log)
+    jobs[0].kill()  # as four seconds begin in which nobody is looked after
+    assert [code_of(job) for job in jobs[1:]] == [0] * 3
+    assert packs.log.count("is here for a pack") == 1
 
 
 def test_a_process_that_is_told_to_end_has_its_members_saved_and_they_go_on_in_another(
