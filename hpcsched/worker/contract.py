@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from hpcsched.errors import ConfigError
@@ -311,13 +311,23 @@ class Progress:
             except OSError:
                 self._descriptor = None
 
-    def report(self, step: int, loss: Callable[[], float | None], *, force: bool = False) -> None:
-        """Write one line; `loss` is only asked when a line is due, for it may wait for a GPU."""
+    def report(
+        self,
+        step: int,
+        loss: Callable[[], float | None],
+        *,
+        force: bool = False,
+        facts: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Write one line; `loss` is only asked when a line is due, for it may wait for a GPU.
+
+        `facts` is what else the agent is to know.
+        """
         now = time.monotonic()
         if self._descriptor is None or (now < self._next and not force):
             return
         self._next = now + _PROGRESS_INTERVAL_S
-        line: dict[str, Any] = {"step": step, "t": time.time()}
+        line: dict[str, Any] = {"step": step, "t": time.time(), **facts}
         if (value := loss()) is not None:
             line["loss"] = value
         try:

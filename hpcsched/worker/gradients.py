@@ -88,11 +88,22 @@ class GradientSum:
 
     Call `expect` before the last backward pass of a step and `complete` after it. With one rank
     both do nothing.
+
+    Args:
+        parameters: of the model.
+        peers: the ranks.
+        bucket: what the gradients travel in.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], peers: Peers) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        peers: Peers,
+        bucket: Callable[[list[torch.nn.Parameter]], Bucket] = Bucket,
+    ) -> None:
         self._parameters = list(parameters)
         self._peers = peers
+        self._bucket = bucket
         self._trained: tuple[bool, ...] = ()
         self._buckets: list[Bucket] = []
         self._home: dict[torch.nn.Parameter, Bucket] = {}
@@ -117,19 +128,24 @@ class GradientSum:
         self._launched = 0
         self._expecting = True
 
-    def complete(self) -> None:
-        """Wait for the sums; what the backward pass did not reach counts as zero."""
+    def complete(self, each: Callable[[list[torch.nn.Parameter]], object] = lambda _: None) -> None:
+        """Wait for the sums; what the backward pass did not reach counts as zero.
+
+        `each` is called with the parameters of a bucket as soon as their gradients are whole, while those of
+        the others still travel.
+        """
         if self._peers.world_size == 1:
             return
         self._expecting = False
         self._launch(len(self._buckets))
         for bucket in self._buckets:
             bucket.complete()
+            each(bucket.parameters)
 
     def _arrange(self) -> None:
         """Into buckets, last layer first: about the order in which gradients arrive."""
         groups = in_buckets(reversed([p for p in self._parameters if p.requires_grad]))
-        self._buckets = [Bucket(group) for group in groups]
+        self._buckets = [self._bucket(group) for group in groups]
         for parameter in (p for group in groups for p in group if p not in self._hooked):
             parameter.register_post_accumulate_grad_hook(self._arrived)
             self._hooked.add(parameter)

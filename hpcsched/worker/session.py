@@ -207,9 +207,13 @@ class Session(Elastic):
             return batch[self._virtual.place]
         return share(batch, self.rank, self.world_size)
 
-    def _count_step(self, last: int) -> None:
+    def _advance(self, last: int) -> None:
+        """A step is done; `last` is the one after which the training ends."""
         self.step += 1
         self.samples += self.global_batch
+
+    def _count_step(self, last: int) -> None:
+        self._advance(last)
         self._begun += 1
         if self._begun == 2 and self.rank == 0:  # the optimizer has its state by now
             self._saves.reserve(self._state([]))

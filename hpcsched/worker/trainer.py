@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from hpcsched.errors import ConfigError
+from hpcsched.worker.contract import say
 from hpcsched.worker.shards import Seeded
 from hpcsched.worker.startup import fewer_collections
 from hpcsched.worker.training import Stateful
@@ -153,6 +154,22 @@ def read(
         generator=torch.Generator().manual_seed(parts.seed + step),
     )
     return (to_device(batch, device) for batch in loader)
+
+
+def rehearse(parts: Parts, batch: Any) -> None:
+    """Pay now for what a first step costs more, with these samples; model and optimizer state are spoilt by
+    it.
+
+    Raises OutOfMemoryError if there is no room for a step.
+    """
+    parts.loss(parts.model, batch).sum().backward()  # type: ignore[no-untyped-call]
+    try:
+        parts.optimizer.step()
+    except torch.OutOfMemoryError:
+        raise  # better now, when it costs the others nothing
+    except Exception as error:  # it may need the other ranks
+        say(f"the optimizer cannot be rehearsed, so the first step will take longer: {error}")
+    parts.optimizer.zero_grad()
 
 
 @torch.no_grad()

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from hpcsched.errors import ConfigError
-from hpcsched.worker.contract import JobEnv, say
+from hpcsched.worker.contract import JobEnv
 from hpcsched.worker.session import Session
-from hpcsched.worker.trainer import Parts, Trainer, build, evaluate, read
+from hpcsched.worker.trainer import Parts, Trainer, build, evaluate, read, rehearse
 
 OPTIONS = ("micro_batch", "reproducible", "shards")
 
@@ -32,17 +30,6 @@ def run(trainer: Trainer, env: JobEnv) -> None:
     parts = build(trainer, env.args)
     parts.model.train()
 
-    def rehearse(session: Session) -> None:
-        batch = next(_batches(parts, session, micro_batch, until=session.step + 1, loaders=0))
-        parts.loss(parts.model, batch).sum().backward()  # type: ignore[no-untyped-call]
-        try:
-            parts.optimizer.step()
-        except torch.OutOfMemoryError:
-            raise  # better now, when it costs the others nothing
-        except Exception as error:  # it may need the other ranks
-            say(f"the optimizer cannot be rehearsed, so the first step will take longer: {error}")
-        parts.optimizer.zero_grad()
-
     session = Session(
         model=parts.model,
         optimizer=parts.optimizer,
@@ -53,7 +40,9 @@ def run(trainer: Trainer, env: JobEnv) -> None:
         in_place=True,
         reproducible=reproducible,
         shards=_count(env, "shards"),
-        rehearse=rehearse,
+        rehearse=lambda session: rehearse(
+            parts, next(_batches(parts, session, micro_batch, until=session.step + 1, loaders=0))
+        ),
     )
     session.end_after(parts.epochs)
     batches: Iterator[Any] = iter(())

@@ -1,0 +1,218 @@
+"""Rank 0's decisions: the global batch, who computes how much of it, and what to try next (JABAS, Figure
+4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpcsched.errors import ConfigError
+from hpcsched.planning.batching import RULES, Batching, Halves
+from hpcsched.planning.vsw.configure import Configuration, Gpu, NoConfiguration, Share, configure
+from hpcsched.planning.vsw.costs import Line
+from hpcsched.planning.workers import WorkerOptions, local_batches
+from hpcsched.worker.vsw.clock import Kind
+from hpcsched.worker.vsw.tables import Table, Tables
+
+TRIAL_STEPS = 4
+"""So long is a configuration tried whose speed is not known; its first step counts for nothing."""
+
+GUESSED = Line(per_byte_s=1e-9, latency_s=2e-4)
+"""A sum over ranks, where no two ranks have met yet: a gigabyte a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What all ranks do until rank 0 says something else.
+
+    `shares` are the workers of the ranks. `overlap`: weights are updated while other gradients still travel.
+    `factor` goes onto the learning rates. `trial`: its memory is not known to suffice. At the beginning of
+    step `until` of the training it is decided anew.
+    """
+
+    batch: int
+    local_batch: int
+    shares: tuple[Share | None, ...]
+    overlap: bool
+    factor: float
+    trial: bool
+    until: int
+
+    def first_worker(self, rank: int) -> int:
+        """The number of a rank's first worker, over all ranks."""
+        return sum(share.workers for share in self.shares[:rank] if share)
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """What decides which samples a rank takes when."""
+        return self.batch, self.local_batch, tuple(share.workers if share else 0 for share in self.shares)
+
+    def kind(self, rank: int) -> Kind | None:
+        """What this rank's full rounds are; None if it has no worker."""
+        share = self.shares[rank]
+        return (self.local_batch, share.at_once) if share else None
+
+
+class Control:
+    """What the decisions go by; the same on all ranks, but for what only rank 0 is told. Saved in
+    checkpoints.
+
+    `updates` are the steps taken, of whatever size; `batch` is the global batch wished for.
+    """
+
+    def __init__(self, options: WorkerOptions, base: int) -> None:
+        self.options = options
+        self.base = base
+        self.batching: Batching = options.batching(base)
+        self.updates = 0
+        self.batch = self.batching.low
+        self.halves: Halves | None = None
+        self.value: float | None = None
+        self.tables: list[Table] = []
+        self.line: Line | None = None
+        self.buckets: tuple[int, ...] = ()
+
+    @property
+    def least(self) -> int:
+        """The smallest local batch that the job file allows; 0 where it pins the workers instead."""
+        return self.options.local_batch[0] if self.options.local_batch else 0
+
+    def measures(self, update: int) -> bool:
+        """Whether the two halves of the gradient are compared in this step."""
+        return self.batching.adapts and (update + 1) % self.batching.every == 0
+
+    def saw(self, halves: Halves) -> None:
+        """The halves of this step's gradient; where they say nothing, nothing changes."""
+        self.halves = halves if halves.known else None
+        self.value = self.batching.metric.value(halves)
+
+    def adapt(self) -> None:
+        """Go by what was seen last, once: the batch grows or falls (section 6.1)."""
+        if self.value is not None:
+            self.batch = self.batching.next(self.batch, self.value)
+            self.value = None
+
+    def course(self, ranks: int) -> Course:
+        """What to do from here on. Raises ConfigError if the batch cannot be computed by these ranks."""
+        if self.options.pinned:
+            return self._pinned(ranks, *self.options.pinned)
+        tables = Tables(self.tables)
+        if len(tables.tables) != ranks or not tables.known:
+            return self._equal(ranks)
+        found = local_batches(self.options, self.batch, ranks)
+        chosen, trial = self._worth(found, tables)
+        costs = tables.costs(chosen, self.buckets, self.line or GUESSED)
+        gpus = [Gpu(kind=str(rank), host=table.host) for rank, table in enumerate(tables.tables)]
+        try:
+            made = configure(
+                costs,
+                gpus,
+                self.batch,
+                local_batches=chosen,
+                even=self.batching.adapts,
+                every_gpu=False,
+                sync=self.options.synchronize,
+            )
+        except NoConfiguration as error:
+            raise ConfigError(
+                where="strategy vsw", got=f"a global batch of {self.batch}: {error}", accepted="one that fits"
+            ) from error
+        course = self._of(made)
+        if trial or course.trial:
+            return replace(course, until=min(course.until, self.updates + TRIAL_STEPS))
+        shares = tuple(
+            self._try_more(rank, share, made.local_batch, tables) for rank, share in enumerate(made.shares)
+        )
+        if shares != made.shares:
+            until = min(course.until, self.updates + TRIAL_STEPS)
+            return replace(course, shares=shares, trial=True, until=until)
+        return course
+
+    def _worth(self, found: Sequence[int], tables: Tables) -> tuple[tuple[int, ...], bool]:
+        """The local batches to choose from; of one that is still to be tried, only that one."""
+        room = [local for local in found if all(table.room(local) != 0 for table in tables.tables)]
+        for number, local in enumerate(room):
+            if not tables.measured(local):
+                if number == 0 or tables.gains_by_batch(room[number - 1]):
+                    return (local,), True
+                return tuple(room[:number]), False
+        return tuple(room or found[:1]), False
+
+    def _try_more(self, rank: int, share: Share | None, local: int, tables: Tables) -> Share | None:
+        more = tables.next_at_once(rank, local) if share else None
+        if share is None or more is None or more > share.workers:
+            return share
+        return Share(workers=share.workers, at_once=more)
+
+    def _of(self, made: Configuration) -> Course:
+        trial = any(
+            share is not None and (made.local_batch, share.at_once) not in table.rounds
+            for share, table in zip(made.shares, self.tables, strict=True)
+        )
+        return self._make(
+            made.global_batch, made.local_batch, made.shares, made.sync == "overlap", trial=trial
+        )
+
+    def _equal(self, ranks: int) -> Course:
+        """As nothing is known yet: the smallest local batches, as many for each rank."""
+        assert self.options.local_batch is not None
+        local = self.options.local_batch[0]
+        total = self.batch // local
+        counts = [(rank + 1) * total // ranks - rank * total // ranks for rank in range(ranks)]
+        shares = tuple(Share(workers=count, at_once=1) if count else None for count in counts)
+        course = self._make(self.batch, local, shares, self.options.synchronize == "overlap", trial=True)
+        return replace(course, until=min(course.until, self.updates + TRIAL_STEPS))
+
+    def _pinned(self, ranks: int, workers: int, more: int) -> Course:
+        count = workers * (1 + more)
+        if self.base % (ranks * count):
+            raise ConfigError(
+                where="strategy vsw",
+                key="workers",
+                got=f"{ranks * count} workers on {ranks} devices, for a global batch of {self.base}",
+                accepted=f"a divisor of {self.base}",
+            )
+        shares = (Share(workers=count, at_once=workers),) * ranks
+        overlap = self.options.synchronize == "overlap"
+        return self._make(self.base, self.base // (ranks * count), shares, overlap, trial=False)
+
+    def _make(
+        self, batch: int, local: int, shares: tuple[Share | None, ...], overlap: bool, *, trial: bool
+    ) -> Course:
+        every = self.batching.every
+        factor = RULES[self.options.learning_rate](batch / self.base, self.halves, self.base)
+        return Course(
+            batch=batch,
+            local_batch=local,
+            shares=shares,
+            overlap=overlap,
+            factor=factor,
+            trial=trial,
+            until=(self.updates // every + 1) * every,
+        )
+
+    # -- what a checkpoint keeps -----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        halves = self.halves
+        return {
+            "updates": self.updates,
+            "batch": self.batch,
+            "value": self.value,
+            "halves": None if halves is None else [halves.aa, halves.bb, halves.ab, halves.samples],
+            "tables": [table.state_dict() for table in self.tables],
+            "line": None if self.line is None else [self.line.per_byte_s, self.line.latency_s],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; a batch that the bounds no longer allow is brought between them."""
+        rule = self.batching
+        self.updates = state["updates"]
+        self.batch = min(rule.high, max(rule.low, state["batch"] // rule.unit * rule.unit))
+        self.value = state["value"]
+        halves = state["halves"]
+        self.halves = halves and Halves(aa=halves[0], bb=halves[1], ab=halves[2], samples=halves[3])
+        self.tables = [Table.of_state(table) for table in state["tables"]]
+        line = state["line"]
+        self.line = line and Line(per_byte_s=line[0], latency_s=line[1])

@@ -1,0 +1,296 @@
+"""A training by stream workers, whose global batch and configuration change between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hpcsched.planning.workers import WorkerOptions
+from hpcsched.worker.contract import say
+from hpcsched.worker.gradients import GradientSum, in_buckets
+from hpcsched.worker.session import Session
+from hpcsched.worker.trainer import Parts, Place, rehearse, to_device
+from hpcsched.worker.vsw.clock import Clock, Kind
+from hpcsched.worker.vsw.control import Control, Course
+from hpcsched.worker.vsw.halves import HalvedBucket, HalvedSum
+from hpcsched.worker.vsw.lines import measure_line
+from hpcsched.worker.vsw.memory import remember, remembered
+from hpcsched.worker.vsw.reading import Reader
+from hpcsched.worker.vsw.streams import StreamWorkers
+from hpcsched.worker.vsw.tables import Table
+from hpcsched.worker.vsw.updates import ShardOptimizer, can_be_split, scaled
+
+
+class WorkerSession(Session):
+    """A `Session` that computes its steps by stream workers: `take_step` is all that a step is.
+
+        session = WorkerSession(parts, options)
+        for _ in session.steps():
+            session.take_step()
+        session.finish(...)
+
+    A step of the job is the trainer's own global batch, whatever the batch is by now: so many steps are the
+    same samples as ever, `step` is how many of those have been seen, and learning-rate schedules go by it.
+
+    Args:
+        parts: of the training; its `global_batch` is where the batch begins.
+        options: what the job file says.
+    """
+
+    def __init__(self, parts: Parts, options: WorkerOptions) -> None:
+        self._parts = parts
+        self._unit = parts.global_batch
+        self._control = Control(options, self._unit)
+        self._group: tuple[int, int, int] | None = None
+        self._read_for: tuple[int, int, int] | None = None
+        self._course: Course | None = None
+        self._course_began = 0
+        super().__init__(
+            model=parts.model,
+            optimizer=parts.optimizer,
+            scheduler=parts.scheduler,
+            dataset_size=parts.size,
+            global_batch=parts.global_batch,
+            seed=parts.seed,
+            also={"vsw": self._control},
+            in_place=True,
+            rehearse=lambda session: rehearse(parts, session._example()),
+        )
+        self._clock = Clock(self.device)
+        self._table = Table.here(streams=self.device.type == "cuda")
+        self._table.too_large |= remembered(self._env.job_dir) if self._env else set()
+        self._workers = StreamWorkers(parts.model, parts.loss, self.device)
+        self._reader = Reader(parts, self.device, lambda: self.step)
+        self._halved = HalvedSum(parts.model.parameters(), self._peers, HalvedBucket)
+        self._shard_optimizer = ShardOptimizer(parts.optimizer)
+        self._splits = can_be_split(parts.optimizer)
+
+    # -- a step ----------------------------------------------------------------------------------------
+
+    def take_step(self) -> None:
+        """Forward and backward passes of this rank's workers, sums over the ranks, the optimizer's step, and
+        as many of the learning-rate schedule."""
+        while True:
+            self.optimizer.zero_grad()
+            sums = self._halved if self._measures else self._gradients
+            failed = self._compute(sums)
+            if self._course_now.trial and self._peers.agree(failed)[0]:
+                self._smaller(failed)
+                continue
+            break
+        if self.world_size > 1 and self._answer is None:
+            self._answer = self._peers.ask(*self._wishes())
+        course = self._course_now
+        apart = course.overlap and self._splits and self.world_size > 1 and not course.trial
+        with scaled(self.optimizer, course.factor):
+            if course.trial:
+                sums.expect()
+            sums.complete(self._shard_optimizer.step if apart else lambda _: None)
+            if not apart:
+                begun = self._clock.mark()
+                self.optimizer.step()
+                self._clock.update(begun, self._clock.mark())
+        if self._measures:
+            self._control.saw(self._halved.halves(self.global_batch // 2))
+        if self.scheduler is not None:
+            for _ in range(self._steps_at(self.samples + self.global_batch) - self.step):
+                self.scheduler.step()  # type: ignore[attr-defined]
+        self._fed = self._share_size
+
+    def _compute(self, sums: GradientSum) -> bool:
+        """This rank's local batches, forward and backward; whether its memory was too small for them."""
+        parts = [[piece for piece in part if piece] for part in self._split(self.samples, self.global_batch)]
+        try:
+            self._workers.begin()
+            for number, part in enumerate(parts):
+                if number > 0:
+                    self._halved.keep_first()
+                self._passes(part, sums, last=number == len(parts) - 1)
+            return False
+        except torch.OutOfMemoryError as error:
+            kind = self._course_now.kind(self.rank)
+            if not self._course_now.trial or kind is None:
+                if kind is not None:
+                    self._remember_too_large(kind)
+                raise
+            why = (str(error) or "out of memory").splitlines()[0]
+            say(f"step {self.step}: no room for {kind[1]} local batches of {kind[0]} at once: {why}")
+            if kind == (self._control.least, 1):
+                raise
+        return True
+
+    def _passes(self, pieces: list[Sequence[Place]], sums: GradientSum, *, last: bool) -> None:
+        share = self._course_now.shares[self.rank]
+        at_once = share.at_once if share else 1
+        for start in range(0, len(pieces), at_once):
+            piece = pieces[start : start + at_once]
+            self._round(piece, sums, complete=last and start + at_once >= len(pieces))
+        if last and not pieces and not self._course_now.trial:
+            sums.expect()
+
+    def _round(self, pieces: list[Sequence[Place]], sums: GradientSum, *, complete: bool) -> None:
+        clock = self._clock
+        begun = clock.mark()
+        batches = [self._reader.next() for _ in pieces]
+        read = clock.mark()
+        losses = self._workers.forward(batches)
+        totals = [_total(loss, len(piece)) for loss, piece in zip(losses, pieces, strict=True)]
+        forward = clock.mark()
+        if complete and self.world_size > 1 and not self._course_now.trial:
+            self._answer = self._peers.ask(*self._wishes())  # travels while the backward pass computes
+            sums.expect()
+        torch.autograd.backward([total / self.global_batch for total in totals])
+        local = self._course_now.local_batch
+        if all(len(piece) == local for piece in pieces):
+            clock.round((local, len(pieces)), begun, read, forward, clock.mark())
+        self._loss = torch.stack([total.detach() for total in totals]).sum() / sum(map(len, pieces))
+
+    # -- what the steps are ----------------------------------------------------------------------------
+
+    @property
+    def _course_now(self) -> Course:
+        assert self._course is not None
+        return self._course
+
+    @property
+    def _measures(self) -> bool:
+        """Whether the two halves of this step's gradient are compared: never in a shortened last step."""
+        return self._control.measures(self._control.updates) and self.global_batch == self._course_now.batch
+
+    def _steps_at(self, samples: int) -> int:
+        """How many of the job's steps so many samples are; all of them at the end."""
+        last = self._last_step(None)
+        return last if samples >= last * self._unit else samples // self._unit
+
+    def _advance(self, last: int) -> None:
+        self.samples += self.global_batch
+        self.step = self._steps_at(self.samples)
+        self._control.updates += 1
+        if self._control.updates == self._course_began + 1:
+            kind = self._course_now.kind(self.rank)
+            if kind is not None and kind not in self._table.rounds:
+                self._clock.forget(kind)  # what is new takes longer the first time
+
+    def steps_for(self, epochs: float) -> int:
+        """Steps of the job that cover the dataset this many times."""
+        return -int(-epochs * self._sampler.size // self._unit)
+
+    def _make_alike(self) -> None:
+        super()._make_alike()
+        attempt = self._env.attempt if self._env else 0
+        if self._group != (attempt, self.rank, self.world_size):
+            self._group = attempt, self.rank, self.world_size
+            self._regrouped()
+            self._decide()
+        elif self._control.updates >= self._course_now.until:
+            self._decide()
+        self.global_batch = self._next_batch()
+
+    def _mine(self, batch: Any) -> Any:
+        """This rank's samples of a global batch, in no other order."""
+        course = self._course_now
+        share, first = course.shares[self.rank], course.first_worker(self.rank)
+        last = first + (share.workers if share else 0)
+        return batch[first * course.local_batch : last * course.local_batch]
+
+    def _split(self, samples: int, batch: int, update: int | None = None) -> list[list[Sequence[Place]]]:
+        """The local batches of this rank's workers in one step, from this place in the stream on: all of
+        them, or in two halves where these are compared. In a shortened step some have fewer samples, or
+        none."""
+        course = self._course_now
+        share, local = course.shares[self.rank], course.local_batch
+        first = course.first_worker(self.rank)
+        workers = range(first, first + (share.workers if share else 0))
+        update = self._control.updates if update is None else update
+        parts: list[Sequence[int]] = [workers]
+        if self._control.measures(update) and batch == course.batch:
+            parts = [[w for w in workers if w % 2 == 0], [w for w in workers if w % 2]]
+        if not workers:
+            return [[] for _ in parts]
+        begin, end = workers[0] * local, min(batch, (workers[-1] + 1) * local)
+        indices = self._sampler.batch(samples + begin, max(0, end - begin)).tolist()
+        places = list(enumerate(indices, samples + begin))
+        return [[places[(w - first) * local : (w - first + 1) * local] for w in part] for part in parts]
+
+    def _pieces(self) -> Iterator[Sequence[Place]]:
+        """This rank's local batches of all coming steps, if the course stays as it is."""
+        samples, update = self.samples, self._control.updates
+        end = self._last_step(None) * self._unit
+        while samples < end:
+            batch = min(self._course_now.batch, end - samples)
+            for part in self._split(samples, batch, update):
+                yield from (piece for piece in part if piece)
+            samples, update = samples + batch, update + 1
+
+    def _example(self) -> Any:
+        """Samples to rehearse with: a smallest local batch."""
+        options = self._control.options
+        count = options.local_batch[0] if options.local_batch else 1
+        return to_device(self._parts.batch([i % self._parts.size for i in range(count)]), self.device)
+
+    # -- decisions -------------------------------------------------------------------------------------
+
+    def _regrouped(self) -> None:
+        """There are other ranks than before, or these meet for the first time: all of them come here."""
+        if self._control.batching.adapts:
+            self._halved.prepare()  # better now, while a lack of memory can be helped
+        trained = [p for p in reversed(list(self.model.parameters())) if p.requires_grad]
+        buckets = [sum(p.numel() * p.element_size() for p in group) for group in in_buckets(trained)]
+        self._control.buckets = tuple(buckets)
+        first = self._course is None
+        if self._peers.tell(self.world_size > 1 and (first or self._control.line is None)):
+            self._control.line = measure_line(self._peers, self.device, max(buckets))
+
+    def _decide(self) -> None:
+        """Let rank 0 say what to do next; all ranks come here."""
+        self._table.learn(self._clock.take())
+        tables = self._peers.gather(self._table)
+        course = None
+        if self.rank == 0:
+            self._control.tables = tables
+            self._control.adapt()
+            course = self._control.course(self.world_size)
+        course = self._peers.tell(course)
+        former, self._course, self._course_began = self._course, course, self._control.updates
+        share = course.shares[self.rank]
+        self._workers.have(share.at_once if share else 1)
+        if former is None or former.order != course.order or self._read_for != self._group:
+            self._aim()
+        self.global_batch = self._next_batch()
+
+    def _aim(self) -> None:
+        self._read_for = self._group
+        self._reader.aim(self._pieces())
+
+    def _next_batch(self) -> int:
+        """The samples of the coming step: the last one has what is left."""
+        return min(self._course_now.batch, self._last_step(None) * self._unit - self.samples)
+
+    def _smaller(self, failed: bool) -> None:
+        """The memory of some rank is too small for this course: find another one for the same step."""
+        kind = self._course_now.kind(self.rank)
+        if failed and kind is not None:
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._table.too_large.add(kind)
+            self._remember_too_large(kind)
+        self._decide()
+        self._aim()
+        self._share_size = len(self._share_at(self.samples))
+
+    def _remember_too_large(self, kind: Kind) -> None:
+        """Whatever becomes of this attempt: the next one is to know."""
+        if self._env is not None:
+            remember(self._env.job_dir, kind)
+
+
+def _total(loss: torch.Tensor, samples: int) -> torch.Tensor:
+    """The sum of a local batch's losses, of one loss a sample or of their mean."""
+    if loss.ndim > 1 or (loss.ndim == 1 and len(loss) != samples):
+        raise ValueError(
+            f"losses of shape {list(loss.shape)} for {samples} samples; expected one loss a sample (shape "
+            "[samples]), or their mean (shape [])"
+        )
+    return loss.sum() if loss.ndim else loss * samples

@@ -1,0 +1,170 @@
+"""What the ranks have measured of themselves, and what it says of configurations they have not tried."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from hpcsched.planning.vsw.costs import Costs, GpuCosts, Line, Network, Speed, Times
+from hpcsched.worker.vsw.clock import Kind, Round, Taken
+
+WEIGHT = 0.5
+"""How much what was measured since the last decision counts against what was known before."""
+GAIN = 0.03
+"""One more worker at once, or a local batch twice as large, is tried while the last one gained this share."""
+
+
+@dataclass(kw_only=True)
+class Table:
+    """One device's times by kind of round; `too_large` are the kinds for which its memory was too small.
+
+    `streams`: it can compute several local batches at the same time.
+    """
+
+    host: str
+    streams: bool
+    rounds: dict[Kind, Round] = field(default_factory=dict)
+    update_s: float | None = None
+    too_large: set[Kind] = field(default_factory=set)
+
+    @classmethod
+    def here(cls, *, streams: bool) -> Table:
+        """An empty one of this host."""
+        return cls(host=os.uname().nodename, streams=streams)
+
+    def learn(self, taken: Taken) -> None:
+        """Bring it nearer to what was measured, smoothed exponentially."""
+        for kind, seen in taken.rounds.items():
+            known = self.rounds.get(kind, seen)
+            self.rounds[kind] = Round(
+                read_s=_nearer(known.read_s, seen.read_s),
+                forward_s=_nearer(known.forward_s, seen.forward_s),
+                backward_s=_nearer(known.backward_s, seen.backward_s),
+            )
+        if taken.update_s is not None:
+            known_s = taken.update_s if self.update_s is None else self.update_s
+            self.update_s = _nearer(known_s, taken.update_s)
+
+    def room(self, local: int) -> int | None:
+        """How many workers with this local batch fit into the memory at once; None: not known."""
+        if not self.streams:
+            return 0 if any(batch <= local for batch, _ in self.too_large) else 1
+        return min((count - 1 for batch, count in self.too_large if batch <= local), default=None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "streams": self.streams,
+            "rounds": [
+                [*kind, each.read_s, each.forward_s, each.backward_s] for kind, each in self.rounds.items()
+            ],
+            "update_s": self.update_s,
+            "too_large": [list(kind) for kind in sorted(self.too_large)],
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Table:
+        """What `state_dict` gave."""
+        rounds = {
+            (local, count): Round(read_s=read_s, forward_s=forward_s, backward_s=backward_s)
+            for local, count, read_s, forward_s, backward_s in state["rounds"]
+        }
+        too_large = {(local, count) for local, count in state["too_large"]}
+        return cls(
+            host=state["host"],
+            streams=state["streams"],
+            rounds=rounds,
+            update_s=state["update_s"],
+            too_large=too_large,
+        )
+
+
+def _nearer(known: float, seen: float) -> float:
+    return (1 - WEIGHT) * known + WEIGHT * seen
+
+
+class Tables:
+    """The tables of all ranks, as rank 0 sees them."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self.tables = list(tables)
+        known = sorted({kind for table in tables for kind in table.rounds})
+        self._usual = {
+            kind: Round(
+                read_s=median(t.rounds[kind].read_s for t in tables if kind in t.rounds),
+                forward_s=median(t.rounds[kind].forward_s for t in tables if kind in t.rounds),
+                backward_s=median(t.rounds[kind].backward_s for t in tables if kind in t.rounds),
+            )
+            for kind in known
+        }
+        updates = [table.update_s for table in tables if table.update_s is not None]
+        self._update_s = median(updates) if updates else 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether anything has been measured."""
+        return bool(self._usual)
+
+    @property
+    def several_hosts(self) -> bool:
+        return len({table.host for table in self.tables}) > 1
+
+    def costs(self, locals_: Sequence[int], buckets: tuple[int, ...], line: Line) -> Costs:
+        """The performance model of the ranks as GPUs of a kind each (called by their numbers), and of one
+        like the others (called "usual"), for these local batches."""
+        gpus = {str(rank): self._costs_of(table, locals_) for rank, table in enumerate(self.tables)}
+        usual = Table(host="", streams=any(table.streams for table in self.tables), rounds=dict(self._usual))
+        usual.too_large = {kind for table in self.tables for kind in table.too_large}
+        gpus["usual"] = self._costs_of(usual, locals_)
+        return Costs(gpus=gpus, buckets=buckets, network=Network(within=line, between=line))
+
+    def gains_by_batch(self, local: int) -> bool:
+        """Whether this local batch was worth being twice as large as the last one; True for the first one."""
+        now, before = self._usual.get((local, 1)), self._usual.get((local // 2, 1))
+        return now is None or before is None or now.all_s <= (1 - GAIN) * 2 * before.all_s
+
+    def measured(self, local: int) -> bool:
+        """Whether some rank knows how long it takes for this local batch."""
+        return (local, 1) in self._usual
+
+    def next_at_once(self, rank: int, local: int) -> int | None:
+        """How many workers at once a rank should try next; None: it knows enough."""
+        table = self.tables[rank]
+        tried = sorted(count for batch, count in table.rounds if batch == local)
+        if not table.streams or not tried:
+            return None
+        most, room = tried[-1], table.room(local)
+        if tried != list(range(1, most + 1)) or (room is not None and most >= room):
+            return None
+        if most == 1:
+            return 2
+        speeds = [count / table.rounds[local, count].all_s for count in (most, most - 1)]
+        return most + 1 if speeds[0] >= (1 + GAIN) * speeds[1] else None
+
+    def _costs_of(self, table: Table, locals_: Sequence[int]) -> GpuCosts:
+        common = [table.rounds[kind].all_s / self._usual[kind].all_s for kind in table.rounds]
+        slower = median(common) if common else 1.0
+        alone = {batch: each for (batch, count), each in self._usual.items() if count == 1}
+        speeds = {}
+        for local in locals_:
+            room = table.room(local)
+            if room == 0:
+                continue
+            times = {count: _times(each) for (batch, count), each in table.rounds.items() if batch == local}
+            if 1 not in times:  # as much slower or faster than the others as it is elsewhere
+                near = min(alone, key=lambda batch: (abs(batch - local), batch))
+                times[1] = _times(alone[near], slower * local / near)
+            times = {count: each for count, each in times.items() if room is None or count <= room}
+            # Only what was tried: whether one more fits, and what it gains, is found out by trying it.
+            speeds[local] = Speed(local_batch=local, times=times, most=max(times))
+        update_s = self._update_s if table.update_s is None else table.update_s
+        return GpuCosts(speeds=speeds, update_s=update_s)
+
+
+def _times(each: Round, scale: float = 1.0) -> Times:
+    return Times(
+        data_s=each.read_s * scale, forward_s=each.forward_s * scale, backward_s=each.backward_s * scale
+    )
