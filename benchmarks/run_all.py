@@ -42,6 +42,8 @@ DEADLINES_S = {
     "pack_plans": 600,
     "pack_steps": 1800,
     "packed_hyperband": 1800,
+    "vsw_plans": 300,
+    "vsw_forecast": 1200,
     "simulator_scale": 900,
     "policies": 900,
 }

@@ -15,6 +15,7 @@ import msgspec
 
 from hpcsched.core.model import JobSpec, Kind, Training
 from hpcsched.errors import ConfigError
+from hpcsched.strategies import DEFAULT_SHARDS, checked, most_ranks
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TRAINER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -53,34 +54,6 @@ _ACCEPTED = {
     "processes": '"per-gpu" or "one"',
 }
 """What is right for each key of a job."""
-
-_COUNT, _FLAG, _LIMIT, _FILE, _NORM = (
-    "a positive whole number",
-    "true or false",
-    "a number of at least 1",
-    "a file name",
-    '"shared" or "local"',
-)
-_MODE = '"auto", "loop" or "stacked"; on GPUs also "streams" or "graph"'
-_LABEL = "a name for those that belong together"
-_IS_RIGHT: dict[str, Callable[[Any], bool]] = {
-    _COUNT: lambda value: type(value) is int and value > 0,
-    _FLAG: lambda value: type(value) is bool,
-    _LIMIT: lambda value: type(value) in (int, float) and value >= 1,
-    _FILE: lambda value: type(value) is str and value != "",
-    _NORM: lambda value: value in ("shared", "local"),
-    _MODE: lambda value: value in ("auto", "loop", "stacked", "streams", "graph"),
-    _LABEL: lambda value: type(value) is str and value != "",
-}
-STRATEGIES: dict[str, dict[str, str]] = {
-    "ddp": {"micro_batch": _COUNT, "reproducible": _FLAG, "shards": _COUNT},
-    "packed": {"mode": _MODE, "most": _COUNT, "pack": _LABEL},
-    "burst": {"amplification": _LIMIT, "batch_norm": _NORM, "plan": _FILE, "profile": _FILE},
-}
-"""Ways a job's workers can run it, with the options of each, and what is right for them."""
-
-DEFAULT_SHARDS = 8
-"""As in `worker.shards`: parts of a global batch where the result is to be reproducible."""
 
 
 class _Gpus(msgspec.Struct, forbid_unknown_fields=True):
@@ -261,7 +234,8 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
     every = _seconds(job.checkpoint_every, "checkpoint_every", refuse)
     if not every:
         refuse("checkpoint_every", job.checkpoint_every, 'a time above 0, such as "10m"')
-    strategy = _strategy(job, refuse)
+    trainer = job.trainer is not None or job.replay
+    strategy = checked(job.strategy, where=where, key=f"{place}.strategy", trainer=trainer)
     if job.background:
         # It has the background lane of one GPU.
         if job.gpus != "auto" and (least, most) != (1, 1):
@@ -281,7 +255,7 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
         if job.background:
             refuse("background", True, "false for a job that is packed")
         most = 1
-    ranks = _most_ranks(strategy, job.nodes)
+    ranks = most_ranks(strategy, job.nodes)
     if ranks is not None:
         if least > ranks:
             accepted = f"at most as many ranks as shards ({strategy.get('shards', DEFAULT_SHARDS)})"
@@ -350,34 +324,6 @@ def _limits(job: _Job, refuse: Callable[[str, object, str], NoReturn]) -> tuple[
                 refuse("gpus", count, _GPUS)
             return count, count
     raise AssertionError(job.gpus)
-
-
-def _strategy(job: _Job, refuse: Callable[[str, object, str], NoReturn]) -> dict[str, Any]:
-    table: dict[str, Any] = {"kind": job.strategy} if isinstance(job.strategy, str) else dict(job.strategy)
-    kind = str(table.get("kind"))
-    if kind not in STRATEGIES:
-        refuse("strategy", kind, ", ".join(STRATEGIES))
-    options = STRATEGIES[kind]
-    for key, value in table.items():
-        if key == "kind":
-            continue
-        if key not in options:
-            refuse(f"strategy.{key}", value, ", ".join(options) or f"no options for {kind}")
-        if not _IS_RIGHT[options[key]](value):
-            refuse(f"strategy.{key}", value, options[key])
-    if "shards" in table and not table.get("reproducible"):
-        refuse("strategy.shards", table["shards"], "only with reproducible = true")
-    for key in ("amplification", "profile"):
-        if "plan" in table and key in table:
-            refuse(f"strategy.{key}", table[key], "a plan, or what to make one from, not both")
-    return table
-
-
-def _most_ranks(strategy: Mapping[str, Any], nodes: int) -> int | None:
-    """On each host; None: as many as there are GPUs."""
-    if not strategy.get("reproducible"):
-        return None
-    return int(strategy.get("shards", DEFAULT_SHARDS)) // nodes
 
 
 def _seconds(value: float | str, key: str, refuse: Callable[[str, object, str], NoReturn]) -> float:

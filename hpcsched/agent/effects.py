@@ -32,6 +32,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import Kind, Progress
 from hpcsched.errors import LaunchError, StoreError
 from hpcsched.launch.base import SUSPENDED, Launcher, Workers
+from hpcsched.store.status import Batching
 
 RECORD_PERIOD_S = 1.0
 """How often the records of running jobs are looked at for periodic checkpoints."""
@@ -334,6 +335,8 @@ class Effects:
                 attempt.ready = True
                 took_s = time.monotonic() - attempt.began if attempt.teaches else None
                 yield ev.WorkersReady(at=now, **about, in_place=word.in_place, took_s=took_s)
+            if attempt.meter and (scaling := attempt.meter.new_scaling()):
+                yield ev.ScalingProposed(at=now, **about, rates=scaling.rates, batch=scaling.batch)
             if attempt.kill_at is not None and time.monotonic() >= attempt.kill_at:
                 attempt.kill_at = None
                 attempt.send(signal.SIGKILL)
@@ -366,6 +369,11 @@ class Effects:
             for attempt in self._attempts.values()
             if attempt.meter and attempt.meter.last
         )
+
+    def batchings(self) -> dict[int, Batching]:
+        """By job how it computes its global batch, of those that change it."""
+        lines = {attempt.job_id: attempt.meter.last for attempt in self._attempts.values() if attempt.meter}
+        return {job_id: line.batching for job_id, line in lines.items() if line and line.batching}
 
     def _done_s(self, wall: float) -> float:
         """When a step was done that a program reported for a Unix time: it may say anything."""

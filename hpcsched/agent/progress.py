@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from math import inf
 
 import msgspec
+
+from hpcsched.store.status import Batching
 
 LEAST_RATE = 1e-9
 MOST_STEPS = 2**53
@@ -17,12 +20,25 @@ MOST_READS = 16
 """Of 64 KiB at a time: a program that never stops writing must not keep the agent from the others."""
 
 
+class Scaling(msgspec.Struct, frozen=True):
+    """How many steps a second a program expects of its next epoch, by GPUs on each host, and its mean
+    batch."""
+
+    rates: dict[int, float]
+    batch: float
+
+
 class Line(msgspec.Struct):
-    """One report: `step` steps done in all at Unix time `t`; `loss` if the program tells it."""
+    """One report: `step` steps done in all at Unix time `t`; `loss` if the program tells it.
+
+    `batching` is how a global batch is computed that changes, `scaling` the newest expectation.
+    """
 
     step: int
     t: float
     loss: float | None = None
+    batching: Batching | None = None
+    scaling: Scaling | None = None
 
 
 class ProgressMeter:
@@ -38,6 +54,7 @@ class ProgressMeter:
         self._speed = speed
         self._rest = b""
         self._first: Line | None = None
+        self._scaling_told: Scaling | None = None
         self.last: Line | None = None
 
     def read(self) -> bool:
@@ -70,6 +87,16 @@ class ProgressMeter:
         if self._first is None or line.step == self._first.step:
             self._first = line
         self.last = line
+
+    def new_scaling(self) -> Scaling | None:
+        """What the program expects of its next epoch, if that was not asked for yet; nonsense counts for
+        nothing."""
+        found = self.last.scaling if self.last else None
+        if found is None or found == self._scaling_told:
+            return None
+        self._scaling_told = found
+        good = all(gpus >= 1 and LEAST_RATE <= rate < inf for gpus, rate in found.rates.items())
+        return found if found.rates and good and 0 < found.batch < inf else None
 
     @property
     def rate(self) -> float | None:

@@ -11,6 +11,7 @@ import click
 
 from hpcsched.cli.common import check_chart, database_path, json_option, option
 from hpcsched.cli.plan_pack import pack
+from hpcsched.cli.plan_vsw import vsw
 from hpcsched.errors import ConfigError, HpcschedError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def plan() -> None:
 
 
 plan.add_command(pack)
+plan.add_command(vsw)
 
 
 @plan.command()

@@ -64,6 +64,7 @@ class Deciding(Leaving):
             start_left_s=self._start_left_s,
             plan=self.plan,
             news=self.news,
+            proposals=self.proposals,
         )
 
     def _decide(self) -> None:
@@ -92,6 +93,7 @@ class Deciding(Leaving):
         if job.id not in self.queue or not least <= decision.gpus <= most or gpus is None:
             where = ", ".join(decision.hosts)
             raise self._invalid(job, f"cannot start on {decision.gpus} GPUs of hosts {where}")
+        self.proposals.grown.pop(job.id, None)
         self._launch(job, gpus, decision.role)
 
     def _change(self, job: Job, decision: Resize | Preempt) -> None:

@@ -160,6 +160,15 @@ class WorkersResized(AttemptEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingProposed(AttemptEvent):
+    """The program expects so many steps a second of its next epoch, by the number of GPUs on each of its
+    hosts, with global batches of `batch` samples in the mean."""
+
+    rates: Mapping[int, float]
+    batch: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeFailed(AttemptEvent):
     """The attempt goes on as it was: nothing lives any more of the ranks that were to join it.
 

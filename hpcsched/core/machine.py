@@ -43,7 +43,6 @@ class Machine(Obeying):
     def __init__(self, make_policy: PolicyMaker, *, stories: bool = True) -> None:
         super().__init__(stories=stories)
         self._make_policy = make_policy
-        self.stale = 0
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.AgentStarted: self._agent_started,
             ev.DeadlineMoved: self._deadline_moved,
@@ -62,6 +61,7 @@ class Machine(Obeying):
             ev.CheckpointSaved: self._checkpoint_saved,
             ev.WorkersResized: self._workers_resized,
             ev.ResizeFailed: self._resize_failed,
+            ev.ScalingProposed: self._scaling_proposed,
             ev.WorkersExited: self._workers_exited,
             ev.LaunchFailed: self._launch_failed,
             ev.DeviceLost: self._device_lost,
@@ -89,6 +89,7 @@ class Machine(Obeying):
         if self._decide_after and not self.draining:
             self._decide()
             self._fill_packs()
+            self._reshape()
         if not self.draining:
             self._fill_lanes()
         self._watch_the_end()

@@ -348,6 +348,7 @@ class Moves(Teaching):
     def _end(self, job: Job, state: JobState, reason: Reason) -> None:
         self._dequeue(job)
         self._to(job, state)
+        self.proposals.forget(job.id)
         self.unfinished -= 1
         plan = None if job.spec.background else self.plan
         if plan and not (state is JobState.COMPLETED and plan.foresaw(job.id, self.now)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcsched.core.actions import SetTimer
-from hpcsched.core.deciding import Deciding
+from hpcsched.core.elastic import Elastic
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Role
 from hpcsched.core.moves import PACKS
@@ -15,7 +15,7 @@ from hpcsched.core.view import LookAgain, PackView, Part, Ride
 from hpcsched.core.view import Packing as Packs
 
 
-class Packing(Deciding):
+class Packing(Elastic):
     """A run's state in which jobs that may be packed are."""
 
     def pack_view(self) -> PackView:

@@ -47,6 +47,10 @@ class Why(StrEnum):
     RESIZED_IN_PLACE = "ResizedInPlace"
     RESIZE_FAILED = "ResizeFailed"
     PREEMPTED = "Preempted"
+    PROPOSED = "Proposed"
+    SCALED_UP = "ScaledUp"
+    SCALED_DOWN = "ScaledDown"
+    GIVEN_BACK = "GivenBack"
     GROWN = "Grown"
     SHRUNK = "Shrunk"
     PACED = "Paced"
@@ -98,6 +102,13 @@ _WORDS = {
     Why.IDLE_GPU: "in the background of GPU {gpu}, which no other job has",
     Why.BESIDE: "in the background of GPU {gpu}, beside job {job} ({name})",
     Why.PACKED: "trained on GPU {gpu} as one of {members}, together with {others}",
+    Why.PROPOSED: "proposes {gpus} GPUs (it has {old}) for its next epoch: with global batches of about "
+    "{batch:.0f} that is its fastest count ({rate:.4g} steps/s)",
+    Why.SCALED_UP: "grown from {old} to {gpus} GPUs, as nothing waits: with global batches of about "
+    "{batch:.0f} that is {gain:.0%} faster",
+    Why.SCALED_DOWN: "shrunk from {old} to {gpus} GPUs: with global batches of about {batch:.0f} that is "
+    "{gain:z.0%} faster",
+    Why.GIVEN_BACK: "shrunk from {old} to {gpus} GPUs, which it had before nothing waited: others do now",
     Why.GROWN: "grown from {old} to {gpus} GPUs, as nothing waits: {costs} save {saved:.0f} s",
     Why.SHRUNK: "shrunk from {old} to {gpus} GPUs for other jobs: the plan has all done {until:.0f} s into "
     "the run, MARBLE would {marble:.0f} s into it{guessed}",

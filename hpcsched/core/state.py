@@ -15,6 +15,7 @@ from hpcsched.core.model import Device, JobState
 from hpcsched.core.packs import Packs
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile, cost_at
+from hpcsched.core.proposals import Proposals
 from hpcsched.core.queue import WaitingQueue
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.rooms import FreeGpus, Rooms
@@ -71,6 +72,8 @@ class RunState:
         """The background lanes; `free`, `holder` and `queue` are of the foreground's."""
         self.packs = Packs()
         """Who trains on the GPU of another job, together with it."""
+        self.proposals = Proposals()
+        """What jobs have said of how many GPUs are good for them."""
         self.costs: dict[str, Costs] = {}
         self.draining = False
         self.drain_cause = ""
@@ -85,6 +88,8 @@ class RunState:
         self.unfinished = 0
         self.changed: set[int] = set()
         """Ids of jobs that changed since whoever reads this emptied it (the snapshot does)."""
+        self.stale = 0
+        """News of attempts that were over already."""
         self._actions: list[Action] = []
         self._cause = ""
         self._decide_after = False
@@ -132,13 +137,13 @@ class RunState:
         return self.jobs[self.by_name[key]] if job is None and key in self.by_name else job
 
     def profile(self, job: Job) -> Profile | None:
-        """What is known of the job's model: the profile loaded, corrected by what this run has seen; or just
-        what it has seen."""
-        return _of_model(job, self.lessons.beliefs, self.profiles)
+        """What the job has said of its next epoch; else what is known of its model: the profile loaded,
+        corrected by what this run has seen, or just what it has seen."""
+        return self.proposals.profile(job.id) or _of_model(job, self.lessons.beliefs, self.profiles)
 
     def curve(self, job: Job) -> Profile | None:
         """The same, where counts that nobody has measured are estimated from those that were seen."""
-        return _of_model(job, self.lessons.curves, self.profiles)
+        return self.proposals.profile(job.id) or _of_model(job, self.lessons.curves, self.profiles)
 
     def loaded(self, job: Job) -> Profile | None:
         """The profile of the job's model that was loaded, whatever was seen since."""

@@ -55,11 +55,11 @@ class Teaching(Noting):
         """The job had done `step` steps at `at`: whether that says something new of its model.
 
         What it does while others use what it leaves of its GPUs does not, nor what those do, nor what jobs do
-        that are packed.
+        that are packed, or whose speed changes with their batches: these say themselves what it will be.
         """
         if step < job.current.from_step or job.spec.background:
             return False  # it has not yet said where it goes on
-        if self.packs.shared(job):
+        if self.packs.shared(job) or job.id in self.proposals.of:
             return False
         self.lanes.observe(job, step, at)
         if self.lanes.shared(job):

@@ -12,6 +12,7 @@ from hpcsched.core.model import Device, Role
 from hpcsched.core.packs import Packs
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile
+from hpcsched.core.proposals import Proposals
 from hpcsched.core.queue import WaitingQueue
 from hpcsched.core.reasons import Reason
 from hpcsched.core.rooms import Fits, Rooms
@@ -161,6 +162,7 @@ class View:
     `start_left_s(job)` are the seconds until a job that is starting does its first step; `left_s` those
     until all jobs have to save because the allocation ends (infinite if it does not).
     `plan` is the policy's newest plan in this life of the run; `news` counts what no plan foresaw.
+    `proposals` are what jobs have said of how many GPUs are good for them: `profile` and `curve` go by it.
     """
 
     now: float
@@ -190,6 +192,7 @@ class View:
     start_left_s: Callable[[Job], float]
     plan: Plan | None
     news: int
+    proposals: Proposals
 
     def limits(self, job: Job) -> tuple[int, int]:
         """Fewest and most GPUs the job may have on each of its hosts, were all of them free."""
@@ -278,6 +281,15 @@ class Packing(Protocol):
 
     def ride(self, view: PackView) -> list[PackDecision]:
         """Who joins or leaves whom now, in the order it is to be applied: a pure function of the view."""
+        ...
+
+
+@runtime_checkable
+class Reshaping(Protocol):
+    """A policy that lets jobs grow and shrink by what they propose, after all else that it decides."""
+
+    def reshape(self, view: View) -> list[Resize]:
+        """Who grows or shrinks now: a pure function of the view."""
         ...
 
 

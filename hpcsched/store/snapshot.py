@@ -18,7 +18,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, last_word
-from hpcsched.store.status import AgentStatus, GpuStatus, JobStatus, Page, RunStatus, read_page
+from hpcsched.store.status import AgentStatus, Batching, GpuStatus, JobStatus, Page, RunStatus, read_page
 
 
 class SnapshotWriter:
@@ -48,6 +48,8 @@ class SnapshotWriter:
         self.seq = before.seq if before else 0
         self.samples: Mapping[int, tuple[float | None, float | None]] = {}
         """Newest (utilisation, memory MiB) by GPU."""
+        self.batchings: dict[int, Batching] = {}
+        """How jobs compute global batches that change, by job."""
 
     def output_of(self, job_id: int, path: str) -> None:
         """Remember where a job writes."""
@@ -140,6 +142,7 @@ class SnapshotWriter:
             detail=str(reason) if reason else None,
             output=self._outputs.get(job.id, ""),
             metrics=dict(job.metrics),
+            batching=self.batchings.get(job.id),
         )
 
     def _eta_s(self, job: Job) -> float | None:

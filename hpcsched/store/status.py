@@ -55,6 +55,23 @@ class GpuStatus(msgspec.Struct, kw_only=True):
     memory_mib: float | None
 
 
+class Batching(msgspec.Struct, kw_only=True, frozen=True):
+    """How a job computes a global batch that changes: samples of the batch and of each worker's part of it,
+    the workers of each rank, and how many of them compute at once.
+
+    `similarity` or `noise_scale` is what was measured last of the gradient (None: nothing yet); `epoch` is
+    how many there have been.
+    """
+
+    global_batch: int
+    local_batch: int
+    workers: list[int]
+    at_once: list[int]
+    epoch: float
+    similarity: float | None = None
+    noise_scale: float | None = None
+
+
 class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """`elapsed_s` counts the time on GPUs, not the time suspended; `eta_s` is what is left, seconds."""
 
@@ -82,6 +99,7 @@ class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     detail: str | None = None
     output: str = ""
     metrics: dict[str, float | None] = {}
+    batching: Batching | None = None
 
 
 class Status(msgspec.Struct, kw_only=True):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -58,7 +59,8 @@ class Control:
     """What the decisions go by; the same on all ranks, but for what only rank 0 is told. Saved in
     checkpoints.
 
-    `updates` are the steps taken, of whatever size; `batch` is the global batch wished for.
+    `updates` are the steps taken, of whatever size; `batch` is the global batch wished for. `seen` is the
+    metric when it was last measured, `value` the same while the batch has not followed it yet.
     """
 
     def __init__(self, options: WorkerOptions, base: int) -> None:
@@ -69,6 +71,7 @@ class Control:
         self.batch = self.batching.low
         self.halves: Halves | None = None
         self.value: float | None = None
+        self.seen: float | None = None
         self.tables: list[Table] = []
         self.line: Line | None = None
         self.buckets: tuple[int, ...] = ()
@@ -85,7 +88,8 @@ class Control:
     def saw(self, halves: Halves) -> None:
         """The halves of this step's gradient; where they say nothing, nothing changes."""
         self.halves = halves if halves.known else None
-        self.value = self.batching.metric.value(halves)
+        self.value = value = self.batching.metric.value(halves)
+        self.seen = value if math.isfinite(value) else None
 
     def adapt(self) -> None:
         """Go by what was seen last, once: the batch grows or falls (section 6.1)."""
@@ -111,7 +115,7 @@ class Control:
                 self.batch,
                 local_batches=chosen,
                 even=self.batching.adapts,
-                every_gpu=False,
+                every_gpu=self.batch // chosen[-1] >= ranks,
                 sync=self.options.synchronize,
             )
         except NoConfiguration as error:
@@ -200,6 +204,7 @@ class Control:
             "updates": self.updates,
             "batch": self.batch,
             "value": self.value,
+            "seen": self.seen,
             "halves": None if halves is None else [halves.aa, halves.bb, halves.ab, halves.samples],
             "tables": [table.state_dict() for table in self.tables],
             "line": None if self.line is None else [self.line.per_byte_s, self.line.latency_s],
@@ -210,7 +215,7 @@ class Control:
         rule = self.batching
         self.updates = state["updates"]
         self.batch = min(rule.high, max(rule.low, state["batch"] // rule.unit * rule.unit))
-        self.value = state["value"]
+        self.value, self.seen = state["value"], state["seen"]
         halves = state["halves"]
         self.halves = halves and Halves(aa=halves[0], bb=halves[1], ab=halves[2], samples=halves[3])
         self.tables = [Table.of_state(table) for table in state["tables"]]

@@ -15,8 +15,10 @@ from hpcsched.worker.trainer import Parts, Place, rehearse, to_device
 from hpcsched.worker.vsw.clock import Clock, Kind
 from hpcsched.worker.vsw.control import Control, Course
 from hpcsched.worker.vsw.halves import HalvedBucket, HalvedSum
+from hpcsched.worker.vsw.history import History
 from hpcsched.worker.vsw.lines import measure_line
 from hpcsched.worker.vsw.memory import remember, remembered
+from hpcsched.worker.vsw.outlook import Expectation, Trajectory, expect
 from hpcsched.worker.vsw.reading import Reader
 from hpcsched.worker.vsw.streams import StreamWorkers
 from hpcsched.worker.vsw.tables import Table
@@ -43,6 +45,8 @@ class WorkerSession(Session):
         self._parts = parts
         self._unit = parts.global_batch
         self._control = Control(options, self._unit)
+        self._trajectory = Trajectory(parts.size)
+        self._expectation: Expectation | None = None
         self._group: tuple[int, int, int] | None = None
         self._read_for: tuple[int, int, int] | None = None
         self._course: Course | None = None
@@ -54,7 +58,7 @@ class WorkerSession(Session):
             dataset_size=parts.size,
             global_batch=parts.global_batch,
             seed=parts.seed,
-            also={"vsw": self._control},
+            also={"vsw": self._control, "batches": self._trajectory},
             in_place=True,
             rehearse=lambda session: rehearse(parts, session._example()),
         )
@@ -66,6 +70,7 @@ class WorkerSession(Session):
         self._halved = HalvedSum(parts.model.parameters(), self._peers, HalvedBucket)
         self._shard_optimizer = ShardOptimizer(parts.optimizer)
         self._splits = can_be_split(parts.optimizer)
+        self._history = History(self._env.job_dir if self._env and self.rank == 0 else None)
 
     # -- a step ----------------------------------------------------------------------------------------
 
@@ -93,11 +98,18 @@ class WorkerSession(Session):
                 self.optimizer.step()
                 self._clock.update(begun, self._clock.mark())
         if self._measures:
-            self._control.saw(self._halved.halves(self.global_batch // 2))
+            self._compare()
         if self.scheduler is not None:
             for _ in range(self._steps_at(self.samples + self.global_batch) - self.step):
                 self.scheduler.step()  # type: ignore[attr-defined]
         self._fed = self._share_size
+
+    def _compare(self) -> None:
+        halves = self._halved.halves(self.global_batch // 2)
+        self._control.saw(halves)
+        if not halves.known and self.rank == 0:
+            why = f"their squares are {halves.aa:g} and {halves.bb:g}"
+            say(f"step {self.step}: the gradient's halves cannot be compared: {why}; the batch stays as it is")
 
     def _compute(self, sums: GradientSum) -> bool:
         """This rank's local batches, forward and backward; whether its memory was too small for them."""
@@ -165,6 +177,7 @@ class WorkerSession(Session):
         return last if samples >= last * self._unit else samples // self._unit
 
     def _advance(self, last: int) -> None:
+        self._trajectory.add(self.global_batch)
         self.samples += self.global_batch
         self.step = self._steps_at(self.samples)
         self._control.updates += 1
@@ -186,6 +199,8 @@ class WorkerSession(Session):
             self._decide()
         elif self._control.updates >= self._course_now.until:
             self._decide()
+        if self.rank == 0:
+            self._look_ahead()
         self.global_batch = self._next_batch()
 
     def _mine(self, batch: Any) -> Any:
@@ -259,6 +274,42 @@ class WorkerSession(Session):
         if former is None or former.order != course.order or self._read_for != self._group:
             self._aim()
         self.global_batch = self._next_batch()
+        if self.rank == 0 and not course.trial:
+            self._history.add({**self._facts(), "loss": self._last_loss(), "factor": course.factor})
+
+    def _look_ahead(self) -> None:
+        """Say what the next epoch is expected to be like: at the beginning, as soon as enough is known, and
+        at the end of each epoch."""
+        epoch = int(self._trajectory.epoch)
+        if epoch > self._trajectory.said and not self._course_now.trial:
+            self._trajectory.said = epoch
+            self._expectation = expect(self._control, self._trajectory, self._sampler.size)
+
+    def _facts(self) -> dict[str, Any]:
+        """Where the training is, for people."""
+        course, control = self._course_now, self._control
+        shares = [(share.workers, share.at_once) if share else (0, 0) for share in course.shares]
+        metric = control.batching.metric.name.replace("-", "_")
+        return {
+            "attempt": self._env.attempt if self._env else 0,
+            "step": self.step,
+            "samples": self.samples,
+            "epoch": round(self._trajectory.epoch, 4),
+            "global_batch": course.batch,
+            "local_batch": course.local_batch,
+            "workers": [workers for workers, _ in shares],
+            "at_once": [at_once for _, at_once in shares],
+            metric: control.seen,
+        }
+
+    def _report(self, *, force: bool) -> None:
+        if self._course is None:
+            super()._report(force=force)
+            return
+        told: dict[str, Any] = {"batching": self._facts()}
+        if self._expectation is not None:
+            told["scaling"] = self._expectation.to_table()
+        self._progress.report(self.step, self._last_loss, force=force, facts=told)
 
     def _aim(self) -> None:
         self._read_for = self._group

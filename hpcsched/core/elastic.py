@@ -1,0 +1,52 @@
+"""Jobs that find out themselves how many GPUs are good for them, and grow and shrink by that (JABAS, section
+6.3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hpcsched.core import events as ev
+from hpcsched.core.deciding import Deciding
+from hpcsched.core.profile import Profile
+from hpcsched.core.proposals import Proposal
+from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.view import Reshaping
+
+
+class Elastic(Deciding):
+    """A run's state in which jobs propose how many GPUs they are to have; the policy disposes."""
+
+    def _scaling_proposed(self, event: ev.ScalingProposed) -> None:
+        job = self.active.get(event.job_id)
+        if job is None or job.attempt != event.attempt or not event.rates:
+            self.stale += 1
+            return
+        former, known = self.profile(job), self.loaded(job)
+        bare = Profile(model=job.spec.model, device="", throughput=event.rates, nodes=job.spec.nodes)
+        profile = replace(
+            known or bare,
+            throughput=event.rates,
+            nodes=job.spec.nodes,
+            source="learned",
+            spread=None,
+            note="",
+        )
+        self.proposals.of[job.id] = Proposal(profile=profile, batch=event.batch)
+        least, most = job.limits(self.most_for(job))
+        best = profile.optimal(most, least)
+        if former is None or former.optimal(most, least) != best:
+            self.news += 1
+            facts = {"gpus": best, "batch": event.batch, "rate": profile.rate(best), "old": job.width}
+            self._note(job, Reason(Why.PROPOSED, facts))
+        self._decide_after = True
+
+    def _reshape(self) -> None:
+        """Let elastic jobs grow and shrink, after all else was decided."""
+        if self.proposals.of and isinstance(self.policy, Reshaping) and not self._plan_asked:
+            for decision in self.policy.reshape(self.view()):
+                job, before = decision.job, decision.job.width
+                self._change(job, decision)
+                if decision.gpus > before:
+                    self.proposals.grown.setdefault(job.id, before)
+                elif decision.gpus <= self.proposals.grown.get(job.id, 0):
+                    del self.proposals.grown[job.id]

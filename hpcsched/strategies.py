@@ -1,0 +1,83 @@
+"""Ways to run a job, as a job file names them: the options of each, and what is right for those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpcsched.errors import ConfigError
+from hpcsched.planning.workers import WorkerOptions
+
+_COUNT, _FLAG, _LIMIT, _FILE, _NORM = (
+    "a positive whole number",
+    "true or false",
+    "a number of at least 1",
+    "a file name",
+    '"shared" or "local"',
+)
+_MODE = '"auto", "loop" or "stacked"; on GPUs also "streams" or "graph"'
+_LABEL = "a name for those that belong together"
+_IS_RIGHT: dict[str, Callable[[Any], bool]] = {
+    _COUNT: lambda value: type(value) is int and value > 0,
+    _FLAG: lambda value: type(value) is bool,
+    _LIMIT: lambda value: type(value) in (int, float) and value >= 1,
+    _FILE: lambda value: type(value) is str and value != "",
+    _NORM: lambda value: value in ("shared", "local"),
+    _MODE: lambda value: value in ("auto", "loop", "stacked", "streams", "graph"),
+    _LABEL: lambda value: type(value) is str and value != "",
+}
+_OPTIONS: dict[str, dict[str, str]] = {
+    "ddp": {"micro_batch": _COUNT, "reproducible": _FLAG, "shards": _COUNT},
+    "packed": {"mode": _MODE, "most": _COUNT, "pack": _LABEL},
+    "burst": {"amplification": _LIMIT, "batch_norm": _NORM, "plan": _FILE, "profile": _FILE},
+}
+STRATEGIES = (*_OPTIONS, "vsw")
+
+DEFAULT_SHARDS = 8
+"""As in `worker.shards`: parts of a global batch where the result is to be reproducible."""
+
+
+def checked(given: str | Mapping[str, Any], *, where: str, key: str, trainer: bool) -> dict[str, Any]:
+    """The table of a strategy that was given by its name or with its options.
+
+    `trainer`: the job has one. Raises ConfigError for what makes no sense, as said at `key`.
+    """
+
+    def refuse(key: str, got: object, accepted: str) -> ConfigError:
+        return ConfigError(where=where, key=key, got=repr(got), accepted=accepted)
+
+    table: dict[str, Any] = {"kind": given} if isinstance(given, str) else dict(given)
+    kind = str(table.get("kind"))
+    if kind not in STRATEGIES:
+        raise refuse(key, kind, ", ".join(STRATEGIES))
+    if kind == "vsw":
+        if not trainer:
+            raise refuse(key, kind, "a strategy for any program: stream workers need a trainer")
+        try:
+            WorkerOptions.parse(table)
+        except ConfigError as error:
+            raise ConfigError(
+                where=where, key=f"{key}.{error.key}", got=error.got, accepted=error.accepted
+            ) from None
+        return table
+    options = _OPTIONS[kind]
+    for name, value in table.items():
+        if name == "kind":
+            continue
+        if name not in options:
+            raise refuse(f"{key}.{name}", value, ", ".join(options) or f"no options for {kind}")
+        if not _IS_RIGHT[options[name]](value):
+            raise refuse(f"{key}.{name}", value, options[name])
+    if "shards" in table and not table.get("reproducible"):
+        raise refuse(f"{key}.shards", table["shards"], "only with reproducible = true")
+    for name in ("amplification", "profile"):
+        if "plan" in table and name in table:
+            raise refuse(f"{key}.{name}", table[name], "a plan, or what to make one from, not both")
+    return table
+
+
+def most_ranks(strategy: Mapping[str, Any], nodes: int) -> int | None:
+    """On each host; None: as many as there are GPUs."""
+    if not strategy.get("reproducible"):
+        return None
+    return int(strategy.get("shards", DEFAULT_SHARDS)) // nodes

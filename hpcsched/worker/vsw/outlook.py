@@ -1,0 +1,122 @@
+"""What a training expects of its next epoch: its global batches, and its speed by the number of devices
+(JABAS, sections 6.2 and 6.3)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpcsched.planning.forecast import forecast
+from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, scale
+from hpcsched.planning.workers import local_batches
+from hpcsched.worker.vsw.control import GUESSED, Control
+from hpcsched.worker.vsw.tables import Tables
+
+CELLS = 20
+"""Into so many parts is an epoch cut: each has a global batch, that of its samples in the mean."""
+
+MOST_CELLS = 400
+"""Older ones are forgotten."""
+
+AT_LEAST = 8
+"""Devices on each host up to which is said what they would do; or twice as many as there are now."""
+
+
+class Trajectory:
+    """The global batches of a training so far, by the samples it has seen.
+
+    Args:
+        size: samples of an epoch.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._samples = 0
+        self.cells: list[float] = []
+        self._part = 0.0
+        """What the present cell has so far: batches, weighted with the parts of it that had them."""
+        self.said = -1
+        """The epoch for which the last expectation was said."""
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the data so far."""
+        return self._samples / self._size
+
+    def add(self, batch: int) -> None:
+        """A step with so many samples was taken."""
+        begin = self._samples * CELLS / self._size
+        self._samples += batch
+        end = self._samples * CELLS / self._size
+        while (full := int(begin) + 1) <= end:
+            self._part += batch * (full - begin)
+            self.cells = [*self.cells[1 - MOST_CELLS :], self._part]
+            self._part, begin = 0.0, float(full)
+        self._part += batch * (end - begin)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"samples": self._samples, "cells": self.cells, "part": self._part, "said": self.said}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._samples, self.cells = state["samples"], list(state["cells"])
+        self._part, self.said = state["part"], state["said"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """Steps of the job a second by the number of devices on each host, and the mean global batch."""
+
+    rates: Mapping[int, float]
+    batch: float
+
+    def to_table(self) -> dict[str, Any]:
+        rates = {str(count): float(f"{rate:.6g}") for count, rate in self.rates.items()}
+        return {"rates": rates, "batch": round(self.batch, 1)}
+
+
+def expect(control: Control, trajectory: Trajectory, size: int) -> Expectation | None:
+    """The speed in the coming epoch, by how many devices compute it; None if nothing can be said.
+
+    On as many as there are by what was measured of each, on more as if these were like the usual one.
+    """
+    tables = Tables(control.tables)
+    if not tables.known or control.options.pinned:
+        return None
+    rule = control.batching
+    if rule.adapts and trajectory.cells:
+        values = forecast(trajectory.cells, CELLS, low=rule.low, high=rule.high).values
+    else:
+        values = (float(control.batch),)
+    batches = [rule.low + round((value - rule.low) / rule.unit) * rule.unit for value in values]
+    parts = [(batch, size * count / len(batches)) for batch, count in sorted(Counter(batches).items())]
+    measured = [
+        local
+        for local in local_batches(control.options, max(batches), 1)
+        if tables.measured(local) and all(table.room(local) != 0 for table in tables.tables)
+    ]
+    costs = tables.costs(measured, control.buckets, control.line or GUESSED)
+    hosts = list(dict.fromkeys(table.host for table in tables.tables))
+    here = [[str(rank) for rank, t in enumerate(tables.tables) if t.host == host] for host in hosts]
+    rates: dict[int, float] = {}
+    for count in range(1, max(AT_LEAST, 2 * max(map(len, here))) + 1):
+        gpus = [
+            Gpu(kind=kind, host=host)
+            for host, ranks in zip(hosts, here, strict=True)
+            for kind in (*ranks[:count], *["usual"] * (count - len(ranks)))
+        ]
+        try:
+            (found,) = scale(
+                costs,
+                gpus,
+                parts,
+                local_batches=measured,
+                even=rule.adapts,
+                sync=control.options.synchronize,
+                least=len(gpus),
+            )
+        except NoConfiguration:
+            break  # more devices than workers
+        rates[count] = size / control.base / found.epoch_s
+    return Expectation(rates=rates, batch=sum(values) / len(values)) if rates else None
