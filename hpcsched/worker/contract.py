@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any
 
 from hpcsched.errors import ConfigError
@@ -317,17 +317,17 @@ class Progress:
         loss: Callable[[], float | None],
         *,
         force: bool = False,
-        facts: Mapping[str, Any] = MappingProxyType({}),
+        facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """Write one line; `loss` is only asked when a line is due, for it may wait for a GPU.
 
-        `facts` is what else the agent is to know.
+        So is `facts`, what else the agent is to know.
         """
         now = time.monotonic()
         if self._descriptor is None or (now < self._next and not force):
             return
         self._next = now + _PROGRESS_INTERVAL_S
-        line: dict[str, Any] = {"step": step, "t": time.time(), **facts}
+        line: dict[str, Any] = {"step": step, "t": time.time(), **facts()}
         if (value := loss()) is not None:
             line["loss"] = value
         try:

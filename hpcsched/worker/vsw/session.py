@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from hpcsched.worker.vsw.reading import Reader
 from hpcsched.worker.vsw.streams import StreamWorkers
 from hpcsched.worker.vsw.tables import Table
 from hpcsched.worker.vsw.updates import ShardOptimizer, can_be_split, scaled
+
+LOOK_SHARE = 0.005
+"""Of the time, that looking ahead may take: epochs may be short."""
 
 
 class WorkerSession(Session):
@@ -47,6 +51,7 @@ class WorkerSession(Session):
         self._control = Control(options, self._unit)
         self._trajectory = Trajectory(parts.size)
         self._expectation: Expectation | None = None
+        self._next_look = 0.0
         self._group: tuple[int, int, int] | None = None
         self._read_for: tuple[int, int, int] | None = None
         self._course: Course | None = None
@@ -109,11 +114,11 @@ class WorkerSession(Session):
         self._control.saw(halves)
         if not halves.known and self.rank == 0:
             why = f"their squares are {halves.aa:g} and {halves.bb:g}"
-            say(f"step {self.step}: the gradient's halves cannot be compared: {why}; the batch stays as it is")
+            say(f"step {self.step}: the gradient's halves cannot be compared, the batch stays: {why}")
 
     def _compute(self, sums: GradientSum) -> bool:
         """This rank's local batches, forward and backward; whether its memory was too small for them."""
-        parts = [[piece for piece in part if piece] for part in self._split(self.samples, self.global_batch)]
+        parts = self._cut(self.global_batch, self._control.updates)
         try:
             self._workers.begin()
             for number, part in enumerate(parts):
@@ -133,7 +138,7 @@ class WorkerSession(Session):
                 raise
         return True
 
-    def _passes(self, pieces: list[Sequence[Place]], sums: GradientSum, *, last: bool) -> None:
+    def _passes(self, pieces: list[range], sums: GradientSum, *, last: bool) -> None:
         share = self._course_now.shares[self.rank]
         at_once = share.at_once if share else 1
         for start in range(0, len(pieces), at_once):
@@ -142,7 +147,7 @@ class WorkerSession(Session):
         if last and not pieces and not self._course_now.trial:
             sums.expect()
 
-    def _round(self, pieces: list[Sequence[Place]], sums: GradientSum, *, complete: bool) -> None:
+    def _round(self, pieces: list[range], sums: GradientSum, *, complete: bool) -> None:
         clock = self._clock
         begun = clock.mark()
         batches = [self._reader.next() for _ in pieces]
@@ -210,24 +215,20 @@ class WorkerSession(Session):
         last = first + (share.workers if share else 0)
         return batch[first * course.local_batch : last * course.local_batch]
 
-    def _split(self, samples: int, batch: int, update: int | None = None) -> list[list[Sequence[Place]]]:
-        """The local batches of this rank's workers in one step, from this place in the stream on: all of
-        them, or in two halves where these are compared. In a shortened step some have fewer samples, or
-        none."""
+    def _cut(self, batch: int, update: int) -> list[list[range]]:
+        """The parts of a step's global batch that are the local batches of this rank's workers: all of them,
+        or in two halves where these are compared. In a shortened step some are shorter, or not there."""
         course = self._course_now
         share, local = course.shares[self.rank], course.local_batch
         first = course.first_worker(self.rank)
         workers = range(first, first + (share.workers if share else 0))
-        update = self._control.updates if update is None else update
         parts: list[Sequence[int]] = [workers]
         if self._control.measures(update) and batch == course.batch:
             parts = [[w for w in workers if w % 2 == 0], [w for w in workers if w % 2]]
-        if not workers:
-            return [[] for _ in parts]
-        begin, end = workers[0] * local, min(batch, (workers[-1] + 1) * local)
-        indices = self._sampler.batch(samples + begin, max(0, end - begin)).tolist()
-        places = list(enumerate(indices, samples + begin))
-        return [[places[(w - first) * local : (w - first + 1) * local] for w in part] for part in parts]
+        return [
+            [range(w * local, min(batch, (w + 1) * local)) for w in part if w * local < batch]
+            for part in parts
+        ]
 
     def _pieces(self) -> Iterator[Sequence[Place]]:
         """This rank's local batches of all coming steps, if the course stays as it is."""
@@ -235,8 +236,10 @@ class WorkerSession(Session):
         end = self._last_step(None) * self._unit
         while samples < end:
             batch = min(self._course_now.batch, end - samples)
-            for part in self._split(samples, batch, update):
-                yield from (piece for piece in part if piece)
+            for part in self._cut(batch, update):
+                for piece in part:
+                    indices = self._sampler.batch(samples + piece.start, len(piece)).tolist()
+                    yield list(enumerate(indices, samples + piece.start))
             samples, update = samples + batch, update + 1
 
     def _example(self) -> Any:
@@ -280,10 +283,12 @@ class WorkerSession(Session):
     def _look_ahead(self) -> None:
         """Say what the next epoch is expected to be like: at the beginning, as soon as enough is known, and
         at the end of each epoch."""
-        epoch = int(self._trajectory.epoch)
-        if epoch > self._trajectory.said and not self._course_now.trial:
+        epoch, now = int(self._trajectory.epoch), time.monotonic()
+        if epoch > self._trajectory.said and not self._course_now.trial and now >= self._next_look:
             self._trajectory.said = epoch
             self._expectation = expect(self._control, self._trajectory, self._sampler.size)
+            took_s = time.monotonic() - now
+            self._next_look = now + took_s / LOOK_SHARE
 
     def _facts(self) -> dict[str, Any]:
         """Where the training is, for people."""
@@ -303,13 +308,14 @@ class WorkerSession(Session):
         }
 
     def _report(self, *, force: bool) -> None:
+        self._progress.report(self.step, self._last_loss, force=force, facts=self._told)
+
+    def _told(self) -> dict[str, Any]:
+        """What the agent is told besides."""
         if self._course is None:
-            super()._report(force=force)
-            return
-        told: dict[str, Any] = {"batching": self._facts()}
-        if self._expectation is not None:
-            told["scaling"] = self._expectation.to_table()
-        self._progress.report(self.step, self._last_loss, force=force, facts=told)
+            return {}
+        scaling = {"scaling": self._expectation.to_table()} if self._expectation else {}
+        return {"batching": self._facts(), **scaling}
 
     def _aim(self) -> None:
         self._read_for = self._group

@@ -1,0 +1,206 @@
+"""Adaptive batches: the rule, a gradient in two halves, learning rates, options (JABAS, section 6.1)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcsched.errors import ConfigError
+from hpcsched.planning.batching import METRICS, RULES, Batching, Halves, bounds
+from hpcsched.planning.workers import WorkerOptions, local_batches
+
+
+def rule(metric: str = "similarity", **rest: float) -> Batching:
+    given = {"low": 128, "high": 4096, "unit": 64, "target": 0.1, "every": 100, "rate": 0.1, **rest}
+    return Batching(metric=METRICS[metric], **given)  # type: ignore[arg-type]
+
+
+def halves(a: np.ndarray, b: np.ndarray, samples: float) -> Halves:
+    return Halves(aa=float(a @ a), bb=float(b @ b), ab=float(a @ b), samples=samples)
+
+
+def test_the_batch_grows_while_the_halves_differ_and_falls_while_they_agree() -> None:
+    batching = rule()
+    assert batching.next(1280, 0.05) == 1408
+    assert batching.next(1280, 0.5) == 1152
+    assert batching.next(1280, 0.1) == 1280
+
+
+def test_a_small_batch_changes_by_a_unit_though_the_rate_is_less() -> None:
+    assert rule().next(128, 0.0) == 192
+    assert rule().next(192, 1.0) == 128
+
+
+def test_the_batch_stays_within_its_bounds_and_where_nothing_is_known() -> None:
+    assert rule().next(4096, -1.0) == 4096
+    assert rule().next(128, 1.0) == 128
+    assert rule().next(512, math.nan) == 512
+
+
+@given(st.lists(st.floats(-1, 1) | st.just(math.nan), max_size=60), st.floats(0.01, 0.9))
+def test_whatever_is_measured_batches_are_whole_units_between_the_bounds(
+    values: list[float], rate: float
+) -> None:
+    batching, batch = rule(rate=rate), 128
+    for value in values:
+        batch = batching.next(batch, value)
+        assert batch % 64 == 0
+        assert 128 <= batch <= 4096
+
+
+def test_by_the_noise_scale_the_batch_goes_to_a_multiple_of_it() -> None:
+    batching = rule("noise-scale", target=0.5)
+    assert batching.next(1280, 4000.0) == 1408
+    assert batching.next(1280, 2000.0) == 1152
+    assert batching.next(1280, math.inf) == 1408
+
+
+def test_similarity_is_the_cosine() -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=50), rng.normal(size=50)
+    expected = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    assert halves(a, b, 8).similarity == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, 0.0])
+def test_gradients_that_say_nothing_have_no_similarity(broken: float) -> None:
+    found = Halves(aa=broken, bb=1.0, ab=0.5, samples=8)
+    assert not found.known
+    assert math.isnan(found.similarity)
+    assert math.isnan(found.noise_scale)
+
+
+def test_signal_and_noise_are_those_of_the_samples() -> None:
+    """Gradients drawn with a known mean and variance: the estimates come out right in the mean."""
+    rng = np.random.default_rng(2)
+    mean, spread, samples, size = 0.3, 2.0, 16, 400
+    found = []
+    for _ in range(400):
+        a, b = rng.normal(mean, spread / math.sqrt(samples), (2, size))
+        found.append(halves(a, b, samples))
+    assert np.mean([h.signal for h in found]) == pytest.approx(size * mean**2, rel=0.05)
+    assert np.mean([h.noise for h in found]) == pytest.approx(size * spread**2, rel=0.05)
+    ratio = np.mean([h.noise for h in found]) / np.mean([h.signal for h in found])
+    assert np.median([h.noise_scale for h in found]) == pytest.approx(ratio, rel=0.1)
+
+
+def test_learning_rates_by_root_and_in_proportion() -> None:
+    assert RULES["sqrt"](4.0, None, 64) == 2.0
+    assert RULES["linear"](4.0, None, 64) == 4.0
+    assert RULES["none"](4.0, None, 64) == 1.0
+
+
+def test_adascale_is_proportional_where_all_is_noise_and_constant_where_all_is_signal() -> None:
+    noise = Halves(aa=1.0, bb=1.0, ab=0.0, samples=64)
+    signal = Halves(aa=1.0, bb=1.0, ab=1.0, samples=64)
+    between = Halves(aa=1.0, bb=1.0, ab=0.5, samples=64)
+    assert RULES["adascale"](4.0, noise, 64) == pytest.approx(4.0)
+    assert RULES["adascale"](4.0, signal, 64) == pytest.approx(1.0)
+    assert 1.0 < RULES["adascale"](4.0, between, 64) < 4.0
+    assert RULES["adascale"](4.0, None, 64) == 2.0
+
+
+# -- what a job file says ------------------------------------------------------------------------------
+
+ADAPTIVE = {
+    "kind": "vsw",
+    "local_batch": 32,
+    "global_batch": [128, 4096],
+    "similarity": 0.1,
+    "every": 100,
+    "rate": 0.1,
+}
+
+
+def test_the_example_of_the_guide_is_understood() -> None:
+    options = WorkerOptions.parse(ADAPTIVE)
+    batching = options.batching(128)
+    assert (batching.low, batching.high, batching.unit) == (128, 4096, 64)
+    assert (batching.metric.name, batching.target, batching.every, batching.rate) == (
+        "similarity",
+        0.1,
+        100,
+        0.1,
+    )
+    assert batching.adapts
+
+
+def test_without_bounds_the_batch_stays_what_it_is() -> None:
+    batching = WorkerOptions.parse({"kind": "vsw", "local_batch": 32}).batching(96)
+    assert not batching.adapts
+    assert batching.next(96, -1.0) == 96
+
+
+def test_the_upper_bound_is_rounded_down_to_whole_workers() -> None:
+    assert bounds(128, 1000, 64, "x") == (128, 960)
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "got"),
+    [
+        ({"local_batch": 0}, "local_batch", "0"),
+        ({"local_batch": [64, 32]}, "local_batch", "[64, 32]"),
+        ({"local_batch": "32"}, "local_batch", "'32'"),
+        ({"local_batch": None}, "local_batch", "not given"),
+        ({"global_batch": [4096, 128]}, "global_batch", "[4096, 128]"),
+        ({"global_batch": [128, 4096, 5]}, "global_batch", "[128, 4096, 5]"),
+        ({"global_batch": True}, "global_batch", "True"),
+        ({"similarity": 1.0}, "similarity", "1.0"),
+        ({"similarity": "high"}, "similarity", "'high'"),
+        ({"similarity": float("nan")}, "similarity", "nan"),
+        ({"noise_scale": 1.0}, "noise_scale", "given together with similarity"),
+        ({"every": 0}, "every", "0"),
+        ({"rate": 1.0}, "rate", "1.0"),
+        ({"rate": 0}, "rate", "0"),
+        ({"learning_rate": "cube"}, "learning_rate", "'cube'"),
+        ({"synchronize": "never"}, "synchronize", "'never'"),
+        ({"workers": 2}, "global_batch", "given together with workers"),
+        ({"global_batch": None}, "similarity", "given without global_batch"),
+        ({"bathces": 1}, "bathces", "unknown option"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(change: dict[str, object], key: str, got: str) -> None:
+    table = {name: value for name, value in {**ADAPTIVE, **change}.items() if value is not None}
+    with pytest.raises(ConfigError) as refusal:
+        WorkerOptions.parse(table)
+    assert (refusal.value.key, refusal.value.got) == (key, got)
+
+
+@pytest.mark.parametrize(("change", "got"), [({"workers": 0}, "0"), ({"accumulation": -1}, "-1")])
+def test_pinned_numbers_that_make_no_sense_are_named(change: dict[str, int], got: str) -> None:
+    with pytest.raises(ConfigError, match=got):
+        WorkerOptions.parse({"kind": "vsw", **change})
+
+
+@pytest.mark.parametrize(
+    ("options", "base", "message"),
+    [
+        ({"local_batch": 32}, 100, "local_batch: 32, of which the trainer's global batch of 100 is no whole"),
+        ({"local_batch": 32, "global_batch": [96, 960]}, 96, "96 samples, not a whole number of 64"),
+        ({"local_batch": 32, "global_batch": [64, 640]}, 128, "fewer than the trainer's global batch of 128"),
+        ({"local_batch": 32, "global_batch": [32, 640]}, 32, "accepted: .* e.g. 64"),
+    ],
+)
+def test_batches_that_do_not_fit_the_trainer_are_named(
+    options: dict[str, object], base: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        WorkerOptions.parse({"kind": "vsw", **options}).batching(base)
+
+
+def test_local_batches_double_as_long_as_each_device_has_a_worker() -> None:
+    options = WorkerOptions.parse({"local_batch": [16, 256], "global_batch": [64, 4096]})
+    assert local_batches(options, 64, 1) == (16, 32)
+    assert local_batches(options, 1024, 1) == (16, 32, 64, 128, 256)
+    assert local_batches(options, 1024, 8) == (16, 32, 64, 128)
+
+
+def test_local_batches_that_miss_the_batch_are_left_out() -> None:
+    options = WorkerOptions.parse({"local_batch": [16, 256], "global_batch": [64, 4096], "rate": 0.1})
+    assert local_batches(options, 96, 1) == (16,)  # 2 workers with 32 are 64 samples, 4 are 128
+    fixed = WorkerOptions.parse({"local_batch": [16, 256]})
+    assert local_batches(fixed, 96, 1) == (16, 32)  # 3 workers with 32, without halves
