@@ -1,0 +1,220 @@
+"""Jobs that propose how many GPUs they are to have (JABAS, section 6.3): first come, first served."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcsched.core import events as ev
+from hpcsched.core.actions import Launch, Resize, Suspend
+from hpcsched.core.model import JobState
+from hpcsched.core.profile import Profile
+from hpcsched.core.reasons import Why
+from hpcsched.policy.elastic import WORTH, wanted_count
+from hpcsched.testing.builders import Driver, Planned, a_job, a_profile
+
+FLAT = {1: 1.0, 2: 1.02, 3: 1.03, 4: 1.0}
+"""A small batch: one GPU does it."""
+STEEP = {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0, 5: 5.0, 6: 6.0}
+"""A large one: the more the better."""
+
+
+def proposes(driver: Driver, job: str, rates: dict[int, float], batch: float = 512.0) -> list[object]:
+    return list(driver.tell(ev.ScalingProposed, job, rates=rates, batch=batch))
+
+
+def alone(in_place: bool = True, **rest: object) -> Driver:
+    """`x` runs on two GPUs of six, as its profile says, and nobody else is there."""
+    profiles = [a_profile("x", {1: 1.0, 2: 1.5, 3: 1.2}, start_s=5.0, suspend_s=5.0)]
+    driver = Driver(a_job("x", steps=100_000, **rest), gpus=6, profiles=profiles)
+    driver.runs("x", in_place=in_place)
+    assert driver.job("x").width == 2
+    return driver
+
+
+def whys(driver: Driver, job: str) -> list[Why]:
+    return [note.reason.why for note in driver.job(job).story]
+
+
+def test_a_job_whose_next_epoch_gains_by_more_gpus_gets_those_that_are_free() -> None:
+    driver = alone()
+    (resize,) = proposes(driver, "x", STEEP)
+    assert isinstance(resize, Resize)
+    assert resize.gpus == (0, 1, 2, 3, 4, 5)
+    driver.resized("x", 500)
+    assert driver.job("x").width == 6
+    assert Why.SCALED_UP in whys(driver, "x")
+
+
+def test_a_job_whose_next_epoch_gains_nothing_by_them_gives_gpus_up() -> None:
+    driver = alone()
+    (resize,) = proposes(driver, "x", FLAT)
+    assert isinstance(resize, Resize)
+    assert resize.gpus == (0,)
+    assert whys(driver, "x")[-1] is Why.SCALED_DOWN
+
+
+def test_a_job_that_cannot_be_resized_in_place_is_suspended_and_goes_on() -> None:
+    driver = alone(in_place=False)
+    (suspend,) = proposes(driver, "x", STEEP)
+    assert isinstance(suspend, Suspend)
+    (launch,) = driver.leaves("x", 500)
+    assert isinstance(launch, Launch)
+    assert len(launch.gpus) == 6
+
+
+def test_what_a_job_proposes_keeps_to_its_limits() -> None:
+    driver = alone(gpus=(2, 4))
+    (resize,) = proposes(driver, "x", STEEP)
+    assert isinstance(resize, Resize)
+    assert len(resize.gpus) == 4
+    driver.resized("x", 500)
+    (resize,) = proposes(driver, "x", FLAT)
+    assert isinstance(resize, Resize)
+    assert len(resize.gpus) == 2
+
+
+def test_nobody_grows_while_another_job_waits() -> None:
+    """`wide` wants all six and waits; what is free is not enough for it, and not for `x` either."""
+    driver = alone()
+    driver.submit(a_job("wide", steps=100, gpus=6))
+    assert proposes(driver, "x", STEEP) == []
+    assert driver.job("wide").state is JobState.PENDING
+
+
+def test_who_has_grown_gives_that_back_when_another_job_comes() -> None:
+    driver = alone()
+    proposes(driver, "x", STEEP)
+    driver.resized("x", 500)
+    (resize,) = driver.submit(a_job("next", steps=100, gpus=2))
+    assert isinstance(resize, Resize)
+    assert resize.gpus == (0, 1)
+    assert whys(driver, "x")[-1] is Why.GIVEN_BACK
+    (launch,) = [action for action in driver.resized("x", 600) if isinstance(action, Launch)]
+    assert launch.job_id == driver.job("next").id
+
+
+def test_when_the_other_job_is_done_it_grows_again() -> None:
+    driver = alone()
+    proposes(driver, "x", STEEP)
+    driver.resized("x", 500)
+    driver.submit(a_job("next", steps=100, gpus=2))
+    driver.resized("x", 600)
+    driver.runs("next")
+    # The two that are left over are not kept from `x` once nobody waits.
+    driver.resized("x", 650)
+    assert driver.job("x").width == 4
+    (resize,) = driver.exits("next", 0)
+    assert isinstance(resize, Resize)
+    assert len(resize.gpus) == 6
+
+
+def test_older_jobs_grow_first() -> None:
+    profiles = [a_profile(name, {1: 1.0}, start_s=5.0, suspend_s=5.0) for name in ("x", "y")]
+    driver = Driver(a_job("x", steps=9999), a_job("y", steps=9999), gpus=4, profiles=profiles)
+    driver.runs("x", "y", in_place=True)
+    driver.submit(a_job("wide", steps=100, gpus=4))
+    proposes(driver, "y", STEEP)
+    proposes(driver, "x", STEEP)
+    driver.cancel("wide")
+    driver.resized("x", 10)
+    assert (driver.job("x").width, driver.job("y").width) == (3, 1)
+
+
+def test_a_change_that_costs_more_than_is_left_to_gain_is_not_made() -> None:
+    driver = alone(in_place=False)
+    driver.reports("x", 99_999, rate=1.5)
+    assert proposes(driver, "x", STEEP) == []
+
+
+def test_a_little_faster_is_not_worth_more_gpus() -> None:
+    assert wanted_count(a_profile("x", FLAT), 1, 4) == 1
+    assert wanted_count(a_profile("x", STEEP), 1, 4) == 4
+    assert wanted_count(a_profile("x", STEEP), 2, 3) == 3
+
+
+@given(
+    st.dictionaries(st.integers(1, 8), st.floats(0.1, 10.0), min_size=1), st.integers(1, 4), st.integers(0, 4)
+)
+def test_no_count_is_faster_by_much_and_no_smaller_one_is_as_good(
+    rates: dict[int, float], least: int, more: int
+) -> None:
+    profile = Profile(model="x", device="", throughput=rates)
+    found = wanted_count(profile, least, least + more)
+    best = max(profile.rate(gpus) for gpus in range(least, least + more + 1))
+    assert profile.rate(found) >= best / (1 + WORTH) - 1e-12
+    assert all(profile.rate(gpus) < best / (1 + WORTH) for gpus in range(least, found))
+
+
+def test_news_of_an_attempt_that_is_over_counts_for_nothing() -> None:
+    driver = alone()
+    assert driver.tell(ev.ScalingProposed, "x", attempt=7, rates=STEEP, batch=1.0) == []
+    assert driver.machine.proposals.of == {}
+
+
+def test_a_secondary_is_promoted_to_what_it_proposes() -> None:
+    profiles = [a_profile("x", [1.0, 2.0, 3.0], start_s=1.0, suspend_s=1.0), a_profile("other", [1.0] * 6)]
+    driver = Driver(a_job("other", steps=100, gpus=4), a_job("x", steps=9999), gpus=6, profiles=profiles)
+    driver.runs("other", "x", in_place=True)
+    assert driver.job("x").width == 2
+    proposes(driver, "x", STEEP)
+    (resize,) = driver.exits("other", 0)
+    assert isinstance(resize, Resize)
+    assert len(resize.gpus) == 6
+    assert Why.PROMOTED in whys(driver, "x")
+
+
+def test_the_planner_goes_by_what_a_job_proposes() -> None:
+    profiles = [a_profile("x", {1: 1.0, 2: 1.5, 3: 1.2}, start_s=5.0, suspend_s=5.0, grow_s=0.1)]
+    driver = Planned(a_job("x", steps=100_000), gpus=6, policy="planner", profiles=profiles)
+    driver.runs("x", in_place=True)
+    assert driver.counts() == {"x": 2}
+    proposes(driver, "x", STEEP)
+    assert driver.job("x").resizing
+    driver.resized("x", 500)
+    assert driver.counts() == {"x": 6}
+
+
+def test_proposals_are_facts_a_replay_knows_them() -> None:
+    driver = alone()
+    proposes(driver, "x", STEEP)
+    driver.resized("x", 500)
+    from hpcsched.core.machine import Machine
+    from hpcsched.policy import make_policy
+
+    other = Machine(make_policy)
+    for event in driver.events:
+        other.handle(event)
+    assert other.proposals == driver.machine.proposals
+    assert other.jobs[1].gpus == driver.job("x").gpus
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_jobs_propose_no_gpu_idles_while_a_job_that_fits_waits(data: st.DataObject) -> None:
+    """MARBLE stays work-conserving, and nobody has less than the least he asked for."""
+    specs = [a_job(f"j{i}", steps=10_000, gpus=(1, 4)) for i in range(3)]
+    driver = Driver(*specs, gpus=4, profiles=[a_profile(s.name, [1.0, 1.4]) for s in specs])
+    for number in range(data.draw(st.integers(1, 25))):
+        active = [job for job in driver.machine.jobs.values() if job.state.active]
+        what = data.draw(st.sampled_from(["ready", "propose", "resized", "stays", "exit", "submit"]))
+        job = data.draw(st.sampled_from(active)) if active else None
+        if what == "submit":
+            driver.submit(a_job(f"n{number}", steps=100, gpus=data.draw(st.integers(1, 3))))
+        elif job is None:
+            continue
+        elif what == "ready" and not job.ready:
+            driver.runs(job.id, in_place=True)
+        elif what == "propose" and job.ready:
+            rates = data.draw(st.dictionaries(st.integers(1, 4), st.floats(0.5, 4.0), min_size=1))
+            driver.tell(ev.ScalingProposed, job.id, rates=rates, batch=64.0)
+        elif what == "resized" and job.resizing:
+            driver.resized(job.id, job.step)
+        elif what == "stays" and job.resizing:
+            driver.stays(job.id)
+        elif what == "exit" and job.ready:
+            driver.exits(job.id, 0)
+        waiting = [driver.machine.jobs[i] for i in driver.machine.queue.walk(driver.machine.rooms().fits)]
+        assert not waiting or any(other.resizing for other in driver.machine.active.values())
+        for other in driver.machine.active.values():
+            assert other.width >= other.spec.gpus_min
