@@ -43,7 +43,7 @@ DEADLINES_S = {
     "pack_steps": 1800,
     "packed_hyperband": 1800,
     "vsw_plans": 300,
-    "vsw_forecast": 1200,
+    "vsw_forecast": 1800,
     "simulator_scale": 900,
     "policies": 900,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -97,7 +97,7 @@ def configure(
         local_batches: that may be used; at least one.
         accumulation: rounds before the last on each GPU, at least and at most.
         even: the workers can be halved, for the similarity of two halves' gradients.
-        every_gpu: each GPU has a worker; else the best of all sets of GPUs is used (see `scale`).
+        every_gpu: each GPU has a worker; else the best of all sets of GPUs is used, as `scale` finds it.
         sync: "sequential", "overlap", or "auto": by the size of the buckets.
         at_once: workers at once on every GPU that has as many; None: what is fastest.
 
@@ -115,43 +115,57 @@ def configure(
         best = min(scaled, key=lambda each: each.epoch_s)
         chosen = [gpus[i] for i in best.gpus]
         made = configure(costs, chosen, global_batch, local_batches=local_batches, **options)
-        shares = dict(zip(best.gpus, made.shares, strict=True))
-        return _with(made, tuple(shares.get(i) for i in range(len(gpus))))
+        own = dict(zip(best.gpus, made.shares, strict=True))
+        return replace(made, shares=tuple(own.get(i) for i in range(len(gpus))))
+    kinds = _kinds(gpus, costs)
     communication_s = costs.communication_s(len(gpus), one_host=len({gpu.host for gpu in gpus}) == 1)
     found: list[Configuration] = []
     why: dict[str, list[int]] = {}
     for local_batch in local_batches:
         workers = worker_count(global_batch, local_batch, even=even)
         try:
-            if workers < len(gpus):
-                raise Unknown(f"fewer workers than the {len(gpus)} GPUs")
-            made_for = {
+            rounds = {
                 kind: Rounds.of(
                     costs, kind, local_batch, sync=sync, accumulation=accumulation, at_once=at_once
-                ).options(workers, communication_s)
-                for kind in _kinds(gpus, costs)
+                )
+                for kind in kinds
             }
-            picked = solve([made_for[gpu.kind][0] for gpu in gpus], workers, use_all=True)
+            shares, iter_s = _shared([rounds[gpu.kind] for gpu in gpus], workers, communication_s)
         except (Unknown, Infeasible) as error:
             why.setdefault(str(error), []).append(local_batch)
             continue
-        shares_s = [
-            (Share(workers=ways[0][i].workers, at_once=ways[1][i]), ways[0][i].iter_s)
-            for ways, i in ((made_for[gpu.kind], i) for gpu, i in zip(gpus, picked, strict=True))
-            if i is not None
-        ]
         found.append(
             Configuration(
                 global_batch=workers * local_batch,
                 local_batch=local_batch,
-                iter_s=max(each_s for _, each_s in shares_s),
+                iter_s=iter_s,
                 sync=sync,
-                shares=tuple(share for share, _ in shares_s),
+                shares=shares,
             )
         )
     if not found:
         raise NoConfiguration(_reasons(global_batch, why))
     return max(found, key=lambda each: (each.samples_s, -each.local_batch))
+
+
+def _shared(
+    rounds: Sequence[Rounds], workers: int, communication_s: tuple[float, float]
+) -> tuple[tuple[Share, ...], float]:
+    """The share of each GPU, by how workers run on it, and the seconds of the slowest."""
+    fewest = sum(own.fewest for own in rounds)
+    if workers < len(rounds):
+        raise Unknown(f"fewer workers than the {len(rounds)} GPUs")
+    if workers < fewest:
+        raise Unknown(f"{workers} workers, but the least accumulation makes {fewest} at least")
+    ways = {id(own): own.options(workers, communication_s) for own in rounds}
+    groups = [ways[id(own)][0] for own in rounds]
+    shares, slowest_s = [], 0.0
+    for own, i in zip(rounds, solve(groups, workers, use_all=True), strict=True):
+        assert i is not None  # every group is used
+        options, at_once = ways[id(own)]
+        shares.append(Share(workers=options[i].workers, at_once=at_once[i]))
+        slowest_s = max(slowest_s, options[i].iter_s)
+    return tuple(shares), slowest_s
 
 
 def worker_count(global_batch: int, local_batch: int, *, even: bool) -> int:
@@ -160,16 +174,6 @@ def worker_count(global_batch: int, local_batch: int, *, even: bool) -> int:
         2 * max(1, round(global_batch / local_batch / 2))
         if even
         else max(1, round(global_batch / local_batch))
-    )
-
-
-def _with(made: Configuration, shares: tuple[Share | None, ...]) -> Configuration:
-    return Configuration(
-        global_batch=made.global_batch,
-        local_batch=made.local_batch,
-        iter_s=made.iter_s,
-        sync=made.sync,
-        shares=shares,
     )
 
 
@@ -193,6 +197,8 @@ def _kinds(gpus: Sequence[Gpu], costs: Costs) -> list[str]:
 
 
 def _reasons(global_batch: int, why: dict[str, list[int]]) -> str:
+    if not why:
+        return "there is no local batch to try"
     parts = [f"local batch {', '.join(map(str, sizes))}: {reason}" for reason, sizes in why.items()]
     return f"a global batch of {global_batch} cannot be run: " + "; ".join(parts)
 
@@ -227,6 +233,8 @@ def scale(
     if accumulation[0] > 0:
         raise ValueError("sets of GPUs are compared without a least accumulation")
     sync = _sync(costs, sync)
+    if not local_batches:
+        raise NoConfiguration(_reasons(trajectory[0][0], {}))
     kinds = _kinds(gpus, costs)
     names = list(dict.fromkeys(gpu.host for gpu in gpus))
     by_host: list[dict[int, list[int]]] = [{} for _ in names]

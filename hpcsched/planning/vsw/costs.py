@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
@@ -83,10 +84,10 @@ class Speed:
         share = largest.forward_s / _compute_s(largest)
         least_s = _compute_s(self.times[counts[place - 1]]) if place else 0.0
         throughput = slope * float(np.log(n)) + base
-        compute_s = max(least_s, n / throughput if throughput > 0 else least_s)
+        compute_s = max(least_s, n / throughput if throughput > 0 else inf)
         if place < len(counts):
             compute_s = min(compute_s, max(least_s, _compute_s(self.times[counts[place]])))
-        elif throughput <= 0:
+        elif compute_s == inf:
             raise Unknown(f"{what}: the throughput falls too fast to say")
         return Times(
             data_s=largest.data_s * n / counts[-1],

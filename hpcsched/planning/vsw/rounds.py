@@ -89,6 +89,11 @@ class Rounds:
             raise Unknown(f"no accumulation of {low} to {high} is possible")
         return cls(ways=tuple(ways), least=low)
 
+    @property
+    def fewest(self) -> int:
+        """The fewest workers that the least accumulation allows."""
+        return self.least * self.ways[0].at_once + 1
+
     def options(self, most: int, communication_s: tuple[float, float]) -> tuple[list[Option], list[int]]:
         """The fastest way for each number of workers up to `most`, and how many of them run at once.
 
@@ -102,8 +107,7 @@ class Rounds:
             n = way.at_once
             ends_s = way.last_s + np.maximum(way.backward_s, most_s) + last_bucket_s
             for rest in range(1, n + 1):
-                least = self.least if rest == n else max(self.least, 1)
-                workers = np.arange(rest + n * least, min(most, rest + n * way.most) + 1, n)
+                workers = np.arange(rest + n * self.least, min(most, rest + n * way.most) + 1, n)
                 time_s = (workers - rest) // n * way.full_s + ends_s[rest - 1]
                 better = time_s < best_s[workers]
                 best_s[workers[better]] = time_s[better]
@@ -114,19 +118,21 @@ class Rounds:
     def capacity(self, limit_s: Floats, most_s: Floats, last_bucket_s: Floats) -> Ints:
         """The most workers with which a step takes at most so long, without a least accumulation.
 
-        0: not even one. Times must not fall with the workers. The arrays have one shape.
+        0: not even one. Where measured times fall with the workers, those of fewer workers count for more
+        of them, too. The arrays have one shape.
         """
         best = np.zeros(limit_s.shape, dtype=np.int64)
         left_s = limit_s - last_bucket_s
         for way in self.ways:
-            whole_s = way.last_s + way.backward_s
-            spare_s = left_s - np.maximum(whole_s[0], way.last_s[0] + most_s)
+            before_s = np.maximum.accumulate(way.last_s)
+            whole_s = np.maximum.accumulate(way.last_s + way.backward_s)
+            spare_s = left_s - np.maximum(whole_s[0], before_s[0] + most_s)
             full = np.clip(np.floor(spare_s / way.full_s), 0, way.most)
             left = left_s - full * way.full_s
             # The last round ends when both its backward pass and the all-reduce beside it are done.
             rest = np.minimum(
                 np.searchsorted(whole_s, left, side="right"),
-                np.searchsorted(way.last_s, left - most_s, side="right"),
+                np.searchsorted(before_s, left - most_s, side="right"),
             )
             np.maximum(best, way.at_once * full.astype(np.int64) + rest, out=best)
         return best

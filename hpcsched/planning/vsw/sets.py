@@ -89,6 +89,8 @@ def best_sets(
         communication_s: by the number of GPUs and whether they are on one host.
     """
     where = places(hosts, counts)
+    if not where:
+        return {}
     search = _Search(trajectory, hosts, communication_s)
     own_s, kinds = search.run(where)
     fastest = own_s.argmin(axis=0)

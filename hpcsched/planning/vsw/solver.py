@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ def solve(groups: Sequence[Sequence[Option]], workers: int, *, use_all: bool = F
     keys = _keys(groups)
     kinds = {key: _Kind.of(key) for key in dict.fromkeys(keys)}
     order = [kinds[key] for key in keys]
-    every = np.unique(np.concatenate([kind.times for kind in kinds.values()] or [np.zeros(0)]))
+    every = np.sort(np.concatenate([kind.times for kind in kinds.values()] or [np.zeros(0)]))
     search = _Search(order, workers, use_all)
     if not len(every) or not search.reaches(float(every[-1])):
         raise Infeasible(_why(order, workers, use_all))
