@@ -25,6 +25,7 @@ DEFAULTS: dict[str, Any] = {
     "layers": 2,
     "heads": 4,
     "length": 32,
+    "samples": None,  # to train on, from the beginning of the text (all but the last tenth)
     "lr": 0.001,
     "batch": 16,
     "seed": 0,
@@ -37,7 +38,8 @@ class Text(Trainer):
     """A causal transformer with Adam; evaluates loss and accuracy on the last tenth of the text.
 
     Arguments: hidden units (`width`, a multiple of `heads`), blocks (`layers`), characters that a sample
-    predicts (`length`), `lr`, `batch` and `seed`. The text differs from one Python version to the next.
+    predicts (`length`), `samples` to train on (all but the last tenth), `lr`, `batch`
+    and `seed`. The text differs from one Python version to the next.
     """
 
     def build(self, args: dict[str, Any]) -> Parts:
@@ -54,6 +56,10 @@ class Text(Trainer):
             accepted = f"a multiple of heads = {chosen['heads']}"
             raise ConfigError(where="Text", key="width", got=repr(chosen["width"]), accepted=accepted)
         train, test, vocabulary = _samples(chosen["length"])
+        wanted = len(train) if chosen["samples"] is None else chosen["samples"]
+        if type(wanted) is not int or not 1 <= wanted <= len(train):
+            accepted = f"a whole number from 1 to {len(train)}"
+            raise ConfigError(where="Text", key="samples", got=repr(wanted), accepted=accepted)
         model = Characters(vocabulary, chosen["width"], chosen["layers"], chosen["heads"], chosen["length"])
 
         def evaluate(model: nn.Module) -> dict[str, float]:
@@ -69,7 +75,7 @@ class Text(Trainer):
         return Parts(
             model=model,
             optimizer=torch.optim.Adam(model.parameters(), lr=chosen["lr"]),
-            dataset=(train,),
+            dataset=(train[:wanted],),
             global_batch=chosen["batch"],
             loss=_loss,
             evaluate=evaluate,

@@ -37,8 +37,11 @@ RECENT = 400
 WINDOWS = 5
 """Windows of the back-test, at most: the last ones. More say less about how it goes on, and take longer."""
 
-MARGIN = 0.05
-"""`last` is left only for a method whose error in the back-test is less by this share of it."""
+MARGIN = 0.1
+"""`last` is left only for a method whose error in the back-test is less by this share of it.
+
+Five windows are few: the least error of several is partly luck, which costs where nothing can be forecast.
+"""
 
 _LIBRARIES = {
     "gpr": ("sklearn",),
@@ -220,7 +223,7 @@ _GPR_WINDOW = 100
 _GPR_POINTS = 50
 """... and so neighbours are averaged until there are at most so many."""
 
-_PERIODS = tuple(np.geomspace(0.3, 6.0, 40).tolist())
+_PERIODS: tuple[float, ...] = tuple(np.geomspace(0.3, 6.0, 40).tolist())
 """Periods of fluctuation that are looked for, in windows."""
 
 

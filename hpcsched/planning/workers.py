@@ -28,6 +28,9 @@ SYNCHRONIZE = ("auto", "sequential", "overlap")
 EVERY, RATE = 100, 0.1
 """The paper's adaptive interval (steps) and rate (section 7.1)."""
 
+CHOICES = 32
+"""Numbers of workers that are looked at for a batch, from the least one on."""
+
 _COUNT = "a positive whole number"
 _RANGE = f"{_COUNT}, or two of them, the smaller one first"
 _TARGETS = {"similarity": "similarity", "noise_scale": "noise-scale"}
@@ -140,23 +143,24 @@ class WorkerOptions:
         return make(low=low, high=high, unit=2 * local)
 
 
-def local_batches(options: WorkerOptions, batch: int, devices: int) -> tuple[int, ...]:
-    """The local batches to choose from for about so many samples on so many devices, smallest first: the
-    smallest one, and what comes of doubling it.
+def local_batches(options: WorkerOptions, batch: int, devices: int, most: int) -> tuple[int, ...]:
+    """The local batches to choose from for about so many samples on so many devices, smallest first.
 
-    Only those that come near to the batch as an even number of workers, within half of the rate by which it
-    changes (any number where it does not change), and give each device one.
+    The smallest one, and the largest multiples of it up to `most` that come near to the batch with an even
+    number of workers, one for each device at least: within half of the rate by which the batch changes. Where
+    it does not change, any number of workers that is exact will do.
     """
     assert options.local_batch is not None
-    least, most = options.local_batch
-    found, local = [least], 2 * least
-    group = 1 if options.global_batch is None else 2
-    while local <= most and local * max(devices, group) <= batch:
-        workers = group * max(1, round(batch / local / group))
-        if abs(workers * local - batch) <= (options.rate / 2 * batch if group == 2 else 0):
-            found.append(local)
-        local *= 2
-    return tuple(found)
+    least, largest = options.local_batch[0], min(most, options.local_batch[1])
+    group, miss = (1, 0.0) if options.global_batch is None else (2, options.rate / 2 * batch)
+    fewest = max(devices, (batch - miss) / max(largest, least), 1)
+    first = -int(-fewest // group) * group
+    found = {least}
+    for workers in range(first, first + CHOICES * group, group):
+        local = round(batch / workers / least) * least
+        if least <= local <= largest and abs(local * workers - batch) <= miss:
+            found.add(local)
+    return tuple(sorted(found))
 
 
 def _pins(table: Mapping[str, Any]) -> str:

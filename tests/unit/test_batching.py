@@ -192,15 +192,31 @@ def test_batches_that_do_not_fit_the_trainer_are_named(
         WorkerOptions.parse({"kind": "vsw", **options}).batching(base)
 
 
-def test_local_batches_double_as_long_as_each_device_has_a_worker() -> None:
+def test_local_batches_are_those_that_make_up_the_batch() -> None:
     options = WorkerOptions.parse({"local_batch": [16, 256], "global_batch": [64, 4096]})
-    assert local_batches(options, 64, 1) == (16, 32)
-    assert local_batches(options, 1024, 1) == (16, 32, 64, 128, 256)
-    assert local_batches(options, 1024, 8) == (16, 32, 64, 128)
+    assert local_batches(options, 64, 1, 256) == (16, 32)
+    assert local_batches(options, 160, 1, 256) == (16, 80)
+    assert local_batches(options, 1024, 1, 256)[-3:] == (128, 176, 256)
+    assert local_batches(options, 1024, 1, 128)[-1] == 128
+    assert max(local_batches(options, 1024, 16, 256)) == 64
 
 
-def test_local_batches_that_miss_the_batch_are_left_out() -> None:
-    options = WorkerOptions.parse({"local_batch": [16, 256], "global_batch": [64, 4096], "rate": 0.1})
-    assert local_batches(options, 96, 1) == (16,)  # 2 workers with 32 are 64 samples, 4 are 128
-    fixed = WorkerOptions.parse({"local_batch": [16, 256]})
-    assert local_batches(fixed, 96, 1) == (16, 32)  # 3 workers with 32, without halves
+def test_large_batches_of_small_local_batches_still_have_the_largest() -> None:
+    options = WorkerOptions.parse({"local_batch": [16, 32], "global_batch": [64, 65536]})
+    assert 32 in local_batches(options, 65536, 4, 32)
+
+
+@given(st.integers(1, 16), st.integers(1, 64), st.integers(2, 400), st.integers(1, 16), st.booleans())
+def test_whatever_is_chosen_is_near_and_gives_each_device_a_worker(
+    least: int, times: int, units: int, devices: int, adapts: bool
+) -> None:
+    table: dict[str, object] = {"local_batch": [least, least * times]}
+    if adapts:
+        table["global_batch"] = [2 * least, 2 * least * 1000]
+    options, batch = WorkerOptions.parse(table), units * 2 * least
+    for local in local_batches(options, batch, devices, least * times)[1:]:
+        group = 2 if adapts else 1
+        workers = group * round(batch / local / group)
+        assert workers >= devices
+        assert abs(workers * local - batch) <= (0.05 * batch + 1e-9 if adapts else 0)
+        assert local % least == 0

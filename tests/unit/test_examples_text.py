@@ -44,7 +44,6 @@ def test_it_learns() -> None:
     parts.model.train()
     _train(parts, 150)
     after = evaluate(parts)
-    print(before, after)
     assert before["loss"] > 4 and before["accuracy"] < 0.1  # about as good as guessing
     assert after["loss"] < 2.6 and after["accuracy"] > 0.3  # spaces alone: 0.25
 
@@ -104,6 +103,9 @@ def test_it_trains_on_the_first_nine_tenths_of_the_text_and_is_tested_on_the_res
     assert text.startswith(read)
     assert 0.899 * len(text) < len(read) < 0.9 * len(text)
 
+    (fewer,) = build(Text(), {**SMALL, "samples": 10}).dataset
+    assert torch.equal(fewer, pieces[:10])
+
     spaces = Spaces(characters)
     parts.model = spaces
     found = evaluate(parts)
@@ -121,10 +123,11 @@ def test_it_trains_on_the_first_nine_tenths_of_the_text_and_is_tested_on_the_res
     [
         (
             {"depth": 2},
-            "Text: depth: unknown argument; accepted: width, layers, heads, length, lr, batch, seed",
+            "Text: depth: unknown argument; accepted: width, layers, heads, length, samples, lr, batch, seed",
         ),
         ({"width": 30}, "Text: width: 30; accepted: a multiple of heads = 4"),
         ({"layers": 0}, "Text: layers: 0; accepted: a whole number of at least 1"),
+        ({"samples": 10**6}, "Text: samples: 1000000; accepted: a whole number from 1 to "),
         ({"length": 1.5}, "Text: length: 1.5; accepted: a whole number of at least 1"),
         ({"length": 10**7}, "Text: length: 10000000; accepted: less than the text to test on"),
     ],

@@ -275,11 +275,11 @@ def test_a_local_batch_that_one_rank_has_not_tried_is_as_slow_there_as_others_ar
     from hpcsched.planning.vsw.costs import Line
 
     tables = Tables([table(b8_1=1.0, b16_1=1.5), table(slow=2.0, b8_1=1.0)])
-    costs = tables.costs((8, 16), (1,), Line(per_byte_s=0.0, latency_s=0.0))
-    usual = tables.costs((16,), (1,), Line(per_byte_s=0.0, latency_s=0.0)).gpus["usual"].speeds[16]
+    costs = tables.costs((1,), Line(per_byte_s=0.0, latency_s=0.0))
     assert costs.gpus["0"].speeds[16].at(1).total_s == 1.5
-    # Of (1, 2) seconds with 8 the usual is 1.5: the second rank takes 4/3 of that, the first one 2/3.
-    assert costs.gpus["1"].speeds[16].at(1).total_s == pytest.approx(usual.at(1).total_s * 4 / 3)
+    # Of (1, 2) seconds with 8 the usual is 1.5: the second rank takes 4/3 of that, so of 1.5 with 16 too.
+    assert costs.gpus["1"].speeds[16].at(1).total_s == pytest.approx(1.5 * 4 / 3)
+    assert costs.gpus["usual"].speeds[8].at(1).total_s == 1.5
 
 
 def test_more_at_once_is_tried_while_it_gains_and_fits() -> None:

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.batching import RULES, Batching, Halves
-from hpcsched.planning.vsw.configure import Configuration, Gpu, NoConfiguration, Share, configure
-from hpcsched.planning.vsw.costs import Line
+from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, Share, configure, worker_count
+from hpcsched.planning.vsw.costs import Line, sync_method
 from hpcsched.planning.workers import WorkerOptions, local_batches
 from hpcsched.worker.vsw.clock import Kind
 from hpcsched.worker.vsw.tables import Table, Tables
@@ -103,14 +103,15 @@ class Control:
             return self._pinned(ranks, *self.options.pinned)
         tables = Tables(self.tables)
         if len(tables.tables) != ranks or not tables.known:
-            return self._equal(ranks)
-        found = local_batches(self.options, self.batch, ranks)
-        chosen, trial = self._worth(found, tables)
-        costs = tables.costs(chosen, self.buckets, self.line or GUESSED)
+            return self._equal(ranks, self.least)
+        trial = tables.next_local(local_batches(self.options, self.batch, ranks, 2 * tables.largest))
+        if trial is not None:
+            return self._equal(ranks, trial)
+        chosen = local_batches(self.options, self.batch, ranks, tables.largest)
         gpus = [Gpu(kind=str(rank), host=table.host) for rank, table in enumerate(tables.tables)]
         try:
             made = configure(
-                costs,
+                tables.costs(self.buckets, self.line or GUESSED),
                 gpus,
                 self.batch,
                 local_batches=chosen,
@@ -122,26 +123,15 @@ class Control:
             raise ConfigError(
                 where="strategy vsw", got=f"a global batch of {self.batch}: {error}", accepted="one that fits"
             ) from error
-        course = self._of(made)
-        if trial or course.trial:
-            return replace(course, until=min(course.until, self.updates + TRIAL_STEPS))
-        shares = tuple(
-            self._try_more(rank, share, made.local_batch, tables) for rank, share in enumerate(made.shares)
+        local, wanted = made.local_batch, made.shares
+        shares = tuple(self._try_more(rank, share, local, tables) for rank, share in enumerate(wanted))
+        trial_of = [
+            share is not None and not tables.has_room(rank, (local, share.at_once))
+            for rank, share in enumerate(shares)
+        ]
+        return self._make(
+            made.global_batch, local, shares, overlap=made.sync == "overlap", trial=any(trial_of)
         )
-        if shares != made.shares:
-            until = min(course.until, self.updates + TRIAL_STEPS)
-            return replace(course, shares=shares, trial=True, until=until)
-        return course
-
-    def _worth(self, found: Sequence[int], tables: Tables) -> tuple[tuple[int, ...], bool]:
-        """The local batches to choose from; of one that is still to be tried, only that one."""
-        room = [local for local in found if all(table.room(local) != 0 for table in tables.tables)]
-        for number, local in enumerate(room):
-            if not tables.measured(local):
-                if number == 0 or tables.gains_by_batch(room[number - 1]):
-                    return (local,), True
-                return tuple(room[:number]), False
-        return tuple(room or found[:1]), False
 
     def _try_more(self, rank: int, share: Share | None, local: int, tables: Tables) -> Share | None:
         more = tables.next_at_once(rank, local) if share else None
@@ -149,24 +139,12 @@ class Control:
             return share
         return Share(workers=share.workers, at_once=more)
 
-    def _of(self, made: Configuration) -> Course:
-        trial = any(
-            share is not None and (made.local_batch, share.at_once) not in table.rounds
-            for share, table in zip(made.shares, self.tables, strict=True)
-        )
-        return self._make(
-            made.global_batch, made.local_batch, made.shares, made.sync == "overlap", trial=trial
-        )
-
-    def _equal(self, ranks: int) -> Course:
-        """As nothing is known yet: the smallest local batches, as many for each rank."""
-        assert self.options.local_batch is not None
-        local = self.options.local_batch[0]
-        total = self.batch // local
+    def _equal(self, ranks: int, local: int) -> Course:
+        """As little is known yet: as many local batches for each rank."""
+        total = worker_count(self.batch, local, even=self.batching.adapts)
         counts = [(rank + 1) * total // ranks - rank * total // ranks for rank in range(ranks)]
         shares = tuple(Share(workers=count, at_once=1) if count else None for count in counts)
-        course = self._make(self.batch, local, shares, self.options.synchronize == "overlap", trial=True)
-        return replace(course, until=min(course.until, self.updates + TRIAL_STEPS))
+        return self._make(total * local, local, shares, overlap=self._overlaps, trial=True)
 
     def _pinned(self, ranks: int, workers: int, more: int) -> Course:
         count = workers * (1 + more)
@@ -178,22 +156,27 @@ class Control:
                 accepted=f"a divisor of {self.base}",
             )
         shares = (Share(workers=count, at_once=workers),) * ranks
-        overlap = self.options.synchronize == "overlap"
-        return self._make(self.base, self.base // (ranks * count), shares, overlap, trial=False)
+        local = self.base // (ranks * count)
+        return self._make(self.base, local, shares, overlap=self._overlaps, trial=False)
+
+    @property
+    def _overlaps(self) -> bool:
+        asked = self.options.synchronize
+        return (sync_method(self.buckets) if asked == "auto" else asked) == "overlap"
 
     def _make(
-        self, batch: int, local: int, shares: tuple[Share | None, ...], overlap: bool, *, trial: bool
+        self, batch: int, local: int, shares: tuple[Share | None, ...], *, overlap: bool, trial: bool
     ) -> Course:
         every = self.batching.every
-        factor = RULES[self.options.learning_rate](batch / self.base, self.halves, self.base)
+        until = (self.updates // every + 1) * every
         return Course(
             batch=batch,
             local_batch=local,
             shares=shares,
             overlap=overlap,
-            factor=factor,
+            factor=RULES[self.options.learning_rate](batch / self.base, self.halves, self.base),
             trial=trial,
-            until=(self.updates // every + 1) * every,
+            until=min(until, self.updates + TRIAL_STEPS) if trial else until,
         )
 
     # -- what a checkpoint keeps -----------------------------------------------------------------------

@@ -82,7 +82,7 @@ def expect(control: Control, trajectory: Trajectory, size: int) -> Expectation |
     On as many as there are by what was measured of each, on more as if these were like the usual one.
     """
     tables = Tables(control.tables)
-    if not tables.known or control.options.pinned:
+    if control.options.pinned or not tables.largest:
         return None
     rule = control.batching
     if rule.adapts and trajectory.cells:
@@ -91,12 +91,8 @@ def expect(control: Control, trajectory: Trajectory, size: int) -> Expectation |
         values = (float(control.batch),)
     batches = [rule.low + round((value - rule.low) / rule.unit) * rule.unit for value in values]
     parts = [(batch, size * count / len(batches)) for batch, count in sorted(Counter(batches).items())]
-    measured = [
-        local
-        for local in local_batches(control.options, max(batches), 1)
-        if tables.measured(local) and all(table.room(local) != 0 for table in tables.tables)
-    ]
-    costs = tables.costs(measured, control.buckets, control.line or GUESSED)
+    chosen = local_batches(control.options, max(batches), 1, tables.largest)
+    costs = tables.costs(control.buckets, control.line or GUESSED)
     hosts = list(dict.fromkeys(table.host for table in tables.tables))
     here = [[str(rank) for rank, t in enumerate(tables.tables) if t.host == host] for host in hosts]
     rates: dict[int, float] = {}
@@ -111,7 +107,7 @@ def expect(control: Control, trajectory: Trajectory, size: int) -> Expectation |
                 costs,
                 gpus,
                 parts,
-                local_batches=measured,
+                local_batches=chosen,
                 even=rule.adapts,
                 sync=control.options.synchronize,
                 least=len(gpus),

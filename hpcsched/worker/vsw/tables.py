@@ -14,7 +14,9 @@ from hpcsched.worker.vsw.clock import Kind, Round, Taken
 WEIGHT = 0.5
 """How much what was measured since the last decision counts against what was known before."""
 GAIN = 0.03
-"""One more worker at once, or a local batch twice as large, is tried while the last one gained this share."""
+"""One more worker at once, or a larger local batch, is tried while the last one gained this share."""
+LARGER = 1.25
+"""So many times as large as any before is a local batch that is tried, at least, and at most twice."""
 
 
 @dataclass(kw_only=True)
@@ -112,23 +114,43 @@ class Tables:
     def several_hosts(self) -> bool:
         return len({table.host for table in self.tables}) > 1
 
-    def costs(self, locals_: Sequence[int], buckets: tuple[int, ...], line: Line) -> Costs:
+    def costs(self, buckets: tuple[int, ...], line: Line) -> Costs:
         """The performance model of the ranks as GPUs of a kind each (called by their numbers), and of one
-        like the others (called "usual"), for these local batches."""
-        gpus = {str(rank): self._costs_of(table, locals_) for rank, table in enumerate(self.tables)}
+        like the others (called "usual")."""
+        gpus = {str(rank): self._costs_of(table) for rank, table in enumerate(self.tables)}
         usual = Table(host="", streams=any(table.streams for table in self.tables), rounds=dict(self._usual))
         usual.too_large = {kind for table in self.tables for kind in table.too_large}
-        gpus["usual"] = self._costs_of(usual, locals_)
+        gpus["usual"] = self._costs_of(usual)
         return Costs(gpus=gpus, buckets=buckets, network=Network(within=line, between=line))
 
-    def gains_by_batch(self, local: int) -> bool:
-        """Whether this local batch was worth being twice as large as the last one; True for the first one."""
-        now, before = self._usual.get((local, 1)), self._usual.get((local // 2, 1))
-        return now is None or before is None or now.all_s <= (1 - GAIN) * 2 * before.all_s
+    @property
+    def largest(self) -> int:
+        """The largest local batch that fits everywhere and of which somebody knows how long it takes."""
+        return max((batch for batch in self._alone if self.may_fit(batch)), default=0)
 
-    def measured(self, local: int) -> bool:
-        """Whether some rank knows how long it takes for this local batch."""
-        return (local, 1) in self._usual
+    def next_local(self, choices: Sequence[int]) -> int | None:
+        """Which of these local batches is to be tried, to know how long it takes; None: enough is known."""
+        alone, largest = self._alone, self.largest
+        if (least := min(choices)) not in alone:
+            return least
+        smaller = [batch for batch in alone if LARGER * batch <= largest]
+        if smaller and alone[largest].all_s / largest > (1 - GAIN) * alone[max(smaller)].all_s / max(smaller):
+            return None
+        more = (c for c in choices if LARGER * largest <= c <= 2 * largest and self.may_fit(c))
+        return max(more, default=None)
+
+    def may_fit(self, local: int) -> bool:
+        """Whether nobody has found this local batch too large."""
+        return all(table.room(local) != 0 for table in self.tables)
+
+    def has_room(self, rank: int, kind: Kind) -> bool:
+        """Whether a rank's memory is known to suffice for this kind of round."""
+        local, count = kind
+        return any(batch >= local and n >= count for batch, n in self.tables[rank].rounds)
+
+    @property
+    def _alone(self) -> dict[int, Round]:
+        return {batch: each for (batch, count), each in self._usual.items() if count == 1}
 
     def next_at_once(self, rank: int, local: int) -> int | None:
         """How many workers at once a rank should try next; None: it knows enough."""
@@ -144,19 +166,17 @@ class Tables:
         speeds = [count / table.rounds[local, count].all_s for count in (most, most - 1)]
         return most + 1 if speeds[0] >= (1 + GAIN) * speeds[1] else None
 
-    def _costs_of(self, table: Table, locals_: Sequence[int]) -> GpuCosts:
+    def _costs_of(self, table: Table) -> GpuCosts:
         common = [table.rounds[kind].all_s / self._usual[kind].all_s for kind in table.rounds]
         slower = median(common) if common else 1.0
-        alone = {batch: each for (batch, count), each in self._usual.items() if count == 1}
         speeds = {}
-        for local in locals_:
+        for local, alone in sorted(self._alone.items()):
             room = table.room(local)
             if room == 0:
                 continue
             times = {count: _times(each) for (batch, count), each in table.rounds.items() if batch == local}
             if 1 not in times:  # as much slower or faster than the others as it is elsewhere
-                near = min(alone, key=lambda batch: (abs(batch - local), batch))
-                times[1] = _times(alone[near], slower * local / near)
+                times[1] = _times(alone, slower)
             times = {count: each for count, each in times.items() if room is None or count <= room}
             # Only what was tried: whether one more fits, and what it gains, is found out by trying it.
             speeds[local] = Speed(local_batch=local, times=times, most=max(times))

@@ -1,0 +1,69 @@
+"""A training's global batches as it wrote them down, `jobs/<id>/batches.jsonl`: a line for each decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from hpcsched.errors import StoreError
+
+NAME = "batches.jsonl"
+"""In a job's folder."""
+
+_Count = Annotated[int, Meta(ge=0)]
+_Some = Annotated[int, Meta(ge=1)]
+_Workers = Annotated[tuple[_Count, ...], Meta(min_length=1)]
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How a job computes its global batch from a step on.
+
+    `t` is in Unix seconds. `step`, `samples` and `epoch` are how far the job was; `global_batch` and
+    `local_batch` count samples, `workers` and `at_once` stream workers by rank. `similarity` or `noise_scale`
+    is what was measured last of the gradient, `loss` that of the step before (None: nothing yet, or it was
+    not finite); `factor` is on the learning rate.
+    """
+
+    t: float
+    attempt: _Count
+    step: _Count
+    samples: _Count
+    epoch: Annotated[float, Meta(ge=0)]
+    global_batch: _Some
+    local_batch: _Some
+    workers: _Workers
+    at_once: _Workers
+    similarity: float | None = None
+    noise_scale: float | None = None
+    loss: float | None = None
+    factor: float = 1.0
+
+
+def read_batches(path: Path) -> Sequence[Decision]:
+    """The decisions that the training stands by, by step; none where there is no such file.
+
+    After a crash a training goes on from an earlier step: what it decided from there on replaces what came
+    of the lost steps. Lines that make no sense, such as a torn last one, are passed over. Raises StoreError
+    if the file cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    decoder = msgspec.json.Decoder(Decision)
+    kept: list[Decision] = []
+    for line in data.split(b"\n"):
+        try:
+            decision = decoder.decode(line)
+        except (msgspec.MsgspecError, RecursionError):
+            continue
+        while kept and kept[-1].step >= decision.step:
+            kept.pop()
+        kept.append(decision)
+    return kept
