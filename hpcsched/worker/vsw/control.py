@@ -103,15 +103,13 @@ class Control:
             return self._pinned(ranks, *self.options.pinned)
         tables = Tables(self.tables)
         if len(tables.tables) != ranks or not tables.known:
-            return self._equal(ranks, self.least)
-        trial = tables.next_local(local_batches(self.options, self.batch, ranks, 2 * tables.largest))
-        if trial is not None:
-            return self._equal(ranks, trial)
-        chosen = local_batches(self.options, self.batch, ranks, tables.largest)
+            return self._equal(ranks)
+        guess = tables.next_local(local_batches(self.options, self.batch, ranks, 2 * tables.largest))
+        chosen = (guess,) if guess else local_batches(self.options, self.batch, ranks, tables.largest)
         gpus = [Gpu(kind=str(rank), host=table.host) for rank, table in enumerate(tables.tables)]
         try:
             made = configure(
-                tables.costs(self.buckets, self.line or GUESSED),
+                tables.costs(self.buckets, self.line or GUESSED, guess or 0),
                 gpus,
                 self.batch,
                 local_batches=chosen,
@@ -139,8 +137,9 @@ class Control:
             return share
         return Share(workers=share.workers, at_once=more)
 
-    def _equal(self, ranks: int, local: int) -> Course:
-        """As little is known yet: as many local batches for each rank."""
+    def _equal(self, ranks: int) -> Course:
+        """As nothing is known yet: the smallest local batches, as many for each rank."""
+        local = self.least
         total = worker_count(self.batch, local, even=self.batching.adapts)
         counts = [(rank + 1) * total // ranks - rank * total // ranks for rank in range(ranks)]
         shares = tuple(Share(workers=count, at_once=1) if count else None for count in counts)

@@ -14,9 +14,8 @@ from hpcsched.worker.vsw.clock import Kind, Round, Taken
 WEIGHT = 0.5
 """How much what was measured since the last decision counts against what was known before."""
 GAIN = 0.03
-"""One more worker at once, or a larger local batch, is tried while the last one gained this share."""
-LARGER = 1.25
-"""So many times as large as any before is a local batch that is tried, at least, and at most twice."""
+"""One more worker at once is tried while the last one gained this share, and a larger local batch while the
+largest one gains it over one half as large."""
 
 
 @dataclass(kw_only=True)
@@ -114,13 +113,13 @@ class Tables:
     def several_hosts(self) -> bool:
         return len({table.host for table in self.tables}) > 1
 
-    def costs(self, buckets: tuple[int, ...], line: Line) -> Costs:
+    def costs(self, buckets: tuple[int, ...], line: Line, guess: int = 0) -> Costs:
         """The performance model of the ranks as GPUs of a kind each (called by their numbers), and of one
-        like the others (called "usual")."""
-        gpus = {str(rank): self._costs_of(table) for rank, table in enumerate(self.tables)}
+        like the others (called "usual"). The local batch `guess` is in it even if it was never measured."""
+        gpus = {str(rank): self._costs_of(table, guess) for rank, table in enumerate(self.tables)}
         usual = Table(host="", streams=any(table.streams for table in self.tables), rounds=dict(self._usual))
         usual.too_large = {kind for table in self.tables for kind in table.too_large}
-        gpus["usual"] = self._costs_of(usual)
+        gpus["usual"] = self._costs_of(usual, guess)
         return Costs(gpus=gpus, buckets=buckets, network=Network(within=line, between=line))
 
     @property
@@ -133,11 +132,10 @@ class Tables:
         alone, largest = self._alone, self.largest
         if (least := min(choices)) not in alone:
             return least
-        smaller = [batch for batch in alone if LARGER * batch <= largest]
-        if smaller and alone[largest].all_s / largest > (1 - GAIN) * alone[max(smaller)].all_s / max(smaller):
+        half = max((batch for batch in alone if 2 * batch <= largest), default=0)
+        if half and alone[largest].all_s / largest > (1 - GAIN) * alone[half].all_s / half:
             return None
-        more = (c for c in choices if LARGER * largest <= c <= 2 * largest and self.may_fit(c))
-        return max(more, default=None)
+        return max((c for c in choices if largest < c <= 2 * largest and self.may_fit(c)), default=None)
 
     def may_fit(self, local: int) -> bool:
         """Whether nobody has found this local batch too large."""
@@ -166,25 +164,34 @@ class Tables:
         speeds = [count / table.rounds[local, count].all_s for count in (most, most - 1)]
         return most + 1 if speeds[0] >= (1 + GAIN) * speeds[1] else None
 
-    def _costs_of(self, table: Table) -> GpuCosts:
+    def _costs_of(self, table: Table, guess: int) -> GpuCosts:
         common = [table.rounds[kind].all_s / self._usual[kind].all_s for kind in table.rounds]
         slower = median(common) if common else 1.0
         speeds = {}
-        for local, alone in sorted(self._alone.items()):
+        for local, each in sorted(self._alone.items()):
             room = table.room(local)
             if room == 0:
                 continue
-            times = {count: _times(each) for (batch, count), each in table.rounds.items() if batch == local}
+            times = {count: _times(own) for (batch, count), own in table.rounds.items() if batch == local}
             if 1 not in times:  # as much slower or faster than the others as it is elsewhere
-                times[1] = _times(alone, slower)
+                times[1] = _times(each, slower)
             times = {count: each for count, each in times.items() if room is None or count <= room}
             # Only what was tried: whether one more fits, and what it gains, is found out by trying it.
             speeds[local] = Speed(local_batch=local, times=times, most=max(times))
+        if guess and guess not in speeds:
+            near = min(speeds, key=lambda batch: abs(batch - guess))
+            alone = speeds[near].times[1]
+            times = {1: _scaled(alone, guess / near)}
+            speeds[guess] = Speed(local_batch=guess, times=times, most=1)
         update_s = self._update_s if table.update_s is None else table.update_s
         return GpuCosts(speeds=speeds, update_s=update_s)
 
 
 def _times(each: Round, scale: float = 1.0) -> Times:
+    return _scaled(Times(data_s=each.read_s, forward_s=each.forward_s, backward_s=each.backward_s), scale)
+
+
+def _scaled(times: Times, scale: float) -> Times:
     return Times(
-        data_s=each.read_s * scale, forward_s=each.forward_s * scale, backward_s=each.backward_s * scale
+        data_s=times.data_s * scale, forward_s=times.forward_s * scale, backward_s=times.backward_s * scale
     )
