@@ -7,7 +7,7 @@ import sys
 import click
 import msgspec
 
-from hpcsched.cli import background, packs
+from hpcsched.cli import background, batches, packs
 from hpcsched.cli.common import dir_option, find_run, hint_at_runs, json_option, plural
 from hpcsched.cli.status import clock
 from hpcsched.core.jobs import Job
@@ -64,6 +64,8 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> No
     click.echo(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found))
     if reason:
         click.echo(f"  because: {reason}")
+    for line in batches.as_it_is(rundir, found.id):
+        click.echo(f"  now: {line}")
     for line in following:
         click.echo(f"  next: {line}")
     click.echo("story (time into the run):")

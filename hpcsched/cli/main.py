@@ -28,6 +28,7 @@ _COMMANDS = {
     "logs": ("logs:logs", "A job's output."),
     "wait": ("control:wait", "Wait until jobs (default: all) have ended."),
     "history": ("history:history", "Finished jobs of this and earlier runs, like sacct."),
+    "report": ("report:report", "A run as an HTML page: Gantt chart, utilisation, efficiency."),
     "profile": ("profile:profile", "Measure how models scale, and look after the profiles."),
     "simulate": ("simulate:simulate", "What a job set would take, by the same policies."),
     "plan": ("plan:plan", "The planners on their own: which GPUs each layer of a model gets."),

@@ -11,6 +11,7 @@ from functools import lru_cache
 import click
 import msgspec
 
+from hpcsched.cli import batches
 from hpcsched.cli.common import dir_option, find_run, hint_at_runs, json_option, option, select
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
@@ -53,10 +54,14 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%S": ("SUSP", lambda j: str(j.suspensions)),
     "%a": ("ATTEMPT", lambda j: str(j.attempt)),
     "%e": ("EXIT", lambda j: "-" if j.exit is None else str(j.exit)),
+    "%B": ("BATCH", lambda j: batches.batch(j)),
+    "%W": ("WORKERS", lambda j: batches.workers(j)),
+    "%y": ("SIMILARITY", lambda j: batches.similarity(j)),
+    "%n": ("NOISE", lambda j: batches.noise_scale(j)),
     "%R": ("NODELIST(REASON)", lambda j: where(j)),
 }
 DEFAULT_FORMAT = "%i %j %u %t %M %L %b %s %R"
-_RIGHT = {"%i", "%M", "%L", "%s", "%S", "%a", "%e"}
+_RIGHT = {"%i", "%M", "%L", "%s", "%S", "%a", "%e", "%B", "%y", "%n"}
 
 
 def gpus(job: JobStatus) -> str:

@@ -116,19 +116,21 @@ class Batching:
         """Whether there is more than one batch to choose from."""
         return self.low < self.high
 
-    def next(self, batch: int, value: float) -> int:
-        """The batch after one of `batch` samples with this value of the metric; the same where it is NaN.
+    def next(self, wish: float, value: float) -> float:
+        """The batch to wish for after one of `wish` samples, for this value of the metric; the same where it
+        is NaN.
 
-        It changes by one unit at least: else small batches could never grow.
+        Not rounded: else small batches could never grow, or would grow by more than the rate.
         """
         if math.isnan(value):
-            return batch
-        wish = self.metric.wants(value, self.target, batch)
-        units = batch // self.unit
-        wanted = round(units * (1 + wish * self.rate))
-        if wish and wanted == units:
-            wanted += wish
-        return min(self.high, max(self.low, wanted * self.unit))
+            return wish
+        way = self.metric.wants(value, self.target, self.rounded(wish))
+        return min(float(self.high), max(float(self.low), wish * (1 + way * self.rate)))
+
+    def rounded(self, wish: float) -> int:
+        """The batch that comes nearest to that, in whole units."""
+        units = math.floor(wish / self.unit + 0.5)
+        return min(self.high, max(self.low, units * self.unit))
 
 
 Rule = Callable[[float, Halves | None, int], float]

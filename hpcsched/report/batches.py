@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcsched.planning.workers import WorkerOptions
 from hpcsched.report.drawing import INK, PALETTE, save_svg
@@ -171,7 +171,7 @@ class _History:
             labelcolor=INK, handlelength=1.0, handleheight=0.8, labelspacing=0.25, borderpad=0.1,
         )  # fmt: skip
 
-    def _steps(self, axes: Axes, points: list[tuple[float, float]], **style: object) -> None:
+    def _steps(self, axes: Axes, points: list[tuple[float, float]], **style: Any) -> None:
         kept = thinned(_changes(points), lambda point: point[1])
         kept.append((self.end, kept[-1][1]))
         epochs, values = zip(*kept, strict=True)

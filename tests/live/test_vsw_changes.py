@@ -116,7 +116,7 @@ def test_where_the_gradient_is_not_finite_the_batch_stays_and_it_is_said(tmp_pat
         "step 4: the gradient's halves cannot be compared, the batch stays: their squares are nan"
         in job.output
     )
-    assert job.final()["extra"]["vsw"]["batch"] == BATCH
+    assert job.final()["extra"]["vsw"]["wish"] == BATCH
     assert {course["similarity"] for course in courses(job)} == {None}
 
 

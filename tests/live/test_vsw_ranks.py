@@ -123,8 +123,8 @@ def test_an_adaptive_batch_is_the_same_training_as_plain_steps_of_those_batches(
     job.env["HPCSCHED_STRATEGY"] = json.dumps({**ADAPTIVE, "synchronize": synchronize})
     assert job.run(world, batch=BATCH) == [0] * world, job.output
     state = job.final()
-    # From 12 by 30 % (4 samples at least) every 5 steps, and a last step of what is left.
-    sizes = [12] * 5 + [16] * 5 + [20] * 5 + [24] * 5 + [32] * 5 + [40] * 5 + [48] * 100
+    # From 12 by 30 % every 5 steps in units of 4, and a last step of what is left.
+    sizes = [12] * 5 + [16] * 5 + [20] * 5 + [28] * 5 + [36] * 5 + [44] * 5 + [48] * 100
     batches, left = [], 150 * BATCH
     for size in sizes:
         batches.append(min(size, left))

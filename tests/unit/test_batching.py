@@ -25,14 +25,17 @@ def halves(a: np.ndarray, b: np.ndarray, samples: float) -> Halves:
 
 def test_the_batch_grows_while_the_halves_differ_and_falls_while_they_agree() -> None:
     batching = rule()
-    assert batching.next(1280, 0.05) == 1408
-    assert batching.next(1280, 0.5) == 1152
+    assert batching.next(1280, 0.05) == pytest.approx(1408)
+    assert batching.next(1280, 0.5) == pytest.approx(1152)
     assert batching.next(1280, 0.1) == 1280
 
 
-def test_a_small_batch_changes_by_a_unit_though_the_rate_is_less() -> None:
-    assert rule().next(128, 0.0) == 192
-    assert rule().next(192, 1.0) == 128
+def test_a_small_batch_grows_by_the_rate_too_though_a_unit_is_more() -> None:
+    batching, wish, batches = rule(), 128.0, []
+    for _ in range(6):
+        wish = batching.next(wish, 0.0)
+        batches.append(batching.rounded(wish))
+    assert batches == [128, 128, 192, 192, 192, 256]  # 141, 155, 170, 187, 206, 227
 
 
 def test_the_batch_stays_within_its_bounds_and_where_nothing_is_known() -> None:
@@ -45,18 +48,18 @@ def test_the_batch_stays_within_its_bounds_and_where_nothing_is_known() -> None:
 def test_whatever_is_measured_batches_are_whole_units_between_the_bounds(
     values: list[float], rate: float
 ) -> None:
-    batching, batch = rule(rate=rate), 128
+    batching, wish = rule(rate=rate), 128.0
     for value in values:
-        batch = batching.next(batch, value)
-        assert batch % 64 == 0
-        assert 128 <= batch <= 4096
+        wish = batching.next(wish, value)
+        assert batching.rounded(wish) % 64 == 0
+        assert 128 <= batching.rounded(wish) <= 4096
 
 
 def test_by_the_noise_scale_the_batch_goes_to_a_multiple_of_it() -> None:
     batching = rule("noise-scale", target=0.5)
-    assert batching.next(1280, 4000.0) == 1408
-    assert batching.next(1280, 2000.0) == 1152
-    assert batching.next(1280, math.inf) == 1408
+    assert batching.next(1280, 4000.0) == pytest.approx(1408)
+    assert batching.next(1280, 2000.0) == pytest.approx(1152)
+    assert batching.next(1280, math.inf) == pytest.approx(1408)
 
 
 def test_similarity_is_the_cosine() -> None:

@@ -130,10 +130,10 @@ def test_gradients_that_are_not_finite_leave_the_batch_alone() -> None:
 
 def test_the_learning_rate_goes_by_the_batch() -> None:
     one = control()
-    one.tables, one.batch = measured(0.01), 256
+    one.tables, one.wish = measured(0.01), 256.0
     assert one.course(1).factor == 2.0
     linear = control(**ADAPTIVE, learning_rate="linear")
-    linear.tables, linear.batch = measured(0.01), 256
+    linear.tables, linear.wish = measured(0.01), 256.0
     assert linear.course(1).factor == 4.0
 
 
@@ -157,7 +157,7 @@ def test_pinned_workers_are_as_many_on_each_device() -> None:
 
 def test_what_a_checkpoint_keeps_is_enough_to_go_on() -> None:
     one = control()
-    one.tables, one.updates, one.batch = measured(0.01, 0.02), 17, 128
+    one.tables, one.updates, one.wish = measured(0.01, 0.02), 17, 128.0
     one.saw(Halves(aa=1.0, bb=2.0, ab=0.5, samples=32))
     other = control()
     other.load_state_dict(one.state_dict())
@@ -167,7 +167,7 @@ def test_what_a_checkpoint_keeps_is_enough_to_go_on() -> None:
 
 def test_a_batch_beyond_new_bounds_comes_between_them() -> None:
     one = control()
-    one.batch = 512
+    one.wish = 512.0
     narrower = control(**{**ADAPTIVE, "global_batch": [64, 256]})
     narrower.load_state_dict(one.state_dict())
     assert narrower.batch == 256

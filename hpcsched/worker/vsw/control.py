@@ -59,7 +59,7 @@ class Control:
     """What the decisions go by; the same on all ranks, but for what only rank 0 is told. Saved in
     checkpoints.
 
-    `updates` are the steps taken, of whatever size; `batch` is the global batch wished for. `seen` is the
+    `updates` are the steps taken, of whatever size; `wish` is the global batch to have. `seen` is the
     metric when it was last measured, `value` the same while the batch has not followed it yet.
     """
 
@@ -68,7 +68,7 @@ class Control:
         self.base = base
         self.batching: Batching = options.batching(base)
         self.updates = 0
-        self.batch = self.batching.low
+        self.wish = float(self.batching.low)
         self.halves: Halves | None = None
         self.value: float | None = None
         self.seen: float | None = None
@@ -80,6 +80,11 @@ class Control:
     def least(self) -> int:
         """The smallest local batch that the job file allows; 0 where it pins the workers instead."""
         return self.options.local_batch[0] if self.options.local_batch else 0
+
+    @property
+    def batch(self) -> int:
+        """The global batch to have, in whole workers."""
+        return self.batching.rounded(self.wish)
 
     def measures(self, update: int) -> bool:
         """Whether the two halves of the gradient are compared in this step."""
@@ -94,7 +99,7 @@ class Control:
     def adapt(self) -> None:
         """Go by what was seen last, once: the batch grows or falls (section 6.1)."""
         if self.value is not None:
-            self.batch = self.batching.next(self.batch, self.value)
+            self.wish = self.batching.next(self.wish, self.value)
             self.value = None
 
     def course(self, ranks: int) -> Course:
@@ -184,7 +189,7 @@ class Control:
         halves = self.halves
         return {
             "updates": self.updates,
-            "batch": self.batch,
+            "wish": self.wish,
             "value": self.value,
             "seen": self.seen,
             "halves": None if halves is None else [halves.aa, halves.bb, halves.ab, halves.samples],
@@ -196,7 +201,7 @@ class Control:
         """Go on from there; a batch that the bounds no longer allow is brought between them."""
         rule = self.batching
         self.updates = state["updates"]
-        self.batch = min(rule.high, max(rule.low, state["batch"] // rule.unit * rule.unit))
+        self.wish = min(float(rule.high), max(float(rule.low), state["wish"]))
         self.value, self.seen = state["value"], state["seen"]
         halves = state["halves"]
         self.halves = halves and Halves(aa=halves[0], bb=halves[1], ab=halves[2], samples=halves[3])

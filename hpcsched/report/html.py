@@ -1,0 +1,242 @@
+"""A run as one HTML page: how it went, its Gantt chart, its jobs, and the global batches that changed.
+
+The page needs no other file, no script and no network; all that comes from users is escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import count
+from string import Template
+
+from hpcsched.core.model import JobState
+from hpcsched.planning.workers import WorkerOptions
+from hpcsched.report.drawing import INK, PALETTE
+from hpcsched.report.result import JobResult, Result
+from hpcsched.report.tables import _steps, _stretches, _time_format, duration
+from hpcsched.store.batches import Decision
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchHistory:
+    """A job whose global batch changes: its decisions (at least one), what it was told, and their picture."""
+
+    job_id: int
+    name: str
+    decisions: Sequence[Decision]
+    options: WorkerOptions
+    svg: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What there is to show of a run.
+
+    `state` is the run's, `notes` say what else a reader should know. `gantt` is the chart as an SVG document
+    (None: it could not be drawn). `efficiencies` are those of jobs by id, where they are known.
+    """
+
+    title: str
+    state: str
+    began: str
+    result: Result
+    gantt: str | None
+    efficiencies: Mapping[int, float]
+    histories: Sequence[BatchHistory] = ()
+    notes: Sequence[str] = ()
+
+    def html(self) -> str:
+        """The whole page."""
+        numbers = count(1)
+        parts = [f'<p class="note">{escape(note)}</p>' for note in self.notes]
+        parts.append(_tiles(self._headline()))
+        if self.gantt is not None:
+            parts.append(f"<h2>GPUs over time</h2>\n<figure>{_inline(self.gantt, next(numbers))}</figure>")
+        if self.result.jobs:
+            parts.append(f"<h2>Jobs</h2>\n{_job_table(self.result.jobs, self.efficiencies)}\n{_EXPLAINED}")
+        if self.histories:
+            parts.append(f"<h2>Global batches</h2>\n{_DECISIONS}")
+            parts += [_section(history, next(numbers)) for history in self.histories]
+        return _PAGE.substitute(
+            title=escape(self.title), began=escape(self.began), style=_STYLE, body="\n".join(parts)
+        )
+
+    def _headline(self) -> list[tuple[str, str]]:
+        """What sums the run up, as (name, value)."""
+        r = self.result
+        over = r.jobs_total > 0 and self.state == "FINISHED"
+        tiles = [
+            ("state", self.state),
+            ("policy", r.policy),
+            ("GPUs", str(r.gpus)),
+            ("jobs completed", f"{r.jobs_completed} of {r.jobs_total}"),
+            ("makespan" if over else "time so far", duration(r.makespan_s)),
+            ("mean JCT", _or_dash(None if r.mean_jct_s is None else duration(r.mean_jct_s))),
+            ("GPU-hours", f"{r.gpu_hours:.2f}"),
+            ("utilisation", f"{r.utilisation:.0%}"),
+            ("overhead", f"{r.overhead_share:.1%}"),
+        ]
+        if r.gap is not None:
+            tiles.append(("above the bound", f"{r.gap:z.1%}"))
+        if r.background_total:
+            done = f"{r.background_completed} of {r.background_total}"
+            tiles += [("in the background", done), ("GPU-hours there", f"{r.background_gpu_hours:.2f}")]
+        return tiles
+
+
+def _tiles(tiles: Iterable[tuple[str, str]]) -> str:
+    cells = "\n".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles)
+    return f'<dl class="tiles">\n{cells}\n</dl>'
+
+
+def _job_table(jobs: Sequence[JobResult], efficiencies: Mapping[int, float]) -> str:
+    metrics = sorted({name for job in jobs for name in job.metrics})
+    unit, clock = _time_format(t for job in jobs for t in _times(job) if t is not None)
+    times = [f"{name} {unit}".rstrip() for name in ("submit", "start", "end", "JCT")]
+    heads = ["id", "name", "state", "GPUs", *times, "steps", "suspended", "overhead", "efficiency"]
+    rows = []
+    for job in jobs:
+        cells = [
+            str(job.id),
+            job.name,
+            str(job.state),
+            _stretches(job),
+            *map(clock, _times(job)),
+            _steps(job),
+            str(job.suspensions),
+            _or_dash(_overhead(job)),
+            _or_dash(f"{efficiencies[job.id]:.0%}" if job.id in efficiencies else None),
+        ]
+        for name in metrics:
+            value = job.metrics.get(name)
+            cells.append(_or_dash(None if value is None else f"{value:#.4g}"))
+        rows.append(_row("td", cells, left=(1, 2, 3), classes={2: _KINDS.get(job.state, "open")}))
+    head = _row("th", [*heads, *metrics], left=(1, 2, 3))
+    body = "\n".join(rows)
+    return f'<div class="wide"><table>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+
+
+_KINDS = {JobState.COMPLETED: "good", JobState.FAILED: "bad", JobState.CANCELLED: "gone"}
+
+
+def _row(
+    tag: str, cells: Sequence[str], *, left: Sequence[int], classes: Mapping[int, str] | None = None
+) -> str:
+    made = []
+    for number, cell in enumerate(cells):
+        names = ["left"] * (number in left) + [name for at, name in (classes or {}).items() if at == number]
+        mark = f' class="{" ".join(names)}"' if names else ""
+        made.append(f"<{tag}{mark}>{escape(cell)}</{tag}>")
+    return f"<tr>{''.join(made)}</tr>"
+
+
+def _times(job: JobResult) -> tuple[float | None, ...]:
+    return job.submit_s, job.start_s, job.end_s, job.jct_s
+
+
+def _overhead(job: JobResult) -> str | None:
+    """The share of the time on GPUs that was no training; None if an attempt is not over, or none was."""
+    held_s = 0.0
+    for attempt in job.attempts:
+        if attempt.end_s is None:
+            return None
+        held_s += attempt.end_s - attempt.start_s
+    return f"{job.overhead_s / held_s:.1%}" if held_s else None
+
+
+def _section(history: BatchHistory, number: int) -> str:
+    """A job's batches: a line on where they are and what they follow, and the picture."""
+    first, last, options = history.decisions[0], history.decisions[-1], history.options
+    batch = f"{first.global_batch} samples"
+    if last.global_batch != first.global_batch:
+        batch = f"from {first.global_batch} to {last.global_batch} samples"
+    facts = [("global batch", batch)]
+    if options.global_batch is not None:
+        low, high = options.global_batch
+        facts.append(("bounds", f"{low} to {high}"))
+    facts.append(("workers", f"{sum(last.workers)} of {last.local_batch} samples"))
+    facts.append(("ranks", str(len(last.workers))))
+    value = last.similarity if options.metric == "similarity" else last.noise_scale
+    if value is not None:
+        facts.append((options.metric.replace("-", " "), f"{value:.3g}"))
+        facts.append(("target", f"{options.target:g}, every {options.every} steps"))
+    facts.append(("learning rate", f"x {last.factor:.3g}"))
+    if last.loss is not None:
+        facts.append(("loss", f"{last.loss:.4g}"))
+    line = " &middot; ".join(f"{escape(name)} <b>{escape(text)}</b>" for name, text in facts)
+    title = f"Job {history.job_id}: {history.name}"
+    return (
+        f'<section>\n<h3>{escape(title)}</h3>\n<p class="facts">{line}</p>\n'
+        f"<figure>{_inline(history.svg, number)}</figure>\n</section>"
+    )
+
+
+def _inline(svg: str, number: int) -> str:
+    """An SVG document as an element of a page that has others: its ids are those of figure `number`."""
+    element = svg[svg.index("<svg") :]
+    return re.sub(r'(<[^<>]*?\bid="|url\(#|href="#)', rf"\1f{number}-", element)
+
+
+def _or_dash(text: str | None) -> str:
+    return "-" if text is None else text
+
+
+_EXPLAINED = (
+    '<p class="small">GPUs: the counts a job went through, p as primary or packed, s as secondary, b in the '
+    "background. Submit, start and end count from the run's beginning. Overhead: share of the job's time "
+    "on GPUs that went into starts, resumes, suspends and changes. Efficiency: steps per GPU-second, "
+    "overhead included, over those on one GPU by the job's profile; - where that does not tell.</p>"
+)
+_DECISIONS = (
+    '<p class="small">Each decision on a batch and its workers holds until the next one; the figures next to '
+    "a job's name are the newest. Dotted lines: the job went on on other GPUs, or after a restart.</p>"
+)
+
+_STYLE = Template("""
+:root { color-scheme: light; }
+body { font: 14px/1.45 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: $ink; background: #fff;
+  max-width: 1080px; margin: 24px auto; padding: 0 16px; }
+h1 { font-size: 20px; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 16px; margin: 28px 0 8px; border-bottom: 1px solid #ddd; padding-bottom: 4px; }
+h3 { font-size: 14px; margin: 20px 0 4px; }
+.small, .facts, header p { color: #555; font-size: 12.5px; margin: 4px 0; }
+.facts b { color: $ink; font-weight: 600; }
+.note { border-left: 3px solid $orange; background: #fdf6ec; padding: 6px 10px; margin: 12px 0; }
+.tiles { display: flex; flex-wrap: wrap; gap: 8px; margin: 16px 0; }
+.tiles div { flex: none; min-width: 84px; border: 1px solid #ddd; border-radius: 4px; padding: 6px 10px; }
+.tiles dt { color: #555; font-size: 12px; }
+.tiles dd { margin: 0; font-size: 17px; font-weight: 600; }
+figure { margin: 8px 0; }
+figure svg { max-width: 100%; height: auto; display: block; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 12.5px; font-variant-numeric: tabular-nums; }
+th, td { padding: 3px 10px 3px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid #eee; }
+th { color: #555; font-weight: 600; border-bottom: 1px solid #aaa; }
+.left { text-align: left; }
+.good { color: #00704f; } .bad { color: #c00000; font-weight: 600; } .gone { color: #777; }
+.open { color: $blue; }
+@page { size: A4 landscape; margin: 12mm; }
+@media print { body { margin: 0; max-width: none; } .wide { overflow: visible; }
+  figure, .tiles, tr { break-inside: avoid; } h2, h3, .facts { break-after: avoid; } }
+""").substitute(ink=INK, orange=PALETTE[1], blue=PALETTE[4])
+
+_PAGE = Template("""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>$style</style>
+</head>
+<body>
+<header>
+<h1>$title</h1>
+<p>$began</p>
+</header>
+$body
+</body>
+</html>
+""")
