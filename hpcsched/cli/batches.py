@@ -41,8 +41,10 @@ def as_it_is(rundir: RunDir, job_id: int) -> list[str]:
 
 def _words(batching: Batching) -> str:
     count = sum(batching.workers)
-    each = f" ({' + '.join(map(str, batching.workers))} on its GPUs)" if len(batching.workers) > 1 else ""
-    line = f"a global batch of {batching.global_batch}: {count} workers with {batching.local_batch} samples{each}"
+    shares = " + ".join(map(str, batching.workers))
+    each = f" ({shares} on its GPUs)" if len(batching.workers) > 1 else ""
+    line = f"a global batch of {batching.global_batch}: "
+    line += f"{count} workers with {batching.local_batch} samples{each}"
     if batching.similarity is not None:
         line += f", gradient similarity {batching.similarity:.3f}"
     if batching.noise_scale is not None:

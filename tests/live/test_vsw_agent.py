@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_job_grows_by_what_it_has_measured_and_gives_way_to_the_next_one(place
     told = place("explain", "x").stdout
     assert "proposes 2 GPUs (it has 1) for its next epoch" in told
     assert "grown from 1 to 2 GPUs, as nothing waits" in told
-    assert "shrunk from 2 to 1 GPUs, which it had before nothing waited" in told
+    assert "shrunk from 2 to 1 GPU, which it had before nothing waited" in told
     machine, _ = place.replayed()
     assert str(machine.jobs[1].state) == "COMPLETED"
 
@@ -151,8 +152,7 @@ def test_the_batch_goes_on_where_it_was(place: Bench, how: str) -> None:
 
 def _is_rank(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return b"HPCSCHED_RANK=0" in file.read()
+        return b"HPCSCHED_RANK=0" in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
 

@@ -20,6 +20,8 @@ CELLS = 20
 MOST_CELLS = 400
 """Older ones are forgotten."""
 
+QUICK = ("last", "damped")
+
 AT_LEAST = 8
 """Devices on each host up to which is said what they would do; or twice as many as there are now."""
 
@@ -76,17 +78,19 @@ class Expectation:
         return {"rates": rates, "batch": round(self.batch, 1)}
 
 
-def expect(control: Control, trajectory: Trajectory, size: int) -> Expectation | None:
+def expect(control: Control, trajectory: Trajectory, size: int, *, quick: bool = False) -> Expectation | None:
     """The speed in the coming epoch, by how many devices compute it; None if nothing can be said.
 
     On as many as there are by what was measured of each, on more as if these were like the usual one.
+    `quick`: with the forecasts that take milliseconds only.
     """
     tables = Tables(control.tables)
     if control.options.pinned or not tables.largest:
         return None
     rule = control.batching
     if rule.adapts and trajectory.cells:
-        values = forecast(trajectory.cells, CELLS, low=rule.low, high=rule.high).values
+        methods = QUICK if quick else None
+        values = forecast(trajectory.cells, CELLS, low=rule.low, high=rule.high, methods=methods).values
     else:
         values = (float(control.batch),)
     batches = [rule.low + round((value - rule.low) / rule.unit) * rule.unit for value in values]

@@ -28,6 +28,9 @@ from hpcsched.worker.vsw.updates import ShardOptimizer, can_be_split, scaled
 LOOK_SHARE = 0.005
 """Of the time, that looking ahead may take: epochs may be short."""
 
+LONG_EPOCH_S = 600.0
+"""From so long epochs on, forecasts may take seconds."""
+
 
 class WorkerSession(Session):
     """A `Session` that computes its steps by stream workers: `take_step` is all that a step is.
@@ -51,6 +54,7 @@ class WorkerSession(Session):
         self._control = Control(options, self._unit)
         self._trajectory = Trajectory(parts.size)
         self._expectation: Expectation | None = None
+        self._last_look = time.monotonic()
         self._next_look = 0.0
         self._group: tuple[int, int, int] | None = None
         self._read_for: tuple[int, int, int] | None = None
@@ -286,8 +290,9 @@ class WorkerSession(Session):
         epoch, now = int(self._trajectory.epoch), time.monotonic()
         if epoch > self._trajectory.said and not self._course_now.trial and now >= self._next_look:
             self._trajectory.said = epoch
-            self._expectation = expect(self._control, self._trajectory, self._sampler.size)
-            took_s = time.monotonic() - now
+            short = now < self._last_look + LONG_EPOCH_S
+            self._expectation = expect(self._control, self._trajectory, self._sampler.size, quick=short)
+            self._last_look, took_s = now, time.monotonic() - now
             self._next_look = now + took_s / LOOK_SHARE
 
     def _facts(self) -> dict[str, Any]:

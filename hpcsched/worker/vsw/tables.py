@@ -11,8 +11,8 @@ from typing import Any
 from hpcsched.planning.vsw.costs import Costs, GpuCosts, Line, Network, Speed, Times
 from hpcsched.worker.vsw.clock import Kind, Round, Taken
 
-WEIGHT = 0.5
-"""How much what was measured since the last decision counts against what was known before."""
+TRUST = 8
+"""So many rounds, measured since the last decision, count as much as all that was known before."""
 GAIN = 0.03
 """One more worker at once is tried while the last one gained this share, and a larger local batch while the
 largest one gains it over one half as large."""
@@ -37,17 +37,17 @@ class Table:
         return cls(host=os.uname().nodename, streams=streams)
 
     def learn(self, taken: Taken) -> None:
-        """Bring it nearer to what was measured, smoothed exponentially."""
+        """Bring it nearer to what was measured: the nearer, the more was."""
         for kind, seen in taken.rounds.items():
-            known = self.rounds.get(kind, seen)
+            known, weight = self.rounds.get(kind, seen), _weight(taken.counts[kind])
             self.rounds[kind] = Round(
-                read_s=_nearer(known.read_s, seen.read_s),
-                forward_s=_nearer(known.forward_s, seen.forward_s),
-                backward_s=_nearer(known.backward_s, seen.backward_s),
+                read_s=_nearer(known.read_s, seen.read_s, weight),
+                forward_s=_nearer(known.forward_s, seen.forward_s, weight),
+                backward_s=_nearer(known.backward_s, seen.backward_s, weight),
             )
         if taken.update_s is not None:
             known_s = taken.update_s if self.update_s is None else self.update_s
-            self.update_s = _nearer(known_s, taken.update_s)
+            self.update_s = _nearer(known_s, taken.update_s, _weight(TRUST))
 
     def room(self, local: int) -> int | None:
         """How many workers with this local batch fit into the memory at once; None: not known."""
@@ -83,8 +83,12 @@ class Table:
         )
 
 
-def _nearer(known: float, seen: float) -> float:
-    return (1 - WEIGHT) * known + WEIGHT * seen
+def _weight(count: int) -> float:
+    return count / (count + TRUST)
+
+
+def _nearer(known: float, seen: float, weight: float) -> float:
+    return (1 - weight) * known + weight * seen
 
 
 class Tables:
