@@ -44,6 +44,7 @@ DEADLINES_S = {
     "packed_hyperband": 1800,
     "vsw_plans": 300,
     "vsw_forecast": 1800,
+    "vsw_cluster": 900,
     "simulator_scale": 900,
     "policies": 900,
 }

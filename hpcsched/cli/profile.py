@@ -16,6 +16,7 @@ import click
 from hpcsched.cli.common import Number
 from hpcsched.cli.profile_layers import layers
 from hpcsched.cli.profile_pack import pack
+from hpcsched.cli.profile_vsw import vsw
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
 from hpcsched.store.profiles import format_profiles, load_profiles, save_profiles
@@ -67,6 +68,7 @@ def profile() -> None:
 
 profile.add_command(layers)
 profile.add_command(pack)
+profile.add_command(vsw)
 
 
 @profile.command(cls=_WithCommand)

@@ -78,15 +78,16 @@ def report(ctx: click.Context, dir_: str | None, output: Path | None, svg: Path 
 
 
 def efficiency(machine: Machine, job: Job, gpu_hours: float) -> float | None:
-    """Steps per GPU-second over those on one GPU by the job's profile.
+    """Steps per GPU-second over those on one GPU by the model's profile, or as seen in this run.
 
-    None where the profile has no measurement of one GPU, or the job tells no steps or held no GPU.
+    None where nobody has measured one GPU, or the job tells no steps or held no GPU.
     """
-    profile = machine.loaded(job) or machine.profile(job)
+    one_host = (job.spec.model, 1)
+    profile = machine.profiles.get(one_host) or machine.lessons.beliefs.get(one_host)
     if profile is None or 1 not in profile.throughput or not job.reports or gpu_hours <= 0:
         return None
-    former = machine.job_of(job.spec.continues) if job.spec.continues else None
-    steps = job.step - (former.step if former else 0)
+    former = machine.by_name.get(job.spec.continues or "")
+    steps = job.step - (machine.jobs[former].step if former else 0)
     return steps / (gpu_hours * 3600) / profile.rate(1) if steps > 0 else None
 
 

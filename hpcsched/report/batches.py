@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +28,8 @@ _MOST_NAMED = 8
 
 _WIDE_RANGE = 20.0
 """Largest over smallest loss from which on the axis is logarithmic."""
+
+_MOST_VALUE = 1e100
 
 _FRAME, _GRID = "#aaaaaa", "#dddddd"
 _BLUE, _GREEN, _ORANGE = PALETTE[4], PALETTE[2], PALETTE[5]
@@ -93,7 +95,7 @@ class _History:
 
     def panels(self) -> list[Panel]:
         """From above; all but the first only where something is known."""
-        losses = [(d.epoch, d.loss) for d in self._decisions if d.loss is not None]
+        losses = _drawable((d.epoch, d.loss) for d in self._decisions)
         measured = self._measured()
         panels: list[Panel] = [self._batch]
         if measured:
@@ -110,9 +112,7 @@ class _History:
     def _measured(self) -> list[tuple[float, float]]:
         """Each value of the metric once: a line repeats it until there is a newer one."""
         name = self._options.metric.replace("-", "_")
-        values = [(d.epoch, getattr(d, name)) for d in self._decisions]
-        found = [(epoch, value) for epoch, value in values if value is not None]
-        return [point for i, point in enumerate(found) if i == 0 or point[1] != found[i - 1][1]]
+        return _changes(_drawable((d.epoch, getattr(d, name)) for d in self._decisions))
 
     def _batch(self, axes: Axes) -> None:
         batches = [float(d.global_batch) for d in self._decisions]
@@ -189,6 +189,11 @@ def thinned(items: Sequence[T], value: Callable[[T], float], most: int = MOST_PO
         numbers = range(begin, min(begin + stretch, len(items)))
         kept |= {choose(numbers, key=lambda i: value(items[i])) for choose in (min, max)}
     return [items[i] for i in sorted(kept)]
+
+
+def _drawable(points: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
+    """Those that are known, and within what an axis can show: what has diverged may be beyond."""
+    return [(at, value) for at, value in points if value is not None and abs(value) < _MOST_VALUE]
 
 
 def _changes(points: Sequence[tuple[float, T]]) -> list[tuple[float, T]]:

@@ -56,7 +56,7 @@ class Page:
         if self.gantt is not None:
             parts.append(f"<h2>GPUs over time</h2>\n<figure>{_inline(self.gantt, next(numbers))}</figure>")
         if self.result.jobs:
-            parts.append(f"<h2>Jobs</h2>\n{_job_table(self.result.jobs, self.efficiencies)}\n{_EXPLAINED}")
+            parts.append(f"<h2>Jobs</h2>\n{_job_table(self.result, self.efficiencies)}\n{_EXPLAINED}")
         if self.histories:
             parts.append(f"<h2>Global batches</h2>\n{_DECISIONS}")
             parts += [_section(history, next(numbers)) for history in self.histories]
@@ -92,7 +92,8 @@ def _tiles(tiles: Iterable[tuple[str, str]]) -> str:
     return f'<dl class="tiles">\n{cells}\n</dl>'
 
 
-def _job_table(jobs: Sequence[JobResult], efficiencies: Mapping[int, float]) -> str:
+def _job_table(result: Result, efficiencies: Mapping[int, float]) -> str:
+    jobs, now_s = result.jobs, max(result.makespan_s, result.background_end_s or 0.0)
     metrics = sorted({name for job in jobs for name in job.metrics})
     unit, clock = _time_format(t for job in jobs for t in _times(job) if t is not None)
     times = [f"{name} {unit}".rstrip() for name in ("submit", "start", "end", "JCT")]
@@ -107,29 +108,27 @@ def _job_table(jobs: Sequence[JobResult], efficiencies: Mapping[int, float]) -> 
             *map(clock, _times(job)),
             _steps(job),
             str(job.suspensions),
-            _or_dash(_overhead(job)),
+            _or_dash(_overhead(job, now_s)),
             _or_dash(f"{efficiencies[job.id]:.0%}" if job.id in efficiencies else None),
         ]
         for name in metrics:
             value = job.metrics.get(name)
             cells.append(_or_dash(None if value is None else f"{value:#.4g}"))
-        rows.append(_row("td", cells, left=(1, 2, 3), classes={2: _KINDS.get(job.state, "open")}))
-    head = _row("th", [*heads, *metrics], left=(1, 2, 3))
+        rows.append(_row("td", cells, {**_LEFT, 2: f"left {_KINDS.get(job.state, 'open')}"}))
+    head = _row("th", [*heads, *metrics], _LEFT)
     body = "\n".join(rows)
     return f'<div class="wide"><table>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
 
 
+_LEFT = {1: "left name", 2: "left", 3: "left"}
+"""Columns of text: their classes."""
+
 _KINDS = {JobState.COMPLETED: "good", JobState.FAILED: "bad", JobState.CANCELLED: "gone"}
 
 
-def _row(
-    tag: str, cells: Sequence[str], *, left: Sequence[int], classes: Mapping[int, str] | None = None
-) -> str:
-    made = []
-    for number, cell in enumerate(cells):
-        names = ["left"] * (number in left) + [name for at, name in (classes or {}).items() if at == number]
-        mark = f' class="{" ".join(names)}"' if names else ""
-        made.append(f"<{tag}{mark}>{escape(cell)}</{tag}>")
+def _row(tag: str, cells: Sequence[str], classes: Mapping[int, str]) -> str:
+    marks = [f' class="{classes[column]}"' if column in classes else "" for column in range(len(cells))]
+    made = (f"<{tag}{mark}>{escape(cell)}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
     return f"<tr>{''.join(made)}</tr>"
 
 
@@ -137,14 +136,10 @@ def _times(job: JobResult) -> tuple[float | None, ...]:
     return job.submit_s, job.start_s, job.end_s, job.jct_s
 
 
-def _overhead(job: JobResult) -> str | None:
-    """The share of the time on GPUs that was no training; None if an attempt is not over, or none was."""
-    held_s = 0.0
-    for attempt in job.attempts:
-        if attempt.end_s is None:
-            return None
-        held_s += attempt.end_s - attempt.start_s
-    return f"{job.overhead_s / held_s:.1%}" if held_s else None
+def _overhead(job: JobResult, now_s: float) -> str | None:
+    """The share of the time on GPUs that was no training; None if there was no such time."""
+    held_s = sum((now_s if a.end_s is None else a.end_s) - a.start_s for a in job.attempts)
+    return f"{job.overhead_s / held_s:.1%}" if held_s > 0 else None
 
 
 def _section(history: BatchHistory, number: int) -> str:
@@ -154,14 +149,14 @@ def _section(history: BatchHistory, number: int) -> str:
     if last.global_batch != first.global_batch:
         batch = f"from {first.global_batch} to {last.global_batch} samples"
     facts = [("global batch", batch)]
-    if options.global_batch is not None:
-        low, high = options.global_batch
+    low, high = options.global_batch or (0, 0)
+    if low < high:
         facts.append(("bounds", f"{low} to {high}"))
-    facts.append(("workers", f"{sum(last.workers)} of {last.local_batch} samples"))
-    facts.append(("ranks", str(len(last.workers))))
+    ranks = f"{len(last.workers)} rank" + "s" * (len(last.workers) != 1)
+    facts.append(("workers", f"{sum(last.workers)} of {last.local_batch} samples on {ranks}"))
     value = last.similarity if options.metric == "similarity" else last.noise_scale
     if value is not None:
-        facts.append((options.metric.replace("-", " "), f"{value:.3g}"))
+        facts.append((options.metric.replace("-", " "), f"{value:.4g}"))
         facts.append(("target", f"{options.target:g}, every {options.every} steps"))
     facts.append(("learning rate", f"x {last.factor:.3g}"))
     if last.loss is not None:
@@ -188,7 +183,8 @@ _EXPLAINED = (
     '<p class="small">GPUs: the counts a job went through, p as primary or packed, s as secondary, b in the '
     "background. Submit, start and end count from the run's beginning. Overhead: share of the job's time "
     "on GPUs that went into starts, resumes, suspends and changes. Efficiency: steps per GPU-second, "
-    "overhead included, over those on one GPU by the job's profile; - where that does not tell.</p>"
+    "overhead included, over those on one GPU by the model's profile, or as seen in this run; - where "
+    "neither tells.</p>"
 )
 _DECISIONS = (
     '<p class="small">Each decision on a batch and its workers holds until the next one; the figures next to '
@@ -216,11 +212,13 @@ table { border-collapse: collapse; font-size: 12.5px; font-variant-numeric: tabu
 th, td { padding: 3px 10px 3px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid #eee; }
 th { color: #555; font-weight: 600; border-bottom: 1px solid #aaa; }
 .left { text-align: left; }
+.name { white-space: normal; overflow-wrap: anywhere; min-width: 90px; max-width: 240px; }
 .good { color: #00704f; } .bad { color: #c00000; font-weight: 600; } .gone { color: #777; }
 .open { color: $blue; }
 @page { size: A4 landscape; margin: 12mm; }
 @media print { body { margin: 0; max-width: none; } .wide { overflow: visible; }
-  figure, .tiles, tr { break-inside: avoid; } h2, h3, .facts { break-after: avoid; } }
+  table { font-size: 11px; } figure svg { max-height: 130mm; width: auto; }
+  figure, .tiles, tr { break-inside: avoid; } h2, h3, h2 + .small, .facts { break-after: avoid; } }
 """).substitute(ink=INK, orange=PALETTE[1], blue=PALETTE[4])
 
 _PAGE = Template("""<!DOCTYPE html>
