@@ -65,7 +65,7 @@ def read_course(app: str) -> Course:
     batches = tuple(sorted(found))
     return Course(
         app=app,
-        size=batches[0] * table[0, -1, 0] / len(at),
+        size=float(batches[0] * table[0, -1, 0] / len(at)),
         epochs=len(at),
         batches=batches,
         steps=table[:, :, 0],

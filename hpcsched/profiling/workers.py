@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,11 +200,8 @@ class Measurement:
         plan = plan_of(self._job, self._devices, chosen, folder, attempt=1)
         env = {**plan.env, "HPCSCHED_VSW": json.dumps({**request, "result": str(result)})}
         argv = (sys.executable, "-m", "hpcsched.worker.vsw")
-        watch, timeout_s, kind = self._watch, self._settings.timeout_s, chosen[0].kind
-
-        def row(found: Row) -> None:
-            watch.row(kind, found)
-
+        watch, timeout_s = self._watch, self._settings.timeout_s
+        row = partial(watch.row, chosen[0].kind)
         run = _Points([self._job], output_of(folder), timeout_s, watch.say, result, row, learn)
         unwanted = scratch
         try:

@@ -16,7 +16,7 @@ from hpcsched.core.model import JobState
 from hpcsched.planning.workers import WorkerOptions
 from hpcsched.report.drawing import INK, PALETTE
 from hpcsched.report.result import JobResult, Result
-from hpcsched.report.tables import _steps, _stretches, _time_format, duration
+from hpcsched.report.tables import duration, steps_done, stretches, time_format
 from hpcsched.store.batches import Decision
 
 
@@ -95,7 +95,7 @@ def _tiles(tiles: Iterable[tuple[str, str]]) -> str:
 def _job_table(result: Result, efficiencies: Mapping[int, float]) -> str:
     jobs, now_s = result.jobs, max(result.makespan_s, result.background_end_s or 0.0)
     metrics = sorted({name for job in jobs for name in job.metrics})
-    unit, clock = _time_format(t for job in jobs for t in _times(job) if t is not None)
+    unit, clock = time_format(t for job in jobs for t in _times(job) if t is not None)
     times = [f"{name} {unit}".rstrip() for name in ("submit", "start", "end", "JCT")]
     heads = ["id", "name", "state", "GPUs", *times, "steps", "suspended", "overhead", "efficiency"]
     rows = []
@@ -104,9 +104,9 @@ def _job_table(result: Result, efficiencies: Mapping[int, float]) -> str:
             str(job.id),
             job.name,
             str(job.state),
-            _stretches(job),
+            stretches(job),
             *map(clock, _times(job)),
-            _steps(job),
+            steps_done(job),
             str(job.suspensions),
             _or_dash(_overhead(job, now_s)),
             _or_dash(f"{efficiencies[job.id]:.0%}" if job.id in efficiencies else None),

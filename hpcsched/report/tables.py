@@ -42,8 +42,8 @@ def job_table(result: Result, *, width: int | None = None) -> str:
     """
     jobs = result.jobs
     instants = [t for job in jobs for t in (job.submit_s, job.start_s, job.end_s) if t is not None]
-    unit, clock = _time_format(instants)
-    cost_unit, cost = _time_format(job.overhead_s for job in jobs)
+    unit, clock = time_format(instants)
+    cost_unit, cost = time_format(job.overhead_s for job in jobs)
     columns = [
         _Column("JOBID", [str(job.id) for job in jobs]),
         _Column("NAME", [job.name for job in jobs], right=False),
@@ -53,8 +53,8 @@ def job_table(result: Result, *, width: int | None = None) -> str:
         _Column(f"START{unit}", [clock(job.start_s) for job in jobs], rank=3),
         _Column(f"END{unit}", [clock(job.end_s) for job in jobs]),
         _Column(f"JCT{unit}", [clock(job.jct_s) for job in jobs], rank=2),
-        _Column("GPUS", [_stretches(job) for job in jobs], right=False),
-        _Column("STEPS", [_steps(job) for job in jobs], rank=4),
+        _Column("GPUS", [stretches(job) for job in jobs], right=False),
+        _Column("STEPS", [steps_done(job) for job in jobs], rank=4),
         _Column("SUSP", [str(job.suspensions) for job in jobs], rank=1),
         _Column(f"COST{cost_unit}", [cost(job.overhead_s) for job in jobs], rank=2),
     ]
@@ -102,7 +102,7 @@ def side_by_side(results: Sequence[Result], *, width: int | None = None) -> str:
     names = {job.id: job.name for result in results for job in result.jobs}
     ids = sorted(names)
     ends = [job.end_s for result in results for job in result.jobs if job.end_s is not None]
-    unit, clock = _time_format(ends)
+    unit, clock = time_format(ends)
     head = [
         _Column("JOBID", [str(job_id) for job_id in ids]),
         _Column("NAME", [names[job_id] for job_id in ids], right=False),
@@ -112,7 +112,7 @@ def side_by_side(results: Sequence[Result], *, width: int | None = None) -> str:
         by_id = {job.id: job for job in result.jobs}
         jobs = [by_id.get(job_id) for job_id in ids]
         end = _Column(result.title, ["-" if job is None else _ended(job, clock) for job in jobs])
-        gpus = ["-" if job is None else _stretches(job, ">", 3) for job in jobs]
+        gpus = ["-" if job is None else stretches(job, ">", 3) for job in jobs]
         plain.append([end])
         full.append([end, _Column("GPUS", gpus, right=False)])
     fits = width is None or _total([*head, *chain(*full)]) <= width
@@ -141,7 +141,7 @@ def _measures(results: Sequence[Result]) -> list[_Row]:
     for r in results:
         times += [r.makespan_s, r.lower_bound_s, r.mean_jct_s, r.mean_jct_bound_s, r.p95_jct_s]
         times += [r.background_end_s, r.background_mean_jct_s]
-    unit, clock = _time_format(t for t in times if t is not None)
+    unit, clock = time_format(t for t in times if t is not None)
 
     def seconds(label: str, of: Callable[[Result], float | None]) -> _Row:
         return _Row(f"{label}{unit}", [of(r) for r in results], clock, _change)
@@ -208,7 +208,7 @@ def duration(seconds: float) -> str:
     return _clock(seconds) if seconds >= _HOUR_S else f"{seconds:.1f} s"
 
 
-def _time_format(times: Iterable[float]) -> tuple[str, Callable[[float | None], str]]:
+def time_format(times: Iterable[float]) -> tuple[str, Callable[[float | None], str]]:
     """The header's unit and the formatter for times that stand together, so that they line up."""
     if max(times, default=0.0) >= _HOUR_S:
         return "", lambda t: "-" if t is None else _clock(t)
@@ -251,14 +251,14 @@ def _nothing(value: float | None, base: float | None) -> str:
     return ""
 
 
-def _steps(job: JobResult) -> str:
+def steps_done(job: JobResult) -> str:
     """The job's steps; how many of them are done if it is not through."""
     if job.step is None or job.state is JobState.COMPLETED:
         return str(job.steps or job.step or "-")
     return f"{job.step}/{job.steps}" if job.steps else str(job.step)
 
 
-def _stretches(job: JobResult, arrow: str = " > ", most: int = 4) -> str:
+def stretches(job: JobResult, arrow: str = " > ", most: int = 4) -> str:
     """GPU counts and roles over time: `3s > 4p`; the middle is left out where there are more than `most`."""
     stretches = [key for key, _ in groupby(f"{len(a.gpus)}{a.role[0]}" for a in job.attempts)]
     if len(stretches) > most:
