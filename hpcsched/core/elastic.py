@@ -21,7 +21,7 @@ class Elastic(Deciding):
         if job is None or job.attempt != event.attempt or not event.rates:
             self.stale += 1
             return
-        former, known = self.profile(job), self.loaded(job)
+        before, former, known = self.proposals.of.get(job.id), self.profile(job), self.loaded(job)
         bare = Profile(model=job.spec.model, device="", throughput=event.rates, nodes=job.spec.nodes)
         profile = replace(
             known or bare,
@@ -36,6 +36,7 @@ class Elastic(Deciding):
         best = profile.optimal(most, least)
         if former is None or former.optimal(most, least) != best:
             self.news += 1
+        if best != job.width and (before is None or before.profile.optimal(most, least) != best):
             facts = {"gpus": best, "batch": event.batch, "rate": profile.rate(best), "old": job.width}
             self._note(job, Reason(Why.PROPOSED, facts))
         self._decide_after = True

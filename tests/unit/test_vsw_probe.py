@@ -135,9 +135,8 @@ def test_what_is_not_tried_is_not_known_not_to_fit() -> None:
 
 
 def made_up(local: int, count: int, samples_s: float, **changed: Any) -> Point:
-    each = Round(
-        read_s=0.0, forward_s=0.5 * local * count / samples_s, backward_s=0.5 * local * count / samples_s
-    )
+    half_s = 0.5 * local * count / samples_s
+    each = Round(read_s=0.0, forward_s=half_s, backward_s=half_s)
     rest: dict[str, Any] = {"update_s": 0.01, "begin_s": 0.0, "memory_mib": None}
     return Point(local_batch=local, at_once=count, round=each, **{**rest, **changed})
 
@@ -160,10 +159,10 @@ def test_workers_at_once_end_with_the_first_that_gains_less_than_3_percent(
 def test_a_cpus_local_batches_end_when_two_in_a_row_gain_less_than_3_percent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rates = {(1, 1): 100, (2, 1): 101, (4, 1): 150, (8, 1): 151, (16, 1): 140, (32, 1): 500}
+    rates = {(2, 1): 100, (4, 1): 101, (8, 1): 150, (16, 1): 151, (32, 1): 140, (64, 1): 500}
     found = run_on(monkeypatch, rates, 1)
-    assert (kinds(found)[-1], found.flat) == ((16, 1), True)
-    del rates[32, 1]
+    assert (kinds(found)[-1], found.flat) == ((32, 1), True)
+    del rates[64, 1]
     assert not run_on(monkeypatch, rates, 1).flat  # there is no larger one
 
 
@@ -253,8 +252,6 @@ def test_times_are_those_of_reading_both_passes_and_the_update(monkeypatch: pyte
         assert point.round.backward_s >= 0.006 * point.at_once
         assert point.update_s >= 0.008
         assert point.samples_s == pytest.approx(4 * point.at_once / point.round.all_s)
-        # Lower than what one of the others would add to it.
-        assert point.round.read_s < 0.002 * point.at_once + 0.003
 
 
 def test_each_point_is_measured_for_so_long_by_its_own_rounds() -> None:
@@ -377,7 +374,7 @@ class Probes(FakeLauncher):
             workers.say(json.dumps(point) + "\n")
         if sums or self.code is not None:
             for rank in range(len(plan.devices)):
-                workers.end(rank, (self.line is None) if sums else self.code or 0)
+                workers.end(rank, int(self.line is None) if sums else self.code or 0)
         return workers
 
 
@@ -414,14 +411,7 @@ def test_a_jobs_options_say_what_is_measured_and_all_of_it_is_written(probes: Pr
     assert made.note.endswith("over 2 ranks of this host, taken to be the same between hosts")
     head, titles, row, line = done.stdout.splitlines()
     assert head == "m on one cpu"
-    assert titles.split() == [
-        "LOCAL-BATCH",
-        "AT-ONCE",
-        "READ(ms)",
-        "FORWARD(ms)",
-        "BACKWARD(ms)",
-        "SAMPLES/S",
-    ]
+    assert titles == "LOCAL-BATCH  AT-ONCE  READ(ms)  FORWARD(ms)  BACKWARD(ms)  SAMPLES/S"
     assert row.split() == ["8", "1", "1.000", "10.000", "20.000", "258.1"]
     assert line == "all-reduce over 2 ranks: 1.000 ms and 3.000 ms for each MB that travels"
     assert "`hpcsched plan vsw f.json --global-batch 64`" in done.stderr
@@ -456,7 +446,7 @@ def test_each_kind_of_device_is_measured(probes: Probes, monkeypatch: pytest.Mon
     assert [plan.devices for plan, _ in probes.launched] == [(mixed[0],), (mixed[1],), tuple(mixed)]
     made = written()
     assert [*made.costs.gpus] == ["A", "B"]
-    assert [gpu.kind for gpu in made.cluster] == ["A", "A", "B"] or [g.kind for g in made.cluster] == [*"ABA"]
+    assert sorted(gpu.kind for gpu in made.cluster) == ["A", "A", "B"]
     assert made.note.startswith("on A; on B; ")
     assert [line for line in done.stdout.splitlines() if line.startswith("Mine")] == [
         "Mine on one A",
