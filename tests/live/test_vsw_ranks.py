@@ -158,3 +158,14 @@ def test_a_fixed_batch_by_workers_of_unequal_number_is_plain_data_parallelism(
     state = trained(tmp_path, {"kind": "vsw", "local_batch": 4}, 2)
     for name, value in plain["model"].items():
         torch.testing.assert_close(state["model"][name], value, **CLOSE)
+
+
+def test_what_was_measured_is_known_after_a_restart(tmp_path: Path) -> None:
+    """Nothing is tried again: the first decision is as good as the last one."""
+    job = Job(tmp_path, "training:Exact", 150, {"HPCSCHED_STRATEGY": json.dumps(ADAPTIVE)})
+    with woken_by():
+        assert job.run(1, batch=BATCH, at=60) == [75], job.output
+        left_at = job.state["step"]
+        assert job.run(1, batch=BATCH) == [0], job.output
+    again = [course for course in courses(job) if course["attempt"] == 2]
+    assert again[0]["step"] == left_at

@@ -165,6 +165,11 @@ def test_what_a_checkpoint_keeps_is_enough_to_go_on() -> None:
     assert other.course(2) == one.course(2)
 
 
+def test_steps_of_another_size_are_refused() -> None:
+    with pytest.raises(ConfigError, match="trainer: global_batch: 32 samples; accepted: 64, as when"):
+        control(32, local_batch=8).load_state_dict(control(64).state_dict())
+
+
 def test_a_batch_beyond_new_bounds_comes_between_them() -> None:
     one = control()
     one.wish = 512.0

@@ -188,6 +188,7 @@ class Control:
     def state_dict(self) -> dict[str, Any]:
         halves = self.halves
         return {
+            "base": self.base,
             "updates": self.updates,
             "wish": self.wish,
             "value": self.value,
@@ -198,7 +199,17 @@ class Control:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; a batch that the bounds no longer allow is brought between them."""
+        """Go on from there; a batch that the bounds no longer allow is brought between them.
+
+        Raises ConfigError if a step of the job was another number of samples then.
+        """
+        if state["base"] != self.base:
+            raise ConfigError(
+                where="trainer",
+                key="global_batch",
+                got=f"{self.base} samples",
+                accepted=f"{state['base']}, as when this checkpoint was saved: steps are counted in it",
+            )
         rule = self.batching
         self.updates = state["updates"]
         self.wish = min(float(rule.high), max(float(rule.low), state["wish"]))

@@ -253,7 +253,7 @@ class Probe:
         gc.collect()
         if self._cuda:
             torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()
+            pass
 
 
 def doubled(low: int, high: int) -> list[int]:

@@ -72,8 +72,7 @@ class WorkerSession(Session):
             rehearse=lambda session: rehearse(parts, session._example()),
         )
         self._clock = Clock(self.device)
-        self._table = Table.here(streams=self.device.type == "cuda")
-        self._table.too_large |= remembered(self._env.job_dir) if self._env else set()
+        self._table = self._own_table()
         self._workers = StreamWorkers(parts.model, parts.loss, self.device)
         self._reader = Reader(parts, self.device, lambda: self.step)
         self._halved = HalvedSum(parts.model.parameters(), self._peers, HalvedBucket)
@@ -342,9 +341,17 @@ class WorkerSession(Session):
         self._aim()
         self._share_size = len(self._share_at(self.samples))
 
+    def _own_table(self) -> Table:
+        """What is known of this rank's device: what an earlier attempt has found out of that rank's."""
+        table, known = Table.here(streams=self.device.type == "cuda"), self._control.tables
+        if self.rank < len(known) and known[self.rank].streams == table.streams:
+            table.rounds, table.update_s = dict(known[self.rank].rounds), known[self.rank].update_s
+        table.too_large |= remembered(self._env.job_dir) if self._env else set()
+        return table
+
     def _remember_too_large(self, kind: Kind) -> None:
-        """Whatever becomes of this attempt: the next one is to know."""
-        if self._env is not None:
+        """Whatever becomes of this attempt: the next one is to know. The smallest has to do in any case."""
+        if self._env is not None and kind != (self._control.least, 1):
             remember(self._env.job_dir, kind)
 
 
