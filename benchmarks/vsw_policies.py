@@ -222,7 +222,7 @@ def simulate(
             done, since = done + steps * epochs_a_step, since + steps
             ends.append(done)
             batches.append(step.batch)
-            if policy.batch == "similarity" and since == 2 * EVERY:
+            if policy.batch == "similarity" and since == EVERY:
                 since = 0
                 value = similarity(noise, step.batch) + (random.normal(0.0, scatter) if scatter else 0.0)
                 wish = rule.next(wish, value)

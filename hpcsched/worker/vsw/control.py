@@ -27,7 +27,8 @@ GUESSED = Line(per_byte_s=1e-9, latency_s=2e-4)
 class Course:
     """What all ranks do until rank 0 says something else.
 
-    `shares` are the workers of the ranks. `overlap`: weights are updated while other gradients still travel.
+    `shares` are the workers of the ranks; a step is expected to take `step_s` (None: not known).
+    `overlap`: weights are updated while other gradients still travel.
     `factor` goes onto the learning rates. `trial`: its memory is not known to suffice. At the beginning of
     step `until` of the training it is decided anew.
     """
@@ -39,6 +40,7 @@ class Course:
     factor: float
     trial: bool
     until: int
+    step_s: float | None = None
 
     def first_worker(self, rank: int) -> int:
         """The number of a rank's first worker, over all ranks."""
@@ -133,7 +135,12 @@ class Control:
             for rank, share in enumerate(shares)
         ]
         return self._make(
-            made.global_batch, local, shares, overlap=made.sync == "overlap", trial=any(trial_of)
+            made.global_batch,
+            local,
+            shares,
+            overlap=made.sync == "overlap",
+            trial=any(trial_of),
+            step_s=made.iter_s,
         )
 
     def _try_more(self, rank: int, share: Share | None, local: int, tables: Tables) -> Share | None:
@@ -169,7 +176,14 @@ class Control:
         return (sync_method(self.buckets) if asked == "auto" else asked) == "overlap"
 
     def _make(
-        self, batch: int, local: int, shares: tuple[Share | None, ...], *, overlap: bool, trial: bool
+        self,
+        batch: int,
+        local: int,
+        shares: tuple[Share | None, ...],
+        *,
+        overlap: bool,
+        trial: bool,
+        step_s: float | None = None,
     ) -> Course:
         every = self.batching.every
         until = (self.updates // every + 1) * every
@@ -181,6 +195,7 @@ class Control:
             factor=RULES[self.options.learning_rate](batch / self.base, self.halves, self.base),
             trial=trial,
             until=min(until, self.updates + TRIAL_STEPS) if trial else until,
+            step_s=step_s,
         )
 
     # -- what a checkpoint keeps -----------------------------------------------------------------------

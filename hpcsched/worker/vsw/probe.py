@@ -253,7 +253,7 @@ class Probe:
         gc.collect()
         if self._cuda:
             torch.cuda.synchronize(self._device)
-            pass
+            torch.cuda.empty_cache()
 
 
 def doubled(low: int, high: int) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hpcsched.errors import ConfigError
 from hpcsched.planning.workers import WorkerOptions
 from hpcsched.worker.contract import say
 from hpcsched.worker.gradients import GradientSum, in_buckets
@@ -59,7 +60,7 @@ class WorkerSession(Session):
         self._group: tuple[int, int, int] | None = None
         self._read_for: tuple[int, int, int] | None = None
         self._course: Course | None = None
-        self._course_began = 0
+        self._course_began, self._course_at = 0, 0.0
         super().__init__(
             model=parts.model,
             optimizer=parts.optimizer,
@@ -268,20 +269,40 @@ class WorkerSession(Session):
         """Let rank 0 say what to do next; all ranks come here."""
         self._table.learn(self._clock.take())
         tables = self._peers.gather(self._table)
-        course = None
+        refusal: ConfigError | None = None
+        answer: Course | int = 0
         if self.rank == 0:
             self._control.tables = tables
             self._control.adapt()
-            course = self._control.course(self.world_size)
-        course = self._peers.tell(course)
-        former, self._course, self._course_began = self._course, course, self._control.updates
+            try:
+                answer = self._control.course(self.world_size)
+            except ConfigError as error:
+                refusal, answer = error, error.exit_code
+        course: Course | int = self._peers.tell(answer)
+        if refusal is not None:
+            raise refusal
+        if isinstance(course, int):
+            raise SystemExit(course)
+        former, past = self._course, self._past()
+        self._course, self._course_began = course, self._control.updates
+        self._course_at = time.monotonic()
         share = course.shares[self.rank]
         self._workers.have(share.at_once if share else 1)
         if former is None or former.order != course.order or self._read_for != self._group:
             self._aim()
         self.global_batch = self._next_batch()
         if self.rank == 0 and not course.trial:
-            self._history.add({**self._facts(), "loss": self._last_loss(), "factor": course.factor})
+            self._history.add({**self._facts(), "loss": self._last_loss(), "factor": course.factor, **past})
+
+    def _past(self) -> dict[str, Any]:
+        """How long the steps of the course that ends have taken, and were expected to."""
+        steps = self._control.updates - self._course_began
+        if self._course is None or self._course.trial or not steps:
+            return {}
+        return {
+            "step_s": (time.monotonic() - self._course_at) / steps,
+            "expected_step_s": self._course.step_s,
+        }
 
     def _look_ahead(self) -> None:
         """Say what the next epoch is expected to be like: at the beginning, as soon as enough is known, and
