@@ -45,6 +45,8 @@ DEADLINES_S = {
     "vsw_plans": 300,
     "vsw_forecast": 1800,
     "vsw_cluster": 900,
+    "vsw_steps": 900,
+    "vsw_training": 900,
     "simulator_scale": 900,
     "policies": 900,
 }

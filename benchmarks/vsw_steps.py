@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from common import Report, Scratch, main, median, ms
@@ -28,6 +29,7 @@ EVERY = 10
 AS_USUAL = 100
 STEPS, QUICK_STEPS = 400, 30
 GOAL = 0.005
+PAPER_ERROR = 0.059
 STOP_S = 300.0
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -36,7 +38,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "args": {"kind": "cnn", "width": 32, "batch": 64},
     },
     "text": {"trainer": "hpcsched.examples.text:Text", "args": {"width": 128, "batch": 64}},
-    "wide": {"trainer": "hpcsched.examples.digits:Digits", "args": {"width": 3300, "batch": 128}},
+    "wide": {
+        "trainer": "hpcsched.examples.digits:Digits",
+        "args": {"width": 3300, "batch": 128},
+        "steps": 120,
+    },
 }
 """A small CNN, a small transformer, and a network with 11.2 M parameters."""
 
@@ -81,13 +87,20 @@ session.finish()
 
 def measure(options: argparse.Namespace) -> Report:
     report = Report()
-    steps = QUICK_STEPS if options.quick else STEPS
     for name, model in MODELS.items():
+        steps = QUICK_STEPS if options.quick else model.get("steps", STEPS)
         if options.quick and name == "wide":
             continue
         for world in (1, 2):
             with Scratch.make() as scratch:
                 found = _run(scratch.folder, model, world, steps)
+            if errors := found.pop("prediction"):
+                report.results[f"{name}_{world}_prediction_error"] = errors
+                report.row(
+                    f"{name}, {_ranks(world)}: steps expected by the performance model, mean error",
+                    f"{fmean(errors):.1%}",
+                    goal=f"{PAPER_ERROR:.1%} (paper)",
+                )
             report.results |= {
                 f"{name}_{world}_{key}_s": samples for key, samples in found.items() if samples
             }
@@ -148,6 +161,9 @@ def _run(folder: Path, model: dict[str, Any], world: int, steps: int) -> dict[st
             rank.wait()
     assert codes == [0] * world, codes
     found: dict[str, list[float]] = json.loads((folder / "found.json").read_text())
+    lines = (folder / "jobs" / "1" / "batches.jsonl").read_text().splitlines()
+    past = [line for line in map(json.loads, lines) if line.get("expected_step_s")]
+    found["prediction"] = [abs(line["expected_step_s"] / line["step_s"] - 1) for line in past]
     return found
 
 

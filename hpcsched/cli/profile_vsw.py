@@ -176,7 +176,7 @@ def _measure(job: JobSpec, devices: Devices, settings: Settings, output: Path) -
     if measurement.ranks > 1:
         each = f"{1e3 * line.latency_s:.3f} ms and {1e9 * line.per_byte_s:.3f} ms for each MB that travels"
         click.echo(f"all-reduce over {measurement.ranks} ranks: {each}")
-    batch = measurement.global_batch
+    batch = profile.global_batch[1] if profile.global_batch else measurement.global_batch
     plan = f"`hpcsched plan vsw {output} --global-batch {batch}`"
     click.echo(f"kept in {output}; how many workers each device gets: {plan}", err=True)
 
