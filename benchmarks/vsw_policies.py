@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hpcsched.planning.batching import METRICS, Batching
-from hpcsched.planning.forecast import forecast
+from hpcsched.planning.forecast import forecast, with_fluctuations
 
 EVERY, RATE, THRESHOLD = 100, 0.1, 0.1
 """The rule of section 6.1 with the paper's settings (Table 4: for its convolutional networks)."""
@@ -253,7 +253,8 @@ def _expected(policy: Policy, rule: Batching, cells: Sequence[float], wish: floa
     """The batches of the next epoch."""
     if policy.gpus == "last" or not cells:
         return [rule.rounded(wish)]
-    values = forecast(cells, CELLS, low=rule.low, high=rule.high, methods=CHEAP).values
+    course = forecast(cells, CELLS, low=rule.low, high=rule.high, methods=CHEAP).values
+    values = with_fluctuations(course, cells)
     return [rule.rounded(value) for value in values]
 
 

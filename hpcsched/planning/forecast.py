@@ -103,6 +103,21 @@ def forecast(
     return Forecast(values=tuple(values.tolist()), method=method, errors=errors)
 
 
+def with_fluctuations(values: Sequence[float], history: Sequence[float]) -> tuple[float, ...]:
+    """The same forecast, going up and down as the last stretch of the history of its length did around its
+    own trend; as it is where the history is shorter.
+
+    A forecast is a mean course, and often flat. Who chooses by it what is best for one batch may choose what
+    is bad for all those around it.
+    """
+    if len(history) < len(values) or len(values) < 3:
+        return tuple(values)
+    logs = np.log(np.asarray(history[-len(values) :], dtype=np.float64))
+    times = np.arange(len(logs))
+    around = logs - np.polyval(np.polyfit(times, logs, 1), times)
+    return tuple(float(value * math.exp(r)) for value, r in zip(values, around, strict=True))
+
+
 def _check(history: Sequence[float], ahead: int, low: float, high: float) -> None:
     if not len(history):
         raise ConfigError(where="forecast", key="history", got="no value", accepted="at least one batch size")

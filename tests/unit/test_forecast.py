@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning import forecast as module
-from hpcsched.planning.forecast import MARGIN, METHODS, RECENT, WINDOWS, forecast
+from hpcsched.planning.forecast import MARGIN, METHODS, RECENT, WINDOWS, forecast, with_fluctuations
 
 BOUNDS = {"low": 128.0, "high": 8192.0}
 CHEAP = ("last", "damped")
@@ -297,3 +297,17 @@ def test_libraries_are_imported_only_when_used():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_flat_forecast_fluctuates_as_the_last_epoch_did_around_its_trend() -> None:
+    growth = [100.0 * 1.02**i for i in range(40)]
+    wave = [1.1 if i % 4 < 2 else 1 / 1.1 for i in range(40)]
+    history = [a * b for a, b in zip(growth, wave, strict=True)]
+    found = with_fluctuations([200.0] * 20, history)
+    assert max(found) == pytest.approx(220.0, rel=0.03)
+    assert min(found) == pytest.approx(200.0 / 1.1, rel=0.03)
+    assert sum(found) / 20 == pytest.approx(200.0, rel=0.02)  # the trend is not in it
+
+
+def test_too_short_a_history_has_no_fluctuations() -> None:
+    assert with_fluctuations([5.0, 6.0, 7.0], [1.0, 9.0]) == (5.0, 6.0, 7.0)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcsched.planning.forecast import forecast
+from hpcsched.planning.forecast import forecast, with_fluctuations
 from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, scale
 from hpcsched.planning.workers import local_batches
 from hpcsched.worker.vsw.control import GUESSED, Control
@@ -90,10 +90,11 @@ def expect(control: Control, trajectory: Trajectory, size: int, *, quick: bool =
     rule = control.batching
     if rule.adapts and trajectory.cells:
         methods = QUICK if quick else None
-        values = forecast(trajectory.cells, CELLS, low=rule.low, high=rule.high, methods=methods).values
+        course = forecast(trajectory.cells, CELLS, low=rule.low, high=rule.high, methods=methods).values
+        values = with_fluctuations(course, trajectory.cells)
     else:
         values = (float(control.batch),)
-    batches = [rule.low + round((value - rule.low) / rule.unit) * rule.unit for value in values]
+    batches = [rule.rounded(value) for value in values]
     parts = [(batch, size * count / len(batches)) for batch, count in sorted(Counter(batches).items())]
     chosen = local_batches(control.options, max(batches), 1, tables.largest)
     costs = tables.costs(control.buckets, control.line or GUESSED)
