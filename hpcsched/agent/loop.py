@@ -406,7 +406,7 @@ class Agent:
         self._snapshot_due = now + min(max(LEAST_SNAPSHOT_S, cost_s / SNAPSHOT_SHARE), SNAPSHOT_PERIOD_S)
 
     def _write_snapshot(self, state: str, *, durable: bool = False) -> None:
-        self._r.snapshot.batchings.update(self._r.effects.batchings())
+        self._r.snapshot.batchings = self._r.effects.batchings()
         try:
             self._r.snapshot.write(state, self._clock.now(), durable=durable)
             self._warned = False

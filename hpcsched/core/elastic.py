@@ -3,14 +3,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hpcsched.core import events as ev
 from hpcsched.core.deciding import Deciding
+from hpcsched.core.model import Role
 from hpcsched.core.profile import Profile
 from hpcsched.core.proposals import Proposal
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Reshaping
+
+WORTH = 0.05
+"""More GPUs are worth it for an epoch that is shorter by this share, at least: it was only predicted."""
+
+
+def worthwhile(rates: Mapping[int, float]) -> dict[int, float]:
+    """The same speeds by GPU count, without what more GPUs would gain by less than `WORTH`: all who go by
+    them then agree which count is best."""
+    found: dict[int, float] = {}
+    good = 0.0
+    for count, rate in sorted(rates.items()):
+        if rate > good * (1 + WORTH):
+            good = rate
+        found[count] = min(rate, good)
+    return found
 
 
 class Elastic(Deciding):
@@ -22,10 +39,11 @@ class Elastic(Deciding):
             self.stale += 1
             return
         before, former, known = self.proposals.of.get(job.id), self.profile(job), self.loaded(job)
-        bare = Profile(model=job.spec.model, device="", throughput=event.rates, nodes=job.spec.nodes)
+        rates = worthwhile(event.rates)
+        bare = Profile(model=job.spec.model, device="", throughput=rates, nodes=job.spec.nodes)
         profile = replace(
             known or bare,
-            throughput=event.rates,
+            throughput=rates,
             nodes=job.spec.nodes,
             source="learned",
             spread=None,
@@ -45,9 +63,9 @@ class Elastic(Deciding):
         """Let elastic jobs grow and shrink, after all else was decided."""
         if self.proposals.of and isinstance(self.policy, Reshaping) and not self._plan_asked:
             for decision in self.policy.reshape(self.view()):
-                job, before = decision.job, decision.job.width
+                job, before = decision.job, (decision.job.width, decision.job.role or Role.PRIMARY)
                 self._change(job, decision)
-                if decision.gpus > before:
+                if decision.gpus > before[0]:
                     self.proposals.grown.setdefault(job.id, before)
-                elif decision.gpus <= self.proposals.grown.get(job.id, 0):
-                    del self.proposals.grown[job.id]
+                elif decision.gpus <= self.proposals.grown.get(job.id, before)[0]:
+                    self.proposals.grown.pop(job.id, None)

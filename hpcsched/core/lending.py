@@ -31,7 +31,8 @@ class Lending(Packing):
             waiting=self._waiting_for_lanes,
             until=self.background_until(),
             in_time=lambda job, others: self._too_late(job, *others) is None,
-            profile=self.profile,
+            # What a job has said of itself is a forecast: what it does is measured.
+            profile=lambda job: None if job.id in self.proposals.of else self.profile(job),
             loaded=self.loaded,
         )
 

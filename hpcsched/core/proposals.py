@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hpcsched.core.model import Role
 from hpcsched.core.profile import Profile
 
 
@@ -20,11 +21,11 @@ class Proposal:
 class Proposals:
     """The newest proposal of each job that made one.
 
-    `grown` are the jobs that have GPUs only because nobody waited, and how many they had before.
+    `grown` are the jobs that have GPUs only because nobody waited: how many they had before, and as what.
     """
 
     of: dict[int, Proposal] = field(default_factory=dict)
-    grown: dict[int, int] = field(default_factory=dict)
+    grown: dict[int, tuple[int, Role]] = field(default_factory=dict)
 
     def profile(self, job_id: int) -> Profile | None:
         """The speed that a job expects of itself; None if it has said nothing."""

@@ -106,8 +106,8 @@ _WORDS = {
     "{batch:.0f} that is its fastest count ({rate:.4g} steps/s)",
     Why.SCALED_UP: "grown from {old} to {gpus} GPUs, as nothing waits: with global batches of about "
     "{batch:.0f} that is {gain:.0%} faster",
-    Why.SCALED_DOWN: "shrunk from {old} to {gpus} GPUs: with global batches of about {batch:.0f} that is "
-    "{gain:z.0%} faster",
+    Why.SCALED_DOWN: "shrunk from {old} to {gpus} GPUs: with global batches of about {batch:.0f} more of "
+    "them gain less than 5 %",
     Why.GIVEN_BACK: "shrunk from {old} to {gpus} GPUs, which it had before nothing waited: others do now",
     Why.GROWN: "grown from {old} to {gpus} GPUs, as nothing waits: {costs} save {saved:.0f} s",
     Why.SHRUNK: "shrunk from {old} to {gpus} GPUs for other jobs: the plan has all done {until:.0f} s into "

@@ -59,10 +59,10 @@ class Teaching(Noting):
         """
         if step < job.current.from_step or job.spec.background:
             return False  # it has not yet said where it goes on
-        if self.packs.shared(job) or job.id in self.proposals.of:
+        if self.packs.shared(job):
             return False
         self.lanes.observe(job, step, at)
-        if self.lanes.shared(job):
+        if self.lanes.shared(job) or job.id in self.proposals.of:
             return False
         key, gpus = (job.spec.model, job.spec.nodes), job.width
         seen = self.lessons.observe(job.id, job.attempt, key, gpus, self.hosts_of(job), step=step, at=at)

@@ -48,7 +48,7 @@ class SnapshotWriter:
         self.seq = before.seq if before else 0
         self.samples: Mapping[int, tuple[float | None, float | None]] = {}
         """Newest (utilisation, memory MiB) by GPU."""
-        self.batchings: dict[int, Batching] = {}
+        self.batchings: Mapping[int, Batching] = {}
         """How jobs compute global batches that change, by job."""
 
     def output_of(self, job_id: int, path: str) -> None:

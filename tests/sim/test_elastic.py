@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Resize, Suspend
-from hpcsched.core.model import JobState
+from hpcsched.core.elastic import WORTH, worthwhile
+from hpcsched.core.model import Role
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Why
-from hpcsched.policy.elastic import WORTH, wanted_count
 from hpcsched.testing.builders import Driver, Planned, a_job, a_profile
 
 FLAT = {1: 1.0, 2: 1.02, 3: 1.03, 4: 1.0}
@@ -74,12 +75,17 @@ def test_what_a_job_proposes_keeps_to_its_limits() -> None:
     assert len(resize.gpus) == 2
 
 
-def test_nobody_grows_while_another_job_waits() -> None:
-    """`wide` wants all six and waits; what is free is not enough for it, and not for `x` either."""
+def test_nobody_grows_while_a_job_waits_that_could_start_instead() -> None:
+    """`next` waits for two of the four that `x` has grown by; `y` does not get them."""
     driver = alone()
-    driver.submit(a_job("wide", steps=100, gpus=6))
-    assert proposes(driver, "x", STEEP) == []
-    assert driver.job("wide").state is JobState.PENDING
+    driver.submit(a_job("y", steps=100_000, gpus=(1, 1)))
+    driver.runs("y", in_place=True)
+    proposes(driver, "x", STEEP)
+    driver.submit(a_job("next", steps=100, gpus=2))
+    assert proposes(driver, "y", STEEP) == []
+    driver.resized("x", 500)  # all that were free; they are given back at once
+    assert Why.GIVEN_BACK in whys(driver, "x")
+    assert driver.job("y").width == 1
 
 
 def test_who_has_grown_gives_that_back_when_another_job_comes() -> None:
@@ -111,12 +117,12 @@ def test_when_the_other_job_is_done_it_grows_again() -> None:
 
 def test_older_jobs_grow_first() -> None:
     profiles = [a_profile(name, {1: 1.0}, start_s=5.0, suspend_s=5.0) for name in ("x", "y")]
-    driver = Driver(a_job("x", steps=9999), a_job("y", steps=9999), gpus=4, profiles=profiles)
-    driver.runs("x", "y", in_place=True)
-    driver.submit(a_job("wide", steps=100, gpus=4))
+    specs = [a_job("x", steps=9999), a_job("y", steps=9999), a_job("short", steps=9, gpus=2)]
+    driver = Driver(*specs, gpus=4, profiles=profiles)
+    driver.runs("x", "y", "short", in_place=True)
     proposes(driver, "y", STEEP)
     proposes(driver, "x", STEEP)
-    driver.cancel("wide")
+    driver.exits("short", 0)
     driver.resized("x", 10)
     assert (driver.job("x").width, driver.job("y").width) == (3, 1)
 
@@ -128,22 +134,86 @@ def test_a_change_that_costs_more_than_is_left_to_gain_is_not_made() -> None:
 
 
 def test_a_little_faster_is_not_worth_more_gpus() -> None:
-    assert wanted_count(a_profile("x", FLAT), 1, 4) == 1
-    assert wanted_count(a_profile("x", STEEP), 1, 4) == 4
-    assert wanted_count(a_profile("x", STEEP), 2, 3) == 3
+    """For nobody: a policy that starts, promotes or plans by the curve comes to the same count."""
+    curve = Profile(model="x", device="", throughput=worthwhile(FLAT))
+    assert curve.optimal(4) == 1
+    assert Profile(model="x", device="", throughput=worthwhile(STEEP)).optimal(6) == 6
+    slow_rise = {count: 1.0 + 0.03 * count for count in range(1, 9)}
+    assert Profile(model="x", device="", throughput=worthwhile(slow_rise)).optimal(8) == 7
 
 
-@given(
-    st.dictionaries(st.integers(1, 8), st.floats(0.1, 10.0), min_size=1), st.integers(1, 4), st.integers(0, 4)
-)
-def test_no_count_is_faster_by_much_and_no_smaller_one_is_as_good(
-    rates: dict[int, float], least: int, more: int
-) -> None:
-    profile = Profile(model="x", device="", throughput=rates)
-    found = wanted_count(profile, least, least + more)
-    best = max(profile.rate(gpus) for gpus in range(least, least + more + 1))
-    assert profile.rate(found) >= best / (1 + WORTH) - 1e-12
-    assert all(profile.rate(gpus) < best / (1 + WORTH) for gpus in range(least, found))
+@given(st.dictionaries(st.integers(1, 8), st.floats(0.1, 10.0), min_size=1))
+def test_what_is_worthwhile_promises_no_more_and_hardly_less_than_was_said(rates: dict[int, float]) -> None:
+    found = worthwhile(rates)
+    assert found.keys() == rates.keys()
+    for count, rate in rates.items():
+        assert rate / (1 + WORTH) - 1e-9 <= found[count] <= rate
+
+
+@pytest.mark.parametrize("policy", ["marble", "planner"])
+def test_a_job_settles_on_what_it_proposes(policy: str) -> None:
+    """Not grown by one rule and shrunk by another, again and again."""
+    profiles = [a_profile(name, [1.0, 1.9, 2.7], start_s=5.0, suspend_s=5.0) for name in ("x", "y")]
+    driver = Planned(
+        *(a_job(name, steps=100_000) for name in ("x", "y")), gpus=6, policy=policy, profiles=profiles
+    )
+    driver.runs("x", "y", in_place=True)
+    proposes(driver, "x", {1: 1.0, 2: 2.0, 3: 2.04, 4: 2.08})
+    for step in range(10):
+        for job in ("x", "y"):
+            if driver.job(job).resizing:
+                driver.resized(job, 10 + step)
+    assert not driver.job("x").resizing
+    assert driver.job("x").width == 2
+    assert len(driver.job("x").story) < 12
+
+
+def test_with_a_deadline_it_grows_if_it_gets_farther_by_it() -> None:
+    profiles = [a_profile("x", {1: 1.0, 2: 1.5, 3: 1.2}, start_s=5.0, suspend_s=5.0)]
+    driver = Driver(a_job("x", steps=10_000_000), gpus=6, profiles=profiles, deadline=20_000.0)
+    driver.runs("x", in_place=True)
+    (resize,) = proposes(driver, "x", STEEP)
+    assert isinstance(resize, Resize)
+
+
+def test_nothing_is_given_back_for_a_job_that_could_not_start_by_it() -> None:
+    profiles = [a_profile("x", {1: 1.0, 2: 0.9}, start_s=5.0, suspend_s=5.0)]
+    driver = Driver(a_job("x", steps=100_000), gpus=6, profiles=profiles)
+    driver.runs("x", in_place=True)
+    proposes(driver, "x", STEEP)
+    driver.resized("x", 500)
+    assert driver.submit(a_job("wide", steps=100, gpus=6)) == []
+    assert driver.job("x").width == 6
+    (resize,) = driver.submit(a_job("next", steps=100, gpus=5))
+    assert isinstance(resize, Resize)
+    assert len(resize.gpus) == 1
+
+
+def test_a_secondary_that_grew_is_a_secondary_again_when_it_has_given_that_back() -> None:
+    """So it keeps its right to be promoted before newer jobs start."""
+    profiles = [a_profile("x", [1.0, 2.0, 3.0, 4.0], start_s=1.0, suspend_s=1.0)]
+    others = [a_job("other", steps=100, gpus=2), a_job("short", steps=9, gpus=1)]
+    driver = Driver(*others, a_job("x", steps=9999), gpus=6, profiles=profiles)
+    driver.runs("other", "short", "x", in_place=True)
+    assert (driver.job("x").width, driver.job("x").role) == (3, Role.SECONDARY)
+    proposes(driver, "x", STEEP)
+    driver.exits("short", 0)
+    driver.resized("x", 10)
+    assert (driver.job("x").width, driver.job("x").role) == (4, Role.SECONDARY)
+    driver.submit(a_job("more", steps=100, gpus=1))
+    driver.resized("x", 20)
+    assert (driver.job("x").width, driver.job("x").role) == (3, Role.SECONDARY)
+    assert driver.job("more").state is JobState.STARTING
+
+
+def test_guests_beside_a_job_that_proposed_are_still_measured() -> None:
+    driver = alone()
+    proposes(driver, "x", STEEP)
+    driver.resized("x", 500)
+    driver.trains("x", 6.0)
+    speed = driver.machine.lanes.speed(driver.job("x"))
+    assert speed is not None
+    assert driver.machine.lessons.seen == {}, "what it does says nothing of its model"
 
 
 def test_news_of_an_attempt_that_is_over_counts_for_nothing() -> None:
