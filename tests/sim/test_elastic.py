@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Resize, Suspend
 from hpcsched.core.elastic import WORTH, worthwhile
-from hpcsched.core.model import Role
+from hpcsched.core.model import JobState, Role
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Why
 from hpcsched.testing.builders import Driver, Planned, a_job, a_profile
