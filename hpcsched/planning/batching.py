@@ -176,3 +176,12 @@ def bounds(low: int, high: int, unit: int, where: str) -> tuple[int, int]:
             accepted=f"a local batch for each of an even number of workers, e.g. {near}",
         )
     return low, high // unit * unit
+
+
+def worker_count(global_batch: int, local_batch: int, *, even: bool) -> int:
+    """Workers of a global batch, rounded, at least one (of each half)."""
+    return (
+        2 * max(1, round(global_batch / local_batch / 2))
+        if even
+        else max(1, round(global_batch / local_batch))
+    )

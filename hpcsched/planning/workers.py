@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.batching import METRICS, RULES, Batching, bounds
+from hpcsched.planning.batching import METRICS, RULES, Batching, bounds, worker_count
 
 OPTIONS = (
     "local_batch",
@@ -147,18 +147,23 @@ def local_batches(options: WorkerOptions, batch: int, devices: int, most: int) -
     """The local batches to choose from for about so many samples on so many devices, smallest first.
 
     The smallest one, and the largest multiples of it up to `most` that come near to the batch with an even
-    number of workers, one for each device at least: within half of the rate by which the batch changes. Where
-    it does not change, any number of workers that is exact will do.
+    number of workers, one for each device at least: within half of the rate by which the batch changes, and
+    within its bounds. Where it does not change, any number of workers that is exact will do.
     """
     assert options.local_batch is not None
     least, largest = options.local_batch[0], min(most, options.local_batch[1])
-    group, miss = (1, 0.0) if options.global_batch is None else (2, options.rate / 2 * batch)
+    low, high = options.global_batch or (batch, batch)
+    group = 1 if options.global_batch is None else 2
+    miss = options.rate / 2 * batch if low < high else 0.0
     fewest = max(devices, (batch - miss) / max(largest, least), 1)
     first = -int(-fewest // group) * group
     found = {least}
     for workers in range(first, first + CHOICES * group, group):
         local = round(batch / workers / least) * least
-        if least <= local <= largest and abs(local * workers - batch) <= miss:
+        if not least <= local <= largest:
+            continue
+        samples = local * worker_count(batch, local, even=group == 2)
+        if abs(samples - batch) <= miss and low <= samples <= high and samples // local >= devices:
             found.add(local)
     return tuple(sorted(found))
 

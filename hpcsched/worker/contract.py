@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import select
 import signal
 import sys
 import threading
@@ -330,9 +331,12 @@ class Progress:
         line: dict[str, Any] = {"step": step, "t": time.time(), **facts()}
         if (value := loss()) is not None:
             line["loss"] = value
+        data = json.dumps(line).encode() + b"\n"
+        if len(data) > select.PIPE_BUF:  # what is about hundreds of ranks
+            data = json.dumps({key: line[key] for key in ("step", "t")}).encode() + b"\n"
         try:
-            # Shorter than PIPE_BUF: a pipe takes the whole line or nothing of it.
-            os.write(self._descriptor, json.dumps(line).encode() + b"\n")
+            # A pipe takes the whole line or nothing of it.
+            os.write(self._descriptor, data)
         except BlockingIOError:
             pass
         except OSError:

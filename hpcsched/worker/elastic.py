@@ -58,18 +58,14 @@ class Elastic(Training):
         checkpoint_every_s: float = 600.0,
     ) -> None:
         env = self._env = JobEnv.from_environ()
-        if env is not None and global_batch < env.world_size:
-            raise ConfigError(
-                where="training",
-                key="global_batch",
-                got=f"{global_batch} samples for {env.world_size} ranks",
-                accepted="at least one sample for each rank",
-            )
+        self.global_batch = global_batch
+        if env is not None and (why := self._cannot_be(env.world_size)):
+            accepted = "at least one sample for each rank"
+            raise ConfigError(where="training", key="global_batch", got=why, accepted=accepted)
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.also = dict(also or {})
-        self.global_batch = global_batch
         self.total_steps = env.steps if env is not None and env.steps is not None else total_steps
         self.seed = seed
         self.step = 0
@@ -211,8 +207,8 @@ class Elastic(Training):
         why = ""
         if not self._in_place:
             why = "this program has not said that it can"
-        elif order.world_size > self.global_batch:
-            why = f"a global batch of {self.global_batch} samples is too small for {order.world_size} ranks"
+        elif cannot := self._cannot_be(order.world_size):
+            why = cannot
         elif self._virtual is not None and order.world_size > self._virtual.count:
             why = f"{self._virtual.count} shards cannot be computed by {order.world_size} ranks"
         elif self._is_wrapped():
@@ -225,6 +221,15 @@ class Elastic(Training):
             self._env.wake_agent()
             return None
         return order if self._peers.joined(order) else None
+
+    def _cannot_be(self, world_size: int) -> str:
+        """Why so many ranks cannot train this; empty if they can."""
+        too_many = world_size > self.global_batch
+        return (
+            f"a global batch of {self.global_batch} samples is too small for {world_size} ranks"
+            if too_many
+            else ""
+        )
 
     def _is_wrapped(self) -> bool:
         """Whether a loop of the user's own has put the model into a wrapper that fixes the ranks."""

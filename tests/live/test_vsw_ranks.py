@@ -60,8 +60,7 @@ ADAPTIVE = {
 
 
 def replayed(folder: Path, batches: list[int]) -> Any:
-    """What plain SGD makes of these global batches, with the learning rate by the root of their size; the
-    last step, for which fewer samples are left, has the learning rate of the one before."""
+    """What plain SGD makes of these global batches, with the learning rate by the root of their size."""
     (folder / "plain.py").write_text(PLAIN)
     job = Job(folder, "plain:Plain", STEPS)
     env = job.environment(0, 1, 1, {"batch": BATCH})
@@ -90,11 +89,11 @@ class Plain(Exact):
 def main(batches):
     parts = build(Plain(), {"batch": 12})
     sampler, samples = Sampler(parts.size, parts.seed), 0
-    for number, batch in enumerate(batches):
+    for batch in batches:
         parts.optimizer.zero_grad()
         given = parts.batch(sampler.batch(samples, batch).tolist())
         parts.loss(parts.model, given).mean().backward()
-        factor = (max(batches[: number + 1]) / 12) ** 0.5
+        factor = (batch / 12) ** 0.5
         for group in parts.optimizer.param_groups:
             group["lr"] *= factor
         parts.optimizer.step()
@@ -169,3 +168,10 @@ def test_what_was_measured_is_known_after_a_restart(tmp_path: Path) -> None:
         assert job.run(1, batch=BATCH) == [0], job.output
     again = [course for course in courses(job) if course["attempt"] == 2]
     assert again[0]["step"] == left_at
+
+
+def test_a_batch_that_may_change_in_every_step_is_no_trial_for_ever(tmp_path: Path) -> None:
+    job = Job(tmp_path, "training:Exact", 60, {"HPCSCHED_STRATEGY": json.dumps({**ADAPTIVE, "every": 1})})
+    assert job.run(1, batch=BATCH) == [0], job.output
+    assert courses(job)[0]["step"] <= 6
+    assert job.final()["extra"]["vsw"]["tables"][0]["rounds"]

@@ -204,6 +204,15 @@ def test_local_batches_are_those_that_make_up_the_batch() -> None:
     assert max(local_batches(options, 1024, 16, 256)) == 64
 
 
+def test_no_choice_leaves_the_bounds() -> None:
+    options = WorkerOptions.parse({"local_batch": [1, 64], "global_batch": [64, 128]})
+    for batch in range(64, 129, 2):
+        for local in local_batches(options, batch, 1, 64):
+            assert 64 <= 2 * round(batch / local / 2) * local <= 128
+    fixed = WorkerOptions.parse({"local_batch": [1, 64], "global_batch": 64})
+    assert all(64 % local == 0 for local in local_batches(fixed, 64, 1, 64))
+
+
 def test_large_batches_of_small_local_batches_still_have_the_largest() -> None:
     options = WorkerOptions.parse({"local_batch": [16, 32], "global_batch": [64, 65536]})
     assert 32 in local_batches(options, 65536, 4, 32)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcsched.errors import HpcschedError
+from hpcsched.planning.batching import worker_count
 from hpcsched.planning.vsw import sets
 from hpcsched.planning.vsw.costs import SYNCS, Costs, Unknown, sync_method
 from hpcsched.planning.vsw.rounds import Rounds
@@ -166,15 +167,6 @@ def _shared(
         shares.append(Share(workers=options[i].workers, at_once=at_once[i]))
         slowest_s = max(slowest_s, options[i].iter_s)
     return tuple(shares), slowest_s
-
-
-def worker_count(global_batch: int, local_batch: int, *, even: bool) -> int:
-    """Workers of a global batch, rounded, at least one (of each half)."""
-    return (
-        2 * max(1, round(global_batch / local_batch / 2))
-        if even
-        else max(1, round(global_batch / local_batch))
-    )
 
 
 def _sync(costs: Costs, sync: str) -> str:

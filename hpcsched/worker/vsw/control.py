@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.batching import RULES, Batching, Halves
-from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, Share, configure, worker_count
+from hpcsched.planning.batching import RULES, Batching, Halves, worker_count
+from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, Share, configure
 from hpcsched.planning.vsw.costs import Line, sync_method
 from hpcsched.planning.workers import WorkerOptions, local_batches
 from hpcsched.worker.vsw.clock import Kind
@@ -27,17 +27,16 @@ GUESSED = Line(per_byte_s=1e-9, latency_s=2e-4)
 class Course:
     """What all ranks do until rank 0 says something else.
 
-    `shares` are the workers of the ranks; a step is expected to take `step_s` (None: not known).
-    `overlap`: weights are updated while other gradients still travel.
-    `factor` goes onto the learning rates. `trial`: its memory is not known to suffice. At the beginning of
-    step `until` of the training it is decided anew.
+    `shares` are the workers of the ranks; a step is expected to take `step_s` (None: not known). `overlap`:
+    weights are updated while other gradients still travel. `halves` is what learning rates go by. `trial`:
+    its memory is not known to suffice. At the beginning of step `until` of the training it is decided anew.
     """
 
     batch: int
     local_batch: int
     shares: tuple[Share | None, ...]
     overlap: bool
-    factor: float
+    halves: Halves | None
     trial: bool
     until: int
     step_s: float | None = None
@@ -61,8 +60,10 @@ class Control:
     """What the decisions go by; the same on all ranks, but for what only rank 0 is told. Saved in
     checkpoints.
 
-    `updates` are the steps taken, of whatever size; `wish` is the global batch to have. `seen` is the
-    metric when it was last measured, `value` the same while the batch has not followed it yet.
+    `updates` are the steps taken, of whatever size; `offset` are the samples that were not counted in steps
+    of `base` samples, but by whoever trained before (None: not known yet); `wish` is the global batch to
+    have. `seen` is the metric when it was last measured, `value` the same while the batch has not followed it
+    yet.
     """
 
     def __init__(self, options: WorkerOptions, base: int) -> None:
@@ -70,6 +71,7 @@ class Control:
         self.base = base
         self.batching: Batching = options.batching(base)
         self.updates = 0
+        self.offset: int | None = None
         self.wish = float(self.batching.low)
         self.halves: Halves | None = None
         self.value: float | None = None
@@ -82,6 +84,11 @@ class Control:
     def least(self) -> int:
         """The smallest local batch that the job file allows; 0 where it pins the workers instead."""
         return self.options.local_batch[0] if self.options.local_batch else 0
+
+    def factor(self, course: Course, batch: int) -> float:
+        """What goes onto the learning rates in a step of so many samples: a shortened last one has less."""
+        rule = RULES[self.options.learning_rate]
+        return min(rule(b / self.base, course.halves, self.base) for b in (batch, course.batch))
 
     @property
     def batch(self) -> int:
@@ -109,8 +116,8 @@ class Control:
         if self.options.pinned:
             return self._pinned(ranks, *self.options.pinned)
         tables = Tables(self.tables)
-        if len(tables.tables) != ranks or not tables.known:
-            return self._equal(ranks)
+        if len(tables.tables) != ranks or not tables.known or self.batch // self.least < ranks:
+            return self._equal(ranks, tables)
         guess = tables.next_local(local_batches(self.options, self.batch, ranks, 2 * tables.largest))
         chosen = (guess,) if guess else local_batches(self.options, self.batch, ranks, tables.largest)
         gpus = [Gpu(kind=str(rank), host=table.host) for rank, table in enumerate(tables.tables)]
@@ -120,8 +127,8 @@ class Control:
                 gpus,
                 self.batch,
                 local_batches=chosen,
+                accumulation=(0, self.batch),
                 even=self.batching.adapts,
-                every_gpu=self.batch // chosen[-1] >= ranks,
                 sync=self.options.synchronize,
             )
         except NoConfiguration as error:
@@ -149,26 +156,36 @@ class Control:
             return share
         return Share(workers=share.workers, at_once=more)
 
-    def _equal(self, ranks: int) -> Course:
-        """As nothing is known yet: the smallest local batches, as many for each rank."""
+    def _equal(self, ranks: int, tables: Tables) -> Course:
+        """As nothing is known yet, or there are hardly any workers: the smallest local batches, as many for
+        each rank; the first ones have one more. Rank 0 has one in any case: its buffers are those that
+        count."""
         local = self.least
         total = worker_count(self.batch, local, even=self.batching.adapts)
-        counts = [(rank + 1) * total // ranks - rank * total // ranks for rank in range(ranks)]
+        counts = [total // ranks + (rank < total % ranks) for rank in range(ranks)]
         shares = tuple(Share(workers=count, at_once=1) if count else None for count in counts)
-        return self._make(total * local, local, shares, overlap=self._overlaps, trial=True)
+        known = len(tables.tables) == ranks
+        known = known and all(tables.has_room(rank, (local, 1)) for rank in range(ranks) if counts[rank])
+        return self._make(total * local, local, shares, overlap=self._overlaps, trial=not known)
 
     def _pinned(self, ranks: int, workers: int, more: int) -> Course:
         count = workers * (1 + more)
-        if self.base % (ranks * count):
-            raise ConfigError(
-                where="strategy vsw",
-                key="workers",
-                got=f"{ranks * count} workers on {ranks} devices, for a global batch of {self.base}",
-                accepted=f"a divisor of {self.base}",
-            )
+        if why := self.cannot_be(ranks):
+            accepted = f"a divisor of {self.base}"
+            raise ConfigError(where="strategy vsw", key="workers", got=why, accepted=accepted)
         shares = (Share(workers=count, at_once=workers),) * ranks
         local = self.base // (ranks * count)
         return self._make(self.base, local, shares, overlap=self._overlaps, trial=False)
+
+    def cannot_be(self, ranks: int) -> str:
+        """Why so many ranks cannot compute the batch; empty if they can."""
+        if self.options.pinned is None:
+            return ""
+        workers, more = self.options.pinned
+        count = ranks * workers * (1 + more)
+        if self.base % count == 0:
+            return ""
+        return f"{count} workers on {ranks} devices, for a global batch of {self.base}"
 
     @property
     def _overlaps(self) -> bool:
@@ -192,7 +209,7 @@ class Control:
             local_batch=local,
             shares=shares,
             overlap=overlap,
-            factor=RULES[self.options.learning_rate](batch / self.base, self.halves, self.base),
+            halves=self.halves,
             trial=trial,
             until=min(until, self.updates + TRIAL_STEPS) if trial else until,
             step_s=step_s,
@@ -204,6 +221,7 @@ class Control:
         halves = self.halves
         return {
             "base": self.base,
+            "offset": self.offset,
             "updates": self.updates,
             "wish": self.wish,
             "value": self.value,
@@ -214,18 +232,9 @@ class Control:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; a batch that the bounds no longer allow is brought between them.
-
-        Raises ConfigError if a step of the job was another number of samples then.
-        """
-        if state["base"] != self.base:
-            raise ConfigError(
-                where="trainer",
-                key="global_batch",
-                got=f"{self.base} samples",
-                accepted=f"{state['base']}, as when this checkpoint was saved: steps are counted in it",
-            )
+        """Go on from there; a batch that the bounds no longer allow is brought between them."""
         rule = self.batching
+        self.offset = state["offset"] if state["base"] == self.base else None
         self.updates = state["updates"]
         self.wish = min(float(rule.high), max(float(rule.low), state["wish"]))
         self.value, self.seen = state["value"], state["seen"]

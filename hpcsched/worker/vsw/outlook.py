@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,13 +40,15 @@ class Trajectory:
         self.cells: list[float] = []
         self._part = 0.0
         """What the present cell has so far: batches, weighted with the parts of it that had them."""
-        self.said = -1
-        """The epoch for which the last expectation was said."""
 
     @property
     def epoch(self) -> float:
         """Passes over the data so far."""
         return self._samples / self._size
+
+    def begin(self, samples: int) -> None:
+        """The training has seen so many samples: others may have trained before."""
+        self._samples = max(self._samples, samples)
 
     def add(self, batch: int) -> None:
         """A step with so many samples was taken."""
@@ -59,11 +62,11 @@ class Trajectory:
         self._part += batch * (end - begin)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"samples": self._samples, "cells": self.cells, "part": self._part, "said": self.said}
+        return {"samples": self._samples, "cells": self.cells, "part": self._part}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._samples, self.cells = state["samples"], list(state["cells"])
-        self._part, self.said = state["part"], state["said"]
+        self._part = state["part"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +97,13 @@ def expect(control: Control, trajectory: Trajectory, size: int, *, quick: bool =
         values = with_fluctuations(course, trajectory.cells)
     else:
         values = (float(control.batch),)
-    batches = [rule.rounded(value) for value in values]
+    batches = [rule.rounded(_coarse(value)) for value in values]
     parts = [(batch, size * count / len(batches)) for batch, count in sorted(Counter(batches).items())]
     chosen = local_batches(control.options, max(batches), 1, tables.largest)
     costs = tables.costs(control.buckets, control.line or GUESSED)
     hosts = list(dict.fromkeys(table.host for table in tables.tables))
-    here = [[str(rank) for rank, t in enumerate(tables.tables) if t.host == host] for host in hosts]
+    kinds = ["usual" if tables.is_usual(rank) else str(rank) for rank in range(len(tables.tables))]
+    here = [[k for k, t in zip(kinds, tables.tables, strict=True) if t.host == host] for host in hosts]
     rates: dict[int, float] = {}
     for count in range(1, max(AT_LEAST, 2 * max(map(len, here))) + 1):
         gpus = [
@@ -114,6 +118,7 @@ def expect(control: Control, trajectory: Trajectory, size: int, *, quick: bool =
                 parts,
                 local_batches=chosen,
                 even=rule.adapts,
+                accumulation=(0, max(batches)),
                 sync=control.options.synchronize,
                 least=len(gpus),
             )
@@ -121,3 +126,8 @@ def expect(control: Control, trajectory: Trajectory, size: int, *, quick: bool =
             break  # more devices than workers
         rates[count] = size / control.base / found.epoch_s
     return Expectation(rates=rates, batch=sum(values) / len(values)) if rates else None
+
+
+def _coarse(batch: float) -> float:
+    """One of few batches, within 5 %: each that is different takes time to solve for."""
+    return float(1.1 ** round(math.log(batch, 1.1)))

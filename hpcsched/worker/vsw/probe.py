@@ -180,7 +180,8 @@ class Probe:
         rehearse(self._parts, self._reader.next())
 
     def _point(self, local: int, count: int) -> Point:
-        self._workers.have(count)
+        if why := self._workers.have(count):
+            raise ConfigError(where="model", got=f"cannot be copied: {why}", accepted="one worker at once")
         self._reader.aim(self._pieces(local))
         if self._cuda:
             torch.cuda.synchronize(self._device)

@@ -55,12 +55,13 @@ class WorkerSession(Session):
         self._control = Control(options, self._unit)
         self._trajectory = Trajectory(parts.size)
         self._expectation: Expectation | None = None
-        self._last_look = time.monotonic()
+        self._looked_at, self._last_look = -1, time.monotonic()
         self._next_look = 0.0
         self._group: tuple[int, int, int] | None = None
         self._read_for: tuple[int, int, int] | None = None
         self._course: Course | None = None
         self._course_began, self._course_at = 0, 0.0
+        self._warm: set[Kind] = set()
         super().__init__(
             model=parts.model,
             optimizer=parts.optimizer,
@@ -74,6 +75,9 @@ class WorkerSession(Session):
         )
         self._clock = Clock(self.device)
         self._table = self._own_table()
+        if self._control.offset is None:  # others may have trained before, with another batch
+            self._control.offset = self.samples - self.step * self._unit
+        self._trajectory.begin(self.samples)
         self._workers = StreamWorkers(parts.model, parts.loss, self.device)
         self._reader = Reader(parts, self.device, lambda: self.step)
         self._halved = HalvedSum(parts.model.parameters(), self._peers, HalvedBucket)
@@ -88,6 +92,7 @@ class WorkerSession(Session):
         as many of the learning-rate schedule."""
         while True:
             self.optimizer.zero_grad()
+            self.model.zero_grad()  # also what no optimizer updates: it must not add up, nor be compared
             sums = self._halved if self._measures else self._gradients
             failed = self._compute(sums)
             if self._course_now.trial and self._peers.agree(failed)[0]:
@@ -98,7 +103,7 @@ class WorkerSession(Session):
             self._answer = self._peers.ask(*self._wishes())
         course = self._course_now
         apart = course.overlap and self._splits and self.world_size > 1 and not course.trial
-        with scaled(self.optimizer, course.factor):
+        with scaled(self.optimizer, self._control.factor(course, self.global_batch)):
             if course.trial:
                 sums.expect()
             sums.complete(self._shard_optimizer.step if apart else lambda _: None)
@@ -143,8 +148,7 @@ class WorkerSession(Session):
         return True
 
     def _passes(self, pieces: list[range], sums: GradientSum, *, last: bool) -> None:
-        share = self._course_now.shares[self.rank]
-        at_once = share.at_once if share else 1
+        at_once = self._workers.count
         for start in range(0, len(pieces), at_once):
             piece = pieces[start : start + at_once]
             self._round(piece, sums, complete=last and start + at_once >= len(pieces))
@@ -182,18 +186,22 @@ class WorkerSession(Session):
 
     def _steps_at(self, samples: int) -> int:
         """How many of the job's steps so many samples are; all of them at the end."""
-        last = self._last_step(None)
-        return last if samples >= last * self._unit else samples // self._unit
+        last, counted = self._last_step(None), samples - self._offset
+        return last if counted >= last * self._unit else counted // self._unit
 
     def _advance(self, last: int) -> None:
         self._trajectory.add(self.global_batch)
         self.samples += self.global_batch
         self.step = self._steps_at(self.samples)
         self._control.updates += 1
-        if self._control.updates == self._course_began + 1:
-            kind = self._course_now.kind(self.rank)
-            if kind is not None and kind not in self._table.rounds:
-                self._clock.forget(kind)  # what is new takes longer the first time
+        kind = self._course_now.kind(self.rank)
+        if kind is not None and kind not in self._warm:
+            self._warm.add(kind)
+            self._clock.forget(kind)  # what is new takes longer the first time
+
+    def _cannot_be(self, world_size: int) -> str:
+        # Ranks may be without workers: the batch may grow until all have some.
+        return self._control.cannot_be(world_size) if self._course is not None else ""
 
     def steps_for(self, epochs: float) -> int:
         """Steps of the job that cover the dataset this many times."""
@@ -237,7 +245,7 @@ class WorkerSession(Session):
     def _pieces(self) -> Iterator[Sequence[Place]]:
         """This rank's local batches of all coming steps, if the course stays as it is."""
         samples, update = self.samples, self._control.updates
-        end = self._last_step(None) * self._unit
+        end = self._end
         while samples < end:
             batch = min(self._course_now.batch, end - samples)
             for part in self._cut(batch, update):
@@ -247,9 +255,8 @@ class WorkerSession(Session):
             samples, update = samples + batch, update + 1
 
     def _example(self) -> Any:
-        """Samples to rehearse with: a smallest local batch."""
-        options = self._control.options
-        count = options.local_batch[0] if options.local_batch else 1
+        """Samples to rehearse with: a smallest local batch, of two at least, as batch norm wants."""
+        count = max(2, self._control.least)
         return to_device(self._parts.batch([i % self._parts.size for i in range(count)]), self.device)
 
     # -- decisions -------------------------------------------------------------------------------------
@@ -286,13 +293,26 @@ class WorkerSession(Session):
         former, past = self._course, self._past()
         self._course, self._course_began = course, self._control.updates
         self._course_at = time.monotonic()
-        share = course.shares[self.rank]
-        self._workers.have(share.at_once if share else 1)
+        self._have_workers(course)
         if former is None or former.order != course.order or self._read_for != self._group:
             self._aim()
         self.global_batch = self._next_batch()
         if self.rank == 0 and not course.trial:
-            self._history.add({**self._facts(), "loss": self._last_loss(), "factor": course.factor, **past})
+            factor = self._control.factor(course, course.batch)
+            self._history.add({**self._facts(), "loss": self._last_loss(), "factor": factor, **past})
+
+    def _have_workers(self, course: Course) -> None:
+        share = course.shares[self.rank]
+        try:
+            why = self._workers.have(share.at_once if share else 1)
+        except torch.OutOfMemoryError as error:
+            why = str(error).splitlines()[0]
+        if why and self._control.options.pinned:
+            got = f"several at once, of a model that cannot be copied here: {why}"
+            raise ConfigError(where="strategy vsw", key="workers", got=got, accepted="1")
+        if why and self._table.streams:
+            self._table.streams = False
+            say(f"one worker at a time on this device, as the model cannot be copied here: {why}")
 
     def _past(self) -> dict[str, Any]:
         """How long the steps of the course that ends have taken, and were expected to."""
@@ -308,8 +328,8 @@ class WorkerSession(Session):
         """Say what the next epoch is expected to be like: at the beginning, as soon as enough is known, and
         at the end of each epoch."""
         epoch, now = int(self._trajectory.epoch), time.monotonic()
-        if epoch > self._trajectory.said and not self._course_now.trial and now >= self._next_look:
-            self._trajectory.said = epoch
+        if epoch > self._looked_at and not self._course_now.trial and now >= self._next_look:
+            self._looked_at = epoch
             short = now < self._last_look + LONG_EPOCH_S
             self._expectation = expect(self._control, self._trajectory, self._sampler.size, quick=short)
             self._last_look, took_s = now, time.monotonic() - now
@@ -348,7 +368,17 @@ class WorkerSession(Session):
 
     def _next_batch(self) -> int:
         """The samples of the coming step: the last one has what is left."""
-        return min(self._course_now.batch, self._last_step(None) * self._unit - self.samples)
+        return min(self._course_now.batch, self._end - self.samples)
+
+    @property
+    def _offset(self) -> int:
+        assert self._control.offset is not None
+        return self._control.offset
+
+    @property
+    def _end(self) -> int:
+        """How many samples the training has seen when it is done."""
+        return self._last_step(None) * self._unit + self._offset
 
     def _smaller(self, failed: bool) -> None:
         """The memory of some rank is too small for this course: find another one for the same step."""
@@ -363,9 +393,12 @@ class WorkerSession(Session):
         self._share_size = len(self._share_at(self.samples))
 
     def _own_table(self) -> Table:
-        """What is known of this rank's device: what an earlier attempt has found out of that rank's."""
-        table, known = Table.here(streams=self.device.type == "cuda"), self._control.tables
-        if self.rank < len(known) and known[self.rank].streams == table.streams:
+        """What is known of this rank's device: what an earlier attempt has found out of the same one."""
+        on_gpu = self.device.type == "cuda"
+        name = torch.cuda.get_device_name(self.device) if on_gpu else "cpu"
+        table, known = Table.here(name, streams=on_gpu), self._control.tables
+        joins = self._env is not None and self._env.joining
+        if not joins and self.rank < len(known) and known[self.rank].same_device(table):
             table.rounds, table.update_s = dict(known[self.rank].rounds), known[self.rank].update_s
         table.too_large |= remembered(self._env.job_dir) if self._env else set()
         return table

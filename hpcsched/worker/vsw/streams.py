@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from hpcsched.errors import ConfigError
-
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
 
@@ -41,23 +39,31 @@ class StreamWorkers:
             # Gradients of all streams are added up on one of them, as it is meant to be.
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
 
-    def have(self, count: int) -> None:
-        """Be `count` workers from now on; between two steps, without a restart."""
-        main = self._models[0]
-        while len(self._models) < count:
-            shared = {id(parameter): parameter for parameter in main.parameters()}
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._models)
+
+    def have(self, count: int) -> str:
+        """Be `count` workers from now on; between two steps, without a restart.
+
+        Returns why there are fewer now: the model cannot be copied. Else nothing. Raises OutOfMemoryError if
+        a copy finds no room.
+        """
+        main, why = self._models[0], ""
+        while len(self._models) < count and not why:
+            shared: dict[int, Any] = {id(parameter): parameter for parameter in main.parameters()}
             try:
-                self._models.append(copy.deepcopy(main, dict(shared)))
+                self._models.append(copy.deepcopy(main, shared))
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:  # a model may hold anything
-                raise ConfigError(
-                    where="strategy vsw",
-                    got=f"{count} workers on a device, of a model that cannot be copied: {error}",
-                    accepted="workers = 1",
-                ) from error
+                why = (str(error) or type(error).__name__).splitlines()[0]
         del self._models[max(1, count) :]
         if self._device.type == "cuda":
-            while len(self._streams) < count:
+            while len(self._streams) < len(self._models):
                 self._streams.append(torch.cuda.Stream(self._device))
+        return why
 
     def begin(self) -> None:
         """Before a step: all workers begin with the main worker's buffers."""

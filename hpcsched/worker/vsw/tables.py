@@ -13,6 +13,9 @@ from hpcsched.worker.vsw.clock import Kind, Round, Taken
 
 TRUST = 8
 """So many rounds, measured since the last decision, count as much as all that was known before."""
+ALIKE = 0.1
+"""Ranks whose speeds differ by no more than this share count as alike where it is about how many there should
+be."""
 GAIN = 0.03
 """One more worker at once is tried while the last one gained this share, and a larger local batch while the
 largest one gains it over one half as large."""
@@ -21,20 +24,26 @@ largest one gains it over one half as large."""
 @dataclass(kw_only=True)
 class Table:
     """One device's times by kind of round; `too_large` are the kinds for which its memory was too small.
+    `device` is what its model is called.
 
     `streams`: it can compute several local batches at the same time.
     """
 
     host: str
+    device: str
     streams: bool
     rounds: dict[Kind, Round] = field(default_factory=dict)
     update_s: float | None = None
     too_large: set[Kind] = field(default_factory=set)
 
     @classmethod
-    def here(cls, *, streams: bool) -> Table:
-        """An empty one of this host."""
-        return cls(host=os.uname().nodename, streams=streams)
+    def here(cls, device: str, *, streams: bool) -> Table:
+        """An empty one of such a device on this host."""
+        return cls(host=os.uname().nodename, device=device, streams=streams)
+
+    def same_device(self, other: Table) -> bool:
+        """Whether both may be of one device, by all that can be told."""
+        return (self.host, self.device) == (other.host, other.device)
 
     def learn(self, taken: Taken) -> None:
         """Bring it nearer to what was measured: the nearer, the more was."""
@@ -58,6 +67,7 @@ class Table:
     def state_dict(self) -> dict[str, Any]:
         return {
             "host": self.host,
+            "device": self.device,
             "streams": self.streams,
             "rounds": [
                 [*kind, each.read_s, each.forward_s, each.backward_s] for kind, each in self.rounds.items()
@@ -76,6 +86,7 @@ class Table:
         too_large = {(local, count) for local, count in state["too_large"]}
         return cls(
             host=state["host"],
+            device=state["device"],
             streams=state["streams"],
             rounds=rounds,
             update_s=state["update_s"],
@@ -121,10 +132,16 @@ class Tables:
         """The performance model of the ranks as GPUs of a kind each (called by their numbers), and of one
         like the others (called "usual"). The local batch `guess` is in it even if it was never measured."""
         gpus = {str(rank): self._costs_of(table, guess) for rank, table in enumerate(self.tables)}
-        usual = Table(host="", streams=any(table.streams for table in self.tables), rounds=dict(self._usual))
+        streams = any(table.streams for table in self.tables)
+        usual = Table(host="", device="", streams=streams, rounds=dict(self._usual))
         usual.too_large = {kind for table in self.tables for kind in table.too_large}
         gpus["usual"] = self._costs_of(usual, guess)
         return Costs(gpus=gpus, buckets=buckets, network=Network(within=line, between=line))
+
+    def is_usual(self, rank: int) -> bool:
+        """Whether a rank is about as fast as the usual one."""
+        common = [(each.all_s, self._usual[kind].all_s) for kind, each in self.tables[rank].rounds.items()]
+        return all(abs(own / usual - 1) <= ALIKE for own, usual in common)
 
     @property
     def largest(self) -> int:
