@@ -122,8 +122,8 @@ def test_more_workers_than_memory_are_given_up_and_the_training_goes_on(
     given = parts()
 
     def hungry(model: nn.Module, batch: Any) -> torch.Tensor:
-        """A worker waits, so that more at once gain for certain, and holds 15 % of the memory until its backward
-        pass: seven are too many."""
+        """A worker waits, so that more at once gain for certain, and holds 15 % of the memory until its
+        backward pass: seven are too many."""
         torch.cuda._sleep(20_000_000)
         ballast = torch.empty(int(total * 0.15) // 8, dtype=torch.float64, device="cuda", requires_grad=True)
         losses = cross_entropy(model(batch[0]), batch[1], reduction="none")

@@ -23,6 +23,9 @@ MOST_CELLS = 400
 
 QUICK = ("last", "damped")
 
+LARGEST = 5
+"""So many local batches are looked at besides the smallest: the largest ones."""
+
 AT_LEAST = 8
 """Devices on each host up to which is said what they would do; or twice as many as there are now."""
 
@@ -99,7 +102,8 @@ def expect(control: Control, trajectory: Trajectory, size: int, *, quick: bool =
         values = (float(control.batch),)
     batches = [rule.rounded(_coarse(value)) for value in values]
     parts = [(batch, size * count / len(batches)) for batch, count in sorted(Counter(batches).items())]
-    chosen = local_batches(control.options, max(batches), 1, tables.largest)
+    least, *more = local_batches(control.options, max(batches), 1, tables.largest)
+    chosen = [least, *more[-LARGEST:]]
     costs = tables.costs(control.buckets, control.line or GUESSED)
     hosts = list(dict.fromkeys(table.host for table in tables.tables))
     kinds = ["usual" if tables.is_usual(rank) else str(rank) for rank in range(len(tables.tables))]
