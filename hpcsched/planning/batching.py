@@ -160,7 +160,8 @@ RULES: Mapping[str, Rule] = {
 def bounds(low: int, high: int, unit: int, where: str) -> tuple[int, int]:
     """Both bounds as whole numbers of units: the lower one as it is, the upper one rounded down.
 
-    Raises ConfigError for a lower bound that is none, and for bounds that are crossed.
+    Raises ConfigError for a lower bound that is none, for bounds that are crossed, and for bounds that have
+    no other batch between them.
     """
     if low > high:
         raise ConfigError(
@@ -174,6 +175,13 @@ def bounds(low: int, high: int, unit: int, where: str) -> tuple[int, int]:
             key="global_batch",
             got=f"{low} samples, not a whole number of {unit}",
             accepted=f"a local batch for each of an even number of workers, e.g. {near}",
+        )
+    if low < high < low + unit:
+        raise ConfigError(
+            where=where,
+            key="global_batch",
+            got=f"[{low}, {high}], with no batch above {low} in it: they differ by {unit} samples",
+            accepted=f"an upper bound of at least {low + unit}, or one number",
         )
     return low, high // unit * unit
 

@@ -103,9 +103,13 @@ class WorkerOptions:
             raise refuse("learning_rate", repr(rule), ", ".join(RULES))
         if synchronize not in SYNCHRONIZE:
             raise refuse("synchronize", repr(synchronize), ", ".join(SYNCHRONIZE))
+        local_batch = _range(table, "local_batch", refuse)
+        global_batch = _range(table, "global_batch", refuse)
+        if local_batch and global_batch:
+            bounds(*global_batch, 2 * local_batch[0], where)
         return cls(
-            local_batch=_range(table, "local_batch", refuse),
-            global_batch=_range(table, "global_batch", refuse),
+            local_batch=local_batch,
+            global_batch=global_batch,
             metric=metric.name,
             target=float(target),
             every=every,

@@ -150,6 +150,12 @@ def test_the_upper_bound_is_rounded_down_to_whole_workers() -> None:
         ({"local_batch": "32"}, "local_batch", "'32'"),
         ({"local_batch": None}, "local_batch", "not given"),
         ({"global_batch": [4096, 128]}, "global_batch", "[4096, 128]"),
+        (
+            {"global_batch": [128, 150]},
+            "global_batch",
+            "[128, 150], with no batch above 128 in it: they differ by 64 samples",
+        ),
+        ({"global_batch": [100, 4096]}, "global_batch", "100 samples, not a whole number of 64"),
         ({"global_batch": [128, 4096, 5]}, "global_batch", "[128, 4096, 5]"),
         ({"global_batch": True}, "global_batch", "True"),
         ({"similarity": 1.0}, "similarity", "1.0"),

@@ -30,14 +30,19 @@ def control(base: int = 64, **options: Any) -> Control:
     return made
 
 
-def measured(*speeds: float, host: str = "here", streams: bool = False, **more: float) -> list[Table]:
+def measured(
+    *speeds: float, host: str = "here", streams: bool = False, rounds_of_each: int = 100, **more: float
+) -> list[Table]:
     """Ranks that take so many seconds for a local batch of 8, and `more` by local batch (`b16=`)."""
     tables = []
     for second in speeds:
         rounds = {(8, 1): Round(read_s=0.0, forward_s=second / 3, backward_s=second * 2 / 3)}
         for name, factor in more.items():
             rounds[int(name[1:]), 1] = Round(read_s=0.0, forward_s=0.0, backward_s=second * factor)
-        tables.append(Table(host=host, device="a device", streams=streams, rounds=rounds, update_s=0.001))
+        counts = dict.fromkeys(rounds, rounds_of_each)
+        tables.append(
+            Table(host=host, device="a device", streams=streams, rounds=rounds, counts=counts, update_s=0.001)
+        )
     return tables
 
 
@@ -86,6 +91,27 @@ def test_a_larger_local_batch_is_tried_once_and_kept_if_it_is_faster() -> None:
     one.tables = measured(0.01, b16=1.99)
     assert one.course(1).local_batch in (8, 16)  # nothing gained: 32 is not tried
     assert not one.course(1).trial
+
+
+def test_a_bad_moment_of_the_machine_does_not_end_the_search() -> None:
+    """A trial of three steps says 16 is slower: 32 is tried all the same, until more is known."""
+    one = control(**{**ADAPTIVE, "local_batch": [8, 32]})
+    one.tables = measured(0.01, b16=4.0, rounds_of_each=6)
+    assert (one.course(1).local_batch, one.course(1).trial) == (32, True)
+
+
+def test_where_nothing_is_within_twice_the_next_one_above_is_tried() -> None:
+    one = control(96, local_batch=[16, 256], global_batch=[96, 960], rate=0.1, every=10)
+    one.tables = [
+        Table(
+            host="here",
+            device="x",
+            streams=False,
+            rounds={(16, 1): Round(read_s=0, forward_s=0.01, backward_s=0.02)},
+            counts={(16, 1): 100},
+        )
+    ]
+    assert one.course(1).local_batch == 48  # 96 samples are 6 workers with 16, or 2 with 48
 
 
 def test_a_local_batch_too_large_for_the_memory_is_not_used_again() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from types import MethodType
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: E402
 
 from hpcsched.worker.rendezvous import Peers  # noqa: E402
 from hpcsched.worker.trainer import Parts  # noqa: E402
@@ -161,6 +163,17 @@ def test_optimizers_that_look_at_all_gradients_are_not_split() -> None:
     clipped.register_step_pre_hook(lambda *_: None)
     assert not can_be_split(clipped)
     assert not can_be_split(torch.optim.LBFGS(model.parameters()))
+    wrapped = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(wrapped, 3)
+    assert can_be_split(wrapped), "a scheduler only counts its steps"
+    mine = torch.optim.SGD(model.parameters(), lr=0.1)
+    mine.step = MethodType(lambda self, closure=None: None, mine)  # type: ignore[method-assign]
+    assert not can_be_split(mine)
+    torch.optim.lr_scheduler.StepLR(mine, 3)
+    assert not can_be_split(mine)
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    assert not can_be_split(wrapped)
+    handle.remove()
 
 
 def test_a_scaled_learning_rate_is_put_back_whatever_happens() -> None:
@@ -272,6 +285,7 @@ def test_what_is_measured_counts_the_more_the_more_it_is() -> None:
 def test_a_table_survives_a_checkpoint() -> None:
     known = table(streams=True, b8_1=1.0, b16_2=2.5)
     known.too_large.add((32, 1))
+    known.counts = {(8, 1): 5, (16, 2): 7}
     assert Table.of_state(known.state_dict()) == known
 
 

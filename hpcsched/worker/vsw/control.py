@@ -118,7 +118,9 @@ class Control:
         tables = Tables(self.tables)
         if len(tables.tables) != ranks or not tables.known or self.batch // self.least < ranks:
             return self._equal(ranks, tables)
-        guess = tables.next_local(local_batches(self.options, self.batch, ranks, 2 * tables.largest))
+        limits = (2 * tables.largest, 2**31)  # what is near comes first, else what there is
+        larger = [c for limit in limits for c in local_batches(self.options, self.batch, ranks, limit)]
+        guess = tables.next_local(larger)
         chosen = (guess,) if guess else local_batches(self.options, self.batch, ranks, tables.largest)
         gpus = [Gpu(kind=str(rank), host=table.host) for rank, table in enumerate(tables.tables)]
         try:

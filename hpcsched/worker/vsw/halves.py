@@ -41,6 +41,8 @@ class HalvedBucket(Bucket):
         first, second = self._first, self._second
         if first.dtype in (torch.float16, torch.bfloat16):
             first, second = first.float(), second.float()
+        elif first.is_complex():
+            first, second = (torch.view_as_real(half).flatten() for half in (first, second))
         products = [torch.dot(first, first), torch.dot(second, second), torch.dot(first, second)]
         self.products.copy_(torch.stack(products))
         self._second.add_(self._first)

@@ -23,6 +23,9 @@ MOST_CELLS = 400
 
 QUICK = ("last", "damped")
 
+RECENT = 5 * CELLS
+"""What these look at."""
+
 LARGEST = 5
 """So many local batches are looked at besides the smallest: the largest ones."""
 
@@ -95,8 +98,8 @@ def expect(control: Control, trajectory: Trajectory, size: int, *, quick: bool =
         return None
     rule = control.batching
     if rule.adapts and trajectory.cells:
-        methods = QUICK if quick else None
-        course = forecast(trajectory.cells, CELLS, low=rule.low, high=rule.high, methods=methods).values
+        cells, methods = (trajectory.cells[-RECENT:], QUICK) if quick else (trajectory.cells, None)
+        course = forecast(cells, CELLS, low=rule.low, high=rule.high, methods=methods).values
         values = with_fluctuations(course, trajectory.cells)
     else:
         values = (float(control.batch),)

@@ -26,8 +26,11 @@ from hpcsched.worker.vsw.streams import StreamWorkers
 from hpcsched.worker.vsw.tables import Table
 from hpcsched.worker.vsw.updates import ShardOptimizer, can_be_split, scaled
 
-LOOK_SHARE = 0.005
+LOOK_SHARE = 0.01
 """Of the time, that looking ahead may take: epochs may be short."""
+
+_NOTHING = 4
+"""Bytes of the gradients of a model of which nothing is trained, at present."""
 
 LONG_EPOCH_S = 600.0
 """From so long epochs on, forecasts may take seconds."""
@@ -134,6 +137,8 @@ class WorkerSession(Session):
                 if number > 0:
                     self._halved.keep_first()
                 self._passes(part, sums, last=number == len(parts) - 1)
+            if self._begun == 0:
+                self._check_gradients()
             return False
         except torch.OutOfMemoryError as error:
             kind = self._course_now.kind(self.rank)
@@ -146,6 +151,13 @@ class WorkerSession(Session):
             if kind == (self._control.least, 1):
                 raise
         return True
+
+    def _check_gradients(self) -> None:
+        compared = self._control.batching.adapts or self.world_size > 1
+        if compared and any(p.grad is not None and p.grad.is_sparse for p in self.model.parameters()):
+            raise ConfigError(
+                where="model", got="has sparse gradients", accepted="dense ones (Embedding(sparse=False))"
+            )
 
     def _passes(self, pieces: list[range], sums: GradientSum, *, last: bool) -> None:
         at_once = self._workers.count
@@ -267,10 +279,10 @@ class WorkerSession(Session):
             self._halved.prepare()  # better now, while a lack of memory can be helped
         trained = [p for p in reversed(list(self.model.parameters())) if p.requires_grad]
         buckets = [sum(p.numel() * p.element_size() for p in group) for group in in_buckets(trained)]
-        self._control.buckets = tuple(buckets)
+        self._control.buckets = tuple(buckets) or (_NOTHING,)
         first = self._course is None
         if self._peers.tell(self.world_size > 1 and (first or self._control.line is None)):
-            self._control.line = measure_line(self._peers, self.device, max(buckets))
+            self._control.line = measure_line(self._peers, self.device, max(self._control.buckets))
 
     def _decide(self) -> None:
         """Let rank 0 say what to do next; all ranks come here."""

@@ -13,6 +13,8 @@ from hpcsched.worker.vsw.clock import Kind, Round, Taken
 
 TRUST = 8
 """So many rounds, measured since the last decision, count as much as all that was known before."""
+ENOUGH = 24
+"""From so many rounds on it is believed that a larger local batch gains nothing: there are bad moments."""
 ALIKE = 0.1
 """Ranks whose speeds differ by no more than this share count as alike where it is about how many there should
 be."""
@@ -24,7 +26,7 @@ largest one gains it over one half as large."""
 @dataclass(kw_only=True)
 class Table:
     """One device's times by kind of round; `too_large` are the kinds for which its memory was too small.
-    `device` is what its model is called.
+    `device` is what its model is called, `counts` are how many rounds of each kind there were.
 
     `streams`: it can compute several local batches at the same time.
     """
@@ -33,6 +35,7 @@ class Table:
     device: str
     streams: bool
     rounds: dict[Kind, Round] = field(default_factory=dict)
+    counts: dict[Kind, int] = field(default_factory=dict)
     update_s: float | None = None
     too_large: set[Kind] = field(default_factory=set)
 
@@ -49,6 +52,7 @@ class Table:
         """Bring it nearer to what was measured: the nearer, the more was."""
         for kind, seen in taken.rounds.items():
             known, weight = self.rounds.get(kind, seen), _weight(taken.counts[kind])
+            self.counts[kind] = self.counts.get(kind, 0) + taken.counts[kind]
             self.rounds[kind] = Round(
                 read_s=_nearer(known.read_s, seen.read_s, weight),
                 forward_s=_nearer(known.forward_s, seen.forward_s, weight),
@@ -70,7 +74,8 @@ class Table:
             "device": self.device,
             "streams": self.streams,
             "rounds": [
-                [*kind, each.read_s, each.forward_s, each.backward_s] for kind, each in self.rounds.items()
+                [*kind, each.read_s, each.forward_s, each.backward_s, self.counts.get(kind, 0)]
+                for kind, each in self.rounds.items()
             ],
             "update_s": self.update_s,
             "too_large": [list(kind) for kind in sorted(self.too_large)],
@@ -81,14 +86,16 @@ class Table:
         """What `state_dict` gave."""
         rounds = {
             (local, count): Round(read_s=read_s, forward_s=forward_s, backward_s=backward_s)
-            for local, count, read_s, forward_s, backward_s in state["rounds"]
+            for local, count, read_s, forward_s, backward_s, _ in state["rounds"]
         }
+        counts = {(local, count): times for local, count, *_, times in state["rounds"]}
         too_large = {(local, count) for local, count in state["too_large"]}
         return cls(
             host=state["host"],
             device=state["device"],
             streams=state["streams"],
             rounds=rounds,
+            counts=counts,
             update_s=state["update_s"],
             too_large=too_large,
         )
@@ -154,9 +161,11 @@ class Tables:
         if (least := min(choices)) not in alone:
             return least
         half = max((batch for batch in alone if 2 * batch <= largest), default=0)
-        if half and alone[largest].all_s / largest > (1 - GAIN) * alone[half].all_s / half:
+        known = sum(table.counts.get((largest, 1), 0) for table in self.tables) >= ENOUGH
+        if half and known and alone[largest].all_s / largest > (1 - GAIN) * alone[half].all_s / half:
             return None
-        return max((c for c in choices if largest < c <= 2 * largest and self.may_fit(c)), default=None)
+        larger = [c for c in choices if c > largest and self.may_fit(c)]
+        return max((c for c in larger if c <= 2 * largest), default=min(larger, default=None))
 
     def may_fit(self, local: int) -> bool:
         """Whether nobody has found this local batch too large."""

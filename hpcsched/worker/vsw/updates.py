@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import optim
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 BY_PARAMETER = (
     optim.SGD,
@@ -28,10 +30,17 @@ BY_PARAMETER = (
 def can_be_split(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step of some parameters at a time is the same as one of all of them.
 
-    Not if something else is done before or after a step: clipping by the norm of all gradients, say.
+    Not if something else is done in, before or after a step: clipping by the norm of all gradients, say.
     """
-    hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return type(optimizer) in BY_PARAMETER and not hooked
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    )
+    own = inspect.unwrap(getattr(optimizer.step, "__func__", optimizer.step))  # schedulers wrap it, too
+    usual = own is inspect.unwrap(type(optimizer).step)
+    return type(optimizer) in BY_PARAMETER and usual and not any(hooks)
 
 
 class ShardOptimizer:
