@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +136,7 @@ def _of_profile(
     batch = options["--global-batch"] or (profile.global_batch or (None,))[0]
     if batch is None:
         raise ConfigError(where="--global-batch", got="missing", accepted="samples of a step")
-    local_batches = profile.local_batches
+    local_batches = _near(profile.local_batches, batch)
     if options["--local-batch"] is not None:
         local_batches = _sizes(options["--local-batch"])
     if accumulation[0] > accumulation[1]:
@@ -160,6 +161,15 @@ def _of_profile(
         accumulation=accumulation,
     )
     return _scaled(gpus, scaled, batch, samples, time.perf_counter() - began)
+
+
+def _near(local_batches: Sequence[int], batch: int) -> Sequence[int]:
+    """Those that come nearest to the batch, or miss it by at most a tenth: workers are whole numbers."""
+    from hpcsched.planning.batching import worker_count
+
+    misses = {size: abs(size * worker_count(batch, size, even=True) - batch) for size in local_batches}
+    most = max(batch / 10, min(misses.values()))
+    return [size for size in local_batches if misses[size] <= most]
 
 
 def _configuration(

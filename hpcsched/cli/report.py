@@ -140,7 +140,11 @@ def _histories(rundir: RunDir, machine: Machine, folder: Path) -> tuple[Sequence
     for job in machine.jobs.values():
         if job.spec.strategy["kind"] != "vsw":
             continue
-        decisions = read_batches(rundir.job(job.id) / NAME)
+        try:
+            decisions = read_batches(rundir.job(job.id) / NAME)
+        except StoreError as error:
+            click.echo(f"hpcsched: {error}: left out", err=True)
+            continue
         if not decisions:
             continue
         if len(found) == MOST_FIGURES:
