@@ -292,7 +292,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_more_ranks_than_samples_in_a_batch_is_refused(tmp_path: Path) -> None:
     job = Job(tmp_path)
     assert job.run(2, batch=1) == [2, 2]
-    assert "global_batch: 1 samples for 2 ranks" in job.output
+    assert "global_batch: a global batch of 1 samples is too small for 2 ranks" in job.output
 
 
 def test_errors_of_the_users_code_keep_their_traceback(tmp_path: Path) -> None:

@@ -131,10 +131,6 @@ class Tables:
         """Whether anything has been measured."""
         return bool(self._usual)
 
-    @property
-    def several_hosts(self) -> bool:
-        return len({table.host for table in self.tables}) > 1
-
     def costs(self, buckets: tuple[int, ...], line: Line, guess: int = 0) -> Costs:
         """The performance model of the ranks as GPUs of a kind each (called by their numbers), and of one
         like the others (called "usual"). The local batch `guess` is in it even if it was never measured."""
