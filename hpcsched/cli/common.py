@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from hpcsched import config
-from hpcsched.errors import ConfigError, NoSuchRun, UnknownJob
+from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import JobStatus, Status
 
@@ -158,3 +159,15 @@ def naming_the_file(path: Path | None) -> Iterator[None]:
             raise
         key = f"{error.where}.{error.key}"
         raise ConfigError(where=str(path), key=key, got=error.got, accepted=error.accepted) from None
+
+
+class MissingNumpy(HpcschedError):
+    """Planning needs an extra that is not installed."""
+
+    exit_code = 2
+
+
+def needs_numpy() -> None:
+    """Raise MissingNumpy if it is not there."""
+    if find_spec("numpy") is None:
+        raise MissingNumpy("planning needs numpy: install hpcsched[plan]")

@@ -9,21 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcsched.cli.common import check_chart, database_path, json_option, option
+from hpcsched.cli.common import check_chart, database_path, json_option, needs_numpy, option
 from hpcsched.cli.plan_pack import pack
 from hpcsched.cli.plan_vsw import vsw
-from hpcsched.errors import ConfigError, HpcschedError
+from hpcsched.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpcsched.planning.burst.plan import Plan
 
 _NETWORK = "Needed with a layer profile."
-
-
-class _MissingNumpy(HpcschedError):
-    """Planning needs an extra that is not installed."""
-
-    exit_code = 2
 
 
 @click.group()
@@ -73,10 +67,7 @@ def burst(
     if output is not None and not output.absolute().parent.is_dir():
         raise ConfigError(where="--output", got=f"no folder {output.parent}", accepted="a file in a folder")
     where, table = _read(file, database_path(database))
-    try:
-        import numpy  # noqa: F401
-    except ImportError as error:
-        raise _MissingNumpy("planning needs numpy: install hpcsched[plan]") from error
+    needs_numpy()
     from hpcsched.planning.burst import planner
 
     options: dict[str, Any] = {

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcsched.cli.common import json_option, plural
-from hpcsched.errors import ConfigError, HpcschedError
+from hpcsched.cli.common import json_option, needs_numpy, plural
+from hpcsched.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpcsched.planning.vsw.configure import Configuration, Gpu, Scaled
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 SAMPLES = 1_000_000
 """Of the epoch that --scale shows, unless given."""
-
-
-class _MissingNumpy(HpcschedError):
-    """Planning needs an extra that is not installed."""
-
-    exit_code = 2
 
 
 # No environment variables: HPCSCHED_GPUS, for one, would be of a job.
@@ -66,10 +60,7 @@ def vsw(
     format of JABAS's authors, or a table of options by group (see docs/vsw-plans.md). Exits with 1 if there
     is no way.
     """
-    try:
-        import numpy  # noqa: F401
-    except ImportError as error:
-        raise _MissingNumpy("planning needs numpy: install hpcsched[plan]") from error
+    needs_numpy()
     from hpcsched.planning.vsw.configure import ACCUMULATION, NoConfiguration
     from hpcsched.planning.vsw.solver import Infeasible
 

@@ -101,7 +101,7 @@ def _job(target: str, arguments: Sequence[str], model: str | None) -> JobSpec:
     """The trainer as a job file would have it, with the file's checks."""
     from hpcsched import jobfile
 
-    args = {key: value for text in arguments for key, value in _arguments(text).items()}
+    args = {key: value for text in arguments for key, value in trainer_arguments(text).items()}
     name = target.rpartition(":")[2]
     if target in _BUILT_IN:
         target, args = _NETWORK, {"network": target, **args}
@@ -112,7 +112,7 @@ def _job(target: str, arguments: Sequence[str], model: str | None) -> JobSpec:
     return jobfile.parse({"schema": 1, "job": [table]}, where="profile layers", workdir=Path.cwd()).jobs[0]
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def trainer_arguments(text: str) -> dict[str, Any]:
     """Of {"a": 1} or a=1,b=x; values that are no JSON are text."""
     if not text.lstrip().startswith("{"):
         pairs = [part.partition("=") for part in text.split(",")]

@@ -75,7 +75,7 @@ def pack(
     from hpcsched.store.database import Database, default_path
 
     settings = Settings(counts=_counts(counts), seconds=seconds, mode=mode, timeout_s=timeout)
-    members = _chosen(jobfile.load(jobs, workdir=Path.cwd()).jobs, names, jobs)
+    members = jobs_with_trainers(jobfile.load(jobs, workdir=Path.cwd()).jobs, names, jobs)
     models, notes = _by_model(members)
     two = _pairs(models, jobs) if pairs else []
     for place, file in (("-o", output), ("--costs", costs)):
@@ -122,7 +122,7 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def _chosen(jobs: Sequence[JobSpec], names: Sequence[str], path: Path) -> list[JobSpec]:
+def jobs_with_trainers(jobs: Sequence[JobSpec], names: Sequence[str], path: Path) -> list[JobSpec]:
     """The jobs with these names, or all with trainers; raises ConfigError."""
     by_name = {job.name: job for job in jobs}
     for name in names:

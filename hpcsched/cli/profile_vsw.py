@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcsched.cli.common import Number, option
-from hpcsched.cli.profile_layers import _arguments
-from hpcsched.cli.profile_pack import _chosen
+from hpcsched.cli.profile_layers import trainer_arguments
+from hpcsched.cli.profile_pack import jobs_with_trainers
 from hpcsched.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _of_file(path: Path, name: str | None) -> JobSpec:
     """The job of this name, else the only one with a trainer, or with stream workers; raises ConfigError."""
     from hpcsched import jobfile
 
-    found = _chosen(jobfile.load(path, workdir=Path.cwd()).jobs, (name,) if name else (), path)
+    found = jobs_with_trainers(jobfile.load(path, workdir=Path.cwd()).jobs, (name,) if name else (), path)
     if len(found) > 1:
         found = [job for job in found if job.strategy.get("kind") == "vsw"] or found
     if len(found) > 1:
@@ -118,7 +118,7 @@ def _of_words(trainer: str, arguments: tuple[str, ...]) -> JobSpec:
     """The trainer as a job file would have it, with the file's checks."""
     from hpcsched import jobfile
 
-    args = {key: value for text in arguments for key, value in _arguments(text).items()}
+    args = {key: value for text in arguments for key, value in trainer_arguments(text).items()}
     table = {"name": "profiled", "model": trainer.rpartition(":")[2], "trainer": trainer, "args": args}
     return jobfile.parse({"schema": 1, "job": [table]}, where="profile vsw", workdir=Path.cwd()).jobs[0]
 
@@ -137,7 +137,7 @@ def _range(text: str) -> tuple[int, int]:
 
 def _measure(job: JobSpec, devices: Devices, settings: Settings, output: Path) -> None:
     from hpcsched.launch.local import LocalLauncher
-    from hpcsched.profiling.layers import ProbeFailed
+    from hpcsched.profiling.probing import ProbeFailed
     from hpcsched.profiling.workers import Measurement, Watch
     from hpcsched.store.files import write_atomically
 

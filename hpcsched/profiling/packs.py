@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import select
-import shutil
 import socket
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,19 +18,10 @@ import hpcsched
 from hpcsched.core.model import JobSpec
 from hpcsched.devices.base import Devices
 from hpcsched.errors import ConfigError
-from hpcsched.launch.base import Launcher, LaunchPlan, Workers
-from hpcsched.profiling.layers import ProbeFailed
+from hpcsched.launch.base import Launcher, LaunchPlan
 from hpcsched.profiling.packs_found import Measured, Pair, Point
-from hpcsched.profiling.sweep import ending_signals
-from hpcsched.profiling.trial import output_of, plan_of, stop
-
-LOOK_S = 0.2
-"""Between looks at a probe that says nothing."""
-
-_OURS = "hpcsched: "
-"""What the lines begin with that the probe writes on purpose."""
-
-Say = Callable[[str], None]
+from hpcsched.profiling.probing import Probe, ProbeFailed, Say, kept_if_it_fails, started
+from hpcsched.profiling.trial import output_of, plan_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,62 +141,20 @@ def _probe(
     scratch = Path(tempfile.mkdtemp(prefix="hpcsched-packs-"))
     folder, result = scratch / "packs", scratch / "result.json"
     folder.mkdir(mode=0o700)
-    run = _Run(jobs, output_of(folder), settings.timeout_s, say)
-    try:
-        with ending_signals():
-            workers = launcher.launch(
-                plan_probe(jobs, packs, devices=devices, settings=settings, folder=folder, result=result)
-            )
-            try:
-                code = run.follow(workers)
-            finally:
-                try:
-                    stop(workers)
-                finally:
-                    workers.close()
-        found = run.read(code, result)
-    except ProbeFailed as error:
-        shutil.rmtree(folder if error.output else scratch, ignore_errors=True)
-        raise
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    shutil.rmtree(scratch, ignore_errors=True)
-    return found
+    run = _Run(output_of(folder), settings.timeout_s, jobs, say)
+    plan = plan_probe(jobs, packs, devices=devices, settings=settings, folder=folder, result=result)
+    with kept_if_it_fails(scratch, folder):
+        with started(launcher, plan) as workers:
+            code = run.follow(workers)
+        return run.read(code, result)
 
 
 @dataclass(frozen=True)
-class _Run:
-    """One run of the probe, which writes to `output`."""
+class _Run(Probe):
+    """One run of the probe."""
 
     jobs: Sequence[JobSpec]
-    output: Path
-    timeout_s: float
     say: Say
-
-    def follow(self, workers: Workers) -> int:
-        """Read what it tells until it has ended; its exit code. Raises ProbeFailed when it says nothing."""
-        fd, rest, last_news = workers.progress_fd, b"", time.monotonic()
-        poll = select.poll()
-        for descriptor in (*workers.pidfds, *([] if fd is None else [fd])):
-            poll.register(descriptor, select.POLLIN)
-        code: int | None = None
-        while code is None:
-            code = workers.reap()  # what it has written until then is read below
-            for descriptor, _ in poll.poll(0 if code is not None else 1000 * LOOK_S):
-                data = os.read(descriptor, 1 << 16) if descriptor == fd else b""
-                if not data:
-                    poll.unregister(descriptor)
-                    continue
-                last_news = time.monotonic()
-                *lines, rest = (rest + data).split(b"\n")
-                rest = rest[-4096:]
-                for line in lines:
-                    self._tell(line)
-            if code is None and time.monotonic() - last_news > self.timeout_s:
-                why = f"it made no step in {self.timeout_s:g} s; a longer --timeout may help"
-                raise ProbeFailed(f"{self._who}: {why}{self._ends()}", output=True)
-        return code
 
     def _tell(self, line: bytes) -> None:
         with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):  # what others write there
@@ -222,7 +167,7 @@ class _Run:
 
     def read(self, code: int, result: Path) -> dict[str, Any]:
         """What it found; what it had found, if it was killed at a larger pack."""
-        said = [line.removeprefix(_OURS) for line in self._lines() if line.startswith(_OURS)]
+        said = self.said
         if code == ConfigError.exit_code and said:
             raise ProbeFailed(f"{self._who}: {said[-1]}")
         found: dict[str, Any] = json.loads(result.read_bytes()) if result.exists() else {}
@@ -232,20 +177,13 @@ class _Run:
                 f"{self._who}: ended with exit code {code} after packs of {after}; larger ones are missing"
             )
         elif code:
-            raise ProbeFailed(f"{self._who}: it ended with exit code {code}{self._ends()}", output=True)
+            raise ProbeFailed(f"{self._who}: it ended with exit code {code}{self.ends}", output=True)
         return found
 
     @property
     def _who(self) -> str:
         return " and ".join(job.model for job in self.jobs)
 
-    def _lines(self) -> list[str]:
-        try:
-            text = self.output.read_bytes()[-65536:].decode(errors="replace")
-        except OSError:
-            return []
-        return [line.strip() for line in text.splitlines() if line.strip()]
-
-    def _ends(self) -> str:
-        lines = self._lines()
-        return f"; {self.output} ends: {lines[-1][:200]}" if lines else "; it wrote no output"
+    @property
+    def _nothing_done(self) -> str:
+        return f"{self._who}: it made no step"

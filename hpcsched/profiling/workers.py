@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import socket
 import sys
 import tempfile
@@ -25,10 +24,8 @@ from hpcsched.launch.base import Launcher
 from hpcsched.planning.vsw.configure import Gpu
 from hpcsched.planning.vsw.costs import Line, Network
 from hpcsched.planning.vsw.profile import Profile
-from hpcsched.profiling.layers import ProbeFailed
-from hpcsched.profiling.packs import _OURS, Say, _Run
-from hpcsched.profiling.sweep import ending_signals
-from hpcsched.profiling.trial import output_of, plan_of, stop
+from hpcsched.profiling.probing import Probe, ProbeFailed, Say, kept_if_it_fails, started
+from hpcsched.profiling.trial import output_of, plan_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,30 +199,18 @@ class Measurement:
         argv = (sys.executable, "-m", "hpcsched.worker.vsw")
         watch, timeout_s = self._watch, self._settings.timeout_s
         row = partial(watch.row, chosen[0].kind)
-        run = _Points([self._job], output_of(folder), timeout_s, watch.say, result, row, learn)
-        unwanted = scratch
-        try:
-            with ending_signals():
-                workers = self._launcher.launch(replace(plan, argv=argv, env=env, arena=False))
-                try:
-                    code = run.follow(workers)
-                finally:
-                    try:
-                        stop(workers)
-                    finally:
-                        workers.close()
+        run = _Points(output_of(folder), timeout_s, result, row, learn)
+        with kept_if_it_fails(scratch, folder) as keep:
+            with started(self._launcher, replace(plan, argv=argv, env=env, arena=False)) as workers:
+                code = run.follow(workers)
             run.learn()
-            unwanted = folder if code not in (0, ConfigError.exit_code) else scratch
+            if code not in (0, ConfigError.exit_code):
+                keep()
             yield run, code
-        except ProbeFailed as error:
-            unwanted = folder if error.output else scratch
-            raise
-        finally:
-            shutil.rmtree(unwanted, ignore_errors=True)
 
 
 @dataclass(frozen=True)
-class _Points(_Run):
+class _Points(Probe):
     """A run that tells of points, and replaces the file `result` by all that it knows."""
 
     result: Path
@@ -247,11 +232,5 @@ class _Points(_Run):
             self.learned(json.loads(self.result.read_bytes()))
 
     @property
-    def said(self) -> list[str]:
-        """What it has written on purpose."""
-        return [line.removeprefix(_OURS) for line in self._lines() if line.startswith(_OURS)]
-
-    @property
-    def ends(self) -> str:
-        """The last line of its output, and where that is."""
-        return self._ends()
+    def _nothing_done(self) -> str:
+        return "it made no step"

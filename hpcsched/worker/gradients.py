@@ -38,16 +38,18 @@ def in_buckets(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.P
 class Bucket:
     """Parameters whose gradients travel together, in one flat buffer.
 
-    Behind the gradients the buffer has one number a parameter: how many ranks used it.
+    Behind the gradients the buffer has one number a parameter: how many ranks used it. `ahead` is room for so
+    many numbers more in front of them.
     """
 
-    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: list[torch.nn.Parameter], *, ahead: int = 0) -> None:
         first = parameters[0]
         self.parameters = parameters
         self.sizes = [p.numel() for p in parameters]
-        self.flat = torch.empty(sum(self.sizes) + len(parameters), dtype=first.dtype, device=first.device)
+        length = ahead + sum(self.sizes) + len(parameters)
+        self.flat = torch.empty(length, dtype=first.dtype, device=first.device)
         self.flat.zero_()  # memory that has been touched, unlike that of `zeros`
-        *self.parts, self.used = self.flat.split([*self.sizes, len(parameters)])
+        self.ahead, *self.parts, self.used = self.flat.split([ahead, *self.sizes, len(parameters)])
         self.missing = 0
         self._work: dist.Work | None = None
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpcsched.cli.profile import profile
-from hpcsched.cli.profile_layers import _BUILT_IN, _arguments, _batches, _job
+from hpcsched.cli.profile_layers import _BUILT_IN, _batches, _job, trainer_arguments
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.profiling.layers_draw import layers_list, layers_table
@@ -41,8 +41,8 @@ def call(path: Path, *words: str) -> Result:
 
 
 def test_arguments_are_json_or_pairs() -> None:
-    assert _arguments('{"a": [1], "b": null}') == {"a": [1], "b": None}
-    assert _arguments("width=0.125, classes=10,name=x,on=true") == {
+    assert trainer_arguments('{"a": [1], "b": null}') == {"a": [1], "b": None}
+    assert trainer_arguments("width=0.125, classes=10,name=x,on=true") == {
         "width": 0.125,
         "classes": 10,
         "name": "x",
@@ -50,7 +50,7 @@ def test_arguments_are_json_or_pairs() -> None:
     }
     for wrong in ("width", "=1", "{", "[1]", ""):
         with pytest.raises(ConfigError, match="--args"):
-            _arguments(wrong)
+            trainer_arguments(wrong)
 
 
 def test_batches_are_whole_numbers_once_each() -> None:

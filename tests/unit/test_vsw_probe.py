@@ -22,7 +22,7 @@ from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.launch.base import LaunchPlan  # noqa: E402
 from hpcsched.planning.vsw.costs import Costs, GpuCosts, Line, Network, Speed, Times  # noqa: E402
 from hpcsched.planning.vsw.profile import Profile  # noqa: E402
-from hpcsched.profiling.layers import ProbeFailed  # noqa: E402
+from hpcsched.profiling.probing import ProbeFailed  # noqa: E402
 from hpcsched.testing.launch import FakeLauncher, FakeWorkers  # noqa: E402
 from hpcsched.worker.trainer import Parts  # noqa: E402
 from hpcsched.worker.vsw import probe as probing  # noqa: E402

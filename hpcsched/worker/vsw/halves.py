@@ -14,13 +14,12 @@ class HalvedBucket(Bucket):
     """A bucket with room for both halves of its parameters' gradients, which travel together."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
-        super().__init__(parameters)
-        size, first = sum(self.sizes), parameters[0]
-        self.flat = torch.empty(2 * size + len(parameters), dtype=first.dtype, device=first.device).zero_()
-        self._first, self._second, self.used = self.flat.split([size, size, len(parameters)])
-        self._firsts, self.parts = self._first.split(self.sizes), list(self._second.split(self.sizes))
+        size = sum(parameter.numel() for parameter in parameters)
+        super().__init__(parameters, ahead=size)
+        self._first, self._second = self.ahead, self.flat[size : 2 * size]
+        self._firsts = self._first.split(self.sizes)
         self._used_first = torch.zeros_like(self.used)
-        self.products = torch.zeros(3, dtype=torch.float64, device=first.device)
+        self.products = torch.zeros(3, dtype=torch.float64, device=self.flat.device)
 
     @torch.no_grad()
     def keep_first(self) -> None:

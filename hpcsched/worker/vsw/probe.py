@@ -22,8 +22,7 @@ from hpcsched.worker.trainer import Parts, Place, rehearse
 from hpcsched.worker.vsw.clock import KEPT, Clock, Round
 from hpcsched.worker.vsw.halves import HalvedBucket, HalvedSum
 from hpcsched.worker.vsw.reading import Reader
-from hpcsched.worker.vsw.session import _total
-from hpcsched.worker.vsw.streams import StreamWorkers
+from hpcsched.worker.vsw.streams import StreamWorkers, summed
 from hpcsched.worker.vsw.tables import GAIN
 
 MOST_AT_ONCE = 64
@@ -235,7 +234,7 @@ class Probe:
         batches = [self._reader.next() for _ in range(count)]
         read = clock.mark()
         losses = self._workers.forward(batches)
-        totals = [_total(loss, local) for loss in losses]
+        totals = [summed(loss, local) for loss in losses]
         forward = clock.mark()
         torch.autograd.backward([total / (ROUNDS * count * local) for total in totals])
         clock.round((local, count), begun, read, forward, clock.mark())

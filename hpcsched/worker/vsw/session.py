@@ -22,12 +22,14 @@ from hpcsched.worker.vsw.lines import measure_line
 from hpcsched.worker.vsw.memory import remember, remembered
 from hpcsched.worker.vsw.outlook import Expectation, Trajectory, expect
 from hpcsched.worker.vsw.reading import Reader
-from hpcsched.worker.vsw.streams import StreamWorkers
+from hpcsched.worker.vsw.streams import StreamWorkers, summed
 from hpcsched.worker.vsw.tables import Table
 from hpcsched.worker.vsw.updates import ShardOptimizer, can_be_split, scaled
 
 LOOK_SHARE = 0.01
 """Of the time, that looking ahead may take: epochs may be short."""
+
+_NO_INDICES = torch.empty(0, dtype=torch.int64)
 
 _NOTHING = 4
 """Bytes of the gradients of a model of which nothing is trained, at present."""
@@ -119,7 +121,6 @@ class WorkerSession(Session):
         if self.scheduler is not None:
             for _ in range(self._steps_at(self.samples + self.global_batch) - self.step):
                 self.scheduler.step()  # type: ignore[attr-defined]
-        self._fed = self._share_size
 
     def _compare(self) -> None:
         halves = self._halved.halves(self.global_batch // 2)
@@ -173,7 +174,7 @@ class WorkerSession(Session):
         batches = [self._reader.next() for _ in pieces]
         read = clock.mark()
         losses = self._workers.forward(batches)
-        totals = [_total(loss, len(piece)) for loss, piece in zip(losses, pieces, strict=True)]
+        totals = [summed(loss, len(piece)) for loss, piece in zip(losses, pieces, strict=True)]
         forward = clock.mark()
         if complete and self.world_size > 1 and not self._course_now.trial:
             self._answer = self._peers.ask(*self._wishes())  # travels while the backward pass computes
@@ -232,12 +233,9 @@ class WorkerSession(Session):
             self._look_ahead()
         self.global_batch = self._next_batch()
 
-    def _mine(self, batch: Any) -> Any:
-        """This rank's samples of a global batch, in no other order."""
-        course = self._course_now
-        share, first = course.shares[self.rank], course.first_worker(self.rank)
-        last = first + (share.workers if share else 0)
-        return batch[first * course.local_batch : last * course.local_batch]
+    def _share_at(self, samples: int) -> torch.Tensor:
+        """Nothing: `take_step` reads its own."""
+        return _NO_INDICES
 
     def _cut(self, batch: int, update: int) -> list[list[range]]:
         """The parts of a step's global batch that are the local batches of this rank's workers: all of them,
@@ -402,7 +400,6 @@ class WorkerSession(Session):
             self._remember_too_large(kind)
         self._decide()
         self._aim()
-        self._share_size = len(self._share_at(self.samples))
 
     def _own_table(self) -> Table:
         """What is known of this rank's device: what an earlier attempt has found out of the same one."""
@@ -419,13 +416,3 @@ class WorkerSession(Session):
         """Whatever becomes of this attempt: the next one is to know. The smallest has to do in any case."""
         if self._env is not None and kind != (self._control.least, 1):
             remember(self._env.job_dir, kind)
-
-
-def _total(loss: torch.Tensor, samples: int) -> torch.Tensor:
-    """The sum of a local batch's losses, of one loss a sample or of their mean."""
-    if loss.ndim > 1 or (loss.ndim == 1 and len(loss) != samples):
-        raise ValueError(
-            f"losses of shape {list(loss.shape)} for {samples} samples; expected one loss a sample (shape "
-            "[samples]), or their mean (shape [])"
-        )
-    return loss.sum() if loss.ndim else loss * samples
