@@ -43,12 +43,15 @@ class WithElastic:
 
 
 def _with_what_was_grown(view: View) -> Rooms:
-    """The GPUs that a waiting job could have: those that are free, and those that jobs have grown by."""
+    """The GPUs that a waiting job could have: those that are free, and those that jobs have grown by, or are
+    about to give back."""
     rooms = Rooms(view.rooms.by_host())
     for job in view.running:
-        before, _ = view.proposals.grown.get(job.id, (job.width, None))
-        if job.settled:
-            rooms.give(view.hosts_of(job), max(0, job.width - before))
+        least, _ = view.proposals.grown.get(job.id, (job.width, None))
+        if job.becoming is not None:
+            least = len(job.becoming.gpus) // job.spec.nodes
+        if job.settled or job.becoming is not None:
+            rooms.give(view.hosts_of(job), max(0, job.width - least))
     return rooms
 
 

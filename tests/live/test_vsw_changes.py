@@ -146,3 +146,17 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(
     assert job.run(1, batch=BATCH) == [2]
     assert message in job.output
     assert job.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("batch", [6, 24])
+def test_a_checkpoint_of_another_strategy_and_batch_is_gone_on_from(tmp_path: Path, batch: int) -> None:
+    """What is left are the steps that are left, each of as many samples as the trainer says now."""
+    job = Job(tmp_path, "training:Exact", 40)
+    with woken_by():
+        assert job.run(1, batch=BATCH, at=20) == [75], job.output
+    done = job.state
+    job.env["HPCSCHED_STRATEGY"] = json.dumps({"kind": "vsw", "local_batch": 2})
+    assert job.run(1, batch=batch) == [0], job.output
+    state = job.final()
+    assert state["step"] == 40
+    assert state["samples"] == done["samples"] + (40 - done["step"]) * batch

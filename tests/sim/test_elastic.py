@@ -76,16 +76,16 @@ def test_what_a_job_proposes_keeps_to_its_limits() -> None:
 
 
 def test_nobody_grows_while_a_job_waits_that_could_start_instead() -> None:
-    """`next` waits for two of the four that `x` has grown by; `y` does not get them."""
-    driver = alone()
-    driver.submit(a_job("y", steps=100_000, gpus=(1, 1)))
-    driver.runs("y", in_place=True)
-    proposes(driver, "x", STEEP)
-    driver.submit(a_job("next", steps=100, gpus=2))
+    """One GPU is free and `x` has grown by two: `next` needs these three, and `y` does not get the one."""
+    profiles = [a_profile(name, rates) for name, rates in (("x", [1.0, 1.5, 1.2]), ("y", [1.0, 0.9]))]
+    driver = Driver(*(a_job(name, steps=100_000) for name in "xy"), gpus=6, profiles=profiles)
+    driver.runs("x", "y", in_place=True)
+    proposes(driver, "x", {1: 1.0, 2: 1.5, 4: 3.0})
+    driver.resized("x", 500)
+    assert (driver.job("x").width, driver.job("y").width) == (4, 1)
+    driver.submit(a_job("next", steps=100, gpus=3))
+    assert driver.job("x").resizing
     assert proposes(driver, "y", STEEP) == []
-    driver.resized("x", 500)  # all that were free; they are given back at once
-    assert Why.GIVEN_BACK in whys(driver, "x")
-    assert driver.job("y").width == 1
 
 
 def test_who_has_grown_gives_that_back_when_another_job_comes() -> None:
@@ -131,6 +131,55 @@ def test_a_change_that_costs_more_than_is_left_to_gain_is_not_made() -> None:
     driver = alone(in_place=False)
     driver.reports("x", 99_999, rate=1.5)
     assert proposes(driver, "x", STEEP) == []
+
+
+def test_a_change_whose_gain_does_not_make_up_for_its_cost_is_not_made() -> None:
+    """18 steps left take 12 s as it is, and 3 s on six GPUs: after 10 s for a restart."""
+    driver = alone(in_place=False)
+    driver.reports("x", 100_000 - 18, rate=1.5)
+    assert proposes(driver, "x", STEEP) == []
+    driver.reports("x", 100_000 - 17, rate=1.5)
+    in_place = alone()
+    in_place.reports("x", 100_000 - 18, rate=1.5)
+    assert proposes(in_place, "x", STEEP) != []
+
+
+def test_in_the_last_seconds_of_an_allocation_a_restart_gets_it_no_farther() -> None:
+    profiles = [a_profile("x", {1: 1.0, 2: 1.5, 3: 1.2}, start_s=5.0, suspend_s=5.0)]
+    for left_s, grows in ((12.0, False), (1000.0, True)):
+        driver = Driver(a_job("x", steps=10**7), gpus=6, profiles=profiles, deadline=10_000.0, reserve_s=60.0)
+        driver.runs("x")
+        driver.now = 10_000.0 - 60.0 - 5.0 - left_s
+        assert bool(proposes(driver, "x", STEEP)) is grows
+
+
+def test_a_job_that_starts_again_on_its_best_count_has_not_grown() -> None:
+    driver = alone()
+    proposes(driver, "x", STEEP)
+    driver.resized("x", 500)
+    driver.suspend("x")
+    driver.leaves("x", 600)
+    driver.resume("x")
+    driver.runs("x", in_place=True)
+    assert driver.job("x").width == 6
+    assert driver.submit(a_job("next", steps=100, gpus=2)) == []
+
+
+def test_what_a_job_proposed_is_forgotten_when_it_has_ended() -> None:
+    driver = alone()
+    proposes(driver, "x", STEEP)
+    driver.resized("x", 500)
+    driver.exits("x", 0)
+    assert driver.machine.proposals.of == {}
+    assert driver.machine.proposals.grown == {}
+
+
+def test_what_a_job_expects_of_itself_is_no_measure_for_guests() -> None:
+    driver = alone()
+    x = driver.job("x")
+    assert driver.machine.lane_view().profile(x) is not None
+    proposes(driver, "x", FLAT)
+    assert driver.machine.lane_view().profile(x) is None
 
 
 def test_a_little_faster_is_not_worth_more_gpus() -> None:

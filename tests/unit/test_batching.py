@@ -219,6 +219,12 @@ def test_no_choice_leaves_the_bounds() -> None:
     assert all(64 % local == 0 for local in local_batches(fixed, 64, 1, 64))
 
 
+def test_a_choice_whose_rounding_would_leave_devices_without_a_worker_is_none() -> None:
+    options = WorkerOptions.parse({"local_batch": [15, 525], "global_batch": [30, 9000], "rate": 0.8})
+    # 540 samples for 13 devices: 14 workers would have 39 each, 45 in units of 15, which makes 12 of them.
+    assert 45 not in local_batches(options, 540, 13, 525)
+
+
 def test_large_batches_of_small_local_batches_still_have_the_largest() -> None:
     options = WorkerOptions.parse({"local_batch": [16, 32], "global_batch": [64, 65536]})
     assert 32 in local_batches(options, 65536, 4, 32)

@@ -259,6 +259,17 @@ def test_rates_are_steps_of_the_job_whatever_the_batch() -> None:
     assert found.rates[1] == pytest.approx(2 / 0.161, rel=0.01)
 
 
+def test_the_next_epoch_is_expected_to_fluctuate_as_the_last_one_did() -> None:
+    one = control()
+    one.tables = measured(0.01)
+    trajectory = Trajectory(1000 * CELLS)
+    trajectory.cells = [128.0, 512.0] * (CELLS // 2)
+    found = expect(one, trajectory, 1000 * CELLS)
+    assert found is not None
+    # The last value, 512, is forecast: around it, half as much to twice as much.
+    assert found.batch == pytest.approx(512 * (0.5 + 2.0) / 2, rel=0.1)
+
+
 def test_pinned_workers_expect_nothing() -> None:
     one = control(48, workers=2)
     one.tables = measured(0.01)

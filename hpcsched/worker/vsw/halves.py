@@ -18,23 +18,18 @@ class HalvedBucket(Bucket):
         super().__init__(parameters, ahead=size)
         self._first, self._second = self.ahead, self.flat[size : 2 * size]
         self._firsts = self._first.split(self.sizes)
-        self._used_first = torch.zeros_like(self.used)
         self.products = torch.zeros(3, dtype=torch.float64, device=self.flat.device)
 
     @torch.no_grad()
     def keep_first(self) -> None:
-        """What is in the gradients now is the first half; they start again from zero."""
-        for i, (parameter, part) in enumerate(zip(self.parameters, self._firsts, strict=True)):
-            self._used_first[i] = parameter.grad is not None
+        """What is in the gradients now is the first half; they start again from zero, so that they count as
+        used."""
+        for parameter, part in zip(self.parameters, self._firsts, strict=True):
             if parameter.grad is None:
                 part.zero_()
             else:
                 part.view_as(parameter).copy_(parameter.grad)
                 parameter.grad.zero_()
-
-    def _fill(self) -> None:
-        super()._fill()
-        self.used.add_(self._used_first)
 
     def _empty(self) -> None:
         first, second = self._first, self._second

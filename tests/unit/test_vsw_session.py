@@ -1,0 +1,68 @@
+"""Sessions by stream workers in this process: models that are unlike most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from hpcsched.errors import ConfigError  # noqa: E402
+from hpcsched.planning.workers import WorkerOptions  # noqa: E402
+from hpcsched.worker.trainer import Parts  # noqa: E402
+from hpcsched.worker.vsw.session import WorkerSession  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+ADAPTIVE = {"local_batch": 2, "global_batch": [8, 32], "similarity": 0.9, "every": 2}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HPCSCHED_JOB_ID", raising=False)
+
+
+def session(model: nn.Module, trained: list[Any], loss: Any, **options: Any) -> WorkerSession:
+    """Of samples that are all the same."""
+    parts = Parts(
+        model=model,
+        optimizer=torch.optim.SGD(trained, lr=0.1),
+        dataset=(torch.ones(40, 3),),
+        global_batch=8,
+        loss=loss,
+    )
+    made = WorkerSession(parts, WorkerOptions.parse(options or ADAPTIVE))
+    made.total_steps = 12
+    return made
+
+
+def test_gradients_that_no_optimizer_takes_do_not_add_up() -> None:
+    """Only something else is trained, but the model is not frozen: compared is the gradient of one step."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    one = session(model, [torch.zeros(1, requires_grad=True)], lambda m, batch: m(batch[0]).squeeze(1))
+    norms = []
+    for _ in one.steps():
+        one.take_step()
+        norms.append(float(model[0].weight.grad.norm()))
+    assert norms == pytest.approx([norms[0]] * len(norms))
+    assert one._control.seen == pytest.approx(1.0)
+
+
+def test_sparse_gradients_are_refused_in_the_first_step() -> None:
+    model = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Flatten(), nn.Linear(6, 1))
+    one = session(model, list(model.parameters()), lambda m, batch: m(batch[0].long()).squeeze(1))
+    with pytest.raises(ConfigError, match="model: has sparse gradients; accepted: dense ones"):
+        for _ in one.steps():
+            one.take_step()
+
+
+def test_a_model_of_which_nothing_is_trained_at_first_has_no_gradients_to_sum() -> None:
+    model = nn.Linear(3, 1).requires_grad_(False)
+    outside = nn.Parameter(torch.ones(1))
+    one = session(model, [outside], lambda m, batch: m(batch[0]).squeeze(1) * outside, local_batch=2)
+    for _ in one.steps():
+        one.take_step()
+        model.requires_grad_(True)
+    assert one.step == 12
