@@ -12,26 +12,20 @@ not reached in time is noted and does no harm to the rest. Needs one idle GPU an
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from common import Report, main, median, ms
+from networks import NETS, deterministic, distance, network, short
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from hpcsched.errors import ConfigError
-from hpcsched.examples.models import make
 from hpcsched.worker import Parts, Session
 from hpcsched.worker.packed import Failed, OutOfMemory, Pack, load, pack
 from hpcsched.worker.strategies.ddp import _batches
 
-NETS = ("mlp-3", "mobilenet-v2", "resnet50", "densenet121")
-SMALL = {"mobilenet-v2": {"width": 0.1, "image": 32}, "resnet50": {"width": 0.05, "image": 32}}
-SMALL |= {"densenet121": {"width": 0.05, "image": 32}}
 MODES = ("loop", "streams", "graph", "stacked", "auto")
 BATCH, BATCHES, QUICK_BATCH = 32, (50, 64, 80, 100), 2
 SIZES, QUICK_SIZES = (2, 4, 8, 3, 6), (2,)
@@ -43,8 +37,6 @@ BUDGET_S = 570.0
 CLOSE = 1e-6
 """How far the weights may be from those of a training alone after `CHECKED_STEPS`, in double precision: as
 networks with batch norm enlarge what rounding makes of another order of sums."""
-
-cudnn: Any = torch.backends.cudnn
 
 
 def measure(options: argparse.Namespace) -> Report:
@@ -226,56 +218,7 @@ class Bench:
         return pack(members, mode=mode)
 
     def parts(self, net: str, seed: int, batch: int) -> Parts:
-        torch.manual_seed(0)
-        samples = 2 * batch
-        classes = 10
-        if net == "mlp-3":
-            inputs: tuple[torch.Tensor, ...] = (torch.randn(samples, 3072),)
-            torch.manual_seed(seed)
-            width = 16 if self.quick else 128
-            layers = (nn.Linear(3072, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
-            model: nn.Module = nn.Sequential(*layers, nn.Linear(width, classes))
-        else:
-            torch.manual_seed(seed)
-            model, example = make(net, {"classes": classes, **(SMALL[net] if self.quick else {})})
-            torch.manual_seed(0)
-            inputs = example(samples)
-        for module in model.modules():  # it draws random numbers, so nothing could be stacked
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-                module.forward = lambda x: x  # type: ignore[method-assign]
-        model.to(self.dtype)
-        return Parts(
-            model=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=1e-3 * (1 + seed % 4), momentum=0.9),
-            dataset=(*(x.to(self.dtype) for x in inputs), torch.arange(samples) % classes),
-            global_batch=batch,
-            loss=lambda model, batch: cross_entropy(model(*batch[:-1]), batch[-1], reduction="none"),
-            data=f"random images for {net} at {batch} as {self.dtype}",
-        )
-
-
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    """Kernels that give the same bits each time."""
-    before = cudnn.deterministic, cudnn.benchmark
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
-        yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before
-
-
-def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """The largest difference between two models, as a part of the largest number in each tensor."""
-    pairs = [(one[name].double(), other[name].double()) for name in other if other[name].is_floating_point()]
-    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-2)) for a, b in pairs)
-
-
-def short(error: Exception) -> str:
-    if isinstance(error, ConfigError):
-        return f"refused: {error.got[:100]}"
-    return "out of memory" if "out of memory" in str(error).lower() else f"failed: {str(error)[:100]}"
+        return network(net, batch, seed=seed, dtype=self.dtype, small=self.quick)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hpcsched.errors import ConfigError
+from hpcsched.examples.models import make
 from hpcsched.worker.packed import free, likeness, load
 from hpcsched.worker.packed.modes import Loop, Stacks
 from hpcsched.worker.packed.stacking import Stack
@@ -272,6 +273,14 @@ def test_models_of_two_architectures_go_each_with_their_own() -> None:
     for _ in range(20):
         together.step()
     assert sorted(group.mode for group in together.groups) == ["loop", "stacked/2"]
+
+
+def test_deep_networks_are_known_to_be_alike() -> None:
+    def described() -> tuple[Any, ...]:
+        model, _ = make("densenet121", {"width": 0.05, "image": 32})
+        return likeness.architecture(model, cross_entropy)
+
+    assert described() == described()
 
 
 def test_a_loss_that_changes_what_it_is_made_of_is_refused() -> None:

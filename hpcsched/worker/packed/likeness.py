@@ -28,7 +28,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _DEEP = 6
 """So far into things inside things it is looked ..."""
 
-_MANY = 20_000
+_MANY = 100_000
 """... and at so many of them."""
 
 _MOST_BYTES = 64 << 20
