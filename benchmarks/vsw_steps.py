@@ -55,10 +55,10 @@ from hpcsched.planning.workers import WorkerOptions
 from hpcsched.worker.trainer import build
 from hpcsched.worker.vsw.session import WorkerSession
 
-home, _, name = os.environ["HPCSCHED_TRAINER"].partition(":")
+trainer, steps, every = json.loads(sys.argv[1])
+home, _, name = trainer.partition(":")
 parts = build(getattr(import_module(home), name)(), json.loads(os.environ["HPCSCHED_ARGS"]))
 parts.model.train()
-steps, every = json.loads(sys.argv[1])
 batch = parts.global_batch
 found = {"usual": [], "compared": [], "decision": []}
 
@@ -144,13 +144,12 @@ def _run(folder: Path, model: dict[str, Any], world: int, steps: int) -> dict[st
             "HPCSCHED_WORLD_SIZE": str(world),
             "HPCSCHED_RUN_DIR": str(folder),
             "HPCSCHED_ARGS": json.dumps(model["args"]),
-            "HPCSCHED_TRAINER": model["trainer"],
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        command = [sys.executable, "rank.py", json.dumps([steps, EVERY])]
+        command = [sys.executable, "rank.py", json.dumps([model["trainer"], steps, EVERY])]
         ranks.append(subprocess.Popen(command, env=env, cwd=folder))
     deadline = time.monotonic() + STOP_S
     try:
