@@ -57,8 +57,8 @@ WAYS = {
     "equal": {"kind": "vsw", "workers": 1, "accumulation": 7},
     "in_proportion": {"kind": "vsw", "local_batch": 40},
 }
-"""The same 16 workers on two ranks: eight each, and by speed. A step takes over 100 ms: a core changes between
-processes every few."""
+"""The same 16 workers on two ranks: eight each, and by speed. A step takes over 100 ms: a core changes
+between processes every few."""
 
 STOP_S = 300.0
 
