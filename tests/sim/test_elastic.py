@@ -133,15 +133,16 @@ def test_a_change_that_costs_more_than_is_left_to_gain_is_not_made() -> None:
     assert proposes(driver, "x", STEEP) == []
 
 
-def test_a_change_whose_gain_does_not_make_up_for_its_cost_is_not_made() -> None:
-    """18 steps left take 12 s as it is, and 3 s on six GPUs: after 10 s for a restart."""
-    driver = alone(in_place=False)
-    driver.reports("x", 100_000 - 18, rate=1.5)
-    assert proposes(driver, "x", STEEP) == []
-    driver.reports("x", 100_000 - 17, rate=1.5)
-    in_place = alone()
-    in_place.reports("x", 100_000 - 18, rate=1.5)
-    assert proposes(in_place, "x", STEEP) != []
+@pytest.mark.parametrize(
+    ("left", "in_place", "grows"), [(25, False, False), (35, False, True), (25, True, True)]
+)
+def test_a_change_whose_gain_does_not_make_up_for_its_cost_is_not_made(
+    left: int, in_place: bool, grows: bool
+) -> None:
+    """25 steps take 12.5 s as it is, and 4.2 s on six GPUs after 10 s for a restart; 35 take 17.5, and 5.8."""
+    driver = alone(in_place)
+    driver.reports("x", 100_000 - left, rate=2.0)
+    assert bool(proposes(driver, "x", STEEP)) is grows
 
 
 def test_in_the_last_seconds_of_an_allocation_a_restart_gets_it_no_farther() -> None:
