@@ -139,7 +139,7 @@ def test_a_change_that_costs_more_than_is_left_to_gain_is_not_made() -> None:
 def test_a_change_whose_gain_does_not_make_up_for_its_cost_is_not_made(
     left: int, in_place: bool, grows: bool
 ) -> None:
-    """25 steps take 12.5 s as it is, and 4.2 s on six GPUs after 10 s for a restart; 35 take 17.5, and 5.8."""
+    """25 steps take 12.5 s as it is, and 4.2 s on six after 10 s for a restart; 35 take 17.5, and 5.8."""
     driver = alone(in_place)
     driver.reports("x", 100_000 - left, rate=2.0)
     assert bool(proposes(driver, "x", STEEP)) is grows
