@@ -160,13 +160,8 @@ RULES: Mapping[str, Rule] = {
 def bounds(low: int, high: int, unit: int, where: str) -> tuple[int, int]:
     """Both bounds as whole numbers of units: the lower one as it is, the upper one rounded down.
 
-    Raises ConfigError for a lower bound that is none, for bounds that are crossed, and for bounds that have
-    no other batch between them.
+    Raises ConfigError for a lower bound that is none, and for bounds that have no other batch between them.
     """
-    if low > high:
-        raise ConfigError(
-            where=where, key="global_batch", got=f"[{low}, {high}]", accepted="the smaller bound first"
-        )
     if low % unit:
         below, above = low // unit * unit, -(-low // unit) * unit
         near = f"{below} or {above}" if below else str(above)

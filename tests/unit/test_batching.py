@@ -60,6 +60,7 @@ def test_by_the_noise_scale_the_batch_goes_to_a_multiple_of_it() -> None:
     assert batching.next(1280, 4000.0) == pytest.approx(1408)
     assert batching.next(1280, 2000.0) == pytest.approx(1152)
     assert batching.next(1280, math.inf) == pytest.approx(1408)
+    assert batching.next(1280, 2560.0) == 1280
 
 
 def test_similarity_is_the_cosine() -> None:
@@ -138,8 +139,27 @@ def test_without_bounds_the_batch_stays_what_it_is() -> None:
     assert batching.next(96, -1.0) == 96
 
 
+def test_a_noise_scale_may_be_aimed_at() -> None:
+    wish = {"local_batch": 32, "global_batch": [128, 4096], "noise_scale": 3}
+    batching = WorkerOptions.parse(wish).batching(128)
+    assert (batching.metric.name, batching.target) == ("noise-scale", 3.0)
+
+
 def test_the_upper_bound_is_rounded_down_to_whole_workers() -> None:
     assert bounds(128, 1000, 64, "x") == (128, 960)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "accepted"),
+    [
+        (32, 640, "an even number of workers, e.g. 64$"),
+        (100, 640, "an even number of workers, e.g. 64 or 128$"),
+        (128, 150, "an upper bound of at least 192, or one number$"),
+    ],
+)
+def test_bounds_that_cannot_be_are_told_which_can(low: int, high: int, accepted: str) -> None:
+    with pytest.raises(ConfigError, match=accepted):
+        bounds(low, high, 64, "x")
 
 
 @pytest.mark.parametrize(
@@ -162,6 +182,7 @@ def test_the_upper_bound_is_rounded_down_to_whole_workers() -> None:
         ({"similarity": "high"}, "similarity", "'high'"),
         ({"similarity": float("nan")}, "similarity", "nan"),
         ({"noise_scale": 1.0}, "noise_scale", "given together with similarity"),
+        ({"similarity": None, "noise_scale": 0}, "noise_scale", "0"),
         ({"every": 0}, "every", "0"),
         ({"rate": 1.0}, "rate", "1.0"),
         ({"rate": 0}, "rate", "0"),

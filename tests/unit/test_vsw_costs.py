@@ -102,6 +102,19 @@ def test_throughput_that_falls_is_not_extended_to_nothing():
 def test_a_local_batch_between_two_lies_on_the_line():
     own = GpuCosts(speeds={32: speed(32, {1: 0.1, 2: 0.18}, 2), 64: speed(64, {1: 0.19}, 1)}, update_s=0.0)
     assert compute_s(own.speed(48).at(1)) == pytest.approx(0.145)
+    read_s = {32: 0.01, 64: 0.05}
+    own = GpuCosts(
+        speeds={
+            local: Speed(local_batch=local, times={1: Times(data_s=data_s, forward_s=0.1, backward_s=0.2)})
+            for local, data_s in read_s.items()
+        },
+        update_s=0.0,
+    )
+    assert own.speed(40).at(1).data_s == pytest.approx(0.02)
+
+
+def test_of_a_local_batch_between_two_no_more_fit_than_of_the_larger() -> None:
+    own = GpuCosts(speeds={32: speed(32, {1: 0.1, 2: 0.18}, 2), 64: speed(64, {1: 0.19}, 1)}, update_s=0.0)
     assert own.speed(48).usable == 1  # two may not fit
     assert own.speed(32).usable == 2
 

@@ -109,6 +109,12 @@ def test_the_index_is_that_of_the_fastest_option_with_so_many_workers():
             False,
             "no choice of options adds up to 6 workers; 4 and 7 can be reached",
         ),
+        (
+            [[Option(3, 1.0), Option(7, 1.0)], [Option(5, 1.0), Option(11, 1.0)]],
+            10,
+            True,
+            "no choice of options adds up to 10 workers; 8 and 12 can be reached",
+        ),
     ],
 )
 def test_what_cannot_be_reached_is_told(groups, workers, use_all, why):
