@@ -332,6 +332,12 @@ def test_a_set_is_spread_if_hosts_are_slower_inside_than_between():
     assert [each.gpus for each in scaled] == [(0, 2)]
 
 
+def test_a_set_whose_gpus_wait_for_the_network_nearly_all_the_time_is_still_one():
+    slow = Costs(gpus=COSTS.gpus, buckets=COSTS.buckets, network=network((1e-7, 9.0), (1e-7, 9.0)))
+    (found,) = scale(slow, FOUR, [(128, 1000.0)], local_batches=LOCAL, least=4)
+    assert found.epoch_s == pytest.approx(epoch_s(slow, FOUR, [(128, 1000.0)]))
+
+
 def test_only_the_sizes_asked_for_are_looked_at():
     scaled = scale(COSTS, FOUR, [(512, 1.0)], local_batches=LOCAL, least=2, most=3)
     assert [each.count for each in scaled] == [2, 3]
