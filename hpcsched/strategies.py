@@ -52,7 +52,7 @@ def checked(given: str | Mapping[str, Any], *, where: str, key: str, trainer: bo
         raise refuse(key, kind, ", ".join(STRATEGIES))
     if kind == "vsw":
         if not trainer:
-            raise refuse(key, kind, "a strategy for any program: stream workers need a trainer")
+            raise refuse(key, kind, "stream workers for jobs with a trainer only")
         try:
             WorkerOptions.parse(table)
         except ConfigError as error:

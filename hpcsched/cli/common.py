@@ -171,3 +171,10 @@ def needs_numpy() -> None:
     """Raise MissingNumpy if it is not there."""
     if find_spec("numpy") is None:
         raise MissingNumpy("planning needs numpy: install hpcsched[plan]")
+
+
+def needs_place(where: str, file: Path) -> None:
+    """Raise ConfigError, in the name of the option `where`, unless a file of that name could be written."""
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        got = f"{file}: {'a folder' if file.is_dir() else 'no such place'}"
+        raise ConfigError(where=where, got=got, accepted="a file in a folder")

@@ -125,7 +125,7 @@ def _changes(machine: Machine, job: Job) -> list[str]:
         what = f"go to {_count(job, gpus)}" if gpus else "save and wait"
         lines.append(f"planned to {what} at {clock(at)} into the run")
     if not job.ready:
-        lines.append("it has not said that it can be suspended, so it keeps these GPUs until it ends")
+        lines.append("it has not said yet that it can be suspended: until it does it keeps these GPUs")
     return lines
 
 

@@ -12,6 +12,7 @@ import click
 
 from hpcsched.cli.common import json_option, needs_numpy, plural
 from hpcsched.errors import ConfigError
+from hpcsched.planning.batching import worker_count
 
 if TYPE_CHECKING:
     from hpcsched.planning.vsw.configure import Configuration, Gpu, Scaled
@@ -133,12 +134,17 @@ def _of_profile(
     if accumulation[0] > accumulation[1]:
         got = f"{accumulation[0]} {accumulation[1]}"
         raise ConfigError(where="--accumulation", got=got, accepted="the least first")
+    low, high = profile.global_batch or (batch, batch)
+    outside = (
+        "" if low <= batch <= high else f"\nnote: the profile is for global batches from {low} to {high}"
+    )
     if not options["--scale"]:
         if options["--samples"]:
             raise ConfigError(where="--samples", got="given without --scale", accepted="only with --scale")
         began = time.perf_counter()
         made = configure(profile.costs, gpus, batch, local_batches=local_batches, accumulation=accumulation)
-        return _configuration(profile, gpus, made, batch, time.perf_counter() - began)
+        result, text = _configuration(profile, gpus, made, batch, time.perf_counter() - began)
+        return result, text + outside
     if accumulation[0]:
         got = f"{accumulation[0]} {accumulation[1]}"
         raise ConfigError(where="--accumulation", got=got, accepted="0 as the least with --scale")
@@ -151,13 +157,16 @@ def _of_profile(
         local_batches=local_batches,
         accumulation=accumulation,
     )
-    return _scaled(gpus, scaled, batch, samples, time.perf_counter() - began)
+    result, text = _scaled(gpus, scaled, batch, samples, time.perf_counter() - began)
+    sizes = sorted({size * worker_count(batch, size, even=True) for size in local_batches})
+    if batch not in sizes:
+        few = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
+        text += f"\nnote: steps of {few} samples, as whole workers make; {batch} was asked"
+    return result, text + outside
 
 
 def _near(local_batches: Sequence[int], batch: int) -> Sequence[int]:
     """Those that come nearest to the batch, or miss it by at most a tenth: workers are whole numbers."""
-    from hpcsched.planning.batching import worker_count
-
     misses = {size: abs(size * worker_count(batch, size, even=True) - batch) for size in local_batches}
     most = max(batch / 10, min(misses.values()))
     return [size for size in local_batches if misses[size] <= most]

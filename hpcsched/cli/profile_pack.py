@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcsched.cli.common import Number, json_option, option, plural
+from hpcsched.cli.common import Number, json_option, needs_place, option, plural
 from hpcsched.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def pack(
     models, notes = _by_model(members)
     two = _pairs(models, jobs) if pairs else []
     for place, file in (("-o", output), ("--costs", costs)):
-        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-            raise ConfigError(where=place, got=f"{file}: no such place", accepted="a file in a folder")
+        if file is not None:
+            needs_place(place, file)
     opened = open_devices(devices, socket.gethostname())
     try:
         if opened.kind == "replay":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcsched.cli.common import Number, option
+from hpcsched.cli.common import Number, needs_place, option
 from hpcsched.cli.profile_layers import trainer_arguments
 from hpcsched.cli.profile_pack import jobs_with_trainers
 from hpcsched.errors import ConfigError
@@ -86,8 +86,7 @@ def vsw(
         global_batch=said.global_batch if said else None,
         timeout_s=timeout,
     )
-    if output.is_dir() or not output.absolute().parent.is_dir():
-        raise ConfigError(where="-o", got=f"{output}: no such place", accepted="a file in a folder")
+    needs_place("-o", output)
     opened = open_devices(devices, socket.gethostname())
     try:
         if opened.kind == "replay":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -95,7 +95,7 @@ class WorkerOptions:
             raise refuse(targets[0], repr(target), accepted)
         every, rate = table.get("every", EVERY), table.get("rate", RATE)
         if not _is_count(every):
-            raise refuse("every", repr(every), f"{_COUNT} of steps")
+            raise refuse("every", repr(every), f"{_COUNT} of updates")
         if not _is_number(rate) or not 0 < rate < 1:
             raise refuse("rate", repr(rate), "a number between 0 and 1, such as 0.1 for 10 %")
         rule, synchronize = table.get("learning_rate", "sqrt"), table.get("synchronize", "auto")
@@ -118,6 +118,24 @@ class WorkerOptions:
             synchronize=synchronize,
             pinned=pinned,
         )
+
+    def within(self, samples: int, where: str = "strategy vsw") -> WorkerOptions:
+        """The same for a dataset of so many samples: no batch between bounds is larger than that.
+
+        Raises ConfigError if the smallest one is.
+        """
+        if self.global_batch is None or self.local_batch is None:
+            return self
+        low, high = self.global_batch
+        if low > samples:
+            raise ConfigError(
+                where=where,
+                key="global_batch",
+                got=f"from {low} samples, more than the dataset has",
+                accepted=f"at most {samples}",
+            )
+        unit = 2 * self.local_batch[0]
+        return replace(self, global_batch=(low, max(low, min(high, samples // unit * unit))))
 
     def batching(self, base: int, where: str = "strategy vsw") -> Batching:
         """The rule for the global batch of a trainer whose own is `base`; ConfigError where they do not
@@ -151,14 +169,14 @@ def local_batches(options: WorkerOptions, batch: int, devices: int, most: int) -
     """The local batches to choose from for about so many samples on so many devices, smallest first.
 
     The smallest one, and the largest multiples of it up to `most` that come near to the batch with an even
-    number of workers, one for each device at least: within half of the rate by which the batch changes, and
-    within its bounds. Where it does not change, any number of workers that is exact will do.
+    number of workers, one for each device at least: within the rate by which the batch changes, and within
+    its bounds. Where it does not change, any number of workers that is exact will do.
     """
     assert options.local_batch is not None
     least, largest = options.local_batch[0], min(most, options.local_batch[1])
     low, high = options.global_batch or (batch, batch)
     group = 1 if options.global_batch is None else 2
-    miss = options.rate / 2 * batch if low < high else 0.0
+    miss = options.rate * batch if low < high else 0.0
     fewest = max(devices, (batch - miss) / max(largest, least), 1)
     first = -int(-fewest // group) * group
     found = {least}

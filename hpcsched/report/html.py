@@ -157,7 +157,7 @@ def _section(history: BatchHistory, number: int) -> str:
     value = last.similarity if options.metric == "similarity" else last.noise_scale
     if value is not None:
         facts.append((options.metric.replace("-", " "), f"{value:.4g}"))
-        facts.append(("target", f"{options.target:g}, every {options.every} steps"))
+        facts.append(("target", f"{options.target:g}, every {options.every} updates"))
     facts.append(("learning rate", f"x {last.factor:.3g}"))
     if last.loss is not None:
         facts.append(("loss", f"{last.loss:.4g}"))

@@ -166,6 +166,43 @@ def test_a_job_that_starts_again_on_its_best_count_has_not_grown() -> None:
     assert driver.submit(a_job("next", steps=100, gpus=2)) == []
 
 
+def told(driver: Driver, why: Why) -> list[dict[str, object]]:
+    return [dict(note.reason.facts) for note in driver.job("x").story if note.reason.why is why]
+
+
+def test_what_it_proposed_and_what_it_gained_is_told_once() -> None:
+    driver = alone()
+    proposes(driver, "x", STEEP)
+    driver.resized("x", 500)
+    proposes(driver, "x", STEEP)
+    (said,) = told(driver, Why.PROPOSED)
+    assert (said["old"], said["gpus"], said["batch"], said["rate"]) == (2, 6, 512.0, 6.0)
+    (grown,) = told(driver, Why.SCALED_UP)
+    assert (grown["old"], grown["gpus"], grown["gain"]) == (2, 6, 2.0)
+    proposes(driver, "x", FLAT)
+    assert [(each["old"], each["gpus"]) for each in told(driver, Why.PROPOSED)] == [(2, 6), (6, 1)]
+
+
+def test_who_has_shrunk_since_gives_back_what_it_grew_by_after_that() -> None:
+    driver = alone()
+    for rates, width in ((STEEP, 6), (FLAT, 1), (STEEP, 6)):
+        proposes(driver, "x", rates)
+        driver.resized("x", 500)
+        assert driver.job("x").width == width
+    (resize,) = driver.submit(a_job("next", steps=100, gpus=5))
+    assert isinstance(resize, Resize)
+    assert resize.gpus == (0,)
+
+
+def test_nobody_shrinks_when_there_is_no_time_left_to_do_it() -> None:
+    profiles = [a_profile("x", {1: 1.0, 2: 1.5, 3: 1.2}, start_s=5.0, suspend_s=5.0)]
+    for left_s, shrinks in ((8.0, False), (30.0, True)):
+        driver = Driver(a_job("x", steps=10**7), gpus=6, profiles=profiles, deadline=10_000.0, reserve_s=60.0)
+        driver.runs("x")
+        driver.now = 10_000.0 - 60.0 - 5.0 - left_s
+        assert bool(proposes(driver, "x", FLAT)) is shrinks
+
+
 def test_what_a_job_proposed_is_forgotten_when_it_has_ended() -> None:
     driver = alone()
     proposes(driver, "x", STEEP)

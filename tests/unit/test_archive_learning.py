@@ -1,12 +1,14 @@
-"""What the database keeps of the throughput that runs have seen."""
+"""What the database keeps of jobs that have ended, and of the throughput that runs have seen."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from hpcsched.cli.archive import _learnt
+from hpcsched.cli.archive import _finished, _learnt
+from hpcsched.core.model import Kind
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 
@@ -68,3 +70,14 @@ def test_later_runs_estimate_from_what_earlier_ones_saw():
     assert driver.machine.profile(job) is learnt
     assert driver.machine.curve(job).rate(2) == pytest.approx(3.5, rel=0.01)
     assert driver.machine.curve(job).rate(8) > 1.5 * 3.5
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(None, 400), (9000, 9000)])
+def test_a_job_has_its_steps_or_where_it_was_given_epochs_those_it_did(steps, kept):
+    driver = Driver(a_job("x", steps=steps, kind=Kind.TRAINER, trainer="m:T"), gpus=1)
+    driver.runs("x")
+    driver.reports("x", 400, rate=2.0)
+    driver.exits("x", 0)
+    life = SimpleNamespace(machine=driver.machine, speed=1.0, run=SimpleNamespace(id="r"))
+    (found,) = _finished(life)
+    assert (found.name, found.steps) == ("x", kept)

@@ -231,6 +231,24 @@ def test_local_batches_are_those_that_make_up_the_batch() -> None:
     assert max(local_batches(options, 1024, 16, 256)) == 64
 
 
+@pytest.mark.parametrize("batch", range(48, 129, 8))
+def test_no_batch_is_left_to_the_smallest_local_batch(batch: int) -> None:
+    """88 samples are 22 workers of 4; a tenth less or more are four of 20 or 24 too."""
+    options = WorkerOptions.parse({"local_batch": [4, 32], "global_batch": [16, 128]})
+    assert max(local_batches(options, batch, 1, 32)) >= 12
+
+
+def test_no_batch_is_larger_than_the_dataset() -> None:
+    options = WorkerOptions.parse({"local_batch": [4, 32], "global_batch": [16, 512]})
+    assert options.within(10_000) == options
+    assert options.within(300).global_batch == (16, 296)
+    assert options.within(16).global_batch == (16, 16)
+    with pytest.raises(ConfigError, match="from 16 samples, more than the dataset has; accepted: at most 15"):
+        options.within(15)
+    fixed = WorkerOptions.parse({"local_batch": 4})
+    assert fixed.within(3) == fixed
+
+
 def test_no_choice_leaves_the_bounds() -> None:
     options = WorkerOptions.parse({"local_batch": [1, 64], "global_batch": [64, 128]})
     for batch in range(64, 129, 2):
@@ -263,5 +281,5 @@ def test_whatever_is_chosen_is_near_and_gives_each_device_a_worker(
         group = 2 if adapts else 1
         workers = group * round(batch / local / group)
         assert workers >= devices
-        assert abs(workers * local - batch) <= (0.05 * batch + 1e-9 if adapts else 0)
+        assert abs(workers * local - batch) <= (0.1 * batch + 1e-9 if adapts else 0)
         assert local % least == 0

@@ -165,7 +165,20 @@ def test_an_epoch_by_the_number_of_gpus():
     lines = run(*arguments).stdout.splitlines()
     assert lines[4].split()[:1] == ["4"]
     assert "*  node0: 4 x Tesla V100-PCIE-16GB" in lines[4]
-    assert lines[-1].startswith("an epoch of 6,400 samples in steps of about 128: ")
+    assert lines[-2].startswith("an epoch of 6,400 samples in steps of about 128: ")
+
+
+@pytest.mark.parametrize("way", [(), ("--scale",)])
+def test_a_batch_that_the_profile_is_not_for_is_planned_and_noted(way):
+    note = "note: the profile is for global batches from 256 to 32768"
+    assert note in run("resnet50-v100-p100", *way, "--global-batch", 99_999).stdout
+    assert note not in run("resnet50-v100-p100", *way, "--global-batch", 512).stdout
+
+
+def test_steps_that_are_not_what_was_asked_are_noted():
+    lines = run("resnet50-v100-p100", "--scale", "--global-batch", 32).stdout.splitlines()
+    assert "note: steps of 64 samples, as whole workers make; 32 was asked" in lines
+    assert "whole workers" not in run("resnet50-v100-p100", "--scale", "--global-batch", 128).stdout
 
 
 def test_no_configuration_exits_with_1():

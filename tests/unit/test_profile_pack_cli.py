@@ -427,7 +427,7 @@ def test_a_dry_run_says_what_would_be_launched(probes: Probes, tmp_path: Path) -
         (["jobs.toml", "--devices", "replay:2"], "--devices: replay:2; accepted: cuda or cpu:N"),
         (["jobs.toml", "--devices", "tpu"], "--devices: 'tpu'"),
         (["jobs.toml", "-o", "none/out.json"], "-o: none/out.json: no such place"),
-        (["jobs.toml", "--costs", "."], "--costs: .: no such place"),
+        (["jobs.toml", "--costs", "."], "--costs: .: a folder"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(probes: Probes, tmp_path: Path, words: list[str], text: str) -> None:

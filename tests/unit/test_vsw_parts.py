@@ -305,6 +305,43 @@ def test_ranks_that_are_about_as_fast_count_as_alike() -> None:
     assert [tables.is_usual(rank) for rank in range(3)] == [True, True, False]
 
 
+def test_a_local_batch_twice_as_large_as_the_largest_is_tried_next() -> None:
+    assert Tables([table(b8_1=1.0)]).next_local([4, 8, 16]) == 4, "the smallest first"
+    known = Tables([table(b4_1=0.6, b8_1=1.0, b16_1=1.7)])
+    assert known.next_local([4, 8, 12, 24, 32, 40]) == 32
+    assert known.next_local([4, 8, 40, 48]) == 40
+    assert known.next_local([4, 8, 16]) is None
+
+
+def test_larger_local_batches_are_tried_as_long_as_the_largest_gains() -> None:
+    for seconds, gains in ((1.97, False), (1.9, True)):
+        known = table(b4_1=0.4, b8_1=1.0, b16_1=seconds)
+        for count, believed in ((23, False), (24, True)):
+            known.counts = {(16, 1): count}
+            assert (Tables([known]).next_local([4, 32]) is None) is (believed and not gains)
+
+
+def test_what_has_become_too_large_is_not_planned_with() -> None:
+    from hpcsched.planning.vsw.costs import Line
+
+    for streams in (False, True):
+        full = table(streams=streams, b8_1=1.0, b16_1=1.5)
+        full.too_large.add((16, 1))
+        both = Tables([full, table(streams=streams, b8_1=1.0, b16_1=1.5, b32_1=2.0)])
+        costs = both.costs((1,), Line(per_byte_s=0.0, latency_s=0.0))
+        assert set(costs.gpus["0"].speeds) == {8}
+        assert both.largest == 8
+        assert both.next_local([8, 16, 32]) is None
+
+
+def test_a_guess_is_made_from_the_nearest_that_is_known() -> None:
+    from hpcsched.planning.vsw.costs import Line
+
+    known = Tables([table(b8_1=1.0, b16_1=1.5)])
+    guessed = known.costs((1,), Line(per_byte_s=0.0, latency_s=0.0), 32).gpus["0"].speeds[32]
+    assert guessed.at(1).total_s == pytest.approx(3.0)
+
+
 def test_more_at_once_is_tried_while_it_gains_and_fits() -> None:
     assert Tables([table(streams=True, b8_1=1.0)]).next_at_once(0, 8) == 2
     assert Tables([table(streams=True, b8_1=1.0, b8_2=1.5)]).next_at_once(0, 8) == 3

@@ -57,7 +57,7 @@ class WorkerSession(Session):
     def __init__(self, parts: Parts, options: WorkerOptions) -> None:
         self._parts = parts
         self._unit = parts.global_batch
-        self._control = Control(options, self._unit)
+        self._control = Control(options.within(parts.size), self._unit)
         self._trajectory = Trajectory(parts.size)
         self._expectation: Expectation | None = None
         self._looked_at, self._last_look = -1, time.monotonic()
@@ -65,6 +65,7 @@ class WorkerSession(Session):
         self._group: tuple[int, int, int] | None = None
         self._read_for: tuple[int, int, int] | None = None
         self._course: Course | None = None
+        self._comparable = True  # as far as is known
         self._course_began, self._course_at = 0, 0.0
         self._warm: set[Kind] = set()
         super().__init__(
@@ -125,9 +126,10 @@ class WorkerSession(Session):
     def _compare(self) -> None:
         halves = self._halved.halves(self.global_batch // 2)
         self._control.saw(halves)
-        if not halves.known and self.rank == 0:
+        if not halves.known and self._comparable and self.rank == 0:
             why = f"their squares are {halves.aa:g} and {halves.bb:g}"
             say(f"step {self.step}: the gradient's halves cannot be compared, the batch stays: {why}")
+        self._comparable = halves.known
 
     def _compute(self, sums: GradientSum) -> bool:
         """This rank's local batches, forward and backward; whether its memory was too small for them."""
