@@ -162,7 +162,7 @@ class Attempt:
                 self._failed.append(id(crew))
         joining = self.resizing.crew if self.resizing and not self.resizing.done else None
         if over and joining:
-            joining.signal(signal.SIGKILL)  # nobody is left to let them in
+            self._fail("it ended first")  # nobody is left to let them in
         elif not over and self.kill_at is None and self._failed:
             self.send(signal.SIGTERM)
             self.kill_at = time.monotonic() + REST_OF_GROUP_S

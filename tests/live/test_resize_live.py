@@ -199,6 +199,19 @@ def test_what_else_is_wanted_of_a_job_goes_before_its_resize(place: Bench, comma
         assert samples(place, "grows") == whole_stream()
 
 
+def test_a_job_that_ends_while_a_rank_is_to_join_has_simply_ended(place: Bench) -> None:
+    (place.folder / "broken").write_text("hang")
+    agent = start(place, slow("short", gpus=1), slow("grows", model="big"))
+    place.ready("short", "grows")
+    assert place("cancel", "short").returncode == 0
+    joining(place)
+    go(place)
+    assert agent.wait() == 0, agent.said
+    assert [failed.error for failed in happened(place, ev.ResizeFailed)] == ["it ended first"]
+    assert samples(place, "grows") == whole_stream()
+    assert place.all_gone()
+
+
 def test_a_suspend_is_into_memory_and_then_onto_disk(place: Bench) -> None:
     agent = start(place, slow("one", gpus=1), slow("other", gpus=1))
     place.ready("one", "other")
