@@ -71,7 +71,7 @@ def _finished(life: Life) -> list[FinishedJob]:
                 start_at=None if job.started_s is None else wall(job.started_s),
                 end_at=wall(job.ended_s),
                 gpu_hours=result.gpu_hours,
-                steps=result.step if job.spec.steps is None else job.spec.steps,
+                steps=job.step if job.reports and job.spec.steps is None else job.spec.steps,
                 steps_repeated=job.steps_repeated,
                 suspensions=job.suspensions,
                 gpus_max=max((len(a.gpus) for a in job.attempts), default=0),

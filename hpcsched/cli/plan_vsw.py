@@ -159,7 +159,7 @@ def _of_profile(
     )
     result, text = _scaled(gpus, scaled, batch, samples, time.perf_counter() - began)
     sizes = sorted({size * worker_count(batch, size, even=True) for size in local_batches})
-    if batch not in sizes:
+    if sizes != [batch]:
         few = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
         text += f"\nnote: steps of {few} samples, as whole workers make; {batch} was asked"
     return result, text + outside

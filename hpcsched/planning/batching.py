@@ -65,7 +65,7 @@ class Metric:
     name: str
     value: Callable[[Halves], float]
     wants: Callable[[float, float, int], int]
-    """Of the value, the target, and the global batch it was measured at."""
+    """Of the value, the target, and the global batch that the rule is at."""
     target: float
 
 

@@ -127,14 +127,16 @@ class WorkerOptions:
         if self.global_batch is None or self.local_batch is None:
             return self
         low, high = self.global_batch
+        unit = 2 * self.local_batch[0]
         if low > samples:
             raise ConfigError(
                 where=where,
                 key="global_batch",
-                got=f"from {low} samples, more than the dataset has",
-                accepted=f"at most {samples}",
+                got=f"from {low} samples, more than the {samples} of the dataset",
+                accepted=f"at most {samples // unit * unit}"
+                if samples >= unit
+                else "a smaller local_batch too",
             )
-        unit = 2 * self.local_batch[0]
         return replace(self, global_batch=(low, max(low, min(high, samples // unit * unit))))
 
     def batching(self, base: int, where: str = "strategy vsw") -> Batching:
@@ -173,15 +175,16 @@ def local_batches(options: WorkerOptions, batch: int, devices: int, most: int) -
     its bounds. Where it does not change, any number of workers that is exact will do.
     """
     assert options.local_batch is not None
-    least, largest = options.local_batch[0], min(most, options.local_batch[1])
+    least = options.local_batch[0]
+    largest = max(least, min(most, options.local_batch[1]))
     low, high = options.global_batch or (batch, batch)
     group = 1 if options.global_batch is None else 2
     miss = options.rate * batch if low < high else 0.0
-    fewest = max(devices, (batch - miss) / max(largest, least), 1)
+    fewest = max(devices, batch / (largest + least / 2), 1)  # more would be too large, rounded
     first = -int(-fewest // group) * group
+    counts = range(first, first + CHOICES * group, group)
     found = {least}
-    for workers in range(first, first + CHOICES * group, group):
-        local = round(batch / workers / least) * least
+    for local in {largest // least * least, *(round(batch / count / least) * least for count in counts)}:
         if not least <= local <= largest:
             continue
         samples = local * worker_count(batch, local, even=group == 2)

@@ -81,3 +81,11 @@ def test_a_job_has_its_steps_or_where_it_was_given_epochs_those_it_did(steps, ke
     life = SimpleNamespace(machine=driver.machine, speed=1.0, run=SimpleNamespace(id="r"))
     (found,) = _finished(life)
     assert (found.name, found.steps) == ("x", kept)
+
+
+def test_a_program_that_tells_no_steps_has_none():
+    driver = Driver(a_job("x", steps=None), gpus=1)
+    driver.runs("x")
+    driver.exits("x", 0)
+    (found,) = _finished(SimpleNamespace(machine=driver.machine, speed=1.0, run=SimpleNamespace(id="r")))
+    assert found.steps is None

@@ -243,8 +243,13 @@ def test_no_batch_is_larger_than_the_dataset() -> None:
     assert options.within(10_000) == options
     assert options.within(300).global_batch == (16, 296)
     assert options.within(16).global_batch == (16, 16)
-    with pytest.raises(ConfigError, match="from 16 samples, more than the dataset has; accepted: at most 15"):
+    said = "from 16 samples, more than the 15 of the dataset; accepted: at most 8$"
+    with pytest.raises(ConfigError, match=said):
         options.within(15)
+    with pytest.raises(
+        ConfigError, match=r"more than the 7 of the dataset; accepted: a smaller local_batch too$"
+    ):
+        options.within(7)
     fixed = WorkerOptions.parse({"local_batch": 4})
     assert fixed.within(3) == fixed
 
@@ -262,6 +267,17 @@ def test_a_choice_whose_rounding_would_leave_devices_without_a_worker_is_none() 
     options = WorkerOptions.parse({"local_batch": [15, 525], "global_batch": [30, 9000], "rate": 0.8})
     # 540 samples for 13 devices: 14 workers would have 39 each, 45 in units of 15, which makes 12 of them.
     assert 45 not in local_batches(options, 540, 13, 525)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("most", [4, 8, 32, 100, 128, 1024])
+@pytest.mark.parametrize("batch", [104, 1048, 16_000, 98_304, 1_000_000])
+def test_the_largest_local_batch_is_a_choice_wherever_it_comes_near(
+    batch: int, most: int, rate: float
+) -> None:
+    options = WorkerOptions.parse({"local_batch": [4, most], "global_batch": [8, 2**21], "rate": rate})
+    near = abs(2 * max(1, round(batch / most / 2)) * most - batch) <= rate * batch
+    assert (most in local_batches(options, batch, 1, most)) is near or most == 4
 
 
 def test_large_batches_of_small_local_batches_still_have_the_largest() -> None:
