@@ -356,7 +356,7 @@ def test_a_section_tells_where_a_jobs_batches_are() -> None:
     assert "Job 7: digits" in text
     assert "global batch from 64 to 512 samples" in text and "bounds 64 to 512" in text
     assert "workers 32 of 16 samples on 2 ranks" in text and "similarity -0.4" in text
-    assert "target 0.2, every 20 steps" in text
+    assert "target 0.2, every 20 updates" in text
 
 
 def test_a_run_without_chart_or_listed_jobs_is_a_page_all_the_same() -> None:
