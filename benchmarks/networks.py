@@ -61,6 +61,16 @@ def network(
     )
 
 
+def usable_device(*, quick: bool) -> torch.device:
+    """The GPU; a CPU's one thread will do where it only has to be shown that a program works (`quick`)."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    if not quick:
+        raise SystemExit("no GPU here; --quick shows that the program works")
+    torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
     """Kernels that give the same bits each time."""

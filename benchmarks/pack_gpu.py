@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from common import Report, main, median, ms
-from networks import NETS, deterministic, distance, network, short
+from networks import NETS, deterministic, distance, network, short, usable_device
 from torch import nn
 
 from hpcsched.errors import ConfigError
@@ -40,12 +40,7 @@ networks with batch norm enlarge what rounding makes of another order of sums.""
 
 
 def measure(options: argparse.Namespace) -> Report:
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cpu" and not options.quick:
-        raise SystemExit("no GPU here; --quick shows that the program works")
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    bench = Bench(device, quick=options.quick)
+    bench = Bench(usable_device(quick=options.quick), quick=options.quick)
     for net in NETS:
         bench.check(net)
     batch = QUICK_BATCH if options.quick else BATCH

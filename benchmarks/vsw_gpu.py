@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from common import Report, main, median, ms
-from networks import NETS, deterministic, distance, network, short
+from networks import NETS, deterministic, distance, network, short, usable_device
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.costs import Speed
@@ -78,12 +78,7 @@ class Timed(WorkerSession):
 
 
 def measure(options: argparse.Namespace) -> Report:
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cpu" and not options.quick:
-        raise SystemExit("no GPU here; --quick shows that the program works")
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    bench = Bench(device, quick=options.quick)
+    bench = Bench(usable_device(quick=options.quick), quick=options.quick)
     for part in (bench.check, bench.profile, bench.train):
         for net in NETS:
             bench.clear()

@@ -15,7 +15,7 @@ from pathlib import Path
 from hpcsched.errors import HpcschedError
 from hpcsched.launch.base import Launcher, LaunchPlan, Workers
 from hpcsched.profiling.sweep import ending_signals
-from hpcsched.profiling.trial import stop
+from hpcsched.profiling.trial import running
 
 LOOK_S = 0.2
 """Between looks at a probe that says nothing."""
@@ -40,15 +40,8 @@ class ProbeFailed(HpcschedError):
 @contextlib.contextmanager
 def started(launcher: Launcher, plan: LaunchPlan) -> Iterator[Workers]:
     """Launch a probe; whatever becomes of it, nothing of it is left afterwards. In the main thread."""
-    with ending_signals():
-        workers = launcher.launch(plan)
-        try:
-            yield workers
-        finally:
-            try:
-                stop(workers)
-            finally:
-                workers.close()
+    with ending_signals(), running(launcher, plan) as workers:
+        yield workers
 
 
 @contextlib.contextmanager

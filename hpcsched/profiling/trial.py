@@ -8,7 +8,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -113,18 +113,9 @@ class Trial:
     def _job_dir(self) -> Path:
         return job_dir(self.folder, 1)
 
-    @contextmanager
-    def _workers(self, attempt: int) -> Iterator[Workers]:
-        workers = self.launcher.launch(
-            plan_of(self.spec, self.devices, self.chosen, self.folder, attempt=attempt)
-        )
-        try:
-            yield workers
-        finally:
-            try:
-                stop(workers)
-            finally:
-                workers.close()
+    def _workers(self, attempt: int) -> AbstractContextManager[Workers]:
+        plan = plan_of(self.spec, self.devices, self.chosen, self.folder, attempt=attempt)
+        return running(self.launcher, plan)
 
     def _follow(self, workers: Workers, meter: Meter, enough: Callable[[], bool]) -> float:
         """Read progress until there is enough; seconds from now to the first new step."""
@@ -280,6 +271,19 @@ def plan_of(
 def output_of(folder: Path) -> Path:
     """Where a trial's program writes; beside its folder, so that it can outlive it."""
     return folder.with_suffix(".out")
+
+
+@contextmanager
+def running(launcher: Launcher, plan: LaunchPlan) -> Iterator[Workers]:
+    """Launch a program; whatever becomes of it, nothing of it is left afterwards."""
+    workers = launcher.launch(plan)
+    try:
+        yield workers
+    finally:
+        try:
+            stop(workers)
+        finally:
+            workers.close()
 
 
 def stop(workers: Workers) -> None:

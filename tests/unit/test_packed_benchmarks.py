@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmark_programs import BENCHMARKS, load
 from packed_trainings import one_thread, torch
 
 from hpcsched.errors import ConfigError
 
 pytestmark = pytest.mark.torch
 __all__ = ["one_thread"]
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_packed_steps_on_the_cpu() -> None:
@@ -37,12 +34,7 @@ def test_packed_steps_on_the_cpu() -> None:
 
 @pytest.fixture
 def pack_gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("pack_gpu", BENCHMARKS / "pack_gpu.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("pack_gpu", monkeypatch)
 
 
 def test_packs_on_a_gpu_as_far_as_there_is_none(pack_gpu: Any) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from math import log
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmark_programs import load
 from packed_trainings import one_thread, torch
 
 from hpcsched.planning.vsw.costs import Speed, Times
@@ -16,17 +15,10 @@ from hpcsched.planning.vsw.costs import Speed, Times
 pytestmark = pytest.mark.torch
 __all__ = ["one_thread"]
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
 def vsw_gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("vsw_gpu", BENCHMARKS / "vsw_gpu.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("vsw_gpu", monkeypatch)
 
 
 def test_all_its_parts_as_far_as_there_is_no_gpu(vsw_gpu: Any) -> None:
