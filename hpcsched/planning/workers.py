@@ -180,7 +180,7 @@ def local_batches(options: WorkerOptions, batch: int, devices: int, most: int) -
     low, high = options.global_batch or (batch, batch)
     group = 1 if options.global_batch is None else 2
     miss = options.rate * batch if low < high else 0.0
-    fewest = max(devices, batch / (largest + least / 2), 1)  # more would be too large, rounded
+    fewest = max(devices, batch / (largest + least / 2), 1)  # with fewer the local batch would be too large
     first = -int(-fewest // group) * group
     counts = range(first, first + CHOICES * group, group)
     found = {least}

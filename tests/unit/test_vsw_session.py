@@ -66,3 +66,21 @@ def test_a_model_of_which_nothing_is_trained_at_first_has_no_gradients_to_sum() 
         one.take_step()
         model.requires_grad_(True)
     assert one.step == 12
+
+
+def test_the_batch_grows_no_larger_than_the_dataset() -> None:
+    def made(**bounds: Any) -> WorkerSession:
+        model = nn.Linear(3, 1)
+        loss = lambda m, batch: m(batch[0]).squeeze(1)  # noqa: E731
+        return session(model, list(model.parameters()), loss, **{**ADAPTIVE, "similarity": 0.999, **bounds})
+
+    one = made(global_batch=[8, 512], every=1, rate=0.9)
+    one.total_steps = 100
+    sizes = []
+    for _ in one.steps():
+        one._control.wish = 512.0  # as if it had wanted to grow ever since
+        one.take_step()
+        sizes.append(one.global_batch)
+    assert max(sizes) == 40
+    with pytest.raises(ConfigError, match="from 44 samples, more than the 40 of the dataset"):
+        made(global_batch=[44, 88])
