@@ -47,6 +47,7 @@ DEADLINES_S = {
     "vsw_cluster": 900,
     "vsw_steps": 900,
     "vsw_training": 900,
+    "cpu_shares": 600,
     "simulator_scale": 900,
     "policies": 900,
 }

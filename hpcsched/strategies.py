@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
+from hpcsched.core.cores import LEAST, WHOLE
 from hpcsched.errors import ConfigError
 from hpcsched.planning.workers import WorkerOptions
+
+ROUNDING = 1e-6
 
 _COUNT, _FLAG, _LIMIT, _FILE, _NORM = (
     "a positive whole number",
@@ -16,6 +20,11 @@ _COUNT, _FLAG, _LIMIT, _FILE, _NORM = (
     '"shared" or "local"',
 )
 _MODE = '"auto", "loop" or "stacked"; on GPUs also "streams" or "graph"'
+_CORES = "a number of cores of at least 0.3, for a server and two workers"
+_NUMBER = "a whole number of at least 0"
+_SHARE = "a share above 0, at most 1"
+_FACTOR = "a share above 0, at most 2"
+_SPEED = "a positive number of MiB/s"
 _LABEL = "a name for those that belong together"
 _IS_RIGHT: dict[str, Callable[[Any], bool]] = {
     _COUNT: lambda value: type(value) is int and value > 0,
@@ -25,10 +34,24 @@ _IS_RIGHT: dict[str, Callable[[Any], bool]] = {
     _NORM: lambda value: value in ("shared", "local"),
     _MODE: lambda value: value in ("auto", "loop", "stacked", "streams", "graph"),
     _LABEL: lambda value: type(value) is str and value != "",
+    _CORES: lambda value: type(value) in (int, float) and value * WHOLE >= 3 * LEAST - ROUNDING,
+    _NUMBER: lambda value: type(value) is int and value >= 0,
+    _SHARE: lambda value: type(value) in (int, float) and 0 < value <= 1,
+    _FACTOR: lambda value: type(value) in (int, float) and 0 < value <= 2,
+    _SPEED: lambda value: type(value) in (int, float) and 0 < value < inf,
 }
 _OPTIONS: dict[str, dict[str, str]] = {
     "ddp": {"micro_batch": _COUNT, "reproducible": _FLAG, "shards": _COUNT},
     "packed": {"mode": _MODE, "most": _COUNT, "pack": _LABEL},
+    "ps": {
+        "cpus": _CORES,
+        "staleness": _NUMBER,
+        "servers": _COUNT,
+        "workers": _COUNT,
+        "start": _SHARE,
+        "scale_up": _FACTOR,
+        "link": _SPEED,
+    },
     "burst": {"amplification": _LIMIT, "batch_norm": _NORM, "plan": _FILE, "profile": _FILE},
 }
 STRATEGIES = (*_OPTIONS, "vsw")
@@ -70,6 +93,15 @@ def checked(given: str | Mapping[str, Any], *, where: str, key: str, trainer: bo
             raise refuse(f"{key}.{name}", value, options[name])
     if "shards" in table and not table.get("reproducible"):
         raise refuse(f"{key}.shards", table["shards"], "only with reproducible = true")
+    if kind == "ps":
+        if not trainer:
+            raise refuse(key, kind, "parameter servers for jobs with a trainer only")
+        if "cpus" not in table:
+            raise refuse(f"{key}.cpus", "missing", _CORES)
+        ranks = table.get("servers", 1) + table.get("workers", 2)
+        if table["cpus"] * WHOLE < LEAST * ranks - ROUNDING:
+            accepted = f"at least {LEAST / WHOLE} cores a process: {LEAST * ranks / WHOLE:.4g}"
+            raise refuse(f"{key}.cpus", table["cpus"], accepted)
     for name in ("amplification", "profile"):
         if "plan" in table and name in table:
             raise refuse(f"{key}.{name}", table[name], "a plan, or what to make one from, not both")

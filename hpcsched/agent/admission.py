@@ -7,25 +7,30 @@ from dataclasses import dataclass
 
 from hpcsched import jobfile
 from hpcsched.core import events as ev
+from hpcsched.core.cores import WHOLE
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
 from hpcsched.planning.costs import require_profiles
+from hpcsched.policy.dtconfig import Rules
+from hpcsched.strategies import checked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
     """What this run can take.
 
-    `find_profiles` gives the profiles of these models for the devices at hand. `stand_ins`: every
-    job runs as a stand-in of its profile. `memory_mib` is the memory of the largest GPU; None: not known.
+    `find_profiles` gives the profiles of these models for the devices at hand. `stand_ins`: every job runs as
+    a stand-in of its profile. `cores` is the most that a host has for jobs without GPUs. `memory_mib` is the
+    memory of the largest GPU; None: not known.
     """
 
     machine: Machine
     find_profiles: Callable[[set[str]], tuple[Profile, ...]]
     stand_ins: bool
     hosts: int = 1
+    cores: float = 0.0
     memory_mib: float | None = None
 
     def events(
@@ -40,6 +45,8 @@ class Admission:
             _check(job, where)
         jobfile.check_names(jobs, where=where, known=machine.by_name.keys())
         jobfile.check_fits(jobs, gpus=gpus, hosts=self.hosts, where=where)
+        for job in jobs:
+            self._check_cores(job, where)
         new = {job.model for job in jobs} - {model for model, _ in machine.profiles}
         found = self.find_profiles(new) if new else ()
         for job in jobs:
@@ -56,6 +63,20 @@ class Admission:
         found = self.find_profiles(models) if models else ()
         return tuple(p for p in found if self.machine.profiles.get((p.model, p.nodes)) != p)
 
+    def _check_cores(self, job: JobSpec, where: str) -> None:
+        """Refuse a job that could never start on the cores that there are."""
+        if job.cpus is None:
+            return
+        if self.stand_ins:
+            got = "ps on pretended GPUs"
+            raise ConfigError(where=where, key=f"job {job.name}.strategy", got=got, accepted="cpu:N or cuda")
+        checked(job.strategy, where=where, key=f"job {job.name}.strategy", trainer=job.kind is Kind.TRAINER)
+        need = Rules.of(job.strategy).first().cores / WHOLE
+        if need > self.cores:
+            got = f"{need:.4g} cores to start with"
+            accepted = f"at most {self.cores:.4g}: no host here has more for jobs without GPUs (cpus_per_gpu)"
+            raise ConfigError(where=where, key=f"job {job.name}.strategy.cpus", got=got, accepted=accepted)
+
     def _check_room(self, job: JobSpec, profiles: Sequence[Profile], where: str) -> None:
         """Refuse a background job that has no room in any GPU's memory, even alone."""
         tables = (profile.memory_mib for profile in profiles if profile.model == job.model)
@@ -66,11 +87,17 @@ class Admission:
             raise ConfigError(where=where, key=f"job {job.name!r}.background", got=got, accepted=accepted)
 
 
+def _gpus_make_sense(job: JobSpec) -> bool:
+    if job.cpus is not None:
+        return (job.gpus_min, job.gpus_max, job.nodes) == (0, 0, 1)
+    return 1 <= job.gpus_min <= (job.gpus_max or job.gpus_min) and job.gpus_max != 0
+
+
 def _check(job: JobSpec, where: str) -> None:
     """Refuse what no job file can say: a file in the inbox may come from anywhere."""
     checks = {
         "name": jobfile.NAME.fullmatch(job.name),
-        "gpus": 1 <= job.gpus_min <= (job.gpus_max or job.gpus_min) and job.gpus_max != 0,
+        "gpus": _gpus_make_sense(job),
         "steps": job.steps is None or job.steps >= 1,
         "command": job.kind is not Kind.COMMAND or job.command,
         "trainer": job.kind is not Kind.TRAINER or job.trainer,

@@ -75,7 +75,8 @@ def forget_words(folder: Path, attempt: int, *, held: bool = True) -> None:
 
 @dataclass(slots=True)
 class Resizing:
-    """A resize in place under way: into `attempt`, on `gpus` in the order of ranks.
+    """A resize in place under way: into `attempt`, of so many `ranks`, on `gpus` in the order of these (none
+    on CPU cores).
 
     `crew` are the ranks that join, None if there are none (any more). `done` is what rank 0 says when it is;
     `failed` why it came to nothing, as rank 0 has `refused` it or for another reason; `given_up`: something
@@ -84,6 +85,7 @@ class Resizing:
 
     attempt: int
     gpus: tuple[int, ...]
+    ranks: int
     crew: Workers | None
     began: float = field(default_factory=time.monotonic)
     failed: str = ""
@@ -100,6 +102,7 @@ class Attempt:
     attempt: int
     workers: Workers
     gpus: tuple[int, ...]
+    ranks: int
     folder: Path
     output: Path
     teaches: bool
@@ -233,7 +236,7 @@ class Attempt:
             return None
         self._look_if_done()
         if resizing.done is not None:
-            if sum(crew.living for crew in self.crews) > len(resizing.gpus):
+            if sum(crew.living for crew in self.crews) > resizing.ranks:
                 return None
             self._adopt(resizing)
             return resizing.done
@@ -256,7 +259,8 @@ class Attempt:
     def _adopt(self, resizing: Resizing) -> None:
         if resizing.crew:
             self.joined.append(resizing.crew)
-        self.attempt, self.gpus, self.resizing = resizing.attempt, resizing.gpus, None
+        self.attempt, self.resizing = resizing.attempt, None
+        self.gpus, self.ranks = resizing.gpus, resizing.ranks
         if self.meter:
             self.meter.restart()
 

@@ -13,7 +13,15 @@ from typing import TypedDict
 
 from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, JobRecord, Resizing, forget_words
 from hpcsched.agent.clock import RunClock
-from hpcsched.agent.orders import Site, give_layers, joining_plan, pack_of, plan_of
+from hpcsched.agent.orders import (
+    Site,
+    give_layers,
+    joining_plan,
+    pack_of,
+    plan_of,
+    seat_devices,
+    seats_table,
+)
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.core import events as ev
 from hpcsched.core.actions import (
@@ -125,7 +133,7 @@ class Effects:
 
     def _launch(self, action: Launch) -> ev.Event:
         job = self._machine.jobs[action.job_id]
-        devices = tuple(self._machine.devices[gpu] for gpu in action.gpus)
+        devices = tuple(self._machine.devices[gpu] for gpu in action.gpus) or seat_devices(action.seats)
         about = _About(job_id=job.id, attempt=action.attempt)
         folder = self._site.rundir.job(job.id)
         try:
@@ -153,6 +161,7 @@ class Effects:
             job_id=job.id,
             attempt=action.attempt,
             workers=workers,
+            ranks=len(devices),
             gpus=action.gpus,
             folder=folder,
             output=plan.output,
@@ -189,10 +198,9 @@ class Effects:
         """Start who is to join, and tell rank 0; the training goes on until all are there."""
         if attempt.resizing:
             return []
-        old, new = attempt.gpus, action.gpus
-        keep = [rank for rank, gpu in enumerate(old) if gpu in new]
-        joining = tuple(self._machine.devices[gpu] for gpu in new[len(keep) :])
-        hosts = {self._machine.devices[gpu].host for gpu in new}
+        new = tuple(self._machine.devices[gpu] for gpu in action.gpus) or seat_devices(action.seats)
+        keep = list(action.keep) or [rank for rank, gpu in enumerate(attempt.gpus) if gpu in action.gpus]
+        joining = new[len(keep) :]
         crew: Workers | None = None
         try:
             forget_words(attempt.folder, action.attempt + 1)
@@ -215,9 +223,10 @@ class Effects:
             "attempt": action.attempt + 1,
             "world_size": len(new),
             "keep": keep,
-            "one_host": len(hosts) == 1,
+            "one_host": len({device.host for device in new}) == 1,
+            **({"seats": seats_table(action.seats)} if action.seats else {}),
         }
-        attempt.resize(Resizing(action.attempt + 1, new, crew), order)
+        attempt.resize(Resizing(action.attempt + 1, action.gpus, len(new), crew), order)
         return []
 
     def _failed(self, error: LaunchError, about: _About) -> ev.LaunchFailed:
@@ -337,6 +346,8 @@ class Effects:
                 yield ev.WorkersReady(at=now, **about, in_place=word.in_place, took_s=took_s)
             if attempt.meter and (scaling := attempt.meter.new_scaling()):
                 yield ev.ScalingProposed(at=now, **about, rates=scaling.rates, batch=scaling.batch)
+            if attempt.meter and (usage := attempt.meter.new_usage(attempt.attempt)):
+                yield ev.UsageMeasured(at=now, **about, **usage)
             if attempt.kill_at is not None and time.monotonic() >= attempt.kill_at:
                 attempt.kill_at = None
                 attempt.send(signal.SIGKILL)

@@ -51,7 +51,9 @@ _DECISIVE = (
     ev.WorkersResized,
     ev.ResizeFailed,
     ev.ScalingProposed,
+    ev.UsageMeasured,
     ev.DeviceLost,
+    ev.CoresLost,
     ev.DeadlineMoved,
     ev.ResumeRequested,
     ev.ReleaseRequested,
@@ -238,7 +240,11 @@ class Agent:
         new = [host for host in lost if host not in self._lost_hosts]
         self._lost_hosts.update(new)
         at, devices = self._clock.now(), self._machine.devices.values()
-        return [ev.DeviceLost(at=at, gpu=d.index, why=lost[d.host]) for d in devices if d.host in new]
+        cores = [host for host in self._machine.cores.hosts if host in new]
+        return [
+            *(ev.DeviceLost(at=at, gpu=d.index, why=lost[d.host]) for d in devices if d.host in new),
+            *(ev.CoresLost(at=at, host=host, why=lost[host]) for host in cores),
+        ]
 
     def _after_a_stop(self, late_s: float) -> list[ev.Event]:
         """Where all of us were stopped (`scontrol suspend`), no job ran: that time does not count."""

@@ -21,10 +21,13 @@ from types import FrameType
 import msgspec
 
 from hpcsched.agent import guard
+from hpcsched.agent.hostcores import host_cores
 from hpcsched.agent.line import Line
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.nodesite import address_towards, end_orphans, own_name, show_granted, without_rank
 from hpcsched.agent.served import Served, sweep_answers
+from hpcsched.core.cores import ON_CORES
+from hpcsched.core.model import Device
 from hpcsched.devices import Devices, open_devices
 from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch import wire
@@ -178,6 +181,12 @@ class NodeAgent:
             speed=self._devices.speed,
             address=address_towards(self._join.endpoint),
             wall=time.time(),
+            cores=host_cores(
+                self._devices,
+                self._name,
+                cpus_per_gpu=self._join.cpus_per_gpu,
+                granted=self._join.cpus.get(self._name),
+            ),
         )
 
     def _send(self, message: wire.NodeMessage) -> None:
@@ -229,7 +238,10 @@ class NodeAgent:
             cwd=Path(order.cwd),
             folder=Path(order.folder),
             output=Path(order.output),
-            devices=tuple(self._inventory[index] for index in order.devices),
+            devices=(
+                *(self._inventory[index] for index in order.devices),
+                *(Device(index=-1, host=self._name, kind=ON_CORES, handle=cores) for cores in order.cores),
+            ),
             per_rank=order.per_rank,
             first_rank=order.first_rank,
             world_size=order.world_size,

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcsched.core.actions import Launch, Resize
+from hpcsched.core.cores import device_of
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import Device, Kind
+from hpcsched.core.model import Device, Kind, Seat
 from hpcsched.core.packs import is_packed, key_of
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
@@ -97,7 +98,7 @@ def plan_of(
     stand_in = None
     if site.stand_ins or job.spec.kind is Kind.REPLAY:
         stand_in = _course(job, action, profile, site.speed)
-    return plan_attempt(
+    plan = plan_attempt(
         job.spec,
         job_id=job.id,
         attempt=action.attempt,
@@ -113,6 +114,21 @@ def plan_of(
         pack=pack,
         stand_in=stand_in,
     )
+    return replace(plan, env={**plan.env, **_seats_told(action.seats)}) if action.seats else plan
+
+
+def seat_devices(seats: Sequence[Seat]) -> tuple[Device, ...]:
+    """What processes on CPU cores are started on."""
+    return tuple(device_of(seat) for seat in seats)
+
+
+def seats_table(seats: Sequence[Seat]) -> list[dict[str, Any]]:
+    """Seats as processes are told of them."""
+    return [asdict(seat) for seat in seats]
+
+
+def _seats_told(seats: Sequence[Seat]) -> dict[str, str]:
+    return {"HPCSCHED_DEVICES": "", "HPCSCHED_SEATS": json.dumps(seats_table(seats))}
 
 
 def pack_of(job: Job, action: Launch, machine: Machine, site: Site) -> str | None:
@@ -152,8 +168,10 @@ def joining_plan(
         resume=True,
         lane=_lane(job, shared),
     )
-    env = {**plan.env, "HPCSCHED_DEVICES": ",".join(map(str, action.gpus))}
-    return replace(plan, env=env, first_rank=staying, world_size=len(action.gpus), joins=where)
+    told = {"HPCSCHED_DEVICES": ",".join(map(str, action.gpus))}
+    env = {**plan.env, **(_seats_told(action.seats) if action.seats else told)}
+    world_size = len(action.seats or action.gpus)
+    return replace(plan, env=env, first_rank=staying, world_size=world_size, joins=where)
 
 
 def _lane(job: Job, shared: bool) -> str | None:

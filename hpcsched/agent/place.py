@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcsched.agent.address import own_address
+from hpcsched.agent.hostcores import CPUS_PER_GPU, host_cores
 from hpcsched.agent.nodesite import without_rank
 from hpcsched.batch.base import Allocation, BatchSystem
-from hpcsched.core.model import Device
+from hpcsched.core.model import Device, HostCores
 from hpcsched.devices import open_devices
 from hpcsched.devices.base import Sample
 from hpcsched.errors import ConfigError
@@ -31,7 +32,7 @@ JOIN_WITHIN_S = 90.0
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Devices, what starts workers on them, and the node agents, if there are any (`hosts`)."""
+    """Devices, cores, what starts workers on them, and the node agents, if there are any (`hosts`)."""
 
     kind: str
     speed: float
@@ -39,6 +40,7 @@ class Place:
     launcher: Launcher
     sample: Callable[[], Sequence[Sample]]
     close: Callable[[], object]
+    cores: tuple[HostCores, ...] = ()
     hosts: Hosts[Sample] | None = None
     host_of: dict[int, str] = field(init=False)
 
@@ -62,8 +64,11 @@ class Place:
         return max((names.count(name) for name in set(names)), default=0)
 
 
-def this_host(spec: str, allocation: Allocation, *, standbys: int | None = None) -> Place:
+def this_host(
+    spec: str, allocation: Allocation, *, standbys: int | None = None, cpus_per_gpu: int = CPUS_PER_GPU
+) -> Place:
     """The devices of this host alone, workers its own child processes (`standbys`: see `LocalLauncher`).
+    `cpus_per_gpu`: how many cores are kept for the jobs of each GPU.
 
     Raises ConfigError for a bad spec.
     """
@@ -97,6 +102,9 @@ def this_host(spec: str, allocation: Allocation, *, standbys: int | None = None)
         launcher=launcher,
         sample=devices.sample,
         close=close,
+        cores=(
+            host_cores(devices, name, cpus_per_gpu=cpus_per_gpu, granted=granted.cpus if granted else None),
+        ),
     )
 
 
@@ -111,6 +119,7 @@ def node_agents(
     grace_s: float,
     say: Callable[[str], None],
     standbys: int | None = None,
+    cpus_per_gpu: int = CPUS_PER_GPU,
 ) -> Place:
     """The devices of all hosts of the allocation, each behind a node agent that is started now.
 
@@ -130,6 +139,7 @@ def node_agents(
         say=say,
         grace_s=grace_s,
         standbys=standbys,
+        cpus_per_gpu=cpus_per_gpu,
     )
     hosts.start(JOIN_WITHIN_S)
     for name, ahead_s in hosts.skew_s.items():
@@ -145,5 +155,6 @@ def node_agents(
         launcher=hosts,
         sample=hosts.sample,
         close=hosts.close,
+        cores=hosts.cores,
         hosts=hosts,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -28,10 +29,22 @@ class Scaling(msgspec.Struct, frozen=True):
     batch: float
 
 
+class UsageLine(msgspec.Struct, frozen=True):
+    """What the processes of an attempt use: see `core.events.UsageMeasured`."""
+
+    attempt: int
+    rate: float
+    cpu: tuple[float, ...]
+    net: tuple[float, ...]
+    samples: int
+    stable: bool = True
+
+
 class Line(msgspec.Struct):
     """One report: `step` steps done in all at Unix time `t`; `loss` if the program tells it.
 
-    `batching` is how a global batch is computed that changes, `scaling` the newest expectation.
+    `batching` is how a global batch is computed that changes, `scaling` the newest expectation, `usage` what
+    its processes use of CPU cores.
     """
 
     step: int
@@ -39,6 +52,7 @@ class Line(msgspec.Struct):
     loss: float | None = None
     batching: Batching | None = None
     scaling: Scaling | None = None
+    usage: UsageLine | None = None
 
 
 class ProgressMeter:
@@ -55,6 +69,8 @@ class ProgressMeter:
         self._rest = b""
         self._first: Line | None = None
         self._scaling_told: Scaling | None = None
+        self._usage: UsageLine | None = None
+        self._usage_told: UsageLine | None = None
         self.last: Line | None = None
 
     def read(self) -> bool:
@@ -87,6 +103,7 @@ class ProgressMeter:
         if self._first is None or line.step == self._first.step:
             self._first = line
         self.last = line
+        self._usage = line.usage or self._usage
 
     def new_scaling(self) -> Scaling | None:
         """What the program expects of its next epoch, if that was not asked for yet; nonsense counts for
@@ -97,6 +114,19 @@ class ProgressMeter:
         self._scaling_told = found
         good = all(gpus >= 1 and LEAST_RATE <= rate < inf for gpus, rate in found.rates.items())
         return found if found.rates and good and 0 < found.batch < inf else None
+
+    def new_usage(self, attempt: int) -> dict[str, Any] | None:
+        """What the processes of this attempt use, if that was not asked for yet; nonsense counts for
+        nothing."""
+        found = self._usage
+        if found is None or found == self._usage_told or found.attempt != attempt:
+            return None
+        self._usage_told = found
+        good = LEAST_RATE <= found.rate < inf and len(found.cpu) == len(found.net) and found.samples >= 1
+        good = good and all(0 <= cpu < inf for cpu in found.cpu) and all(0 <= net <= 1 for net in found.net)
+        facts = msgspec.structs.asdict(found)
+        del facts["attempt"]
+        return facts if good else None
 
     @property
     def rate(self) -> float | None:

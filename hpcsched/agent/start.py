@@ -22,6 +22,7 @@ from hpcsched.agent.clock import RunClock
 from hpcsched.agent.comeback import Standing
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.ending import Ending, ends, on_run_clock
+from hpcsched.agent.hostcores import CPUS_PER_GPU
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.loop import Agent, Outcome
 from hpcsched.agent.monitor import Monitor
@@ -32,6 +33,7 @@ from hpcsched.agent.resources import Observer, Resources, Source
 from hpcsched.agent.watch import AllocationWatch
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
+from hpcsched.core.cores import most_cores
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
@@ -57,6 +59,7 @@ class Order:
     end of the allocation besides what saving is known to take. `interface` is the network interface (or
     address) that hosts meet on, `checkpoints` a directory to use for them instead of the run directory,
     `standbys` the most warm processes that wait on a host, None for none at all (see `LocalLauncher`).
+    `cpus_per_gpu` cores are kept for the jobs of each GPU: the others are for jobs that need none.
     `source` gives more jobs as the run goes on.
     """
 
@@ -73,6 +76,7 @@ class Order:
     interface: str | None = None
     checkpoints: Path | None = None
     standbys: int | None = None
+    cpus_per_gpu: int = CPUS_PER_GPU
     source: Source | None = None
 
 
@@ -133,7 +137,7 @@ def run(
         # Its warnings would end us while the loop does not listen; the end time is followed anyway.
         stack.enter_context(ignoring(frozenset({signal.SIGUSR1, signal.SIGUSR2})))
         several = len(allocation.hosts) > 1 or allocation.here is None
-        place = None if several else this_host(order.devices, allocation, standbys=order.standbys)
+        place = None if several else _here(order, allocation)
         if place:
             stack.callback(place.close)
             if not rundir.begun:
@@ -167,6 +171,7 @@ def run(
                 grace_s=order.grace_s,
                 say=say,
                 standbys=order.standbys,
+                cpus_per_gpu=order.cpus_per_gpu,
             )
             stack.callback(place.close)
         policy, options = _policy(order, machine)
@@ -195,6 +200,7 @@ def run(
             profiles=admission.known_better(),
             deadline=on_run_clock(clock, allocation.deadline),
             reserve_s=order.margin_s * place.speed,
+            cores=place.cores,
         )
         site = Site(
             rundir=rundir,
@@ -284,6 +290,10 @@ def run(
         )
 
 
+def _here(order: Order, allocation: Allocation) -> Place:
+    return this_host(order.devices, allocation, standbys=order.standbys, cpus_per_gpu=order.cpus_per_gpu)
+
+
 def _admission(machine: Machine, place: Place, find_profiles: Finder) -> Admission:
     def find(models: set[str]) -> tuple[Profile, ...]:
         return find_profiles(models, place.kind)
@@ -294,6 +304,7 @@ def _admission(machine: Machine, place: Place, find_profiles: Finder) -> Admissi
         find_profiles=find,
         stand_ins=place.stand_ins,
         hosts=len(place.host_names),
+        cores=most_cores(place.cores, place.inventory),
         memory_mib=max((size for size in sizes if size is not None), default=None),
     )
 

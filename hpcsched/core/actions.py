@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcsched.core.model import Role
+from hpcsched.core.model import Role, Seat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,15 @@ class AttemptAction(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch(AttemptAction):
-    """Start the job's workers on these devices, from its newest checkpoint if `resume`."""
+    """Start the job's workers on these devices, from its newest checkpoint if `resume`.
+
+    One on CPU cores has `seats` instead, a process each.
+    """
 
     gpus: tuple[int, ...]
     role: Role
     resume: bool
+    seats: tuple[Seat, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +52,14 @@ class Resize(AttemptAction):
 
     `gpus` are in the order of the ranks: those that stay, in their order, then those that join. Answered
     by WorkersResized or ResizeFailed, unless the attempt ends first. A later Suspend,
-    Terminate or Kill of the same attempt calls it off.
+    Terminate or Kill of the same attempt calls it off. On CPU cores: `seats` instead, and which of its ranks
+    stay.
     """
 
     gpus: tuple[int, ...]
     role: Role
+    seats: tuple[Seat, ...] = ()
+    keep: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcsched.core.model import Device, JobSpec, Progress
+from hpcsched.core.model import Device, HostCores, JobSpec, Progress
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile
 
@@ -33,7 +33,7 @@ class AgentStarted(Event):
     else was saved). `grace_s` is how long a worker may take to save before it is ended by force.
     `profiles` replace those of earlier lives, which may have had other devices. `deadline` is when the
     allocation ends (None: not known, or never); `reserve_s` the seconds to keep before that besides
-    what saving is known to take.
+    what saving is known to take. `cores` are those for jobs that need no GPU.
     """
 
     wall: float
@@ -45,6 +45,7 @@ class AgentStarted(Event):
     profiles: tuple[Profile, ...] = ()
     deadline: float | None = None
     reserve_s: float = 60.0
+    cores: tuple[HostCores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,27 @@ class ScalingProposed(AttemptEvent):
 
     rates: Mapping[int, float]
     batch: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageMeasured(AttemptEvent):
+    """What the processes of an attempt on CPU cores use, in the median of `samples` samples: `rate` steps per
+    second, `cpu` cores by rank, and by rank the share of the time (0 to 1) for which its link was full: of
+    workers 0. `stable`: the samples differ little from each other (NEARCHUS, section IV)."""
+
+    rate: float
+    cpu: tuple[float, ...]
+    net: tuple[float, ...]
+    samples: int
+    stable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoresLost(Event):
+    """The cores of a host can be used no more."""
+
+    host: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
+from hpcsched.core.cores import fits
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Ended, JobState, Role
 from hpcsched.core.packs import key_of
@@ -16,14 +17,16 @@ def check(machine: Machine) -> None:
     held: dict[int, int] = {}
     _check_lanes(machine)
     _check_packs(machine)
+    _check_cores(machine)
     riders = machine.packs.gpu_of
-    foreground = [j for j in machine.active.values() if not j.spec.background and j.id not in riders]
+    others = riders.keys() | machine.cores.of.keys()
+    foreground = [j for j in machine.active.values() if not j.spec.background and j.id not in others]
     in_order = sorted(foreground, key=lambda job: (job.submit_s, job.id))
     assert machine.running == in_order, "the jobs that run are not in order"
     assert machine.secondaries == [job for job in in_order if job.role is Role.SECONDARY], "secondaries"
     for job in machine.active.values():
         assert job.state.active, f"job {job.id} is active in state {job.state}"
-        assert job.gpus, f"job {job.id} runs without a lease"
+        assert bool(job.gpus) == (job.spec.cpus is None), f"job {job.id} runs without a lease"
         assert set(job.current.gpus) <= set(machine.devices) or job.wanted, f"job {job.id} runs on a lost GPU"
         called_off = job.wanted or (job.resizing and not job.target)
         assert set(job.gpus) <= set(machine.devices) or called_off, f"job {job.id} holds a lost GPU"
@@ -31,9 +34,10 @@ def check(machine: Machine) -> None:
         assert job.current.end_s is None, f"job {job.id} is active, its attempt is over"
         assert not job.unmet, f"job {job.id} runs before what it waits for"
         if job.becoming:
+            assert job.ready, f"job {job.id} is resized before it is ready"
+        if job.becoming and job.gpus:
             union = {*job.current.gpus, *job.becoming.gpus}
             assert set(job.gpus) == union, f"job {job.id} is resized and holds {job.gpus}"
-            assert job.ready, f"job {job.id} is resized before it is ready"
             first = [gpu for gpu in job.current.gpus if gpu in job.becoming.gpus]
             stay = list(job.becoming.gpus[: len(first)])
             assert stay == first and first[0] == job.current.gpus[0], f"job {job.id}: its ranks change places"
@@ -45,7 +49,9 @@ def check(machine: Machine) -> None:
     hosts = {device.host: 0 for device in machine.devices.values()}
     for kept, counted in ((machine.rooms(), machine.free), (machine.capacity(), machine.devices)):
         assert kept.by_host() == {**hosts, **machine.places(counted)}, "the GPUs of a host are counted wrong"
-    assert machine.free | (set(held) & set(machine.devices)) == set(machine.devices), "a GPU is nobody's"
+    given = set(held) | machine.cores.loans.keys()
+    assert not machine.free & given, "a GPU that somebody has is free"
+    assert machine.free | (given & set(machine.devices)) == set(machine.devices), "a GPU is nobody's"
     for job in machine.jobs.values():
         assert job.state.active == (job.id in machine.active), f"job {job.id}: {job.state}"
         if not job.state.active:
@@ -74,13 +80,42 @@ def check(machine: Machine) -> None:
         waits = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
         lanes = job.id in machine.lanes.queue
         assert job.spec.background or not lanes, f"job {job.id} waits for a background lane"
-        in_line = lanes if job.spec.background else job.id in machine.queue or job.id in machine.late
+        line = machine.queue if job.spec.cpus is None else machine.cores.queue
+        assert job.id not in (machine.cores.queue if job.spec.cpus is None else machine.queue), "wrong queue"
+        in_line = lanes if job.spec.background else job.id in line or job.id in machine.late
         assert in_line == (waits and job.submit_s <= machine.now), f"job {job.id} queue"
-        assert not (job.id in machine.queue and job.id in machine.late), f"job {job.id} waits twice"
+        assert not (job.id in line and job.id in machine.late), f"job {job.id} waits twice"
     policy = machine.policy
     if policy and policy.work_conserving and not machine.draining and machine.free:
         assert not machine.queue.any_fits(machine.rooms().fits), "a GPU idles while a job that fits waits"
     assert machine.unfinished == sum(not j.state.final for j in machine.jobs.values())
+
+
+def _check_cores(machine: Machine) -> None:
+    """No core is given away twice, and no slot is on loan without need."""
+    cores = machine.cores
+    for host in {allotment.host for allotment in cores.of.values()}:
+        taken, there = cores.taken(host), cores.there(host)
+        gone = any(job.wanted.startswith("the cores") for job in machine.active.values())
+        assert gone or fits(taken, there), f"of {host} {taken} is given away, there is {there}"
+    for gpu, (host, lent) in cores.loans.items():
+        assert gpu not in machine.holder, f"slot {gpu} is on loan and held by job {machine.holder[gpu]}"
+        assert not fits(lent, cores.free(host)), f"slot {gpu} is on loan for nobody"
+    for job_id, allotment in cores.of.items():
+        job = machine.jobs[job_id]
+        if not job.state.active:
+            assert not allotment.held and not allotment.seats, f"job {job_id} holds cores while {job.state}"
+            continue
+        assert allotment.seats == job.current.seats, f"job {job_id} has other seats than its attempt"
+        assert job.current.seats[0].server, f"job {job_id}: rank 0 is no server"
+        needs = [(job.current.seats, allotment.grant)]
+        if job.becoming and allotment.next_grant is not None:
+            needs.append((job.becoming.seats, allotment.next_grant))
+        for seats, grant in needs:
+            wanted = round(100 * sum(seat.share for seat in seats))
+            assert wanted <= sum(grant.values()), f"job {job_id} has {grant} for {wanted}"
+            assert all(set(seat.cores) <= grant.keys() for seat in seats), f"job {job_id} is on others' cores"
+        assert sum(allotment.held.values()) <= 200 * (job.spec.cpus or 0), f"job {job_id} is over its budget"
 
 
 def _check_packs(machine: Machine) -> None:

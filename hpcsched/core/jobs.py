@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from hpcsched.core.model import NOTHING, Attempt, JobSpec, JobState, Role
+from hpcsched.core.model import NOTHING, Attempt, JobSpec, JobState, Role, Seat
 from hpcsched.core.reasons import Note, Reason
 
 STORY_LENGTH = 60
@@ -19,12 +19,14 @@ MOST_MEASURED = 9
 class Target:
     """A lease that a job is to go on with: resized in place, or started again on it when it has saved.
 
-    `since` is when that was decided.
+    `since` is when that was decided. On CPU cores: `seats` in place of GPUs, and `why` they are to be so.
     """
 
     gpus: tuple[int, ...]
     role: Role
     since: float
+    seats: tuple[Seat, ...] = ()
+    why: Reason | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -61,6 +61,7 @@ class Leaving(Moves):
     def _set_aside(self, job: Job, reason: Reason) -> None:
         """Take a job that cannot be started any more out of the queue."""
         self.queue.remove(job.id)
+        self.cores.queue.remove(job.id)
         self.late.add(job.id)
         self._late_since = self._saving_begins()
         if not job.story or job.story[-1].reason.why is not reason.why:
@@ -76,7 +77,9 @@ class Leaving(Moves):
         Saving may begin later than when they were set aside, as other jobs have ended; and when nothing
         runs, what was learnt since may let one in.
         """
-        if self.running and self._saving_begins() <= self._late_since + 1.0:
+        if (
+            self.running or self.cores.of.keys() & self.active.keys()
+        ) and self._saving_begins() <= self._late_since + 1.0:
             return False
         self._late_since = self._saving_begins()
         self._let_late_ones_in()

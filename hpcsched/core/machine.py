@@ -62,6 +62,8 @@ class Machine(Obeying):
             ev.WorkersResized: self._workers_resized,
             ev.ResizeFailed: self._resize_failed,
             ev.ScalingProposed: self._scaling_proposed,
+            ev.UsageMeasured: self._usage_measured,
+            ev.CoresLost: self._cores_lost,
             ev.WorkersExited: self._workers_exited,
             ev.LaunchFailed: self._launch_failed,
             ev.DeviceLost: self._device_lost,
@@ -90,6 +92,7 @@ class Machine(Obeying):
             self._decide()
             self._fill_packs()
             self._reshape()
+            self._allot()
         if not self.draining:
             self._fill_lanes()
         self._watch_the_end()
@@ -134,6 +137,7 @@ class Machine(Obeying):
         for job_id, step in event.saved_steps.items():
             self._never_on_disk(self.jobs[job_id], step)
         devices = {d.index: d for d in event.devices}
+        self.cores.hosts, self.cores.loans = {cores.host: cores for cores in event.cores}, {}
         self._have(devices, free=devices)
         self.lost_devices = {}
         self.holder = {}
@@ -159,6 +163,7 @@ class Machine(Obeying):
             self.unfinished += 1
             self.lanes.used |= spec.background
             self.packs.used |= is_packed(spec)
+            self.cores.used |= spec.cpus is not None
             self._note(job, Reason(Why.SUBMITTED))
         # A job may wait for one that comes later in the same file.
         jobs = [self.jobs[job_id] for job_id in ids]
@@ -196,14 +201,6 @@ class Machine(Obeying):
                 self._decide_after |= self._learn(job, seen.step, seen.done_s)
 
     # --- what attempts tell -----------------------------------------------------------------
-
-    def _running(self, event: ev.AttemptEvent) -> Job | None:
-        """The job, if this is news of its attempt that has a lease; else the event is stale."""
-        job = self.active.get(event.job_id)
-        if job is None or job.attempt != event.attempt:
-            self.stale += 1
-            return None
-        return job
 
     def _workers_spawned(self, event: ev.WorkersSpawned) -> None:
         job = self._running(event)
@@ -265,7 +262,9 @@ class Machine(Obeying):
         gpus = len(job.becoming.gpus) // job.spec.nodes if job.becoming else 0
         if event.refused and gpus > job.width:
             job.most_gpus, job.target = max(job.width, gpus - 1), None
-        self._stays(job, event.error, in_place=event.refused)
+        elif job.spec.cpus is not None:
+            job.target = None  # it does well as it is: what else to try is for the policy to say
+        self._stays(job, event.error, in_place=event.refused or job.spec.cpus is not None)
         self._decide_after = True
         if job.state is JobState.RUNNING and job.target:
             self._suspend(job)
@@ -301,7 +300,11 @@ class Machine(Obeying):
         elif event.code == SAVED_AND_LEFT and not told_to_end and self._leaves_pack(job):
             self._attempt_lost(job, None, "its pack had no room for it", counts=False)
         elif job.wanted or job.state is JobState.SUSPENDING:
-            why = job.wanted if job.wanted.startswith("GPU") else f"exit code {event.code} while leaving"
+            why = (
+                job.wanted
+                if job.wanted.startswith(("GPU", "the cores"))
+                else f"exit code {event.code} while leaving"
+            )
             self._attempt_lost(job, job.saved_step, why, counts=not job.wanted)
         else:
             self._failed(job, event.code, event.detail)
@@ -334,6 +337,8 @@ class Machine(Obeying):
         for job_id in (*held, *self.packs.on((event.gpu,))):
             if job := self.active.get(job_id):
                 self._lost_under(job, event)
+        if loan := self.cores.loans.pop(event.gpu, None):
+            self._cores_gone(*loan, event.why)
 
     def _lost_under(self, job: Job, event: ev.DeviceLost) -> None:
         """A job has lost a GPU that it holds."""

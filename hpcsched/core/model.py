@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from hpcsched.core.reasons import Reason
+
 NOTHING: Mapping[str, Any] = {}
 DDP: Mapping[str, Any] = {"kind": "ddp"}
 """Shared by all jobs that say nothing else, as there may be a million of them; never written to."""
@@ -58,12 +60,13 @@ _ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING})
 class Role(StrEnum):
     """MARBLE section V-C: a primary has its optimal GPU count, a secondary what was left. Both are in the
     foreground of their GPUs; a job in the background has the other lane of one. A packed one trains together
-    with the job that has the GPU."""
+    with the job that has the GPU, one on CPU cores needs none (NEARCHUS)."""
 
     PRIMARY = "primary"
     SECONDARY = "secondary"
     BACKGROUND = "background"
     PACKED = "packed"
+    CORES = "cores"
 
 
 class Ended(StrEnum):
@@ -139,6 +142,11 @@ class JobSpec:
         return self.training.epochs if self.training else None
 
     @property
+    def cpus(self) -> float | None:
+        """The cores that a job on CPU cores may have at most (its budget); None for all others."""
+        return self.strategy.get("cpus") if self.strategy["kind"] == "ps" else None
+
+    @property
     def continues(self) -> str | None:
         """The job whose final state it begins with, if there is one."""
         return self.training.continues if self.training else None
@@ -157,6 +165,33 @@ class Device:
     kind: str
     handle: str
     memory_mib: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCores:
+    """The cores of a host for jobs that need no GPU.
+
+    `own` are always theirs: nothing else uses them; CPU slots lend them their cores while no other job has
+    the slot. `numa` says which cores lie on which NUMA node (a core that is not in it: on node 0).
+    """
+
+    host: str
+    own: tuple[int, ...] = ()
+    numa: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """One process of a job on CPU cores: a parameter server or a worker, and what it may use (NEARCHUS,
+    section IV: a training node and its part of the DT-config).
+
+    `share` is how many cores' time it may use, `cores` which ones of its `host` (empty: any).
+    """
+
+    server: bool
+    share: float
+    host: str = ""
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +216,8 @@ class Attempt:
     measured), `stopped_s` those for which training stood still at its end for a resize in place (by the
     profile where they were not measured). `in_place`: it began by one, without a launch. `quick`: it was
     asked to save as its devices were wanted. `guests` are the ids of the background jobs that have held a
-    lane of its devices at any time in it.
+    lane of its devices at any time in it. `seats` are its processes by rank where they share CPU cores, `why`
+    they are as they are.
     """
 
     number: int
@@ -199,3 +235,5 @@ class Attempt:
     launch_s: float | None = None
     stopped_s: float | None = None
     guests: tuple[int, ...] = ()
+    seats: tuple[Seat, ...] = ()
+    why: Reason | None = None

@@ -9,9 +9,10 @@ from bisect import insort
 
 from hpcsched.core.actions import Launch, Resize, Suspend, Terminate
 from hpcsched.core.jobs import Job, Target
-from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Kind, Role
+from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Kind, Role, Seat
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.teaching import Teaching
+from hpcsched.core.seating import Seating
+from hpcsched.core.seats import said_seats
 
 DRAIN, HURRY = ("drain", 0, 0), ("hurry", 0, 0)
 LOOK, LANES, PACKS = ("look", 0, 0), ("lanes", 0, 0), ("packs", 0, 0)
@@ -25,7 +26,7 @@ MOST_LOSSES = 3
 """Attempts lost in a row without a new checkpoint before a job is given up."""
 
 
-class Moves(Teaching):
+class Moves(Seating):
     """A run's state, and the ways in which its jobs move."""
 
     # --- leases and launches ----------------------------------------------------------------
@@ -33,8 +34,12 @@ class Moves(Teaching):
     def _lease(self, job: Job, gpus: tuple[int, ...], *, rides: bool = False) -> None:
         """Let the job hold exactly these devices, its own or free ones: their foreground or background.
 
-        `rides`: with the job that holds it.
+        `rides`: with the job that holds it. One on CPU cores has none.
         """
+        if job.spec.cpus is not None:
+            assert not gpus, "a job on CPU cores holds no GPU"
+            self.changed.add(job.id)
+            return
         if job.spec.background:
             self.lanes.lease(job.id, gpus, self.now)
             job.gpus = gpus
@@ -75,7 +80,15 @@ class Moves(Teaching):
         self.changed.add(job.id)
         self._list(job)
 
-    def _launch(self, job: Job, gpus: tuple[int, ...], role: Role) -> None:
+    def _launch(
+        self,
+        job: Job,
+        gpus: tuple[int, ...],
+        role: Role,
+        *,
+        seats: tuple[Seat, ...] = (),
+        why: Reason | None = None,
+    ) -> None:
         self._dequeue(job)
         self._lease(job, gpus, rides=role is Role.PACKED)
         job.attempt += 1
@@ -84,13 +97,16 @@ class Moves(Teaching):
         if job.started_s is None:
             job.started_s = self.now
         attempt = Attempt(number=job.attempt, gpus=gpus, role=role, start_s=self.now, from_step=job.step)
+        if seats:
+            attempt.seats, attempt.why = seats, why
+            self.allotment(job).seats = seats
         job.attempts = (*job.attempts, attempt)
         self._to(job, JobState.STARTING)
         self.active[job.id] = job
         self._meet(job)
         self._disturb(job, gpus)
         self._list(job)
-        self._do(Launch, job, gpus=gpus, role=role, resume=job.saved_step is not None)
+        self._do(Launch, job, gpus=gpus, role=role, resume=job.saved_step is not None, seats=seats)
 
     def _meet(self, job: Job) -> None:
         """Remember who shares a GPU with whom: a guest may be gone before what it did is seen."""
@@ -110,7 +126,7 @@ class Moves(Teaching):
 
     def _lists(self, job: Job) -> tuple[list[Job], ...]:
         """Where a job stands while it runs."""
-        if job.spec.background or job.role is Role.PACKED:
+        if job.spec.background or job.role in (Role.PACKED, Role.CORES):
             return ()
         return (self.running, self.secondaries) if job.role is Role.SECONDARY else (self.running,)
 
@@ -155,9 +171,14 @@ class Moves(Teaching):
         self._disturb(job, job.gpus)
         old.end_s, old.ended, old.to_step = self.now, Ended.RESIZED, step
         old.stopped_s = self._stand_s(job, job.width, gpus) if stopped_s is None else stopped_s
-        facts = {"old": job.width, "gpus": gpus, "step": step, "stopped_s": stopped_s}
-        self._note(job, Reason(Why.RESIZED_IN_PLACE, facts))
+        facts = {"step": step, "stopped_s": stopped_s}
         job.becoming = None
+        if new.seats:
+            self._note(job, Reason(Why.RESEATED, {**facts, "seats": said_seats(new.seats)}))
+            self.allotment(job).seats = new.seats
+            self._now_has_next(job)
+        else:
+            self._note(job, Reason(Why.RESIZED_IN_PLACE, {**facts, "old": job.width, "gpus": gpus}))
         self._lease(job, tuple(sorted(new.gpus)))
         self._unlist(job)
         job.role, job.rate, job.timers = new.role, None, NOTHING
@@ -165,6 +186,7 @@ class Moves(Teaching):
         job.attempt += 1
         stretch = Attempt(number=job.attempt, gpus=new.gpus, role=new.role, start_s=self.now, from_step=step)
         stretch.ready_s, stretch.in_place, stretch.guests = self.now, True, old.guests
+        stretch.seats, stretch.why = new.seats, new.why
         job.attempts = (*job.attempts, stretch)
 
     def _stays(self, job: Job, error: str, *, in_place: bool) -> None:
@@ -213,7 +235,7 @@ class Moves(Teaching):
         self._back_to_checkpoint(job)
         self._to(job, JobState.SUSPENDED)
         if target:
-            self._launch(job, tuple(sorted(target.gpus)), target.role)
+            self._launch(job, tuple(sorted(target.gpus)), target.role, seats=target.seats, why=target.why)
         else:
             self._enqueue(job)
 
@@ -298,6 +320,10 @@ class Moves(Teaching):
         job.target, job.becoming, job.wanted = None, None, ""
         self._unlist(job)
         self._lease(job, keep.gpus if keep else ())
+        if keep and keep.seats:
+            self._now_has_next(job)
+        elif job.spec.cpus is not None:
+            self._unseat(job)
         del self.active[job.id]
 
     def _drop_target(self, job: Job) -> None:
@@ -306,6 +332,8 @@ class Moves(Teaching):
         if job.resizing:
             self.changed.add(job.id)
             return
+        if job.spec.cpus is not None:
+            self._keeps_its_cores(job)
         self._lease(job, tuple(gpu for gpu in job.current.gpus if self.holder.get(gpu) == job.id))
 
     def _enqueue(self, job: Job) -> None:
@@ -315,6 +343,10 @@ class Moves(Teaching):
         self.changed.add(job.id)
         if job.spec.background:
             self.lanes.queue.add(job.id, arrival=job.submit_s, need=1)
+        elif job.spec.cpus is not None:
+            self._woken = True
+            self.late.discard(job.id)
+            self.cores.queue.add(job.id, arrival=job.submit_s, need=1)
         else:
             self._woken = True
             self.late.discard(job.id)
@@ -324,6 +356,7 @@ class Moves(Teaching):
     def _dequeue(self, job: Job) -> None:
         self.queue.remove(job.id)
         self.lanes.queue.remove(job.id)
+        self.cores.queue.remove(job.id)
         self.late.discard(job.id)
 
     def _finish(self, job: Job, state: JobState, reason: Reason) -> None:
@@ -349,6 +382,7 @@ class Moves(Teaching):
         self._dequeue(job)
         self._to(job, state)
         self.proposals.forget(job.id)
+        self.cores.of.pop(job.id, None)
         self.unfinished -= 1
         plan = None if job.spec.background else self.plan
         if plan and not (state is JobState.COMPLETED and plan.foresaw(job.id, self.now)):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hpcsched.core import events as ev
-from hpcsched.core.lending import Lending
+from hpcsched.core.allotting import Allotting
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Reason, Why
 
 
-class Obeying(Lending):
+class Obeying(Allotting):
     """A run's state that does what users ask for."""
 
     def _cancel_requested(self, event: ev.CancelRequested) -> None:
@@ -61,6 +61,6 @@ class Obeying(Lending):
             job.wanted = ""
         if job.state is JobState.HELD:
             self._to(job, JobState.PENDING)
-        if job.id not in self.queue and job.id not in self.late:
+        if not any(job.id in line for line in (self.queue, self.cores.queue, self.late)):
             self._enqueue(job)
             self._decide_after = True

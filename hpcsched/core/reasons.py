@@ -23,6 +23,8 @@ class Why(StrEnum):
     DRAINING = "Draining"
     WALLTIME_TOO_SHORT = "WalltimeTooShort"
     NO_LANE = "NoLane"
+    NO_CORES = "NoCores"
+    CORES_PRIORITY = "CoresPriority"
     # why it has this many GPUs
     OPTIMAL = "Optimal"
     LEFT_OVER = "LeftOver"
@@ -59,6 +61,18 @@ class Why(StrEnum):
     ENDS_SOON = "EndsSoon"
     PARTED = "Parted"
     LEFT_PACK = "LeftPack"
+    # why a job on CPU cores has the seats it has
+    SEATED = "Seated"
+    MORE_CORES = "MoreCores"
+    NETWORK_BOTTLENECK = "NetworkBottleneck"
+    UTILISATION_BOTTLENECK = "UtilisationBottleneck"
+    ONE_MORE_SERVER = "OneMoreServer"
+    BALANCED = "Balanced"
+    TRIMMED = "Trimmed"
+    BEST_SEEN = "BestSeen"
+    SETTLED = "Settled"
+    WANTS_CORES = "WantsCores"
+    RESEATED = "Reseated"
     # what happened to it
     SUBMITTED = "Submitted"
     CANCELLED = "Cancelled"
@@ -70,6 +84,7 @@ class Why(StrEnum):
     FELL_BACK = "FellBack"
     LAUNCH_FAILED = "LaunchFailed"
     DEVICE_LOST = "DeviceLost"
+    CORES_LOST = "CoresLost"
     ESCALATED = "Escalated"
     TIME_IS_UP = "TimeIsUp"
     LEARNED = "Learned"
@@ -90,6 +105,26 @@ _WORDS = {
     Why.WALLTIME_TOO_SHORT: "its first checkpoint needs about {need:.0f} s, saving begins in {left:.0f} s: "
     "it waits for the next allocation",
     Why.NO_LANE: "waits for a background lane that it may use",
+    Why.NO_CORES: "waits for CPU cores to start on",
+    Why.CORES_PRIORITY: "waits for CPU cores behind earlier jobs",
+    Why.SEATED: "starts with {seats}, on {cores:.4g} of the {budget:.4g} cores that it may have{because}",
+    Why.MORE_CORES: "more cores, from {old} to {seats}: at {rate:.4g} steps/s it used {efficiency:.0%} of "
+    "the {had:.4g} it had",
+    Why.NETWORK_BOTTLENECK: "one more server, from {old} to {seats}: at {rate:.4g} steps/s the link of "
+    "server {server} was over 90 % full in {net:.0%} of {samples} samples",
+    Why.UTILISATION_BOTTLENECK: "one more worker, from {old} to {seats}: at {rate:.4g} steps/s it used "
+    "{efficiency:.0%} of its {had:.4g} cores, and no link was full: its processes do not use more",
+    Why.ONE_MORE_SERVER: "one more server, from {old} to {seats}: at {rate:.4g} steps/s it used "
+    "{efficiency:.0%} of its {had:.4g} cores, and more cores or workers did not help",
+    Why.BALANCED: "cores moved, from {old} to {seats}: at {rate:.4g} steps/s {low} used {least:.0%} of what "
+    "it had, {high} {most:.0%}",
+    Why.TRIMMED: "fewer cores, from {old} to {seats}: at {rate:.4g} steps/s it used {efficiency:.0%} of its "
+    "{had:.4g}, others can have the rest",
+    Why.BEST_SEEN: "back from {old} to {seats}, the best seen ({best:.4g} steps/s, {rate:.4g} now)",
+    Why.SETTLED: "stays with {seats} at {rate:.4g} steps/s: {because}",
+    Why.WANTS_CORES: "would take more than its {had:.4g} cores, of which it uses {efficiency:.0%}: none are "
+    "free",
+    Why.RESEATED: "has {seats} since step {step}{stopped}",
     Why.OPTIMAL: "{gpus} GPUs is the fastest count of {model} ({rate:.4g} steps/s; {source} profile)",
     Why.LEFT_OVER: "{gpus} of the {wanted} GPUs that {model} is fastest on: no more were free",
     Why.NO_PROFILE: "no profile of {model}: {gpus} GPUs, at most half of the {total}; learnt as it runs",
@@ -144,6 +179,7 @@ _WORDS = {
     Why.FELL_BACK: "its checkpoint of step {expected} cannot be used; goes on from step {step}",
     Why.LAUNCH_FAILED: "could not be started: {error}",
     Why.DEVICE_LOST: "GPU {gpu} was lost: {why}",
+    Why.CORES_LOST: "the cores of host {host} were lost: {why}",
     Why.ESCALATED: "did not leave within {grace:.0f} s: {how}",
     Why.TIME_IS_UP: "the allocation ends in {left:.0f} s: {how}",
     Why.LEARNED: "{model} does {rate:.4g} steps/s on {gpus} GPUs ({samples} samples of {steps} steps in all, "
@@ -177,7 +213,7 @@ class Reason:
 
     def __str__(self) -> str:
         facts = self.facts
-        said = {"hosts": "", "stopped": ""}
+        said = {"hosts": "", "stopped": "", "because": ""}
         if "cost" in facts:
             said["costs"] = said_cost(facts["cost"], in_place=facts.get("in_place", False))
         if facts.get("stopped_s") is not None:

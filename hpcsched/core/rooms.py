@@ -72,7 +72,7 @@ class Rooms:
         if nodes > len(self._gpus):
             return 0
         if nodes == 1 and not own:
-            return max(self._gpus.values())
+            return max(self._gpus.values(), default=0)
         return sorted(self._counts(own), reverse=True)[nodes - 1]
 
     def by_host(self) -> dict[str, int]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import inf
 
 from hpcsched.core.actions import Action
+from hpcsched.core.cores import Cores
+from hpcsched.core.events import AttemptEvent
 from hpcsched.core.jobs import Costs, Job
 from hpcsched.core.lanes import Lanes
 from hpcsched.core.learning import Key, Lessons
@@ -74,6 +76,8 @@ class RunState:
         """Who trains on the GPU of another job, together with it."""
         self.proposals = Proposals()
         """What jobs have said of how many GPUs are good for them."""
+        self.cores = Cores()
+        """The CPU cores for jobs that need no GPU; `free`, `holder` and `queue` are of the GPUs."""
         self.costs: dict[str, Costs] = {}
         self.draining = False
         self.drain_cause = ""
@@ -105,6 +109,14 @@ class RunState:
 
     # --- questions --------------------------------------------------------------------------
 
+    def _running(self, event: AttemptEvent) -> Job | None:
+        """The job, if this is news of its attempt that has a lease; else the event is stale."""
+        job = self.active.get(event.job_id)
+        if job is None or job.attempt != event.attempt:
+            self.stale += 1
+            return None
+        return job
+
     @property
     def finished(self) -> bool:
         """Every job is in a final state."""
@@ -125,7 +137,8 @@ class RunState:
     @property
     def stuck(self) -> bool:
         """Jobs wait, but nothing runs, and on the devices and in the time that are left none can start."""
-        if self.active or self.draining or not (len(self.queue) or self.late or len(self.lanes.queue)):
+        waiting = len(self.queue) or self.late or len(self.lanes.queue) or len(self.cores.queue)
+        if self.active or self.draining or not waiting:
             return False
         if any(self.jobs[i].state is JobState.PENDING for _, i in self.arrivals):
             return False
@@ -138,7 +151,10 @@ class RunState:
 
     def profile(self, job: Job) -> Profile | None:
         """What the job has said of its next epoch; else what is known of its model: the profile loaded,
-        corrected by what this run has seen, or just what it has seen."""
+        corrected by what this run has seen, or just what it has seen. None on CPU cores: profiles are of
+        GPUs."""
+        if job.spec.cpus is not None:
+            return None
         return self.proposals.profile(job.id) or _of_model(job, self.lessons.beliefs, self.profiles)
 
     def curve(self, job: Job) -> Profile | None:
@@ -188,6 +204,8 @@ class RunState:
             return self._too_late(job) or Reason(Why.NO_LANE)
         if job.id in self.late:
             return self._too_late(job)
+        if job.spec.cpus is not None:
+            return Reason(Why.NO_CORES if self.cores.queue.first() == job.id else Why.CORES_PRIORITY)
         planned = self.plan is not None and self.plan.rule != "marble" and job.id in self.plan.order
         if planned and self.rooms().fits(job.spec.gpus_min, job.spec.nodes):
             return Reason(Why.PLAN, {"free": len(self.free)})
@@ -204,7 +222,9 @@ class RunState:
         all jobs that run (and of `more`) one after the other, as they share the file system. Those in the
         background have saved by then."""
         riders = (self.jobs[job_id] for job_id in self.packs.gpu_of)
-        return self.reserve_s + sum(self._longest_save_s(job) for job in (*self.running, *riders, *more))
+        seated = (self.active[job_id] for job_id in self.cores.of if job_id in self.active)
+        saving = (*self.running, *riders, *seated, *more)
+        return self.reserve_s + sum(self._longest_save_s(job) for job in saving)
 
     def _longest_save_s(self, job: Job) -> float:
         """Of those that are durable when the job has left: quick ones say nothing of how long they take."""

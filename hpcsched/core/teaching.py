@@ -36,9 +36,10 @@ class Teaching(Noting):
         (costs.quick_saves if quick else costs.durable_saves).add(took_s)
 
     def _learn_resize(self, job: Job, new: Target, stopped_s: float | None, built_s: float | None) -> None:
-        costs, old = self._costs(job), job.current.gpus
-        (costs.grows if len(new.gpus) >= len(old) else costs.shrinks).add(stopped_s)
-        if set(new.gpus) - set(old):
+        costs, old = self._costs(job), job.current
+        grows = len(new.gpus) >= len(old.gpus) and len(new.seats) >= len(old.seats)
+        (costs.grows if grows else costs.shrinks).add(stopped_s)
+        if set(new.gpus) - set(old.gpus) or len(new.seats) > len(old.seats):
             costs.builds.add(built_s)
 
     def _disturb(self, job: Job, gpus: Iterable[int]) -> None:
@@ -55,9 +56,10 @@ class Teaching(Noting):
         """The job had done `step` steps at `at`: whether that says something new of its model.
 
         What it does while others use what it leaves of its GPUs does not, nor what those do, nor what jobs do
-        that are packed, or whose speed changes with their batches: these say themselves what it will be.
+        that are packed, or on CPU cores, or whose speed changes with their batches: these say themselves what
+        it will be.
         """
-        if step < job.current.from_step or job.spec.background:
+        if step < job.current.from_step or job.spec.background or job.spec.cpus is not None:
             return False  # it has not yet said where it goes on
         if self.packs.shared(job):
             return False

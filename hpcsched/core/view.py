@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from hpcsched.core.cores import Allotment, Grant
 from hpcsched.core.jobs import Job
 from hpcsched.core.lanes import Lanes
-from hpcsched.core.model import Device, Role
+from hpcsched.core.model import Device, HostCores, Role, Seat
 from hpcsched.core.packs import Packs
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile
@@ -22,6 +23,13 @@ class LaunchCost(Protocol):
     """Seconds from a launch on so many GPUs to the first step."""
 
     def __call__(self, job: Job, gpus: int, *, first: bool) -> float: ...
+
+
+class Room(Protocol):
+    """What could be had of the cores of a host, hundredths by core; `lent`: with what free CPU slots can
+    lend."""
+
+    def __call__(self, host: str, *, lent: bool) -> dict[int, int]: ...
 
 
 class SwitchCost(Protocol):
@@ -134,9 +142,50 @@ class Part:
     reason: Reason
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOnCores:
+    """Start a waiting job with these seats, on this much of the cores of a host.
+
+    `memory` is what the policy wants to remember of the job.
+    """
+
+    job: Job
+    host: str
+    seats: tuple[Seat, ...]
+    grant: Grant
+    memory: object
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reseat:
+    """Have a running job go on with these seats, and this much of the cores of its host, without a restart.
+
+    `keep` are the ranks that stay, rank 0 first: they are numbered anew in this order, and those that join
+    after them.
+    """
+
+    job: Job
+    seats: tuple[Seat, ...]
+    keep: tuple[int, ...]
+    grant: Grant
+    memory: object
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Nothing changes for a job on CPU cores, but for what the policy remembers of it."""
+
+    job: Job
+    memory: object
+    reason: Reason | None = None
+
+
 Decision = Start | Resize | Preempt | Remark | LookAgain | Replan
 LaneDecision = Share | Pace | Yield | LookAgain
 PackDecision = Ride | Part | LookAgain
+CoresDecision = StartOnCores | Reseat | Note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +297,27 @@ class PackView:
     launch_s: LaunchCost
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoresView:
+    """What the rules of CPU cores see; reading it changes nothing, and it lives for one decision.
+
+    `hosts` have cores for jobs. `room(host)` is what could be had of them, with what free CPU slots would
+    lend: hundredths by core. `slots_wanted`: a job waits for GPUs, which slots on loan would keep from it.
+    `of` is what jobs have, `waiting()` walks those that could start in FIFO order, and `in_time(job, others)`
+    says whether one can still be started, together with `others`, before the allocation ends.
+    """
+
+    now: float
+    hosts: Mapping[str, HostCores]
+    room: Room
+    slots_wanted: bool
+    jobs: Mapping[int, Job]
+    running: list[Job]
+    of: Mapping[int, Allotment]
+    waiting: Callable[[], Iterator[Job]]
+    in_time: Callable[[Job, Sequence[Job]], bool]
+
+
 class Policy(Protocol):
     """Decides who gets GPUs: a pure function of the view."""
 
@@ -290,6 +360,15 @@ class Reshaping(Protocol):
 
     def reshape(self, view: View) -> list[Resize]:
         """Who grows or shrinks now: a pure function of the view."""
+        ...
+
+
+@runtime_checkable
+class Allotting(Protocol):
+    """A policy that also says who has which CPU cores."""
+
+    def allot(self, view: CoresView) -> list[CoresDecision]:
+        """What to change there now, in the order it is to be applied: a pure function of the view."""
         ...
 
 

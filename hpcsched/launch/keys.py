@@ -44,6 +44,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     `cpus` how many the batch system granted, and `gpus` which, by host, where that is known.
 
     `grace_s`: how long workers may take to save once the head is gone. `standbys`: see `LocalLauncher`.
+    `cpus_per_gpu`: how many cores are kept for the jobs of each GPU.
     """
 
     life: str
@@ -58,6 +59,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     gpus: dict[str, tuple[str, ...]] = {}
     grace_s: float
     standbys: int | None = None
+    cpus_per_gpu: int = 0
     protocol: int = PROTOCOL
 
 

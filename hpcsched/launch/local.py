@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hpcsched.core.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch.arenas import Arenas, Keep, Keepers
@@ -121,7 +122,7 @@ class LocalLauncher:
             workers.port = self._ports.take() if place.port is None else place.port
         env = {
             **self._environ,
-            **self._device_env(plan.devices),
+            **self._shown(plan.devices),
             **plan.env,
             "HPCSCHED_NOTIFY_PID": str(os.getpid()),
             "HPCSCHED_LAUNCHED_AT": repr(time.monotonic()),
@@ -185,8 +186,15 @@ class LocalLauncher:
                         only_when_idle(pid)
                     workers.add(pid)
 
+    def _shown(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """What shows the devices to a program; a process on CPU cores sees none, and finds its threads
+        itself."""
+        if all(device.kind == ON_CORES for device in devices):
+            return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        return self._device_env(devices)
+
     def _cores(self, devices: Sequence[Device]) -> frozenset[int] | None:
-        sets = [self._cpus(device) for device in devices]
+        sets = [frozenset(cores_of(d)) if d.kind == ON_CORES else self._cpus(d) for d in devices]
         return None if None in sets else frozenset().union(*(cores for cores in sets if cores)) or None
 
     def _usual_devices(self, devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[frozenset[int]]]:

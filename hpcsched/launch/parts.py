@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from hpcsched.core.cores import ON_CORES
 from hpcsched.errors import LaunchError
 from hpcsched.launch import wire
 from hpcsched.launch.base import LOST, SUSPENDED, LaunchPlan, attempt_code
@@ -32,6 +33,10 @@ def part_orders(
     which may be none of them when the ranks join others. `address`: where all meet, unless these say where.
     """
     ranks = [len(devices) if plan.per_rank else 1 for _, devices in shares]
+    seats = {
+        host: tuple(d.handle for d in plan.devices if d.host == host and d.kind == ON_CORES)
+        for host, _ in shares
+    }
     port = None
     if plan.joins is not None:
         address, _, known = plan.joins.rpartition(":")
@@ -50,7 +55,8 @@ def part_orders(
                 cwd=str(plan.cwd),
                 folder=str(plan.folder),
                 output=str(output),
-                devices=tuple(devices),
+                devices=() if seats[host] else tuple(devices),
+                cores=seats[host],
                 per_rank=plan.per_rank,
                 first_rank=plan.first_rank + sum(ranks[:i]),
                 world_size=plan.world_size or sum(ranks),

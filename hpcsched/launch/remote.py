@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Generic
 
-from hpcsched.core.model import Device
+from hpcsched.core.model import Device, HostCores
 from hpcsched.errors import LaunchError
 from hpcsched.launch import wire
 from hpcsched.launch.base import LaunchPlan
@@ -44,6 +44,7 @@ class Hosts(Conversation, Generic[S]):
         grace_s: how long workers may take to save when the head has gone.
         standbys: how many warm processes wait for tasks on each host; None: every process is started from
             nothing (see `LocalLauncher`).
+        cpus_per_gpu: how many cores are kept for the jobs of each GPU.
     """
 
     def __init__(
@@ -60,11 +61,12 @@ class Hosts(Conversation, Generic[S]):
         say: Callable[[str], None],
         grace_s: float = 30.0,
         standbys: int | None = None,
+        cpus_per_gpu: int = 0,
     ) -> None:
         super().__init__((host.name for host in hosts), grace_s=grace_s, say=say)
         self._hosts, self._commands_for = tuple(hosts), commands
         self._run_id, self._devices, self._address = run_id, devices, address
-        self._make_sample, self._standbys = make_sample, standbys
+        self._make_sample, self._standbys, self._cpus_per_gpu = make_sample, standbys, cpus_per_gpu
         self._life = new_life()
         self._join, self._log = join_file(run_dir, self._life), log or run_dir / "nodes.log"
         self._inventory: tuple[Device, ...] = ()
@@ -72,6 +74,8 @@ class Hosts(Conversation, Generic[S]):
         self._ran_on: dict[int, dict[str, None]] = {}
         """By job: the hosts that may keep something for its next attempt; rank 0's first."""
         self.kind, self.speed = "", 1.0
+        self.cores: tuple[HostCores, ...] = ()
+        """Those of each host for jobs that need no GPU."""
 
     # -- beginning and end -----------------------------------------------------------------------------
 
@@ -112,6 +116,7 @@ class Hosts(Conversation, Generic[S]):
             devices=self._devices,
             grace_s=self._grace_s,
             standbys=self._standbys,
+            cpus_per_gpu=self._cpus_per_gpu,
         )
         write_join(self._join, join)
         argv = (sys.executable, "-m", "hpcsched.agent.node", "--join", str(self._join))
@@ -152,6 +157,9 @@ class Hosts(Conversation, Generic[S]):
                 replace(d, index=node.first + i, host=node.name) for i, d in enumerate(node.hello.devices)
             ]
         self._inventory = tuple(devices)
+        self.cores = tuple(
+            replace(node.hello.cores, host=node.name) for node in come if node.hello and node.hello.cores
+        )
         first = come[0].hello
         assert first is not None
         self.kind, self.speed = first.kind, first.speed

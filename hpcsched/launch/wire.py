@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from hpcsched.core.model import Device
+from hpcsched.core.model import Device, HostCores
 
 PROTOCOL = 3
 """Raised with every change of a message; both ends must have the same."""
@@ -83,6 +83,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     speed: float
     address: str
     wall: float
+    cores: HostCores | None = None
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
@@ -212,7 +213,8 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
-    """Start one host's ranks of an attempt; see `LaunchPlan` and `Place`. `devices`: the host's indices."""
+    """Start one host's ranks of an attempt; see `LaunchPlan` and `Place`. `devices`: the host's indices, or
+    `cores`, the handles of what each rank has instead."""
 
     part: int
     job_id: int
@@ -223,6 +225,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     folder: str
     output: str
     devices: tuple[int, ...]
+    cores: tuple[str, ...] = ()
     per_rank: bool
     first_rank: int
     world_size: int
@@ -235,7 +238,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     @property
     def ranks(self) -> int:
         """How many processes that is."""
-        return len(self.devices) if self.per_rank else 1
+        return len(self.devices or self.cores) if self.per_rank else 1
 
 
 class Signal(msgspec.Struct, frozen=True, tag="signal"):

@@ -13,11 +13,12 @@ from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, View
 from hpcsched.planning.costs import lost_s, time_left
 from hpcsched.policy.background import WithBackground
+from hpcsched.policy.cores import WithCores
 from hpcsched.policy.packs import WithPacks
 from hpcsched.policy.targets import approach, least_counts
 
 
-class Equal(WithBackground, WithPacks):
+class Equal(WithBackground, WithPacks, WithCores):
     """At each arrival and each end all GPUs are shared anew among the jobs that run or wait.
 
     Every job gets its least count, first come, first served. Then always who has fewest gets one more (on

@@ -12,10 +12,11 @@ from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.rooms import Rooms
 from hpcsched.core.view import Decision, Start, View
 from hpcsched.policy.background import WithBackground
+from hpcsched.policy.cores import WithCores
 from hpcsched.policy.packs import WithPacks
 
 
-class Exclusive(WithBackground, WithPacks):
+class Exclusive(WithBackground, WithPacks, WithCores):
     """Strict FIFO, one job on a host, on as many of its GPUs as it may have."""
 
     name = "exclusive"

@@ -11,11 +11,12 @@ from hpcsched.core.reasons import Reason, Why, said_cost
 from hpcsched.core.view import Decision, Remark, Resize, Start, View
 from hpcsched.planning.costs import lost_s, time_left
 from hpcsched.policy.background import WithBackground
+from hpcsched.policy.cores import WithCores
 from hpcsched.policy.elastic import WithElastic
 from hpcsched.policy.packs import WithPacks
 
 
-class Marble(WithBackground, WithPacks, WithElastic):
+class Marble(WithBackground, WithPacks, WithElastic, WithCores):
     """Algorithm 1. Promotion comes before the next job starts (line 6 before line 10).
 
     `promote` = "always" promotes whenever the optimal count can be had, as the paper does;

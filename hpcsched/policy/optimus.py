@@ -15,12 +15,13 @@ from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, LookAgain, Replan, Start, View
 from hpcsched.planning.costs import time_left
 from hpcsched.policy.background import WithBackground
+from hpcsched.policy.cores import WithCores
 from hpcsched.policy.options import Number
 from hpcsched.policy.packs import WithPacks
 from hpcsched.policy.targets import approach, coming, least_counts
 
 
-class Optimus(WithBackground, WithPacks):
+class Optimus(WithBackground, WithPacks, WithCores):
     """Marginal gain at fixed intervals.
 
     When the run starts, and then every `interval` seconds, all GPUs are handed out anew. First come, first

@@ -25,6 +25,7 @@ from hpcsched.planning.search import ROUNDING, Search, measure, value
 from hpcsched.planning.sketch import Sketch
 from hpcsched.planning.stages import best_stages
 from hpcsched.policy.background import WithBackground
+from hpcsched.policy.cores import WithCores
 from hpcsched.policy.elastic import WithElastic
 from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
@@ -50,7 +51,7 @@ JITTER_S = 5.0
 NEVER_NEWS_S = 1e18
 
 
-class Planner(WithBackground, WithPacks, WithElastic):
+class Planner(WithBackground, WithPacks, WithElastic, WithCores):
     """Makes plans, and goes by them.
 
     `goal`: what is to be small, relative to MARBLE: the makespan, the mean job completion time (`jct`), or

@@ -15,12 +15,15 @@ from typing import Any
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, MakePlan, Resize, SetTimer, Suspend, Terminate
+from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import SAVED_AND_LEFT, Machine
-from hpcsched.core.model import Device, JobSpec, JobState, Kind, Progress, Role
+from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Kind, Progress, Role, Seat
 from hpcsched.core.moves import LANES, LOOK, PACKS
 from hpcsched.core.profile import Profile, cost_at
+from hpcsched.errors import ConfigError
 from hpcsched.planning.costs import course_of, require_profiles
+from hpcsched.planning.ps.training import Training
 from hpcsched.planning.standin import STILL, Course
 from hpcsched.policy import make_policy
 from hpcsched.sim.interference import Interference
@@ -65,6 +68,9 @@ class Simulation:
         happenings: events from outside, such as commands and lost devices, each at its time.
         source: gives the jobs that are to be there by now and are not, whenever a job has ended.
         metrics: what the evaluation of a job that is done gives.
+        cpus: cores for jobs without GPUs on each host.
+        trainings: how the models behave that are trained on CPU cores, by name.
+        make: gives the policy of a name.
         watch: called with each event and the actions it led to (tests compare them with a live run).
     Raises ConfigError for a job that has no profile or no step count.
     """
@@ -86,8 +92,11 @@ class Simulation:
         happenings: Iterable[ev.Event] = (),
         source: Callable[[Machine], Sequence[JobSpec]] | None = None,
         metrics: Callable[[JobSpec], Mapping[str, float]] | None = None,
+        cpus: int = 0,
+        trainings: Mapping[str, Training] | None = None,
+        make: PolicyMaker = make_policy,
     ) -> None:
-        self.machine = machine or Machine(make_policy, stories=stories)
+        self.machine = machine or Machine(make, stories=stories)
         self._from_state = machine is not None
         self._stories = stories
         jobs = tuple(jobs)
@@ -96,6 +105,10 @@ class Simulation:
             Device(index=i, host=f"{SIM_HOST}{i // gpus + 1}", kind="simulated", handle=str(i % gpus))
             for i in range(gpus * nodes)
         )
+        self._cores = tuple(
+            HostCores(host=f"{SIM_HOST}{i + 1}", own=tuple(range(cpus))) for i in range(nodes if cpus else 0)
+        )
+        self._trainings = dict(trainings or {})
         self._policy, self._options = policy, dict(options or {})
         self._watch, self._source, self._metrics = watch, source, metrics
         self._interference = interference or Interference()
@@ -118,10 +131,17 @@ class Simulation:
         for event in happenings:
             self._schedule(event)
         left = [job.spec for job in machine.jobs.values() if not job.state.final] if machine else jobs
+        on_gpus = [spec for spec in left if spec.cpus is None]
         if self._truth is not None:
-            require_profiles(left, self._truth.values())
+            require_profiles(on_gpus, self._truth.values())
         else:
-            require_profiles(left, [*(machine.profiles.values() if machine else ()), *self._profiles])
+            require_profiles(on_gpus, [*(machine.profiles.values() if machine else ()), *self._profiles])
+        for spec in left:
+            if spec.cpus is not None and spec.model not in self._trainings:
+                known = ", ".join(self._trainings) or "none"
+                raise ConfigError(
+                    where=f"job {spec.name}", key="model", got=f"{spec.model!r} on CPU cores", accepted=known
+                )
 
     def run(self, *, until: float = math.inf) -> Machine:
         """Go on until nothing is left to happen, or until then; returns the machine in its last state."""
@@ -144,7 +164,7 @@ class Simulation:
                 self._watched.pop(event.job_id, None)
                 if isinstance(event, ev.WorkersResized):
                     self._goes_on(run, event)
-            elif isinstance(event, ev.TimerFired) and not self._still_wanted(event):
+            elif not self._still_so(event):
                 continue
             elif not isinstance(event, ev.WorkersSpawned):
                 self._observe(at)
@@ -160,7 +180,12 @@ class Simulation:
     def _begin(self) -> None:
         self._feed(
             ev.AgentStarted(
-                at=0.0, wall=0.0, devices=self._devices, policy=self._policy, policy_options=self._options
+                at=0.0,
+                wall=0.0,
+                devices=self._devices,
+                policy=self._policy,
+                policy_options=self._options,
+                cores=self._cores,
             )
         )
         self._feed(ev.ProfilesLoaded(at=0.0, profiles=self._profiles))
@@ -186,7 +211,7 @@ class Simulation:
         for submit_s, job_id in sorted(machine.arrivals):
             self._schedule(ev.TimerFired(at=submit_s, key=("arrival", job_id, 0)))
         for job in list(machine.active.values()):
-            course = self._course(job, job.width)
+            course = self._course(job, job.width, job.current.seats)
             begun = course.start_s if job.current.in_place else min(now - job.current.start_s, course.start_s)
             course = replace(course, start_s=course.start_s - begun)
             run = self._now_runs(job, _Run(job.attempt, now, course, 0))
@@ -200,7 +225,9 @@ class Simulation:
                 self._set_off(job.id, run)
                 if job.becoming:
                     about: Any = {"job_id": job.id, "attempt": job.attempt}
-                    again = Resize(at=now, cause="", gpus=job.becoming.gpus, role=job.becoming.role, **about)
+                    new = job.becoming
+                    seats: Any = {"seats": new.seats, "keep": tuple(range(len(job.current.seats)))}
+                    again = Resize(at=now, cause="", gpus=new.gpus, role=new.role, **seats, **about)
                     self._resize(again, run)
         self._interfere()
 
@@ -210,8 +237,15 @@ class Simulation:
         if self._looks:
             heappush(self._agenda, (self.machine.now + LOOK_PERIOD_S, self._sequence, None))
 
+    def _still_so(self, event: ev.Event) -> bool:
+        """Whether an event is to happen by now: what was measured of processes that are not there any more is
+        not, and a grace timer of an attempt that is over need not be looked at."""
+        if isinstance(event, ev.UsageMeasured):
+            run = self._runs.get(event.job_id)
+            return run is not None and run.attempt == event.attempt and not (run.leaves or run.whole)
+        return not isinstance(event, ev.TimerFired) or self._still_wanted(event)
+
     def _still_wanted(self, event: ev.TimerFired) -> bool:
-        """A grace timer of an attempt that is over need not be looked at."""
         kind, job_id, attempt = event.key
         if event.key in self._dues:
             return event.at == self._dues[event.key]
@@ -289,7 +323,7 @@ class Simulation:
     def _launch(self, action: Launch) -> None:
         assert action.job_id not in self._runs, f"job {action.job_id} is launched while it runs"
         job = self.machine.jobs[action.job_id]
-        course = self._course(job, len(action.gpus) // job.spec.nodes)
+        course = self._course(job, len(action.gpus) // job.spec.nodes, action.seats)
         run = self._now_runs(job, _Run(action.attempt, self.machine.now, course, 0))
         self._set_off(action.job_id, run)
 
@@ -303,9 +337,11 @@ class Simulation:
             self._watched[job.id] = run
         return run
 
-    def _course(self, job: Job, gpus: int) -> Course:
+    def _course(self, job: Job, gpus: int, seats: tuple[Seat, ...]) -> Course:
         assert job.spec.steps is not None, f"job {job.id} was checked to have them"
         steps = max(job.spec.steps, job.step)
+        if seats:
+            return self._trainings[job.spec.model].course(seats, from_step=job.step, steps=steps)
         first = job.attempt == 1
         return course_of(self._true(job), gpus, from_step=job.step, steps=steps, first=first)
 
@@ -325,6 +361,10 @@ class Simulation:
         self._will_exit(job_id, run, run.launched + run.course.end_s, 0, run.course.steps)
         self._schedule(ev.WorkersSpawned(at=now, job_id=job_id, attempt=run.attempt, processes=()))
         job = self.machine.jobs[job_id]
+        if job.spec.cpus is not None:
+            self._schedule(ev.WorkersReady(at=now, job_id=job_id, attempt=run.attempt, in_place=True))
+            self._measure(job, run, job.current.seats)
+            return
         profile = self._true(job)
         # Stand-ins do not: they know of no other than their own course.
         known = profile.grow_s is not None or profile.shrink_s is not None
@@ -335,10 +375,16 @@ class Simulation:
         """It trains on while ranks that join are started, stands still at the next step boundary, and goes on
         with its new rate; unless it is done or asked to leave before."""
         job, now = self.machine.jobs[action.job_id], self.machine.now
-        profile, old, new = self._true(job), set(job.current.gpus), set(action.gpus)
-        gpus = len(new) // job.spec.nodes
-        built_s = (profile.launch_s(gpus, first=False) or 0.0) if new - old else 0.0
-        stand_s = cost_at(profile.grow_s if len(new) >= len(old) else profile.shrink_s, gpus)
+        gpus = len(action.gpus) // job.spec.nodes
+        if action.seats:
+            training = self._trainings[job.spec.model]
+            joins = len(action.keep) < len(action.seats)
+            built_s = training.build_s if joins else 0.0
+            stand_s: float | None = training.change_s
+        else:
+            profile, old, new = self._true(job), set(job.current.gpus), set(action.gpus)
+            built_s = (profile.launch_s(gpus, first=False) or 0.0) if new - old else 0.0
+            stand_s = cost_at(profile.grow_s if len(new) >= len(old) else profile.shrink_s, gpus)
         course = run.course
         step, stops_s = course.boundary_at(max(now + built_s - run.launched, course.start_s))
         if step >= course.steps:
@@ -354,10 +400,20 @@ class Simulation:
         """The attempt is the next one now."""
         job = self.machine.jobs[event.job_id]
         assert job.becoming and run.whole, "it was told what to become"
-        course = self._course(job, len(job.becoming.gpus) // job.spec.nodes)
+        course = self._course(job, len(job.becoming.gpus) // job.spec.nodes, job.becoming.seats)
         course = replace(course, from_step=event.step, steps=run.whole.steps, start_s=0.0)
+        seats = job.becoming.seats
         run = self._now_runs(job, _Run(run.attempt + 1, event.at, course, 0))
         self._will_exit(job.id, run, event.at + course.end_s, 0, course.steps)
+        if seats:
+            self._measure(job, run, seats)
+
+    def _measure(self, job: Job, run: _Run, seats: tuple[Seat, ...]) -> None:
+        """What its processes use will be known once it is steady."""
+        training = self._trainings[job.spec.model]
+        at = run.launched + run.course.start_s + training.stable_s
+        about: dict[str, Any] = {"job_id": job.id, "attempt": run.attempt}
+        self._schedule(ev.UsageMeasured(at=at, **about, **training.measured(seats)))
 
     def _suspend(self, job_id: int, run: _Run) -> None:
         whole, since_s = run.whole or run.course, self.machine.now - run.launched

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hpcsched.core.model import Seat
 from hpcsched.errors import ConfigError
 from hpcsched.planning.lanes.pacing import share_of
 from hpcsched.worker.hosted import Gone, Hosted, hosted, surroundings
@@ -32,6 +33,9 @@ EXIT_CANNOT_SAVE = 74
 
 PACE = "HPCSCHED_PACE"
 """The variable with the pace of a job that the agent has told to another process of the same attempt."""
+
+SEATS = "HPCSCHED_SEATS"
+"""The variable with the seats of all ranks of a job on CPU cores, as JSON."""
 
 _PARENT_CHECK_S = 2.0
 _PROGRESS_INTERVAL_S = 0.05
@@ -84,7 +88,7 @@ class JobEnv:
     ranks of the job on this host share. `joining`: the attempt runs already, and this rank is added to it.
     `epochs` is the same as `steps` in passes over the data, `continues` the checkpoints of the job that this
     one begins with when it has none of its own. `from_step` is where the agent expects the attempt to go on
-    (None: not given).
+    (None: not given). `seats` are those of all ranks, where the ranks share CPU cores.
     """
 
     job_id: int
@@ -112,6 +116,7 @@ class JobEnv:
     trainer: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"kind": "ddp"})
+    seats: tuple[Seat, ...] = ()
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> JobEnv | None:
@@ -153,6 +158,7 @@ class JobEnv:
             trainer=read.text("HPCSCHED_TRAINER"),
             args=read.table("HPCSCHED_ARGS", {}),
             strategy=read.table("HPCSCHED_STRATEGY", {"kind": "ddp"}),
+            seats=_seats_of(read.text(SEATS)),
         )
 
     def mark_ready(self, **facts: Any) -> None:
@@ -212,18 +218,42 @@ class ResizeOrder:
     """Become attempt `attempt` with `world_size` ranks.
 
     The ranks `keep` stay and are numbered from 0 in that order, rank 0 first; the others leave. The rest of
-    `world_size` join: they are started beside us, all on this host if `one_host`.
+    `world_size` join: they are started beside us, all on this host if `one_host`. `seats` are those of all
+    ranks from then on, where the ranks share CPU cores.
     """
 
     attempt: int
     world_size: int
     keep: tuple[int, ...]
     one_host: bool
+    seats: tuple[Seat, ...] = ()
 
     @property
     def joining(self) -> int:
         """How many ranks join."""
         return self.world_size - len(self.keep)
+
+
+def seats_of(table: list[dict[str, Any]]) -> tuple[Seat, ...]:
+    """Seats in their JSON form; raises KeyError, TypeError or ValueError for what is none."""
+    return tuple(
+        Seat(
+            server=bool(seat["server"]),
+            share=float(seat["share"]),
+            host=str(seat.get("host", "")),
+            cores=tuple(int(core) for core in seat.get("cores", ())),
+        )
+        for seat in table
+    )
+
+
+def _seats_of(text: str | None) -> tuple[Seat, ...]:
+    """The seats in a variable; raises ConfigError."""
+    try:
+        return seats_of(json.loads(text)) if text else ()
+    except (ValueError, TypeError, KeyError, AttributeError):
+        accepted = '[{"server": true, "share": 0.5, "cores": [0]}, ...]'
+        raise ConfigError(where="environment", key=SEATS, got=repr(text), accepted=accepted) from None
 
 
 class Orders:
@@ -287,6 +317,7 @@ class Orders:
                     world_size=int(facts["world_size"]),
                     keep=keep,
                     one_host=bool(facts["one_host"]),
+                    seats=seats_of(facts.get("seats", [])),
                 )
                 if keep[:1] != (0,) or len(set(keep)) != len(keep) or asked.joining < 0:
                     raise ValueError("rank 0 has to stay")

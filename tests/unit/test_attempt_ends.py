@@ -25,6 +25,7 @@ def attempt(tmp_path: Path) -> Attempt:
         attempt=1,
         workers=crew(0),
         gpus=(4,),
+        ranks=1,
         folder=tmp_path,
         output=tmp_path / "output",
         teaches=True,
@@ -35,7 +36,7 @@ def attempt(tmp_path: Path) -> Attempt:
 def joining(attempt: Attempt) -> FakeWorkers:
     """Two ranks that are to join it."""
     workers = crew(1, 2)
-    attempt.resize(Resizing(2, (4, 0, 1), workers), ORDER)
+    attempt.resize(Resizing(2, (4, 0, 1), 3, workers), ORDER)
     return workers
 
 
@@ -58,7 +59,7 @@ def test_a_resize_is_done_when_rank_0_says_so(attempt: Attempt, joining: FakeWor
 
 def test_a_shrink_is_done_when_those_who_leave_have_left(attempt: Attempt) -> None:
     attempt.workers = workers = crew(0, 1, 2)
-    attempt.resize(Resizing(2, (4,), None), ORDER)
+    attempt.resize(Resizing(2, (4,), 1, None), ORDER)
     says(attempt, step=7)
     assert attempt.resized() is None
     workers.end(1, 0)

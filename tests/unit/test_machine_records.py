@@ -54,6 +54,7 @@ def saved_step_after(folder, record):
             attempt=2,
             workers=Ended(),
             gpus=(0,),
+            ranks=1,
             folder=folder,
             output=folder / "out",
             teaches=False,

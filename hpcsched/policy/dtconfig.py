@@ -1,0 +1,381 @@
+"""The scaling engine: how many parameter servers and workers a training has, and the cores of each, found
+from what its processes are measured to use (NEARCHUS, section IV). No model, nothing measured beforehand.
+
+A search goes from the best configuration seen to one that differs from it by one move, and stays there if the
+training goes faster by it; when no move is left it goes back to the best and rests. Cores are counted in
+hundredths. What is not the paper's: docs/adr/0015-cpu-cores.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from hpcsched.core.cores import LEAST, WHOLE, Usage
+from hpcsched.core.model import Seat
+from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.seats import said_seats
+
+START = 0.15
+"""R_0: the part of its budget that a job starts with (section V: 15 of 100 vCPUs)."""
+
+SCALE_UP = 0.5
+"""R_up: by how much it is given more."""
+
+EFFICIENT = 0.95
+"""E_thd_job: a job that uses so much of its cores has no bottleneck."""
+
+IDLE = 0.8
+"""E_thd_opt: a process that uses less of its cores can spare some."""
+
+FULL_LINK = 0.1
+"""A link that is full for more of the time is a bottleneck: 10 % of the samples above 90 % of its
+capacity."""
+
+SLACK = 1.1
+"""Servers get so much more than in proportion, as workers wait for them."""
+
+BETTER = 0.03
+"""A configuration is better if steps are faster by so much: samples differ by less than 5 %."""
+
+WORTH = 0.05
+"""So much faster must a training be by half as many cores again: others could use them."""
+
+NO_WORSE = 0.02
+"""What costs no more than this of the speed is good for cores that are not needed."""
+
+DRIFT = 0.1
+"""A training whose speed changes by more at rest has changed: the search begins anew."""
+
+MOST_CHANGES = 60
+"""Of a job's configuration in an attempt: by then it has been looked at long enough."""
+
+LEAST_FACTOR = 1.05
+"""Fewer cores more than that are not worth a change."""
+
+
+class Move(StrEnum):
+    """What can be changed."""
+
+    UP = "more cores"
+    SERVER = "one more server"
+    WORKER = "one more worker"
+    BALANCE = "cores moved to where they are used"
+    TRIM = "fewer cores"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A DT-config: the cores of each server and each worker, in hundredths."""
+
+    servers: tuple[int, ...]
+    workers: tuple[int, ...]
+
+    @property
+    def cores(self) -> int:
+        """All of them, in hundredths."""
+        return sum(self.servers) + sum(self.workers)
+
+    @classmethod
+    def even(cls, servers: int, workers: int, cores: int) -> Shape:
+        """The same share for every process, of so many cores at most."""
+        share = cores // (servers + workers)
+        return cls(servers=(share,) * servers, workers=(share,) * workers)
+
+    @classmethod
+    def of(cls, seats: Sequence[Seat]) -> Shape:
+        """The configuration of these seats."""
+        shares = [(seat.server, round(WHOLE * seat.share)) for seat in seats]
+        return cls(
+            servers=tuple(share for server, share in shares if server),
+            workers=tuple(share for server, share in shares if not server),
+        )
+
+    def __str__(self) -> str:
+        seats = [
+            *(Seat(server=True, share=share / WHOLE) for share in self.servers),
+            *(Seat(server=False, share=share / WHOLE) for share in self.workers),
+        ]
+        return said_seats(seats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the user has said of a job: its budget in hundredths, how it starts and grows, and counts that are
+    not to be searched for (None: they are)."""
+
+    budget: int
+    start: float = START
+    scale_up: float = SCALE_UP
+    servers: int | None = None
+    workers: int | None = None
+
+    @classmethod
+    def of(cls, strategy: Mapping[str, Any]) -> Rules:
+        """As in the job file, where it was checked."""
+        return cls(
+            budget=round(WHOLE * strategy["cpus"]),
+            start=strategy.get("start", START),
+            scale_up=strategy.get("scale_up", SCALE_UP),
+            servers=strategy.get("servers"),
+            workers=strategy.get("workers"),
+        )
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Servers and workers to begin with: (1, 2), if nothing else was said."""
+        return self.servers or 1, self.workers or 2
+
+    def first(self) -> Shape:
+        """The configuration to begin with: (1, 2, R_0/3, 2 R_0/3)."""
+        ranks = sum(self.counts)
+        return Shape.even(*self.counts, max(LEAST * ranks, int(self.budget * self.start)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A configuration, and what was measured of it."""
+
+    shape: Shape
+    usage: Usage
+    servers: tuple[float, ...]
+    workers: tuple[float, ...]
+
+    @classmethod
+    def of(cls, seats: Sequence[Seat], usage: Usage) -> Seen:
+        used = list(zip(seats, usage.cpu, strict=True))
+        return cls(
+            shape=Shape.of(seats),
+            usage=usage,
+            servers=tuple(cpu for seat, cpu in used if seat.server),
+            workers=tuple(cpu for seat, cpu in used if not seat.server),
+        )
+
+    @property
+    def rate(self) -> float:
+        return self.usage.rate
+
+    @property
+    def efficiency(self) -> float:
+        """e_job: the cores used, of those that the job has."""
+        return WHOLE * sum(self.usage.cpu) / self.shape.cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What is remembered of a job's search.
+
+    `best` is the best configuration seen, `trial` the move that led away from it, to `shape`, and is not
+    judged yet. `tried` are the moves that did not help from there. `changes` counts all; `rests`: nothing is
+    left to try, `waits`: more cores are, once there are some. `looked_at` is the newest measurement taken in.
+    """
+
+    best: Seen | None = None
+    trial: Move | None = None
+    shape: Shape | None = None
+    tried: frozenset[Move] = frozenset()
+    changes: int = 0
+    rests: bool = False
+    waits: bool = False
+    looked_at: Usage | None = None
+
+    def anew(self) -> Search:
+        """The search of a job that starts again: what it was about to try is forgotten."""
+        return replace(self, trial=None, shape=None, looked_at=None, rests=False, waits=False, changes=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search says: the configuration to go to (None: stay), and why."""
+
+    search: Search
+    shape: Shape | None = None
+    reason: Reason | None = None
+
+
+def look(search: Search, seats: Sequence[Seat], usage: Usage, rules: Rules, room: int) -> Found | None:
+    """What to do with a job that has these seats and was measured so; None: nothing, and nothing is new.
+
+    Args:
+        room: hundredths of cores that it could get besides those it has.
+    """
+    fresh = usage != search.looked_at
+    if not fresh and not (search.waits and room > 0):
+        return None
+    now = Seen.of(seats, usage)
+    if fresh:
+        search = _judged(replace(search, looked_at=usage, waits=False), now)
+        if search.rests:
+            return Found(search=search)
+    best = search.best or now
+    moves = [] if search.changes >= MOST_CHANGES else _moves(best, rules)
+    for move, why in moves:
+        shape = None if move in search.tried else _moved(move, best, rules, room, now.shape)
+        if shape is not None and shape not in (now.shape, best.shape):
+            changed = replace(search, trial=move, shape=shape, changes=search.changes + 1)
+            return Found(search=changed, shape=shape, reason=_said(why, best, shape))
+    if now.shape != best.shape and best.shape.cores <= now.shape.cores + room:
+        facts = {"old": str(now.shape), "seats": str(best.shape), "best": best.rate, "rate": now.rate}
+        back = replace(search, changes=search.changes + 1)
+        return Found(search=back, shape=best.shape, reason=Reason(Why.BEST_SEEN, facts))
+    return _at_rest(search, now, rules, room)
+
+
+def _judged(search: Search, now: Seen) -> Search:
+    """What was measured says of the move that led here."""
+    best, move = search.best, search.trial
+    if best is None:
+        return replace(search, best=now)
+    if move is None:
+        if search.rests and abs(now.rate / best.rate - 1) <= DRIFT:
+            return search
+        return replace(search, best=now, tried=frozenset() if search.rests else search.tried, rests=False)
+    came = now.shape == search.shape  # else it could not be done
+    search = replace(search, trial=None, shape=None, tried=search.tried | {move})
+    if not came or now.rate < best.rate * (1 + _least_gain(move, best, now)):
+        return search
+    better = now.rate >= best.rate * (1 + BETTER)
+    return replace(search, best=now, tried=frozenset() if better else search.tried)
+
+
+def _least_gain(move: Move, best: Seen, now: Seen) -> float:
+    """By how much a move has to make steps faster to be kept."""
+    if move in (Move.BALANCE, Move.TRIM):
+        return -NO_WORSE
+    if move is Move.UP:
+        return WORTH * (now.shape.cores / best.shape.cores - 1) / SCALE_UP
+    return BETTER
+
+
+def _moves(best: Seen, rules: Rules) -> list[tuple[Move, Reason]]:
+    """What can be tried from a configuration: what its bottleneck asks for, then what else may help."""
+    facts: dict[str, Any] = {
+        "old": str(best.shape),
+        "had": best.shape.cores / WHOLE,
+        "rate": best.rate,
+        "efficiency": best.efficiency,
+    }
+    up = Move.UP, Reason(Why.MORE_CORES, facts)
+    worker = Move.WORKER, Reason(Why.UTILISATION_BOTTLENECK, facts)
+    server = Move.SERVER, Reason(Why.ONE_MORE_SERVER, facts)
+    full = max(best.usage.net, default=0.0)
+    if full > FULL_LINK:
+        where = {"server": best.usage.net.index(full), "net": full, "samples": best.usage.samples}
+        server = Move.SERVER, Reason(Why.NETWORK_BOTTLENECK, {**facts, **where})
+    idle = _balance_facts(best)
+    found = [(Move.BALANCE, Reason(Why.BALANCED, {**facts, **idle}))] if idle else []
+    if best.efficiency >= EFFICIENT:
+        return [*found, up]
+    found += [server, worker, up] if full > FULL_LINK else [worker, up, server]
+    if best.efficiency < IDLE:
+        found.append((Move.TRIM, Reason(Why.TRIMMED, facts)))
+    fixed = {Move.SERVER: rules.servers, Move.WORKER: rules.workers}
+    return [(move, why) for move, why in found if fixed.get(move) is None]
+
+
+def _moved(move: Move, best: Seen, rules: Rules, room: int, now: Shape) -> Shape | None:
+    """The configuration after a move, on what cores there are; None if it cannot be done."""
+    shape = best.shape
+    there = min(rules.budget, now.cores + room)
+    if move is Move.UP:
+        factor = min(1 + rules.scale_up, there / shape.cores)
+        return _scaled(shape, factor) if factor >= LEAST_FACTOR else None
+    if shape.cores > there:
+        return None  # it has given cores back since, and others have them
+    if move is Move.BALANCE:
+        return _balanced(best)
+    if move is Move.TRIM:
+        return _trimmed(best)
+    kind = shape.servers if move is Move.SERVER else shape.workers
+    share = sum(kind) // (len(kind) + 1)
+    if share < LEAST:
+        return None
+    shares = (share,) * (len(kind) + 1)
+    return replace(shape, servers=shares) if move is Move.SERVER else replace(shape, workers=shares)
+
+
+def _scaled(shape: Shape, factor: float) -> Shape:
+    """Every process gets as many times what it has."""
+    return Shape(
+        servers=tuple(int(share * factor) for share in shape.servers),
+        workers=tuple(int(share * factor) for share in shape.workers),
+    )
+
+
+def _balance_facts(best: Seen) -> dict[str, Any]:
+    """Who can spare cores that another one uses (Resource Optimizer: nodes of a kind, then the kinds)."""
+    for kind, used, shares in (
+        ("servers", best.servers, best.shape.servers),
+        ("workers", best.workers, best.shape.workers),
+    ):
+        each = [WHOLE * cpu / share for cpu, share in zip(used, shares, strict=True)]
+        least, most = min(each), max(each)
+        if least < IDLE <= most:
+            singular = kind[:-1]
+            names = f"{singular} {each.index(least)}", f"{singular} {each.index(most)}"
+            return {"low": names[0], "high": names[1], "least": least, "most": most}
+    servers = WHOLE * sum(best.servers) / sum(best.shape.servers)
+    workers = WHOLE * sum(best.workers) / sum(best.shape.workers)
+    if min(servers, workers) < IDLE <= max(servers, workers):
+        names = ("the servers", "the workers") if servers < workers else ("the workers", "the servers")
+        low, high = sorted((servers, workers))
+        return {"low": names[0], "high": names[1], "least": low, "most": high}
+    return {}
+
+
+def _balanced(best: Seen) -> Shape:
+    """The same cores, in proportion to what each process uses."""
+    used = [*(SLACK * cpu for cpu in best.servers), *best.workers]
+    shares = _apportioned(used, best.shape.cores)
+    count = len(best.servers)
+    return Shape(servers=tuple(shares[:count]), workers=tuple(shares[count:]))
+
+
+def _trimmed(best: Seen) -> Shape | None:
+    """As many cores as are used, and a little more."""
+    used = [*(SLACK * cpu for cpu in best.servers), *best.workers]
+    shares = [max(LEAST, round(WHOLE * cpu / EFFICIENT)) for cpu in used]
+    before = [*best.shape.servers, *best.shape.workers]
+    shares = [min(pair) for pair in zip(shares, before, strict=True)]
+    count = len(best.servers)
+    smaller = sum(shares) * LEAST_FACTOR <= sum(before)
+    return Shape(servers=tuple(shares[:count]), workers=tuple(shares[count:])) if smaller else None
+
+
+def _apportioned(used: Sequence[float], cores: int) -> list[int]:
+    """So many hundredths in proportion to what is used, `LEAST` at least."""
+    shares = [LEAST] * len(used)
+    free = set(range(len(used)))
+    while free:
+        left = cores - sum(shares[i] for i in range(len(used)) if i not in free)
+        total = sum(used[i] for i in free) or 1.0
+        low = {i for i in free if used[i] / total * left < LEAST}
+        if not low:
+            for i in free:
+                shares[i] = int(used[i] / total * left)
+            break
+        free -= low
+    return shares
+
+
+def _said(why: Reason, best: Seen, shape: Shape) -> Reason:
+    return replace(why, facts={**why.facts, "seats": str(shape)})
+
+
+def _at_rest(search: Search, now: Seen, rules: Rules, room: int) -> Found:
+    """Nothing is left to try: the job stays as it is, or waits for more cores."""
+    best = search.best or now
+    could_use = Move.UP not in search.tried and best.efficiency >= EFFICIENT
+    facts = {"seats": str(best.shape), "had": best.shape.cores / WHOLE, "rate": best.rate}
+    facts["efficiency"] = best.efficiency
+    if could_use and best.shape.cores * LEAST_FACTOR < rules.budget and search.changes < MOST_CHANGES:
+        return Found(search=replace(search, waits=True), reason=Reason(Why.WANTS_CORES, facts))
+    because = "nothing else that was tried is faster"
+    if best.shape.cores * LEAST_FACTOR >= rules.budget:
+        because = f"it uses {best.efficiency:.0%} of its whole budget, and {because}"
+    if search.changes >= MOST_CHANGES:
+        because = f"its configuration has been changed {search.changes} times"
+    facts["because"] = because
+    return Found(search=replace(search, rests=True), reason=Reason(Why.SETTLED, facts))

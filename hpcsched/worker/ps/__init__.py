@@ -1,0 +1,1 @@
+"""A training of parameter servers and workers that share CPU cores (NEARCHUS, section III)."""
