@@ -151,7 +151,7 @@ def measure(options: argparse.Namespace) -> Report:
 
 
 def _used(pids: Sequence[int], window_s: float) -> list[tuple[float, float]]:
-    """For each over the window: cores used, with the children that it has waited for, and cores waited for."""
+    """For each over the window: cores used, by the children it has waited for too, and cores waited for."""
 
     def counted() -> list[tuple[float, float]]:
         return [(sum(process.cpu_times()[:4]), _waited_s(process.pid)) for process in processes]

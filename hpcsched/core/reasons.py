@@ -112,7 +112,7 @@ _WORDS = {
     "the {had:.4g} it had",
     Why.NETWORK_BOTTLENECK: "one more server, from {old} to {seats}: at {rate:.4g} steps/s the link of "
     "server {server} was over 90 % full in {net:.0%} of {samples} samples",
-    Why.UTILISATION_BOTTLENECK: "one more worker, from {old} to {seats}: at {rate:.4g} steps/s it used "
+    Why.UTILISATION_BOTTLENECK: "more workers, from {old} to {seats}: at {rate:.4g} steps/s it used "
     "{efficiency:.0%} of its {had:.4g} cores, and no link was full: its processes do not use more",
     Why.ONE_MORE_SERVER: "one more server, from {old} to {seats}: at {rate:.4g} steps/s it used "
     "{efficiency:.0%} of its {had:.4g} cores, and more cores or workers did not help",

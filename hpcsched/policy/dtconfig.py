@@ -1,9 +1,10 @@
 """The scaling engine: how many parameter servers and workers a training has, and the cores of each, found
 from what its processes are measured to use (NEARCHUS, section IV). No model, nothing measured beforehand.
 
-A search goes from the best configuration seen to one that differs from it by one move, and stays there if the
-training goes faster by it; when no move is left it goes back to the best and rests. Cores are counted in
-hundredths. What is not the paper's: docs/adr/0015-cpu-cores.md.
+A search goes from where it stands to a configuration that differs by one move, and stays there if training
+goes faster by it, or if a bottleneck is gone and it goes no slower; when no move is left it goes back to the
+fastest seen, and rests. Cores are counted in hundredths. What is not the paper's is in
+docs/adr/0015-cpu-cores.md.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ WORTH = 0.05
 """So much faster must a training be by half as many cores again: others could use them."""
 
 NO_WORSE = 0.02
-"""What costs no more than this of the speed is good for cores that are not needed."""
+"""What costs no more than this of the speed costs nothing."""
+
+MORE_USED = 0.02
+"""Cores are used better if the efficiency is higher by so much."""
+
+WORTH_MOVING = 0.02
+"""Of a job's cores: fewer idle ones are left where they are."""
 
 DRIFT = 0.1
 """A training whose speed changes by more at rest has changed: the search begins anew."""
@@ -61,7 +68,7 @@ class Move(StrEnum):
 
     UP = "more cores"
     SERVER = "one more server"
-    WORKER = "one more worker"
+    WORKER = "more workers"
     BALANCE = "cores moved to where they are used"
     TRIM = "fewer cores"
 
@@ -167,11 +174,13 @@ class Seen:
 class Search:
     """What is remembered of a job's search.
 
-    `best` is the best configuration seen, `trial` the move that led away from it, to `shape`, and is not
-    judged yet. `tried` are the moves that did not help from there. `changes` counts all; `rests`: nothing is
-    left to try, `waits`: more cores are, once there are some. `looked_at` is the newest measurement taken in.
+    `base` is the configuration from which moves are tried, `best` the fastest seen; `trial` the move that led
+    away from the base, to `shape`, and is not judged yet. `tried` are the moves that did not help from there.
+    `changes` counts all; `rests`: nothing is left to try, `waits`: more cores are, once there are some.
+    `looked_at` is the newest measurement taken in.
     """
 
+    base: Seen | None = None
     best: Seen | None = None
     trial: Move | None = None
     shape: Shape | None = None
@@ -209,75 +218,83 @@ def look(search: Search, seats: Sequence[Seat], usage: Usage, rules: Rules, room
         search = _judged(replace(search, looked_at=usage, waits=False), now)
         if search.rests:
             return Found(search=search)
-    best = search.best or now
-    moves = [] if search.changes >= MOST_CHANGES else _moves(best, rules)
-    for move, why in moves:
-        shape = None if move in search.tried else _moved(move, best, rules, room, now.shape)
-        if shape is not None and shape not in (now.shape, best.shape):
+    base, best = search.base or now, search.best or now
+    for move, why in _moves(base, rules) if search.changes < MOST_CHANGES else ():
+        shape = None if move in search.tried else _moved(move, base, rules, room, now.shape)
+        if shape is not None and shape not in (now.shape, base.shape):
             changed = replace(search, trial=move, shape=shape, changes=search.changes + 1)
-            return Found(search=changed, shape=shape, reason=_said(why, best, shape))
-    if now.shape != best.shape and best.shape.cores <= now.shape.cores + room:
-        facts = {"old": str(now.shape), "seats": str(best.shape), "best": best.rate, "rate": now.rate}
-        back = replace(search, changes=search.changes + 1)
-        return Found(search=back, shape=best.shape, reason=Reason(Why.BEST_SEEN, facts))
-    return _at_rest(search, now, rules, room)
+            return Found(search=changed, shape=shape, reason=_said(why, shape))
+    goal = best if base.rate < best.rate * (1 - NO_WORSE) else base
+    if now.shape != goal.shape and goal.shape.cores <= min(rules.budget, now.shape.cores + room):
+        facts = {"old": str(now.shape), "seats": str(goal.shape), "best": goal.rate, "rate": now.rate}
+        back = replace(search, base=goal, changes=search.changes + 1, tried=frozenset(Move))
+        return Found(search=back, shape=goal.shape, reason=Reason(Why.BEST_SEEN, facts))
+    return _at_rest(search, now, rules)
 
 
 def _judged(search: Search, now: Seen) -> Search:
     """What was measured says of the move that led here."""
-    best, move = search.best, search.trial
-    if best is None:
-        return replace(search, best=now)
+    base, move, best = search.base, search.trial, search.best
+    if base is None or best is None:
+        return replace(search, base=now, best=now)
     if move is None:
-        if search.rests and abs(now.rate / best.rate - 1) <= DRIFT:
-            return search
-        return replace(search, best=now, tried=frozenset() if search.rests else search.tried, rests=False)
+        if search.rests and abs(now.rate / base.rate - 1) > DRIFT:
+            return replace(search, base=now, best=now, tried=frozenset(), rests=False)
+        return search if search.rests or now.shape != base.shape else replace(search, base=now)
     came = now.shape == search.shape  # else it could not be done
-    search = replace(search, trial=None, shape=None, tried=search.tried | {move})
-    if not came or now.rate < best.rate * (1 + _least_gain(move, best, now)):
-        return search
-    better = now.rate >= best.rate * (1 + BETTER)
-    return replace(search, best=now, tried=frozenset() if better else search.tried)
+    search = replace(search, trial=None, shape=None)
+    if not came or not _helps(move, base, now):
+        return replace(search, tried=search.tried | {move})
+    tried = {move} if move in (Move.BALANCE, Move.TRIM) and now.rate < base.rate * (1 + BETTER) else set()
+    best = max(best, now, key=lambda seen: seen.rate)
+    return replace(search, base=now, best=best, tried=frozenset(tried))
 
 
-def _least_gain(move: Move, best: Seen, now: Seen) -> float:
-    """By how much a move has to make steps faster to be kept."""
-    if move in (Move.BALANCE, Move.TRIM):
-        return -NO_WORSE
+def _helps(move: Move, base: Seen, now: Seen) -> bool:
+    """Whether a move was a good one."""
+    gain = now.rate / base.rate - 1
     if move is Move.UP:
-        return WORTH * (now.shape.cores / best.shape.cores - 1) / SCALE_UP
-    return BETTER
+        return gain >= WORTH * (now.shape.cores / base.shape.cores - 1) / SCALE_UP
+    freed = move in (Move.BALANCE, Move.TRIM)
+    freed |= move is Move.SERVER and _full(now) < _full(base)
+    freed |= move is Move.WORKER and now.efficiency >= base.efficiency + MORE_USED
+    return gain >= (-NO_WORSE if freed else BETTER)
 
 
-def _moves(best: Seen, rules: Rules) -> list[tuple[Move, Reason]]:
+def _full(seen: Seen) -> float:
+    """The part of the time for which the fullest link was full, if that makes it a bottleneck."""
+    full = max(seen.usage.net, default=0.0)
+    return full if full > FULL_LINK else 0.0
+
+
+def _moves(base: Seen, rules: Rules) -> list[tuple[Move, Reason]]:
     """What can be tried from a configuration: what its bottleneck asks for, then what else may help."""
     facts: dict[str, Any] = {
-        "old": str(best.shape),
-        "had": best.shape.cores / WHOLE,
-        "rate": best.rate,
-        "efficiency": best.efficiency,
+        "old": str(base.shape),
+        "had": base.shape.cores / WHOLE,
+        "rate": base.rate,
+        "efficiency": base.efficiency,
     }
     up = Move.UP, Reason(Why.MORE_CORES, facts)
     worker = Move.WORKER, Reason(Why.UTILISATION_BOTTLENECK, facts)
     server = Move.SERVER, Reason(Why.ONE_MORE_SERVER, facts)
-    full = max(best.usage.net, default=0.0)
-    if full > FULL_LINK:
-        where = {"server": best.usage.net.index(full), "net": full, "samples": best.usage.samples}
+    if full := _full(base):
+        where = {"server": base.usage.net.index(full), "net": full, "samples": base.usage.samples}
         server = Move.SERVER, Reason(Why.NETWORK_BOTTLENECK, {**facts, **where})
-    idle = _balance_facts(best)
+    idle = _balance_facts(base)
     found = [(Move.BALANCE, Reason(Why.BALANCED, {**facts, **idle}))] if idle else []
-    if best.efficiency >= EFFICIENT:
+    if base.efficiency >= EFFICIENT:
         return [*found, up]
-    found += [server, worker, up] if full > FULL_LINK else [worker, up, server]
-    if best.efficiency < IDLE:
+    found += [server, worker, up] if full else [worker, up, server]
+    if base.efficiency < IDLE:
         found.append((Move.TRIM, Reason(Why.TRIMMED, facts)))
     fixed = {Move.SERVER: rules.servers, Move.WORKER: rules.workers}
     return [(move, why) for move, why in found if fixed.get(move) is None]
 
 
-def _moved(move: Move, best: Seen, rules: Rules, room: int, now: Shape) -> Shape | None:
+def _moved(move: Move, base: Seen, rules: Rules, room: int, now: Shape) -> Shape | None:
     """The configuration after a move, on what cores there are; None if it cannot be done."""
-    shape = best.shape
+    shape = base.shape
     there = min(rules.budget, now.cores + room)
     if move is Move.UP:
         factor = min(1 + rules.scale_up, there / shape.cores)
@@ -285,15 +302,27 @@ def _moved(move: Move, best: Seen, rules: Rules, room: int, now: Shape) -> Shape
     if shape.cores > there:
         return None  # it has given cores back since, and others have them
     if move is Move.BALANCE:
-        return _balanced(best)
+        return _balanced(base)
     if move is Move.TRIM:
-        return _trimmed(best)
-    kind = shape.servers if move is Move.SERVER else shape.workers
-    share = sum(kind) // (len(kind) + 1)
-    if share < LEAST:
-        return None
-    shares = (share,) * (len(kind) + 1)
-    return replace(shape, servers=shares) if move is Move.SERVER else replace(shape, workers=shares)
+        return _trimmed(base)
+    return _with_server(shape, there) if move is Move.SERVER else _with_workers(base)
+
+
+def _with_server(shape: Shape, there: int) -> Shape | None:
+    """One more server, with as much as the others have: of what is free, else of what the workers have."""
+    share = max(LEAST, sum(shape.servers) // len(shape.servers))
+    servers = (share,) * (len(shape.servers) + 1)
+    left = min(sum(shape.workers), there - sum(servers)) // len(shape.workers)
+    return Shape(servers=servers, workers=(left,) * len(shape.workers)) if left >= LEAST else None
+
+
+def _with_workers(base: Seen) -> Shape | None:
+    """The workers' cores over more of them: half as many again, or as many as use what each then has."""
+    shares, count = base.shape.workers, len(base.shape.workers)
+    used = WHOLE * sum(base.workers) / sum(shares)
+    more = max(count + 1, round(count * min(2.0, max(1 + SCALE_UP, 1 / max(used, 0.5)))))
+    share = sum(shares) // more
+    return replace(base.shape, workers=(share,) * more) if share >= LEAST else None
 
 
 def _scaled(shape: Shape, factor: float) -> Shape:
@@ -304,42 +333,48 @@ def _scaled(shape: Shape, factor: float) -> Shape:
     )
 
 
-def _balance_facts(best: Seen) -> dict[str, Any]:
+def _balance_facts(base: Seen) -> dict[str, Any]:
     """Who can spare cores that another one uses (Resource Optimizer: nodes of a kind, then the kinds)."""
     for kind, used, shares in (
-        ("servers", best.servers, best.shape.servers),
-        ("workers", best.workers, best.shape.workers),
+        ("servers", base.servers, base.shape.servers),
+        ("workers", base.workers, base.shape.workers),
     ):
         each = [WHOLE * cpu / share for cpu, share in zip(used, shares, strict=True)]
         least, most = min(each), max(each)
-        if least < IDLE <= most:
+        idle = shares[each.index(least)] * (1 - least)
+        if least < IDLE <= most and idle >= WORTH_MOVING * base.shape.cores:
             singular = kind[:-1]
             names = f"{singular} {each.index(least)}", f"{singular} {each.index(most)}"
             return {"low": names[0], "high": names[1], "least": least, "most": most}
-    servers = WHOLE * sum(best.servers) / sum(best.shape.servers)
-    workers = WHOLE * sum(best.workers) / sum(best.shape.workers)
-    if min(servers, workers) < IDLE <= max(servers, workers):
+    servers = WHOLE * sum(base.servers) / sum(base.shape.servers)
+    workers = WHOLE * sum(base.workers) / sum(base.shape.workers)
+    _, idle = min(
+        (servers, sum(base.shape.servers) * (1 - servers)),
+        (workers, sum(base.shape.workers) * (1 - workers)),
+    )
+    worth = idle >= WORTH_MOVING * base.shape.cores
+    if worth and min(servers, workers) < IDLE <= max(servers, workers):
         names = ("the servers", "the workers") if servers < workers else ("the workers", "the servers")
         low, high = sorted((servers, workers))
         return {"low": names[0], "high": names[1], "least": low, "most": high}
     return {}
 
 
-def _balanced(best: Seen) -> Shape:
+def _balanced(base: Seen) -> Shape:
     """The same cores, in proportion to what each process uses."""
-    used = [*(SLACK * cpu for cpu in best.servers), *best.workers]
-    shares = _apportioned(used, best.shape.cores)
-    count = len(best.servers)
+    used = [*(SLACK * cpu for cpu in base.servers), *base.workers]
+    shares = _apportioned(used, base.shape.cores)
+    count = len(base.servers)
     return Shape(servers=tuple(shares[:count]), workers=tuple(shares[count:]))
 
 
-def _trimmed(best: Seen) -> Shape | None:
+def _trimmed(base: Seen) -> Shape | None:
     """As many cores as are used, and a little more."""
-    used = [*(SLACK * cpu for cpu in best.servers), *best.workers]
+    used = [*(SLACK * cpu for cpu in base.servers), *base.workers]
     shares = [max(LEAST, round(WHOLE * cpu / EFFICIENT)) for cpu in used]
-    before = [*best.shape.servers, *best.shape.workers]
+    before = [*base.shape.servers, *base.shape.workers]
     shares = [min(pair) for pair in zip(shares, before, strict=True)]
-    count = len(best.servers)
+    count = len(base.servers)
     smaller = sum(shares) * LEAST_FACTOR <= sum(before)
     return Shape(servers=tuple(shares[:count]), workers=tuple(shares[count:])) if smaller else None
 
@@ -360,21 +395,24 @@ def _apportioned(used: Sequence[float], cores: int) -> list[int]:
     return shares
 
 
-def _said(why: Reason, best: Seen, shape: Shape) -> Reason:
+def _said(why: Reason, shape: Shape) -> Reason:
     return replace(why, facts={**why.facts, "seats": str(shape)})
 
 
-def _at_rest(search: Search, now: Seen, rules: Rules, room: int) -> Found:
+def _at_rest(search: Search, now: Seen, rules: Rules) -> Found:
     """Nothing is left to try: the job stays as it is, or waits for more cores."""
-    best = search.best or now
-    could_use = Move.UP not in search.tried and best.efficiency >= EFFICIENT
-    facts = {"seats": str(best.shape), "had": best.shape.cores / WHOLE, "rate": best.rate}
-    facts["efficiency"] = best.efficiency
-    if could_use and best.shape.cores * LEAST_FACTOR < rules.budget and search.changes < MOST_CHANGES:
+    whole = now.shape.cores * LEAST_FACTOR >= rules.budget
+    facts = {
+        "seats": str(now.shape),
+        "had": now.shape.cores / WHOLE,
+        "rate": now.rate,
+        "efficiency": now.efficiency,
+    }
+    if Move.UP not in search.tried and not whole and search.changes < MOST_CHANGES:
         return Found(search=replace(search, waits=True), reason=Reason(Why.WANTS_CORES, facts))
     because = "nothing else that was tried is faster"
-    if best.shape.cores * LEAST_FACTOR >= rules.budget:
-        because = f"it uses {best.efficiency:.0%} of its whole budget, and {because}"
+    if whole:
+        because = f"it uses {now.efficiency:.0%} of its whole budget, and {because}"
     if search.changes >= MOST_CHANGES:
         because = f"its configuration has been changed {search.changes} times"
     facts["because"] = because

@@ -31,6 +31,8 @@ from hpcsched.sim.interference import Interference
 SIM_HOST = "node"
 LOOK_PERIOD_S = 10.0
 """How often the progress of all jobs is looked at where that can teach something, as the agent does."""
+MEASURED_EVERY_S = 600.0
+"""How often what a training uses of CPU cores is told when nothing changes, as live ones do."""
 TERMINATED = 128 + 15
 _ARRIVAL = attrgetter("submit_at")
 
@@ -166,6 +168,10 @@ class Simulation:
                     self._goes_on(run, event)
             elif not self._still_so(event):
                 continue
+            elif isinstance(event, ev.UsageMeasured):
+                self._observe(at)
+                job = self.machine.jobs[event.job_id]
+                self._measure(job, self._runs[job.id], job.current.seats, MEASURED_EVERY_S)
             elif not isinstance(event, ev.WorkersSpawned):
                 self._observe(at)
             self._feed(event)
@@ -408,10 +414,11 @@ class Simulation:
         if seats:
             self._measure(job, run, seats)
 
-    def _measure(self, job: Job, run: _Run, seats: tuple[Seat, ...]) -> None:
-        """What its processes use will be known once it is steady."""
+    def _measure(self, job: Job, run: _Run, seats: tuple[Seat, ...], after_s: float | None = None) -> None:
+        """What its processes use will be known once it is steady, and then again and again."""
         training = self._trainings[job.spec.model]
-        at = run.launched + run.course.start_s + training.stable_s
+        steady = run.launched + run.course.start_s + training.stable_s
+        at = steady if after_s is None else self.machine.now + after_s
         about: dict[str, Any] = {"job_id": job.id, "attempt": run.attempt}
         self._schedule(ev.UsageMeasured(at=at, **about, **training.measured(seats)))
 

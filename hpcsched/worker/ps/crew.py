@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hpcsched.core.model import Seat
 from hpcsched.errors import ConfigError
@@ -75,3 +77,7 @@ class Crew(Peers):
         others = [f"meets {rank}" for rank in range(self.world_size)]
         keys.wait(others, timedelta(seconds=MEET_TIMEOUT_S))
         super()._meet_anew(attempt)
+
+    def board(self, attempt: int) -> Any:
+        """Where all ranks of an attempt can leave notes for each other."""
+        return dist.PrefixStore("board", self._keys_of(attempt))  # type: ignore[attr-defined]

@@ -43,6 +43,7 @@ class Server:
         step: how many steps are done.
         buffers: of the model, on the chief: the first worker's are the truth, and go to all others.
         undo: whether a step may have to be undone.
+        schedule: takes the step of the learning-rate schedule that belongs to one of the optimizer.
         wants_meeting: on the chief, asked before answers go out: whether all are to meet.
         wants_stop: whether this process has been asked to leave.
     """
@@ -58,17 +59,19 @@ class Server:
         link: Link,
         buffers: Sequence[torch.Tensor] = (),
         undo: bool = False,
+        schedule: Callable[[], object] = lambda: None,
         wants_meeting: Callable[[], bool] = lambda: False,
         wants_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.link = link
+        self.step = step
         self.meet_at = step
         self.stop = False
         self.loss = 0.0
         self._wire, self._shard, self._workers = wire, shard, list(workers)
         self._staleness = staleness
         self._buffers = list(buffers)
-        self._undo = undo
+        self._undo, self._schedule, self._late = undo, schedule, False
         self._wants_meeting, self._wants_stop = wants_meeting, wants_stop
         forms = [(tensor.dtype, tensor.numel()) for tensor in shard.tensors]
         push, pull = frames(forms, len(self._workers), self._buffers)
@@ -84,7 +87,7 @@ class Server:
         self._came: queue.SimpleQueue[tuple[int, float, PeerLost | None]] = queue.SimpleQueue()
         self._waiters = [_Waiter(number, self._came) for number in range(len(self._workers))]
         self._weights: Weights | None = None
-        self._buffers_before: tuple[int, list[torch.Tensor]] = step, []
+        self._buffers_before = step, [buffer.clone() for buffer in self._buffers]
 
     def open(self, end: int) -> None:
         """Go on: the next meeting is after step `end`, if nobody wants one earlier."""
@@ -106,14 +109,21 @@ class Server:
         """Send the parameters as they are to these ranks, which have just come."""
         self._send([self._workers.index(rank) for rank in workers])
 
+    def catch_up(self) -> None:
+        """Take the step of the schedule that is due: not before it is sure that the optimizer's stays."""
+        if self._late:
+            self._late = False
+            self._schedule()
+
     def back_to(self, step: int) -> None:
-        """Undo what has been done since: nothing, or the last step."""
+        """Undo what has been done since: a part of a step, or the last one."""
         clock, buffers = self._buffers_before
         if clock > step:
-            for buffer, before in zip(self._buffers, buffers, strict=False):
+            for buffer, before in zip(self._buffers, buffers, strict=True):
                 buffer.copy_(before)
-        if self._weights is not None:
+        if step < self.step and self._weights is not None:
             self._weights.put_back()
+            self.step, self._late = step, False
 
     def close(self) -> None:
         """Have no threads any more."""
@@ -165,6 +175,7 @@ class Server:
             time.sleep(left_s)
 
     def _apply(self) -> None:
+        self.catch_up()  # whoever pushes has been answered by all servers
         shard = self._shard
         for tensor, gradient, used in zip(
             shard.tensors, self._sum.tensors, self._sum.flags.tolist(), strict=True
@@ -173,6 +184,7 @@ class Server:
         if self._undo:
             self._weights = Weights(shard.optimizer)
         shard.step()
+        self.step, self._late = self.step + 1, True
 
     def _answer(self) -> None:
         """To all who have waited long enough."""
@@ -210,9 +222,7 @@ class Server:
 class _Waiter:
     """A thread that waits for one worker's pushes: gloo cannot wait for any of several and see one die."""
 
-    def __init__(
-        self, number: int, came: queue.SimpleQueue[tuple[int, float, PeerLost | None]]
-    ) -> None:
+    def __init__(self, number: int, came: queue.SimpleQueue[tuple[int, float, PeerLost | None]]) -> None:
         self.work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._number, self._came = number, came
         threading.Thread(target=self._run, name=f"waits for worker {number}", daemon=True).start()

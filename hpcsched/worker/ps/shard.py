@@ -177,11 +177,7 @@ def joined(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The optimizer state of a piece, made of fragments that cover it; their values go into `room`."""
     parts = sorted(
-        (
-            (both, fragment)
-            for fragment in fragments
-            if (both := piece.both(fragment.piece)) is not None
-        ),
+        ((both, fragment) for fragment in fragments if (both := piece.both(fragment.piece)) is not None),
         key=lambda found: found[0],
     )
     elements: dict[str, list[torch.Tensor]] = {}

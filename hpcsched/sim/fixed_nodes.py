@@ -1,0 +1,114 @@
+"""Who has which CPU cores by the rules that NEARCHUS is compared with: nodes of one size (section V).
+
+What they go by, live runs do not know. FA-BF has the best counts of servers and workers within its budget,
+found by trying all, from its start to its end, so that it starts when its whole budget is free. Optimus
+begins with one server and two workers, and every ten minutes adds the one for which its model of speed says
+most, as long as its budget lasts and a node is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hpcsched.core.cores import WHOLE
+from hpcsched.core.jobs import Job
+from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.view import CoresDecision, CoresView, Reseat, StartOnCores
+from hpcsched.planning.ps.optimus import EVERY_S, START, Fit, next_node
+from hpcsched.planning.ps.search import NODE_CPUS
+from hpcsched.policy.cores import granted, seated
+from hpcsched.policy.dtconfig import Shape
+from hpcsched.policy.marble import Marble
+
+NODE = round(WHOLE * NODE_CPUS)
+
+Counts = tuple[int, int]
+"""Servers and workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Grown:
+    """When a job was last given a node."""
+
+    at: float
+
+
+class FixedNodes(Marble):
+    """First come, first served with nodes of one size.
+
+    Args:
+        begin: servers and workers to start a job with.
+        more: which counts come next for a job with these, and None if it stays so.
+    """
+
+    def __init__(
+        self, *, begin: Callable[[Job], Counts], more: Callable[[Job, Counts], Counts | None]
+    ) -> None:
+        super().__init__()
+        self._begin, self._more = begin, more
+
+    def allot(self, view: CoresView) -> list[CoresDecision]:
+        """Who starts; and who gets one more node, as it was last given one long enough ago."""
+        (host, cores), *_ = view.hosts.items()
+        room = view.room(host, lent=True)
+        decisions: list[CoresDecision] = []
+        for job in view.waiting():
+            shape = _shape(self._begin(job))
+            if shape.cores > sum(room.values()):
+                break
+            grant = granted(shape.cores, {}, room, cores.numa)
+            room = {core: part - grant.get(core, 0) for core, part in room.items()}
+            seats, _ = seated((), shape, host, grant, cores.numa)
+            facts = {"seats": str(shape), "cores": shape.cores / WHOLE, "budget": job.spec.cpus or 0}
+            memory, reason = _Grown(view.now), Reason(Why.SEATED, facts)
+            decisions.append(
+                StartOnCores(job=job, host=host, seats=seats, grant=grant, memory=memory, reason=reason)
+            )
+        for job in view.running:
+            allotment = view.of[job.id]
+            grown, usage = allotment.memory, allotment.usage
+            if not (job.settled and isinstance(grown, _Grown) and usage and view.now >= grown.at + EVERY_S):
+                continue
+            now = Shape.of(job.current.seats)
+            counts = self._more(job, (len(now.servers), len(now.workers)))
+            shape = _shape(counts) if counts else now
+            if shape.cores <= now.cores or shape.cores - now.cores > sum(room.values()):
+                continue
+            grant = granted(shape.cores, allotment.grant, room, cores.numa)
+            room = {c: part - max(0, grant.get(c, 0) - allotment.grant.get(c, 0)) for c, part in room.items()}
+            seats, keep = seated(job.current.seats, shape, host, grant, cores.numa)
+            facts = {"old": str(now), "seats": str(shape), "rate": usage.rate, "had": now.cores / WHOLE}
+            reason = Reason(Why.MORE_CORES, {**facts, "efficiency": WHOLE * sum(usage.cpu) / now.cores})
+            decisions.append(
+                Reseat(job=job, seats=seats, keep=keep, grant=grant, memory=_Grown(view.now), reason=reason)
+            )
+        return decisions
+
+
+def fixed(best: Callable[[str, float], Counts]) -> FixedNodes:
+    """FA-BF; `best` gives the best counts of a model within a budget."""
+    return FixedNodes(
+        begin=lambda job: best(job.spec.model, job.spec.cpus or 0.0), more=lambda job, counts: None
+    )
+
+
+def optimus(fits: Mapping[str, Fit]) -> FixedNodes:
+    """Optimus, with its models of speed."""
+
+    def more(job: Job, counts: Counts) -> Counts | None:
+        servers, workers = counts
+        if NODE_CPUS * (servers + workers + 1) > (job.spec.cpus or 0.0):
+            return None
+        match next_node(fits[job.spec.model], servers, workers):
+            case "server":
+                return servers + 1, workers
+            case "worker":
+                return servers, workers + 1
+        return None
+
+    return FixedNodes(begin=lambda job: START, more=more)
+
+
+def _shape(counts: Counts) -> Shape:
+    return Shape(servers=(NODE,) * counts[0], workers=(NODE,) * counts[1])
