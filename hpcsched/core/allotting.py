@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpcsched.core import events as ev
-from hpcsched.core.cores import Grant, Usage
+from hpcsched.core.cores import Grant
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.lending import Lending
-from hpcsched.core.model import JobState, Role, Seat
+from hpcsched.core.model import JobState, Role, Seat, Usage
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.seats import cores_of
 from hpcsched.core.view import Allotting as Allots
@@ -97,7 +97,7 @@ class Allotting(Lending):
         ):
             self.stale += job is not None
             return
-        self.allotment(job).usage = Usage(
+        self.allotment(job).usage = job.current.usage = Usage(
             rate=event.rate, cpu=event.cpu, net=event.net, samples=event.samples, stable=event.stable
         )
         self._decide_after = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hpcsched.core.model import Device, HostCores, Seat
+from hpcsched.core.model import Device, HostCores, Seat, Usage
 from hpcsched.core.queue import WaitingQueue
 
 WHOLE = 100
@@ -20,17 +20,6 @@ LEAST = 10
 
 Grant = Mapping[int, int]
 """How many hundredths of which cores of a host."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What the processes of a job were measured to use: see `events.UsageMeasured`."""
-
-    rate: float
-    cpu: tuple[float, ...]
-    net: tuple[float, ...]
-    samples: int
-    stable: bool
 
 
 @dataclass(slots=True, kw_only=True)

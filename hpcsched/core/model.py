@@ -195,6 +195,17 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the processes of a job were measured to use: see `events.UsageMeasured`."""
+
+    rate: float
+    cpu: tuple[float, ...]
+    net: tuple[float, ...]
+    samples: int
+    stable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far an attempt is: `step` steps done in all, and its measured steps per second (or None).
 
@@ -216,8 +227,8 @@ class Attempt:
     measured), `stopped_s` those for which training stood still at its end for a resize in place (by the
     profile where they were not measured). `in_place`: it began by one, without a launch. `quick`: it was
     asked to save as its devices were wanted. `guests` are the ids of the background jobs that have held a
-    lane of its devices at any time in it. `seats` are its processes by rank where they share CPU cores, `why`
-    they are as they are.
+    lane of its devices at any time in it. `seats` are its processes by rank
+    where they share CPU cores, `why` they are as they are, `usage` what was last measured of them.
     """
 
     number: int
@@ -237,3 +248,4 @@ class Attempt:
     guests: tuple[int, ...] = ()
     seats: tuple[Seat, ...] = ()
     why: Reason | None = None
+    usage: Usage | None = None

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from hpcsched.core.cores import LEAST, WHOLE, Usage
-from hpcsched.core.model import Seat
+from hpcsched.core.cores import LEAST, WHOLE
+from hpcsched.core.model import Seat, Usage
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.seats import said_seats
 

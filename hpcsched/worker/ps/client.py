@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from hpcsched.worker.contract import say
-from hpcsched.worker.ps.server import BYTES, CLOCK, DUE_NS, LOSS, MEET, SENT_NS, STOP, frames
+from hpcsched.worker.ps.server import BYTES, CLOCK, LOSS, MEET, SENT_NS, STOP, frames
 from hpcsched.worker.ps.shard import Shard
 from hpcsched.worker.ps.slices import Owners, Piece
 from hpcsched.worker.ps.wire import Frame, Page, Wire

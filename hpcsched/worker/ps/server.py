@@ -13,7 +13,7 @@ import torch
 from hpcsched.worker.packed.undo import Weights
 from hpcsched.worker.ps.link import Link
 from hpcsched.worker.ps.shard import Shard
-from hpcsched.worker.ps.wire import Frame, Page, PeerLost, Wire
+from hpcsched.worker.ps.wire import Frame, PeerLost, Wire
 
 CLOCK, MEET, STOP, LOSS, SENT_NS, BYTES = range(6)
 """The words of a push: the worker's step, when to meet, whether to leave, its loss (the bits of a float64),
@@ -162,7 +162,7 @@ class Server:
                 flat.copy_(room.flats[dtype])
             else:
                 flat.add_(room.flats[dtype])
-        self._sum.flags |= room.flags
+        self._sum.flags.bitwise_or_(room.flags)
         if worker == 0 and self._buffers:
             self._buffers_before = clock, [buffer.clone() for buffer in self._buffers]
             for buffer, new in zip(self._buffers, room.buffers, strict=True):
@@ -238,6 +238,6 @@ class _Waiter:
 
 
 @torch.no_grad()
-def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     if targets:
         torch._foreach_copy_(targets, sources)

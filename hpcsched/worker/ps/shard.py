@@ -1,4 +1,4 @@
-"""What a server has of a training: pieces of parameters, their optimizer state, and the user's own optimizer."""
+"""What a server has of a training: pieces of parameters, their state, and the user's own optimizer."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Shard:
         """From now on have `pieces`, made of these fragments; what was here already stays where it is."""
         had = dict(zip(self.pieces, self.tensors, strict=True))
         kept = {piece: self.optimizer.state.get(tensor) for piece, tensor in had.items()}
-        states: dict[nn.Parameter, dict[str, Any]] = {}
+        states: dict[torch.Tensor, dict[str, Any]] = {}
         tensors = []
         found = list(fragments)
         for piece in pieces:

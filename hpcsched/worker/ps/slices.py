@@ -1,4 +1,4 @@
-"""Which server has which part of the parameters, and what has to move when there are other servers. No torch."""
+"""Which server has which part of the parameters, and what moves when there are other servers. No torch."""
 
 from __future__ import annotations
 
