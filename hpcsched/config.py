@@ -78,6 +78,7 @@ KEYS: dict[str, Key] = {
         lambda v: v in ("auto", "off") or (type(v) is int and v >= 0),
         "auto, off, or how many warm processes wait on a host: a whole number",
     ),
+    "cpus_per_gpu": _whole(0, "cores kept for the jobs of each GPU: a whole number"),
     "script": Key(lambda value: isinstance(value, dict), "a table: what `hpcsched script` writes"),
 }
 

@@ -55,6 +55,7 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
+_CPUS_PER_GPU = "Cores kept for the jobs of each GPU; jobs without GPUs get the others (8)."
 _MARGIN = "Seconds kept before the end of the allocation besides what saving takes (60)."
 
 
@@ -83,6 +84,7 @@ KEPT_SEARCH = "search.toml"
 @option("--checkpoints", metavar="D", type=click.Path(path_type=Path), help="Where checkpoints go instead.")
 @option("--pyslurm", metavar="W", default="auto", help="auto, or off: ask Slurm by its commands only.")
 @option("--warm", metavar="N", default="auto", help="Warm processes a host: auto, off or a number.")
+@option("--cpus-per-gpu", metavar="N", type=click.IntRange(min=0), default=8, help=_CPUS_PER_GPU)
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw a Gantt chart at the end.")
 @option("--compare", metavar="P,...", multiple=True, help="At the end, simulate these policies too.")
 @option("--grace", type=Number(min=0), default=30.0, help="Least seconds to save in (30).")
@@ -123,6 +125,7 @@ def conduct(
     checkpoints: Path | None,
     pyslurm: str,
     warm: str,
+    cpus_per_gpu: int,
     gantt: Path | None,
     compare: tuple[str, ...],
     grace: float,
@@ -206,6 +209,7 @@ def conduct(
         interface=interface,
         checkpoints=checkpoints.absolute() if checkpoints else None,
         standbys=warm_processes(warm),
+        cpus_per_gpu=cpus_per_gpu,
         source=source,
     )
     try:

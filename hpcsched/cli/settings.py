@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "checkpoints": "the run directory",
     "pyslurm": "auto",
     "warm": "auto",
+    "cpus_per_gpu": 8,
 }
 
 

@@ -6,7 +6,7 @@ nobody waits for. On CPU slots nobody grows onto a slot while a job waits for GP
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from hpcsched.core.cores import WHOLE, Grant, total
 from hpcsched.core.jobs import Job
@@ -56,7 +56,7 @@ class WithCores:
             return True
         if not view.in_time(job, starting):
             return False
-        grant = granted(shape.cores, {}, room, view.hosts[host].numa)
+        grant = granted(shape.cores, {}, room, view.hosts[host].numa, first=view.room(host, lent=False))
         _take(room, grant)
         seats, _ = seated((), shape, host, grant, view.hosts[host].numa)
         because = ", as when it was fastest" if shape is again else ""
@@ -81,7 +81,8 @@ class WithCores:
         if found.shape is None:
             return Note(job=job, memory=found.search, reason=_new(job, found.reason))
         numa = view.hosts[allotment.host].numa
-        grant = granted(found.shape.cores, allotment.grant, room, numa)
+        first = view.room(allotment.host, lent=False)
+        grant = granted(found.shape.cores, allotment.grant, room, numa, first=first)
         _take(rooms[allotment.host], {c: part - allotment.grant.get(c, 0) for c, part in grant.items()})
         seats, keep = seated(job.current.seats, found.shape, allotment.host, grant, numa)
         assert found.reason is not None
@@ -100,10 +101,13 @@ def _take(room: dict[int, int], grant: Grant) -> None:
             room[core] -= part
 
 
-def granted(cores: int, own: Grant, room: Grant, numa: Mapping[int, int]) -> dict[int, int]:
+def granted(
+    cores: int, own: Grant, room: Grant, numa: Mapping[int, int], *, first: Collection[int] = ()
+) -> dict[int, int]:
     """So many hundredths of cores: those that the job has, with more from `room` or without some of them.
 
-    Whole cores first, of the NUMA node that has most of the job's, so that few processes share one.
+    Those of `first` first, so that no slot is lent without need; then of the NUMA node that has most of the
+    job's, and whole cores, so that few processes share one; and the last ones, as other jobs take the first.
     """
     grant = dict(own)
     spare = sum(grant.values()) - cores
@@ -113,8 +117,9 @@ def granted(cores: int, own: Grant, room: Grant, numa: Mapping[int, int]) -> dic
     more = max(0, -spare)
     nodes = total({numa.get(core, 0): part} for core, part in (own or room).items())
 
-    def worth(core: int) -> tuple[bool, int, bool, int]:
-        return core not in grant, -nodes.get(numa.get(core, 0), 0), room[core] < WHOLE, core
+    def worth(core: int) -> tuple[bool, bool, int, bool, int]:
+        near = -nodes.get(numa.get(core, 0), 0)
+        return core not in grant, core not in first, near, room[core] < WHOLE, -core
 
     for core in sorted(room, key=worth):
         part = min(more, room[core])

@@ -12,7 +12,7 @@ from hpcsched.core.actions import Action, Launch, MakePlan, Resize, SetTimer, Su
 from hpcsched.core.invariants import check
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import SAVED_AND_LEFT, Machine
-from hpcsched.core.model import Device, JobSpec, Kind, Progress
+from hpcsched.core.model import Device, HostCores, JobSpec, Kind, Progress
 from hpcsched.core.moves import LOOK
 from hpcsched.core.profile import Cost, Profile
 from hpcsched.policy import make_policy
@@ -52,10 +52,26 @@ def a_profile(
     )
 
 
-def some_devices(count: int, hosts: int = 1) -> tuple[Device, ...]:
-    """`count` GPUs on each of `hosts` hosts n1, n2, ..."""
+def a_core_job(name: str, cpus: float, *, steps: int = 100_000, **options: Any) -> JobSpec:
+    """A training on CPU cores with this budget; `options` of its strategy."""
+    rest = {key: options.pop(key) for key in ("after", "retries", "submit_at") if key in options}
+    return JobSpec(
+        name=name,
+        kind=Kind.TRAINER,
+        model=name,
+        trainer="some.module:Name",
+        steps=steps,
+        gpus_min=0,
+        gpus_max=0,
+        strategy={"kind": "ps", "cpus": cpus, **options},
+        **rest,
+    )
+
+
+def some_devices(count: int, hosts: int = 1, kind: str = "test") -> tuple[Device, ...]:
+    """`count` GPUs (or CPU slots of one core, kind "cpu") on each of `hosts` hosts n1, n2, ..."""
     return tuple(
-        Device(index=i, host=f"n{i // count + 1}", kind="test", handle=str(i % count))
+        Device(index=i, host=f"n{i // count + 1}", kind=kind, handle=str(i % count))
         for i in range(count * hosts)
     )
 
@@ -76,6 +92,8 @@ class Driver:
         grace_s: float = 30.0,
         deadline: float | None = None,
         reserve_s: float = 60.0,
+        kind: str = "test",
+        cores: Sequence[int] = (),
         **options: Any,
     ) -> None:
         self.machine = Machine(make_policy)
@@ -83,7 +101,7 @@ class Driver:
         self.actions: list[Action] = []
         self.now = 0.0
         self._policy, self._options, self._grace_s = policy, options, grace_s
-        self._reserve_s = reserve_s
+        self._reserve_s, self._kind, self._cores = reserve_s, kind, tuple(cores)
         self.start_agent(gpus, hosts=hosts, deadline=deadline)
         if profiles := tuple(profiles):
             self.tell(ev.ProfilesLoaded, profiles=profiles)
@@ -123,7 +141,8 @@ class Driver:
         return self.tell(
             ev.AgentStarted,
             wall=1e9 + self.now,
-            devices=some_devices(gpus, hosts),
+            devices=some_devices(gpus, hosts, self._kind),
+            cores=tuple(HostCores(host=f"n{i + 1}", own=self._cores) for i in range(hosts)),
             deadline=deadline,
             reserve_s=self._reserve_s,
             policy=self._policy,
@@ -148,6 +167,23 @@ class Driver:
     def stays(self, job: int | str, **rest: Any) -> list[Action]:
         """The job has not been resized in place, as it was asked to."""
         return self.tell(ev.ResizeFailed, job, error="no memory", **rest)
+
+    def uses(
+        self,
+        job: int | str,
+        rate: float,
+        share: float | Sequence[float] = 1.0,
+        *,
+        full: float = 0.0,
+        **rest: Any,
+    ) -> list[Action]:
+        """The job is measured: its processes use this share of their cores (each, or all), and its first
+        server's link was full for so much of the time."""
+        seats = self.job(job).current.seats
+        shares = [share] * len(seats) if isinstance(share, float) else share
+        cpu = tuple(part * seat.share for part, seat in zip(shares, seats, strict=True))
+        net = (full, *(0.0 for _ in seats[1:]))
+        return self.tell(ev.UsageMeasured, job, rate=rate, cpu=cpu, net=net, samples=30, stable=True, **rest)
 
     def reports(self, job: int | str, step: int, rate: float | None = None) -> list[Action]:
         about = self.job(job)

@@ -133,9 +133,7 @@ class PsJob(Elastic):
         found = super().environment(rank, world, port, args)
         if self.serves:
             found["HPCSCHED_STRATEGY"] = json.dumps({"kind": "ps", **self.strategy})
-            found["HPCSCHED_SEATS"] = json.dumps(
-                [{"server": serves, "share": 4.0} for serves in self.serves]
-            )
+            found["HPCSCHED_SEATS"] = json.dumps([{"server": serves, "share": 4.0} for serves in self.serves])
         return found
 
     def begin_as(self, config: Config, **args: Any) -> list[BaseProcess]:

@@ -63,9 +63,12 @@ class Changing(Session):
         self._generators: list[Any] = []
         self._gathered: list[Fragment] = []
         self._held: list[Fragment] | None = None
+        self._fresh: list[int] = []
         seat = self._roles.seats[env.rank]
         self._share = CpuShare(seat.share, seat.cores)
-        self._crew = Crew.join(env, own_device(env))
+        crew = Crew.join(env, own_device(env))
+        assert isinstance(crew, Crew)
+        self._crew = crew
         super().__init__(
             model=parts.model,
             optimizer=parts.optimizer,
@@ -190,8 +193,8 @@ class Changing(Session):
     # -- who is lost -----------------------------------------------------------------------------------
 
     def _lost(self, error: Exception) -> None:
-        """A rank is gone. If that was a worker, the servers have all that was trained: they go back to the last
-        step that all of them have taken, and the chief saves that."""
+        """A rank is gone. If that was a worker, nothing is lost: the servers go back to the last step that all
+        of them have taken, and the chief saves that."""
         server = self._post
         if not isinstance(server, Server):
             raise LaunchError(f"step {self.step}: {error}", transient=True) from error
@@ -263,6 +266,7 @@ class Changing(Session):
         except RuntimeError as error:
             self._stranded(error)
         self._roles = roles
+        self._hand_out()
         self._now_is(order.attempt)
         assert self._env is not None
         self._env = self._saves.env = replace(self._env, seats=order.seats)
@@ -312,6 +316,7 @@ class Changing(Session):
         self._peers.enter(self._env, lambda: self._flag.wanted)
         try:
             self._take_up(None)
+            self._hand_out()
         except RuntimeError as error:
             raise LaunchError(f"could not join the others: {error}", transient=True) from error
         self._answer = lambda: (False, False, False)  # we come in the middle of the others' step boundary
@@ -337,13 +342,18 @@ class Changing(Session):
         self._take_post()
         if former is not None and former is not wire:
             former.close()
-        if isinstance(self._post, Server):
-            self._post.hand_out(fresh)
-        elif self.rank in fresh:
-            self._post.expect()
-            self._post.pull(fresh=True)
+        self._fresh = fresh
         if (number := roles.worker(self.rank)) is not None:  # as after a restart with other workers
             rng.reseed(self.seed, self.step, number)
+
+    def _hand_out(self) -> None:
+        """Those who have just become workers pull the parameters."""
+        fresh, self._fresh = self._fresh, []
+        if isinstance(self._post, Server) and fresh:
+            self._post.hand_out(fresh)
+        elif isinstance(self._post, Client) and self.rank in fresh:
+            self._post.expect()
+            self._post.pull(fresh=True)
 
     def _learn(self, change: _Change) -> None:
         self.step, self.samples, self.resumed = change.step, change.samples, True

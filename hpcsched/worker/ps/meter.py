@@ -1,5 +1,7 @@
-"""What a parameter-server job uses: measured in every process, put together by the chief (NEARCHUS, section IV:
-the metric collector)."""
+"""What a parameter-server job uses: measured in every process, put together by the chief.
+
+The metric collector of NEARCHUS, section IV.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,7 @@ class Collector:
         self._usage: dict[str, Any] | None = None
 
     def look(self, step: int) -> None:
-        """Read the notes, and see what they come to; about once a second, at the end of the chief's `step`."""
+        """Read the notes, and see what they come to: about once a second, when the chief ends `step`."""
         notes = self._read(step)
         if notes is None:
             return

@@ -75,7 +75,7 @@ class PsSession(Changing):
         self._share.rest(lambda: self._flag.wanted)
 
     def _work(self, client: Client) -> None:
-        part = self._part()
+        part = self._own_part()
         if self._read_for != (key := (self._roles.worker(self.rank), len(self._roles.workers))):
             self._read_for = key  # what was read ahead is another share's
             self._batches = read(
@@ -100,7 +100,7 @@ class PsSession(Changing):
         self._share.rest(lambda: self._flag.wanted)
         client.pull()
 
-    def _part(self) -> range:
+    def _own_part(self) -> range:
         """The places in a global batch of the samples that are this worker's."""
         number = self._roles.worker(self.rank)
         assert number is not None
