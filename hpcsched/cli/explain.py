@@ -7,13 +7,14 @@ import sys
 import click
 import msgspec
 
-from hpcsched.cli import background, batches, packs
+from hpcsched.cli import background, batches, cores, packs
 from hpcsched.cli.common import dir_option, find_run, hint_at_runs, json_option, plural
 from hpcsched.cli.status import clock
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.plan import Plan
+from hpcsched.core.seats import said_seats
 from hpcsched.errors import NoSuchRun, UnknownJob
 
 
@@ -23,9 +24,10 @@ from hpcsched.errors import NoSuchRun, UnknownJob
 @json_option
 @click.pass_context
 def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> None:
-    """Why JOB (id or name) waits, why it has this many GPUs, and what is next for it."""
+    """Why JOB (id or name) waits, why it has this many GPUs or cores, and what is next for it."""
     from hpcsched.policy import make_policy
     from hpcsched.store.replay import replay
+    from hpcsched.store.snapshot import cores_status
 
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
@@ -37,6 +39,9 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> No
     if found is None:
         raise UnknownJob(f"no job {job!r}; `hpcsched status --states all` lists them")
     reason = machine.waiting_reason(found) or found.reason
+    if found.state.active and found.current.why:
+        reason = found.current.why
+    on_cores = cores_status(found)
     following = what_is_next(machine, found)
     if as_json:
         story = [
@@ -58,13 +63,14 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> No
             "gpus": list(found.current.gpus) if found.state.active else [],
             "next": following,
             "story": story,
+            **({"cores": on_cores} if on_cores else {}),
         }
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
         return
     click.echo(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found))
     if reason:
         click.echo(f"  because: {reason}")
-    for line in batches.as_it_is(rundir, found.id):
+    for line in [*batches.as_it_is(rundir, found.id), *cores.as_it_is(on_cores)]:
         click.echo(f"  now: {line}")
     for line in following:
         click.echo(f"  next: {line}")
@@ -76,12 +82,16 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> No
 def _where(job: Job) -> str:
     if not job.state.active:
         return ""
+    if seats := job.current.seats:
+        return f" with {said_seats(seats)} cores on {seats[0].host}"
     gpus = ", ".join(map(str, job.current.gpus))
     return f" on GPU {gpus} as {job.role}" if len(job.current.gpus) == 1 else f" on GPUs {gpus} as {job.role}"
 
 
 def what_is_next(machine: Machine, job: Job) -> list[str]:
     """What will happen to the job, as far as it is decided or can be said."""
+    if job.spec.cpus is not None:
+        return [*_rest(machine, job), *cores.what_is_next(machine, job)]
     if job.spec.background:
         return [*_rest(machine, job), *background.beside(machine, job)]
     if job.state is JobState.SUSPENDING and job.target:
@@ -103,8 +113,11 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
 
 def _rest(machine: Machine, job: Job) -> list[str]:
     """How long a running job takes if it stays as it is."""
-    curve = machine.curve(job)
-    rate = job.rate or (curve.rate(job.width) if curve and job.state.active else None)
+    rate = job.rate
+    if rate is None and job.state.active:
+        curve, usage = machine.curve(job), job.current.usage
+        on_cores = usage.rate if usage else None
+        rate = curve.rate(job.width) if curve and job.spec.cpus is None else on_cores
     if job.remaining is None or rate is None or job.state not in (JobState.STARTING, JobState.RUNNING):
         return []
     steps = f"{job.remaining} of {job.spec.steps} steps left at {rate:.4g} steps/s"

@@ -14,9 +14,10 @@ from hpcsched.cli.common import database_path, dir_option, find_run, json_option
 from hpcsched.cli.status import clock
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
+from hpcsched.report.tables import cores_text
 
 if TYPE_CHECKING:
-    from hpcsched.store.database import Trial
+    from hpcsched.store.database import FinishedJob, Trial
 
 
 @click.command()
@@ -70,8 +71,11 @@ def history(
         page = {"schema": 1, "jobs": [asdict(job) for job in jobs]}
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
         return
-    rows = [("JOBID", "NAME", "MODEL", "STATE", "EXIT", "STARTED", "TIME", "GPUS", "GPU-H", "SUSP", "STEPS")]
-    for job in jobs:
+    on_cores = [_on_cores(job) for job in jobs]
+    core_hours = ("CORE-H",) if any(on_cores) else ()
+    heads = ("JOBID", "NAME", "MODEL", "STATE", "EXIT", "STARTED", "TIME", "GPUS", "GPU-H", *core_hours)
+    rows: list[tuple[str, ...]] = [(*heads, "SUSP", "STEPS")]
+    for job, cores in zip(jobs, on_cores, strict=True):
         started = "-"
         if job.start_at:
             started = datetime.fromisoformat(job.start_at).astimezone().strftime("%Y-%m-%dT%H:%M:%S")
@@ -85,13 +89,24 @@ def history(
                 "-" if job.exit is None else exit_text(job.exit),
                 started,
                 taken,
-                str(job.gpus_max),
+                cores_text(cores[0]) if cores else str(job.gpus_max),
                 f"{job.gpu_hours:.3f}",
+                *(f"{cores[1]:.3f}" if cores else "-" for _ in core_hours),
                 str(job.suspensions),
                 "-" if job.steps is None else str(job.steps),
             )
         )
     _print(rows, parsable=parsable)
+
+
+def _on_cores(job: FinishedJob) -> tuple[float, float] | None:
+    """The most CPU cores that a job had, and its core-hours; None for one on GPUs."""
+    held = [
+        (sum(attempt["servers"]) + sum(attempt["workers"]), attempt["end_s"] - attempt["start_s"])
+        for attempt in job.attempts
+        if "servers" in attempt
+    ]
+    return (max(held)[0], sum(cores * lasted_s for cores, lasted_s in held) / 3600) if held else None
 
 
 def _print(rows: Sequence[Sequence[str]], *, parsable: bool) -> None:

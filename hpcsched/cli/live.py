@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
+from hpcsched.cli.cores import there
 from hpcsched.cli.status import clock
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, Pace, Resize, Suspend, Terminate
+from hpcsched.core.cores import WHOLE
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState
+from hpcsched.core.model import JobState, Seat
 from hpcsched.core.reasons import Why
+from hpcsched.core.seats import cores_of, said_seats
+from hpcsched.report.tables import cores_text
 
 MOST_LINES = 12
 """Unfinished jobs shown in the live table; the rest is a count."""
@@ -30,22 +34,28 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
         job = machine.jobs[event.job_id]
         told = (n.reason for n in reversed(job.story) if n.reason.why in _IN_PLACE and n.at == machine.now)
         lines += [f"{_name(job)} {reason}" for reason in islice(told, 1)]
+    elif isinstance(event, ev.UsageMeasured):
+        job = machine.jobs[event.job_id]
+        told = (n.reason for n in job.story[-1:] if n.reason.why in _FOUND and n.at == machine.now)
+        lines += [f"{_name(job)} {reason}" for reason in told]
     for action in actions:
         if not isinstance(action, (Launch, Resize, Suspend, Terminate, Kill, Pace)):
             continue
         job = machine.jobs[action.job_id]
         match action:
-            case Launch(gpus=gpus, role=role, resume=resume):
+            case Launch(gpus=gpus, role=role, resume=resume, seats=seats):
                 verb = f"resumes at step {job.step}" if resume else "starts"
-                lines.append(f"{_name(job)} {verb} on {_gpus(gpus)} as {role}{_placed(job)}")
+                where = f"on {_gpus(gpus)} as {role}{_placed(job)}"
+                lines.append(f"{_name(job)} {verb} {_cores(seats) if seats else where}")
+            case Resize(seats=seats) if seats and job.target:
+                lines.append(f"{_name(job)}: {job.target.why}")
             case Resize(gpus=gpus, role=role):
                 lines.append(f"{_name(job)} is to go on on {_gpus(gpus)} as {role}{_placed(job)}")
             case Pace():
                 told = (n.reason for n in job.story[-1:] if n.reason.why is Why.PACED and n.at == action.at)
                 lines += [f"{_name(job)} {reason}" for reason in told]
             case Suspend():
-                target = f" to go on with {len(job.target.gpus)} GPUs" if job.target else ""
-                lines.append(f"{_name(job)} is asked to save{target}")
+                lines.append(f"{_name(job)} is asked to save{_to_go_on(job)}")
             case Terminate():
                 lines.append(f"{_name(job)} is told to end (SIGTERM)")
             case Kill():
@@ -77,7 +87,10 @@ _PLACING = frozenset(
 )
 """The reasons for which a job is launched on the GPUs it gets; a story tells of other things in between."""
 
-_IN_PLACE = frozenset({Why.RESIZED_IN_PLACE, Why.RESIZE_FAILED})
+_IN_PLACE = frozenset({Why.RESIZED_IN_PLACE, Why.RESEATED, Why.RESIZE_FAILED})
+
+_FOUND = frozenset({Why.SETTLED, Why.WANTS_CORES})
+"""What a job on CPU cores comes to where its configuration stays as it is."""
 
 
 def _placed(job: Job) -> str:
@@ -91,7 +104,24 @@ def _name(job: Job) -> str:
 
 
 def _gpus(gpus: Sequence[int]) -> str:
-    return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {','.join(map(str, gpus))}"
+    return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {_numbers(gpus)}"
+
+
+def _numbers(gpus: Sequence[int]) -> str:
+    return ",".join(map(str, gpus))
+
+
+def _cores(seats: Sequence[Seat]) -> str:
+    return f"with {said_seats(seats)} cores"
+
+
+def _to_go_on(job: Job) -> str:
+    """What a job is to have when it has saved, if that is decided; on CPU cores also why."""
+    if job.target is None:
+        return ""
+    if job.target.seats:
+        return f" to go on {_cores(job.target.seats)}: {job.target.why}"
+    return f" to go on with {len(job.target.gpus)} GPUs"
 
 
 def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
@@ -109,6 +139,16 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
         again = f"; goes on from step {job.saved_step}"
     detail = f": {event.detail}" if event.detail else ""
     return f"ended with exit code {event.code}{detail}{again}"
+
+
+def _free(machine: Machine) -> list[str]:
+    """What nobody has of the GPUs and, where jobs are for them, of the CPU cores."""
+    gpus = [f"{len(machine.free)} of {len(machine.devices)} GPUs"]
+    if not machine.cores.used:
+        return gpus
+    free = sum(sum(machine.room(host, lent=True).values()) for host in machine.cores.hosts) / WHOLE
+    cores = f"{free:.4g} of {sum(there(machine).values()):.4g} CPU cores"
+    return [*(gpus if machine.devices else ()), cores]
 
 
 class _Stuck:
@@ -213,7 +253,7 @@ class LiveTable:
                 str(job.id),
                 job.spec.name,
                 f"{job.state.code}{'' if job.ready else '*'}",
-                ",".join(map(str, job.current.gpus)),
+                cores_text(cores_of(job.current.seats)) if job.current.seats else _numbers(job.current.gpus),
                 str(job.role),
                 bar,
                 str(job.step) if job.spec.steps is None else f"{job.step}/{job.spec.steps}",
@@ -223,7 +263,7 @@ class LiveTable:
         waiting = len(machine.jobs) - done - len(machine.active)
         table.title = (
             f"{clock(self._now)}  {len(machine.active)} running, {waiting} waiting, {done} ended; "
-            f"{len(machine.free)} of {len(machine.devices)} GPUs free"
+            f"{', '.join(_free(machine))} free"
         )
         table.title_justify = "left"
         return table

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hpcsched.cli.cores import there
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
 from hpcsched.core.jobs import Job
@@ -59,6 +60,7 @@ def result_of(
         downtime_s=downtime_s,
         now_s=machine.now,
         keep_jobs=keep_jobs,
+        cores=there(machine),
     )
 
 
@@ -84,12 +86,13 @@ def bounds_of(machine: Machine) -> Bounds:
     """The bounds of a run's jobs on its GPUs; those for background lanes count as if there were none."""
     nothing = Bounds(None, None)
     # Of a run that did less than all its work, or whose rates were only seen in passing, nothing is proven;
-    # jobs that train as one take less than what each of them takes alone.
+    # jobs that train as one take less than what each of them takes alone, and no profile is of CPU cores.
     foreground = _foreground(machine)
     for job in foreground:
         profile = machine.profile(job)
         if (
             job.state is not JobState.COMPLETED
+            or job.spec.cpus is not None
             or (profile and profile.source == "learned")
             or machine.packs.shared(job)
             or any(attempt.role is Role.PACKED for attempt in job.attempts)

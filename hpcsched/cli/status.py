@@ -11,7 +11,7 @@ from functools import lru_cache
 import click
 import msgspec
 
-from hpcsched.cli import batches
+from hpcsched.cli import batches, cores
 from hpcsched.cli.common import dir_option, find_run, hint_at_runs, json_option, option, select
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
@@ -48,6 +48,7 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%M": ("TIME", lambda j: clock(j.elapsed_s)),
     "%L": ("LEFT", lambda j: "-" if j.eta_s is None else clock(j.eta_s)),
     "%b": ("GPUS", lambda j: gpus(j)),
+    "%C": ("CPUS", lambda j: cores.of_budget(j)),
     "%m": ("MODEL", lambda j: j.model),
     "%p": ("ROLE", lambda j: j.role or "-"),
     "%s": ("STEP", lambda j: steps(j)),
@@ -55,7 +56,7 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%a": ("ATTEMPT", lambda j: str(j.attempt)),
     "%e": ("EXIT", lambda j: "-" if j.exit is None else str(j.exit)),
     "%B": ("BATCH", lambda j: batches.batch(j)),
-    "%W": ("WORKERS", lambda j: batches.workers(j)),
+    "%W": ("WORKERS", lambda j: cores.counts(j) or batches.workers(j)),
     "%y": ("SIMILARITY", lambda j: batches.similarity(j)),
     "%n": ("NOISE", lambda j: batches.noise_scale(j)),
     "%R": ("NODELIST(REASON)", lambda j: where(j)),
@@ -65,7 +66,7 @@ _RIGHT = {"%i", "%M", "%L", "%s", "%S", "%a", "%e", "%B", "%y", "%n"}
 
 
 def gpus(job: JobStatus) -> str:
-    return ",".join(map(str, job.gpus)) or "-"
+    return cores.held(job) or ",".join(map(str, job.gpus)) or "-"
 
 
 def steps(job: JobStatus) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from hpcsched.cli import fate
+from hpcsched.cli import cores, fate
 from hpcsched.cli.common import Number, dir_option, find_run, hint_at_runs, option, plural
 from hpcsched.cli.status import asked, clock, steps, where
 from hpcsched.core.model import JobState
@@ -209,6 +209,8 @@ class Page:
         second = [f"{busy} of {plural(len(gpus), 'GPU')} busy"]
         if used:
             second.append(f"{sum(used) / len(used):.0%} used")
+        if lent := sum(gpu.loan for gpu in gpus):
+            second.append(f"{lent} lent to jobs on CPU cores")
         if run.lost_gpus:
             second.append(f"{len(run.lost_gpus)} lost")
         second += [f"{counts[state]} {state.lower()}" for state in _ORDER_OF_COUNTS if counts[state]]
@@ -241,15 +243,16 @@ class Page:
                 rest = "  ".join(cell.ljust(cell_width) for cell in row[start : start + across])
                 lines.append(f"{label:<{name_width}}  {rest}".rstrip())
         if room is not None and len(lines) > room:
-            free = sum(gpu.job is None and gpu.index not in guests for gpu in gpus)
+            free = sum(gpu.job is None and not gpu.loan and gpu.index not in guests for gpu in gpus)
             note = f"... {plural(len(by_host), 'host')} in all, {free} of {plural(len(gpus), 'GPU')} free"
             lines = [*lines[: room - 1], note]
         return lines
 
     def _cell(self, gpu: GpuStatus, guest: int | None, riders: int) -> str:
         """The jobs on a GPU, as `3+8` where 8 is in its background and `3(+2)` where two train as one with 3,
-        and how busy it is."""
-        job = ("-" if gpu.job is None else str(gpu.job)) + ("" if guest is None else f"+{guest}")
+        and how busy it is; `lent` to jobs on CPU cores."""
+        holder = "lent" if gpu.loan else "-" if gpu.job is None else str(gpu.job)
+        job = holder + ("" if guest is None else f"+{guest}")
         job += f"(+{riders})" if riders else ""
         if gpu.utilisation is None:
             return f"{gpu.index}:{job}"
@@ -293,7 +296,7 @@ class Page:
         yield _fit(job.name, names)
         yield job.state.code
         yield job.role or "-"
-        yield spans(job.gpus)
+        yield cores.held(job) or spans(job.gpus)
         yield steps(job)
         yield done
         yield clock(job.elapsed_s)

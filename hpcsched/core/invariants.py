@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from hpcsched.core.cores import fits
+from hpcsched.core.cores import fits, total
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Ended, JobState, Role
 from hpcsched.core.packs import key_of
@@ -95,9 +95,9 @@ def _check_cores(machine: Machine) -> None:
     """No core is given away twice, and no slot is on loan without need."""
     cores = machine.cores
     for host in {allotment.host for allotment in cores.of.values()}:
-        taken, there = cores.taken(host), cores.there(host)
-        gone = any(job.wanted.startswith("the cores") for job in machine.active.values())
-        assert gone or fits(taken, there), f"of {host} {taken} is given away, there is {there}"
+        stay = [i for i in cores.of if i in machine.active and machine.active[i].wanted in ("", "suspend")]
+        taken, there = total(cores.of[i].held for i in stay if cores.of[i].host == host), cores.there(host)
+        assert fits(taken, there), f"of {host} {taken} is given away, there is {there}"
     for gpu, (host, lent) in cores.loans.items():
         assert gpu not in machine.holder, f"slot {gpu} is on loan and held by job {machine.holder[gpu]}"
         assert not fits(lent, cores.free(host)), f"slot {gpu} is on loan for nobody"

@@ -30,10 +30,12 @@ class Obeying(Allotting):
             self._dequeue(job)
             self._to(job, JobState.HELD)
             self._note(job, Reason(Why.HELD))
+            self._decide_after = True  # who came later may have waited for it
         elif job.state is JobState.SUSPENDED:
             self._dequeue(job)
             job.held = True
             self._note(job, Reason(Why.USER_SUSPENDED))
+            self._decide_after = True
 
     def _suspend_requested(self, event: ev.SuspendRequested) -> None:
         job = self.jobs[event.job_id]
@@ -41,6 +43,7 @@ class Obeying(Allotting):
             self._dequeue(job)
             job.held = True
             self._note(job, Reason(Why.USER_SUSPENDED))
+            self._decide_after = True
         elif job.state.active and job.wanted != "cancel":
             # Whatever else it is leaving for, it stays away.
             job.held = True

@@ -113,15 +113,12 @@ class DutyCycle:
         if time.monotonic() >= self._census_at:
             self._take_census()
         wait_s = CENSUS_S
-        for process, group in list(self._groups.items()):
+        for group in self._groups.values():
             owed_s = group.bucket.owed_s(time.monotonic(), group.used_s())
-            try:
-                if owed_s > 0:
-                    group.stop()  # again too: somebody else may have let it go on
-                else:
-                    group.resume()
-            except ProcessLookupError:
-                del self._groups[process]
+            if owed_s > 0:
+                group.stop()  # again too: somebody else may have let it go on
+            else:
+                group.resume()
             wait_s = min(wait_s, max(owed_s, TICK_S))
         return wait_s
 
@@ -188,15 +185,17 @@ class _Group:
         return sum(self._own_s.values()) + self._inherited_s + self._lost_s
 
     def stop(self) -> None:
-        """Raises ProcessLookupError if nobody is left."""
-        os.killpg(self.number, signal.SIGSTOP)
         self._stopped = True
+        self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
         if self._stopped:
             self._stopped = False
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.number, signal.SIGCONT)
+            self._send(signal.SIGCONT)
+
+    def _send(self, sig: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.number, sig)
 
 
 def _end(watch: subprocess.Popen[bytes]) -> None:

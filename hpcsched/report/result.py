@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from hpcsched.core.model import Attempt, Ended, JobSpec, JobState, Role
+from hpcsched.core.model import NOTHING, Attempt, Ended, JobSpec, JobState, Role
+from hpcsched.core.seats import cores_of
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +19,10 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `overhead_s` are its seconds of starting or resuming and of suspending, or of standing still to be
     resized in place; `suspend_s` is the part of them at its end, where that is known.
+
+    On CPU cores it has one configuration: the share of each of its `servers` and `workers` on `host`, in
+    cores, `why` it has these, and the steps per second that were measured last of them, if any were; of
+    others these are left out.
     """
 
     start_s: float
@@ -26,6 +32,16 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     ended: Ended | None
     overhead_s: float = 0.0
     suspend_s: float = 0.0
+    host: str | UnsetType = UNSET
+    servers: tuple[float, ...] | UnsetType = UNSET
+    workers: tuple[float, ...] | UnsetType = UNSET
+    rate: float | UnsetType = UNSET
+    why: str | UnsetType = UNSET
+
+    @property
+    def cores(self) -> float:
+        """The CPU cores that it has."""
+        return sum(self.servers or ()) + sum(self.workers or ())
 
     @property
     def launch_s(self) -> float:
@@ -40,7 +56,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     without the first start, which no policy can avoid. `wait_s` is how long it waited for its first
     start (None: there was none), `queued_s` all its time without GPUs until it ended, the waits
     between attempts too (None unless COMPLETED). `switches` counts its moves: suspensions that
-    resumed, and resizes.
+    resumed, and resizes. `core_hours` is left out for jobs on GPUs.
     """
 
     id: int
@@ -62,6 +78,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float | None = None
     queued_s: float | None = None
     switches: int = 0
+    core_hours: float | UnsetType = UNSET
 
     @property
     def jct_s(self) -> float | None:
@@ -75,6 +92,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     `label` is what tables and charts call it where that is not the policy's name. `gap` is how far the
     makespan is above `lower_bound_s`, as a share of the bound, and `jct_gap` the same of the mean JCT and
     `mean_jct_bound_s`; None without a bound. `jobs` is empty where only the measures were asked for.
+    `core_hours`, and by host the `cores` for jobs on CPU cores, are left out where there were no such jobs.
     """
 
     schema: int = 1
@@ -104,12 +122,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     background_mean_jct_s: float | None = None
     background_end_s: float | None = None
     background_gpu_hours: float = 0.0
+    core_hours: float | UnsetType = UNSET
+    cores: dict[str, float] | UnsetType = UNSET
     jobs: tuple[JobResult, ...]
 
     @property
     def title(self) -> str:
         """What it is called in tables."""
         return self.label or self.policy
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether there is something to tell of GPUs: jobs on CPU cores alone have used none."""
+        return self.core_hours is UNSET or self.gpu_hours + self.background_gpu_hours > 0
 
 
 class JobRecord(Protocol):
@@ -153,6 +178,7 @@ def summarise(
     downtime_s: float = 0.0,
     now_s: float = 0.0,
     keep_jobs: bool = True,
+    cores: Mapping[str, float] = NOTHING,
 ) -> Result:
     """The measures of a set of jobs; times are seconds of the run's clock, which begins at 0.
 
@@ -170,7 +196,8 @@ def summarise(
     switches: suspensions that resumed, and resizes, of all jobs together. Restarts after a failure or
         a lost host do not count.
     gpu_hours: leased GPUs x time, summed over the attempts.
-    utilisation: leased GPU-seconds as a share of gpus x makespan.
+    core_hours: CPU cores x time of the jobs on CPU cores, summed over the attempts.
+    utilisation: leased GPU-seconds as a share of gpus x makespan; 0 without GPUs.
     overhead_share: seconds of all starts, resumes and suspends, and of standing still for changes in
         place, summed over the jobs (not weighted by GPUs), over the makespan. This is MARBLE's section
         VII-D.1, whose "total training time" is the makespan (VII-D.2 puts 5.22 s of monitoring at 1.05 %
@@ -189,6 +216,7 @@ def summarise(
         downtime_s: seconds without an agent; not part of the run's clock.
         now_s: until when attempts that have not ended are counted.
         keep_jobs: off leaves the jobs themselves out, which takes less time and memory for many.
+        cores: the CPU cores by host that there are for jobs that need no GPU.
     """
     jobs = list(jobs)
     guests = [job for job in jobs if job.spec.background]
@@ -212,7 +240,7 @@ def summarise(
         makespan_s=end_s,
         mean_jct_s=mean_jct_s,
         gpu_hours=tally.gpu_hours,
-        utilisation=tally.gpu_hours * 3600 / (gpus * end_s) if end_s else 0.0,
+        utilisation=tally.gpu_hours * 3600 / (gpus * end_s) if gpus and end_s else 0.0,
         overhead_share=tally.overhead_s / end_s if end_s else 0.0,
         lower_bound_s=lower_bound_s,
         gap=_gap(end_s, lower_bound_s),
@@ -232,6 +260,8 @@ def summarise(
         background_mean_jct_s=_mean(beside.jcts),
         background_end_s=last_s if guests else None,
         background_gpu_hours=beside.gpu_hours,
+        core_hours=tally.core_hours,
+        cores=dict(cores) if tally.core_hours is not UNSET else UNSET,
         jobs=tuple(kept),
     )
 
@@ -246,6 +276,7 @@ class _Measures:
     """What is measured of one job: `leased_s` in GPU-seconds, `overheads` attempt by attempt."""
 
     leased_s: float
+    core_hours: float | UnsetType
     overheads: list[float]
     switches: int
     jct_s: float | None
@@ -258,6 +289,7 @@ class _Tally:
     """The measures of the jobs so far."""
 
     gpu_hours: float = 0.0
+    core_hours: float | UnsetType = UNSET
     overhead_s: float = 0.0
     switches: int = 0
     jcts: array[float] = field(default_factory=lambda: array("d"))
@@ -266,6 +298,8 @@ class _Tally:
 
     def add(self, job: _Measures) -> None:
         self.gpu_hours += job.leased_s / 3600
+        if job.core_hours is not UNSET:
+            self.core_hours = (self.core_hours or 0.0) + job.core_hours
         self.overhead_s += sum(job.overheads)
         self.switches += job.switches
         if job.jct_s is not None:
@@ -292,7 +326,7 @@ def _measure(
     held_from_s: Callable[[J, Attempt], float | None],
     now_s: float,
 ) -> _Measures:
-    leased_s = held_s = 0.0
+    leased_s = held_s = core_s = 0.0
     switches, before = 0, None
     for attempt in job.attempts:
         end_s = now_s if attempt.end_s is None else attempt.end_s
@@ -300,11 +334,13 @@ def _measure(
         if (from_s := held_from_s(job, attempt)) is not None:
             leased_s += len(attempt.gpus) * (end_s - from_s)
         held_s += lasted_s
+        core_s += cores_of(attempt.seats) * lasted_s
         switches += before in (Ended.SUSPENDED, Ended.RESIZED)
         before = attempt.ended
     jct_s = _jct(job.state, job.submit_s, job.ended_s)
     return _Measures(
         leased_s=leased_s,
+        core_hours=UNSET if job.spec.cpus is None else core_s / 3600,
         overheads=[overheads(job, attempt) for attempt in job.attempts],
         switches=switches,
         jct_s=jct_s,
@@ -336,6 +372,7 @@ def _job(job: JobRecord, measures: _Measures) -> JobResult:
         wait_s=measures.wait_s,
         queued_s=measures.queued_s,
         switches=measures.switches,
+        core_hours=measures.core_hours,
     )
 
 
@@ -345,6 +382,7 @@ def _attempt(attempt: Attempt, overhead_s: float) -> AttemptResult:
         suspend_s = min(attempt.stopped_s or 0.0, overhead_s)
     elif attempt.ended is Ended.SUSPENDED and attempt.end_s is not None and attempt.signalled_s is not None:
         suspend_s = min(attempt.end_s - attempt.signalled_s, overhead_s)
+    seats, usage = attempt.seats, attempt.usage
     return AttemptResult(
         start_s=attempt.start_s,
         end_s=attempt.end_s,
@@ -353,6 +391,11 @@ def _attempt(attempt: Attempt, overhead_s: float) -> AttemptResult:
         ended=attempt.ended,
         overhead_s=overhead_s,
         suspend_s=suspend_s,
+        host=seats[0].host if seats else UNSET,
+        servers=tuple(seat.share for seat in seats if seat.server) if seats else UNSET,
+        workers=tuple(seat.share for seat in seats if not seat.server) if seats else UNSET,
+        rate=usage.rate if usage else UNSET,
+        why=str(attempt.why) if attempt.why else UNSET,
     )
 
 

@@ -8,8 +8,10 @@ from functools import cached_property
 from itertools import chain, groupby
 from typing import Any
 
-from hpcsched.core.model import JobState
-from hpcsched.report.result import JobResult, Result
+from msgspec import UNSET
+
+from hpcsched.core.model import JobState, Role
+from hpcsched.report.result import AttemptResult, JobResult, Result
 
 _HOUR_S = 3600
 _GAP = "  "
@@ -37,8 +39,8 @@ def job_table(result: Result, *, width: int | None = None) -> str:
     """One line per job; columns that matter least are left out to fit into `width` characters.
 
     Ids and names are never cut, so a line can still be wider. GPUS tells the counts a job went
-    through, `p` as primary, `s` as secondary and `b` in the background; COST is what its starts,
-    suspends and resumes took.
+    through, `p` as primary, `s` as secondary and `b` in the background, or with a `c` its CPU cores; COST is
+    what its starts, suspends and resumes took.
     """
     jobs = result.jobs
     instants = [t for job in jobs for t in (job.submit_s, job.start_s, job.end_s) if t is not None]
@@ -117,7 +119,9 @@ def side_by_side(results: Sequence[Result], *, width: int | None = None) -> str:
         full.append([end, _Column("GPUS", gpus, right=False)])
     fits = width is None or _total([*head, *chain(*full)]) <= width
     what = f"when each job ended{f' {unit}' if unit else ''}"
-    what += ", on how many GPUs as primary (p) or secondary (s):" if fits else ":"
+    on_cores = any(result.core_hours is not UNSET for result in results)
+    counts = f"how many GPUs as primary (p) or secondary (s){' or CPU cores (c)' if on_cores else ''}"
+    what += f", on {counts}:" if fits else ":"
     return f"{what}\n{_blocks(head, full if fits else plain, width)}"
 
 
@@ -162,8 +166,13 @@ def _measures(results: Sequence[Result]) -> list[_Row]:
     rows += [
         seconds("p95 JCT", lambda r: r.p95_jct_s),
         seconds("mean wait", lambda r: r.mean_wait_s),
-        share("utilisation", lambda r: r.utilisation),
-        _Row("GPU-hours", [r.gpu_hours for r in results], _hours, _change),
+    ]
+    if any(r.on_gpus for r in results):
+        rows.append(share("utilisation", lambda r: r.utilisation))
+        rows.append(_Row("GPU-hours", [r.gpu_hours for r in results], _hours, _change))
+    if any(r.core_hours is not UNSET for r in results):
+        rows.append(_Row("core-hours", [r.core_hours or 0.0 for r in results], _hours, _change))
+    rows += [
         share("overhead", lambda r: r.overhead_share),
         _Row("switches", [r.switches for r in results], lambda v: _number(v, ".0f"), _more),
     ]
@@ -195,12 +204,29 @@ def headline(result: Result) -> str:
     parts = [f"makespan {told(result.makespan_s)}"]
     if result.mean_jct_s is not None:
         parts.append(f"mean JCT {told(result.mean_jct_s)}")
-    parts.append(f"{result.gpu_hours:.2f} GPU-hours")
-    parts.append(f"utilisation {result.utilisation:.0%}")
+    if result.on_gpus:
+        parts.append(f"{result.gpu_hours:.2f} GPU-hours")
+        parts.append(f"utilisation {result.utilisation:.0%}")
+    if result.core_hours is not UNSET:
+        parts.append(f"{result.core_hours:.2f} core-hours")
     if result.gap is not None:
         parts.append(f"{result.gap:z.1%} above the bound")
     who = f"{result.label} ({result.policy})" if result.label else result.policy
-    return f"{who} on {result.gpus} GPU{'s' * (result.gpus != 1)}: {', '.join(parts)}"
+    return f"{who} on {_there(result)}: {', '.join(parts)}"
+
+
+def _there(result: Result) -> str:
+    """What there was for the jobs."""
+    gpus = f"{result.gpus} GPU{'s' * (result.gpus != 1)}"
+    if not result.cores:
+        return gpus
+    cores = f"{sum(result.cores.values()):.4g} CPU cores"
+    return f"{gpus} and {cores}" if result.on_gpus else cores
+
+
+def cores_text(cores: float) -> str:
+    """A number of CPU cores as it stands where others have GPU counts: `0.9c`."""
+    return f"{round(cores, 2):g}c"
 
 
 def duration(seconds: float) -> str:
@@ -259,11 +285,18 @@ def steps_done(job: JobResult) -> str:
 
 
 def stretches(job: JobResult, arrow: str = " > ", most: int = 4) -> str:
-    """GPU counts and roles over time: `3s > 4p`; the middle is left out where there are more than `most`."""
-    stretches = [key for key, _ in groupby(f"{len(a.gpus)}{a.role[0]}" for a in job.attempts)]
+    """GPU counts and roles over time, `3s > 4p`, or CPU cores, `0.3c > 0.9c`; the middle is left out where
+    there are more than `most`."""
+    stretches = [key for key, _ in groupby(map(_held, job.attempts))]
     if len(stretches) > most:
         stretches = [*stretches[: most - 2], "..", stretches[-1]]
     return arrow.join(stretches) or "-"
+
+
+def _held(attempt: AttemptResult) -> str:
+    if attempt.role is Role.CORES:
+        return cores_text(attempt.cores)
+    return f"{len(attempt.gpus)}{attempt.role[0]}"
 
 
 def _total(columns: Sequence[_Column]) -> int:

@@ -18,7 +18,16 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, last_word
-from hpcsched.store.status import AgentStatus, Batching, GpuStatus, JobStatus, Page, RunStatus, read_page
+from hpcsched.store.status import (
+    AgentStatus,
+    Batching,
+    CoresStatus,
+    GpuStatus,
+    JobStatus,
+    Page,
+    RunStatus,
+    read_page,
+)
 
 
 class SnapshotWriter:
@@ -97,6 +106,7 @@ class SnapshotWriter:
     def _gpus(self) -> Iterable[GpuStatus]:
         """The foreground of each GPU, and its background lane where that is taken."""
         foreground, background = self._machine.holder, self._machine.lanes.holder
+        loans = self._machine.cores.loans
         for index, device in sorted(self._machine.devices.items()):
             utilisation, memory = self.samples.get(index, (None, None))
             lanes = [("foreground", foreground.get(index))]
@@ -110,13 +120,17 @@ class SnapshotWriter:
                     lane=lane,
                     utilisation=utilisation,
                     memory_mib=memory,
+                    loan=index in loans,
                 )
 
     def _job(self, job: Job, now: float) -> JobStatus:
         machine = self._machine
         reason = machine.waiting_reason(job) or job.reason
         held = job.current.gpus if job.state.active else ()
-        hosts = sorted({machine.devices[g].host for g in held if g in machine.devices})
+        hosts = {machine.devices[g].host for g in held if g in machine.devices}
+        cores = cores_status(job)
+        if cores and cores.host:
+            hosts.add(cores.host)
         return JobStatus(
             id=job.id,
             name=job.spec.name,
@@ -124,7 +138,7 @@ class SnapshotWriter:
             reason=str(reason.why) if reason else None,
             role=str(job.role) if job.role and job.state.active else None,
             gpus=list(held),
-            hosts=hosts,
+            hosts=sorted(hosts),
             step=job.step if job.reports else None,
             steps=job.spec.steps,
             elapsed_s=round(elapsed_s(job, now), 3),
@@ -143,15 +157,35 @@ class SnapshotWriter:
             output=self._outputs.get(job.id, ""),
             metrics=dict(job.metrics),
             batching=self.batchings.get(job.id),
+            cores=cores,
         )
 
     def _eta_s(self, job: Job) -> float | None:
-        """Seconds of training left where the job runs, by its own rate or else by its profile."""
+        """Seconds of training left where the job runs, by its own rate or else by its profile; on CPU cores
+        by what was measured there."""
         if job.state not in (JobState.STARTING, JobState.RUNNING) or job.remaining is None:
             return None
-        profile = self._machine.profile(job)
-        rate = job.rate or (profile.rate(job.width) if profile else None)
+        profile, usage = self._machine.profile(job), job.current.usage
+        rate = job.rate or (profile.rate(job.width) if profile else usage.rate if usage else None)
         return round(job.remaining / rate, 1) if rate else None
+
+
+def cores_status(job: Job) -> CoresStatus | None:
+    """What a job on CPU cores has, and what was measured of it; None of all others."""
+    if job.spec.cpus is None:
+        return None
+    seats = job.current.seats if job.state.active else ()
+    usage = job.current.usage if seats else None
+    ranks = sorted(range(len(seats)), key=lambda rank: not seats[rank].server)
+    return CoresStatus(
+        budget=job.spec.cpus,
+        host=seats[0].host if seats else None,
+        servers=[seat.share for seat in seats if seat.server],
+        workers=[seat.share for seat in seats if not seat.server],
+        rate=usage.rate if usage else None,
+        cpu=[usage.cpu[rank] for rank in ranks] if usage else None,
+        net=[usage.net[rank] for rank in ranks] if usage else None,
+    )
 
 
 def name_successor(rundir: RunDir, job_id: str) -> None:
@@ -172,5 +206,5 @@ def _iso(wall: float | None) -> str | None:
 
 
 def elapsed_s(job: Job, now: float) -> float:
-    """Seconds the job has had GPUs."""
+    """Seconds the job has had GPUs, or CPU cores."""
     return sum((now if a.end_s is None else a.end_s) - a.start_s for a in job.attempts)

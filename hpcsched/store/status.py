@@ -44,8 +44,11 @@ class RunStatus(msgspec.Struct, kw_only=True):
     lost_gpus: dict[str, str] = {}
 
 
-class GpuStatus(msgspec.Struct, kw_only=True):
-    """A lane of a GPU, `foreground` or `background`: a GPU whose background lane is taken is there twice."""
+class GpuStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A lane of a GPU, `foreground` or `background`: a GPU whose background lane is taken is there twice.
+
+    `loan`: it is a CPU slot whose cores are lent to jobs that need no GPU; nobody else can have it meanwhile.
+    """
 
     index: int
     host: str
@@ -53,6 +56,7 @@ class GpuStatus(msgspec.Struct, kw_only=True):
     lane: str
     utilisation: float | None
     memory_mib: float | None
+    loan: bool = False
 
 
 class Batching(msgspec.Struct, kw_only=True, frozen=True):
@@ -72,8 +76,31 @@ class Batching(msgspec.Struct, kw_only=True, frozen=True):
     noise_scale: float | None = None
 
 
+class CoresStatus(msgspec.Struct, kw_only=True, frozen=True):
+    """What a job on CPU cores has of its `budget`: the share of each server and each worker, in cores.
+
+    `rate` (steps per second), `cpu` (cores used) and `net` (the share of the time for which its link was
+    full, 0 to 1; of workers 0) are what was measured last of its present configuration, the servers first,
+    then the workers; None where nothing was yet. `host` is None while it has no cores.
+    """
+
+    budget: float
+    host: str | None
+    servers: list[float]
+    workers: list[float]
+    rate: float | None
+    cpu: list[float] | None
+    net: list[float] | None
+
+    @property
+    def held(self) -> float:
+        """The cores that it has."""
+        return sum(self.servers) + sum(self.workers)
+
+
 class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
-    """`elapsed_s` counts the time on GPUs, not the time suspended; `eta_s` is what is left, seconds."""
+    """`elapsed_s` counts the time on GPUs or CPU cores, not the time suspended; `eta_s` is what is left,
+    seconds. `cores` is there for jobs on CPU cores alone."""
 
     id: int
     name: str
@@ -100,6 +127,7 @@ class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     output: str = ""
     metrics: dict[str, float | None] = {}
     batching: Batching | None = None
+    cores: CoresStatus | None = None
 
 
 class Status(msgspec.Struct, kw_only=True):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,26 @@ from typing import Any
 from test_worker_resize import Elastic
 
 TRAININGS = '''
-import json, os, time
+import json, os, signal, time
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from hpcsched.worker import Parts, Trainer
+from hpcsched.worker.ps import meter
+from hpcsched.worker.ps.changing import Changing
+from hpcsched.worker.ps.crew import Crew
+from hpcsched.worker.ps.session import PsSession
+from hpcsched.worker.ps.wire import Wire
+
+usual = PsSession.finish
+
+def finish(session, *arguments):
+    """Leaves behind what went over the server's link."""
+    link = getattr(session._post, "link", None)
+    if link is not None:
+        with open("link." + os.environ["HPCSCHED_RANK"], "w") as file:
+            json.dump([link.inward.bytes, link.outward.bytes], file)
+    usual(session, *arguments)
 
 class Base(Trainer):
     """Goes slowly until the test lets it go, and writes down which samples each step was given."""
@@ -24,6 +37,17 @@ class Base(Trainer):
 
     def build(self, args):
         self.args, self.seen = args, 0
+        rank = os.environ["HPCSCHED_RANK"]
+        if rank == "0":
+            file = os.open("progress", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.environ["HPCSCHED_PROGRESS_FD"] = str(file)
+        meter.SAMPLE_S = args.get("sample_s", meter.SAMPLE_S)
+        if rank == args.get("victim"):
+            self.dies_before_it_pushes(args["dies_at"], args.get("dies_to", 1))
+        if "joiner_dies" in args and os.environ.get("HPCSCHED_JOINING"):
+            owner = Changing if hasattr(Changing, args["joiner_dies"]) else Crew
+            setattr(owner, args["joiner_dies"], lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        PsSession.finish = finish
         generator = torch.Generator().manual_seed(5)
         x = torch.randn(50, 6, generator=generator, dtype=self.dtype)
         y = torch.randint(0, 3, (50,), generator=generator)
@@ -33,8 +57,21 @@ class Base(Trainer):
         return Parts(
             model=self.model, optimizer=optimizer, dataset=(x, y, torch.arange(50)),
             global_batch=args.get("batch", 7), loss=self.loss, scheduler=schedule, seed=3,
-            evaluate=lambda model: {"weight": sum(float(p.double().abs().sum()) for p in model.parameters())},
+            evaluate=lambda model: {
+                "weight": sum(float(p.double().abs().sum()) for p in model.parameters()),
+                "loss": float(self.losses(model, x, y).mean()),
+            },
         )
+
+    def dies_before_it_pushes(self, step, server):
+        """The gradients of this step to this server; those before have got theirs."""
+        send = Wire.send
+        def dying(wire, data, to):
+            if to == server and self.seen == step:
+                time.sleep(0.2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return send(wire, data, to)
+        Wire.send = dying
 
     def network(self):
         return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
@@ -49,6 +86,8 @@ class Base(Trainer):
         if not (self.seen == 0 and os.environ.get("HPCSCHED_JOINING")):  # else it rehearses
             with open("seen." + rank + "." + str(os.getpid()), "a") as file:
                 file.write(json.dumps(batch[2].tolist()) + "\\n")
+            with open("order", "a") as file:
+                file.write(rank + "\\n")
         self.seen += 1
         if not os.path.exists("go"):
             time.sleep(self.args.get("pause", 0.0))
@@ -102,18 +141,37 @@ class Odd(Base):
 
 class Normed(Base):
     def network(self):
-        return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
+        return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 3))
+
+class Hooked(Base):
+    def optimizer(self, model):
+        optimizer = super().optimizer(model)
+        optimizer.register_step_pre_hook(lambda *_: None)
+        return optimizer
+
+class LBFGS(Base):
+    def optimizer(self, model):
+        return torch.optim.LBFGS(model.parameters())
+
+class Failing(Base):
+    def losses(self, model, x, y):
+        if os.environ["HPCSCHED_RANK"] == "2" and self.seen == 5:
+            raise RuntimeError("the user's own")
+        return super().losses(model, x, y)
+
+class Sparse(Base):
+    def network(self):
+        return nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Flatten(), nn.Linear(48, 3))
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def losses(self, model, x, y):
+        return cross_entropy(model((x * 8).long() % 50), y, reduction="none")
 '''
 
 Config = tuple[int, int]
 """Servers and workers."""
-
-
-def seats(config: Config, ranks: Sequence[int] = (), share: float = 4.0) -> list[dict[str, Any]]:
-    """Servers first; `ranks` says which ones are the servers where that is not so."""
-    servers, workers = config
-    chosen = ranks or range(servers)
-    return [{"server": rank in chosen, "share": share} for rank in range(servers + workers)]
 
 
 class PsJob(Elastic):
@@ -125,9 +183,6 @@ class PsJob(Elastic):
         self.trainer = f"pstraining:{trainer}"
         self.strategy = strategy
         self.serves: list[bool] = []
-        read, self.lines = os.pipe()
-        os.set_blocking(read, False)
-        self.progress = read
 
     def environment(self, rank: int, world: int, port: int, args: dict[str, Any]) -> dict[str, str]:
         found = super().environment(rank, world, port, args)
@@ -136,9 +191,14 @@ class PsJob(Elastic):
             found["HPCSCHED_SEATS"] = json.dumps([{"server": serves, "share": 4.0} for serves in self.serves])
         return found
 
+    def usages(self) -> list[dict[str, Any]]:
+        """What the agent was told of the use of resources."""
+        lines = (self.folder / "progress").read_text().splitlines()
+        return [line["usage"] for line in map(json.loads, lines) if "usage" in line]
+
     def begin_as(self, config: Config, **args: Any) -> list[BaseProcess]:
         """Start so many servers and workers."""
-        self.serves = [seat["server"] for seat in seats(config)]
+        self.serves = [True] * config[0] + [False] * config[1]
         return self.begin(sum(config), **args)
 
     def become(self, config: Config, *, share: float = 4.0) -> list[BaseProcess]:

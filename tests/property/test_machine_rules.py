@@ -12,8 +12,9 @@ from hpcsched.core.actions import Suspend
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState, Kind, Progress
 from hpcsched.policy import make_policy
+from hpcsched.policy.dtconfig import Rules
 from hpcsched.store import journal
-from hpcsched.testing.builders import Driver, a_job, a_profile, state_of
+from hpcsched.testing.builders import Driver, a_core_job, a_job, a_profile, state_of
 
 PROFILES = (
     a_profile("three", [4.0, 6.0, 7.0, 6.5, 6.0, 5.5], start_s=5.0, suspend_s=5.0),
@@ -462,9 +463,144 @@ class ComingAndGoing(_Run):
             assert len(moved) <= len(self.machine.free)
 
 
+class OnCores(_Run):
+    """Jobs on CPU cores that are measured, changed and ended at any time, beside jobs that want CPU slots."""
+
+    @initialize(
+        policy=st.sampled_from(["marble", "marble", "equal", "exclusive"]),
+        slots=st.integers(1, 4),
+        kind=st.sampled_from(["cpu", "test"]),
+        cores=st.sampled_from([0, 2, 5]),
+        hosts=st.sampled_from([1, 1, 2]),
+        deadline=st.sampled_from([None, None, 900.0]),
+        budgets=st.lists(st.sampled_from([0.3, 1, 2.5, 8]), min_size=1, max_size=4),
+    )
+    def begin(self, policy, slots, kind, cores, hosts, deadline, budgets):
+        self.driver = Driver(
+            gpus=slots,
+            hosts=hosts,
+            policy=policy,
+            profiles=PROFILES,
+            deadline=deadline,
+            reserve_s=20,
+            kind=kind,
+            cores=range(10, 10 + max(cores, 2 if kind == "test" else 0)),
+        )
+        self.final = {}
+        for budget in budgets:
+            self.arrives(budget, 0.15, None)
+        self.all_run()
+
+    def pick_on_cores(self, number):
+        jobs = [job for job in self.machine.active.values() if job.spec.cpus is not None]
+        return jobs[number % len(jobs)] if jobs else None
+
+    @rule(
+        budget=st.sampled_from([0.3, 1, 2.5, 8]),
+        start=st.sampled_from([0.1, 0.15]),
+        servers=st.sampled_from([None, None, 1, 2]),
+    )
+    def arrives(self, budget, start, servers):
+        options = {"servers": servers} if servers and budget > 1 else {}
+        self.driver.submit(a_core_job(f"j{len(self.machine.jobs) + 1}", budget, start=start, **options))
+
+    @rule(gpus=st.sampled_from([1, 2]))
+    def one_for_slots_arrives(self, gpus):
+        if gpus <= self.machine.capacity().most(1):
+            self.driver.submit(a_job(f"j{len(self.machine.jobs) + 1}", "three", gpus=gpus))
+
+    @rule(in_place=st.sampled_from([True, True, True, False]))
+    def all_run(self, in_place=True):
+        for job in list(self.machine.active.values()):
+            if not job.ready and job.state.active:
+                self.driver.runs(job.id, in_place=in_place)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(
+        number=some_job,
+        rate=st.floats(0.1, 10.0),
+        shares=st.lists(st.floats(0.0, 1.1), min_size=1, max_size=8),
+        full=st.sampled_from([0.0, 0.0, 0.2, 1.0]),
+        off=attempts_off,
+    )
+    def is_measured(self, number, rate, shares, full, off):
+        if (job := self.pick_on_cores(number)) is not None:
+            each = [shares[i % len(shares)] for i in range(len(job.current.seats))]
+            self.driver.uses(job.id, rate, each, full=full, attempt=job.attempt + off)
+
+    @precondition(lambda self: any(job.resizing for job in self.machine.active.values()))
+    @rule(number=some_job, failed=st.booleans(), refused=st.booleans())
+    def answers(self, number, failed, refused):
+        resizing = [job for job in self.machine.active.values() if job.resizing]
+        job = resizing[number % len(resizing)]
+        if failed:
+            self.driver.stays(job.id, refused=refused)
+        else:
+            self.driver.resized(job.id, job.step + 3, stopped_s=0.05, built_s=1.0)
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, code=st.sampled_from([0, 75, 75, 1, 137]))
+    def exits(self, number, code):
+        job = self.driver.job(self.pick_active(number))
+        self.driver.exits(job.id, code, job.step + 5, job.step + 5)
+
+    @precondition(lambda self: self.machine.jobs)
+    @rule(number=some_job, command=st.sampled_from(COMMANDS))
+    def command(self, number, command):
+        self.driver.tell(command, self.pick(number))
+
+    @precondition(lambda self: self.machine.active)
+    @rule(number=some_job, kind=st.sampled_from(["resize", "grace", "term"]))
+    def timer(self, number, kind):
+        job = self.driver.job(self.pick_active(number))
+        if kind in job.timers:
+            self.driver.ring(kind, job.id)
+
+    @rule(seconds=st.sampled_from([1.0, 40.0]))
+    def time_passes(self, seconds):
+        self.driver.now += seconds
+
+    @precondition(lambda self: len(self.machine.devices) > 1)
+    @rule(gpu=st.integers(0, 7))
+    def slot_lost(self, gpu):
+        self.driver.lose(gpu)
+
+    @precondition(lambda self: len(self.machine.cores.hosts) > 1)
+    @rule()
+    def host_lost(self):
+        host = list(self.machine.cores.hosts)[-1]
+        for gpu in [d.index for d in self.machine.devices.values() if d.host == host]:
+            self.driver.lose(gpu)
+        self.driver.tell(ev.CoresLost, host=host, why="no word")
+
+    @rule(again=st.booleans(), slots=st.integers(1, 4))
+    def the_agent_ends(self, again, slots):
+        if not again:
+            self.driver.drain()
+            return
+        self.driver.start_agent(slots, {job.id: job.step for job in self.machine.active.values()})
+        self.all_run()
+
+    @invariant()
+    def first_come_first_served(self):
+        """Nobody who came later starts while one waits that could have had those cores."""
+        if not hasattr(self, "driver") or self.machine.draining:
+            return
+        first = self.machine.cores.queue.first()
+        if first is None or self.machine.deadline is not None:
+            return
+        job = self.machine.jobs[first]
+        room = max(
+            (sum(self.machine.room(host, lent=True).values()) for host in self.machine.cores.hosts), default=0
+        )
+        assert room < Rules.of(job.spec.strategy).first().cores, f"job {first} waits beside {room}"
+
+
 TestAnythingGoes = AnythingGoes.TestCase
 TestAnythingGoes.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 TestChangesInPlace = ChangesInPlace.TestCase
 TestChangesInPlace.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 TestComingAndGoing = ComingAndGoing.TestCase
 TestComingAndGoing.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestOnCores = OnCores.TestCase
+TestOnCores.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -69,10 +69,17 @@ def test_whole_parts_first_then_fractions_together() -> None:
     four = dict.fromkeys(range(4), 1.0)
     assert lay_out([1.5, 1.5, 0.5, 0.5], four, {}) == [(0, 2), (1, 2), (3,), (3,)]
     assert lay_out([0.3, 2.0, 0.3], four, {}) == [(2,), (0, 1), (2,)]
+    assert lay_out([1.4, 1.4, 0.6, 0.6], four, {}) == [
+        (0, 2),
+        (1, 3),
+        (2,),
+        (3,),
+    ]  # the largest fraction first
 
 
 def test_a_fraction_without_room_on_one_core_goes_on_with_the_next() -> None:
     assert stretches([0.6, 0.6, 0.6], {0: 1, 1: 1}, {}) == [{0: 0.6}, {1: 0.6}, {0: 0.4, 1: 0.2}]
+    assert lay_out([0.5], {0: 0.1, 1: 0.3, 2: 0.3}, {}) == [(1, 2)]  # over as few as can be
 
 
 def test_a_core_of_which_little_is_left_is_taken_before_a_whole_one() -> None:

@@ -228,16 +228,18 @@ def test_another_share_while_something_is_owed(clock: Clock) -> None:
 def test_all_of_its_cores_need_no_rest(clock: Clock) -> None:
     here = os.sched_getaffinity(0)
     share = CpuShare(len(here))
-    clock.work(100)
+    clock.used += 100
     share.rest()
     assert clock.slept == []
+    clock.now += 1000
     core = min(here)
     share.set(1.0, [core])
-    clock.work(100)
+    clock.used += 100
     share.rest()
     assert clock.slept == []
+    clock.now += 1000
     share.set(0.99, [core])
-    clock.work(20)
+    clock.used += 1
     share.rest()
     assert clock.slept != []
 

@@ -62,7 +62,7 @@ class Changing(Session):
         self._called = False
         self._generators: list[Any] = []
         self._gathered: list[Fragment] = []
-        self._held: list[Fragment] | None = None
+        self._relayed: list[Fragment] = []
         self._fresh: list[int] = []
         seat = self._roles.seats[env.rank]
         self._share = CpuShare(seat.share, seat.cores)
@@ -172,16 +172,18 @@ class Changing(Session):
         everything = [
             Move(rank, 0, piece) for rank, pieces in self._owners.items() for piece in pieces if rank > 0
         ]
-        held = self._shard.fragments() if self._held is None else self._held
-        self._gathered = carry(self._wire, everything, held)
+        self._gathered = carry(self._wire, everything, self._here())
+
+    def _here(self) -> list[Fragment]:
+        """All that this rank has, also of those that are about to leave."""
+        return [*self._shard.fragments(), *self._relayed]
 
     def _state(self, generators: list[Any]) -> dict[str, Any]:
         """As every strategy saves it: in the user's own layout, the generators those of the workers."""
         drawing = [
             state for state, seat in zip(generators, self._roles.seats, strict=False) if not seat.server
         ]
-        others = self._gathered if self._held is None else [*self._held, *self._gathered]
-        with self._shard.whole(others):
+        with self._shard.whole([*self._relayed, *self._gathered]):
             return super()._state(drawing)
 
     def _save(self, *, quick: bool = False, background: bool = False) -> str | None:
@@ -193,8 +195,8 @@ class Changing(Session):
     # -- who is lost -----------------------------------------------------------------------------------
 
     def _lost(self, error: Exception) -> None:
-        """A rank is gone. If that was a worker, nothing is lost: the servers go back to the last step that all
-        of them have taken, and the chief saves that."""
+        """A rank is gone. If that was a worker, nothing is lost: the servers go back to the last step that
+        all of them have taken, and the chief saves that."""
         server = self._post
         if not isinstance(server, Server):
             raise LaunchError(f"step {self.step}: {error}", transient=True) from error
@@ -280,9 +282,8 @@ class Changing(Session):
         """Those that leave hand over what they have; then the others meet with those that join."""
         owners = share_out(self._shard.sizes, roles.servers, cut=self._shard.cut)
         between = before_leaving(self._owners, owners, order.keep)
-        self._held = self._shard.fragments()
         if handed := moves(self._owners, between):
-            self._held += carry(self._wire, handed, self._held)
+            self._relayed = carry(self._wire, handed, self._here())
             self._owners = between
             self._peers.agree(False)  # it may take longer than those who meet are waited for
         change = _Change(
@@ -312,7 +313,6 @@ class Changing(Session):
             rehearse(self)
         self._shard = Shard(self.optimizer)
         self._shard.forget()
-        self._held = []
         self._peers.enter(self._env, lambda: self._flag.wanted)
         try:
             self._take_up(None)
@@ -325,18 +325,18 @@ class Changing(Session):
         """In the new group: those that have just joined (with no `change`) get the state of the others."""
         joined = change is None
         change = self._peers.tell(change)
-        assert change is not None and self._crew.wire is not None and self._held is not None
+        assert change is not None and self._crew.wire is not None
         roles, wire = Roles(change.order.seats), self._crew.wire
         owners = share_out(self._shard.sizes, roles.servers, cut=self._shard.cut)
-        came = carry(wire, moves(change.owners, owners), self._held)
+        came = carry(wire, moves(change.owners, owners), self._here())
         if joined:
             self._learn(change)
         fresh = [rank for rank in roles.workers if rank not in change.workers]
         self._untrained(wire, fresh)
         self._peers.agree(False)  # all have it: from here on nobody needs to go back
         former = None if joined else self._wire
-        self._shard.install(owners.get(self.rank, ()), [*self._held, *came])
-        self._held, self._roles, self._owners = None, roles, owners
+        self._shard.install(owners.get(self.rank, ()), [*self._here(), *came])
+        self._relayed, self._roles, self._owners = [], roles, owners
         if not joined and isinstance(self._post, Server):
             self._post.close()
         self._take_post()

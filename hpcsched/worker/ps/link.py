@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterable
+from math import inf
 
 WINDOW_S = 0.2
 """Over which the use of a link is taken."""
 
 BUSY = 0.9
-"""Of the capacity: a window with more than that is one of a bottleneck (NEARCHUS, section IV)."""
+"""Of a window: with more than that it is one of a bottleneck (NEARCHUS, section IV)."""
 
 MIB = 1 << 20
+
+Span = tuple[float, float]
+"""From when to when."""
 
 
 class Lane:
@@ -23,8 +27,8 @@ class Lane:
     def __init__(self, mib_s: float | None) -> None:
         self._rate = None if mib_s is None else mib_s * MIB
         self._free = 0.0
+        self._transfers: list[Span] = []
         self.bytes = 0
-        self._busy: defaultdict[int, float] = defaultdict(float)
 
     def transfer(self, size: int, begin: float) -> float:
         """When a transfer of so many bytes has ended that could begin at `begin`."""
@@ -32,35 +36,42 @@ class Lane:
         if self._rate is None:
             return begin
         begin = max(begin, self._free)
-        end = self._free = begin + size / self._rate
-        while begin < end:
-            window = int(begin / WINDOW_S)
-            until = min(end, (window + 1) * WINDOW_S)
-            # An end that rounding puts a little before the window's own would never come nearer.
-            self._busy[window] += max(until - begin, 0.0)
-            begin = until if until > begin else end
-        return end
+        self._free = begin + size / self._rate
+        self._transfers.append((begin, self._free))
+        return self._free
 
-    def busy(self, window: int) -> float:
-        """The share of the window in which it was in use; windows before it are forgotten."""
-        for past in [number for number in self._busy if number < window]:
-            del self._busy[past]
-        return self._busy.get(window, 0.0) / WINDOW_S
+    def during(self, start: float, stop: float) -> list[Span]:
+        """Its transfers in that time; what was before is forgotten."""
+        self._transfers = [span for span in self._transfers if span[1] > start]
+        return [(max(a, start), min(b, stop)) for a, b in self._transfers if a < stop]
 
 
 class Link:
-    """Both directions of a server's link, and how many windows were seen, and were busy, since `now`."""
+    """Both directions of a server's link, and how many windows were seen, and were busy, since `now`.
+
+    In a synchronous step the directions take turns: so what counts is when there is anything under way.
+    """
 
     def __init__(self, mib_s: float | None, now: float) -> None:
         self.known = mib_s is not None
         self.inward = Lane(mib_s)
         self.outward = Lane(mib_s)
-        self._next = int(now / WINDOW_S) + 1
+        self._next = now
         self.windows = self.busy_windows = 0
 
     def look(self, now: float) -> None:
-        """Count the windows that have passed: the busier direction tells."""
-        while self.known and (self._next + 1) * WINDOW_S <= now:
+        """Count the windows that have passed."""
+        while self.known and self._next + WINDOW_S <= now:
+            start, self._next = self._next, self._next + WINDOW_S
+            spans = [*self.inward.during(start, self._next), *self.outward.during(start, self._next)]
             self.windows += 1
-            self.busy_windows += max(self.inward.busy(self._next), self.outward.busy(self._next)) > BUSY
-            self._next += 1
+            self.busy_windows += covered(spans) > BUSY * WINDOW_S
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """How long at least one of them lasts."""
+    total, end = 0.0, -inf
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
