@@ -8,20 +8,27 @@ most, as long as its budget lasts and a node is free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from hpcsched.core.cores import WHOLE
+from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.jobs import Job
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import CoresDecision, CoresView, Reseat, StartOnCores
-from hpcsched.planning.ps.optimus import EVERY_S, START, Fit, next_node
-from hpcsched.planning.ps.search import NODE_CPUS
+from hpcsched.planning.ps.optimus import EVERY_S, START, Fit, next_node, profiled, sampled
+from hpcsched.planning.ps.search import NODE_CPUS, best_fixed
+from hpcsched.planning.ps.training import Training
+from hpcsched.policy import make_policy
 from hpcsched.policy.cores import granted, seated
 from hpcsched.policy.dtconfig import Shape
 from hpcsched.policy.marble import Marble
 
 NODE = round(WHOLE * NODE_CPUS)
+
+RULES = {"dtconfig": 0.3, "optimus": NODE_CPUS * sum(START), "fixed": NODE_CPUS * 2}
+"""By what a job's configuration can be chosen, and the fewest cores for it."""
 
 Counts = tuple[int, int]
 """Servers and workers."""
@@ -84,6 +91,28 @@ class FixedNodes(Marble):
                 Reseat(job=job, seats=seats, keep=keep, grant=grant, memory=_Grown(view.now), reason=reason)
             )
         return decisions
+
+
+def maker(
+    rule: str, trainings: Mapping[str, Training], cores: float, measured: Sequence[Counts] = ()
+) -> PolicyMaker:
+    """What makes the policy of one of the RULES for these models, where there are so many cores.
+
+    `measured` are the configurations that Optimus measures first (none: those of `sampled`).
+    """
+    if rule == "optimus":
+        first = measured or sampled(int(cores / NODE_CPUS))
+        fits = {name: profiled(each.model, first, each.link) for name, each in trainings.items()}
+        return lambda name, options: optimus(fits)
+    if rule == "fixed":
+
+        @cache
+        def best(model: str, budget: float) -> Counts:
+            found = best_fixed(trainings[model].model, budget, trainings[model].link)
+            return found.servers, found.workers
+
+        return lambda name, options: fixed(best)
+    return make_policy
 
 
 def fixed(best: Callable[[str, float], Counts]) -> FixedNodes:

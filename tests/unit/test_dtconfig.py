@@ -1,0 +1,227 @@
+"""The scaling engine's rules one by one (NEARCHUS, section IV)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from hpcsched.core.model import Seat, Usage
+from hpcsched.core.reasons import Why
+from hpcsched.policy.dtconfig import MOST_CHANGES, Found, Rules, Search, Shape, look
+
+RULES = Rules(budget=10_000)
+
+
+def seats_of(servers: Sequence[int], workers: Sequence[int]) -> tuple[Seat, ...]:
+    return tuple(
+        Seat(server=server, share=share / 100)
+        for server, shares in ((True, servers), (False, workers))
+        for share in shares
+    )
+
+
+def usage_of(
+    seats: Sequence[Seat], used: Sequence[float] | float, rate: float, *full: float, samples: int = 30
+) -> Usage:
+    each = [used] * len(seats) if isinstance(used, float) else used
+    net = (*full, *(0.0 for _ in seats[len(full) :]))
+    cpu = tuple(seat.share * part for seat, part in zip(seats, each, strict=True))
+    return Usage(rate=rate, cpu=cpu, net=net, samples=samples, stable=True)
+
+
+class Job:
+    """A job that is measured and goes where it is told."""
+
+    def __init__(
+        self, servers: Sequence[int] = (100,), workers: Sequence[int] = (100, 100), **rules: int
+    ) -> None:
+        self.seats, self.search = seats_of(servers, workers), Search()
+        self.rules = Rules(budget=rules.pop("budget", 10_000), **rules)
+
+    def measured(
+        self, used: Sequence[float] | float, rate: float, *full: float, room: int = 10_000, goes: bool = True
+    ) -> Found | None:
+        usage = usage_of(self.seats, used, rate, *full)
+        found = look(self.search, self.seats, usage, self.rules, room)
+        if found is not None:
+            self.search = found.search
+            if found.shape is not None and goes:
+                self.seats = seats_of(found.shape.servers, found.shape.workers)
+        return found
+
+    @property
+    def shape(self) -> Shape:
+        return Shape.of(self.seats)
+
+
+def why(found: Found | None) -> Why | None:
+    return found.reason.why if found and found.reason else None
+
+
+def test_it_starts_with_one_server_two_workers_and_r0_of_the_budget() -> None:
+    assert RULES.first() == Shape(servers=(500,), workers=(500, 500))
+    assert Rules(budget=10_000, servers=2, workers=3, start=0.5).first() == Shape.even(2, 3, 5_000)
+    assert Rules(budget=30).first() == Shape(servers=(10,), workers=(10, 10))
+
+
+@pytest.mark.parametrize(("used", "expected"), [(0.951, Why.MORE_CORES), (0.94, Why.UTILISATION_BOTTLENECK)])
+def test_from_95_percent_on_there_is_no_bottleneck(used: float, expected: Why) -> None:
+    assert why(Job().measured(used, 1.0)) is expected
+
+
+@pytest.mark.parametrize(
+    ("full", "expected"), [(0.11, Why.NETWORK_BOTTLENECK), (0.10, Why.UTILISATION_BOTTLENECK)]
+)
+def test_a_link_that_is_full_in_more_than_a_tenth_of_the_samples_is_the_bottleneck(
+    full: float, expected: Why
+) -> None:
+    assert why(Job().measured(0.9, 1.0, full)) is expected
+
+
+def test_scaling_up_gives_every_process_half_as_much_again() -> None:
+    job = Job(servers=(50,), workers=(100, 200))
+    job.measured(1.0, 1.0)
+    assert job.shape == Shape(servers=(75,), workers=(150, 300))
+
+
+def test_scaling_up_ends_at_the_budget_and_at_what_is_free() -> None:
+    job = Job(budget=400)
+    job.measured(1.0, 1.0)
+    assert job.shape.cores == pytest.approx(400, abs=3)
+    job = Job()
+    job.measured(1.0, 1.0, room=60)
+    assert job.shape == Shape(servers=(120,), workers=(120, 120))
+
+
+def test_without_free_cores_it_waits_and_goes_on_when_there_are_some() -> None:
+    job = Job()
+    assert why(job.measured(1.0, 1.0, room=0)) is Why.WANTS_CORES
+    assert job.search.waits
+    usage = usage_of(job.seats, 1.0, 1.0)
+    assert look(job.search, job.seats, usage, job.rules, 0) is None
+    assert why(look(job.search, job.seats, usage, job.rules, 200)) is Why.MORE_CORES
+
+
+def test_a_new_worker_brings_no_cores_and_a_new_server_as_much_as_the_others_have() -> None:
+    job = Job(servers=(40,), workers=(100, 100))
+    job.measured(0.9, 1.0)
+    assert job.shape == Shape(servers=(40,), workers=(66, 66, 66))
+    job = Job(servers=(40,), workers=(100, 100))
+    job.measured(0.9, 1.0, 0.5)
+    assert job.shape == Shape(servers=(40, 40), workers=(100, 100))
+
+
+def test_a_new_server_takes_from_the_workers_what_is_not_free() -> None:
+    job = Job(servers=(40,), workers=(100, 100))
+    job.measured(0.9, 1.0, 0.5, room=0)
+    assert job.shape == Shape(servers=(40, 40), workers=(80, 80))
+
+
+def test_servers_that_idle_give_their_cores_to_workers_that_do_not() -> None:
+    job = Job()
+    found = job.measured([0.2, 0.95, 0.95], 1.0)
+    assert why(found) is Why.BALANCED
+    (server,), workers = job.shape.servers, job.shape.workers
+    assert server < 40 and workers[0] == workers[1] > 125
+    assert "the servers used 20% of what it had, the workers 95%" in str(found.reason)
+
+
+def test_among_workers_cores_go_to_the_one_that_uses_them() -> None:
+    job = Job(servers=(100,), workers=(100, 100))
+    found = job.measured([0.95, 0.5, 1.0], 1.0)
+    assert why(found) is Why.BALANCED
+    assert job.shape.workers[1] == pytest.approx(2 * job.shape.workers[0], rel=0.05)
+
+
+def test_where_all_idle_alike_there_is_nothing_to_balance() -> None:
+    assert why(Job().measured([0.5, 0.5, 0.5], 1.0)) is Why.UTILISATION_BOTTLENECK
+
+
+def test_a_move_that_makes_steps_faster_is_kept_one_that_does_not_is_not_tried_again() -> None:
+    job = Job()
+    job.measured(0.85, 1.0)
+    assert len(job.shape.workers) == 3
+    job.measured(0.85, 1.02)  # within what samples differ by, and no better used
+    tried = len(job.shape.workers)
+    assert tried == 2 and job.search.base is not None and len(job.search.base.shape.workers) == 2
+    job = Job()
+    job.measured(0.85, 1.0)
+    job.measured(0.85, 1.2)
+    assert job.search.base is not None and len(job.search.base.shape.workers) == 3
+
+
+def test_half_as_many_cores_again_must_be_worth_it() -> None:
+    for rate, kept in ((1.04, False), (1.06, True)):
+        job = Job()
+        job.measured(1.0, 1.0)
+        job.measured(0.97, rate, room=0)
+        assert job.search.base is not None
+        assert (job.search.base.shape.cores > 300) is kept
+
+
+def test_a_bottleneck_that_is_gone_counts_even_if_steps_are_no_faster_yet() -> None:
+    job = Job()
+    job.measured(0.9, 1.0, 0.5)
+    job.measured(0.9, 1.0, 0.0, 0.0)
+    assert job.search.base is not None and len(job.search.base.shape.servers) == 2
+
+
+def test_when_nothing_helps_it_goes_back_to_the_best_and_rests() -> None:
+    job = Job(budget=600)
+    first, seen = job.shape, []
+    for _ in range(20):
+        found = job.measured(0.85, 1.0 if job.shape == first else 0.9)
+        seen.append(why(found))
+        if job.search.rests:
+            break
+    assert job.shape == first and seen[-2:] == [Why.BEST_SEEN, Why.SETTLED]
+    assert why(job.measured(0.85, 1.03)) is None  # it stays at rest
+
+
+def test_a_training_that_changes_at_rest_is_looked_at_anew() -> None:
+    job = Job(budget=300)
+    while not job.search.rests:
+        job.measured(0.99, 1.0)
+    assert job.measured(0.99, 1.09) is not None and job.search.rests
+    assert why(job.measured(0.7, 0.8)) in (Why.UTILISATION_BOTTLENECK, Why.BALANCED)
+
+
+def test_a_change_that_could_not_be_made_counts_as_tried() -> None:
+    job = Job()
+    refused = job.measured(0.85, 1.0, goes=False)
+    assert refused is not None and refused.shape is not None
+    other = job.measured(0.85, 1.001, goes=False)
+    assert other is not None and other.shape not in (None, refused.shape)
+
+
+def test_counts_that_were_given_are_not_searched_for() -> None:
+    job = Job()
+    job.rules = Rules(budget=10_000, servers=1, workers=2)
+    for _ in range(30):
+        job.measured(0.7, 1.0, 0.9)
+        assert (len(job.shape.servers), len(job.shape.workers)) == (1, 2)
+
+
+def test_the_number_of_changes_is_bounded_however_the_speed_jumps_about() -> None:
+    job, changes = Job(), 0
+    for k in range(4 * MOST_CHANGES):
+        found = job.measured(0.85, 1.0 + 0.5 * (k % 3))
+        changes += found is not None and found.shape is not None
+    assert changes <= MOST_CHANGES + 1
+    assert job.search.rests
+
+
+def test_cores_that_nobody_uses_are_given_back() -> None:
+    job = Job(servers=(100,), workers=(400, 400), budget=900)
+    reasons = []
+    for _ in range(12):
+        used = [
+            cpu / share for cpu, share in zip((0.5, 2.0, 2.0), (s.share for s in job.seats), strict=False)
+        ]
+        used = (used + [0.3] * 9)[: len(job.seats)]
+        reasons.append(why(job.measured([min(1.0, u) for u in used], 1.0 if len(job.seats) == 3 else 0.9)))
+        if job.search.rests:
+            break
+    assert Why.TRIMMED in reasons
+    assert job.shape.cores < 600
