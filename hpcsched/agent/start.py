@@ -346,9 +346,11 @@ def _last_sign(rundir: RunDir) -> int:
 
 
 def _host_of(job: Job, place: Place) -> str:
-    return (
-        place.host_of.get(job.current.gpus[0], place.host_names[0]) if job.attempts else place.host_names[0]
-    )
+    """The first host of a job's newest attempt."""
+    if job.attempts and job.current.seats:
+        return job.current.seats[0].host
+    gpus = job.current.gpus if job.attempts else ()
+    return place.host_of.get(gpus[0], place.host_names[0]) if gpus else place.host_names[0]
 
 
 def _described(allocation: Allocation, place: Place) -> str:

@@ -11,6 +11,7 @@ import click
 
 from hpcsched.cli.common import check_chart, database_path, json_option, needs_numpy, option
 from hpcsched.cli.plan_pack import pack
+from hpcsched.cli.plan_ps import ps
 from hpcsched.cli.plan_vsw import vsw
 from hpcsched.errors import ConfigError
 
@@ -26,6 +27,7 @@ def plan() -> None:
 
 
 plan.add_command(pack)
+plan.add_command(ps)
 plan.add_command(vsw)
 
 

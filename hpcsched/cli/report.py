@@ -17,12 +17,13 @@ from hpcsched.errors import ConfigError, NoSuchRun, StoreError
 if TYPE_CHECKING:
     from hpcsched.core.jobs import Job
     from hpcsched.core.machine import Machine
-    from hpcsched.report.html import BatchHistory
+    from hpcsched.report.html import BatchHistory, CoresHistory
     from hpcsched.report.result import Result
     from hpcsched.store.rundir import RunDir
 
 MOST_FIGURES = 100
-"""Jobs whose batches are drawn: a page of more would take minutes to make, and nobody would read it."""
+"""Jobs whose batches are drawn, and jobs whose CPU cores are: a page of more would take minutes to make, and
+nobody would read it."""
 
 
 @click.command()
@@ -42,7 +43,8 @@ MOST_FIGURES = 100
 )
 @click.pass_context
 def report(ctx: click.Context, dir_: str | None, output: Path | None, svg: Path | None) -> None:
-    """A run as one HTML page: Gantt chart, utilisation, jobs and their efficiency, changing batches.
+    """A run as one HTML page: Gantt chart, utilisation, jobs and their efficiency, changing batches and CPU
+    cores.
 
     The run is only read, on any host that sees its directory, whether it is over, goes on, or has lost its
     agent. Prints the page's path.
@@ -116,6 +118,9 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     histories, left_out = _histories(rundir, machine, folder)
     if left_out:
         notes.append(f"the batches of {plural(left_out, 'more job')} are left out")
+    configurations, left_out = _configurations(machine, folder)
+    if left_out:
+        notes.append(f"the configurations of {plural(left_out, 'more job')} are left out")
     return Page(
         title=f"hpcsched: {rundir.root}",
         state=state,
@@ -124,6 +129,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
         gantt=gantt,
         efficiencies=efficiencies,
         histories=histories,
+        configurations=configurations,
         notes=notes,
     ).html()
 
@@ -158,6 +164,24 @@ def _histories(rundir: RunDir, machine: Machine, folder: Path) -> tuple[Sequence
         )
         found.append(history)
     return found, left_out
+
+
+def _configurations(machine: Machine, folder: Path) -> tuple[Sequence[CoresHistory], int]:
+    """The jobs on CPU cores that have begun, drawn into the folder, and how many are left out."""
+    from hpcsched.report.cores import cores_svg
+    from hpcsched.report.html import CoresHistory
+
+    begun = [job for job in machine.jobs.values() if job.spec.cpus is not None and job.attempts]
+    found: list[CoresHistory] = []
+    for job in begun[:MOST_FIGURES]:
+        budget, path = job.spec.cpus or 0.0, folder / f"{job.spec.name}-cores.svg"
+        cores_svg(job.attempts, path, budget=budget, now_s=machine.now, title=job.spec.name)
+        svg = path.read_text(encoding="utf-8")
+        history = CoresHistory(
+            job_id=job.id, name=job.spec.name, attempts=job.attempts, budget=budget, svg=svg
+        )
+        found.append(history)
+    return found, len(begun) - len(found)
 
 
 def _state(rundir: RunDir, machine: Machine) -> tuple[str, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hpcsched.core.model import JobSpec
     from hpcsched.core.profile import Profile
     from hpcsched.core.state import Life
+    from hpcsched.planning.ps.training import Training
     from hpcsched.report.result import Result
 
 MOST_LISTED = 50
@@ -47,6 +48,9 @@ _PLAIN_HEIGHT = 24
 """Lines of a screen, where there is no terminal to ask."""
 
 
+SHIPPED = "nearchus-a"
+"""The models of trainings on CPU cores, if no others are given."""
+
 _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its own."
 
 
@@ -54,7 +58,8 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
 class _Case:
     """What is to be simulated, where it comes from, and what has to be said about it.
 
-    `policy` and `options` are what the source itself says of them. `was` is how a run went in reality,
+    `policy` and `options` are what the source itself says of them. `cpus` are the cores of each host for
+    jobs without GPUs, `trainings` how their models are trained. `was` is how a run went in reality,
     `over` whether that run has ended, `ids` its jobs' ids and models, which the simulation does not know.
     """
 
@@ -63,6 +68,8 @@ class _Case:
     profiles: Sequence[Profile]
     gpus: int
     nodes: int
+    cpus: int = 0
+    trainings: Mapping[str, Training] = field(default_factory=dict)
     policy: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -73,8 +80,9 @@ class _Case:
 
     @property
     def place(self) -> str:
-        gpus = plural(self.gpus, "GPU")
-        return gpus if self.nodes == 1 else f"{self.nodes} hosts with {gpus} each"
+        there = {"GPU": self.gpus, "core": self.cpus}
+        each = " and ".join(plural(number, what) for what, number in there.items() if number)
+        return each if self.nodes == 1 else f"{self.nodes} hosts with {each} each"
 
 
 @click.command()
@@ -89,8 +97,17 @@ class _Case:
     flag_value="",
     help="The jobs of a run instead of JOBS, beside how it went; it is only read.",
 )
-@option("--gpus", type=click.IntRange(min=1), help="GPUs per node (of a run: its own).")
+@option("--gpus", type=click.IntRange(min=0), help="GPUs per node (of a run: its own).")
 @option("--nodes", type=click.IntRange(min=1), help="Nodes (1; of a run: its own).")
+@option(
+    "--cpus", type=click.IntRange(min=1), help="Cores per node for jobs on CPU cores (of a run: its own)."
+)
+@option(
+    "--ps",
+    metavar="F",
+    multiple=True,
+    help=f"Models of such jobs: files, or names of shipped ones ({SHIPPED}).",
+)
 @option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
 @option("--policy", metavar="P,...", cls=policies.OnceWithCommas, help=_POLICIES)
 @option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
@@ -122,6 +139,8 @@ def simulate(
     run_dir: str | None,
     gpus: int | None,
     nodes: int | None,
+    cpus: int | None,
+    ps: tuple[str, ...],
     profiles: tuple[str, ...],
     policy: str | None,
     policy_option: tuple[str, ...],
@@ -136,7 +155,8 @@ def simulate(
     """What jobs would take on NODES hosts with GPUS GPUs each, under one policy or several side by side.
 
     The jobs are those of JOBS.toml, of a CSV trace, or of a run, whether it is over or not; without DIR that
-    is the run in --dir. With several policies an option goes to those that know it.
+    is the run in --dir. With several policies an option goes to those that know it. Jobs on CPU cores have
+    CPUS cores of each host.
     """
     given = {"JOBS.toml": jobs is not None, "--trace": trace is not None, "--run": run_dir is not None}
     if sum(given.values()) != 1:
@@ -145,17 +165,17 @@ def simulate(
         raise ConfigError(where="simulate", got=got, accepted=accepted)
     if workload and trace is None:
         raise ConfigError(where="--workload", got=repr(workload), accepted="with --trace only")
+    on_cores = _OnCores(cpus, ps)
+    found = _Found(profiles, database, device_type)
     if run_dir is not None:
         explicit = ctx.get_parameter_source("profiles") is click.core.ParameterSource.COMMANDLINE
-        case = _of_run(ctx, run_dir or None, gpus, nodes, profiles if explicit else (), device_type)
-    elif gpus is None:
-        raise ConfigError(where="--gpus", got="missing", accepted="the number of GPUs per node")
+        known = profiles if explicit else ()
+        case = _of_run(ctx, run_dir or None, gpus, nodes, on_cores, known, device_type)
     elif trace is not None:
-        found = _Found(profiles, database, device_type)
-        case = _of_trace(trace, workload, gpus, nodes or 1, found)
+        case = _of_trace(trace, workload, _needed(gpus), nodes or 1, found)
     else:
         assert jobs is not None
-        case = _of_file(jobs, gpus, nodes or 1, _Found(profiles, database, device_type))
+        case = _of_file(jobs, gpus, nodes or 1, on_cores, found)
     if gantt:
         _check_drawable(gantt, len(case.jobs))
     chosen = policies.for_simulation(ctx, policy, policy_option, (case.policy, case.options))
@@ -192,16 +212,63 @@ class _Found:
         return finder(self.files, database_path(self.database))(models, self.device_type)
 
 
-def _of_file(path: Path, gpus: int, nodes: int, found: _Found) -> _Case:
+@dataclass(frozen=True)
+class _OnCores:
+    """What was said of jobs on CPU cores: cores of each host, and where the models of their trainings are."""
+
+    cpus: int | None
+    files: tuple[str, ...]
+
+    def trainings(self) -> dict[str, Training]:
+        """By model; of one that is in several files, as in the first of these."""
+        from hpcsched.cli.plan_ps import trainings_in
+
+        found: dict[str, Training] = {}
+        for file in self.files:
+            found = {**trainings_in(file)[1], **found}
+        return found
+
+    def check(self, jobs: Sequence[JobSpec], where: str, cpus: int | None) -> int:
+        """The cores of each host; ConfigError for jobs that could not start on them, or have no steps."""
+        from hpcsched.core.cores import WHOLE
+        from hpcsched.policy.dtconfig import Rules
+
+        for job in jobs:
+            if job.cpus is None:
+                continue
+            if cpus is None:
+                accepted = f"cores of each node for jobs on CPU cores, such as {job.name}"
+                raise ConfigError(where="--cpus", got="missing", accepted=accepted)
+            if job.steps is None:
+                key = f"job {job.name}.steps"
+                raise ConfigError(where=where, key=key, got="missing", accepted="a positive number of steps")
+            if (first := Rules.of(job.strategy).first().cores / WHOLE) > cpus:
+                key, got = f"job {job.name}.strategy.cpus", f"{first:.4g} cores to start with"
+                raise ConfigError(where=where, key=key, got=got, accepted=f"at most {cpus}: so many are here")
+        return cpus or 0
+
+
+def _needed(gpus: int | None) -> int:
+    if gpus is None:
+        raise ConfigError(where="--gpus", got="missing", accepted="the number of GPUs per node")
+    return gpus
+
+
+def _of_file(path: Path, gpus: int | None, nodes: int, on_cores: _OnCores, found: _Found) -> _Case:
     file = jobfile.load(path, workdir=Path.cwd())
     policies.check_file(file, path)
+    on_gpus = [job for job in file.jobs if job.cpus is None]
+    gpus = _needed(gpus) if on_gpus else gpus or 0
     jobfile.check_fits(file.jobs, gpus=gpus, hosts=nodes, where=str(path))
+    some = len(on_gpus) < len(file.jobs)
     return _Case(
         where=path.name,
         jobs=file.jobs,
-        profiles=found.of({job.model for job in file.jobs}),
+        profiles=found.of({job.model for job in on_gpus}),
         gpus=gpus,
         nodes=nodes,
+        cpus=on_cores.check(file.jobs, str(path), on_cores.cpus),
+        trainings=replace(on_cores, files=on_cores.files or (SHIPPED,)).trainings() if some else {},
         policy=file.policy,
         options=file.policy_options,
         file=True,
@@ -236,6 +303,7 @@ def _of_run(
     dir_: str | None,
     gpus: int | None,
     nodes: int | None,
+    on_cores: _OnCores,
     profiles: tuple[str, ...],
     device_type: str,
 ) -> _Case:
@@ -262,16 +330,20 @@ def _of_run(
     starts = [event for event, _ in journal.read(rundir.journal) if isinstance(event, AgentStarted)]
     read = [profile for name in profiles for profile in load_profiles(name)]
     models = {job.spec.model for job in machine.jobs.values()}
-    past = past_of(machine, choose_all(read, sorted(models), device_type))
-    most = max((start.devices for start in starts), key=len)
-    gpus = gpus or place_of(most)[0]
-    nodes = nodes or len({device.host for device in most}) or 1
+    trainings = on_cores.trainings()
+    past = past_of(machine, choose_all(read, sorted(models), device_type), trainings)
+    most = max(starts, key=lambda start: len(start.devices))
+    if gpus is None:
+        gpus = place_of(most.devices)[0] if most.devices or any(j.cpus is None for j in past.jobs) else 0
+    nodes = nodes or len({device.host for device in most.devices} | {own.host for own in most.cores}) or 1
+    cpus = on_cores.cpus or max((len(host.own) for host in most.cores), default=0) or None
     left_out = ", ".join(f"{len(ids)} {reason}" for reason, ids in past.left_out.items())
     if not past.jobs:
         accepted = "a run with jobs that completed, or whose steps and rates are known"
         got = f"no job to simulate ({left_out or 'there are none'})"
         raise ConfigError(where=str(rundir.root), got=got, accepted=accepted)
     jobfile.check_fits(past.jobs, gpus=gpus, hosts=nodes, where="--run")
+    cpus = on_cores.check(past.jobs, "--run", cpus)
     notes = []
     if left_out:
         notes.append(f"left out: {left_out}")
@@ -287,6 +359,8 @@ def _of_run(
         profiles=past.profiles,
         gpus=gpus,
         nodes=nodes,
+        cpus=cpus,
+        trainings=trainings,
         policy=machine.policy.name,
         options=machine.policy_options,
         notes=notes,
@@ -317,7 +391,8 @@ def _simulated(
     `sharing`: what background jobs have beside others, and what they cost these.
     """
     from hpcsched.cli.progress import Progress
-    from hpcsched.cli.results import Bounds, simulated
+    from hpcsched.cli.results import MOST_STORIES, Bounds, result_of
+    from hpcsched.sim.engine import Simulation
     from hpcsched.sim.interference import Interference
 
     interference = Interference(background_share=sharing[0], foreground_slowdown=sharing[1])
@@ -326,18 +401,20 @@ def _simulated(
     bounds = None
     for name, options in chosen.items():
         with Progress(name, len(case.jobs)) as progress:
-            result = simulated(
+            simulation = Simulation(
                 case.jobs,
                 case.profiles,
                 gpus=case.gpus,
                 nodes=case.nodes,
+                cpus=case.cpus,
+                trainings=case.trainings,
                 policy=name,
                 options=options,
                 interference=interference,
-                bounds=bounds,
-                keep_jobs=keep or not many,
+                stories=len(case.jobs) <= MOST_STORIES,
                 watch=progress.watch,
             )
+            result = result_of(simulation.run(), bounds=bounds, keep_jobs=keep or not many)
         bounds = bounds or Bounds(result.lower_bound_s, result.mean_jct_bound_s)
         results.append(_as_in_the_run(result, case.ids) if case.ids else result)
     return results if case.was is None else [case.was, *results]

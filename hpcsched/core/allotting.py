@@ -90,13 +90,11 @@ class Allotting(Lending):
 
     def _usage_measured(self, event: ev.UsageMeasured) -> None:
         job = self._running(event)
-        if (
-            job is None
-            or not job.current.seats
-            or not len(event.cpu) == len(event.net) == len(job.current.seats)
-        ):
+        if job is None or not len(event.cpu) == len(event.net) == len(job.current.seats) > 0:
             self.stale += job is not None
             return
+        if job.resizing:
+            return  # those that are to join use cores too, until they have started
         self.allotment(job).usage = job.current.usage = Usage(
             rate=event.rate, cpu=event.cpu, net=event.net, samples=event.samples, stable=event.stable
         )

@@ -51,7 +51,7 @@ MORE_USED = 0.02
 """Cores are used better if the efficiency is higher by so much."""
 
 WORTH_MOVING = 0.02
-"""Of a job's cores: fewer idle ones are left where they are."""
+"""Of a job's cores: fewer are left where they are."""
 
 DRIFT = 0.1
 """A training whose speed changes by more at rest has changed: the search begins anew."""
@@ -341,29 +341,26 @@ def _balance_facts(base: Seen) -> dict[str, Any]:
     ):
         each = [WHOLE * cpu / share for cpu, share in zip(used, shares, strict=True)]
         least, most = min(each), max(each)
-        idle = shares[each.index(least)] * (1 - least)
-        if least < IDLE <= most and idle >= WORTH_MOVING * base.shape.cores:
+        if least < IDLE <= most:
             singular = kind[:-1]
             names = f"{singular} {each.index(least)}", f"{singular} {each.index(most)}"
             return {"low": names[0], "high": names[1], "least": least, "most": most}
     servers = WHOLE * sum(base.servers) / sum(base.shape.servers)
     workers = WHOLE * sum(base.workers) / sum(base.shape.workers)
-    _, idle = min(
-        (servers, sum(base.shape.servers) * (1 - servers)),
-        (workers, sum(base.shape.workers) * (1 - workers)),
-    )
-    worth = idle >= WORTH_MOVING * base.shape.cores
-    if worth and min(servers, workers) < IDLE <= max(servers, workers):
+    if min(servers, workers) < IDLE <= max(servers, workers):
         names = ("the servers", "the workers") if servers < workers else ("the workers", "the servers")
         low, high = sorted((servers, workers))
         return {"low": names[0], "high": names[1], "least": low, "most": high}
     return {}
 
 
-def _balanced(base: Seen) -> Shape:
-    """The same cores, in proportion to what each process uses."""
+def _balanced(base: Seen) -> Shape | None:
+    """The same cores, in proportion to what each process uses; None if that moves hardly any."""
     used = [*(SLACK * cpu for cpu in base.servers), *base.workers]
-    shares = _apportioned(used, base.shape.cores)
+    shares, before = _apportioned(used, base.shape.cores), [*base.shape.servers, *base.shape.workers]
+    moved = sum(abs(new - old) for new, old in zip(shares, before, strict=True)) / 2
+    if moved < WORTH_MOVING * base.shape.cores:
+        return None
     count = len(base.servers)
     return Shape(servers=tuple(shares[:count]), workers=tuple(shares[count:]))
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcsched.planning.workers import WorkerOptions
-from hpcsched.report.drawing import INK, PALETTE, save_svg
+from hpcsched.report.drawing import FRAME, INK, PALETTE, SMALL, beside, draw_panels, legend_beside, save_svg
 from hpcsched.store.batches import Decision
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    Panel = Callable[[Axes], None]
+    from hpcsched.report.drawing import Panel
 
 MOST_POINTS = 600
 """In a line, about as many as it is pixels wide."""
@@ -31,14 +32,7 @@ _WIDE_RANGE = 20.0
 
 _MOST_VALUE = 1e100
 
-_FRAME, _GRID = "#aaaaaa", "#dddddd"
 _BLUE, _GREEN, _ORANGE = PALETTE[4], PALETTE[2], PALETTE[5]
-_SMALL = 8.0
-
-# Inches.
-_WIDTH, _LEFT, _RIGHT = 8.0, 0.9, 0.95
-_PANEL, _GAP, _TOP, _BOTTOM = 1.25, 0.16, 0.32, 0.48
-_LABEL = 0.58  # from an axis to its label
 
 T = TypeVar("T")
 
@@ -60,26 +54,8 @@ def draw(
 ) -> None:
     """The same on a figure."""
     history = _History(decisions, options, step)
-    panels = history.panels()
-    height = _TOP + _BOTTOM + len(panels) * _PANEL + (len(panels) - 1) * _GAP
-    width = _WIDTH - _LEFT - _RIGHT
-    figure.set_size_inches(_WIDTH, height)
-    bottom = height - _TOP
-    for number, panel in enumerate(panels):
-        bottom -= _PANEL + (_GAP if number else 0.0)
-        axes = figure.add_axes((_LEFT / _WIDTH, bottom / height, width / _WIDTH, _PANEL / height))
-        _dress(axes)
-        for at in history.moves():
-            axes.axvline(at, color=_FRAME, linewidth=0.8, linestyle=":")
-        panel(axes)
-        axes.yaxis.set_label_coords(-_LABEL / width, 0.5)
-        axes.set_xlim(math.floor(history.begin), history.end)
-        last = number == len(panels) - 1
-        axes.tick_params(labelbottom=last)
-        if number == 0:
-            axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=INK)
-        if last:
-            axes.set_xlabel("epoch", color=INK)
+    span = math.floor(history.begin), history.end
+    draw_panels(figure, history.panels(), title=title, span=span, label="epoch")
 
 
 class _History:
@@ -94,7 +70,7 @@ class _History:
             self.end = self.begin + 1.0
 
     def panels(self) -> list[Panel]:
-        """From above; all but the first only where something is known."""
+        """From above, each with the moves; all but the first only where something is known."""
         losses = _drawable((d.epoch, d.loss) for d in self._decisions)
         measured = self._measured()
         panels: list[Panel] = [self._batch]
@@ -103,9 +79,14 @@ class _History:
         panels.append(self._workers)
         if losses:
             panels.append(lambda axes: _loss(axes, losses))
-        return panels
+        return [partial(self._with_moves, panel) for panel in panels]
 
-    def moves(self) -> list[float]:
+    def _with_moves(self, panel: Panel, axes: Axes) -> None:
+        for at in self._moves():
+            axes.axvline(at, color=FRAME, linewidth=0.8, linestyle=":")
+        panel(axes)
+
+    def _moves(self) -> list[float]:
         """Where a new attempt begins."""
         return [after.epoch for before, after in pairwise(self._decisions) if before.attempt != after.attempt]
 
@@ -130,7 +111,7 @@ class _History:
             axes.set_ylabel("gradient\nsimilarity", color=INK)
             _line(axes, measured, _GREEN)
             axes.axhline(target, color=INK, linewidth=0.9, linestyle="--")
-            _beside(axes, target, f"target {target:g}")
+            beside(axes, target, f"target {target:g}")
             return
         axes.set_ylabel("noise scale\n(samples)", color=INK)
         wanted = [(d.epoch, d.global_batch / target) for d in self._decisions]
@@ -138,10 +119,9 @@ class _History:
             _logarithmic(axes, [value for _, value in (*measured, *wanted)])
         _line(axes, measured, _GREEN)
         self._steps(axes, wanted, color=INK, linewidth=0.9, linestyle="--")
-        _beside(axes, wanted[-1][1], "batch" if target == 1 else f"batch / {target:g}")
+        beside(axes, wanted[-1][1], "batch" if target == 1 else f"batch / {target:g}")
 
     def _workers(self, axes: Axes) -> None:
-        from matplotlib.patches import Patch
         from matplotlib.ticker import MaxNLocator
 
         kept = _changes([(d.epoch, d.workers) for d in self._decisions])
@@ -162,14 +142,10 @@ class _History:
         if ranks > _MOST_NAMED:
             axes.text(
                 1.015, 0.5, f"ranks 0 to {ranks - 1},\nfrom below", transform=axes.transAxes,
-                fontsize=_SMALL, va="center", color=INK,
+                fontsize=SMALL, va="center", color=INK,
             )  # fmt: skip
             return
-        handles = [Patch(facecolor=PALETTE[rank], label=f"rank {rank}") for rank in reversed(range(ranks))]
-        axes.legend(
-            handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=_SMALL,
-            labelcolor=INK, handlelength=1.0, handleheight=0.8, labelspacing=0.25, borderpad=0.1,
-        )  # fmt: skip
+        legend_beside(axes, [(f"rank {rank}", PALETTE[rank]) for rank in reversed(range(ranks))])
 
     def _steps(self, axes: Axes, points: list[tuple[float, float]], **style: Any) -> None:
         kept = thinned(_changes(points), lambda point: point[1])
@@ -237,20 +213,3 @@ def _powers(low: float, high: float) -> list[float]:
     if len(exponents) < 2:
         return sorted({low, high})
     return [2.0**n for n in exponents[:: -(-len(exponents) // 6)]]
-
-
-def _beside(axes: Axes, y: float, text: str) -> None:
-    """A line's name, to its right."""
-    axes.annotate(
-        text, (1.0, y), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-        va="center", fontsize=_SMALL, color=INK, annotation_clip=False,
-    )  # fmt: skip
-
-
-def _dress(axes: Axes) -> None:
-    axes.tick_params(labelcolor=INK, color=_FRAME)
-    axes.grid(color=_GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(_FRAME)

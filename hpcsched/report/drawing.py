@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcsched.errors import HpcschedError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    Panel = Callable[[Axes], None]
 
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
 """Okabe and Ito's colours, which colour-blind readers can tell apart; grey in place of black."""
 
 INK = "#222222"
+FRAME = "#aaaaaa"
+SMALL = 8.0
+"""The size of what is written beside a chart."""
+
+_GRID = "#dddddd"
+
+# Inches, of panels one below the other.
+_WIDTH, _LEFT, _RIGHT = 8.0, 0.9, 0.95
+_PANEL, _SPACE, _TOP, _BOTTOM = 1.25, 0.16, 0.32, 0.48
+_LABEL = 0.58  # from an axis to its label
 
 _STYLE: Any = {
     "svg.hashsalt": "hpcsched",
@@ -59,3 +72,61 @@ def render(draw: Callable[[Figure], None], path: Path, **options: Any) -> None:
         figure = Figure()
         draw(figure)
         figure.savefig(path, **options)
+
+
+def draw_panels(
+    figure: Figure, panels: Sequence[Panel], *, title: str, span: tuple[float, float], label: str
+) -> None:
+    """Draw panels one below the other, on one axis that goes from `span[0]` to `span[1]`."""
+    height = _TOP + _BOTTOM + len(panels) * _PANEL + (len(panels) - 1) * _SPACE
+    width = _WIDTH - _LEFT - _RIGHT
+    figure.set_size_inches(_WIDTH, height)
+    bottom = height - _TOP
+    for number, panel in enumerate(panels):
+        bottom -= _PANEL + (_SPACE if number else 0.0)
+        axes = figure.add_axes((_LEFT / _WIDTH, bottom / height, width / _WIDTH, _PANEL / height))
+        _dress(axes)
+        panel(axes)
+        axes.yaxis.set_label_coords(-_LABEL / width, 0.5)
+        axes.set_xlim(*span)
+        last = number == len(panels) - 1
+        axes.tick_params(labelbottom=last)
+        if number == 0:
+            axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=INK)
+        if last:
+            axes.set_xlabel(label, color=INK)
+
+
+def beside(axes: Axes, y: float, text: str) -> None:
+    """A line's name, to its right."""
+    axes.annotate(
+        text, (1.0, y), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+        va="center", fontsize=SMALL, color=INK, annotation_clip=False,
+    )  # fmt: skip
+
+
+def legend_beside(axes: Axes, colours: Sequence[tuple[str, str]]) -> None:
+    """What colours mean, as (name, colour) from above, to the right of a chart."""
+    from matplotlib.patches import Patch
+
+    axes.legend(
+        handles=[Patch(facecolor=colour, label=name) for name, colour in colours],
+        loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=SMALL,
+        labelcolor=INK, handlelength=1.0, handleheight=0.8, labelspacing=0.25, borderpad=0.1,
+    )  # fmt: skip
+
+
+def time_unit(span_s: float) -> tuple[str, float]:
+    """The unit of an axis of so many seconds, and its length in seconds."""
+    if span_s <= 1200:
+        return "s", 1.0
+    return ("min", 60.0) if span_s <= 2 * 3600 else ("h", 3600.0)
+
+
+def _dress(axes: Axes) -> None:
+    axes.tick_params(labelcolor=INK, color=FRAME)
+    axes.grid(color=_GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(FRAME)

@@ -1,14 +1,20 @@
-"""Gantt charts of results: who had which GPU when, one panel per policy on a shared time axis."""
+"""Gantt charts of results: who had which GPU when, and how many CPU cores, on a shared time axis.
+
+Each result has a panel of its GPUs, and below it one for the cores of each host that had jobs on them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import UNSET
 
 from hpcsched.core.model import Ended, Role
-from hpcsched.report.drawing import INK, PALETTE, save_svg
+from hpcsched.report.drawing import FRAME, INK, PALETTE, save_svg, time_unit
 from hpcsched.report.result import AttemptResult, JobResult, Result
 from hpcsched.report.tables import headline
 
@@ -17,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FRAME = "#aaaaaa"
 _MOST_IN_LEGEND = 12
 """Jobs; with more of them the labels in the bars have to do."""
 _LEGEND_COLUMNS = 7
@@ -25,13 +30,15 @@ _LEGEND_COLUMNS = 7
 # Inches.
 _WIDTH, _LEFT, _RIGHT = 11.0, 0.65, 0.15
 _ROW, _PANEL_LEAST, _PANEL_MOST = 0.34, 0.5, 5.0
-_TITLE, _AXIS, _LEGEND_LINE = 0.5, 0.55, 0.2
+_CORES, _CORES_LEAST, _CORES_MOST = 1.7, 0.5, 8.0  # a panel of cores, and all of them together
+_TITLE, _GAP, _AXIS, _LEGEND_LINE = 0.5, 0.25, 0.55, 0.2
 _CHARACTER, _READABLE = 0.075, 0.15  # how wide one is, how high a row must be for text
 
 _HATCH = "////"
 _GUEST = 0.25
 """The height of a bar in the background, in rows."""
 _BOUND: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, (4, 3))}
+_ALL: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": "-."}
 _ENDS: dict[Ended | None, dict[str, Any]] = {
     Ended.SUSPENDED: {"color": INK, "linewidth": 2.0},
     Ended.RESIZED: {"color": INK, "linewidth": 1.2, "linestyle": ":"},
@@ -45,7 +52,8 @@ def gantt_svg(results: Sequence[Result], path: Path) -> None:
 
     The same results give the same bytes. Bars are attempts, coloured by job: solid as primary, light and
     hatched as secondary, low in the background, one above the other where they are packed; their dark parts
-    are starts, resumes and suspends, where known.
+    are starts, resumes and suspends, where known. Jobs on CPU cores lie one upon the other, as high as they
+    have cores; a line above them is how many there are.
 
     Raises MissingExtra without matplotlib, OSError if the file cannot be written.
     """
@@ -60,22 +68,28 @@ def _draw(figure: Figure, results: Sequence[Result]) -> None:
     longest = max((len(str(handle.get_label())) for handle in handles), default=0)
     columns = max(1, min(len(handles), _LEGEND_COLUMNS, int(_WIDTH / (_CHARACTER * longest + 0.5))))
     legend_lines = -(-len(handles) // columns)
-    heights = [min(max(result.gpus * _ROW, _PANEL_LEAST), _PANEL_MOST) for result in results]
-    height = sum(heights) + _TITLE * len(results) + _AXIS + _LEGEND_LINE * legend_lines
+    panels = [(result, *panel) for result in results for panel in _panels(result)]
+    height = sum(above + inches for _, _, above, inches in panels) + _AXIS + _LEGEND_LINE * legend_lines
     width = _WIDTH - _LEFT - _RIGHT
     figure.set_size_inches(_WIDTH, height)
 
     span_s = 1.01 * max([_end_s(r) for r in results] + [r.lower_bound_s or 0.0 for r in results] + [0.0])
     span_s = span_s or 1.0
-    unit, unit_s = _unit(span_s)
+    unit, unit_s = time_unit(span_s)
     bottom = height
-    for result, panel in zip(results, heights, strict=True):
-        bottom -= _TITLE + panel
-        axes = figure.add_axes((_LEFT / _WIDTH, bottom / height, width / _WIDTH, panel / height))
-        _Panel(axes, unit_s, span_s * _CHARACTER / width, panel / result.gpus).draw(result, colours)
+    for number, (result, host, above, inches) in enumerate(panels, 1):
+        bottom -= above + inches
+        axes = figure.add_axes((_LEFT / _WIDTH, bottom / height, width / _WIDTH, inches / height))
+        frame = axes, unit_s, span_s * _CHARACTER / width
+        if host is None:
+            _GpuPanel(*frame, inches / max(1, result.gpus)).draw(result, colours)
+        else:
+            _CoresPanel(*frame, inches).draw(result, host, colours)
+        if above == _TITLE:
+            axes.set_title(headline(result), loc="left", fontsize=9.5, fontweight="bold", color=INK)
         axes.set_xlim(0, span_s / unit_s)
-        axes.tick_params(labelbottom=result is results[-1])
-    if results:
+        axes.tick_params(labelbottom=number == len(panels))
+    if panels:
         axes.set_xlabel(f"time ({unit})", color=INK)
     figure.legend(
         handles=handles,
@@ -87,29 +101,67 @@ def _draw(figure: Figure, results: Sequence[Result]) -> None:
     )
 
 
+def _panels(result: Result) -> list[tuple[str | None, float, float]]:
+    """The panels of a result: a host (None: its GPUs), the inches above it, and its height."""
+    hosts = sorted({a.host for job in result.jobs for a in job.attempts if a.host is not UNSET})
+    if not (hosts or result.on_gpus):
+        hosts = sorted(result.cores or ())[:1]
+    of_cores = max(_CORES_LEAST, min(_CORES, _CORES_MOST / max(1, len(hosts))))
+    of_gpus = min(max(result.gpus * _ROW, _PANEL_LEAST), _PANEL_MOST)
+    panels: list[tuple[str | None, float]] = [(None, of_gpus)] if result.on_gpus or not hosts else []
+    panels += [(host, of_cores) for host in hosts]
+    return [(host, _GAP if number else _TITLE, inches) for number, (host, inches) in enumerate(panels)]
+
+
 @dataclass(frozen=True)
 class _Panel:
-    """One result's chart: `unit_s` is the axis's unit, `character_s` a character's width, both in
-    seconds; `row` a GPU's height in inches."""
+    """A chart: `unit_s` is the axis's unit, `character_s` a character's width, both in seconds."""
 
     axes: Axes
     unit_s: float
     character_s: float
-    row: float
 
-    def draw(self, result: Result, colours: Mapping[int, str]) -> None:
+    def _dress(self, label: str) -> None:
         axes = self.axes
-        axes.set_title(headline(result), loc="left", fontsize=9.5, fontweight="bold", color=INK)
-        axes.set_ylim(result.gpus - 0.5, -0.5)
-        axes.set_yticks(range(0, result.gpus, 1 if self.row >= _READABLE else max(2, result.gpus // 8)))
-        axes.set_ylabel("GPU", color=INK)
-        axes.tick_params(labelcolor=INK, color=_FRAME)
+        axes.set_ylabel(label, color=INK)
+        axes.tick_params(labelcolor=INK, color=FRAME)
         axes.grid(axis="x", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         for side, spine in axes.spines.items():
             spine.set_visible(side in ("left", "bottom"))
-            spine.set_color(_FRAME)
+            spine.set_color(FRAME)
 
+    def _name(self, job: JobResult, start_s: float, stop_s: float, y: float) -> None:
+        """The job's name, or else its id, in the middle of that time; nothing where neither fits."""
+        for text in (job.name, f"#{job.id}"):
+            if (len(text) + 1) * self.character_s <= stop_s - start_s:
+                plate = {"boxstyle": "round,pad=0.2", "facecolor": "white", "alpha": 0.75, "linewidth": 0}
+                x = (start_s + stop_s) / 2 / self.unit_s
+                self.axes.text(x, y, text, ha="center", va="center", fontsize=8, color=INK, bbox=plate)
+                return
+
+    def _box(self, start_s: float, end_s: float, low: float, high: float, **style: Any) -> None:
+        from matplotlib.patches import Rectangle
+
+        if end_s > start_s:
+            width = (end_s - start_s) / self.unit_s
+            self.axes.add_patch(Rectangle((start_s / self.unit_s, low), width, high - low, **style))
+
+    def _line(self, start_s: float, end_s: float, low: float, high: float, **style: Any) -> None:
+        self.axes.plot([start_s / self.unit_s, end_s / self.unit_s], [low, high], **style)
+
+
+@dataclass(frozen=True)
+class _GpuPanel(_Panel):
+    """One result's GPUs; `row` is the height of one in inches."""
+
+    row: float
+
+    def draw(self, result: Result, colours: Mapping[int, str]) -> None:
+        axes = self.axes
+        axes.set_ylim(result.gpus - 0.5, -0.5)
+        axes.set_yticks(range(0, result.gpus, 1 if self.row >= _READABLE else max(2, result.gpus // 8)))
+        self._dress("GPU")
         bars = [(job, attempt) for job in result.jobs for attempt in job.attempts]
         bars.sort(key=lambda bar: bar[1].role is Role.BACKGROUND)  # before the others, where they share a GPU
         seats = _seats(bars, _end_s(result))
@@ -155,23 +207,106 @@ class _Panel:
         """The job's name, or else its id, in the bar's clear part; nothing where neither fits."""
         if seat != _WHOLE:
             return  # there are too many of them
-        start_s, stop_s = attempt.start_s + attempt.launch_s, end_s - attempt.suspend_s
-        for text in (job.name, f"#{job.id}"):
-            if self.row * count >= _READABLE and (len(text) + 1) * self.character_s <= stop_s - start_s:
-                plate = {"boxstyle": "round,pad=0.2", "facecolor": "white", "alpha": 0.75, "linewidth": 0}
-                x, y = (start_s + stop_s) / 2 / self.unit_s, first + (count - 1) / 2
-                self.axes.text(x, y, text, ha="center", va="center", fontsize=8, color=INK, bbox=plate)
-                return
+        if self.row * count >= _READABLE:
+            start_s, stop_s = attempt.start_s + attempt.launch_s, end_s - attempt.suspend_s
+            self._name(job, start_s, stop_s, first + (count - 1) / 2)
 
-    def _box(self, start_s: float, end_s: float, low: float, high: float, **style: Any) -> None:
-        from matplotlib.patches import Rectangle
 
-        if end_s > start_s:
-            width = (end_s - start_s) / self.unit_s
-            self.axes.add_patch(Rectangle((start_s / self.unit_s, low), width, high - low, **style))
+class _Piece(NamedTuple):
+    """The cores `low` to `high` of a host, in a stack of all that are held, for so long."""
 
-    def _line(self, start_s: float, end_s: float, low: float, high: float, **style: Any) -> None:
-        self.axes.plot([start_s / self.unit_s, end_s / self.unit_s], [low, high], **style)
+    start_s: float
+    end_s: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class _CoresPanel(_Panel):
+    """The CPU cores of a host; `inches` is the panel's height."""
+
+    inches: float
+
+    def draw(self, result: Result, host: str, colours: Mapping[int, str]) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        axes = self.axes
+        self._dress("CPU cores")
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+        if len(result.cores or ()) > 1:
+            axes.set_title(host, loc="right", fontsize=8.5, color=INK)
+        there, end_s = (result.cores or {}).get(host, 0.0), _end_s(result)
+        pieces = _stacked(result.jobs, host, end_s)
+        top = 1.05 * max([there, *(piece.high for mine in pieces.values() for piece in mine)]) or 1.0
+        axes.set_ylim(0, top)
+        if there:
+            axes.axhline(there, **_ALL)
+        for job in result.jobs:
+            if mine := pieces.get(job.id):
+                self._areas(mine, colours[job.id])
+                self._ends(job, mine, end_s)
+                high = [piece for piece in mine if self.inches * (piece.high - piece.low) / top >= _READABLE]
+                if high:
+                    widest = max(high, key=lambda piece: piece.end_s - piece.start_s)
+                    self._name(job, widest.start_s, widest.end_s, (widest.low + widest.high) / 2)
+
+    def _areas(self, pieces: Sequence[_Piece], colour: str) -> None:
+        """A job's pieces, joined where they follow each other."""
+        gaps = [i for i, (one, other) in enumerate(pairwise(pieces), 1) if other.start_s > one.end_s]
+        for first, end in pairwise([0, *gaps, len(pieces)]):
+            run = [*pieces[first:end], pieces[end - 1]]
+            times = [*(piece.start_s for piece in run[:-1]), run[-1].end_s]
+            self.axes.fill_between(
+                [at / self.unit_s for at in times],
+                [piece.low for piece in run],
+                [piece.high for piece in run],
+                step="post",
+                facecolor=colour,
+                edgecolor="white",
+                linewidth=0.6,
+            )
+
+    def _ends(self, job: JobResult, pieces: Sequence[_Piece], end_s: float) -> None:
+        """The dark parts of its attempts, and how they ended; where it went on in place, one sees that."""
+        shade: dict[str, Any] = {"facecolor": INK, "alpha": 0.4, "linewidth": 0}
+        for attempt in job.attempts:
+            in_place = attempt.ended is Ended.RESIZED
+            if in_place and not attempt.launch_s:
+                continue
+            stop_s = end_s if attempt.end_s is None else attempt.end_s
+            trained_s = stop_s - (0.0 if in_place else attempt.suspend_s)
+            for begin_s, until_s, low, high in pieces:
+                started_s = min(until_s, stop_s, attempt.start_s + attempt.launch_s)
+                self._box(max(begin_s, attempt.start_s), started_s, low, high, **shade)
+                self._box(max(begin_s, trained_s), min(until_s, stop_s), low, high, **shade)
+                if attempt.ended in _ENDS and not in_place and until_s == stop_s:
+                    self._line(stop_s, stop_s, low, high, solid_capstyle="butt", **_ENDS[attempt.ended])
+
+
+def _stacked(jobs: Sequence[JobResult], host: str, end_s: float) -> dict[int, list[_Piece]]:
+    """What each job had of a host's cores at any time, in the order of ids from below."""
+    changes: dict[float, dict[int, float]] = {}
+    for job in jobs:
+        for attempt in job.attempts:
+            if attempt.host == host:
+                stop_s = end_s if attempt.end_s is None else attempt.end_s
+                changes.setdefault(stop_s, {}).setdefault(job.id, 0.0)
+                changes.setdefault(attempt.start_s, {})[job.id] = attempt.cores
+    pieces: dict[int, list[_Piece]] = {}
+    held: dict[int, float] = {}
+    for start_s, stop_s in pairwise(sorted(changes)):
+        held |= changes[start_s]
+        low = 0.0
+        for job_id in sorted(held):
+            if not held[job_id]:
+                continue
+            mine, high = pieces.setdefault(job_id, []), low + held[job_id]
+            if mine and mine[-1][1:] == (start_s, low, high):
+                mine[-1] = mine[-1]._replace(end_s=stop_s)
+            else:
+                mine.append(_Piece(start_s, stop_s, low, high))
+            low = high
+    return pieces
 
 
 def _handles(results: Sequence[Result], names: Mapping[int, str], colours: Mapping[int, str]) -> list[Artist]:
@@ -192,8 +327,10 @@ def _handles(results: Sequence[Result], names: Mapping[int, str], colours: Mappi
     if any(a.overhead_s for a in attempts):
         handles.append(Patch(facecolor=INK, alpha=0.6, linewidth=0, label="start, resume, suspend"))
     for ended, style in _ENDS.items():
-        if any(a.ended is ended for a in attempts):
+        if any(a.ended is ended and not (ended is Ended.RESIZED and a.cores) for a in attempts):
             handles.append(Line2D([], [], label=str(ended), **style))
+    if any(result.cores for result in results):
+        handles.append(Line2D([], [], label="all CPU cores", **_ALL))
     if any(result.lower_bound_s for result in results):
         handles.append(Line2D([], [], label="lower bound", **_BOUND))
     return handles
@@ -202,13 +339,6 @@ def _handles(results: Sequence[Result], names: Mapping[int, str], colours: Mappi
 def _end_s(result: Result) -> float:
     """When all was over, also in the background."""
     return max(result.makespan_s, result.background_end_s or 0.0)
-
-
-def _unit(span_s: float) -> tuple[str, float]:
-    """The axis's unit, and its length in seconds."""
-    if span_s <= 1200:
-        return "s", 1.0
-    return ("min", 60.0) if span_s <= 2 * 3600 else ("h", 3600.0)
 
 
 _Seat = tuple[int, int]

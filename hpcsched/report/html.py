@@ -1,4 +1,4 @@
-"""A run as one HTML page: how it went, its Gantt chart, its jobs, and the global batches that changed.
+"""A run as one HTML page: how it went, its Gantt chart, its jobs, and how their batches and cores changed.
 
 The page needs no other file, no script and no network; all that comes from users is escaped.
 """
@@ -12,7 +12,10 @@ from html import escape
 from itertools import count
 from string import Template
 
-from hpcsched.core.model import JobState
+from msgspec import UNSET
+
+from hpcsched.core.model import Attempt, JobState, Seat
+from hpcsched.core.seats import cores_of, said_seats
 from hpcsched.planning.workers import WorkerOptions
 from hpcsched.report.drawing import INK, PALETTE
 from hpcsched.report.result import JobResult, Result
@@ -32,6 +35,17 @@ class BatchHistory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CoresHistory:
+    """A job on CPU cores: its configurations (at least one), the cores it may have, and their picture."""
+
+    job_id: int
+    name: str
+    attempts: Sequence[Attempt]
+    budget: float
+    svg: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Page:
     """What there is to show of a run.
 
@@ -46,6 +60,7 @@ class Page:
     gantt: str | None
     efficiencies: Mapping[int, float]
     histories: Sequence[BatchHistory] = ()
+    configurations: Sequence[CoresHistory] = ()
     notes: Sequence[str] = ()
 
     def html(self) -> str:
@@ -54,15 +69,25 @@ class Page:
         parts = [f'<p class="note">{escape(note)}</p>' for note in self.notes]
         parts.append(_tiles(self._headline()))
         if self.gantt is not None:
-            parts.append(f"<h2>GPUs over time</h2>\n<figure>{_inline(self.gantt, next(numbers))}</figure>")
+            figure = _inline(self.gantt, next(numbers))
+            parts.append(f"<h2>{self._resources()} over time</h2>\n<figure>{figure}</figure>")
         if self.result.jobs:
             parts.append(f"<h2>Jobs</h2>\n{_job_table(self.result, self.efficiencies)}\n{_EXPLAINED}")
+        if self.configurations:
+            parts.append(f"<h2>Configurations on CPU cores</h2>\n{_CHANGES}")
+            parts += [_configuration(history, next(numbers)) for history in self.configurations]
         if self.histories:
             parts.append(f"<h2>Global batches</h2>\n{_DECISIONS}")
             parts += [_section(history, next(numbers)) for history in self.histories]
         return _PAGE.substitute(
             title=escape(self.title), began=escape(self.began), style=_STYLE, body="\n".join(parts)
         )
+
+    def _resources(self) -> str:
+        """What the jobs had, in the words of a heading."""
+        if self.result.core_hours is UNSET:
+            return "GPUs"
+        return "GPUs and CPU cores" if self.result.on_gpus else "CPU cores"
 
     def _headline(self) -> list[tuple[str, str]]:
         """What sums the run up, as (name, value)."""
@@ -71,12 +96,17 @@ class Page:
         tiles = [
             ("state", self.state),
             ("policy", r.policy),
-            ("GPUs", str(r.gpus)),
+            *([("GPUs", str(r.gpus))] if r.on_gpus else []),
+            *([("CPU cores", f"{sum(r.cores.values()):g}")] if r.cores else []),
             ("jobs completed", f"{r.jobs_completed} of {r.jobs_total}"),
             ("makespan" if over else "time so far", duration(r.makespan_s)),
             ("mean JCT", _or_dash(None if r.mean_jct_s is None else duration(r.mean_jct_s))),
-            ("GPU-hours", f"{r.gpu_hours:.2f}"),
-            ("utilisation", f"{r.utilisation:.0%}"),
+        ]
+        if r.on_gpus:
+            tiles += [("GPU-hours", f"{r.gpu_hours:.2f}"), ("utilisation", f"{r.utilisation:.0%}")]
+        if r.core_hours is not UNSET:
+            tiles.append(("core-hours", f"{r.core_hours:.2f}"))
+        tiles += [
             ("overhead", f"{r.overhead_share:.1%}"),
         ]
         if r.gap is not None:
@@ -137,9 +167,55 @@ def _times(job: JobResult) -> tuple[float | None, ...]:
 
 
 def _overhead(job: JobResult, now_s: float) -> str | None:
-    """The share of the time on GPUs that was no training; None if there was no such time."""
+    """The share of the time on GPUs or cores that was no training; None if there was no such time."""
     held_s = sum((now_s if a.end_s is None else a.end_s) - a.start_s for a in job.attempts)
     return f"{job.overhead_s / held_s:.1%}" if held_s > 0 else None
+
+
+def _configuration(history: CoresHistory, number: int) -> str:
+    """A job's configurations: a line on what it came to, the picture, and what led from one to the next."""
+    attempts, last = history.attempts, history.attempts[-1]
+    facts = [
+        ("configuration", said_seats(last.seats)),
+        ("cores", f"{cores_of(last.seats):.4g} of {history.budget:.4g}"),
+        ("changes", str(len(attempts) - 1)),
+    ]
+    if rates := [attempt.usage.rate for attempt in attempts if attempt.usage]:
+        facts.append(("steps/s", f"{rates[0]:.4g}" + (f" to {rates[-1]:.4g}" if len(rates) > 1 else "")))
+    if last.usage:
+        facts.append(("efficiency", _efficiency(last)))
+    unit, clock = time_format(attempt.start_s for attempt in attempts)
+    heads = [f"from {unit}".rstrip(), "servers", "workers", "cores", "steps/s", "efficiency", "why"]
+    rows = [
+        _row(
+            "td",
+            [
+                clock(attempt.start_s),
+                _shares([seat for seat in attempt.seats if seat.server]),
+                _shares([seat for seat in attempt.seats if not seat.server]),
+                f"{cores_of(attempt.seats):.4g}",
+                f"{attempt.usage.rate:.4g}" if attempt.usage else "-",
+                _efficiency(attempt),
+                _or_dash(str(attempt.why) if attempt.why else None),
+            ],
+            {6: "left why"},
+        )
+        for attempt in attempts
+    ]
+    head, body = _row("th", heads, {6: "left"}), "\n".join(rows)
+    table = f'<div class="wide"><table>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+    return _section_of(history.job_id, history.name, facts, _inline(history.svg, number), table)
+
+
+def _shares(seats: Sequence[Seat]) -> str:
+    """How many processes, times the cores of each: 2 x 0.5; of different ones, 2 x 0.3-0.6."""
+    low, high = min(seat.share for seat in seats), max(seat.share for seat in seats)
+    return f"{len(seats)} x {low:.4g}" + (f"-{high:.4g}" if high > low else "")
+
+
+def _efficiency(attempt: Attempt) -> str:
+    """The cores used, of those that it had."""
+    return f"{sum(attempt.usage.cpu) / cores_of(attempt.seats):.0%}" if attempt.usage else "-"
 
 
 def _section(history: BatchHistory, number: int) -> str:
@@ -161,11 +237,16 @@ def _section(history: BatchHistory, number: int) -> str:
     facts.append(("learning rate", f"x {last.factor:.3g}"))
     if last.loss is not None:
         facts.append(("loss", f"{last.loss:.4g}"))
+    return _section_of(history.job_id, history.name, facts, _inline(history.svg, number))
+
+
+def _section_of(
+    job_id: int, name: str, facts: Iterable[tuple[str, str]], figure: str, below: str = ""
+) -> str:
     line = " &middot; ".join(f"{escape(name)} <b>{escape(text)}</b>" for name, text in facts)
-    title = f"Job {history.job_id}: {history.name}"
     return (
-        f'<section>\n<h3>{escape(title)}</h3>\n<p class="facts">{line}</p>\n'
-        f"<figure>{_inline(history.svg, number)}</figure>\n</section>"
+        f'<section>\n<h3>{escape(f"Job {job_id}: {name}")}</h3>\n<p class="facts">{line}</p>\n'
+        f"<figure>{figure}</figure>\n{below}</section>"
     )
 
 
@@ -181,14 +262,20 @@ def _or_dash(text: str | None) -> str:
 
 _EXPLAINED = (
     '<p class="small">GPUs: the counts a job went through, p as primary or packed, s as secondary, b in the '
-    "background. Submit, start and end count from the run's beginning. Overhead: share of the job's time "
-    "on GPUs that went into starts, resumes, suspends and changes. Efficiency: steps per GPU-second, "
-    "overhead included, over those on one GPU by the model's profile, or as seen in this run; - where "
-    "neither tells.</p>"
+    "background; c: CPU cores. Submit, start and end count from the run's beginning. Overhead: share of the "
+    "job's time on GPUs or cores that went into starts, resumes, suspends and changes. Efficiency: steps per "
+    "GPU-second, overhead included, over those on one GPU by the model's profile, or as seen in this run; - "
+    "where neither tells.</p>"
 )
 _DECISIONS = (
     '<p class="small">Each decision on a batch and its workers holds until the next one; the figures next to '
     "a job's name are the newest. Dotted lines: the job went on on other GPUs, or after a restart.</p>"
+)
+
+_CHANGES = (
+    '<p class="small">Servers, workers: how many, times the cores of each. Steps/s and efficiency (cores '
+    "used, of those it had) are what was measured last of a configuration; - where nothing was. Thin lines: "
+    "changes while it trained on; dotted: starts after a stop.</p>"
 )
 
 _STYLE = Template("""
@@ -212,6 +299,7 @@ table { border-collapse: collapse; font-size: 12.5px; font-variant-numeric: tabu
 th, td { padding: 3px 10px 3px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid #eee; }
 th { color: #555; font-weight: 600; border-bottom: 1px solid #aaa; }
 .left { text-align: left; }
+.why { white-space: normal; min-width: 380px; }
 .name { white-space: normal; overflow-wrap: anywhere; min-width: 90px; max-width: 240px; }
 .good { color: #00704f; } .bad { color: #c00000; font-weight: 600; } .gone { color: #777; }
 .open { color: $blue; }

@@ -226,7 +226,7 @@ def _there(result: Result) -> str:
 
 def cores_text(cores: float) -> str:
     """A number of CPU cores as it stands where others have GPU counts: `0.9c`."""
-    return f"{round(cores, 2):g}c"
+    return f"{round(cores, 1 if cores >= 10 else 2):g}c"
 
 
 def duration(seconds: float) -> str:

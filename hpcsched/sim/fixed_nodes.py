@@ -9,7 +9,7 @@ most, as long as its budget lasts and a node is free.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from hpcsched.core.cores import WHOLE
@@ -27,7 +27,7 @@ from hpcsched.policy.marble import Marble
 
 NODE = round(WHOLE * NODE_CPUS)
 
-RULES = {"dtconfig": 0.3, "optimus": NODE_CPUS * sum(START), "fixed": NODE_CPUS * 2}
+LEAST_CORES = {"dtconfig": 0.3, "optimus": NODE_CPUS * sum(START), "fixed": NODE_CPUS * 2}
 """By what a job's configuration can be chosen, and the fewest cores for it."""
 
 Counts = tuple[int, int]
@@ -93,26 +93,41 @@ class FixedNodes(Marble):
         return decisions
 
 
-def maker(
-    rule: str, trainings: Mapping[str, Training], cores: float, measured: Sequence[Counts] = ()
-) -> PolicyMaker:
-    """What makes the policy of one of the RULES for these models, where there are so many cores.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One of LEAST_CORES, as a simulation takes it: what makes its policy, and how trainings behave."""
 
-    `measured` are the configurations that Optimus measures first (none: those of `sampled`).
-    """
-    if rule == "optimus":
-        first = measured or sampled(int(cores / NODE_CPUS))
-        fits = {name: profiled(each.model, first, each.link) for name, each in trainings.items()}
-        return lambda name, options: optimus(fits)
-    if rule == "fixed":
+    make: PolicyMaker
+    trainings: Mapping[str, Training]
 
-        @cache
-        def best(model: str, budget: float) -> Counts:
-            found = best_fixed(trainings[model].model, budget, trainings[model].link)
-            return found.servers, found.workers
+    @classmethod
+    def of(
+        cls, name: str, trainings: Mapping[str, Training], cores: float, measured: Sequence[Counts] = ()
+    ) -> Rule:
+        """The rule of this name for these models, where there are so many cores.
 
-        return lambda name, options: fixed(best)
-    return make_policy
+        `measured` are the configurations that Optimus measures first (none: those of `sampled`).
+        """
+        if name == "optimus":
+            first = measured or sampled(int(cores / NODE_CPUS))
+            fits = {model: profiled(each.model, first, each.link) for model, each in trainings.items()}
+            paced = {model: _paced(each) for model, each in trainings.items()}
+            return cls(make=lambda name, options: optimus(fits), trainings=paced)
+        if name == "fixed":
+
+            @cache
+            def best(model: str, budget: float) -> Counts:
+                found = best_fixed(trainings[model].model, budget, trainings[model].link)
+                return found.servers, found.workers
+
+            return cls(make=lambda name, options: fixed(best), trainings=trainings)
+        return cls(make=make_policy, trainings=trainings)
+
+
+def _paced(training: Training) -> Training:
+    """The same, measured when Optimus decides: it does not wait for anything to be steady."""
+    begun_s = min(training.start_s, training.build_s + training.change_s)
+    return replace(training, stable_s=max(0.0, EVERY_S - begun_s))
 
 
 def fixed(best: Callable[[str, float], Counts]) -> FixedNodes:

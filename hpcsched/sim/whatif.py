@@ -6,7 +6,7 @@ Pure: the state comes from a replay of the journal.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from hpcsched.errors import ConfigError
 
 CANCELLED, FAILED = "cancelled", "failed"
 UNKNOWN = "of unknown work"
+UNMODELLED = "on CPU cores without a model of their training (--ps)"
 WAITING = "waiting for one of these"
 """Why a job is left out."""
 
@@ -29,7 +30,7 @@ _WORKED = (Ended.COMPLETED, Ended.SUSPENDED, Ended.RESIZED)
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """The jobs of a run, as a simulation takes them, with their profiles.
+    """The jobs of a run, as a simulation takes them, with the profiles of those on GPUs.
 
     `ids` are the jobs' ids in the run. `left_out` are the ids of those that cannot be simulated, by
     reason; `rigid` of those that keep the GPU count and the time that they had, as their steps or their
@@ -43,20 +44,27 @@ class Past:
     rigid: tuple[int, ...]
 
 
-def past_of(machine: Machine, measured: Iterable[Profile] = ()) -> Past:
+def past_of(machine: Machine, measured: Iterable[Profile] = (), trainings: Collection[str] = ()) -> Past:
     """What the run had to do: its jobs with the times at which they came, the work they did or have to do.
 
     A completed job's work are the steps it did, one that is not over has the steps it was given. Profiles
     are the run's own, what it has learnt where there is none; `measured` come before both. What a start, a
-    suspend or a change in place cost in the run stands in for what a profile does not say.
+    suspend or a change in place cost in the run stands in for what a profile does not say. Of jobs on CPU
+    cores those are taken whose models are known: `trainings`.
     """
     given = {(p.model, p.nodes): p for p in measured}
     left_out: dict[int, str] = {}
-    works: dict[int, tuple[JobSpec, Profile]] = {}
+    works: dict[int, tuple[JobSpec, Profile | None]] = {}
     rigid = []
     for job in machine.jobs.values():
         if job.state in (JobState.CANCELLED, JobState.FAILED):
             left_out[job.id] = CANCELLED if job.state is JobState.CANCELLED else FAILED
+        elif job.spec.cpus is not None:
+            steps = _steps(job)
+            if steps is not None and job.spec.model in trainings:
+                works[job.id] = replace(job.spec, steps=steps), None
+            else:
+                left_out[job.id] = UNKNOWN if steps is None else UNMODELLED
         elif (work := _work(machine, job, given)) is not None:
             works[job.id] = work
         elif (work := _as_it_went(machine, job)) is not None:
@@ -76,7 +84,8 @@ def past_of(machine: Machine, measured: Iterable[Profile] = ()) -> Past:
         gone = [other.ended_s or 0.0 for other in before if other.id in left_out]
         after = tuple(other.spec.name for other in before if other.id not in left_out)
         jobs.append(replace(spec, submit_at=max([job.submit_s, *gone]), after=after))
-        profiles[profile.model, profile.nodes] = profile
+        if profile is not None:
+            profiles[profile.model, profile.nodes] = profile
     reasons = dict.fromkeys(left_out.values())
     return Past(
         jobs=tuple(jobs),
@@ -105,7 +114,7 @@ def _work(
     """The job with its steps, and the profile it goes by; None if one of them is not known."""
     spec, model = job.spec, job.spec.model
     profile = given.get((model, spec.nodes)) or given.get((model, 1)) or machine.profile(job)
-    steps = job.step if job.state is JobState.COMPLETED and job.step else spec.steps
+    steps = _steps(job)
     if profile is None or steps is None:
         return None
     costs = machine.costs.get(model, Costs())
@@ -117,6 +126,11 @@ def _work(
     }
     missing: dict[str, Any] = {name: cost for name, cost in seen.items() if getattr(profile, name) is None}
     return replace(spec, steps=steps), replace(profile, **missing)
+
+
+def _steps(job: Job) -> int | None:
+    """What it did, if it is completed, else what it has to do; None: not known."""
+    return job.step if job.state is JobState.COMPLETED and job.step else job.spec.steps
 
 
 def _as_it_went(machine: Machine, job: Job) -> tuple[JobSpec, Profile] | None:

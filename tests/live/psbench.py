@@ -11,6 +11,7 @@ from test_worker_resize import Elastic
 
 TRAININGS = '''
 import json, os, signal, time
+from functools import partial
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -21,15 +22,15 @@ from hpcsched.worker.ps.crew import Crew
 from hpcsched.worker.ps.session import PsSession
 from hpcsched.worker.ps.wire import Wire
 
-usual = PsSession.finish
+usual = PsSession._part
 
-def finish(session, *arguments):
+def part(session):
     """Leaves behind what went over the server's link."""
     link = getattr(session._post, "link", None)
     if link is not None:
         with open("link." + os.environ["HPCSCHED_RANK"], "w") as file:
             json.dump([link.inward.bytes, link.outward.bytes], file)
-    usual(session, *arguments)
+    usual(session)
 
 class Base(Trainer):
     """Goes slowly until the test lets it go, and writes down which samples each step was given."""
@@ -41,13 +42,14 @@ class Base(Trainer):
         if rank == "0":
             file = os.open("progress", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.environ["HPCSCHED_PROGRESS_FD"] = str(file)
-        meter.SAMPLE_S = args.get("sample_s", meter.SAMPLE_S)
+        if "sample_s" in args:
+            meter.SAMPLE_S, meter.Stability = args["sample_s"], partial(meter.Stability, limit=1.0)
         if rank == args.get("victim"):
             self.dies_before_it_pushes(args["dies_at"], args.get("dies_to", 1))
         if "joiner_dies" in args and os.environ.get("HPCSCHED_JOINING"):
             owner = Changing if hasattr(Changing, args["joiner_dies"]) else Crew
             setattr(owner, args["joiner_dies"], lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-        PsSession.finish = finish
+        PsSession._part = part
         generator = torch.Generator().manual_seed(5)
         x = torch.randn(50, 6, generator=generator, dtype=self.dtype)
         y = torch.randint(0, 3, (50,), generator=generator)

@@ -162,29 +162,31 @@ def test_without_staleness_two_runs_are_equal_to_the_last_bit(tmp_path: Path) ->
 
 
 def test_a_slow_link_is_seen_and_a_fast_one_is_not_busy(tmp_path: Path) -> None:
-    elements, steps = 6 * 16 + 16 + 16 * 3 + 3, 50
-    rates = []
-    for name, link, busy in (("slow", 0.1, True), ("fast", 1000.0, False)):
-        job = PsJob(tmp_path / name, steps=steps, link=link)
-        assert wait(job.begin_as((1, 2), sample_s=0.1)) == [0] * 3, job.output
+    elements = 6 * 16 + 16 + 16 * 3 + 3
+    for name, link, busy in (("slow", 0.03, True), ("fast", 1000.0, False)):
+        job = PsJob(tmp_path / name, steps=10**6, link=link)
+        ranks = job.begin_as((1, 2), sample_s=0.1)
+        job.word()
+        eventually(job.usages)
+        for rank in ranks:
+            rank.terminate()
+        assert wait(ranks) == [75] * 3, job.output
+        steps = job.state["step"]
         inward, outward = json.loads((job.folder / "link.0").read_text())
         least = elements * 8 * 2 * steps
         assert least < inward < least + 2 * steps * 512, "gradients, and a head for each push"
         assert least < outward < least + 2 * steps * 512
         usage = job.usages()[-1]
-        assert (usage["net"][0] > 0.9) == busy, usage
+        assert (usage["net"][0] > 0.1) == busy, usage
         assert usage["net"][1:] == [0.0, 0.0]
-        rates.append(usage["rate"])
-        if busy:  # no direction takes more than it can, and one of them always has something to do
-            assert 0.7 / (inward + outward) < usage["rate"] / steps / (link * 2**20) < 1.05 / inward
-    assert rates[1] > 2 * rates[0]
+        assert usage["rate"] * inward / steps < 1.05 * link * 2**20, "no more than it can take in"
 
 
 def test_the_agent_is_told_what_is_used_anew_after_each_change(tmp_path: Path) -> None:
     job = PsJob(tmp_path, steps=10**6)
     ranks = job.begin_as((1, 2), sample_s=0.1, pause=0.01)
     job.word()
-    eventually(lambda: job.usages())
+    eventually(job.usages)
     assert job.become((1, 2), share=3.0) == []
     job.word()
     eventually(lambda: job.usages()[-1]["attempt"] == 2)
@@ -195,4 +197,4 @@ def test_the_agent_is_told_what_is_used_anew_after_each_change(tmp_path: Path) -
         assert set(usage) == {"attempt", "rate", "cpu", "net", "samples", "stable"}
         assert 0 < usage["rate"] < 100 and len(usage["cpu"]) == len(usage["net"]) == 3
         assert all(0 < cores < 2 for cores in usage["cpu"]) and usage["net"] == [0.0] * 3
-        assert usage["stable"] or usage["samples"] >= 30
+        assert usage["stable"] and usage["samples"] >= 5

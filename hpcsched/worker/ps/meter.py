@@ -130,9 +130,11 @@ class Collector:
     def _read(self, step: int) -> list[Note] | None:
         """Everybody's note; None if somebody has none, or nothing new for long although we go on."""
         now = self._clock()
-        notes: list[Note | None] = [None] * len(self._keys)
-        if self._board.check(self._keys):
-            notes = [Note(*json.loads(text)) for text in self._board.multi_get(self._keys)]
+        there = self._keys
+        if not self._board.check(there):  # all at once, as a rule
+            there = [key for key in there if self._board.check([key])]
+        texts = dict(zip(there, self._board.multi_get(there), strict=True)) if there else {}
+        notes = [Note(*json.loads(texts[key])) if key in texts else None for key in self._keys]
         silent = []
         for rank, (note, (former, heard, since)) in enumerate(zip(notes, self._heard, strict=True)):
             if since is None or note != former:

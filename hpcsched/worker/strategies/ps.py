@@ -11,7 +11,7 @@ from hpcsched.worker.ps.session import PsSession
 from hpcsched.worker.strategies import ddp
 from hpcsched.worker.trainer import Trainer, build, evaluate
 
-OPTIONS = ("cpus", "staleness", "servers", "workers", "start", "link")
+OPTIONS = ("cpus", "staleness", "servers", "workers", "start", "scale_up", "link")
 
 
 def run(trainer: Trainer, env: JobEnv) -> None:
