@@ -59,6 +59,9 @@ DRIFT = 0.1
 MOST_CHANGES = 60
 """Of a job's configuration in an attempt: by then it has been looked at long enough."""
 
+PATIENCE = 3
+"""After so many measurements at rest all is tried again, then after twice as many, and so on."""
+
 LEAST_FACTOR = 1.05
 """Fewer cores more than that are not worth a change."""
 
@@ -177,7 +180,7 @@ class Search:
     `base` is the configuration from which moves are tried, `best` the fastest seen; `trial` the move that led
     away from the base, to `shape`, and is not judged yet. `tried` are the moves that did not help from there.
     `changes` counts all; `rests`: nothing is left to try, `waits`: more cores are, once there are some.
-    `looked_at` is the newest measurement taken in.
+    `looked_at` is the newest measurement taken in; of `patience` measurements at rest there were `rested`.
     """
 
     base: Seen | None = None
@@ -189,10 +192,12 @@ class Search:
     rests: bool = False
     waits: bool = False
     looked_at: Usage | None = None
+    rested: int = 0
+    patience: int = PATIENCE
 
     def anew(self) -> Search:
         """The search of a job that starts again: what it was about to try is forgotten."""
-        return replace(self, trial=None, shape=None, looked_at=None, rests=False, waits=False, changes=0)
+        return Search(base=self.base, best=self.best, tried=self.tried)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,16 +243,28 @@ def _judged(search: Search, now: Seen) -> Search:
     if base is None or best is None:
         return replace(search, base=now, best=now)
     if move is None:
-        if search.rests and abs(now.rate / base.rate - 1) > DRIFT:
-            return replace(search, base=now, best=now, tried=frozenset(), rests=False)
-        return search if search.rests or now.shape != base.shape else replace(search, base=now)
+        return _still_good(search, base, now) if now.shape == base.shape else search
     came = now.shape == search.shape  # else it could not be done
     search = replace(search, trial=None, shape=None)
     if not came or not _helps(move, base, now):
         return replace(search, tried=search.tried | {move})
     tried = {move} if move in (Move.BALANCE, Move.TRIM) and now.rate < base.rate * (1 + BETTER) else set()
     best = max(best, now, key=lambda seen: seen.rate)
-    return replace(search, base=now, best=best, tried=frozenset(tried))
+    return replace(search, base=now, best=best, tried=frozenset(tried), patience=PATIENCE)
+
+
+def _still_good(search: Search, base: Seen, now: Seen) -> Search:
+    """What it says that the same configuration was measured once more: at rest all is tried anew when the
+    training has changed, and now and then, ever more seldom, as what was measured may have been disturbed."""
+    if not search.rests:
+        return replace(search, base=now)
+    if abs(now.rate / base.rate - 1) > DRIFT:
+        return replace(search, base=now, best=now, tried=frozenset(), rests=False, rested=0)
+    rested = search.rested + 1
+    if rested < search.patience or search.changes >= MOST_CHANGES:
+        return replace(search, rested=rested)
+    anew = replace(search, base=now, best=now, tried=frozenset(), rests=False)
+    return replace(anew, rested=0, patience=2 * search.patience)
 
 
 def _helps(move: Move, base: Seen, now: Seen) -> bool:

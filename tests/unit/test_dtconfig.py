@@ -187,6 +187,17 @@ def test_a_training_that_changes_at_rest_is_looked_at_anew() -> None:
     assert why(job.measured(0.7, 0.8)) in (Why.UTILISATION_BOTTLENECK, Why.BALANCED)
 
 
+def test_at_rest_all_is_tried_again_ever_more_seldom() -> None:
+    job, first = Job(budget=600), Shape.even(1, 2, 300)
+    rests: list[int] = []
+    for k in range(200):
+        job.measured(0.85, (1.0 if job.shape == first else 0.9) + 1e-6 * k)
+        if job.search.rests and job.search.rested == 0:
+            rests.append(job.search.patience)
+    assert rests[:4] == [3, 6, 12, 24]
+    assert job.search.changes <= MOST_CHANGES
+
+
 def test_a_change_that_could_not_be_made_counts_as_tried() -> None:
     job = Job()
     refused = job.measured(0.85, 1.0, goes=False)
