@@ -88,7 +88,7 @@ def _before(machine: Machine, job: Job) -> str:
 
 def _searches(job: Job, search: Search, usage: Usage | None) -> str:
     """Where the search of a job that runs stands."""
-    from hpcsched.policy.dtconfig import DRIFT, Shape
+    from hpcsched.policy.dtconfig import DRIFT, MOST_CHANGES, Shape
 
     if search.trial and search.shape == Shape.of(job.current.seats):
         against = f" and compared with {search.base.rate:.4g} steps/s" if search.base else ""
@@ -96,7 +96,11 @@ def _searches(job: Job, search: Search, usage: Usage | None) -> str:
     if usage is None:
         return f"the {'next' if search.base else 'first'} measurement comes once it is steady"
     if search.rests:
-        return f"stays with these cores, unless its speed changes by more than {DRIFT:.0%}"
+        if search.changes >= MOST_CHANGES:
+            return f"stays with these cores: it has been changed {search.changes} times by now"
+        more = plural(search.patience - search.rested, "more measurement")
+        until = f"its speed changes by {DRIFT:.0%}, or for {more}"
+        return f"stays with these cores until {until}: then all is tried anew"
     if search.waits:
         return "takes more cores as soon as nobody else has or wants them"
     return "what it tries next is decided with the next measurement"

@@ -159,7 +159,7 @@ class _GpuPanel(_Panel):
 
     def draw(self, result: Result, colours: Mapping[int, str]) -> None:
         axes = self.axes
-        axes.set_ylim(result.gpus - 0.5, -0.5)
+        axes.set_ylim(max(1, result.gpus) - 0.5, -0.5)
         axes.set_yticks(range(0, result.gpus, 1 if self.row >= _READABLE else max(2, result.gpus // 8)))
         self._dress("GPU")
         bars = [(job, attempt) for job in result.jobs for attempt in job.attempts]

@@ -220,7 +220,8 @@ def _there(result: Result) -> str:
     gpus = f"{result.gpus} GPU{'s' * (result.gpus != 1)}"
     if not result.cores:
         return gpus
-    cores = f"{sum(result.cores.values()):.4g} CPU cores"
+    count = sum(result.cores.values())
+    cores = f"{count:.4g} CPU core{'s' * (count != 1)}"
     return f"{gpus} and {cores}" if result.on_gpus else cores
 
 

@@ -190,7 +190,7 @@ class PsJob(Elastic):
         found = super().environment(rank, world, port, args)
         if self.serves:
             found["HPCSCHED_STRATEGY"] = json.dumps({"kind": "ps", **self.strategy})
-            found["HPCSCHED_SEATS"] = json.dumps([{"server": serves, "share": 4.0} for serves in self.serves])
+            found["HPCSCHED_SEATS"] = json.dumps([{"server": serves, "share": 1.0} for serves in self.serves])
         return found
 
     def usages(self) -> list[dict[str, Any]]:
@@ -203,7 +203,7 @@ class PsJob(Elastic):
         self.serves = [True] * config[0] + [False] * config[1]
         return self.begin(sum(config), **args)
 
-    def become(self, config: Config, *, share: float = 4.0) -> list[BaseProcess]:
+    def become(self, config: Config, *, share: float = 1.0) -> list[BaseProcess]:
         """Order other servers and workers; returns those that join. As few come and go as can be."""
         left = list(config)
         keep = []

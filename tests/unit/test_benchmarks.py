@@ -55,6 +55,7 @@ def check_samples(results: dict[str, Any]) -> None:
         ("vsw_plans", {"solve_16_of_16_200_s", "solver_wrong_cases", "iteration_errors"}),
         ("vsw_steps", {"digits_1_usual_s", "text_2_compared_s", "text_1_decision_s"}),
         ("cpu_shares", {"rests_5ms_0.5_cores", "stopped_spin_0.5_cores", "holder_cores", "rest_s"}),
+        ("ps_simulated", {"A_paper_alone_dtconfig_jct_h", "B_hpcsched_trace_fixed_queueing_h"}),
         ("pack_plans", {"plan_of_10_s", "v100_paired_as_measured_over_best"}),
         ("pack_steps", {"mlp_b8_n2_separate_step_s", "cnn_b8_n2_auto_step_s"}),
         ("packed_hyperband", {"digits_off_wall_s", "digits_auto_wall_s", "mlp_off_on_1_search_s"}),
