@@ -57,9 +57,9 @@ DRAWS = 5
 """How often Optimus's first configurations are drawn."""
 
 GOAL_JCT = 0.64
-"""Of Optimus's mean job completion time (the paper: 35.6 % less)."""
+"""Of Optimus's mean job completion time on cluster A (the paper: 35.6 % less)."""
 GOAL_QUEUEING = 0.33
-"""Of FA-BF's mean time in the queue (the paper: 67.8 % less)."""
+"""Of FA-BF's mean time in the queue there (the paper: 67.8 % less); on B hardly a job waits."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ def _alone(report: Report, case: Case, where: str, models: Sequence[str]) -> Non
         )
         report.row(
             "... JCT; changes",
-            f"{' / '.join(f'{hours[rule]:.2f}' for rule in three)} h ({-shorter[-1]:+.1%} of Optimus's, which is "
-            f"{_range(hours[rule] for rule in drawn)} h when drawn); "
+            f"{' / '.join(f'{hours[rule]:.2f}' for rule in three)} h ({-shorter[-1]:+.1%} of Optimus's, when "
+            f"drawn {_range(hours[rule] for rule in drawn)} h); "
             f"{' / '.join(str(changes[rule]) for rule in three)}",
         )
     report.row(f"{where}: alone, less JCT than Optimus, all models", f"{_range(shorter, '.1%')}")
@@ -181,6 +181,7 @@ def _trace(report: Report, case: Case, where: str, seeds: int, count: int) -> No
             report.results.setdefault(f"{key}_trace_{name}_{what}_h", []).extend(hours)
     report.results[f"{key}_trace_most_waiting"] = waiting
     drawn = [rule for rule in found if "drawn" in rule]
+    constrained = case.cluster == CLUSTERS["A"]
     for what, words in (
         ("jct", "mean JCT"),
         ("queueing", "mean time in the queue"),
@@ -198,14 +199,14 @@ def _trace(report: Report, case: Case, where: str, seeds: int, count: int) -> No
             report.row(
                 "... of Optimus's",
                 f"{of[0]:.2f} (drawn: {_range(of[1:])}); of FA-BF's {mine / hours['fixed']:.2f}",
-                goal=f"at most {GOAL_JCT}",
-                ok=of[0] <= GOAL_JCT,
+                goal=f"at most {GOAL_JCT}" if constrained else "",
+                ok=of[0] <= GOAL_JCT if constrained else None,
             )
-        if what == "queueing" and hours["fixed"]:
-            of_fixed = mine / hours["fixed"]
+        if what == "queueing" and constrained:
+            of_fixed = mine / hours["fixed"] if hours["fixed"] else 0.0
             report.row(
                 f"... of FA-BF's, where at most {_range(waiting, 'd')} waited",
-                f"{of_fixed:.2f} (Optimus {hours['optimus'] / hours['fixed']:.2f})",
+                f"{of_fixed:.2f}",
                 goal=f"at most {GOAL_QUEUEING}",
                 ok=of_fixed <= GOAL_QUEUEING,
             )

@@ -86,13 +86,12 @@ def bounds_of(machine: Machine) -> Bounds:
     """The bounds of a run's jobs on its GPUs; those for background lanes count as if there were none."""
     nothing = Bounds(None, None)
     # Of a run that did less than all its work, or whose rates were only seen in passing, nothing is proven;
-    # jobs that train as one take less than what each of them takes alone, and no profile is of CPU cores.
+    # jobs that train as one take less than what each of them takes alone.
     foreground = _foreground(machine)
     for job in foreground:
         profile = machine.profile(job)
         if (
             job.state is not JobState.COMPLETED
-            or job.spec.cpus is not None
             or (profile and profile.source == "learned")
             or machine.packs.shared(job)
             or any(attempt.role is Role.PACKED for attempt in job.attempts)

@@ -109,17 +109,17 @@ _WORDS = {
     Why.CORES_PRIORITY: "waits for CPU cores behind earlier jobs",
     Why.SEATED: "starts with {seats}, on {cores:.4g} of the {budget:.4g} cores that it may have{because}",
     Why.MORE_CORES: "more cores, from {old} to {seats}: at {rate:.4g} steps/s it used {efficiency:.0%} of "
-    "the {had:.4g} it had",
+    "the {had:.4g} it had{because}",
     Why.NETWORK_BOTTLENECK: "one more server, from {old} to {seats}: at {rate:.4g} steps/s the link of "
-    "server {server} was over 90 % full in {net:.0%} of {samples} samples",
+    "server {server} was over 90 % full for {net:.0%} of the time{because}",
     Why.UTILISATION_BOTTLENECK: "more workers, from {old} to {seats}: at {rate:.4g} steps/s it used "
-    "{efficiency:.0%} of its {had:.4g} cores, and no link was full: its processes do not use more",
+    "{efficiency:.0%} of its {had:.4g} cores, and no link was full: its processes do not use more{because}",
     Why.ONE_MORE_SERVER: "one more server, from {old} to {seats}: at {rate:.4g} steps/s it used "
-    "{efficiency:.0%} of its {had:.4g} cores, and more cores or workers did not help",
+    "{efficiency:.0%} of its {had:.4g} cores, and more cores or workers did not help{because}",
     Why.BALANCED: "cores moved, from {old} to {seats}: at {rate:.4g} steps/s {low} used {least:.0%} of what "
-    "it had, {high} {most:.0%}",
+    "it had, {high} {most:.0%}{because}",
     Why.TRIMMED: "fewer cores, from {old} to {seats}: at {rate:.4g} steps/s it used {efficiency:.0%} of its "
-    "{had:.4g}, others can have the rest",
+    "{had:.4g}, others can have the rest{because}",
     Why.BEST_SEEN: "back from {old} to {seats}, the best seen ({best:.4g} steps/s, {rate:.4g} now)",
     Why.SETTLED: "stays with {seats} at {rate:.4g} steps/s: {because}",
     Why.WANTS_CORES: "would take more than its {had:.4g} cores, of which it uses {efficiency:.0%}: none are "

@@ -146,21 +146,24 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A configuration, and what was measured of it."""
+    """A configuration, and what was measured of it: cores used by server and by worker, full links by
+    server."""
 
     shape: Shape
     usage: Usage
     servers: tuple[float, ...]
     workers: tuple[float, ...]
+    links: tuple[float, ...]
 
     @classmethod
     def of(cls, seats: Sequence[Seat], usage: Usage) -> Seen:
-        used = list(zip(seats, usage.cpu, strict=True))
+        used = list(zip(seats, usage.cpu, usage.net, strict=True))
         return cls(
             shape=Shape.of(seats),
             usage=usage,
-            servers=tuple(cpu for seat, cpu in used if seat.server),
-            workers=tuple(cpu for seat, cpu in used if not seat.server),
+            servers=tuple(cpu for seat, cpu, _ in used if seat.server),
+            workers=tuple(cpu for seat, cpu, _ in used if not seat.server),
+            links=tuple(net for seat, _, net in used if seat.server),
         )
 
     @property
@@ -228,7 +231,7 @@ def look(search: Search, seats: Sequence[Seat], usage: Usage, rules: Rules, room
         shape = None if move in search.tried else _moved(move, base, rules, room, now.shape)
         if shape is not None and shape not in (now.shape, base.shape):
             changed = replace(search, trial=move, shape=shape, changes=search.changes + 1)
-            return Found(search=changed, shape=shape, reason=_said(why, shape))
+            return Found(search=changed, shape=shape, reason=_said(why, shape, now, base))
     goal = best if base.rate < best.rate * (1 - NO_WORSE) else base
     if now.shape != goal.shape and goal.shape.cores <= min(rules.budget, now.shape.cores + room):
         facts = {"old": str(now.shape), "seats": str(goal.shape), "best": goal.rate, "rate": now.rate}
@@ -280,7 +283,7 @@ def _helps(move: Move, base: Seen, now: Seen) -> bool:
 
 def _full(seen: Seen) -> float:
     """The part of the time for which the fullest link was full, if that makes it a bottleneck."""
-    full = max(seen.usage.net, default=0.0)
+    full = max(seen.links, default=0.0)
     return full if full > FULL_LINK else 0.0
 
 
@@ -296,7 +299,7 @@ def _moves(base: Seen, rules: Rules) -> list[tuple[Move, Reason]]:
     worker = Move.WORKER, Reason(Why.UTILISATION_BOTTLENECK, facts)
     server = Move.SERVER, Reason(Why.ONE_MORE_SERVER, facts)
     if full := _full(base):
-        where = {"server": base.usage.net.index(full), "net": full, "samples": base.usage.samples}
+        where = {"server": base.links.index(full), "net": full}
         server = Move.SERVER, Reason(Why.NETWORK_BOTTLENECK, {**facts, **where})
     idle = _balance_facts(base)
     found = [(Move.BALANCE, Reason(Why.BALANCED, {**facts, **idle}))] if idle else []
@@ -322,7 +325,7 @@ def _moved(move: Move, base: Seen, rules: Rules, room: int, now: Shape) -> Shape
         return _balanced(base)
     if move is Move.TRIM:
         return _trimmed(base)
-    return _with_server(shape, there) if move is Move.SERVER else _with_workers(base)
+    return _with_server(shape, there) if move is Move.SERVER else _with_workers(base, there)
 
 
 def _with_server(shape: Shape, there: int) -> Shape | None:
@@ -333,13 +336,14 @@ def _with_server(shape: Shape, there: int) -> Shape | None:
     return Shape(servers=servers, workers=(left,) * len(shape.workers)) if left >= LEAST else None
 
 
-def _with_workers(base: Seen) -> Shape | None:
+def _with_workers(base: Seen, there: int) -> Shape | None:
     """The workers' cores over more of them: half as many again, or as many as use what each then has."""
     shares, count = base.shape.workers, len(base.shape.workers)
     used = WHOLE * sum(base.workers) / sum(shares)
     more = max(count + 1, round(count * min(2.0, max(1 + SCALE_UP, 1 / max(used, 0.5)))))
-    share = sum(shares) // more
-    return replace(base.shape, workers=(share,) * more) if share >= LEAST else None
+    more = min(more, max(sum(shares), there - sum(base.shape.servers)) // LEAST)
+    share = max(LEAST, sum(shares) // more)
+    return replace(base.shape, workers=(share,) * more) if more > count else None
 
 
 def _scaled(shape: Shape, factor: float) -> Shape:
@@ -409,8 +413,12 @@ def _apportioned(used: Sequence[float], cores: int) -> list[int]:
     return shares
 
 
-def _said(why: Reason, shape: Shape) -> Reason:
-    return replace(why, facts={**why.facts, "seats": str(shape)})
+def _said(why: Reason, shape: Shape, now: Seen, base: Seen) -> Reason:
+    """The reason in full: where the job stands elsewhere, that did not help."""
+    facts = {**why.facts, "seats": str(shape)}
+    if now.shape != base.shape:
+        facts["because"] = f" ({now.shape} did not help: {now.rate:.4g})"
+    return replace(why, facts=facts)
 
 
 def _at_rest(search: Search, now: Seen, rules: Rules) -> Found:

@@ -288,10 +288,10 @@ def _stacked(jobs: Sequence[JobResult], host: str, end_s: float) -> dict[int, li
     changes: dict[float, dict[int, float]] = {}
     for job in jobs:
         for attempt in job.attempts:
-            if attempt.host == host:
-                stop_s = end_s if attempt.end_s is None else attempt.end_s
-                changes.setdefault(stop_s, {}).setdefault(job.id, 0.0)
+            stop_s = end_s if attempt.end_s is None else attempt.end_s
+            if attempt.host == host and stop_s > attempt.start_s:
                 changes.setdefault(attempt.start_s, {})[job.id] = attempt.cores
+                changes.setdefault(stop_s, {})[job.id] = 0.0
     pieces: dict[int, list[_Piece]] = {}
     held: dict[int, float] = {}
     for start_s, stop_s in pairwise(sorted(changes)):

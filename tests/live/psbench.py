@@ -141,9 +141,22 @@ class Odd(Base):
         shift = model["scale"](torch.ones(1, 1)).double()
         return cross_entropy(result + shift, y, reduction="none")
 
+class Drift(nn.Module):
+    """What has been seen before changes what comes out, also in training."""
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("level", torch.zeros(()))
+        self.register_buffer("calls", torch.zeros(2, dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls += 1
+        self.level = 0.5 * self.level + x.detach().mean()
+        return x + self.level
+
 class Normed(Base):
     def network(self):
-        return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 3))
+        layers = nn.BatchNorm1d(16), nn.Dropout(0.2), Drift(), nn.Linear(16, 3)
+        return nn.Sequential(nn.Linear(6, 16), *layers)
 
 class Hooked(Base):
     def optimizer(self, model):
@@ -203,12 +216,15 @@ class PsJob(Elastic):
         self.serves = [True] * config[0] + [False] * config[1]
         return self.begin(sum(config), **args)
 
-    def become(self, config: Config, *, share: float = 1.0) -> list[BaseProcess]:
-        """Order other servers and workers; returns those that join. As few come and go as can be."""
+    def become(self, config: Config, *, share: float = 1.0, without: int | None = None) -> list[BaseProcess]:
+        """Order other servers and workers; returns those that join.
+
+        As few come and go as can be, but for the rank `without`, which has to leave.
+        """
         left = list(config)
         keep = []
         for rank, serves in enumerate(self.serves):
-            if left[not serves] > 0:
+            if left[not serves] > 0 and rank != without:
                 left[not serves] -= 1
                 keep.append(rank)
         self.serves = [self.serves[rank] for rank in keep] + [True] * left[0] + [False] * left[1]

@@ -92,6 +92,20 @@ def test_every_configuration_and_every_change_is_the_training_of_one_process(
     assert job.state["metrics"]["weight"] == pytest.approx(plain.state["metrics"]["weight"], abs=1e-6)
 
 
+def test_servers_and_workers_may_be_replaced_by_others(tmp_path: Path) -> None:
+    """All that a server has that leaves goes by way of the chief to one that is not there yet."""
+    plain = plain_one(tmp_path / "plain", steps=150, optimizer="adam")
+    job = PsJob(tmp_path / "ps", steps=150)
+    ranks = job.begin_as((2, 1), pause=0.03, optimizer="adam")
+    job.word()
+    for config, without in (((2, 1), 1), ((3, 2), 1), ((2, 2), 1), ((1, 1), None)):
+        ranks += job.become(config, without=without)
+        job.word()
+    job.go()
+    assert wait(ranks) == [0] * len(ranks), job.output
+    alike(job, plain)
+
+
 def test_a_checkpoint_goes_on_with_any_strategy_and_any_configuration(tmp_path: Path) -> None:
     args = {"optimizer": "adam", "schedule": True}
     plain = plain_one(tmp_path / "plain", steps=120, **args)

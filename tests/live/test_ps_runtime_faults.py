@@ -89,15 +89,15 @@ def test_a_joining_rank_that_dies_costs_the_others_nothing(tmp_path: Path) -> No
     alike(job, plain)
 
 
-@pytest.mark.parametrize("where", ["_meet", "_take_up"])
-def test_one_that_dies_while_all_meet_costs_no_step(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize(("where", "without"), [("_meet", None), ("_meet", 1), ("_take_up", 1)])
+def test_one_that_dies_while_all_meet_costs_no_step(tmp_path: Path, where: str, without: int | None) -> None:
     """The servers that stay still have everything, over the connections that they had before."""
     plain = plain_one(tmp_path / "plain", steps=80)
     job = PsJob(tmp_path / "ps", steps=80)
     ranks = job.begin_as((3, 1), pause=0.02)
     job.word()
     job.args |= {"joiner_dies": where}
-    ranks += job.become((2, 3))
+    ranks += job.become((2, 3), without=without)
     codes = wait(ranks)
     assert codes[0] == 75, job.output
     assert 0 < job.state["step"] < 80

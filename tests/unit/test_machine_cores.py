@@ -125,7 +125,7 @@ def test_a_full_link_asks_for_a_server_and_says_so() -> None:
     driver.runs("a", in_place=True)
     (resize,) = driver.uses("a", 2.0, 0.6, full=0.4)
     assert counted(resize.seats) == (2, 2) and resize.keep == (0, 1, 2)
-    assert "link of server 0 was over 90 % full in 40% of 30 samples" in str(driver.job("a").story[-1].reason)
+    assert "link of server 0 was over 90 % full for 40% of the time" in str(driver.job("a").story[-1].reason)
 
 
 def test_processes_that_cannot_use_their_cores_get_company() -> None:

@@ -222,7 +222,8 @@ def results(histories: list[list[tuple[float, float, float]]]) -> list[JobResult
     return found
 
 
-STRETCH = st.tuples(st.sampled_from([0.0, 0.0, 3.0]), st.sampled_from([0.5, 2.0, 7.0]), st.integers(1, 4))
+IDLE_S, LASTED_S = st.sampled_from([0.0, 0.0, 3.0]), st.sampled_from([0.0, 0.5, 2.0, 7.0])
+STRETCH = st.tuples(IDLE_S, LASTED_S, st.integers(1, 4))
 
 
 @given(st.lists(st.lists(STRETCH, max_size=5), max_size=5))

@@ -58,7 +58,6 @@ class Changing(Session):
         self._staleness, self._link_mib_s = staleness, link_mib_s
         self._roles = self._coming = Roles.of(env, parts.global_batch)
         check(parts.optimizer, len(self._roles.servers))
-        self._buffers = list(parts.model.buffers())
         self._called = False
         self._generators: list[Any] = []
         self._gathered: list[Fragment] = []
@@ -111,12 +110,15 @@ class Changing(Session):
                 step=self.step,
                 staleness=self._staleness,
                 link=Link(self._link_mib_s, time.time()),
-                buffers=self._buffers if chief else (),
+                buffers=self._buffers if chief else list,
                 undo=len(self._roles.servers) > 1 and not self._staleness,
                 schedule=self._schedule,
                 wants_meeting=self._wants_meeting if chief else lambda: False,
                 wants_stop=lambda: self._flag.wanted is not None,
             )
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return list(self.model.buffers())
 
     def _schedule(self) -> None:
         if self.scheduler is not None:

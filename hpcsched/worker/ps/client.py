@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +34,8 @@ class Client:
         shard: the parameters, none of which is trained here.
         owners: which server has what.
         number: of this worker among all `workers`.
-        buffers: the model's; the first worker's go to the chief, which gives them to the others.
+        buffers: gives those of the model, which may replace them; the first worker's go to the chief, which
+            gives them to the others.
     """
 
     def __init__(
@@ -45,16 +46,16 @@ class Client:
         *,
         number: int,
         workers: int,
-        buffers: Sequence[torch.Tensor],
+        buffers: Callable[[], list[torch.Tensor]],
     ) -> None:
         self.meet_at = 0
         self.stop = False
         self.bytes = 0
-        self._wire, self._shard, self._number, self._buffers = wire, shard, number, list(buffers)
+        self._wire, self._shard, self._number, self._buffers = wire, shard, number, buffers
         self._lines = []
         for rank, pieces in sorted(owners.items()):
             forms = [(shard.parameters[piece.parameter].dtype, piece.size) for piece in pieces]
-            push, pull = frames(forms, workers, self._buffers if rank == 0 else ())
+            push, pull = frames(forms, workers, buffers() if rank == 0 else ())
             self._lines.append(_Line(rank, pieces, push, push.page(), pull.page()))
         self._sending: list[Callable[[], None]] = []
         self._coming: list[tuple[_Line, Callable[[], None]]] = []
@@ -71,7 +72,7 @@ class Client:
             _fill(line, gradients)
             first = line.rank == 0 and self._number == 0
             if first:
-                for room, buffer in zip(line.push.buffers, self._buffers, strict=True):
+                for room, buffer in zip(line.push.buffers, self._buffers(), strict=True):
                     room.copy_(buffer)
             size = line.frame.size if first else line.frame.short
             words = line.push.words
@@ -102,8 +103,8 @@ class Client:
             self.meet_at, self.stop = min(self.meet_at, meet), self.stop or bool(stop)
             if line.pieces:
                 torch._foreach_copy_([self._shard.flat(piece) for piece in line.pieces], line.pull.tensors)
-            if fresh or self._number > 0:
-                for buffer, new in zip(self._buffers, line.pull.buffers, strict=False):
+            if line.rank == 0 and (fresh or self._number > 0):
+                for buffer, new in zip(self._buffers(), line.pull.buffers, strict=True):
                     buffer.copy_(new)
         for done in self._sending:
             done()

@@ -41,7 +41,8 @@ class Server:
     Args:
         workers: their ranks, in order.
         step: how many steps are done.
-        buffers: of the model, on the chief: the first worker's are the truth, and go to all others.
+        buffers: on the chief, gives those of the model, which may replace them: the first worker's are the
+            truth, and go to all others.
         undo: whether a step may have to be undone.
         schedule: takes the step of the learning-rate schedule that belongs to one of the optimizer.
         wants_meeting: on the chief, asked before answers go out: whether all are to meet.
@@ -57,7 +58,7 @@ class Server:
         step: int,
         staleness: int,
         link: Link,
-        buffers: Sequence[torch.Tensor] = (),
+        buffers: Callable[[], list[torch.Tensor]] = list,
         undo: bool = False,
         schedule: Callable[[], object] = lambda: None,
         wants_meeting: Callable[[], bool] = lambda: False,
@@ -70,11 +71,11 @@ class Server:
         self.loss = 0.0
         self._wire, self._shard, self._workers = wire, shard, list(workers)
         self._staleness = staleness
-        self._buffers = list(buffers)
+        self._buffers = buffers
         self._undo, self._schedule, self._late = undo, schedule, False
         self._wants_meeting, self._wants_stop = wants_meeting, wants_stop
         forms = [(tensor.dtype, tensor.numel()) for tensor in shard.tensors]
-        push, pull = frames(forms, len(self._workers), self._buffers)
+        push, pull = frames(forms, len(self._workers), buffers())
         self._rooms = [push.page() for _ in self._workers]
         self._sum = Frame(0, len(forms), forms).page()
         self._page = pull.page()
@@ -87,7 +88,7 @@ class Server:
         self._came: queue.SimpleQueue[tuple[int, float, PeerLost | None]] = queue.SimpleQueue()
         self._waiters = [_Waiter(number, self._came) for number in range(len(self._workers))]
         self._weights: Weights | None = None
-        self._buffers_before = step, [buffer.clone() for buffer in self._buffers]
+        self._buffers_before = step, [buffer.clone() for buffer in buffers()]
 
     def open(self, end: int) -> None:
         """Go on: the next meeting is after step `end`, if nobody wants one earlier."""
@@ -119,7 +120,7 @@ class Server:
         """Undo what has been done since: a part of a step, or the last one."""
         clock, buffers = self._buffers_before
         if clock > step:
-            for buffer, before in zip(self._buffers, buffers, strict=True):
+            for buffer, before in zip(self._buffers(), buffers, strict=True):
                 buffer.copy_(before)
         if step < self.step and self._weights is not None:
             self._weights.put_back()
@@ -163,9 +164,9 @@ class Server:
             else:
                 flat.add_(room.flats[dtype])
         self._sum.flags.bitwise_or_(room.flags)
-        if worker == 0 and self._buffers:
-            self._buffers_before = clock, [buffer.clone() for buffer in self._buffers]
-            for buffer, new in zip(self._buffers, room.buffers, strict=True):
+        if worker == 0:
+            self._buffers_before = clock, [buffer.clone() for buffer in self._buffers()]
+            for buffer, new in zip(self._buffers(), room.buffers, strict=True):
                 buffer.copy_(new)
         self._clocks[worker] = clock
         self._expected.discard(worker)
@@ -211,7 +212,7 @@ class Server:
             wait()
         page, now = self._page, time.time()
         _copy(page.tensors, self._values)
-        _copy(page.buffers, self._buffers)
+        _copy(page.buffers, self._buffers())
         words = [int(now * 1e9), self.meet_at, int(self._wants_stop()), *[0] * len(self._workers)]
         for number in ready:
             words[DUE_NS + number] = int(self.link.outward.transfer(len(page.data), now) * 1e9)
