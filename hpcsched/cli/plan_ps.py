@@ -28,6 +28,9 @@ RULES = ("dtconfig", "optimus", "fixed")
 MOST_CORES = 4096
 """Of a plan: the best configuration is found by trying all."""
 
+LONGEST_S = 7 * 86_400.0
+"""What happens later is not looked at."""
+
 WORKERS_BY_CORES = 4
 """The best configuration has at most a worker for so many cores, or `LEAST_WORKERS`."""
 LEAST_WORKERS = 36
@@ -169,7 +172,7 @@ def _way(rule: str, model: str, training: Training, cpus: float) -> _Way | None:
         until = training.start_s + (MOST_CHANGES + 2) * each_s
     else:
         until = training.start_s + (cpus / NODE_CPUS + 1) * 1.1 * EVERY_S
-    machine = simulation.run(until=until)
+    machine = simulation.run(until=min(until, LONGEST_S))
     (done,) = machine.jobs.values()
     if done.state is not JobState.RUNNING:
         raise HpcschedError(f"{rule}: the training does not go on: {done.story[-1].reason}")
@@ -230,6 +233,7 @@ def _used(stretch: Attempt) -> float | None:
 def _text(model: str, cpus: float, ways: Mapping[str, _Way | None], best: Found) -> str:
     """The first rule's way, a line for each configuration; a line for each rule."""
     from hpcsched.profiling.draw import aligned
+    from hpcsched.sim.fixed_nodes import LEAST_CORES
 
     shown: list[str] = []
     rule, first = next(iter(ways.items()))

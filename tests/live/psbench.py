@@ -158,6 +158,10 @@ class Normed(Base):
         layers = nn.BatchNorm1d(16), nn.Dropout(0.2), Drift(), nn.Linear(16, 3)
         return nn.Sequential(nn.Linear(6, 16), *layers)
 
+class Drifting(Base):
+    def network(self):
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), Drift(), nn.Linear(16, 3))
+
 class Hooked(Base):
     def optimizer(self, model):
         optimizer = super().optimizer(model)

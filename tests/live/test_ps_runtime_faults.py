@@ -29,8 +29,8 @@ def woken() -> Iterator[None]:
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_worker_that_dies_costs_no_step(tmp_path: Path, servers: int) -> None:
     """In the middle of its pushes, after which the first server is a step ahead of the second one."""
-    plain = plain_one(tmp_path / "plain", optimizer="adam", schedule=True)
-    job = PsJob(tmp_path / "ps")
+    plain = plain_one(tmp_path / "plain", "Drifting", world=2, optimizer="adam", schedule=True)
+    job = PsJob(tmp_path / "ps", "Drifting")
     args = {"optimizer": "adam", "schedule": True, "victim": str(servers + 1), "dies_at": 9}
     if servers == 1:  # it dies before a push
         args |= {"dies_at": 10, "dies_to": 0}
@@ -89,7 +89,7 @@ def test_a_joining_rank_that_dies_costs_the_others_nothing(tmp_path: Path) -> No
     alike(job, plain)
 
 
-@pytest.mark.parametrize(("where", "without"), [("_meet", None), ("_meet", 1), ("_take_up", 1)])
+@pytest.mark.parametrize(("where", "without"), [("_meet_anew", None), ("_meet", 1), ("_take_up", 1)])
 def test_one_that_dies_while_all_meet_costs_no_step(tmp_path: Path, where: str, without: int | None) -> None:
     """The servers that stay still have everything, over the connections that they had before."""
     plain = plain_one(tmp_path / "plain", steps=80)
@@ -179,7 +179,8 @@ def test_a_slow_link_is_seen_and_a_fast_one_is_not_busy(tmp_path: Path) -> None:
         usage = job.usages()[-1]
         assert (usage["net"][0] > 0.1) == busy, usage
         assert usage["net"][1:] == [0.0, 0.0]
-        assert usage["rate"] * inward / steps < 1.05 * link * 2**20, "no more than it can take in"
+        # Whoever is answered last has waited for both answers, and then everybody for its push.
+        assert usage["rate"] * (outward + inward / 2) / steps < 1.05 * link * 2**20
 
 
 def test_the_agent_is_told_what_is_used_anew_after_each_change(tmp_path: Path) -> None:

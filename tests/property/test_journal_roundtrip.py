@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcsched.core.model import Device, JobSpec, Kind, Progress, Training
+from hpcsched.core.model import Device, HostCores, JobSpec, Kind, Progress, Training
 from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.profile import Profile
 from hpcsched.store import journal
@@ -44,6 +44,7 @@ BY_TYPE = {
     tuple[str, ...]: st.lists(text, max_size=3).map(tuple),
     tuple[str, int, int]: st.tuples(text, number, number),
     tuple[int, ...]: st.lists(number, max_size=3).map(tuple),
+    tuple[float, ...]: st.lists(finite, max_size=3).map(tuple),
     tuple[tuple[int, int], ...]: st.lists(st.tuples(number, number), max_size=3).map(tuple),
     Kind: st.sampled_from(Kind),
 }
@@ -55,6 +56,7 @@ def of(kind):
     return st.builds(kind, **{f.name: BY_TYPE[hints[f.name]] for f in fields(kind) if f.init})
 
 
+BY_TYPE[tuple[HostCores, ...]] = st.lists(of(HostCores), max_size=2).map(tuple)
 profiles = st.builds(
     Profile,
     model=text,

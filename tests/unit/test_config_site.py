@@ -36,6 +36,7 @@ def settings(tmp_path: Path, site: str = "", project: str = "", **environ: str) 
         ('warm = "on"', "warm", "auto, off, or how many"),
         ("warm = -1", "warm", "auto, off, or how many"),
         ("warm = true", "warm", "auto, off, or how many"),
+        ("cpus_per_gpu = -1", "cpus_per_gpu", "cores kept for the jobs of each GPU"),
         ('checkpoints = ""', "checkpoints", "a directory"),
         ("monitor = 0", "monitor", "0.1 or more"),
         ("profiles = [1]", "profiles", "a list of profile files"),
@@ -78,6 +79,7 @@ def test_every_setting_can_be_set_and_has_a_default_to_show(tmp_path: Path) -> N
         checkpoints = "/scratch"
         pyslurm = "off"
         warm = 2
+        cpus_per_gpu = 4
         [policy_option]
         promote = "always"
         [script]

@@ -193,9 +193,7 @@ class Server:
         ready = [
             number
             for number, clock in enumerate(self._clocks)
-            if self._answered[number] < clock
-            and clock - self._staleness <= slowest
-            and (clock < self.meet_at or slowest == clock)
+            if self._answered[number] < clock <= slowest + self._staleness
         ]
         if not ready:
             return
