@@ -181,9 +181,10 @@ class Search:
     """What is remembered of a job's search.
 
     `base` is the configuration from which moves are tried, `best` the fastest seen; `trial` the move that led
-    away from the base, to `shape`, and is not judged yet. `tried` are the moves that did not help from there.
-    `changes` counts all; `rests`: nothing is left to try, `waits`: more cores are, once there are some.
-    `looked_at` is the newest measurement taken in; of `patience` measurements at rest there were `rested`.
+    away from the base, to `shape`, and is not judged yet. `tried` are the moves that did not help from there;
+    `doubted`: more workers did not help the last time, so more cores come first. `changes`
+    counts all; `rests`: nothing is left to try, `waits`: more cores are, once there are some. `looked_at` is
+    the newest measurement taken in; of `patience` measurements at rest there were `rested`.
     """
 
     base: Seen | None = None
@@ -191,6 +192,7 @@ class Search:
     trial: Move | None = None
     shape: Shape | None = None
     tried: frozenset[Move] = frozenset()
+    doubted: bool = False
     changes: int = 0
     rests: bool = False
     waits: bool = False
@@ -227,7 +229,7 @@ def look(search: Search, seats: Sequence[Seat], usage: Usage, rules: Rules, room
         if search.rests:
             return Found(search=search)
     base, best = search.base or now, search.best or now
-    for move, why in _moves(base, rules) if search.changes < MOST_CHANGES else ():
+    for move, why in _moves(base, rules, search.doubted) if search.changes < MOST_CHANGES else ():
         shape = None if move in search.tried else _moved(move, base, rules, room, now.shape)
         if shape is not None and shape not in (now.shape, base.shape):
             changed = replace(search, trial=move, shape=shape, changes=search.changes + 1)
@@ -250,10 +252,12 @@ def _judged(search: Search, now: Seen) -> Search:
     came = now.shape == search.shape  # else it could not be done
     search = replace(search, trial=None, shape=None)
     if not came or not _helps(move, base, now):
-        return replace(search, tried=search.tried | {move})
+        doubted = search.doubted or move is Move.WORKER
+        return replace(search, tried=search.tried | {move}, doubted=doubted)
     tried = {move} if move in (Move.BALANCE, Move.TRIM) and now.rate < base.rate * (1 + BETTER) else set()
     best = max(best, now, key=lambda seen: seen.rate)
-    return replace(search, base=now, best=best, tried=frozenset(tried), patience=PATIENCE)
+    doubted = search.doubted and move is not Move.WORKER
+    return replace(search, base=now, best=best, tried=frozenset(tried), doubted=doubted, patience=PATIENCE)
 
 
 def _still_good(search: Search, base: Seen, now: Seen) -> Search:
@@ -287,7 +291,7 @@ def _full(seen: Seen) -> float:
     return full if full > FULL_LINK else 0.0
 
 
-def _moves(base: Seen, rules: Rules) -> list[tuple[Move, Reason]]:
+def _moves(base: Seen, rules: Rules, doubted: bool) -> list[tuple[Move, Reason]]:
     """What can be tried from a configuration: what its bottleneck asks for, then what else may help."""
     facts: dict[str, Any] = {
         "old": str(base.shape),
@@ -305,7 +309,8 @@ def _moves(base: Seen, rules: Rules) -> list[tuple[Move, Reason]]:
     found = [(Move.BALANCE, Reason(Why.BALANCED, {**facts, **idle}))] if idle else []
     if base.efficiency >= EFFICIENT:
         return [*found, up]
-    found += [server, worker, up] if full else [worker, up, server]
+    others = [up, worker] if doubted else [worker, up]
+    found += [server, *others] if full else [*others, server]
     if base.efficiency < IDLE:
         found.append((Move.TRIM, Reason(Why.TRIMMED, facts)))
     fixed = {Move.SERVER: rules.servers, Move.WORKER: rules.workers}

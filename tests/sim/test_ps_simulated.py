@@ -1,7 +1,9 @@
 """Trainings on CPU cores in a simulation: how their configuration is found, and who has which cores."""
 
 import random
+from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpcsched.core import events as ev
 from hpcsched.core.invariants import check
-from hpcsched.core.model import Ended, JobSpec, JobState, Kind
+from hpcsched.core.model import Ended, JobState
 from hpcsched.core.reasons import Why
 from hpcsched.core.seats import cores_of, counted
 from hpcsched.errors import ConfigError
@@ -23,6 +25,7 @@ from hpcsched.policy.dtconfig import MOST_CHANGES, NO_WORSE
 from hpcsched.policy.dtconfig import START as FIRST_PART
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.fixed_nodes import Rule
+from hpcsched.testing.builders import a_core_job, a_job, a_profile
 
 A, B = CLUSTERS["A"], CLUSTERS["B"]
 PLAIN = PsModel(batch_cpu_s=10.0, parameter_bytes=1e6, weak=True, staleness=1)
@@ -31,17 +34,7 @@ LONG = 2**40
 
 
 def a_training(name, model, cpus, steps=LONG, **rest):
-    return JobSpec(
-        name=name,
-        kind=Kind.TRAINER,
-        model=model,
-        trainer="x:Y",
-        steps=steps,
-        gpus_min=0,
-        gpus_max=0,
-        strategy={"kind": "ps", "cpus": cpus},
-        **rest,
-    )
+    return replace(a_core_job(name, cpus, steps=steps, **rest), model=model)
 
 
 def simulated(jobs, trainings, cpus, *, until=inf, rule="dtconfig", **rest):
@@ -129,7 +122,7 @@ def test_processes_that_do_not_use_more_lead_to_more_workers():
     )
     job, search = alone(training, 64)
     assert Why.UTILISATION_BOTTLENECK in reasons(job)
-    for before, each in zip(job.attempts, job.attempts[1:], strict=False):
+    for before, each in pairwise(job.attempts):
         if each.why.why is Why.UTILISATION_BOTTLENECK:
             assert counted(each.seats)[1] > counted(before.seats)[1]
     assert search.rests and rates(job, training)[-1] >= 0.85 * 64 / 10.0
@@ -143,9 +136,7 @@ def test_a_change_waits_for_the_processes_that_join_and_for_what_is_measured():
     joins = len(second.seats) > len(first.seats)
     assert 27.0 + (5.0 if joins else 0.0) + 2.0 <= second.start_s <= 27.0 + 5.0 + 2.0 + step_s
     assert first.usage is not None
-    whole_s = sum(
-        after.start_s - before.start_s for before, after in zip(job.attempts, job.attempts[1:], strict=False)
-    )
+    whole_s = sum(after.start_s - before.start_s for before, after in pairwise(job.attempts))
     assert whole_s >= 22.0 * (len(job.attempts) - 1)
 
 
@@ -212,8 +203,6 @@ def test_who_comes_first_starts_first():
 
 
 def test_a_training_beside_a_job_on_a_gpu():
-    from hpcsched.testing.builders import a_job, a_profile
-
     jobs = [a_training("ps", "m", 10, 200), a_job("gpu", "g", 100)]
     simulation = Simulation(
         jobs,
@@ -243,9 +232,7 @@ def test_optimus_adds_a_node_every_ten_minutes():
     assert counted(job.attempts[0].seats) == START
     sizes = [len(each.seats) for each in job.attempts]
     assert sizes == list(range(3, 21))
-    gaps = [
-        after.start_s - before.start_s for before, after in zip(job.attempts, job.attempts[1:], strict=False)
-    ]
+    gaps = [after.start_s - before.start_s for before, after in pairwise(job.attempts)]
     assert all(EVERY_S <= gap <= EVERY_S + 20 for gap in gaps)
     assert {seat.share for each in job.attempts for seat in each.seats} == {NODE_CPUS}
 

@@ -167,6 +167,14 @@ def test_a_bottleneck_that_is_gone_counts_even_if_steps_are_no_faster_yet() -> N
     assert job.search.base is not None and len(job.search.base.shape.servers) == 2
 
 
+def test_after_workers_that_did_not_help_more_cores_come_first() -> None:
+    job = Job()
+    assert why(job.measured(0.94, 1.0)) is Why.UTILISATION_BOTTLENECK
+    assert why(job.measured(0.94, 0.9)) is Why.MORE_CORES
+    assert why(job.measured(0.94, 1.4)) is Why.MORE_CORES
+    assert why(job.measured(0.94, 1.401)) is Why.UTILISATION_BOTTLENECK
+
+
 def test_when_nothing_helps_it_goes_back_to_the_best_and_rests() -> None:
     job = Job(budget=600)
     first, seen = job.shape, []
