@@ -338,8 +338,9 @@ class RunState:
 
     def _resize_limit_s(self, job: Job, gpus: int) -> float:
         """Seconds that a resize in place may take: ample, as training goes on meanwhile."""
-        profile = self.profile(job)
-        step_s = 1 / profile.rate(job.width) if profile else 0.0
+        profile, usage = self.profile(job), job.current.usage
+        rate = usage.rate if usage else profile.rate(job.width) if profile else None
+        step_s = 1 / rate if rate else 0.0
         return max(LEAST_RESIZE_LIMIT_S, 3 * (self._launch_s(job, gpus, first=False) + step_s))
 
     def _save_s(self, job: Job) -> float:

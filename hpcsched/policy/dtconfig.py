@@ -232,12 +232,13 @@ def look(search: Search, seats: Sequence[Seat], usage: Usage, rules: Rules, room
     for move, why in _moves(base, rules, search.doubted) if search.changes < MOST_CHANGES else ():
         shape = None if move in search.tried else _moved(move, base, rules, room, now.shape)
         if shape is not None and shape not in (now.shape, base.shape):
-            changed = replace(search, trial=move, shape=shape, changes=search.changes + 1)
+            changed = replace(search, trial=move, shape=shape, changes=search.changes + 1, looked_at=None)
             return Found(search=changed, shape=shape, reason=_said(why, shape, now, base))
     goal = best if base.rate < best.rate * (1 - NO_WORSE) else base
     if now.shape != goal.shape and goal.shape.cores <= min(rules.budget, now.shape.cores + room):
         facts = {"old": str(now.shape), "seats": str(goal.shape), "best": goal.rate, "rate": now.rate}
-        back = replace(search, base=goal, changes=search.changes + 1, tried=frozenset(Move))
+        count = search.changes + 1
+        back = replace(search, base=goal, changes=count, tried=frozenset(Move), looked_at=None)
         return Found(search=back, shape=goal.shape, reason=Reason(Why.BEST_SEEN, facts))
     return _at_rest(search, now, rules)
 
@@ -250,12 +251,12 @@ def _judged(search: Search, now: Seen) -> Search:
     if move is None:
         return _still_good(search, base, now) if now.shape == base.shape else search
     came = now.shape == search.shape  # else it could not be done
-    search = replace(search, trial=None, shape=None)
+    best = max(best, now, key=lambda seen: seen.rate)
+    search = replace(search, trial=None, shape=None, best=best)
     if not came or not _helps(move, base, now):
         doubted = search.doubted or move is Move.WORKER
         return replace(search, tried=search.tried | {move}, doubted=doubted)
     tried = {move} if move in (Move.BALANCE, Move.TRIM) and now.rate < base.rate * (1 + BETTER) else set()
-    best = max(best, now, key=lambda seen: seen.rate)
     doubted = search.doubted and move is not Move.WORKER
     return replace(search, base=now, best=best, tried=frozenset(tried), doubted=doubted, patience=PATIENCE)
 

@@ -139,6 +139,13 @@ class Simulation:
         else:
             require_profiles(on_gpus, [*(machine.profiles.values() if machine else ()), *self._profiles])
         for spec in left:
+            if spec.cpus is not None and spec.steps is None:
+                raise ConfigError(
+                    where=f"job {spec.name}",
+                    key="steps",
+                    got="missing",
+                    accepted="a positive number of steps",
+                )
             if spec.cpus is not None and spec.model not in self._trainings:
                 known = ", ".join(self._trainings) or "none"
                 raise ConfigError(
