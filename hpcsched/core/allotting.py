@@ -8,7 +8,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.cores import Grant
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.lending import Lending
-from hpcsched.core.model import JobState, Role, Seat, Usage
+from hpcsched.core.model import JobState, Role, Seat, SeatedAttempt, Usage
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.seats import cores_of
 from hpcsched.core.view import Allotting as Allots
@@ -95,9 +95,12 @@ class Allotting(Lending):
             return
         if job.resizing:
             return  # those that are to join use cores too, until they have started
-        self.allotment(job).usage = job.current.usage = Usage(
+        usage = Usage(
             rate=event.rate, cpu=event.cpu, net=event.net, samples=event.samples, stable=event.stable
         )
+        self.allotment(job).usage = usage
+        if isinstance(job.current, SeatedAttempt):
+            job.current.usage = usage
         self._decide_after = True
 
     def _cores_lost(self, event: ev.CoresLost) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from hpcsched.core.reasons import Reason
 
@@ -227,8 +227,9 @@ class Attempt:
     measured), `stopped_s` those for which training stood still at its end for a resize in place (by the
     profile where they were not measured). `in_place`: it began by one, without a launch. `quick`: it was
     asked to save as its devices were wanted. `guests` are the ids of the background jobs that have held a
-    lane of its devices at any time in it. `seats` are its processes by rank
-    where they share CPU cores, `why` they are as they are, `usage` what was last measured of them.
+    lane of its devices at any time in it.
+
+    A job on CPU cores has `SeatedAttempt`s.
     """
 
     number: int
@@ -246,6 +247,19 @@ class Attempt:
     launch_s: float | None = None
     stopped_s: float | None = None
     guests: tuple[int, ...] = ()
-    seats: tuple[Seat, ...] = ()
-    why: Reason | None = None
-    usage: Usage | None = None
+
+    seats: ClassVar[tuple[Seat, ...]] = ()
+    why: ClassVar[Reason | None] = None
+    usage: ClassVar[Usage | None] = None
+
+
+@dataclass(slots=True, kw_only=True)
+class SeatedAttempt(Attempt):
+    """One of a job on CPU cores; apart, as there may be a million of the others.
+
+    `seats` are its processes by rank, `why` they are as they are, `usage` what was last measured of them.
+    """
+
+    seats: tuple[Seat, ...] = ()  # type: ignore[misc]
+    why: Reason | None = None  # type: ignore[misc]
+    usage: Usage | None = None  # type: ignore[misc]

@@ -6,10 +6,11 @@ Nothing here looks at events; `machine.Machine` says which event leads to which 
 from __future__ import annotations
 
 from bisect import insort
+from typing import Any
 
 from hpcsched.core.actions import Launch, Resize, Suspend, Terminate
 from hpcsched.core.jobs import Job, Target
-from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Kind, Role, Seat
+from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Kind, Role, Seat, SeatedAttempt
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.seating import Seating
 from hpcsched.core.seats import said_seats
@@ -96,9 +97,10 @@ class Moves(Seating):
         job.processes, job.rate, job.timers = (), None, NOTHING
         if job.started_s is None:
             job.started_s = self.now
-        attempt = Attempt(number=job.attempt, gpus=gpus, role=role, start_s=self.now, from_step=job.step)
+        begun: dict[str, Any] = {"number": job.attempt, "role": role, "start_s": self.now, "gpus": gpus}
+        begun["from_step"] = job.step
+        attempt = SeatedAttempt(**begun, seats=seats, why=why) if seats else Attempt(**begun)
         if seats:
-            attempt.seats, attempt.why = seats, why
             self.allotment(job).seats = seats
         job.attempts = (*job.attempts, attempt)
         self._to(job, JobState.STARTING)
@@ -184,9 +186,15 @@ class Moves(Seating):
         job.role, job.rate, job.timers = new.role, None, NOTHING
         self._list(job)
         job.attempt += 1
-        stretch = Attempt(number=job.attempt, gpus=new.gpus, role=new.role, start_s=self.now, from_step=step)
+        begun: dict[str, Any] = {
+            "number": job.attempt,
+            "role": new.role,
+            "start_s": self.now,
+            "gpus": new.gpus,
+        }
+        begun["from_step"] = step
+        stretch = SeatedAttempt(**begun, seats=new.seats, why=new.why) if new.seats else Attempt(**begun)
         stretch.ready_s, stretch.in_place, stretch.guests = self.now, True, old.guests
-        stretch.seats, stretch.why = new.seats, new.why
         job.attempts = (*job.attempts, stretch)
 
     def _stays(self, job: Job, error: str, *, in_place: bool) -> None:

@@ -22,7 +22,7 @@ from simulatebench import make_place
 from hpcsched.cli.archive import archive
 from hpcsched.cli.main import cli
 from hpcsched.cli.results import bounds_of, overhead_s, result_of
-from hpcsched.core.model import Attempt, Ended, Role, Seat, Usage
+from hpcsched.core.model import Ended, Role, Seat, SeatedAttempt, Usage
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.report.cores import draw
 from hpcsched.report.gantt import _stacked, gantt_svg
@@ -260,12 +260,14 @@ def test_a_stack_with_gaps_is_drawn(tmp_path: Path) -> None:
 # --- the report -------------------------------------------------------------------------------------
 
 
-def an_attempt(number: int, start_s: float, end_s: float | None, shares: list[float], **rest: Any) -> Attempt:
+def an_attempt(
+    number: int, start_s: float, end_s: float | None, shares: list[float], **rest: Any
+) -> SeatedAttempt:
     """The first of the shares is that of the only server."""
     seats = tuple(Seat(server=rank == 0, share=share, host="n1") for rank, share in enumerate(shares))
     ended = None if end_s is None else Ended.RESIZED
     usage = Usage(rate=rest.pop("rate"), cpu=tuple(shares), net=(0.0,) * len(shares), samples=5, stable=True)
-    return Attempt(
+    return SeatedAttempt(
         number=number, gpus=(), role=Role.CORES, start_s=start_s, end_s=end_s, ended=ended, seats=seats,
         usage=usage if usage.rate else None, **rest,
     )  # fmt: skip
@@ -279,7 +281,7 @@ SEARCH = [
 ]
 
 
-def drawn(attempts: list[Attempt], now_s: float) -> list[Any]:
+def drawn(attempts: list[SeatedAttempt], now_s: float) -> list[Any]:
     from matplotlib.figure import Figure
 
     figure = Figure()
