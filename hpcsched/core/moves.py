@@ -97,12 +97,7 @@ class Moves(Seating):
         job.processes, job.rate, job.timers = (), None, NOTHING
         if job.started_s is None:
             job.started_s = self.now
-        begun: dict[str, Any] = {"number": job.attempt, "role": role, "start_s": self.now, "gpus": gpus}
-        begun["from_step"] = job.step
-        attempt = SeatedAttempt(**begun, seats=seats, why=why) if seats else Attempt(**begun)
-        if seats:
-            self.allotment(job).seats = seats
-        job.attempts = (*job.attempts, attempt)
+        self._begin(job, Target(gpus, role, self.now, seats=seats, why=why), job.step)
         self._to(job, JobState.STARTING)
         self.active[job.id] = job
         self._meet(job)
@@ -177,7 +172,6 @@ class Moves(Seating):
         job.becoming = None
         if new.seats:
             self._note(job, Reason(Why.RESEATED, {**facts, "seats": said_seats(new.seats)}))
-            self.allotment(job).seats = new.seats
             self._now_has_next(job)
         else:
             self._note(job, Reason(Why.RESIZED_IN_PLACE, {**facts, "old": job.width, "gpus": gpus}))
@@ -186,16 +180,19 @@ class Moves(Seating):
         job.role, job.rate, job.timers = new.role, None, NOTHING
         self._list(job)
         job.attempt += 1
-        begun: dict[str, Any] = {
-            "number": job.attempt,
-            "role": new.role,
-            "start_s": self.now,
-            "gpus": new.gpus,
-        }
-        begun["from_step"] = step
-        stretch = SeatedAttempt(**begun, seats=new.seats, why=new.why) if new.seats else Attempt(**begun)
+        stretch = self._begin(job, new, step)
         stretch.ready_s, stretch.in_place, stretch.guests = self.now, True, old.guests
-        job.attempts = (*job.attempts, stretch)
+
+    def _begin(self, job: Job, on: Target, step: int) -> Attempt:
+        """The next attempt of a job, from this step on."""
+        begun: dict[str, Any] = {"number": job.attempt, "role": on.role, "start_s": self.now}
+        begun |= {"gpus": on.gpus, "from_step": step}
+        attempt = Attempt(**begun)
+        if on.seats:
+            attempt = SeatedAttempt(**begun, seats=on.seats, why=on.why)
+            self.allotment(job).seats = on.seats
+        job.attempts = (*job.attempts, attempt)
+        return attempt
 
     def _stays(self, job: Job, error: str, *, in_place: bool) -> None:
         """A resize in place came to nothing; `in_place`: another one may do better."""
