@@ -89,6 +89,7 @@ SCRIPT_KEYS: dict[str, Key] = {
     ),
     "nodes": _whole(1, "hosts: 1 or more"),
     "gpus_per_node": _whole(0, "GPUs on each host: 0 or more"),
+    "cpus": _whole(1, "CPUs on each host: 1 or more"),
     "cpus_per_gpu": _whole(1, "CPUs for each GPU: 1 or more"),
     "partition": _text("a partition (Slurm) or queue (LSF)"),
     "account": _text("an account (Slurm) or project (LSF)"),

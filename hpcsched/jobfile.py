@@ -255,7 +255,7 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
         if job.background:
             refuse("background", True, "false for a job that is packed")
         most = 1
-    if strategy["kind"] == "ps":
+    if strategy["kind"] in ("ps", "cpu"):
         if job.gpus != "auto":
             got = {"min": least, "max": most} if isinstance(job.gpus, _Gpus) else job.gpus
             refuse("gpus", got, "no gpus for a job on CPU cores: `cpus` in its strategy is what it may have")
@@ -264,7 +264,7 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
         if job.background:
             refuse("background", True, "false for a job on CPU cores")
         if job.replay:
-            refuse("replay", True, "a trainer, for a job on CPU cores")
+            refuse("replay", True, "a trainer or a command, for a job on CPU cores")
         least = most = 0
     ranks = most_ranks(strategy, job.nodes)
     if ranks is not None:

@@ -21,6 +21,7 @@ _COUNT, _FLAG, _LIMIT, _FILE, _NORM = (
 )
 _MODE = '"auto", "loop" or "stacked"; on GPUs also "streams" or "graph"'
 _CORES = "a number of cores of at least 0.3, for a server and two workers"
+_PART = "a number of cores of at least 0.1"
 _NUMBER = "a whole number of at least 0"
 _SHARE = "a share above 0, at most 1"
 _FACTOR = "a share above 0, at most 2"
@@ -35,6 +36,7 @@ _IS_RIGHT: dict[str, Callable[[Any], bool]] = {
     _MODE: lambda value: value in ("auto", "loop", "stacked", "streams", "graph"),
     _LABEL: lambda value: type(value) is str and value != "",
     _CORES: lambda value: type(value) in (int, float) and value * WHOLE >= 3 * LEAST - ROUNDING,
+    _PART: lambda value: type(value) in (int, float) and LEAST - ROUNDING <= value * WHOLE < inf,
     _NUMBER: lambda value: type(value) is int and value >= 0,
     _SHARE: lambda value: type(value) in (int, float) and 0 < value <= 1,
     _FACTOR: lambda value: type(value) in (int, float) and 0 < value <= 2,
@@ -52,6 +54,7 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "scale_up": _FACTOR,
         "link": _SPEED,
     },
+    "cpu": {"cpus": _PART},
     "burst": {"amplification": _LIMIT, "batch_norm": _NORM, "plan": _FILE, "profile": _FILE},
 }
 STRATEGIES = (*_OPTIONS, "vsw")
@@ -93,6 +96,11 @@ def checked(given: str | Mapping[str, Any], *, where: str, key: str, trainer: bo
             raise refuse(f"{key}.{name}", value, options[name])
     if "shards" in table and not table.get("reproducible"):
         raise refuse(f"{key}.shards", table["shards"], "only with reproducible = true")
+    if kind == "cpu":
+        if trainer:
+            raise refuse(key, kind, "cores for jobs with a command only; for a trainer, ps")
+        if "cpus" not in table:
+            raise refuse(f"{key}.cpus", "missing", _PART)
     if kind == "ps":
         if not trainer:
             raise refuse(key, kind, "parameter servers for jobs with a trainer only")

@@ -13,7 +13,7 @@ from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
 from hpcsched.planning.costs import require_profiles
-from hpcsched.policy.dtconfig import Rules
+from hpcsched.policy.dtshapes import Rules
 from hpcsched.strategies import checked
 
 
@@ -68,7 +68,7 @@ class Admission:
         if job.cpus is None:
             return
         if self.stand_ins:
-            got = "ps on pretended GPUs"
+            got = f"{job.strategy['kind']} on pretended GPUs"
             raise ConfigError(where=where, key=f"job {job.name}.strategy", got=got, accepted="cpu:N or cuda")
         checked(job.strategy, where=where, key=f"job {job.name}.strategy", trainer=job.kind is Kind.TRAINER)
         need = Rules.of(job.strategy).first().cores / WHOLE

@@ -120,7 +120,7 @@ class Agent:
     def _over(self) -> bool:
         machine = self._machine
         if machine.stuck:
-            what = "in the time that is left" if machine.late else "on the GPUs that are left"
+            what = "in the time that is left" if machine.late else "on the GPUs and cores that are left"
             self._tell(f"no job that is left can run {what}: stopping")
             self._process([ev.DrainRequested(at=self._clock.now(), cause="stuck")])
         if self._clock.now() > machine.leave_by and machine.active:

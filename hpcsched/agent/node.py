@@ -248,6 +248,7 @@ class NodeAgent:
             joins=order.joins,
             arena=order.arena,
             idle=order.idle,
+            share=order.share,
         )
         place = Place(
             first_rank=order.first_rank,

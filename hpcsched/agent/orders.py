@@ -114,7 +114,11 @@ def plan_of(
         pack=pack,
         stand_in=stand_in,
     )
-    return replace(plan, env={**plan.env, **_seats_told(action.seats)}) if action.seats else plan
+    if not action.seats:
+        return plan
+    if job.spec.kind is Kind.COMMAND:
+        return replace(plan, env={**plan.env, "HPCSCHED_DEVICES": ""}, share=action.seats[0].share)
+    return replace(plan, env={**plan.env, **_seats_told(action.seats)})
 
 
 def seat_devices(seats: Sequence[Seat]) -> tuple[Device, ...]:

@@ -30,7 +30,7 @@ def of_budget(job: JobStatus) -> str:
 
 def counts(job: JobStatus) -> str:
     """Its servers and workers: 1+2; empty if it has none."""
-    return f"{len(job.cores.servers)}+{len(job.cores.workers)}" if job.cores and job.cores.host else ""
+    return f"{len(job.cores.servers)}+{len(job.cores.workers)}" if job.cores and job.cores.servers else ""
 
 
 def there(machine: Machine) -> dict[str, float]:
@@ -64,6 +64,8 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
     runs = job.state in (JobState.STARTING, JobState.RUNNING) and not job.wanted
     if not runs or allotment is None or not isinstance(allotment.memory, Search):
         return []
+    if len(job.current.seats) == 1:
+        return ["it keeps these cores until it ends"]
     lines = [_searches(job, allotment.memory, allotment.usage)]
     if not job.ready:
         lines.append("it has not said yet that it can be suspended: until it does it keeps these cores")
@@ -72,7 +74,7 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
 
 def _before(machine: Machine, job: Job) -> str:
     """What a waiting job waits for: those before it, and as many cores as it starts on."""
-    from hpcsched.policy.dtconfig import Rules
+    from hpcsched.policy.dtshapes import Rules
 
     rules = Rules.of(job.spec.strategy)
     waiting = machine.cores.queue.walk(lambda need, nodes: True)
@@ -88,7 +90,8 @@ def _before(machine: Machine, job: Job) -> str:
 
 def _searches(job: Job, search: Search, usage: Usage | None) -> str:
     """Where the search of a job that runs stands."""
-    from hpcsched.policy.dtconfig import DRIFT, MOST_CHANGES, Shape
+    from hpcsched.policy.dtconfig import DRIFT, MOST_CHANGES
+    from hpcsched.policy.dtshapes import Shape
 
     if search.trial and search.shape == Shape.of(job.current.seats):
         against = f" and compared with {search.base.rate:.4g} steps/s" if search.base else ""

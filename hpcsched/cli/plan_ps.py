@@ -40,9 +40,11 @@ _MOST_STEPS = 2**53
 _SAID = {
     Why.SEATED: "start",
     Why.MORE_CORES: "more cores",
-    Why.NETWORK_BOTTLENECK: "network bottleneck: one more server",
+    Why.NETWORK_BOTTLENECK: "network bottleneck: more servers",
     Why.UTILISATION_BOTTLENECK: "utilisation bottleneck: more workers",
-    Why.ONE_MORE_SERVER: "neither more cores nor workers helped: one more server",
+    Why.MORE_SERVERS: "neither more cores nor workers helped: more servers",
+    Why.FEWER_WORKERS: "nothing more helped or was free: fewer workers",
+    Why.AT_ONCE: "one alone did not help: several changes at once",
     Why.TRIMMED: "cores that were not used",
     Why.BEST_SEEN: "the best seen",
 }
@@ -145,7 +147,8 @@ def _way(rule: str, model: str, training: Training, cpus: float) -> _Way | None:
     from hpcsched.planning.ps.model import even_seats, usage
     from hpcsched.planning.ps.optimus import EVERY_S
     from hpcsched.planning.ps.search import NODE_CPUS
-    from hpcsched.policy.dtconfig import MOST_CHANGES, Rules, Search
+    from hpcsched.policy.dtconfig import MOST_CHANGES, Search
+    from hpcsched.policy.dtshapes import Rules
     from hpcsched.sim.engine import Simulation
     from hpcsched.sim.fixed_nodes import LEAST_CORES, Rule
 

@@ -95,8 +95,9 @@ def efficiency(machine: Machine, job: Job, gpu_hours: float) -> float | None:
 
 def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     """The page; its figures are left in the folder."""
+    from hpcsched.cli.cases import MOST_KEPT
     from hpcsched.cli.results import result_of
-    from hpcsched.cli.simulate import MOST_DRAWN, MOST_KEPT
+    from hpcsched.cli.simulate import MOST_DRAWN
     from hpcsched.report.gantt import gantt_svg
     from hpcsched.report.html import Page
 
@@ -167,11 +168,11 @@ def _histories(rundir: RunDir, machine: Machine, folder: Path) -> tuple[Sequence
 
 
 def _configurations(machine: Machine, folder: Path) -> tuple[Sequence[CoresHistory], int]:
-    """The jobs on CPU cores that have begun, drawn into the folder, and how many are left out."""
+    """The trainings on CPU cores that have begun, drawn into the folder, and how many are left out."""
     from hpcsched.report.cores import cores_svg
     from hpcsched.report.html import CoresHistory
 
-    begun = [job for job in machine.jobs.values() if job.spec.cpus is not None and job.attempts]
+    begun = [job for job in machine.jobs.values() if job.spec.strategy["kind"] == "ps" and job.attempts]
     found: list[CoresHistory] = []
     for job in begun[:MOST_FIGURES]:
         budget, path = job.spec.cpus or 0.0, folder / f"{job.spec.name}-cores.svg"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -17,6 +18,8 @@ from hpcsched import config, jobfile
 from hpcsched.cli import wrappers
 from hpcsched.cli.common import Number, dir_option, option
 from hpcsched.cli.status import clock
+from hpcsched.core.cores import WHOLE
+from hpcsched.core.model import JobSpec
 from hpcsched.errors import ConfigError
 from hpcsched.store.files import write_atomically
 
@@ -34,6 +37,7 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
 @option("--time", "-t", "time_", metavar="T", help="Time limit: minutes, 90m, 2h, 2:00:00, 1-12:00:00.")
 @option("--nodes", "-N", type=click.IntRange(min=1), help="Hosts (1).")
 @option("--gpus", type=click.IntRange(min=0), help="GPUs on each host.")
+@option("--cpus", type=click.IntRange(min=1), help="CPUs on each host (those of its GPUs).")
 @option("--cpus-per-gpu", type=click.IntRange(min=1), help="CPUs for each GPU.")
 @option("--partition", "--queue", "-p", metavar="P", help="Partition (Slurm) or queue (LSF).")
 @option("--account", "-A", metavar="A", help="Account (Slurm) or project (LSF).")
@@ -141,15 +145,26 @@ class _Given:
 
 
 def _wrapper(given: _Given, system: str, sets: Sequence[Path], output: Path | None) -> wrappers.Wrapper:
+    from hpcsched.agent.hostcores import CPUS_PER_GPU
+
     time_s = _seconds(given.get("time_", "time"))
     nodes = given.get("nodes", "nodes", 1)
-    gpus = given.get("gpus", "gpus_per_node")
+    files = [jobfile.load(path, workdir=Path.cwd()) for path in sets]
+    on_cores = [job.cpus for file in files for job in file.jobs if job.cpus is not None]
+    only_cores = len(on_cores) == sum(len(file.jobs) for file in files)
+    gpus = given.get("gpus", None, 0) if only_cores else given.get("gpus", "gpus_per_node")
     if gpus is None:
         accepted = (
             "how many each host has: --gpus N, HPCSCHED_GPUS, or gpus_per_node in the settings' [script]"
         )
         raise ConfigError(where="--gpus", got="not known", accepted=accepted)
-    _check_sets(given, sets, gpus=gpus, nodes=nodes)
+    cpus = given.get("cpus", "cpus", math.ceil(max(on_cores)) if only_cores and not gpus else None)
+    cpus_per_gpu = given.get("cpus_per_gpu", "cpus_per_gpu")
+    kept = ["--cpus-per-gpu", str(cpus_per_gpu)] if gpus and cpus_per_gpu and on_cores else []
+    there = cpus or (gpus * cpus_per_gpu if cpus_per_gpu else None)
+    spare = None if there is None else max(0, there - gpus * (cpus_per_gpu or CPUS_PER_GPU))
+    for path, file in zip(sets, files, strict=True):
+        _check_set(given, path, file, gpus=gpus, nodes=nodes, cpus=spare)
     again = given.get("again", "again", "chain" if given.settings.values.get("chain") else "requeue")
     margin_s = given.get("margin", show=lambda seconds: f"{seconds:g}")
     _check_again(again, system, sets, output)
@@ -162,7 +177,8 @@ def _wrapper(given: _Given, system: str, sets: Sequence[Path], output: Path | No
         time_s=time_s,
         nodes=nodes,
         gpus=gpus,
-        cpus_per_gpu=given.get("cpus_per_gpu", "cpus_per_gpu"),
+        cpus=cpus,
+        cpus_per_gpu=cpus_per_gpu,
         partition=given.get("partition", "partition"),
         account=given.get("account", "account"),
         mail=given.get("mail", "mail"),
@@ -180,7 +196,7 @@ def _wrapper(given: _Given, system: str, sets: Sequence[Path], output: Path | No
             *(_printable("directive", line) for line in given.get("directive") or ()),
         ],
         environment=_environment(given, again),
-        run_options=[*_launcher(given), *given.passed_on()],
+        run_options=[*_launcher(given), *kept, *given.passed_on()],
         made_by=shlex.join(["hpcsched", *sys.argv[1:]]),
         told=given.told,
         **_command_dir(),
@@ -218,32 +234,36 @@ def _seconds(value: str | int | None) -> float | None:
     return seconds
 
 
-def _check_sets(given: _Given, sets: Sequence[Path], *, gpus: int, nodes: int) -> None:
-    """Refuse what the run would refuse, now rather than when the job has waited for hours."""
+def _check_set(
+    given: _Given, path: Path, file: jobfile.JobFile, *, gpus: int, nodes: int, cpus: int | None
+) -> None:
+    """Refuse what the run would refuse, now rather than when the job has waited for hours.
+
+    `cpus`: how many a host has for jobs without GPUs, where that is known.
+    """
     from hpcsched.policy import make_policy
+    from hpcsched.policy.dtshapes import Rules
 
     devices = given.params["devices"] or given.settings.values.get("devices", "auto")
     stand_ins = re.match(r"(?:cpu|replay):(\d+)", devices)
     here = int(stand_ins[1]) if stand_ins else gpus
-    for path in sets:
-        file = jobfile.load(path, workdir=Path.cwd())
-        if file.policy:
-            make_policy(file.policy, file.policy_options, where=f"{path}: policy")
-        for job in file.jobs:
-            if job.nodes > nodes:
-                raise ConfigError(
-                    where=str(path),
-                    key=f"job {job.name}.nodes",
-                    got=f"{job.nodes} hosts",
-                    accepted=f"at most {nodes}, or more --nodes",
-                )
-            if job.gpus_min > max(here, 1):
-                raise ConfigError(
-                    where=str(path),
-                    key=f"job {job.name}.gpus",
-                    got=f"{job.gpus_min} GPUs",
-                    accepted=f"at most {max(here, 1)} on each host, or more --gpus",
-                )
+
+    def refuse(job: JobSpec, key: str, got: str, accepted: str) -> ConfigError:
+        return ConfigError(where=str(path), key=f"job {job.name}.{key}", got=got, accepted=accepted)
+
+    if file.policy:
+        make_policy(file.policy, file.policy_options, where=f"{path}: policy")
+    for job in file.jobs:
+        if job.nodes > nodes:
+            raise refuse(job, "nodes", f"{job.nodes} hosts", f"at most {nodes}, or more --nodes")
+        if job.gpus_min > max(here, 1):
+            accepted = f"at most {max(here, 1)} on each host, or more --gpus"
+            raise refuse(job, "gpus", f"{job.gpus_min} GPUs", accepted)
+        if job.cpus is not None and cpus is not None:
+            first = Rules.of(job.strategy).first().cores / WHOLE
+            if first > cpus:
+                got = f"{first:.4g} cores to start with"
+                raise refuse(job, "strategy.cpus", got, f"at most {cpus}, or more --cpus")
 
 
 def _check_again(again: str, system: str, sets: Sequence[Path], output: Path | None) -> None:

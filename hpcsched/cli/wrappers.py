@@ -39,6 +39,7 @@ class Wrapper:
     margin_s: float
     max_restarts: int
     time_s: float | None = None
+    cpus: int | None = None
     cpus_per_gpu: int | None = None
     partition: str | None = None
     account: str | None = None
@@ -63,9 +64,9 @@ class Wrapper:
         return self.margin_s + SIGNAL_EARLY_S
 
     @property
-    def cpus(self) -> int:
+    def host_cpus(self) -> int:
         """CPUs on each host."""
-        return max(1, self.gpus * (self.cpus_per_gpu or 1))
+        return self.cpus or max(1, self.gpus * (self.cpus_per_gpu or 1))
 
 
 def slurm(wrapper: Wrapper) -> str:
@@ -83,8 +84,8 @@ def slurm(wrapper: Wrapper) -> str:
     if w.gpus and w.gpu_option != "none":
         by_host = w.gpu_option == "gpus-per-node"
         lines.append(f"--gpus-per-node={w.gpus}" if by_host else f"--gres=gpu:{w.gpus}")
-    if w.cpus_per_gpu:
-        lines.append(f"--cpus-per-task={w.cpus}")
+    if w.cpus or w.cpus_per_gpu:
+        lines.append(f"--cpus-per-task={w.host_cpus}")
     if w.time_s is not None:
         lines.append(f"--time={clock(w.time_s)}")
     if several:
@@ -108,7 +109,7 @@ def lsf(wrapper: Wrapper) -> str:
     if w.host_option == "nnodes":
         lines.append(f"-nnodes {w.nodes}")
     else:
-        lines += [f"-n {w.nodes * w.cpus}", f'-R "span[ptile={w.cpus}]"']
+        lines += [f"-n {w.nodes * w.host_cpus}", f'-R "span[ptile={w.host_cpus}]"']
     if w.gpus and w.gpu_option != "none":
         lines.append(f'-gpu "num={w.gpus}"')
     if w.time_s is not None:

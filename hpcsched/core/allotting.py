@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpcsched.core import events as ev
-from hpcsched.core.cores import Grant
+from hpcsched.core.cores import Grant, most_cores
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.lending import Lending
 from hpcsched.core.model import JobState, Role, Seat, SeatedAttempt, Usage
@@ -24,6 +24,7 @@ class Allotting(Lending):
             now=self.now,
             hosts=self.cores.hosts,
             room=self.room,
+            most=lambda: most_cores(self.cores.hosts.values(), self.devices.values()),
             slots_wanted=len(self.queue) > 0,
             jobs=self.jobs,
             running=sorted(
@@ -85,7 +86,8 @@ class Allotting(Lending):
         workers = [seat for seat in seats if not seat.server]
         budget = job.spec.cpus or 0.0
         enough = round(100 * cores_of(seats)) <= sum(grant.values()) <= round(100 * budget)
-        if not (seats and seats[0].server and workers and enough and all(seat.share > 0 for seat in seats)):
+        led = len(seats) == 1 or (len(seats) > 1 and seats[0].server)
+        if not (led and workers and enough and all(seat.share > 0 for seat in seats)):
             raise self._invalid(job, f"cannot have seats {seats} on {grant}, of at most {budget} cores")
 
     def _usage_measured(self, event: ev.UsageMeasured) -> None:

@@ -107,7 +107,8 @@ def _check_cores(machine: Machine) -> None:
             assert not allotment.held and not allotment.seats, f"job {job_id} holds cores while {job.state}"
             continue
         assert allotment.seats == job.current.seats, f"job {job_id} has other seats than its attempt"
-        assert job.current.seats[0].server, f"job {job_id}: rank 0 is no server"
+        alone = len(job.current.seats) == 1
+        assert alone or job.current.seats[0].server, f"job {job_id}: rank 0 is no server"
         needs = [(job.current.seats, allotment.grant)]
         if job.becoming and allotment.next_grant is not None:
             needs.append((job.becoming.seats, allotment.next_grant))

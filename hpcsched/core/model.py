@@ -144,7 +144,7 @@ class JobSpec:
     @property
     def cpus(self) -> float | None:
         """The cores that a job on CPU cores may have at most (its budget); None for all others."""
-        return self.strategy.get("cpus") if self.strategy["kind"] == "ps" else None
+        return self.strategy.get("cpus") if self.strategy["kind"] in ("ps", "cpu") else None
 
     @property
     def continues(self) -> str | None:

@@ -66,7 +66,9 @@ class Why(StrEnum):
     MORE_CORES = "MoreCores"
     NETWORK_BOTTLENECK = "NetworkBottleneck"
     UTILISATION_BOTTLENECK = "UtilisationBottleneck"
-    ONE_MORE_SERVER = "OneMoreServer"
+    MORE_SERVERS = "MoreServers"
+    FEWER_WORKERS = "FewerWorkers"
+    AT_ONCE = "AtOnce"
     BALANCED = "Balanced"
     TRIMMED = "Trimmed"
     BEST_SEEN = "BestSeen"
@@ -110,14 +112,18 @@ _WORDS = {
     Why.SEATED: "starts with {seats}, on {cores:.4g} of the {budget:.4g} cores that it may have{because}",
     Why.MORE_CORES: "more cores, from {old} to {seats}: at {rate:.4g} steps/s it used {efficiency:.0%} of "
     "the {had:.4g} it had{because}",
-    Why.NETWORK_BOTTLENECK: "one more server, from {old} to {seats}: at {rate:.4g} steps/s the link of "
+    Why.NETWORK_BOTTLENECK: "more servers, from {old} to {seats}: at {rate:.4g} steps/s the link of "
     "server {server} was over 90 % full for {net:.0%} of the time{because}",
     Why.UTILISATION_BOTTLENECK: "more workers, from {old} to {seats}: at {rate:.4g} steps/s it used "
     "{efficiency:.0%} of its {had:.4g} cores, and no link was full: its processes do not use more{because}",
-    Why.ONE_MORE_SERVER: "one more server, from {old} to {seats}: at {rate:.4g} steps/s it used "
+    Why.MORE_SERVERS: "more servers, from {old} to {seats}: at {rate:.4g} steps/s it used "
     "{efficiency:.0%} of its {had:.4g} cores, and more cores or workers did not help{because}",
-    Why.BALANCED: "cores moved, from {old} to {seats}: at {rate:.4g} steps/s {low} used {least:.0%} of what "
-    "it had, {high} {most:.0%}{because}",
+    Why.FEWER_WORKERS: "fewer workers, from {old} to {seats}: at {rate:.4g} steps/s it used {efficiency:.0%} "
+    "of its {had:.4g} cores, and nothing more helped or was free{because}",
+    Why.AT_ONCE: "several changes at once, from {old} to {seats}: at {rate:.4g} steps/s it used "
+    "{efficiency:.0%} of its {had:.4g} cores, and one alone did not help or was not possible{because}",
+    Why.BALANCED: "cores moved, from {old} to {seats}: at {rate:.4g} steps/s {low} used {least:.0%} of "
+    "what there was, {high} {most:.0%}{because}",
     Why.TRIMMED: "fewer cores, from {old} to {seats}: at {rate:.4g} steps/s it used {efficiency:.0%} of its "
     "{had:.4g}, others can have the rest{because}",
     Why.BEST_SEEN: "back from {old} to {seats}, the best seen ({best:.4g} steps/s, {rate:.4g} now)",
@@ -173,7 +179,7 @@ _WORDS = {
     Why.CANCELLED: "cancelled by the user",
     Why.DEPENDENCY_NEVER_SATISFIED: "cancelled: {after} did not complete",
     Why.EXITED: "ended with exit code {code}{detail}",
-    Why.SAVED: "saved at step {step}{where} and left its GPUs",
+    Why.SAVED: "saved at step {step}{where} and left",
     Why.RETRY: "failed with exit code {code}; failure {failures} of {retries} allowed in a row, starts again",
     Why.LOST: "attempt {attempt} was lost ({why}); goes on from step {step}",
     Why.FELL_BACK: "its checkpoint of step {expected} cannot be used; goes on from step {step}",

@@ -20,11 +20,14 @@ def counted(seats: Sequence[Seat]) -> tuple[int, int]:
 
 
 def said_seats(seats: Sequence[Seat]) -> str:
-    """The configuration in the paper's terms, with the mean share of each kind."""
+    """The configuration in the paper's terms, with the mean share of each kind; `program`: one that is
+    neither."""
     kinds = [
         ("server", [s.share for s in seats if s.server]),
         ("worker", [s.share for s in seats if not s.server]),
     ]
+    if len(seats) == 1:
+        return f"1 program x {seats[0].share:.4g}"
     return " + ".join(
         f"{len(shares)} {name}{'s' * (len(shares) != 1)} x {round(fmean(shares), 2):.4g}"
         for name, shares in kinds

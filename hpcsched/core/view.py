@@ -302,14 +302,16 @@ class CoresView:
     """What the rules of CPU cores see; reading it changes nothing, and it lives for one decision.
 
     `hosts` have cores for jobs. `room(host)` is what could be had of them, with what free CPU slots would
-    lend: hundredths by core. `slots_wanted`: a job waits for GPUs, which slots on loan would keep from it.
-    `of` is what jobs have, `waiting()` walks those that could start in FIFO order, and `in_time(job, others)`
-    says whether one can still be started, together with `others`, before the allocation ends.
+    lend: hundredths by core; `most()` cores are those of the host that has most, were all of them free.
+    `slots_wanted`: a job waits for GPUs, which slots on loan would keep from it. `of` is what jobs have,
+    `waiting()` walks those that could start in FIFO order, and `in_time(job, others)` says whether one can
+    still be started, together with `others`, before the allocation ends.
     """
 
     now: float
     hosts: Mapping[str, HostCores]
     room: Room
+    most: Callable[[], float]
     slots_wanted: bool
     jobs: Mapping[int, Job]
     running: list[Job]

@@ -32,7 +32,8 @@ class LaunchPlan:
     `first_rank`, `world_size` (None: these are all) and `joins` are for ranks that join a running attempt:
     their numbers are those after the resize, and `joins` ("host:port") is where its rank 0 awaits them.
     `arena`: the ranks get the job's arena, shared memory that outlives them. `idle`: they get processor time
-    only when nobody else wants their cores.
+    only when nobody else wants their cores. `share`: how much of its cores' time a program that is not ours
+    may use, in cores; None: it is not held to any.
     """
 
     job_id: int
@@ -49,6 +50,7 @@ class LaunchPlan:
     joins: str | None = None
     arena: bool = False
     idle: bool = False
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

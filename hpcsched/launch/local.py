@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch.arenas import Arenas, Keep, Keepers
 from hpcsched.launch.base import LaunchPlan, Place
+from hpcsched.launch.shares import Shares
 from hpcsched.launch.spawn import Start, ignoring, only_when_idle, spawn, standing_in
 from hpcsched.launch.warm import WarmProcesses, may_be_warm
 from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
@@ -73,6 +75,7 @@ class LocalLauncher:
         self._environ = {name: value for name, value in ours.items() if name not in _OURS_TO_SAY}
         self._ports = _Ports()
         self._arenas = Arenas()
+        self._shares = Shares()
         self._keepers = Keepers(self._begin_keeper)
         self._usual, rooms = self._usual_devices(devices)
         self._warm = None
@@ -113,6 +116,7 @@ class LocalLauncher:
         if self._warm:
             self._warm.close()
         self._keepers.close()
+        self._shares.close()
         self._arenas.close()
 
     # -- starting --------------------------------------------------------------------------------------
@@ -122,7 +126,7 @@ class LocalLauncher:
             workers.port = self._ports.take() if place.port is None else place.port
         env = {
             **self._environ,
-            **self._shown(plan.devices),
+            **self._shown(plan),
             **plan.env,
             "HPCSCHED_NOTIFY_PID": str(os.getpid()),
             "HPCSCHED_LAUNCHED_AT": repr(time.monotonic()),
@@ -164,6 +168,8 @@ class LocalLauncher:
         finally:
             os.close(output)
             workers.close_theirs()
+        if plan.share is not None and plan.share < len(starts[0].cores or ()):
+            self._hold(plan.share, workers)
         workers.go()
 
     def _spawn(self, starts: Sequence[Start], workers: LocalWorkers) -> None:
@@ -186,12 +192,20 @@ class LocalLauncher:
                         only_when_idle(pid)
                     workers.add(pid)
 
-    def _shown(self, devices: Sequence[Device]) -> Mapping[str, str]:
-        """What shows the devices to a program; a process on CPU cores sees none, and finds its threads
+    def _hold(self, share: float, workers: LocalWorkers) -> None:
+        """What it starts is held too; not while it saves and leaves."""
+        for process in workers.processes:
+            let_go = self._shares.hold(process, share)
+            workers.before_leaving.append(let_go)
+            workers.at_end.append(let_go)
+
+    def _shown(self, plan: LaunchPlan) -> Mapping[str, str]:
+        """What shows the devices to a program; on CPU cores it sees none, and a training finds its threads
         itself."""
-        if all(device.kind == ON_CORES for device in devices):
-            return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        return self._device_env(devices)
+        if all(device.kind == ON_CORES for device in plan.devices):
+            threads = str(math.ceil(plan.share or 1))
+            return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        return self._device_env(plan.devices)
 
     def _cores(self, devices: Sequence[Device]) -> frozenset[int] | None:
         sets = [frozenset(cores_of(d)) if d.kind == ON_CORES else self._cpus(d) for d in devices]

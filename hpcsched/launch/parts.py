@@ -65,6 +65,7 @@ def part_orders(
                 joins=plan.joins,
                 arena=plan.arena,
                 idle=plan.idle,
+                share=plan.share,
             )
         )
     return orders

@@ -6,11 +6,14 @@ And where the cores are. Whatever is not there on a machine is found out, never 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from hpcsched.launch.orphans import Process
@@ -28,12 +31,14 @@ PERIOD_US = 100_000
 LEAST_SHARE = 0.01
 """The kernel grants no quota below 1 ms."""
 
+_OURS = re.compile(r"hpcsched-(\d+)-(\d+)")
 _INHERITED_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 # What it reads last are the groups that may be stopped. At the end of its input, which comes when the writer
 # is killed too, it lets them go on: to one that runs already that means nothing.
 _WATCH = (
-    "trap '' TERM INT HUP; while read -r line; do last=$line; done; [ -z \"$last\" ] || kill -s CONT -- $last"
+    "trap '' TERM INT HUP USR1 USR2; while read -r line; do last=$line; done; "
+    '[ -z "$last" ] || kill -s CONT -- $last'
 )
 
 
@@ -75,10 +80,8 @@ class DutyCycle:
                     raise ValueError(f"process {pid} leads no process group of its own")
                 group = _Group(pid, _members({pid})[pid], share, now)
                 self._tell([*self._groups, process])
+                self._go()
                 self._groups[process] = group
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="duty cycle", daemon=True)
-                    self._thread.start()
             self._changed.notify()
 
     def release(self, process: Process) -> None:
@@ -86,7 +89,8 @@ class DutyCycle:
         with self._changed:
             if group := self._groups.pop(process, None):
                 group.resume()
-                self._tell(list(self._groups))
+                with contextlib.suppress(OSError):  # to let one more go on means nothing
+                    self._tell(list(self._groups))
                 self._changed.notify()
 
     def close(self) -> None:
@@ -102,10 +106,25 @@ class DutyCycle:
         if watch:
             _end(watch)
 
+    def _go(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="duty cycle", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise OSError(errno.EAGAIN, str(error)) from error
+            self._thread = thread
+
     def _run(self) -> None:
         with self._changed:
             while self._groups:
-                self._changed.wait(self._tick())
+                try:
+                    wait_s = self._tick()
+                except OSError:  # no descriptor is free: rather too much than stopped for good
+                    for group in self._groups.values():
+                        group.resume()
+                    wait_s = CENSUS_S
+                self._changed.wait(wait_s)
             self._thread = None
 
     def _tick(self) -> float:
@@ -133,7 +152,7 @@ class DutyCycle:
         self._census_at = time.monotonic() + CENSUS_S
 
     def _tell(self, processes: list[Process]) -> None:
-        """Who is to go on if we die; before the first of them is stopped."""
+        """Who is to go on if we die; before the first of them is stopped. Raises OSError."""
         if self._watch and self._watch.poll() is not None:
             _end(self._watch)
             self._watch = None
@@ -272,7 +291,11 @@ class CgroupShare:
     def __init__(self, parent: Path, name: str, share: float) -> None:
         self.path = parent / name
         self.path.mkdir(exist_ok=True)
-        self.set(share)
+        try:
+            self.set(share)
+        except BaseException:
+            self.close()
+            raise
 
     def set(self, share: float) -> None:
         """Another share from now on."""
@@ -284,11 +307,59 @@ class CgroupShare:
         """Move a process here with all its threads; what it starts from now on is here as well."""
         (self.path / "cgroup.procs").write_text(f"{pid}\n")
 
+    def add_group(self, number: int) -> None:
+        """Move all processes of a group here, what they start meanwhile too."""
+        self.add(number)
+        moved = {number}
+        while new := set(_members({number})[number]) - moved:
+            for pid in new:
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    self.add(pid)
+            moved |= new
+
     def close(self) -> None:
         """Nothing is held any more; the cgroup goes if nobody is in it."""
         with contextlib.suppress(OSError):
             (self.path / "cpu.max").write_text(f"max {PERIOD_US}\n")
             self.path.rmdir()
+
+
+class Shares:
+    """Holds programs to shares of CPU cores: by a cgroup of their own where we may make one, else by a duty
+    cycle."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._parent = delegated_cgroup(root)
+        self._cycle = DutyCycle()
+        for left in self._parent.iterdir() if self._parent else ():
+            if ours := _OURS.fullmatch(left.name):
+                seen = stat(int(ours[1]))
+                if seen is None or seen.start_ticks != int(ours[2]):  # of an agent that was killed
+                    with contextlib.suppress(OSError):
+                        left.rmdir()
+
+    def hold(self, process: Process, share: float) -> Callable[[], object]:
+        """Let the group that `process` leads use so much from now on; returns what lets it go, which may be
+        called again.
+
+        Raises OSError if there is no way to.
+        """
+        pid, start_ticks = process
+        if self._parent is not None:
+            with contextlib.suppress(OSError, ValueError):  # what the kernel refuses is left to the other way
+                group = CgroupShare(self._parent, f"hpcsched-{pid}-{start_ticks}", share)
+                try:
+                    group.add_group(pid)
+                except BaseException:
+                    group.close()
+                    raise
+                return group.close
+        self._cycle.hold(process, share)
+        return lambda: self._cycle.release(process)
+
+    def close(self) -> None:
+        """Let go of all that the duty cycle holds; cgroups hold on by themselves."""
+        self._cycle.close()
 
 
 # -- NUMA --------------------------------------------------------------------------------------------------

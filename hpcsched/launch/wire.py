@@ -234,6 +234,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     joins: str | None = None
     arena: bool = False
     idle: bool = False
+    share: float | None = None
 
     @property
     def ranks(self) -> int:

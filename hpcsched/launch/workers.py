@@ -38,6 +38,8 @@ class LocalWorkers:
         """Where the ranks meet."""
         self.on_held: Callable[[int], object] = lambda attempt: None
         """Told, once all is over, of the attempt that has left its state in the arena."""
+        self.before_leaving: list[Callable[[], object]] = []
+        """Called when they are about to be asked to save and leave, and when they have all ended."""
         self.at_end: list[Callable[[], object]] = []
         """Called once, when nothing of this lives any more."""
         if plan and plan.joins:
@@ -115,8 +117,11 @@ class LocalWorkers:
     def signal(self, sig: signal.Signals) -> None:
         """Send `sig` to each rank's process group whose leader is still our unreaped child."""
         self._look()
+        leaving = sig in (signal.SIGTSTP, signal.SIGTERM)
+        for call in self.before_leaving if leaving else ():
+            call()
         for pid in self._ours:
-            if self._idle and sig in (signal.SIGTSTP, signal.SIGTERM):
+            if self._idle and leaving:
                 unhindered(pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, sig)
@@ -142,6 +147,8 @@ class LocalWorkers:
         if self._running:
             return None
         if self._code is None:
+            for call in self.before_leaving:
+                call()
             for pid in self._ours:  # the leader, and what of its group has become ours (see `warm`)
                 with contextlib.suppress(ChildProcessError):
                     while os.waitpid(-pid, os.WNOHANG)[0]:

@@ -1,7 +1,8 @@
 """Who has which CPU cores, the same under every policy: first come, first served (NEARCHUS, section IV).
 
 A job starts on a part of its budget as soon as that is free, and grows, where its search says so, into what
-nobody waits for. On CPU slots nobody grows onto a slot while a job waits for GPUs.
+nobody waits for; a program that is no training of ours has what it asks for. On CPU slots nobody grows onto
+a slot while a job waits for GPUs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from hpcsched.core.model import Seat
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import CoresDecision, CoresView, Note, Reseat, StartOnCores
 from hpcsched.planning.ps.cores import lay_out
-from hpcsched.policy.dtconfig import Rules, Search, Shape, look
+from hpcsched.policy.dtconfig import Search, look
+from hpcsched.policy.dtshapes import KEPT, Rules, Shape
 
 
 class WithCores:
@@ -53,7 +55,7 @@ class WithCores:
         first, again = rules.first(), search.best.shape if search.best else None
         shape = again if again and again.cores <= there else first
         if shape.cores > there:
-            return True
+            return shape.cores <= WHOLE * view.most()  # one that can never start keeps nobody waiting
         if not view.in_time(job, starting):
             return False
         grant = granted(shape.cores, {}, room, view.hosts[host].numa, first=view.room(host, lent=False))
@@ -75,14 +77,18 @@ class WithCores:
         if room and view.slots_wanted:
             own = view.room(allotment.host, lent=False)
             room = {core: min(part, own.get(core, 0)) for core, part in room.items()}
-        found = look(search, job.current.seats, usage, Rules.of(job.spec.strategy), sum(room.values()))
+        rules, held = Rules.of(job.spec.strategy), sum(allotment.grant.values())
+        if rules.fixed:
+            return None
+        found = look(search, job.current.seats, usage, rules, sum(room.values()), held)
         if found is None:
             return None
         if found.shape is None:
             return Note(job=job, memory=found.search, reason=_new(job, found.reason))
         numa = view.hosts[allotment.host].numa
         first = view.room(allotment.host, lent=False)
-        grant = granted(found.shape.cores, allotment.grant, room, numa, first=first)
+        cores = held if KEPT * held <= found.shape.cores <= held else found.shape.cores
+        grant = granted(cores, allotment.grant, room, numa, first=first)
         _take(rooms[allotment.host], {c: part - allotment.grant.get(c, 0) for c, part in grant.items()})
         seats, keep = seated(job.current.seats, found.shape, allotment.host, grant, numa)
         assert found.reason is not None

@@ -54,6 +54,9 @@ def counts_for(spec: JobSpec, devices: Devices, asked: Sequence[int] = ()) -> tu
         raise ConfigError(
             where="--devices", got="replay", accepted="cuda, cuda:N or cpu:N: pretended GPUs do not train"
         )
+    if spec.cpus is not None:
+        got, accepted = spec.strategy["kind"], "a job on GPUs: trainings on CPU cores are not profiled"
+        raise ConfigError(where=where, key="strategy", got=got, accepted=accepted)
     if spec.nodes > 1:
         raise ConfigError(where=where, key="nodes", got=str(spec.nodes), accepted="1: one host is measured")
     here = len(devices.inventory())

@@ -18,15 +18,14 @@ from hpcsched.core.actions import Action, Kill, Launch, MakePlan, Resize, SetTim
 from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import SAVED_AND_LEFT, Machine
-from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Kind, Progress, Role, Seat
+from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Progress, Role, Seat
 from hpcsched.core.moves import LANES, LOOK, PACKS
-from hpcsched.core.profile import Profile, cost_at
-from hpcsched.errors import ConfigError
-from hpcsched.planning.costs import course_of, require_profiles
+from hpcsched.core.profile import Profile
 from hpcsched.planning.ps.training import Training
 from hpcsched.planning.standin import STILL, Course
 from hpcsched.policy import make_policy
 from hpcsched.sim.interference import Interference
+from hpcsched.sim.truth import Truth
 
 SIM_HOST = "node"
 LOOK_PERIOD_S = 10.0
@@ -110,7 +109,7 @@ class Simulation:
         self._cores = tuple(
             HostCores(host=f"{SIM_HOST}{i + 1}", own=tuple(range(cpus))) for i in range(nodes if cpus else 0)
         )
-        self._trainings = dict(trainings or {})
+        self._truth = Truth(self.machine, truth, trainings)
         self._policy, self._options = policy, dict(options or {})
         self._watch, self._source, self._metrics = watch, source, metrics
         self._interference = interference or Interference()
@@ -129,28 +128,10 @@ class Simulation:
         spoken_of = stories or happenings or any(job.after for job in jobs)
         self._at_once = jobs if spoken_of else ()
         self._coming = groupby(() if spoken_of else sorted(jobs, key=_ARRIVAL), key=_ARRIVAL)
-        self._truth = None if truth is None else {(p.model, p.nodes): p for p in truth}
         for event in happenings:
             self._schedule(event)
         left = [job.spec for job in machine.jobs.values() if not job.state.final] if machine else jobs
-        on_gpus = [spec for spec in left if spec.cpus is None]
-        if self._truth is not None:
-            require_profiles(on_gpus, self._truth.values())
-        else:
-            require_profiles(on_gpus, [*(machine.profiles.values() if machine else ()), *self._profiles])
-        for spec in left:
-            if spec.cpus is not None and spec.steps is None:
-                raise ConfigError(
-                    where=f"job {spec.name}",
-                    key="steps",
-                    got="missing",
-                    accepted="a positive number of steps",
-                )
-            if spec.cpus is not None and spec.model not in self._trainings:
-                known = ", ".join(self._trainings) or "none"
-                raise ConfigError(
-                    where=f"job {spec.name}", key="model", got=f"{spec.model!r} on CPU cores", accepted=known
-                )
+        self._truth.check(left, [*(machine.profiles.values() if machine else ()), *self._profiles])
 
     def run(self, *, until: float = math.inf) -> Machine:
         """Go on until nothing is left to happen, or until then; returns the machine in its last state."""
@@ -224,7 +205,7 @@ class Simulation:
         for submit_s, job_id in sorted(machine.arrivals):
             self._schedule(ev.TimerFired(at=submit_s, key=("arrival", job_id, 0)))
         for job in list(machine.active.values()):
-            course = self._course(job, job.width, job.current.seats)
+            course = self._truth.course(job, job.width, job.current.seats)
             begun = course.start_s if job.current.in_place else min(now - job.current.start_s, course.start_s)
             course = replace(course, start_s=course.start_s - begun)
             run = self._now_runs(job, _Run(job.attempt, now, course, 0))
@@ -246,7 +227,7 @@ class Simulation:
 
     def _look_later(self) -> None:
         self._sequence += 1
-        self._looks = bool(self._runs) and (self._truth is not None or self.machine.lanes.busy)
+        self._looks = bool(self._runs) and (self._truth.teaches or self.machine.lanes.busy)
         if self._looks:
             heappush(self._agenda, (self.machine.now + LOOK_PERIOD_S, self._sequence, None))
 
@@ -277,7 +258,7 @@ class Simulation:
     def _progress(self, job_id: int, run: _Run, at: float) -> Progress:
         course = run.course
         step = course.step_at(at - run.launched)
-        teaches = self._truth is not None or self.machine.lanes.busy
+        teaches = self._truth.teaches or self.machine.lanes.busy
         if not teaches or step == course.from_step:
             return Progress(job_id=job_id, attempt=run.attempt, step=step)
         done_s = run.launched + course.start_s + (step - course.from_step) / course.rate
@@ -336,76 +317,40 @@ class Simulation:
     def _launch(self, action: Launch) -> None:
         assert action.job_id not in self._runs, f"job {action.job_id} is launched while it runs"
         job = self.machine.jobs[action.job_id]
-        course = self._course(job, len(action.gpus) // job.spec.nodes, action.seats)
+        course = self._truth.course(job, len(action.gpus) // job.spec.nodes, action.seats)
         run = self._now_runs(job, _Run(action.attempt, self.machine.now, course, 0))
         self._set_off(action.job_id, run)
 
     def _now_runs(self, job: Job, run: _Run) -> _Run:
         self._runs[job.id] = run
-        if self._truth is not None and not self._looks:
+        if self._truth.teaches and not self._looks:
             self._look_later()
         policy = self.machine.policy
-        always = self._stories or self._truth is not None
+        always = self._stories or self._truth.teaches
         if always or policy is None or policy.watches(job) or job.role is Role.PACKED:
             self._watched[job.id] = run
         return run
-
-    def _course(self, job: Job, gpus: int, seats: tuple[Seat, ...]) -> Course:
-        assert job.spec.steps is not None, f"job {job.id} was checked to have them"
-        steps = max(job.spec.steps, job.step)
-        if seats:
-            return self._trainings[job.spec.model].course(seats, from_step=job.step, steps=steps)
-        first = job.attempt == 1
-        return course_of(self._true(job), gpus, from_step=job.step, steps=steps, first=first)
-
-    def _true(self, job: Job) -> Profile:
-        """How the job really runs."""
-        if self._truth is None:
-            profile = self.machine.profile(job)
-        else:
-            profile = self._truth.get((job.spec.model, job.spec.nodes)) or self._truth.get(
-                (job.spec.model, 1)
-            )
-        assert profile, f"job {job.id} was checked to have one"
-        return profile
 
     def _set_off(self, job_id: int, run: _Run) -> None:
         now = self.machine.now
         self._will_exit(job_id, run, run.launched + run.course.end_s, 0, run.course.steps)
         self._schedule(ev.WorkersSpawned(at=now, job_id=job_id, attempt=run.attempt, processes=()))
         job = self.machine.jobs[job_id]
-        if job.spec.cpus is not None:
-            self._schedule(ev.WorkersReady(at=now, job_id=job_id, attempt=run.attempt, in_place=True))
-            self._measure(job, run, job.current.seats)
-            return
-        profile = self._true(job)
-        # Stand-ins do not: they know of no other than their own course.
-        known = profile.grow_s is not None or profile.shrink_s is not None
-        in_place = known and job.spec.kind is not Kind.REPLAY
+        in_place = self._truth.resizes_in_place(job)
         self._schedule(ev.WorkersReady(at=now, job_id=job_id, attempt=run.attempt, in_place=in_place))
+        if job.spec.cpus is not None:
+            self._measure(job, run, job.current.seats)
 
     def _resize(self, action: Resize, run: _Run) -> None:
         """It trains on while ranks that join are started, stands still at the next step boundary, and goes on
         with its new rate; unless it is done or asked to leave before."""
         job, now = self.machine.jobs[action.job_id], self.machine.now
-        gpus = len(action.gpus) // job.spec.nodes
-        if action.seats:
-            training = self._trainings[job.spec.model]
-            joins = len(action.keep) < len(action.seats)
-            built_s = training.build_s if joins else 0.0
-            stand_s: float | None = training.change_s
-        else:
-            profile, old, new = self._true(job), set(job.current.gpus), set(action.gpus)
-            built_s = (profile.launch_s(gpus, first=False) or 0.0) if new - old else 0.0
-            stand_s = cost_at(profile.grow_s if len(new) >= len(old) else profile.shrink_s, gpus)
-        course = run.course
-        step, stops_s = course.boundary_at(max(now + built_s - run.launched, course.start_s))
+        change, course = self._truth.change(job, action), run.course
+        step, stops_s = course.boundary_at(max(now + change.built_s - run.launched, course.start_s))
         if step >= course.steps:
             return
         run.course, run.whole = replace(course, steps=step), course
-        if stand_s is None:
-            stand_s = self.machine.view().stand_s(job, job.width, gpus)
-        at = run.launched + stops_s + stand_s
+        at = run.launched + stops_s + change.stand_s
         run.ticket = self._sequence + 1
         self._schedule(ev.WorkersResized(at=at, job_id=job.id, attempt=run.attempt, step=step))
 
@@ -413,7 +358,7 @@ class Simulation:
         """The attempt is the next one now."""
         job = self.machine.jobs[event.job_id]
         assert job.becoming and run.whole, "it was told what to become"
-        course = self._course(job, len(job.becoming.gpus) // job.spec.nodes, job.becoming.seats)
+        course = self._truth.course(job, len(job.becoming.gpus) // job.spec.nodes, job.becoming.seats)
         course = replace(course, from_step=event.step, steps=run.whole.steps, start_s=0.0)
         seats = job.becoming.seats
         run = self._now_runs(job, _Run(run.attempt + 1, event.at, course, 0))
@@ -423,11 +368,10 @@ class Simulation:
 
     def _measure(self, job: Job, run: _Run, seats: tuple[Seat, ...], after_s: float | None = None) -> None:
         """What its processes use will be known once it is steady, and then again and again."""
-        training = self._trainings[job.spec.model]
-        steady = run.launched + run.course.start_s + training.stable_s
+        steady = run.launched + run.course.start_s + self._truth.stable_s(job)
         at = steady if after_s is None else self.machine.now + after_s
         about: dict[str, Any] = {"job_id": job.id, "attempt": run.attempt}
-        self._schedule(ev.UsageMeasured(at=at, **about, **training.measured(seats)))
+        self._schedule(ev.UsageMeasured(at=at, **about, **self._truth.measured(job, seats)))
 
     def _suspend(self, job_id: int, run: _Run) -> None:
         whole, since_s = run.whole or run.course, self.machine.now - run.launched

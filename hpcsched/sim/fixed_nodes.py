@@ -22,7 +22,7 @@ from hpcsched.planning.ps.search import NODE_CPUS, best_fixed
 from hpcsched.planning.ps.training import Training
 from hpcsched.policy import make_policy
 from hpcsched.policy.cores import granted, seated
-from hpcsched.policy.dtconfig import Shape
+from hpcsched.policy.dtshapes import Shape
 from hpcsched.policy.marble import Marble
 
 NODE = round(WHOLE * NODE_CPUS)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcsched.core.jobs import Costs, Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import Device, Ended, JobSpec, JobState
+from hpcsched.core.model import Device, Ended, JobSpec, JobState, Kind
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
 
@@ -60,7 +60,7 @@ def past_of(machine: Machine, measured: Iterable[Profile] = (), trainings: Colle
         if job.state in (JobState.CANCELLED, JobState.FAILED):
             left_out[job.id] = CANCELLED if job.state is JobState.CANCELLED else FAILED
         elif job.spec.cpus is not None:
-            steps = _steps(job)
+            steps = _steps(job) if job.spec.kind is Kind.TRAINER else None
             if steps is not None and job.spec.model in trainings:
                 works[job.id] = replace(job.spec, steps=steps), None
             else:

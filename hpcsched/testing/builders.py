@@ -68,6 +68,20 @@ def a_core_job(name: str, cpus: float, *, steps: int = 100_000, **options: Any) 
     )
 
 
+def a_program(name: str, cpus: float, **rest: Any) -> JobSpec:
+    """A program on so many CPU cores."""
+    return JobSpec(
+        name=name,
+        kind=Kind.COMMAND,
+        model=name,
+        command=("prepare",),
+        gpus_min=0,
+        gpus_max=0,
+        strategy={"kind": "cpu", "cpus": cpus},
+        **rest,
+    )
+
+
 def some_devices(count: int, hosts: int = 1, kind: str = "test") -> tuple[Device, ...]:
     """`count` GPUs (or CPU slots of one core, kind "cpu") on each of `hosts` hosts n1, n2, ..."""
     return tuple(

@@ -136,7 +136,7 @@ def test_too_few_devices_are_said_and_nothing_is_lost(bench: Bench) -> None:
     agent.wait()
     done = bench("run", "--resume", "--devices", "cpu:1")
     assert done.returncode == 75
-    assert "no job that is left can run on the GPUs that are left" in done.stderr
+    assert "no job that is left can run on the GPUs and cores that are left" in done.stderr
     assert bench.states() == {"a": "SUSPENDED"}
 
 

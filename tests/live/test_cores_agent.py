@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from livebench import Bench, job
+from livebench import SAVES, Bench, job
 
 from hpcsched.core.model import Ended
 from hpcsched.core.reasons import Why
@@ -164,6 +164,35 @@ def test_a_drained_run_goes_on_with_its_cores_in_the_next_life(place: Bench) -> 
     again = place.start(jobs, "--devices", "cpu:2", "--resume")
     assert again.wait() == 0, again.said
     assert samples(place) == EACH_ONCE
+
+
+SPINS = SAVES.format(pause=0).replace(
+    "sleep 0;", 'i=0; [ -e "$OLDPWD/go" ] || while [ $i -lt 20000 ]; do i=$((i + 1)); done;'
+)
+"""Never waits for anything."""
+
+
+def test_a_program_that_is_held_saves_when_it_is_asked_to_and_ends_with_its_agent(place: Bench) -> None:
+    jobs = place.set_of(job("x", SPINS, steps=500, strategy={"kind": "cpu", "cpus": 0.3}))
+    agent = place.start(jobs, "--devices", "cpu:2")
+    place.ready("x")
+    trains(place, 10)
+    assert cores(place, "x") == 0.3 and "keeps these cores" in place("explain", "x").stdout
+    assert place("suspend", "x").returncode == 0
+    place.until(lambda: place.states()["x"] == "SUSPENDED", "saved")
+    assert place("resume", "x").returncode == 0
+    place.ready("x")
+    go(place)
+    agent.kill()  # nobody is left who would let it go on
+    assert agent.wait() == -signal.SIGKILL
+    again = place.start(jobs, "--devices", "cpu:2", "--resume")
+    assert again.wait() == 0, again.said
+    assert place.all_gone()
+    machine, _ = place.replayed()
+    (seats,) = {attempt.seats for attempt in machine.jobs[1].attempts}
+    assert [seat.share for seat in seats] == [0.3]
+    assert [a.ended for a in machine.jobs[1].attempts] == [Ended.SUSPENDED, Ended.LOST, Ended.COMPLETED]
+    assert machine.jobs[1].attempts[1].from_step > 10
 
 
 def test_what_cannot_be_is_refused_in_one_line(place: Bench) -> None:

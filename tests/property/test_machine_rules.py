@@ -12,9 +12,9 @@ from hpcsched.core.actions import Suspend
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState, Kind, Progress
 from hpcsched.policy import make_policy
-from hpcsched.policy.dtconfig import Rules
+from hpcsched.policy.dtshapes import Rules
 from hpcsched.store import journal
-from hpcsched.testing.builders import Driver, a_core_job, a_job, a_profile, state_of
+from hpcsched.testing.builders import Driver, a_core_job, a_job, a_profile, a_program, state_of
 
 PROFILES = (
     a_profile("three", [4.0, 6.0, 7.0, 6.5, 6.0, 5.5], start_s=5.0, suspend_s=5.0),
@@ -503,6 +503,10 @@ class OnCores(_Run):
     def arrives(self, budget, start, servers):
         options = {"servers": servers} if servers and budget > 1 else {}
         self.driver.submit(a_core_job(f"j{len(self.machine.jobs) + 1}", budget, start=start, **options))
+
+    @rule(cpus=st.sampled_from([0.1, 1, 1.3, 2]))
+    def program_arrives(self, cpus):
+        self.driver.submit(a_program(f"j{len(self.machine.jobs) + 1}", cpus))
 
     @rule(gpus=st.sampled_from([1, 2]))
     def one_for_slots_arrives(self, gpus):

@@ -22,7 +22,7 @@ from hpcsched.planning.ps.optimus import EVERY_S, START
 from hpcsched.planning.ps.search import NODE_CPUS, best, best_fixed
 from hpcsched.planning.ps.training import Training
 from hpcsched.policy.dtconfig import MOST_CHANGES, NO_WORSE
-from hpcsched.policy.dtconfig import START as FIRST_PART
+from hpcsched.policy.dtshapes import START as FIRST_PART
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.fixed_nodes import Rule
 from hpcsched.testing.builders import a_core_job, a_job, a_profile
@@ -99,12 +99,12 @@ def test_it_is_faster_than_the_best_fixed_nodes_where_links_are_slow(name):
     assert rates(job, training)[-1] > 1.1 * best_fixed(training.model, A.budget, A.link).usage.rate
 
 
-def test_a_full_link_leads_to_one_more_server():
+def test_a_full_link_leads_to_more_servers():
     job = found_alone("Inception-V3", "A")[1]
     before = None
     for each in job.attempts:
         if each.why.why is Why.NETWORK_BOTTLENECK:
-            assert counted(each.seats)[0] == counted(before.seats)[0] + 1
+            assert counted(each.seats)[0] > counted(before.seats)[0]
             assert max(before.usage.net) == each.why.facts["net"] > 0
         before = each
     assert Why.NETWORK_BOTTLENECK in reasons(job)

@@ -226,7 +226,7 @@ def test_many_jobs_are_listed_but_not_drawn(monkeypatch: pytest.MonkeyPatch) -> 
     text = made()
     assert "3 jobs are too many to be drawn" in text and "batches of 1 more job are left out" in text
     assert cells(text, "one") and "<svg" not in (rundir.root / "report.html").read_text()
-    monkeypatch.setattr("hpcsched.cli.simulate.MOST_KEPT", 2)
+    monkeypatch.setattr("hpcsched.cli.cases.MOST_KEPT", 2)
     assert "3 jobs are too many to be drawn or listed" in made()
 
 

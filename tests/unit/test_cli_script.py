@@ -245,3 +245,57 @@ def test_the_shipped_sites_make_scripts(
     check_shell(text)
     if (name, system) == ("summit-like", "lsf"):
         assert "-nnodes 1" in directives(text) and "--launcher jsrun" in text and "-gpu" not in text
+
+
+# -- sets without GPUs ---------------------------------------------------------------------------------
+
+ON_CORES = """schema = 1
+[[job]]
+name = "a"
+trainer = "m:T"
+strategy = { kind = "ps", cpus = 12.5 }
+[[job]]
+name = "b"
+command = ["prepare"]
+strategy = { kind = "cpu", cpus = 3 }
+"""
+
+
+def test_a_set_without_gpus_asks_for_cores_only(site: Path) -> None:
+    (site / "cores.toml").write_text(ON_CORES)
+    slurm = directives(written("slurm", "cores.toml"))
+    assert "--cpus-per-task=13" in slurm and not any("gpu" in line for line in slurm)
+    assert "--cpus-per-task=64" in directives(written("slurm", "cores.toml", "--cpus", "64"))
+    lsf = directives(written("lsf", "cores.toml", "--cpus", "64"))
+    assert "-n 64" in lsf and '-R "span[ptile=64]"' in lsf and not any("gpu" in line for line in lsf)
+    assert "--gpus" in refused("slurm", "cores.toml", "a.toml")
+
+
+def test_cores_that_are_not_enough_to_start_on_are_refused(site: Path) -> None:
+    (site / "cores.toml").write_text(ON_CORES)
+    told = refused("slurm", "cores.toml", "--cpus", "2")
+    assert "job b.strategy.cpus: 3 cores to start with; accepted: at most 2, or more --cpus" in told
+
+
+def test_cores_beside_gpus_are_kept_for_these_as_many_as_was_said(site: Path) -> None:
+    (site / "cores.toml").write_text(ON_CORES)
+    text = written("slurm", "cores.toml", "--gpus", "4", "--cpus", "64", "--cpus-per-gpu", "12")
+    assert {"--gres=gpu:4", "--cpus-per-task=64"} <= set(directives(text))
+    words = last_words(text)
+    assert words[words.index("--cpus-per-gpu") + 1] == "12"
+    assert "--cpus-per-gpu" not in last_words(
+        written("slurm", "a.toml", "--gpus", "4", "--cpus-per-gpu", "12")
+    )
+
+
+def test_a_site_with_gpus_gives_none_to_a_set_without(site: Path) -> None:
+    (site / "cores.toml").write_text(ON_CORES)
+    (site / "site.toml").write_text("[script]\ngpus_per_node = 4\n")
+    assert not any("gpu" in line for line in directives(written("slurm", "cores.toml")))
+
+
+@pytest.mark.parametrize("words", [("--cpus-per-gpu", "8"), ("--cpus", "32"), ("--cpus", "34")])
+def test_cores_that_are_all_kept_for_gpus_are_refused(site: Path, words: tuple[str, ...]) -> None:
+    (site / "cores.toml").write_text(ON_CORES)
+    told = refused("slurm", "cores.toml", "--gpus", "4", *words)
+    assert f"accepted: at most {2 if '34' in words else 0}, or more --cpus" in told

@@ -8,7 +8,8 @@ import pytest
 
 from hpcsched.core.model import Seat, Usage
 from hpcsched.core.reasons import Why
-from hpcsched.policy.dtconfig import MOST_CHANGES, Found, Rules, Search, Shape, look
+from hpcsched.policy.dtconfig import MOST_CHANGES, Found, Move, Search, look
+from hpcsched.policy.dtshapes import Rules, Shape
 
 RULES = Rules(budget=10_000)
 
@@ -112,10 +113,10 @@ def test_a_new_worker_brings_no_cores_and_a_new_server_as_much_as_the_others_hav
     assert job.shape == Shape(servers=(40, 40), workers=(100, 100))
 
 
-def test_a_new_server_takes_from_the_workers_what_is_not_free() -> None:
+def test_servers_share_what_they_have_where_nothing_is_free_for_one_more() -> None:
     job = Job(servers=(40,), workers=(100, 100))
     job.measured(0.9, 1.0, 0.5, room=0)
-    assert job.shape == Shape(servers=(40, 40), workers=(80, 80))
+    assert job.shape == Shape(servers=(20, 20), workers=(100, 100))
 
 
 def test_servers_that_idle_give_their_cores_to_workers_that_do_not() -> None:
@@ -124,7 +125,7 @@ def test_servers_that_idle_give_their_cores_to_workers_that_do_not() -> None:
     assert why(found) is Why.BALANCED
     (server,), workers = job.shape.servers, job.shape.workers
     assert server < 40 and workers[0] == workers[1] > 125
-    assert "the servers used 20% of what it had, the workers 95%" in str(found.reason)
+    assert "the servers used 20% of what there was, the workers 95%" in str(found.reason)
 
 
 def test_among_workers_cores_go_to_the_one_that_uses_them() -> None:
@@ -172,7 +173,25 @@ def test_after_workers_that_did_not_help_more_cores_come_first() -> None:
     assert why(job.measured(0.94, 1.0)) is Why.UTILISATION_BOTTLENECK
     assert why(job.measured(0.94, 0.9)) is Why.MORE_CORES
     assert why(job.measured(0.94, 1.4)) is Why.MORE_CORES
-    assert why(job.measured(0.94, 1.401)) is Why.UTILISATION_BOTTLENECK
+    assert job.shape == Shape(servers=(225,), workers=(225, 225))
+
+
+def test_cores_that_are_no_use_alone_may_be_with_what_they_ask_for() -> None:
+    """A process at its limit: more cores do nothing, more workers on the same cores do nothing, both do."""
+    job = Job()
+    job.measured(0.99, 1.0)
+    found = job.measured(0.66, 1.0)  # with half as many cores again it uses no more
+    assert job.shape == Shape(servers=(150,), workers=(100, 100, 100)) and why(found) is Why.AT_ONCE
+    job.measured(0.9, 1.4)
+    assert job.search.base is not None and job.search.base.shape.cores == 450
+
+
+def test_fewer_workers_are_tried_when_nothing_that_is_more_helps() -> None:
+    job, seen = Job(budget=300), []
+    while not job.search.rests:
+        seen.append(why(job.measured(0.97, 1.3 if len(job.shape.workers) == 1 else 1.0)))
+    assert Why.FEWER_WORKERS in seen
+    assert job.shape == Shape(servers=(100,), workers=(200,))
 
 
 def test_when_nothing_helps_it_goes_back_to_the_best_and_rests() -> None:
@@ -244,3 +263,46 @@ def test_cores_that_nobody_uses_are_given_back() -> None:
             break
     assert Why.TRIMMED in reasons
     assert job.shape.cores < 600
+
+
+def at_rest(budget: int) -> Job:
+    job = Job(budget=budget)
+    while not job.search.rests:
+        job.measured(0.9, 1.0)
+    return job
+
+
+def test_a_job_that_starts_again_on_fewer_cores_than_it_had_grows_again() -> None:
+    again = Job(servers=(10,), workers=(10, 10), budget=300)
+    again.search = at_rest(300).search.anew()
+    assert why(again.measured(0.99, 0.2, room=0)) is Why.WANTS_CORES
+    assert why(again.measured(0.99, 0.2, room=300)) is Why.MORE_CORES
+    assert again.shape == Shape(servers=(15,), workers=(15, 15))
+
+
+def test_who_cannot_go_back_goes_on_from_where_it_is() -> None:
+    job = at_rest(300)
+    job.measured(0.5, 0.8)  # it has changed: fewer cores will do, too
+    while job.shape.cores > 250:
+        job.measured(0.5, 0.8)
+    trimmed = job.shape
+    job.measured(0.9, 0.7, room=0)  # they would not, but somebody else has the others by now
+    assert job.search.base is not None and job.search.base.shape == trimmed
+    assert job.shape.cores <= trimmed.cores and not job.search.rests
+
+
+def test_a_way_back_that_fails_is_not_tried_for_ever() -> None:
+    job = Job(budget=600)
+    first, found = job.shape, None
+    while why(found) is not Why.BEST_SEEN:
+        before = job.seats
+        found = job.measured(0.85, 1.0 if job.shape == first else 0.9)
+    job.seats = before
+    asked = 0
+    for k in range(20):
+        found = job.measured(0.85, 0.9 + 1e-6 * k, goes=False)
+        asked += found is not None and found.shape is not None
+        if job.search.rests:
+            break
+    assert asked <= len(Move) and job.search.rests and job.search.base is not None
+    assert job.search.base.shape == job.shape

@@ -18,11 +18,14 @@ from pathlib import Path
 import pytest
 
 from hpcsched.batch.local import Local
+from hpcsched.core.cores import ON_CORES
+from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch import local as module
-from hpcsched.launch.base import LOST, attempt_code
+from hpcsched.launch.base import LOST, LaunchPlan, attempt_code
 from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher
 from hpcsched.launch.proc import stat as proc_stat
+from hpcsched.launch.shares import Shares
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
 
 PYTHON = Path(sys.executable)
@@ -294,3 +297,74 @@ def test_a_shielded_signal_does_not_reach_workers(tmp_path):
     workers.signal(signal.SIGUSR2)
     assert reaped(workers) == 7
     workers.close()
+
+
+# -- programs on a share of CPU cores ----------------------------------------------------------------
+
+SPINS = """
+import signal, sys, time
+signal.signal(signal.SIGTSTP, lambda *_: (print(f"{time.process_time():.3f}"), sys.exit(75)))
+print("begun", flush=True)
+while True: pass
+"""
+
+
+def on_cores(folder: Path, share: float, cores: str = "0") -> LaunchPlan:
+    device = Device(index=-1, host="here", kind=ON_CORES, handle=cores)
+    return replace(plan(folder, [sys.executable, "-S", "-c", SPINS]), devices=(device,), share=share)
+
+
+def until_it_begins(folder: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not (folder / "logs" / "out").exists() or "begun" not in text_of(folder):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_program_is_held_to_its_share_until_it_is_asked_to_leave(tmp_path: Path) -> None:
+    """Most of the time it is stopped, and would miss the signal."""
+    launcher = LocalLauncher()
+    workers = launcher.launch(on_cores(tmp_path, 0.1))
+    try:
+        until_it_begins(tmp_path)
+        begun = time.monotonic()
+        time.sleep(1.5)
+        workers.signal(signal.SIGTSTP)
+        assert reaped(workers) == 75
+        used, lived = float(text_of(tmp_path).split()[-1]), time.monotonic() - begun
+        assert used < 0.5 * lived
+    finally:
+        workers.abandon()
+        launcher.close()
+
+
+def test_whole_cores_need_no_holding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hold(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Shares, "hold", hold)
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    launcher = LocalLauncher()
+    workers = launcher.launch(on_cores(tmp_path, float(len(os.sched_getaffinity(0))), cores))
+    try:
+        until_it_begins(tmp_path)
+        assert os.sched_getaffinity(workers.processes[0][0]) == os.sched_getaffinity(0)
+        workers.signal(signal.SIGTSTP)
+        assert reaped(workers) == 75
+    finally:
+        workers.abandon()
+        launcher.close()
+
+
+def test_a_program_is_told_of_as_many_threads_as_it_has_cores(tmp_path: Path) -> None:
+    script = 'echo "$OMP_NUM_THREADS [$CUDA_VISIBLE_DEVICES]"'
+    device = Device(index=-1, host="here", kind=ON_CORES, handle="0")
+    launcher = LocalLauncher()
+    for share in (0.3, 1.0, 1.2):
+        workers = launcher.launch(
+            replace(plan(tmp_path, ["sh", "-c", script]), devices=(device,), share=share)
+        )
+        assert reaped(workers) == 0
+        workers.close()
+    launcher.close()
+    assert text_of(tmp_path) == "1 []\n1 []\n2 []\n"

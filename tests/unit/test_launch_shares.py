@@ -15,7 +15,7 @@ import pytest
 from hpcsched.launch import shares
 from hpcsched.launch.orphans import Process
 from hpcsched.launch.proc import stat
-from hpcsched.launch.shares import CgroupShare, DutyCycle, delegated_cgroup, numa_nodes
+from hpcsched.launch.shares import CgroupShare, DutyCycle, Shares, delegated_cgroup, numa_nodes
 
 DEADLINE_S = 15.0
 SPIN = "while True: pass"
@@ -369,6 +369,78 @@ def test_an_empty_cgroup_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_share_that_the_kernel_does_not_know_is_refused(tmp_path: Path, share: float) -> None:
     with pytest.raises(ValueError, match="a share of"):
         CgroupShare(tmp_path, "job-1", share)
+
+
+# -- one or the other --------------------------------------------------------------------------------------
+
+
+def test_a_program_is_held_by_a_cgroup_where_one_may_be_made(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    place = tree(tmp_path, "/a", "/", {"": "", "a": "cpu"}) / "a"
+    program = start(*python("import time; time.sleep(60)"))
+    shares = Shares(tmp_path)
+    let_go = shares.hold(program, 0.3)
+    (group,) = (path for path in place.iterdir() if path.is_dir())
+    assert (group / "cpu.max").read_text() == "30000 100000\n"
+    assert (group / "cgroup.procs").read_text() == f"{program[0]}\n"
+    let_go()
+    let_go()
+    assert (group / "cpu.max").read_text() == "max 100000\n"
+    until(lambda: state(program[0]) == "S")
+    shares.close()
+
+
+def test_what_a_program_has_started_before_is_in_its_cgroup_too(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    place = tree(tmp_path, "/a", "/", {"": "", "a": "cpu"}) / "a"
+    program = start(*python("import os, time; os.fork(); time.sleep(60)"))
+    until(lambda: len(shares._members({program[0]})[program[0]]) == 2)
+    held = Shares(tmp_path)
+    held.hold(program, 0.3)
+    (group,) = (path for path in place.iterdir() if path.is_dir())
+    last = int((group / "cgroup.procs").read_text())  # a real one would have both
+    assert last != program[0] and os.getpgid(last) == program[0]
+    held.close()
+
+
+def test_cgroups_of_an_agent_that_was_killed_go(start: Callable[..., Process], tmp_path: Path) -> None:
+    place = tree(tmp_path, "/a", "/", {"": "", "a": "cpu"}) / "a"
+    pid, start_ticks = start(*python("import time; time.sleep(60)"))
+    for name in (f"{pid}-{start_ticks}", f"{pid}-{start_ticks - 1}", f"{2**22 + 1}-5"):
+        (place / f"hpcsched-{name}").mkdir()
+    (place / "hpcsched-of-mine").mkdir()
+    Shares(tmp_path).close()
+    left = {path.name for path in place.glob("hpcsched-*")}
+    assert left == {f"hpcsched-{pid}-{start_ticks}", "hpcsched-of-mine"}
+
+
+def test_nobody_stays_stopped_while_the_machine_cannot_be_looked_at(
+    start: Callable[..., Process], duty: DutyCycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = start(*python(SPIN))
+    duty.hold(program, 0.01)
+    until(lambda: state(program[0]) == "T")
+    with monkeypatch.context() as patch:
+
+        def fails(groups: set[int]) -> None:
+            raise OSError(24, "Too many open files")
+
+        patch.setattr(shares, "_members", fails)
+        until(lambda: state(program[0]) == "R")
+    until(lambda: state(program[0]) == "T")
+
+
+def test_what_the_kernel_refuses_a_duty_cycle_does(start: Callable[..., Process], tmp_path: Path) -> None:
+    tree(tmp_path, "/a", "/", {"": "", "a": "cpu"})
+    shares = Shares(tmp_path)
+    program = start(*python(SPIN))
+    let_go = shares.hold(program, 0.005)
+    until(lambda: state(program[0]) == "T")
+    let_go()
+    until(lambda: state(program[0]) == "R")
+    shares.close()
 
 
 # -- NUMA --------------------------------------------------------------------------------------------------

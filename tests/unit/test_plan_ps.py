@@ -165,7 +165,7 @@ def test_the_way_and_a_line_for_each_rule():
     assert way[0][0] == "0" and way[0][2] == "15" and way[0][4:] == ["1 server x 5 + 2 workers x 5", "start"]
     times = [float(row[0]) for row in way]
     assert times == sorted(times)
-    assert {"more cores", "network bottleneck: one more server"} <= {row[5] for row in way}
+    assert {"more cores", "network bottleneck: more servers"} <= {row[5] for row in way}
     rules = {line.split()[0]: re.split(r"  +", line.strip()) for line in lines[end + 2 :]}
     assert list(rules) == ["dtconfig", "optimus", "fixed", "best"]
     assert rules["dtconfig"][1] == way[-1][1] and rules["dtconfig"][-1] == way[-1][4]
