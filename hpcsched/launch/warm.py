@@ -22,6 +22,8 @@ from hpcsched.launch.spawn import Start, ignoring, spawn, standing_in
 TRAINING, KEEPER = PROGRAMS = ("hpcsched.worker", "hpcsched.worker.keeper")
 """What is run from the zygote, as modules."""
 
+ZYGOTE = "hpcsched.worker.zygote"
+
 ANSWER_WITHIN_S = 2.0
 """How long a launch waits for the zygote before it goes without."""
 
@@ -129,7 +131,7 @@ class WarmProcesses:
             stack.callback(os.close, nowhere)
             start = Start(
                 program=sys.executable,
-                argv=(sys.executable, "-m", "hpcsched.worker.zygote", str(self._standbys), *rooms),
+                argv=(sys.executable, "-m", ZYGOTE, str(self._standbys), str(ANSWER_WITHIN_S), *rooms),
                 env=env,
                 cwd=Path("/"),  # nothing is to be imported from where the agent happens to be
                 output=nowhere,

@@ -41,6 +41,10 @@ BETTER = 0.03
 WORTH = 0.05
 """So much faster must a training be by half as many cores again: others could use them."""
 
+PAID = 0.8
+"""More cores have paid if the speed grew by so much of what they grew by: then come twice as many more, before
+more workers (the paper: always the same part)."""
+
 NO_WORSE = 0.02
 """What costs no more than this of the speed costs nothing."""
 
@@ -77,7 +81,8 @@ class Search:
     `base` is the configuration from which moves are tried, `best` the fastest seen; `trial` the move that led
     away from the base, to `shape`, and is not judged yet (no trial, but a shape: it goes back). `tried` are
     the moves that did not help from there; `doubted`: more workers did not help the last time, so more cores
-    come first; `raised` is what they came to if these did not help either. `changes` counts all; `rests`:
+    come first; `raised` is what they came to if these did not help either. `stride`: how many times the usual
+    part more cores come to, above 1 if they have paid. `changes` counts all; `rests`:
     nothing is left to try, `waits`: more cores are, once there are some. `looked_at` is the newest
     measurement taken in; of `patience` measurements at rest there were `rested`.
     """
@@ -89,6 +94,7 @@ class Search:
     tried: frozenset[Move] = frozenset()
     doubted: bool = False
     raised: Seen | None = None
+    stride: int = 1
     changes: int = 0
     rests: bool = False
     waits: bool = False
@@ -154,7 +160,7 @@ def _next(search: Search, now: Seen, rules: Rules, there: int) -> Found:
 def _from_here(search: Search, now: Seen) -> Search:
     """The search begins anew where the job stands."""
     anew = replace(search, base=now, best=now, tried=frozenset(), raised=None, trial=None, shape=None)
-    return replace(anew, rests=False, rested=0)
+    return replace(anew, rests=False, rested=0, stride=1)
 
 
 def _judged(search: Search, now: Seen) -> Search:
@@ -174,11 +180,16 @@ def _judged(search: Search, now: Seen) -> Search:
     if not came or not _helps(move, base, now):
         doubted = search.doubted or move is Move.WORKER
         raised = now if came and move is Move.UP else search.raised
-        return replace(search, tried=search.tried | {move}, doubted=doubted, raised=raised)
+        stride = 1 if move is Move.UP else search.stride
+        return replace(search, tried=search.tried | {move}, doubted=doubted, raised=raised, stride=stride)
     tried = {move} if move in (Move.BALANCE, Move.TRIM) and now.rate < base.rate * (1 + BETTER) else set()
     doubted = search.doubted and move is not Move.WORKER
     search = replace(search, base=now, tried=frozenset(tried), doubted=doubted)
-    return replace(search, raised=None, patience=PATIENCE)
+    stride = search.stride
+    if move is Move.UP:
+        paid = now.rate / base.rate - 1 >= PAID * (now.shape.cores / base.shape.cores - 1)
+        stride = 2 * stride if paid else 1
+    return replace(search, raised=None, patience=PATIENCE, stride=stride)
 
 
 def _still_good(search: Search, base: Seen, now: Seen) -> Search:
@@ -223,15 +234,13 @@ def _moves(search: Search, base: Seen, rules: Rules) -> list[tuple[Move, Reason]
         server = Move.SERVER, Reason(Why.NETWORK_BOTTLENECK, {**facts, **where})
     idle = idle_facts(base)
     found = [(Move.BALANCE, Reason(Why.BALANCED, {**facts, **idle}))] if idle else []
-    if base.efficiency >= EFFICIENT:
-        found += [up, wider]
-        whole = base.shape.cores * LEAST_FACTOR >= rules.budget
-        if not (search.raised or whole or Move.UP in search.tried):
-            return found
-        found += [server, worker] if full else [worker, server]
-    else:
-        others = [up, wider, worker] if search.doubted else [worker, up, wider]
-        found += [server, *others] if full else [*others, server]
+    efficient = base.efficiency >= EFFICIENT and not full
+    whole = base.shape.cores * LEAST_FACTOR >= rules.budget
+    if efficient and not (search.raised or whole or Move.UP in search.tried):
+        return [*found, up, wider]  # without free cores it waits for some
+    cores_first = efficient or search.doubted or search.stride > 1
+    others = [up, wider, worker] if cores_first else [worker, up, wider]
+    found += [server, *others] if full else [*others, server]
     found += [out, fewer]
     if base.efficiency < IDLE:
         found.append((Move.TRIM, Reason(Why.TRIMMED, facts)))
@@ -247,7 +256,7 @@ def _moved(move: Move, search: Search, base: Seen, rules: Rules, there: int) -> 
     """The configuration after a move, on `there` hundredths at most; None if it cannot be done."""
     shape = base.shape
     if move is Move.UP:
-        factor = min(1 + rules.scale_up, there / shape.cores)
+        factor = min(1 + rules.scale_up * search.stride, there / shape.cores)
         return scaled(shape, factor) if factor >= LEAST_FACTOR else None
     if move is Move.WIDER:
         return _widened(search.raised, rules, there)

@@ -21,8 +21,9 @@ START = 0.15
 SCALE_UP = 0.5
 """R_up: by how much it is given more."""
 
-EFFICIENT = 0.95
-"""E_thd_job: a job that uses so much of its cores has no bottleneck."""
+EFFICIENT = 0.9
+"""E_thd_job: a job that uses so much of its cores has no bottleneck. The paper has 0.95; but from
+here on more workers can bring a ninth at most, and half as many cores again bring more than that."""
 
 IDLE = 0.8
 """E_thd_opt: a process that uses less of its cores can spare some."""
@@ -34,11 +35,8 @@ capacity."""
 SLACK = 1.1
 """Servers get so much more than in proportion, as workers wait for them."""
 
-WORTH_MOVING = 0.02
-"""Of a job's cores: fewer are left where they are."""
-
 LEAST_FACTOR = 1.05
-"""Fewer cores more than that are not worth a change."""
+"""Fewer cores more than that, for a job or for a process, are not worth a change."""
 
 KEPT = 0.9
 """Of what a job has: with as much it keeps the rest too. The way back would be barred by whoever took it."""
@@ -213,25 +211,30 @@ def idle_facts(base: Seen) -> dict[str, Any]:
     ):
         each = [WHOLE * cpu / share for cpu, share in zip(used, shares, strict=True)]
         least, most = min(each), max(each)
-        if least < IDLE <= most:
+        if _uneven(least, most):
             singular = kind[:-1]
             names = f"{singular} {each.index(least)}", f"{singular} {each.index(most)}"
             return {"low": names[0], "high": names[1], "least": least, "most": most}
     servers = WHOLE * sum(base.servers) / sum(base.shape.servers)
     workers = WHOLE * sum(base.workers) / sum(base.shape.workers)
-    if min(servers, workers) < IDLE <= max(servers, workers):
+    if _uneven(min(servers, workers), max(servers, workers)):
         names = ("the servers", "the workers") if servers < workers else ("the workers", "the servers")
         low, high = sorted((servers, workers))
         return {"low": names[0], "high": names[1], "least": low, "most": high}
     return {}
 
 
+def _uneven(least: float, most: float) -> bool:
+    """Whether one can spare cores that another one uses. Where all that can be is used by one kind, the other
+    need not idle as much: the cores of a few servers may hold up many workers."""
+    return least < IDLE <= most or least < EFFICIENT <= most
+
+
 def balanced(base: Seen) -> Shape | None:
-    """The same cores, in proportion to what each process uses; None if that moves hardly any."""
+    """The same cores, in proportion to what each process uses; None if that gives nobody much more."""
     used = [*(SLACK * cpu for cpu in base.servers), *base.workers]
     shares, before = _apportioned(used, base.shape.cores), [*base.shape.servers, *base.shape.workers]
-    moved = sum(abs(new - old) for new, old in zip(shares, before, strict=True)) / 2
-    if moved < WORTH_MOVING * base.shape.cores:
+    if max(new / old for new, old in zip(shares, before, strict=True)) < LEAST_FACTOR:
         return None
     count = len(base.servers)
     return Shape(servers=tuple(shares[:count]), workers=tuple(shares[count:]))

@@ -49,9 +49,9 @@ PRELOADED = (
     "hpcsched.worker.packed.host",
 )
 
-ANSWER_WITHIN_S = 0.8
-"""How long a forked process may take to be what it is asked to be, before it counts as hung. Two may hang
-before the launcher loses patience."""
+HUNG_AFTER = 0.4
+"""The part of the launcher's patience after which a forked process that has not yet become what it is asked
+to be counts as hung: two may hang before the launcher goes without."""
 
 REFILL_AFTER_S = 2.0
 """How long after a launch a standby is made: at first the machine belongs to the launched, and to the
@@ -77,11 +77,12 @@ class _Child:
     pid: int
     between: int
     line: socket.socket
+    answer_within_s: float
     warmed: bool = False
 
     def assign(self, data: bytes, descriptors: Sequence[int]) -> bool:
         """Have it take the task; False if it does not, or not in time."""
-        self.line.settimeout(ANSWER_WITHIN_S)
+        self.line.settimeout(self.answer_within_s)
         try:
             socket.send_fds(self.line, [data], descriptors)
             answer = self.line.recv(1)
@@ -100,7 +101,7 @@ class _Child:
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(self.pid)
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            select.select([descriptor], [], [], ANSWER_WITHIN_S)
+            select.select([descriptor], [], [], self.answer_within_s)
             os.close(descriptor)
         self.let_go()
 
@@ -109,11 +110,13 @@ class _Child:
 class Server:
     """Forks what the launcher asks for, and keeps up to `most` processes that wait to be asked.
 
-    `rooms`: sets of cores for those, in turn; None: the cores that this process has.
+    `patience_s`: how long the launcher awaits an answer. `rooms`: sets of cores for those that wait, in turn;
+    none: the cores that this process has.
     """
 
     launcher: socket.socket
     most: int
+    patience_s: float
     rooms: Sequence[frozenset[int]] = ()
     _waiting: list[_Child] = field(default_factory=list)
     _in_hand: Sequence[int] = ()
@@ -219,7 +222,7 @@ class Server:
         theirs.close()
         pid = int.from_bytes(os.read(reader, 8), "little")
         os.close(reader)
-        return _Child(pid, between, ours)
+        return _Child(pid, between, ours, HUNG_AFTER * self.patience_s)
 
     def _close(self) -> None:
         """Close the lines that a forked process has no business with."""
@@ -270,12 +273,13 @@ def _end(pid: int) -> None:
 def main(arguments: Sequence[str]) -> Task | None:
     """Serve to the end; in a process forked to do something else: what that is.
 
-    `arguments`: how many standbys to keep, and the sets of cores for them, each as numbers with commas
-    between. HPCSCHED_ZYGOTE_FD: the descriptor of the line to the launcher.
+    `arguments`: how many standbys to keep, how long the launcher awaits an answer in seconds, and the sets of
+    cores for standbys, each as numbers with commas between. HPCSCHED_ZYGOTE_FD: the descriptor of the line to
+    the launcher.
     """
     end_quickly()
     die_with_parent(os.getppid())
-    most, *rooms = arguments
+    most, patience_s, *rooms = arguments
     with fewer_collections():
         for name in PRELOADED:
             importlib.import_module(name)
@@ -285,7 +289,8 @@ def main(arguments: Sequence[str]) -> Task | None:
     gc.freeze()  # else each collection in a worker would copy what it shares with the others
     line = socket.socket(fileno=int(os.environ["HPCSCHED_ZYGOTE_FD"]))
     line.set_inheritable(False)
-    server = Server(line, int(most), [frozenset(map(int, room.split(","))) for room in rooms])
+    cores = [frozenset(map(int, room.split(","))) for room in rooms]
+    server = Server(line, int(most), float(patience_s), cores)
     try:
         server.serve()
     except _Become as end:
