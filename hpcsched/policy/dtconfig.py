@@ -42,8 +42,8 @@ WORTH = 0.05
 """So much faster must a training be by half as many cores again: others could use them."""
 
 PAID = 0.8
-"""More cores have paid if the speed grew by so much of what they grew by: then come twice as many more, before
-more workers (the paper: always the same part)."""
+"""More cores have paid if the speed grew by so much of what they grew by: then come twice as many more, and
+before more workers (the paper: always the same part)."""
 
 NO_WORSE = 0.02
 """What costs no more than this of the speed costs nothing."""

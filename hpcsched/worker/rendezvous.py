@@ -134,10 +134,15 @@ class Peers:
             timeout=patience,
             device_id=self.device if self.device.type == "cuda" else None,
         )
-        self._control = dist.new_group(backend="gloo", timeout=patience)
+        self._control = self._agreeing(patience)
         if within_s < STEP_TIMEOUT_S:
             for group in (dist.group.WORLD, self._control):
                 _set_patience(group, timedelta(seconds=STEP_TIMEOUT_S))
+
+    def _agreeing(self, patience: timedelta) -> dist.ProcessGroup:
+        """The group by which the ranks agree: one of its own, as gradients are on their way meanwhile."""
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=patience)
+        return group
 
     # -- resizing in place -----------------------------------------------------------------------------
 

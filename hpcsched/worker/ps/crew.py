@@ -60,7 +60,8 @@ class Roles:
 class Crew(Peers):
     """Peers with a `wire` besides, which is made with each group; the former one stays its owner's to close.
 
-    In a resize nobody has a state to hand over before the ranks meet, so nobody waits for long.
+    All else goes over one other group: each group connects every rank with all others, which is what takes
+    time in a resize. There nobody has a state to hand over before the ranks meet, so nobody waits for long.
     """
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
@@ -70,6 +71,10 @@ class Crew(Peers):
     def _meet(self, attempt: int, *, within_s: float = STEP_TIMEOUT_S) -> None:
         super()._meet(attempt, within_s=within_s)
         self.wire = Wire(self._keys, self.rank, self.world_size, within_s)
+
+    def _agreeing(self, patience: timedelta) -> dist.ProcessGroup:
+        world = dist.group.WORLD
+        return world if world is not None and self.device.type == "cpu" else super()._agreeing(patience)
 
     def _meet_anew(self, attempt: int) -> None:
         keys = self._keys_of(attempt)
