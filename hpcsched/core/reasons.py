@@ -67,6 +67,7 @@ class Why(StrEnum):
     NETWORK_BOTTLENECK = "NetworkBottleneck"
     UTILISATION_BOTTLENECK = "UtilisationBottleneck"
     MORE_SERVERS = "MoreServers"
+    MORE_WORKERS = "MoreWorkers"
     FEWER_WORKERS = "FewerWorkers"
     AT_ONCE = "AtOnce"
     BALANCED = "Balanced"
@@ -117,9 +118,11 @@ _WORDS = {
     Why.UTILISATION_BOTTLENECK: "more workers, from {old} to {seats}: at {rate:.4g} steps/s it used "
     "{efficiency:.0%} of its {had:.4g} cores, and no link was full: its processes do not use more{because}",
     Why.MORE_SERVERS: "more servers, from {old} to {seats}: at {rate:.4g} steps/s it used "
-    "{efficiency:.0%} of its {had:.4g} cores, and more cores or workers did not help{because}",
+    "{efficiency:.0%} of its {had:.4g} cores, and nothing else helped or was free{because}",
+    Why.MORE_WORKERS: "more workers, from {old} to {seats}: at {rate:.4g} steps/s it used "
+    "{efficiency:.0%} of its {had:.4g} cores, and nothing else helped or was free{because}",
     Why.FEWER_WORKERS: "fewer workers, from {old} to {seats}: at {rate:.4g} steps/s it used {efficiency:.0%} "
-    "of its {had:.4g} cores, and nothing more helped or was free{because}",
+    "of its {had:.4g} cores, and nothing else helped or was free{because}",
     Why.AT_ONCE: "several changes at once, from {old} to {seats}: at {rate:.4g} steps/s it used "
     "{efficiency:.0%} of its {had:.4g} cores, and one alone did not help or was not possible{because}",
     Why.BALANCED: "cores moved, from {old} to {seats}: at {rate:.4g} steps/s {low} used {least:.0%} of "

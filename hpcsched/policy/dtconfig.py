@@ -42,8 +42,8 @@ WORTH = 0.05
 """So much faster must a training be by half as many cores again: others could use them."""
 
 PAID = 0.8
-"""More cores have paid if the speed grew by so much of what they grew by: then come twice as many more, and
-before more workers (the paper: always the same part)."""
+"""More cores have paid if the speed grew by so much of what they grew by: then the next step is twice as
+large, and comes before more workers (the paper: always the same step)."""
 
 NO_WORSE = 0.02
 """What costs no more than this of the speed costs nothing."""
@@ -81,8 +81,8 @@ class Search:
     `base` is the configuration from which moves are tried, `best` the fastest seen; `trial` the move that led
     away from the base, to `shape`, and is not judged yet (no trial, but a shape: it goes back). `tried` are
     the moves that did not help from there; `doubted`: more workers did not help the last time, so more cores
-    come first; `raised` is what they came to if these did not help either. `stride`: how many times the usual
-    part more cores come to, above 1 if they have paid. `changes` counts all; `rests`:
+    come first; `raised` is what was measured of more cores that did not help. `stride`: how many times the
+    usual part the next more cores are, above 1 if the last ones have paid. `changes` counts all; `rests`:
     nothing is left to try, `waits`: more cores are, once there are some. `looked_at` is the newest
     measurement taken in; of `patience` measurements at rest there were `rested`.
     """
@@ -143,7 +143,8 @@ def _next(search: Search, now: Seen, rules: Rules, there: int) -> Found:
     for move, why in _moves(search, base, rules) if search.changes < MOST_CHANGES else ():
         shape = None if move in search.tried else _moved(move, search, base, rules, there)
         if shape is not None and shape not in (now.shape, base.shape):
-            changed = replace(search, trial=move, shape=shape, changes=search.changes + 1)
+            count = search.changes + 1
+            changed = replace(search, trial=move, shape=shape, changes=count, waits=False)
             return Found(search=changed, shape=shape, reason=_said(why, shape, now, base))
     goals = [best, base] if base.rate < best.rate * (1 - NO_WORSE) else [base]
     goal = next((seen for seen in goals if seen.shape == now.shape or seen.shape.cores <= there), None)
@@ -153,7 +154,7 @@ def _next(search: Search, now: Seen, rules: Rules, there: int) -> Found:
         return _at_rest(search, now, rules)
     facts = {"old": str(now.shape), "seats": str(goal.shape), "best": goal.rate, "rate": now.rate}
     count, tried = search.changes + 1, frozenset(Move)
-    back = replace(search, base=goal, shape=goal.shape, changes=count, tried=tried)
+    back = replace(search, base=goal, shape=goal.shape, changes=count, tried=tried, waits=False)
     return Found(search=back, shape=goal.shape, reason=Reason(Why.BEST_SEEN, facts))
 
 
@@ -175,13 +176,16 @@ def _judged(search: Search, now: Seen) -> Search:
             return _still_good(search, base, now)
         return _from_here(search, now) if back else search  # it could not go back
     came = now.shape == search.shape  # else it could not be done
-    best = max(best, now, key=lambda seen: seen.rate)
+    helps = came and _helps(move, base, now)
+    if now.rate > best.rate and (helps or not _more_cores(base, now)):
+        best = now
     search = replace(search, trial=None, shape=None, best=best)
-    if not came or not _helps(move, base, now):
+    if not helps:
+        if came and move is Move.UP and search.stride > 1:
+            return replace(search, stride=1)  # fewer of them may help
         doubted = search.doubted or move is Move.WORKER
         raised = now if came and move is Move.UP else search.raised
-        stride = 1 if move is Move.UP else search.stride
-        return replace(search, tried=search.tried | {move}, doubted=doubted, raised=raised, stride=stride)
+        return replace(search, tried=search.tried | {move}, doubted=doubted, raised=raised)
     tried = {move} if move in (Move.BALANCE, Move.TRIM) and now.rate < base.rate * (1 + BETTER) else set()
     doubted = search.doubted and move is not Move.WORKER
     search = replace(search, base=now, tried=frozenset(tried), doubted=doubted)
@@ -210,10 +214,14 @@ def _helps(move: Move, base: Seen, now: Seen) -> bool:
     gain = now.rate / base.rate - 1
     if move is Move.SERVER and now.full < base.full:
         return gain >= -NO_WORSE
-    if now.shape.cores > base.shape.cores * LEAST_FACTOR:
-        return gain >= WORTH * (now.shape.cores / base.shape.cores - 1) / SCALE_UP
+    if _more_cores(base, now):
+        return gain >= max(BETTER, WORTH * (now.shape.cores / base.shape.cores - 1) / SCALE_UP)
     used_better = move is Move.WORKER and now.efficiency >= base.efficiency + MORE_USED
     return gain >= (-NO_WORSE if used_better or move in (Move.BALANCE, Move.TRIM) else BETTER)
+
+
+def _more_cores(base: Seen, now: Seen) -> bool:
+    return now.shape.cores > base.shape.cores * LEAST_FACTOR
 
 
 def _moves(search: Search, base: Seen, rules: Rules) -> list[tuple[Move, Reason]]:
@@ -226,19 +234,19 @@ def _moves(search: Search, base: Seen, rules: Rules) -> list[tuple[Move, Reason]
     }
     up, both = (Move.UP, Reason(Why.MORE_CORES, facts)), Reason(Why.AT_ONCE, facts)
     wider, out = (Move.WIDER, both), (Move.OUT, both)
-    worker = Move.WORKER, Reason(Why.UTILISATION_BOTTLENECK, facts)
+    full, used = base.full, base.efficiency >= EFFICIENT
+    worker = Move.WORKER, Reason(Why.MORE_WORKERS if full or used else Why.UTILISATION_BOTTLENECK, facts)
     server = Move.SERVER, Reason(Why.MORE_SERVERS, facts)
     fewer = Move.FEWER, Reason(Why.FEWER_WORKERS, facts)
-    if full := base.full:
+    if full:
         where = {"server": base.links.index(full), "net": full}
         server = Move.SERVER, Reason(Why.NETWORK_BOTTLENECK, {**facts, **where})
     idle = idle_facts(base)
     found = [(Move.BALANCE, Reason(Why.BALANCED, {**facts, **idle}))] if idle else []
-    efficient = base.efficiency >= EFFICIENT and not full
     whole = base.shape.cores * LEAST_FACTOR >= rules.budget
-    if efficient and not (search.raised or whole or Move.UP in search.tried):
+    if used and not (full or search.raised or whole or Move.UP in search.tried):
         return [*found, up, wider]  # without free cores it waits for some
-    cores_first = efficient or search.doubted or search.stride > 1
+    cores_first = used or search.doubted or search.stride > 1
     others = [up, wider, worker] if cores_first else [worker, up, wider]
     found += [server, *others] if full else [*others, server]
     found += [out, fewer]

@@ -23,7 +23,7 @@ SCALE_UP = 0.5
 
 EFFICIENT = 0.9
 """E_thd_job: a job that uses so much of its cores has no bottleneck. The paper has 0.95; but from
-here on more workers can bring a ninth at most, and half as many cores again bring more than that."""
+here on more workers can bring a ninth at most, and half as many cores again can bring more than that."""
 
 IDLE = 0.8
 """E_thd_opt: a process that uses less of its cores can spare some."""

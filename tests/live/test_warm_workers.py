@@ -75,6 +75,7 @@ def found():
         "blocked": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
         "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
         "umask": os.umask(0o22),
+        "frozen": gc.get_freeze_count() > 100_000,
         "drawn": [random.random(), float(np.random.rand()), float(torch.rand(()))],
     }
 
@@ -265,6 +266,7 @@ def test_a_warm_worker_finds_what_a_cold_one_finds(make: Callable[..., Bench]) -
         for rank in (0, 1):
             news = told(job.folder, rank)
             assert news["leads"] and news["parent"] == os.getpid()
+            assert news["frozen"], "a collection walks over all that torch consists of"
             assert all(thread == [cores[rank % len(cores)]] for thread in news.pop("cores"))
             environment = news["environment"]
             assert (environment["MINE"], environment["RANK"], news["cwd"]) == (
@@ -437,8 +439,10 @@ def test_a_module_of_the_job_goes_before_one_that_is_loaded(steady: Bench) -> No
     calendar = steady.folder / "calendar.py"
     calendar.write_text("MINE = True\n")
     (steady.folder / "asks.py").write_text("import calendar\nprint(calendar.MINE)\nfrom told import *\n")
-    folder, code = steady.run(trainer="asks:Told", code=5)
-    calendar.unlink()  # with it no worker of this folder stays one of the zygote's
+    try:
+        folder, code = steady.run(trainer="asks:Told", code=5)
+    finally:
+        calendar.unlink()  # while it is there the zygote cannot serve workers of this folder
     assert (code, output(folder)) == (5, "True\n")
 
 

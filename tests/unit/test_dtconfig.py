@@ -105,6 +105,34 @@ def test_more_cores_that_did_not_help_are_not_followed_by_even_more() -> None:
     assert job.search.stride == 1
 
 
+def test_larger_steps_that_did_not_pay_leave_the_usual_one_to_be_tried() -> None:
+    """4.5 cores, 9 and 6.75: the 9 are not worth it, and are not gone back to either."""
+    rates = {300: 1.0, 450: 1.45, 900: 1.58, 675: 1.55}
+    job = Job(budget=10_000)
+    job.rules = Rules(budget=10_000, servers=1, workers=2)
+    for _ in range(40):
+        if job.search.rests:
+            break
+        job.measured(1.0, rates.get(job.shape.cores, 1.0))
+    assert job.search.rests and job.shape.cores == 675
+
+
+def test_cores_that_come_with_other_changes_must_bring_something_too() -> None:
+    job = Job(servers=(20,), workers=(100, 100))
+    assert why(job.measured(0.85, 1.0, 0.5)) is Why.NETWORK_BOTTLENECK
+    job.measured(0.85, 1.02, 0.5, 0.5)  # another server, a tenth more cores, and links as full as before
+    assert job.search.base is not None and len(job.search.base.shape.servers) == 1
+
+
+def test_where_servers_are_given_a_full_link_is_no_reason_for_more_workers_before_more_cores() -> None:
+    job = Job(servers=(100,), workers=(100, 100))
+    job.rules = Rules(budget=10_000, servers=1)
+    assert why(job.measured(0.99, 1.0, 0.5)) is Why.MORE_CORES
+    found = job.measured(0.99, 1.0, 0.5, room=0)
+    assert why(found) is Why.MORE_WORKERS
+    assert "it used 99% of its 3 cores, and nothing else helped or was free" in str(found and found.reason)
+
+
 def test_a_few_saturated_servers_get_cores_of_workers_that_use_most_of_theirs() -> None:
     job = Job(servers=(100,), workers=(4000, 4000))
     found = job.measured([1.0, 0.85, 0.85], 1.0)
@@ -128,6 +156,19 @@ def test_scaling_up_ends_at_the_budget_and_at_what_is_free() -> None:
     job = Job()
     job.measured(1.0, 1.0, room=60)
     assert job.shape == Shape(servers=(120,), workers=(120, 120))
+
+
+def test_a_change_that_failed_when_cores_came_free_is_judged_by_the_next_measurement() -> None:
+    """Else a waiting job would ask for it again at once, without end."""
+    job = Job()
+    job.measured(1.0, 1.0, room=0)
+    usage = usage_of(job.seats, 1.0, 1.0)
+    found = look(job.search, job.seats, usage, job.rules, 200)
+    assert found is not None and found.shape is not None and not found.search.waits
+    job.search = found.search
+    assert look(job.search, job.seats, usage, job.rules, 200) is None
+    found = job.measured(1.0, 1.001)
+    assert Move.UP in job.search.tried and why(found) is not Why.MORE_CORES
 
 
 def test_without_free_cores_it_waits_and_goes_on_when_there_are_some() -> None:

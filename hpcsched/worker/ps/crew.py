@@ -61,7 +61,7 @@ class Crew(Peers):
     """Peers with a `wire` besides, which is made with each group; the former one stays its owner's to close.
 
     All else goes over one other group: each group connects every rank with all others, which is what takes
-    time in a resize. There nobody has a state to hand over before the ranks meet, so nobody waits for long.
+    time in a resize. In one nobody has a state to hand over before the ranks meet, so nobody waits for long.
     """
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
