@@ -68,7 +68,7 @@ TRAININGS: dict[str, tuple[dict[str, Any], dict[str, Any], Why, Counts, Counts]]
 """Arguments of the trainer, options of its strategy, the bottleneck that is there, and the numbers of servers
 and of workers that are tried."""
 
-SETTLED_S, EACH_S = 480.0, 90.0
+SETTLED_S, EACH_S = 480.0, 60.0
 """How long a search may take, and that for the shares where the numbers are given."""
 MEASURED_S = 120.0
 """How much longer, at most, if nothing was measured by then."""
