@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from hpcsched.core.model import Seat, Usage
 from hpcsched.core.reasons import Why
 from hpcsched.policy.dtconfig import MOST_CHANGES, Found, Move, Search, look
-from hpcsched.policy.dtshapes import Rules, Shape
+from hpcsched.policy.dtshapes import Rules, Seen, Shape
 
 RULES = Rules(budget=10_000)
 
@@ -107,7 +108,7 @@ def test_more_cores_that_did_not_help_are_not_followed_by_even_more() -> None:
 
 def test_larger_steps_that_did_not_pay_leave_the_usual_one_to_be_tried() -> None:
     """4.5 cores, 9 and 6.75: the 9 are not worth it, and are not gone back to either."""
-    rates = {300: 1.0, 450: 1.45, 900: 1.58, 675: 1.55}
+    rates = {300: 1.0, 450: 1.45, 900: 1.59, 675: 1.55}
     job = Job(budget=10_000)
     job.rules = Rules(budget=10_000, servers=1, workers=2)
     for _ in range(40):
@@ -169,6 +170,23 @@ def test_a_change_that_failed_when_cores_came_free_is_judged_by_the_next_measure
     assert look(job.search, job.seats, usage, job.rules, 200) is None
     found = job.measured(1.0, 1.001)
     assert Move.UP in job.search.tried and why(found) is not Why.MORE_CORES
+
+
+def test_the_way_back_is_asked_for_once_when_cores_came_free() -> None:
+    """There are fewer than the next step up takes, but as many as the fastest configuration needs."""
+    here, fastest = seats_of((100,), (100, 100)), seats_of((110,), (100, 100))
+    usage = usage_of(here, 0.99, 1.0)
+    job = Job()
+    search = Search(
+        base=Seen.of(here, usage),
+        best=Seen.of(fastest, usage_of(fastest, 0.99, 1.2)),
+        tried=frozenset(Move) - {Move.UP},
+        waits=True,
+        looked_at=usage,
+    )
+    found = look(search, here, usage, job.rules, 10)
+    assert why(found) is Why.BEST_SEEN and found is not None
+    assert look(found.search, here, usage, job.rules, 10) is None
 
 
 def test_without_free_cores_it_waits_and_goes_on_when_there_are_some() -> None:
@@ -287,7 +305,9 @@ def test_a_training_that_changes_at_rest_is_looked_at_anew() -> None:
     while not job.search.rests:
         job.measured(0.99, 1.0)
     assert job.measured(0.99, 1.09) is not None and job.search.rests
+    job.search = replace(job.search, stride=4)  # more cores had paid
     assert why(job.measured(0.7, 0.8)) in (Why.UTILISATION_BOTTLENECK, Why.BALANCED)
+    assert job.search.stride == 1
 
 
 def test_at_rest_all_is_tried_again_ever_more_seldom() -> None:
