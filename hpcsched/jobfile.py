@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from hpcsched.core.model import JobSpec, Kind, Training
+from hpcsched.core.processes import Launcher, launcher_of
 from hpcsched.errors import ConfigError
 from hpcsched.strategies import DEFAULT_SHARDS, checked, most_ranks
 
@@ -24,6 +25,9 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 MOST_STEPS = 2**53
 """Steps are counted exactly up to here, in floating-point arithmetic too."""
+
+MOST_PROCESSES = 4096
+"""On a host, of one job."""
 
 _MOST_SHOWN = 200
 _TIME = 'seconds, or a time such as "90s", "10m", "2h", "1-12:00:00"'
@@ -51,7 +55,7 @@ _ACCEPTED = {
     "checkpoint_every": _TIME,
     "keep_checkpoints": "1 or more",
     "workdir": "a folder",
-    "processes": '"per-gpu" or "one"',
+    "processes": '"auto", "per-gpu", "one" or a positive number',
 }
 """What is right for each key of a job."""
 
@@ -86,7 +90,7 @@ class _Job(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     checkpoint_every: float | str = "10m"
     keep_checkpoints: int = 2
     workdir: str | None = None
-    processes: Literal["per-gpu", "one"] = "per-gpu"
+    processes: Literal["auto", "per-gpu", "one"] | int = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +270,7 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
         if job.replay:
             refuse("replay", True, "a trainer or a command, for a job on CPU cores")
         least = most = 0
+    processes = _processes(job, refuse)
     ranks = most_ranks(strategy, job.nodes)
     if ranks is not None:
         if least > ranks:
@@ -296,7 +301,7 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
         checkpoint_every_s=every,
         keep_checkpoints=job.keep_checkpoints,
         workdir=str(workdir / (job.workdir or "")),
-        processes=job.processes,
+        processes=processes,
         user=user,
         background=job.background,
         max_foreground_slowdown=job.max_foreground_slowdown,
@@ -335,6 +340,24 @@ def _limits(job: _Job, refuse: Callable[[str, object, str], NoReturn]) -> tuple[
                 refuse("gpus", count, _GPUS)
             return count, count
     raise AssertionError(job.gpus)
+
+
+def _processes(job: _Job, refuse: Callable[[str, object, str], NoReturn]) -> int | str:
+    """On each host; a launcher in the command is refused where it would start ranks in the wrong place."""
+    launcher = launcher_of(tuple(job.command or ()))
+    if isinstance(job.processes, int) and not 1 <= job.processes <= MOST_PROCESSES:
+        refuse("processes", job.processes, _ACCEPTED["processes"])
+    if launcher is Launcher.SRUN:
+        accepted = (
+            'torchrun, or the program itself with processes = "per-gpu": srun places tasks by its own rules'
+        )
+        refuse("command", "srun", accepted)
+    if launcher and job.processes not in ("auto", "one", 1):
+        accepted = f"no `processes`: {launcher} starts the ranks itself"
+        refuse("processes", job.processes, accepted)
+    if launcher and launcher.once and job.nodes > 1:
+        refuse("nodes", job.nodes, f'1 with {launcher}; on several hosts torchrun, or processes = "per-gpu"')
+    return 1 if job.processes == "one" else job.processes
 
 
 def _seconds(value: float | str, key: str, refuse: Callable[[str, object, str], NoReturn]) -> float:

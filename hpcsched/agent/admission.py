@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hpcsched import jobfile
@@ -21,7 +21,8 @@ from hpcsched.strategies import checked
 class Admission:
     """What this run can take.
 
-    `find_profiles` gives the profiles of these models for the devices at hand. `stand_ins`: every job runs as
+    `find_profiles` gives the profiles of these models for the devices at hand, `find_parallel` those of them
+    whose programs have said in an earlier run that they are parallel. `stand_ins`: every job runs as
     a stand-in of its profile. `cores` is the most that a host has for jobs without GPUs. `memory_mib` is the
     memory of the largest GPU; None: not known.
     """
@@ -29,6 +30,7 @@ class Admission:
     machine: Machine
     find_profiles: Callable[[set[str]], tuple[Profile, ...]]
     stand_ins: bool
+    find_parallel: Callable[[set[str]], Sequence[str]] = lambda models: ()
     hosts: int = 1
     cores: float = 0.0
     memory_mib: float | None = None
@@ -49,12 +51,14 @@ class Admission:
             self._check_cores(job, where)
         new = {job.model for job in jobs} - {model for model, _ in machine.profiles}
         found = self.find_profiles(new) if new else ()
+        parallel = self.parallel(jobs)
         for job in jobs:
             self._check_room(job, [*found, *machine.profiles.values()], where)
         stand_ins = [job for job in jobs if self.stand_ins or job.kind is Kind.REPLAY]
         require_profiles(stand_ins, [*machine.profiles.values(), *found])
         first_id = max(machine.jobs, default=0) + 1
-        events: list[ev.Event] = [ev.ProfilesLoaded(at=at, profiles=found)] if found else []
+        known = ev.ProfilesLoaded(at=at, profiles=found, parallel=parallel)
+        events: list[ev.Event] = [known] if found or parallel else []
         return [*events, ev.JobsSubmitted(at=at, cause=cause, first_id=first_id, jobs=tuple(jobs))]
 
     def known_better(self) -> tuple[Profile, ...]:
@@ -62,6 +66,11 @@ class Admission:
         models = {job.spec.model for job in self.machine.jobs.values() if not job.state.final}
         found = self.find_profiles(models) if models else ()
         return tuple(p for p in found if self.machine.profiles.get((p.model, p.nodes)) != p)
+
+    def parallel(self, jobs: Iterable[JobSpec]) -> tuple[str, ...]:
+        """The models of these commands that are known to be parallel, and new to the run."""
+        models = {job.model for job in jobs if job.kind is Kind.COMMAND} - self.machine.parallel
+        return tuple(self.find_parallel(models)) if models else ()
 
     def _check_cores(self, job: JobSpec, where: str) -> None:
         """Refuse a job that could never start on the cores that there are."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from hpcsched.agent.meeting import Meeting
 from hpcsched.agent.progress import MOST_STEPS, ProgressMeter
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import SUSPENDED, Workers, attempt_code
@@ -36,12 +37,14 @@ class JobRecord(msgspec.Struct, kw_only=True):
 
 
 class Word(msgspec.Struct, kw_only=True):
-    """What a program says in its ready file: that it can be resized in place, and how the last resize went.
+    """What a program says in its ready file: that it can be resized in place, or at least be one of several
+    ranks (`parallel`), and how the last resize went.
 
     `stopped_s`: seconds without training between the last step before it and the first one after.
     """
 
     in_place: bool = False
+    parallel: bool = False
     step: int | None = None
     stopped_s: float | None = None
 
@@ -107,6 +110,8 @@ class Attempt:
     output: Path
     teaches: bool
     """Whether its throughput and its costs are its own: a stand-in only follows a profile."""
+    meeting: Meeting | None = None
+    """Whether its ranks have met, where that can be seen."""
     meter: ProgressMeter | None = None
     watched: set[int] = field(default_factory=set)
     joined: list[Workers] = field(default_factory=list)

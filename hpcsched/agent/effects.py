@@ -13,6 +13,7 @@ from typing import TypedDict
 
 from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, JobRecord, Resizing, forget_words
 from hpcsched.agent.clock import RunClock
+from hpcsched.agent.meeting import APART_AFTER_S, Meeting
 from hpcsched.agent.orders import (
     Site,
     give_layers,
@@ -168,6 +169,9 @@ class Effects:
             teaches=job.spec.kind is not Kind.REPLAY and not self._site.stand_ins,
         )
         self._watch(attempt, workers)
+        address, _, port = workers.where.rpartition(":")
+        if job.spec.kind is Kind.COMMAND and plan.per_rank and len(devices) > 1 and address == "127.0.0.1":
+            attempt.meeting = Meeting(int(port), len(devices))
         if workers.progress_fd is not None:
             attempt.meter = ProgressMeter(workers.progress_fd, speed=self._clock.speed)
             attempt.watched.add(workers.progress_fd)
@@ -343,7 +347,11 @@ class Effects:
             if not attempt.ready and (word := attempt.ready_word()):
                 attempt.ready = True
                 took_s = time.monotonic() - attempt.began if attempt.teaches else None
-                yield ev.WorkersReady(at=now, **about, in_place=word.in_place, took_s=took_s)
+                in_place, parallel = word.in_place, word.parallel
+                yield ev.WorkersReady(at=now, **about, in_place=in_place, parallel=parallel, took_s=took_s)
+            if attempt.meeting and (met := attempt.meeting.news(ready=attempt.ready)) is not None:
+                ranks = attempt.meeting.ranks
+                yield ev.WorkersApart(at=now, **about, processes=ranks, seconds=APART_AFTER_S, met=met)
             if attempt.meter and (scaling := attempt.meter.new_scaling()):
                 yield ev.ScalingProposed(at=now, **about, rates=scaling.rates, batch=scaling.batch)
             if attempt.meter and (usage := attempt.meter.new_usage(attempt.attempt)):

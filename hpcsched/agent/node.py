@@ -243,6 +243,7 @@ class NodeAgent:
                 *(Device(index=-1, host=self._name, kind=ON_CORES, handle=cores) for cores in order.cores),
             ),
             per_rank=order.per_rank,
+            processes=order.processes,
             first_rank=order.first_rank,
             world_size=order.world_size,
             joins=order.joins,
@@ -255,6 +256,8 @@ class NodeAgent:
             world_size=order.world_size,
             address=order.address,
             port=order.port,
+            node=order.node,
+            nodes=order.nodes,
         )
         if order.first_rank == 0:
             sweep_answers(plan.folder, order.attempt)

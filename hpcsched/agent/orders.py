@@ -108,6 +108,7 @@ def plan_of(
         checkpoints=site.checkpoints,
         devices=devices,
         resume=action.resume,
+        per_gpu=action.per_gpu,
         lane=_lane(job, shared),
         from_step=job.saved_step,
         continues=continues,

@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,10 @@ from hpcsched.store.snapshot import SnapshotWriter
 
 Finder = Callable[[set[str], str], tuple[Profile, ...]]
 """Gives the profiles of these models for this device type, as far as there are any."""
+
+
+FindParallel = Callable[[set[str]], Sequence[str]]
+"""Gives those of these models whose programs have said that they are parallel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +125,7 @@ def run(
     batch: BatchSystem,
     find_profiles: Finder,
     find_layers: FindLayers,
+    find_parallel: FindParallel = lambda models: (),
     observe: Callable[[Machine], Observer],
 ) -> Life:
     """Take over (or begin) the run in `order.dir` and stay with it until it ends or is drained.
@@ -141,9 +146,8 @@ def run(
         if place:
             stack.callback(place.close)
             if not rundir.begun:
-                _submitted(
-                    order, Machine(make_policy), place, find_profiles
-                )  # bad input leaves nothing behind
+                # Bad input leaves nothing behind.
+                _submitted(order, Machine(make_policy), place, find_profiles, find_parallel)
         rundir.make()
         stack.callback(_lock(rundir, order).release)
         _refuse_other_run(rundir, order)  # begun and ended meanwhile
@@ -186,8 +190,9 @@ def run(
             policy=policy,
             allocation={"kind": allocation.kind, "id": allocation.id},
         )
-        new_jobs = _submitted(order, machine, place, find_profiles)
-        admission = _admission(machine, place, find_profiles)
+        new_jobs = _submitted(order, machine, place, find_profiles, find_parallel)
+        admission = _admission(machine, place, find_profiles, find_parallel)
+        unfinished = [job.spec for job in machine.jobs.values() if not job.state.final]
         clock = RunClock(at=machine.now, speed=place.speed)
         started = ev.AgentStarted(
             at=machine.now,
@@ -198,6 +203,7 @@ def run(
             grace_s=order.grace_s * place.speed,
             saved_steps=saved_steps(rundir, machine),
             profiles=admission.known_better(),
+            parallel=admission.parallel(unfinished),
             deadline=on_run_clock(clock, allocation.deadline),
             reserve_s=order.margin_s * place.speed,
             cores=place.cores,
@@ -294,7 +300,9 @@ def _here(order: Order, allocation: Allocation) -> Place:
     return this_host(order.devices, allocation, standbys=order.standbys, cpus_per_gpu=order.cpus_per_gpu)
 
 
-def _admission(machine: Machine, place: Place, find_profiles: Finder) -> Admission:
+def _admission(
+    machine: Machine, place: Place, find_profiles: Finder, find_parallel: FindParallel
+) -> Admission:
     def find(models: set[str]) -> tuple[Profile, ...]:
         return find_profiles(models, place.kind)
 
@@ -302,6 +310,7 @@ def _admission(machine: Machine, place: Place, find_profiles: Finder) -> Admissi
     return Admission(
         machine=machine,
         find_profiles=find,
+        find_parallel=find_parallel,
         stand_ins=place.stand_ins,
         hosts=len(place.host_names),
         cores=most_cores(place.cores, place.inventory),
@@ -309,12 +318,14 @@ def _admission(machine: Machine, place: Place, find_profiles: Finder) -> Admissi
     )
 
 
-def _submitted(order: Order, machine: Machine, place: Place, find_profiles: Finder) -> list[ev.Event]:
+def _submitted(
+    order: Order, machine: Machine, place: Place, find_profiles: Finder, find_parallel: FindParallel
+) -> list[ev.Event]:
     """What brings the order's jobs in that the run does not have yet; raises ConfigError."""
     new = [job for job in order.jobs if job.name not in machine.by_name]
     if not new:
         return []
-    admission = _admission(machine, place, find_profiles)
+    admission = _admission(machine, place, find_profiles, find_parallel)
     return admission.events(new, at=machine.now, gpus=place.gpus_per_host, where=order.where)
 
 

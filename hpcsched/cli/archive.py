@@ -36,6 +36,7 @@ def archive(life: Life, database: Path, directory: str) -> None:
             )
         )
         opened.record_jobs(_finished(life))
+        opened.record_parallel(sorted(machine.parallel))
         # Stand-ins follow a profile: what they "do" teaches nothing.
         if life.device_kind != "replay":
             known = [p for p in opened.profiles() if p.device == life.device_kind]

@@ -34,6 +34,7 @@ SHIPPED = "nearchus-a"
 class Case:
     """What is to be simulated, where it comes from, and what has to be said about it.
 
+    `parallel` are the models whose programs have said that they are.
     `policy` and `options` are what the source itself says of them. `cpus` are the cores of each host for
     jobs without GPUs, `trainings` how their models are trained. `was` is how a run went in reality,
     `over` whether that run has ended, `ids` its jobs' ids and models, which the simulation does not know.
@@ -44,6 +45,7 @@ class Case:
     profiles: Sequence[Profile]
     gpus: int
     nodes: int
+    parallel: Sequence[str] = ()
     cpus: int = 0
     trainings: Mapping[str, Training] = field(default_factory=dict)
     policy: str | None = None
@@ -75,6 +77,12 @@ class Found:
         from hpcsched.cli.profiles_found import finder
 
         return finder(self.files, database_path(self.database))(models, self.device_type)
+
+    def parallel(self, models: set[str]) -> tuple[str, ...]:
+        """Those of these models whose programs have said that they are parallel."""
+        from hpcsched.cli.profiles_found import parallel_found
+
+        return parallel_found(database_path(self.database), models)
 
 
 @dataclass(frozen=True)
@@ -136,6 +144,7 @@ def of_file(path: Path, gpus: int | None, nodes: int, on_cores: OnCores, found: 
         where=path.name,
         jobs=file.jobs,
         profiles=found.of({job.model for job in on_gpus}),
+        parallel=found.parallel({job.model for job in on_gpus}),
         gpus=gpus,
         nodes=nodes,
         cpus=on_cores.check(file.jobs, str(path), on_cores.cpus),
@@ -231,6 +240,7 @@ def of_run(
         profiles=past.profiles,
         gpus=gpus,
         nodes=nodes,
+        parallel=tuple(sorted(machine.parallel)),
         cpus=cpus,
         trainings=trainings,
         policy=machine.policy.name,

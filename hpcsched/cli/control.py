@@ -106,7 +106,10 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
 @option("--after", metavar="JOB", multiple=True, help="Start when this job has completed; can be repeated.")
 @option("--output", "-o", metavar="PATTERN", help="Output file, with %j %x %a %N %u.")
 @option("--retries", type=int, help="Failures in a row allowed (2).")
-@option("--one-process", is_flag=True, help="One process for all GPUs instead of one for each.")
+@option(
+    "--processes", metavar="P", default="auto", help="On each host: auto, per-gpu (one on each), or a number."
+)
+@click.option("--one-process", is_flag=True, hidden=True, help="The same as --processes 1.")
 @click.option("--parsable", is_flag=True, help="Print the ids only.")
 @click.pass_context
 def submit(
@@ -120,6 +123,7 @@ def submit(
     after: tuple[str, ...],
     output: str | None,
     retries: int | None,
+    processes: str,
     one_process: bool,
     parsable: bool,
 ) -> None:
@@ -141,8 +145,7 @@ def submit(
         }
         optional = {"model": model, "steps": steps, "output": output, "retries": retries}
         job |= {key: value for key, value in optional.items() if value is not None}
-        if one_process:
-            job["processes"] = "one"
+        job["processes"] = 1 if one_process else int(processes) if processes.isdecimal() else processes
         table = {"schema": 1, "job": [job]}
         where = f"submit -- {shlex.join(words)}"
         user = getpass.getuser()

@@ -12,7 +12,7 @@ from hpcsched.cli.common import dir_option, find_run, hint_at_runs, json_option,
 from hpcsched.cli.status import clock
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState, Role
+from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.plan import Plan
 from hpcsched.core.seats import said_seats
 from hpcsched.errors import NoSuchRun, UnknownJob
@@ -43,6 +43,7 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> No
         reason = found.current.why
     on_cores = cores_status(found)
     following = what_is_next(machine, found)
+    processes = machine.shape(found) if found.spec.kind is Kind.COMMAND and not on_cores else None
     if as_json:
         story = [
             {
@@ -61,6 +62,7 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> No
             "reason": {"code": str(reason.why), "text": str(reason)} if reason else None,
             "role": found.role,
             "gpus": list(found.current.gpus) if found.state.active else [],
+            "processes": str(processes) if processes else None,
             "next": following,
             "story": story,
             **({"cores": on_cores} if on_cores else {}),
@@ -72,6 +74,8 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> No
         click.echo(f"  because: {reason}")
     for line in [*batches.as_it_is(rundir, found.id), *cores.as_it_is(on_cores)]:
         click.echo(f"  now: {line}")
+    if processes and not found.state.final:
+        click.echo(f"  processes: {processes}")
     for line in following:
         click.echo(f"  next: {line}")
     click.echo("story (time into the run):")

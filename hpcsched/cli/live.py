@@ -34,6 +34,10 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
         job = machine.jobs[event.job_id]
         told = (n.reason for n in reversed(job.story) if n.reason.why in _IN_PLACE and n.at == machine.now)
         lines += [f"{_name(job)} {reason}" for reason in islice(told, 1)]
+    elif isinstance(event, (ev.WorkersApart, ev.WorkersReady)):
+        job = machine.jobs[event.job_id]
+        told = (n.reason for n in reversed(job.story) if n.reason.why in _PROCESSES and n.at == machine.now)
+        lines += [f"{_name(job)} {reason}" for reason in islice(told, 1)]
     elif isinstance(event, ev.UsageMeasured):
         job = machine.jobs[event.job_id]
         told = (n.reason for n in job.story[-1:] if n.reason.why in _FOUND and n.at == machine.now)
@@ -47,6 +51,8 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
                 verb = f"resumes at step {job.step}" if resume else "starts"
                 where = f"on {_gpus(gpus)} as {role}{_placed(job)}"
                 lines.append(f"{_name(job)} {verb} {_cores(seats) if seats else where}")
+                told = (n.reason for n in job.story[-1:] if n.reason.why is Why.ONE_PROCESS)
+                lines += [f"{_name(job)} {reason}" for reason in told]
             case Resize(seats=seats) if seats and job.target:
                 lines.append(f"{_name(job)}: {job.target.why}")
             case Resize(gpus=gpus, role=role):
@@ -88,6 +94,8 @@ _PLACING = frozenset(
 """The reasons for which a job is launched on the GPUs it gets; a story tells of other things in between."""
 
 _IN_PLACE = frozenset({Why.RESIZED_IN_PLACE, Why.RESEATED, Why.RESIZE_FAILED})
+
+_PROCESSES = frozenset({Why.NOT_MET, Why.SAYS_PARALLEL})
 
 _FOUND = frozenset({Why.SETTLED, Why.WANTS_CORES})
 """What a job on CPU cores comes to where its configuration stays as it is."""

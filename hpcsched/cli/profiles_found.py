@@ -30,6 +30,20 @@ def finder(files: Sequence[str], database: Path) -> Callable[[Collection[str], s
     return find
 
 
+def parallel_found(database: Path, models: Collection[str]) -> tuple[str, ...]:
+    """Those of these models whose programs have said in an earlier run that they are parallel."""
+    if not database.exists():
+        return ()
+    from hpcsched.store.database import Database
+
+    try:
+        with Database(database) as opened:
+            return tuple(sorted(opened.parallel().intersection(models)))
+    except StoreError as error:
+        click.echo(f"hpcsched: {error}; going on without what it says of programs", err=True)
+        return ()
+
+
 def layers_found(database: Path, model: str, device: str) -> dict[str, Any] | None:
     """The newest layer profile of a model on this type of device in the database."""
     if not database.exists():

@@ -153,7 +153,7 @@ def conduct(
     from hpcsched.agent.inbox import Inbox
     from hpcsched.batch import open_batch
     from hpcsched.cli.live import LiveTable, Narrator
-    from hpcsched.cli.profiles_found import finder, layers_found
+    from hpcsched.cli.profiles_found import finder, layers_found, parallel_found
 
     # The batch system's warnings are heard while the jobs run; before and after they would only end us.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -218,6 +218,7 @@ def conduct(
                 order,
                 batch=system,
                 find_profiles=lambda models, kind: find(models, device_type or kind),
+                find_parallel=lambda models: parallel_found(store, models),
                 find_layers=lambda model, kind: layers_found(store, model, device_type or kind),
                 observe=observe,
             )

@@ -176,6 +176,7 @@ def _simulated(
                 nodes=case.nodes,
                 cpus=case.cpus,
                 trainings=case.trainings,
+                parallel=case.parallel,
                 policy=name,
                 options=options,
                 interference=interference,

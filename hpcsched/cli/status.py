@@ -75,7 +75,8 @@ def steps(job: JobStatus) -> str:
 
 
 def where(job: JobStatus) -> str:
-    return ",".join(job.hosts) or (f"({job.reason})" if job.reason else "")
+    reason = f"({job.reason})" if job.reason else ""
+    return " ".join(filter(None, [",".join(job.hosts), reason]))
 
 
 @click.command()

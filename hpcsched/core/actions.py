@@ -27,12 +27,14 @@ class AttemptAction(Action):
 class Launch(AttemptAction):
     """Start the job's workers on these devices, from its newest checkpoint if `resume`.
 
-    One on CPU cores has `seats` instead, a process each.
+    `per_gpu`: one process on each GPU; else as many as the job says (`core.processes`). One on CPU cores has
+    `seats` instead, a process each.
     """
 
     gpus: tuple[int, ...]
     role: Role
     resume: bool
+    per_gpu: bool = True
     seats: tuple[Seat, ...] = ()
 
 

@@ -31,9 +31,10 @@ class AgentStarted(Event):
     agent has ended their processes before it says so. `saved_steps` says, by job, which step each of
     them had saved, and of suspended jobs those whose state was only in the earlier agent's memory (0: nothing
     else was saved). `grace_s` is how long a worker may take to save before it is ended by force.
-    `profiles` replace those of earlier lives, which may have had other devices. `deadline` is when the
-    allocation ends (None: not known, or never); `reserve_s` the seconds to keep before that besides
-    what saving is known to take. `cores` are those for jobs that need no GPU.
+    `profiles` replace those of earlier lives, which may have had other devices; `parallel` are the models
+    whose programs have said that they are. `deadline` is when the allocation ends (None: not known, or
+    never); `reserve_s` the seconds to keep before that besides what saving is known to take. `cores` are
+    those for jobs that need no GPU.
     """
 
     wall: float
@@ -43,6 +44,7 @@ class AgentStarted(Event):
     grace_s: float = 30.0
     saved_steps: Mapping[int, int] = field(default_factory=dict)
     profiles: tuple[Profile, ...] = ()
+    parallel: tuple[str, ...] = ()
     deadline: float | None = None
     reserve_s: float = 60.0
     cores: tuple[HostCores, ...] = ()
@@ -57,9 +59,13 @@ class DeadlineMoved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilesLoaded(Event):
-    """The profiles to go by, one for each model and number of hosts, chosen for the devices at hand."""
+    """The profiles to go by, one for each model and number of hosts, chosen for the devices at hand.
+
+    `parallel`: models whose programs have said, in an earlier run, that they are parallel.
+    """
 
     profiles: tuple[Profile, ...]
+    parallel: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +144,24 @@ class WorkersSpawned(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersReady(AttemptEvent):
-    """The program has said that it can be suspended; `in_place`: also resized while it goes on.
+    """The program has said that it can be suspended; `in_place`: also resized while it goes on; `parallel`:
+    that it can be one of several ranks, as one that is resized can.
 
     `took_s` are measured seconds since the launch (None for what only follows a profile).
     """
 
     in_place: bool = False
+    parallel: bool = False
     took_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersApart(AttemptEvent):
+    """The attempt's processes, so many, have not met `seconds` after their launch (`met`: now they have)."""
+
+    processes: int
+    seconds: float
+    met: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,9 @@ class Job:
     what the outside wants of a running job: "suspend", "cancel", "drain", or a lost device.
     `in_place`: its program can be resized while it goes on. `becoming` is the lease that it has been told to
     take in place, until the outside has answered; `most_gpus` is what the program has said to be its limit on
-    each host; `target` is the same as long as that is still wanted.
+    each host; `target` is the same as long as that is still wanted. `per_gpu`: its newest attempt was
+    started as one process on each GPU; `usable` is the number of GPUs on each host that its program can use,
+    as far as that is known (None: any): see `core.processes`.
     `timers` says when each kind of timer of the newest attempt is due; one that was set again
     before it ran out is void. `excuses` are the ids of the background jobs that a failure of
     it has been put down to.
@@ -57,6 +59,8 @@ class Job:
     ready: bool = False
     in_place: bool = False
     most_gpus: int | None = None
+    per_gpu: bool = True
+    usable: int | None = None
     wanted: str = ""
     attempt: int = 0
     attempts: Sequence[Attempt] = ()
@@ -115,7 +119,8 @@ class Job:
 
     def limits(self, total: int) -> tuple[int, int]:
         """Fewest and most GPUs it may have on each of its hosts, of `total` there."""
-        most = min(x for x in (total, self.spec.gpus_max, self.most_gpus) if x is not None)
+        limits = (total, self.spec.gpus_max, self.most_gpus, self.usable)
+        most = min(x for x in limits if x is not None)
         return self.spec.gpus_min, most
 
 

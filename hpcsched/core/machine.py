@@ -58,6 +58,7 @@ class Machine(Obeying):
             ev.DrainRequested: self._drain_requested,
             ev.WorkersSpawned: self._workers_spawned,
             ev.WorkersReady: self._workers_ready,
+            ev.WorkersApart: self._workers_apart,
             ev.CheckpointSaved: self._checkpoint_saved,
             ev.WorkersResized: self._workers_resized,
             ev.ResizeFailed: self._resize_failed,
@@ -126,7 +127,7 @@ class Machine(Obeying):
         self.policy = self._make_policy(event.policy, event.policy_options)
         self.policy_options = event.policy_options
         self.grace_s = event.grace_s
-        self._load(event.profiles)
+        self._load(event.profiles, event.parallel)
         self.plan, self._plan_asked = None, False
         self.draining, self.drain_cause = False, ""
         self.deadline, self.reserve_s = event.deadline, event.reserve_s
@@ -147,7 +148,7 @@ class Machine(Obeying):
         self._decide_after = True
 
     def _profiles_loaded(self, event: ev.ProfilesLoaded) -> None:
-        self._load(event.profiles)
+        self._load(event.profiles, event.parallel)
         self.news += 1
         self._decide_after = True
 
@@ -167,6 +168,7 @@ class Machine(Obeying):
             self._note(job, Reason(Why.SUBMITTED))
         # A job may wait for one that comes later in the same file.
         jobs = [self.jobs[job_id] for job_id in ids]
+        self._size_up(jobs)
         for job in jobs:
             before = [self.jobs[self.by_name[name]] for name in job.spec.after]
             waits_for = [other for other in before if other.state is not JobState.COMPLETED]
@@ -213,7 +215,10 @@ class Machine(Obeying):
         job = self._running(event)
         if job is None or job.ready:
             return
-        job.ready, job.in_place = True, event.in_place
+        # Ranks that come and go are numbered by GPU: a process that sees several is none of them.
+        job.ready, job.in_place = True, event.in_place and (job.per_gpu or len(job.current.gpus) == 1)
+        if event.in_place or event.parallel:
+            self._is_parallel(job)
         job.current.ready_s, job.current.launch_s = self.now, event.took_s
         self._disturb(job, job.current.gpus)
         costs = self._costs(job)
@@ -222,6 +227,17 @@ class Machine(Obeying):
         if job.wanted == "suspend" and job.state is not JobState.SUSPENDING:
             self._suspend(job)
         self._decide_after = True
+
+    def _workers_apart(self, event: ev.WorkersApart) -> None:
+        job = self._running(event)
+        if job is None:
+            return
+        self.changed.add(job.id)
+        if event.met:
+            job.reason = None
+            return
+        job.reason = Reason(Why.NOT_MET, {"processes": event.processes, "seconds": event.seconds})
+        self._note(job, job.reason)
 
     def _checkpoint_saved(self, event: ev.CheckpointSaved) -> None:
         job = self._running(event)

@@ -13,6 +13,9 @@ NOTHING: Mapping[str, Any] = {}
 DDP: Mapping[str, Any] = {"kind": "ddp"}
 """Shared by all jobs that say nothing else, as there may be a million of them; never written to."""
 
+PER_GPU, AUTO = "per-gpu", "auto"
+"""What a job may say of its processes besides their number: see `core.processes`."""
+
 
 class JobState(StrEnum):
     """Where a job is in its life. The last three are final."""
@@ -108,7 +111,8 @@ class JobSpec:
     as there are". `steps` is the whole job's work in steps (None:
     not known). Times are seconds. `background`: it has low priority, and runs on one GPU's background lane.
     `max_foreground_slowdown` is the share of its speed that a job in the foreground gives up, at most, for
-    those beside it (0: it shares no GPU).
+    those beside it (0: it shares no GPU). `processes`: on each host, where the program is a command:
+    "per-gpu", a number, or "auto" (see `core.processes`).
     """
 
     name: str
@@ -131,7 +135,7 @@ class JobSpec:
     checkpoint_every_s: float = 600.0
     keep_checkpoints: int = 2
     workdir: str = "."
-    processes: str = "per-gpu"
+    processes: int | str = PER_GPU
     user: str = ""
     background: bool = False
     max_foreground_slowdown: float = 0.05

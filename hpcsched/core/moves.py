@@ -11,6 +11,7 @@ from typing import Any
 from hpcsched.core.actions import Launch, Resize, Suspend, Terminate
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Kind, Role, Seat, SeatedAttempt
+from hpcsched.core.processes import Because
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.seating import Seating
 from hpcsched.core.seats import said_seats
@@ -98,12 +99,22 @@ class Moves(Seating):
         if job.started_s is None:
             job.started_s = self.now
         self._begin(job, Target(gpus, role, self.now, seats=seats, why=why), job.step)
+        self._choose_processes(job, gpus)
         self._to(job, JobState.STARTING)
         self.active[job.id] = job
         self._meet(job)
         self._disturb(job, gpus)
         self._list(job)
-        self._do(Launch, job, gpus=gpus, role=role, resume=job.saved_step is not None, seats=seats)
+        resume = job.saved_step is not None
+        self._do(Launch, job, gpus=gpus, role=role, resume=resume, per_gpu=job.per_gpu, seats=seats)
+
+    def _choose_processes(self, job: Job, gpus: tuple[int, ...]) -> None:
+        """How many processes the attempt is started as; said where that leaves GPUs to a program that may not
+        use them."""
+        shape = self.shape(job)
+        job.per_gpu, job.reason = shape.per_gpu, None
+        if shape.because is Because.UNKNOWN and len(gpus) > 1:
+            self._note(job, Reason(Why.ONE_PROCESS, {"gpus": len(gpus)}))
 
     def _meet(self, job: Job) -> None:
         """Remember who shares a GPU with whom: a guest may be gone before what it did is seen."""

@@ -30,6 +30,7 @@ class Why(StrEnum):
     LEFT_OVER = "LeftOver"
     NO_PROFILE = "NoProfile"
     FIXED = "Fixed"
+    NOT_PARALLEL = "NotParallel"
     EXCLUSIVE = "Exclusive"
     EQUAL_SHARE = "EqualShare"
     MARGINAL_GAIN = "MarginalGain"
@@ -37,6 +38,10 @@ class Why(StrEnum):
     IDLE_GPU = "IdleGpu"
     BESIDE = "Beside"
     PACKED = "Packed"
+    # how many processes it is started as
+    ONE_PROCESS = "OneProcess"
+    SAYS_PARALLEL = "SaysParallel"
+    NOT_MET = "NotMet"
     # why it was, or was not, changed
     PROMOTED = "Promoted"
     TOO_FEW_FREE = "TooFewFree"
@@ -138,6 +143,13 @@ _WORDS = {
     Why.LEFT_OVER: "{gpus} of the {wanted} GPUs that {model} is fastest on: no more were free",
     Why.NO_PROFILE: "no profile of {model}: {gpus} GPUs, at most half of the {total}; learnt as it runs",
     Why.FIXED: "the job asks for {gpus} GPUs{hosts}",
+    Why.NOT_PARALLEL: "{gpus} GPUs: {because}",
+    Why.ONE_PROCESS: "is started as one process that sees all {gpus} GPUs, as nothing says that its program "
+    'is parallel; processes = "per-gpu" in the job file starts one on each',
+    Why.SAYS_PARALLEL: "its program says that it is parallel: {model} is started as one process on each GPU "
+    "from now on",
+    Why.NOT_MET: "its {processes} processes have not met at MASTER_PORT after {seconds:.0f} s: if they are "
+    "copies of one program, processes = 1 in the job file starts one",
     Why.EXCLUSIVE: "exclusive policy: all {gpus} GPUs, one job at a time",
     Why.EQUAL_SHARE: "{gpus} GPUs: an equal share of the {total}, at most its fastest count",
     Why.MARGINAL_GAIN: "{gpus} GPUs of the {total}: no other job would gain more by them",

@@ -16,6 +16,7 @@ from hpcsched.core.learning import Key, Lessons
 from hpcsched.core.model import Device, JobState
 from hpcsched.core.packs import Packs
 from hpcsched.core.plan import Plan
+from hpcsched.core.processes import Shape, shape_of
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.core.proposals import Proposals
 from hpcsched.core.queue import WaitingQueue
@@ -69,6 +70,8 @@ class RunState:
         """A heap of (submit_s, id): the jobs that are still to come."""
         self.profiles: dict[tuple[str, int], Profile] = {}
         """By model and number of hosts."""
+        self.parallel: set[str] = set()
+        """Models whose programs have said that they are parallel, in this run or an earlier one."""
         self.lessons = Lessons()
         self.lanes = Lanes()
         """The background lanes; `free`, `holder` and `queue` are of the foreground's."""
@@ -164,6 +167,10 @@ class RunState:
     def loaded(self, job: Job) -> Profile | None:
         """The profile of the job's model that was loaded, whatever was seen since."""
         return _of_model(job, {}, self.profiles)
+
+    def shape(self, job: Job) -> Shape:
+        """How many processes the job's next attempt is started as, and why."""
+        return shape_of(job.spec, self.loaded(job), self.parallel)
 
     def rooms(self) -> Rooms:
         """The free GPUs, host by host; hosts with none are there too."""

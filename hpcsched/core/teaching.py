@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.learning import contradicts, differs
+from hpcsched.core.model import Kind
 from hpcsched.core.notes import Noting
+from hpcsched.core.processes import Because
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Reason, Why
 
@@ -14,7 +16,23 @@ from hpcsched.core.reasons import Reason, Why
 class Teaching(Noting):
     """A run's state that what is seen of its jobs teaches."""
 
-    def _load(self, profiles: Iterable[Profile]) -> None:
+    def _size_up(self, jobs: Iterable[Job]) -> None:
+        """What these jobs' programs can use of GPUs, by what is known now."""
+        for job in jobs:
+            if job.spec.kind is Kind.COMMAND and not job.state.final:
+                job.usable = self.shape(job).most
+
+    def _is_parallel(self, job: Job) -> None:
+        """Its program has said that it can be one of several ranks."""
+        if job.spec.model in self.parallel:
+            return
+        self.parallel.add(job.spec.model)
+        if self.shape(job).because is Because.SAID:
+            self._note(job, Reason(Why.SAYS_PARALLEL, {"model": job.spec.model}))
+        self._size_up(other for other in self.jobs.values() if other.spec.model == job.spec.model)
+
+    def _load(self, profiles: Iterable[Profile], parallel: Iterable[str] = ()) -> None:
+        self.parallel.update(parallel)
         loaded = {(p.model, p.nodes): p for p in profiles}
         self.profiles.update(loaded)
         # What an earlier run has learnt has the counts that were seen there.
@@ -22,6 +40,7 @@ class Teaching(Noting):
         for model, nodes in dict.fromkeys([*learned, *self.lessons.seen]):
             known = self.profiles.get((model, nodes)) or self.profiles.get((model, 1))
             self.lessons.believe((model, nodes), known)
+        self._size_up(self.jobs.values())
 
     def _learn_suspend(self, job: Job, took_s: float | None) -> None:
         """What saving and leaving took: a save that need not be durable at once says nothing of others."""
@@ -63,6 +82,8 @@ class Teaching(Noting):
             return False  # it has not yet said where it goes on
         if self.packs.shared(job):
             return False
+        if job.width > 1 and not (job.per_gpu or self.shape(job).because is Because.LAUNCHER):
+            return False  # profiles are of one process a GPU
         self.lanes.observe(job, step, at)
         if self.lanes.shared(job) or job.id in self.proposals.of:
             return False

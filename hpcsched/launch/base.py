@@ -26,8 +26,8 @@ class LaunchPlan:
     program (below `env`), whom to notify, the rank's numbers, and where the ranks meet.
     `folder` is the job's folder in the run directory.
     `output` is opened for appending, created with mode 0600, missing folders made. `per_rank` True:
-    one process a device, each pinned to its device's cores; False: one process a host that sees all of
-    its devices there. `devices` lie host by host.
+    one process a device, each pinned to its device's cores; False: `processes` on each host, which see all of
+    the attempt's devices there; `once`: on the first host only. `devices` lie host by host.
 
     `first_rank`, `world_size` (None: these are all) and `joins` are for ranks that join a running attempt:
     their numbers are those after the resize, and `joins` ("host:port") is where its rank 0 awaits them.
@@ -45,6 +45,8 @@ class LaunchPlan:
     output: Path
     devices: tuple[Device, ...]
     per_rank: bool = True
+    processes: int = 1
+    once: bool = False
     first_rank: int = 0
     world_size: int | None = None
     joins: str | None = None
@@ -58,12 +60,15 @@ class Place:
     """Where one host's ranks stand among all of an attempt.
 
     `port` None: the launcher picks a free one, and the others are told. `world_size` None: these are all.
+    `node` is the host's number among the `nodes` hosts of the attempt.
     """
 
     first_rank: int = 0
     world_size: int | None = None
     address: str = "127.0.0.1"
     port: int | None = None
+    node: int = 0
+    nodes: int = 1
 
 
 class Workers(Protocol):

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcsched.core.model import Device, JobSpec, Kind
+from hpcsched.core.model import AUTO, Device, JobSpec, Kind
+from hpcsched.core.processes import launcher_of
 from hpcsched.launch.base import LaunchPlan
 
 
@@ -34,6 +35,7 @@ def plan_attempt(
     checkpoints: Path | None = None,
     devices: tuple[Device, ...],
     resume: bool,
+    per_gpu: bool = True,
     lane: str | None = None,
     from_step: int | None = None,
     continues: int | None = None,
@@ -42,12 +44,13 @@ def plan_attempt(
 ) -> LaunchPlan:
     """What to start for an attempt of `spec` on `devices`.
 
-    `checkpoints`: a directory that outlives the allocation and that all hosts see, to put checkpoints in
-    instead of the job's folder. `lane`: on which lane of its GPUs it is, "foreground" or "background", where
-    there are jobs for both; on CPU slots the background gets what the foreground leaves. `from_step`: the
-    step that it is expected to go on from. `continues`: the id of the job whose final state it begins with.
-    `pack`: the name of the pack that it belongs to. `stand_in`: the course that a stand-in follows in place
-    of the job's own program.
+    `per_gpu`: one process on each; else as many as the job says, or its launcher starts. `checkpoints`: a
+    directory that outlives the allocation and that all hosts see, to put checkpoints in instead of the job's
+    folder. `lane`: on which lane of its GPUs it is, "foreground" or "background", where there are jobs for
+    both; on CPU slots the background gets what the foreground leaves. `from_step`: the step that it is
+    expected to go on from. `continues`: the id of the job whose final state it begins with. `pack`: the name
+    of the pack that it belongs to. `stand_in`: the course that a stand-in follows in place of the job's own
+    program.
     """
     folder = job_dir(run_dir, job_id)
     ours = {
@@ -85,7 +88,9 @@ def plan_attempt(
         ours["STRATEGY"] = json.dumps(spec.strategy)
     if spec.args or spec.kind is Kind.TRAINER:
         ours["ARGS"] = json.dumps(spec.args)
-    per_rank = spec.processes == "per-gpu" or spec.kind is not Kind.COMMAND
+    per_gpu = per_gpu or stand_in is not None
+    each = spec.processes if isinstance(spec.processes, int) else 1
+    launcher = launcher_of(spec.command)
     contract = {f"HPCSCHED_{name}": value for name, value in ours.items()}
     return LaunchPlan(
         job_id=job_id,
@@ -96,7 +101,9 @@ def plan_attempt(
         folder=folder,
         output=output,
         devices=devices,
-        per_rank=per_rank,
-        arena=per_rank and stand_in is None,
+        per_rank=per_gpu,
+        processes=each,
+        once=launcher.once if launcher else spec.processes == AUTO,
+        arena=(per_gpu or len(devices) == each == 1) and launcher is None and stand_in is None,
         idle=lane == "background" and all(device.kind == "cpu" for device in devices),
     )

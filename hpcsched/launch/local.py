@@ -23,6 +23,7 @@ from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch.arenas import Arenas, Keep, Keepers
 from hpcsched.launch.base import LaunchPlan, Place
+from hpcsched.launch.placeholders import filled_in
 from hpcsched.launch.shares import Shares
 from hpcsched.launch.spawn import Start, ignoring, only_when_idle, spawn, standing_in
 from hpcsched.launch.warm import WarmProcesses, may_be_warm
@@ -124,10 +125,11 @@ class LocalLauncher:
     def _start(self, plan: LaunchPlan, place: Place, workers: LocalWorkers) -> None:
         if plan.joins is None:
             workers.port = self._ports.take() if place.port is None else place.port
+        argv, told = filled_in(plan, place, address=workers.address, port=workers.port)
         env = {
             **self._environ,
             **self._shown(plan),
-            **plan.env,
+            **told,
             "HPCSCHED_NOTIFY_PID": str(os.getpid()),
             "HPCSCHED_LAUNCHED_AT": repr(time.monotonic()),
             "MASTER_ADDR": workers.address,
@@ -135,9 +137,9 @@ class LocalLauncher:
         }
         if plan.joins is not None:
             env["HPCSCHED_JOINING"] = "1"
-        program = _program(plan, env.get("PATH", os.defpath))
-        groups = [(device,) for device in plan.devices] if plan.per_rank else [plan.devices]
+        groups = [(device,) for device in plan.devices] if plan.per_rank else [plan.devices] * plan.processes
         world_size = place.world_size or len(groups)
+        program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
         inherited = {}
         if plan.arena:
             inherited[_ARENA_FD] = self._arenas.take(plan.job_id)
@@ -147,13 +149,13 @@ class LocalLauncher:
         try:
             for local, devices in enumerate(groups):
                 rank = place.first_rank + local
-                told = {**env, **_rank_variables(rank, local, world_size)}
+                ranked = {**env, **_rank_variables(rank, local, world_size)}
                 first = workers.pipes(control=plan.per_rank) if rank == 0 else {}
                 starts.append(
                     Start(
                         program=program,
-                        argv=plan.argv,
-                        env=told,
+                        argv=argv,
+                        env=ranked,
                         cwd=plan.cwd,
                         output=output,
                         inherited={**first, **inherited},
@@ -303,13 +305,12 @@ def _rank_variables(rank: int, local: int, size: int) -> dict[str, str]:
     return values | {f"HPCSCHED_{name}": value for name, value in values.items()}
 
 
-def _program(plan: LaunchPlan, path: str) -> str:
+def _program(name: str, cwd: Path, path: str) -> str:
     """The file to run: by the job's own PATH, relative names from its directory. Raises LaunchError."""
-    name = plan.argv[0] if plan.argv else ""
     folders = [""] if "/" in name else path.split(os.pathsep)
     found = ""
     for folder in folders if name else []:
-        candidate = os.path.join(plan.cwd, folder, name)  # noqa: PTH118 - on the path of every launch
+        candidate = os.path.join(cwd, folder, name)  # noqa: PTH118 - on the path of every launch
         with contextlib.suppress(OSError):
             if modes.S_ISREG(os.stat(candidate).st_mode):  # noqa: PTH116
                 if os.access(candidate, os.X_OK):

@@ -32,7 +32,7 @@ def part_orders(
     `shares`: each host with its own indices of the devices, the lowest rank's first. `first_host`: rank 0's,
     which may be none of them when the ranks join others. `address`: where all meet, unless these say where.
     """
-    ranks = [len(devices) if plan.per_rank else 1 for _, devices in shares]
+    ranks = [len(devices) if plan.per_rank else plan.processes for _, devices in shares]
     seats = {
         host: tuple(d.handle for d in plan.devices if d.host == host and d.kind == ON_CORES)
         for host, _ in shares
@@ -58,6 +58,9 @@ def part_orders(
                 devices=() if seats[host] else tuple(devices),
                 cores=seats[host],
                 per_rank=plan.per_rank,
+                processes=plan.processes,
+                node=i,
+                nodes=len({device.host for device in plan.devices}),
                 first_rank=plan.first_rank + sum(ranks[:i]),
                 world_size=plan.world_size or sum(ranks),
                 address=address,

@@ -236,6 +236,8 @@ class Hosts(Conversation, Generic[S]):
             if self._nodes[host].why:
                 error = f"host {host} was lost: {self._nodes[host].why}"
                 raise LaunchError(error, transient=True, host_fault=True)
+        if plan.once and not plan.per_rank:
+            shares = shares[:1]  # the GPUs of the others are the job's all the same
         reached = self.address_of(shares[0][0])
         address = reached if len(shares) > 1 else "127.0.0.1"
         if plan.joins is None:

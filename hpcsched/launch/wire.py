@@ -227,6 +227,9 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     devices: tuple[int, ...]
     cores: tuple[str, ...] = ()
     per_rank: bool
+    processes: int = 1
+    node: int = 0
+    nodes: int = 1
     first_rank: int
     world_size: int
     address: str
@@ -239,7 +242,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     @property
     def ranks(self) -> int:
         """How many processes that is."""
-        return len(self.devices or self.cores) if self.per_rank else 1
+        return len(self.devices or self.cores) if self.per_rank else self.processes
 
 
 class Signal(msgspec.Struct, frozen=True, tag="signal"):

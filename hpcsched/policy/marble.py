@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobState, Role
+from hpcsched.core.processes import shape_of
 from hpcsched.core.reasons import Reason, Why, said_cost
 from hpcsched.core.view import Decision, Remark, Resize, Start, View
 from hpcsched.planning.costs import lost_s, time_left
@@ -103,7 +104,11 @@ class Marble(WithBackground, WithPacks, WithElastic, WithCores):
             least, most = view.limits(job)
             node = view.capacity.most(1)
             profile = view.profile(job)
-            if least == most:
+            if most == job.usable and not job.spec.gpus_max:
+                wanted = max(least, most)
+                facts = {"gpus": wanted, "because": shape_of(job.spec, None, ()).because}
+                reason = Reason(Why.NOT_PARALLEL, facts)
+            elif least == most:
                 wanted, reason = most, Reason(Why.FIXED, {"gpus": most, "hosts": _on_each(job)})
             elif profile:
                 wanted = profile.optimal(most, least)

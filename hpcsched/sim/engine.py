@@ -69,6 +69,7 @@ class Simulation:
         happenings: events from outside, such as commands and lost devices, each at its time.
         source: gives the jobs that are to be there by now and are not, whenever a job has ended.
         metrics: what the evaluation of a job that is done gives.
+        parallel: models whose programs have said that they are.
         cpus: cores for jobs without GPUs on each host.
         trainings: how the models behave that are trained on CPU cores, by name.
         make: gives the policy of a name.
@@ -93,6 +94,7 @@ class Simulation:
         happenings: Iterable[ev.Event] = (),
         source: Callable[[Machine], Sequence[JobSpec]] | None = None,
         metrics: Callable[[JobSpec], Mapping[str, float]] | None = None,
+        parallel: Iterable[str] = (),
         cpus: int = 0,
         trainings: Mapping[str, Training] | None = None,
         make: PolicyMaker = make_policy,
@@ -101,7 +103,7 @@ class Simulation:
         self._from_state = machine is not None
         self._stories = stories
         jobs = tuple(jobs)
-        self._profiles = tuple(profiles)
+        self._profiles, self._parallel = tuple(profiles), tuple(parallel)
         self._devices = tuple(
             Device(index=i, host=f"{SIM_HOST}{i // gpus + 1}", kind="simulated", handle=str(i % gpus))
             for i in range(gpus * nodes)
@@ -179,6 +181,7 @@ class Simulation:
                 devices=self._devices,
                 policy=self._policy,
                 policy_options=self._options,
+                parallel=self._parallel,
                 cores=self._cores,
             )
         )

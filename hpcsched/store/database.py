@@ -22,10 +22,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
-from hpcsched.store.models import HistoryRow, LayerProfileRow, ProfileRow, RunRow, SampleRow, TrialRow
+from hpcsched.store.models import (
+    HistoryRow,
+    LayerProfileRow,
+    ParallelModelRow,
+    ProfileRow,
+    RunRow,
+    SampleRow,
+    TrialRow,
+)
 from hpcsched.store.profiles import Sample, parse_profiles, to_json
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """The schema revisions this version knows, oldest first; the last is the one it works with."""
 HEAD = REVISIONS[-1]
 
@@ -189,6 +197,22 @@ class Database:
             query = query if wanted is None else query.where(column == wanted)
         with self._transaction() as connection:
             return tuple(connection.execute(query).scalars())
+
+    def record_parallel(self, models: Iterable[str], *, at: datetime | None = None) -> None:
+        """Keep that the programs of these models have said that they are parallel."""
+        said_at = iso(at or datetime.now(UTC))
+        rows = [{"model": model, "said_at": said_at} for model in models]
+        if not rows:
+            return
+        statement = insert(ParallelModelRow)
+        renewed = {"said_at": statement.excluded.said_at}
+        with self._transaction(write=True) as connection:
+            connection.execute(statement.on_conflict_do_update(index_elements=["model"], set_=renewed), rows)
+
+    def parallel(self) -> frozenset[str]:
+        """The models whose programs have said that they are parallel."""
+        with self._transaction() as connection:
+            return frozenset(connection.execute(sa.select(ParallelModelRow.model)).scalars())
 
     # History
 

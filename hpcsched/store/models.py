@@ -116,6 +116,15 @@ class HistoryRow(Base):
     attempts: Mapped[list[Any]]
 
 
+class ParallelModelRow(Base):
+    """A model whose program has said, last at `said_at` (ISO, UTC), that it can be one of several ranks."""
+
+    __tablename__ = "parallel_model"
+
+    model: Mapped[str] = mapped_column(primary_key=True)
+    said_at: Mapped[str]
+
+
 class TrialRow(Base):
     """What came of one configuration of a search: `value` is the metric's after `budget` of training."""
 

@@ -48,7 +48,7 @@ class FakeLauncher:
         script = self.script(plan)
         if isinstance(script, LaunchError):
             raise script
-        ranks = len(plan.devices) if plan.per_rank else 1
+        ranks = len(plan.devices) if plan.per_rank else plan.processes
         workers = FakeWorkers([self._next_pid + rank for rank in range(ranks)], script, plan.joins)
         self._next_pid += ranks
         self.launched.append((plan, workers))

@@ -116,7 +116,7 @@ class Elastic(Training):
         (cannot,) = self._peers.agree(not elastic)  # also: all ranks have come this far
         if env is not None and self.rank == 0 and not cannot:
             self._in_place = in_place and not self._spread and self._can_be_joined(env)
-            env.mark_ready(**({"in_place": True} if self._in_place else {}))
+            env.mark_ready(parallel=True, **({"in_place": True} if self._in_place else {}))
 
     def _spread_over_ranks(
         self, env: JobEnv | None, checkpoint_dir: str | Path | None, *, reproducible: bool

@@ -1,0 +1,164 @@
+"""How many processes a program is started as: one, unless it is known to be parallel.
+
+A program that knows nothing of ranks would otherwise run as identical copies, which overwrite each other's
+files. A trainer is one process a GPU, as it is our own; of a command it has to be known: from the job file,
+from what its model has said of itself, or from a profile that was measured on several counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind
+from hpcsched.core.profile import Profile
+
+PLACEHOLDERS = ("gpus", "nodes", "world_size", "node_rank", "master_addr", "master_port")
+"""What a command, its arguments and its variables may be told, as `{gpus}` and so on."""
+
+_NAMES = "|".join(PLACEHOLDERS)
+_PLACEHOLDER = re.compile(rf"\$\{{+(?:{_NAMES})\}}+|\{{\{{({_NAMES})\}}\}}|\{{({_NAMES})\}}")
+_COUNTS = re.compile(r"(?<!\$)(?<!\{)\{(?:gpus|world_size)\}")
+
+
+class Launcher(StrEnum):
+    """A program that starts the ranks itself: to be started once on each host, or once for all."""
+
+    TORCHRUN = "torchrun"
+    ACCELERATE = "accelerate launch"
+    DEEPSPEED = "deepspeed"
+    MPIRUN = "mpirun"
+    SRUN = "srun"
+
+    @property
+    def once(self) -> bool:
+        """Once for the whole job, not once on each host."""
+        return self in (Launcher.MPIRUN, Launcher.SRUN)
+
+
+_MODULES = {
+    "torch.distributed.run": Launcher.TORCHRUN,
+    "torch.distributed.launch": Launcher.TORCHRUN,
+    "accelerate.commands.launch": Launcher.ACCELERATE,
+}
+_PROGRAMS = {
+    "torchrun": Launcher.TORCHRUN,
+    "deepspeed": Launcher.DEEPSPEED,
+    "mpirun": Launcher.MPIRUN,
+    "mpiexec": Launcher.MPIRUN,
+    "srun": Launcher.SRUN,
+}
+
+
+def launcher_of(command: Sequence[str]) -> Launcher | None:
+    """The launcher that a command begins with, if it does; `python -m` and a path before it are seen."""
+    name = command[0].rpartition("/")[2] if command else ""
+    if re.fullmatch(r"python[\d.]*", name):
+        words = iter(command[1:])
+        option = next((word for word in words if word == "-m" or not word.startswith("-")), "")
+        return _MODULES.get(next(words, "")) if option == "-m" else None
+    if name == "accelerate":
+        return Launcher.ACCELERATE if command[1:2] == ("launch",) else None
+    return _PROGRAMS.get(name.split(".")[0])  # mpirun.openmpi, mpiexec.hydra
+
+
+def is_told(spec: JobSpec) -> bool:
+    """Whether a launcher is told how many GPUs there are, so that it can be given any number."""
+    if launcher_of(spec.command) is Launcher.TORCHRUN and not any(
+        word.startswith(("--nproc-per-node", "--nproc_per_node")) for word in spec.command
+    ):
+        return True  # by its variable, see `launch.environment`
+    texts = (*spec.command, *spec.env.values(), *_texts(spec.args))
+    return any(_COUNTS.search(text) for text in texts)
+
+
+def _texts(tree: Any) -> list[str]:
+    match tree:
+        case str():
+            return [tree]
+        case Mapping():
+            return [text for value in tree.values() for text in _texts(value)]
+        case list() | tuple():
+            return [text for value in tree for text in _texts(value)]
+    return []
+
+
+def substituted(text: str, values: Mapping[str, object]) -> str:
+    """The text with `{gpus}` and the other placeholders replaced, where they stand in exactly this form.
+
+    `${gpus}` is a shell's and stays; `{{gpus}}` stands for `{gpus}`; all other braces stay as they are.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        escaped, name = found.groups()
+        if name:
+            return str(values[name])
+        return f"{{{escaped}}}" if escaped else found[0]
+
+    return _PLACEHOLDER.sub(value, text)
+
+
+class Because(StrEnum):
+    """Why a command is started as so many processes; the value is said to people."""
+
+    TRAINER = "a trainer runs as one process on each GPU"
+    JOB_FILE = "the job file says so"
+    LAUNCHER = "a launcher starts the ranks itself"
+    SAID = "its program has said that it is parallel"
+    PROFILE = "the profile of its model has several counts of one process a GPU"
+    UNKNOWN = "nothing says that its program is parallel"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The processes of a job.
+
+    `per_gpu`: one on each GPU; else `each` on each host, which see all the job's GPUs there. `once`: on its
+    first host only. `most` is the number of GPUs on each host that they can use, as far as that is known
+    (None: any number).
+    """
+
+    per_gpu: bool
+    because: Because
+    each: int = 1
+    once: bool = False
+    most: int | None = None
+
+    def __str__(self) -> str:
+        if self.per_gpu:
+            what = "one process on each GPU"
+        elif self.each > 1:
+            what = f"{self.each} processes on each host"
+        else:
+            what = "one process"
+        return f"{what}: {self.because}"
+
+
+def shape_of(spec: JobSpec, profile: Profile | None, parallel: Collection[str]) -> Shape:
+    """The processes of a job.
+
+    `profile` is its model's as it was loaded; `parallel` are the models whose programs have said that they
+    are.
+    """
+    several = profile is not None and len(profile.throughput) > 1
+    asked = spec.gpus_min > 1 or spec.gpus_max is not None
+    if spec.kind is not Kind.COMMAND:
+        return Shape(True, Because.TRAINER)
+    if spec.processes == PER_GPU:
+        return Shape(True, Because.JOB_FILE)
+    if (launcher := launcher_of(spec.command)) and spec.processes in (AUTO, 1):
+        free = asked or several or is_told(spec)
+        return Shape(False, Because.LAUNCHER, once=launcher.once, most=None if free else 1)
+    if isinstance(spec.processes, int):
+        free = asked or (several and spec.processes == 1)
+        return Shape(False, Because.JOB_FILE, each=spec.processes, most=None if free else spec.processes)
+    if spec.processes != AUTO:
+        return Shape(False, Because.JOB_FILE)  # "one" of a journal of 0.1.0, when it had any number of GPUs
+    if spec.model in parallel:
+        return Shape(True, Because.SAID)
+    if several:
+        return Shape(True, Because.PROFILE)
+    return Shape(False, Because.UNKNOWN, once=True, most=None if asked else 1)

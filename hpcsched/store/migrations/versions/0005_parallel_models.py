@@ -1,0 +1,24 @@
+"""Models whose programs have said that they are parallel."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "parallel_model",
+        sa.Column("model", sa.String(), nullable=False),
+        sa.Column("said_at", sa.String(), nullable=False),
+        sa.PrimaryKeyConstraint("model", name="pk_parallel_model"),
+    )
+
+
+def downgrade() -> None:
+    op.drop_table("parallel_model")
