@@ -24,7 +24,7 @@ from hpcsched.agent import guard
 from hpcsched.agent.hostcores import host_cores
 from hpcsched.agent.line import Line
 from hpcsched.agent.monitor import Monitor
-from hpcsched.agent.nodesite import address_towards, end_orphans, own_name, show_granted, without_rank
+from hpcsched.agent.nodesite import address_towards, end_orphans, own_name, show_granted
 from hpcsched.agent.served import Served, sweep_answers
 from hpcsched.core.cores import ON_CORES
 from hpcsched.core.model import Device
@@ -64,7 +64,7 @@ class NodeAgent:
             device_env=devices.environment,
             shielded=LSF_WARNS_ALL if "LSB_JOBID" in os.environ else frozenset(),
             environ={
-                **without_rank(os.environ),
+                **os.environ,
                 guard.VARIABLE: guard.mark(join.life, name),
                 "HPCSCHED_RUN_ID": join.run_id,  # not all that it starts is an attempt's
             },
@@ -244,6 +244,7 @@ class NodeAgent:
             ),
             per_rank=order.per_rank,
             processes=order.processes,
+            parallel=order.parallel,
             first_rank=order.first_rank,
             world_size=order.world_size,
             joins=order.joins,
@@ -254,10 +255,10 @@ class NodeAgent:
         place = Place(
             first_rank=order.first_rank,
             world_size=order.world_size,
+            node_rank=order.node_rank,
+            nodes=order.nodes,
             address=order.address,
             port=order.port,
-            node=order.node,
-            nodes=order.nodes,
         )
         if order.first_rank == 0:
             sweep_answers(plan.folder, order.attempt)

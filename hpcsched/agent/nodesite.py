@@ -10,33 +10,6 @@ from hpcsched.errors import ConfigError
 from hpcsched.launch.keys import Join
 from hpcsched.launch.orphans import end, find_orphans
 
-# What a batch system or an MPI says to one rank of its own step. Workers are ranks of something else,
-# and libraries that find these (MPI, Lightning) would take our numbers for theirs.
-_RANK_VARIABLES = (
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_NODEID",
-    "SLURM_NTASKS",
-    "SLURM_NPROCS",
-    "SLURM_TASKS_PER_NODE",
-    "SLURM_TASK_PID",
-    "SLURM_GTIDS",
-    "SLURM_STEP",
-    "SLURM_SRUN_",
-    "PMI_",
-    "PMIX_",
-    "PALS_",
-    "JSM_",
-    "OMPI_",
-    "MPI_LOCAL",
-    "MV2_COMM_",
-)
-
-
-def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what the agent's own step says of ranks and tasks."""
-    return {name: value for name, value in environ.items() if not name.startswith(_RANK_VARIABLES)}
-
 
 def own_name(join: Join, given: str | None, environ: Mapping[str, str], hostname: str) -> str:
     """This host's name among the run's; raises ConfigError if it is none of them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from hpcsched.agent.address import own_address
 from hpcsched.agent.hostcores import CPUS_PER_GPU, host_cores
-from hpcsched.agent.nodesite import without_rank
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core.model import Device, HostCores
 from hpcsched.devices import open_devices
@@ -85,7 +83,6 @@ def this_host(
     launcher = LocalLauncher(
         cpus=devices.cpus,
         device_env=devices.environment,
-        environ=without_rank(os.environ),
         shielded=LSF_WARNS_ALL if allocation.kind == "lsf" else frozenset(),
         devices=devices.inventory(),
         standbys=standbys,

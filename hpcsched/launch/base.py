@@ -27,7 +27,9 @@ class LaunchPlan:
     `folder` is the job's folder in the run directory.
     `output` is opened for appending, created with mode 0600, missing folders made. `per_rank` True:
     one process a device, each pinned to its device's cores; False: `processes` on each host, which see all of
-    the attempt's devices there; `once`: on the first host only. `devices` lie host by host.
+    the attempt's devices there; `once`: on the first host only. `parallel`: the processes are ranks of one
+    program, and are told which; False for a single process, and for launchers that start the ranks. `devices`
+    lie host by host.
 
     `first_rank`, `world_size` (None: these are all) and `joins` are for ranks that join a running attempt:
     their numbers are those after the resize, and `joins` ("host:port") is where its rank 0 awaits them.
@@ -47,6 +49,7 @@ class LaunchPlan:
     per_rank: bool = True
     processes: int = 1
     once: bool = False
+    parallel: bool = True
     first_rank: int = 0
     world_size: int | None = None
     joins: str | None = None
@@ -60,15 +63,15 @@ class Place:
     """Where one host's ranks stand among all of an attempt.
 
     `port` None: the launcher picks a free one, and the others are told. `world_size` None: these are all.
-    `node` is the host's number among the `nodes` hosts of the attempt.
+    `node_rank`: the host's number among the `nodes` that the attempt is on.
     """
 
     first_rank: int = 0
     world_size: int | None = None
+    node_rank: int = 0
+    nodes: int = 1
     address: str = "127.0.0.1"
     port: int | None = None
-    node: int = 0
-    nodes: int = 1
 
 
 class Workers(Protocol):

@@ -10,6 +10,7 @@ from pathlib import Path
 from hpcsched.core.model import AUTO, Device, JobSpec, Kind
 from hpcsched.core.processes import launcher_of
 from hpcsched.launch.base import LaunchPlan
+from hpcsched.launch.environment import attempt_variables
 
 
 def job_dir(run_dir: Path, job_id: int) -> Path:
@@ -90,8 +91,12 @@ def plan_attempt(
         ours["ARGS"] = json.dumps(spec.args)
     per_gpu = per_gpu or stand_in is not None
     each = spec.processes if isinstance(spec.processes, int) else 1
-    launcher = launcher_of(spec.command)
+    launcher = None if stand_in is not None else launcher_of(spec.command)
+    once = launcher.once if launcher else spec.processes == AUTO
+    parallel = per_gpu or (launcher is None and not once and each * spec.nodes > 1)
     contract = {f"HPCSCHED_{name}": value for name, value in ours.items()}
+    if parallel:
+        contract |= attempt_variables(run_id=run_id, job_id=job_id, attempt=attempt, retries=spec.retries)
     return LaunchPlan(
         job_id=job_id,
         attempt=attempt,
@@ -103,7 +108,8 @@ def plan_attempt(
         devices=devices,
         per_rank=per_gpu,
         processes=each,
-        once=launcher.once if launcher else spec.processes == AUTO,
+        once=once,
+        parallel=parallel,
         arena=(per_gpu or len(devices) == each == 1) and launcher is None and stand_in is None,
         idle=lane == "background" and all(device.kind == "cpu" for device in devices),
     )

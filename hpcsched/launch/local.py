@@ -20,9 +20,18 @@ from pathlib import Path
 
 from hpcsched.core.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
+from hpcsched.core.processes import launcher_of
 from hpcsched.errors import LaunchError
 from hpcsched.launch.arenas import Arenas, Keep, Keepers
 from hpcsched.launch.base import LaunchPlan, Place
+from hpcsched.launch.environment import (
+    Rank,
+    identities,
+    inherited,
+    launcher_variables,
+    rank_variables,
+    threads_of_one,
+)
 from hpcsched.launch.placeholders import filled_in
 from hpcsched.launch.shares import Shares
 from hpcsched.launch.spawn import Start, ignoring, only_when_idle, spawn, standing_in
@@ -39,8 +48,8 @@ _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
 )
 _ARENA_FD = "HPCSCHED_ARENA_FD"
-_OURS_TO_SAY = (*RANK_0_FDS, _ARENA_FD, "HPCSCHED_JOINING", "HPCSCHED_LANE", "HPCSCHED_PACK")
-"""Said to some ranks and not to others: what the agent itself was told must not reach any."""
+_NOT_A_KEEPERS = (*RANK_0_FDS, _ARENA_FD, "HPCSCHED_JOINING", "HPCSCHED_LANE", "HPCSCHED_PACK")
+"""Said to ranks, and not to whoever makes durable what they have left."""
 
 
 class LocalLauncher:
@@ -51,7 +60,8 @@ class LocalLauncher:
         device_env: the variables that show devices to a program (`Devices.environment`).
         shielded: signals that do not reach workers, as something sends them to all of a batch job's
             processes that only we understand.
-        environ: what workers inherit below the plan's variables; default: this process's, as it is now.
+        environ: what workers inherit below the plan's variables, less what is not a worker's (see
+            `environment.inherited`); default: this process's, as it is now.
         devices: those that workers will be started on.
         standbys: how many warm processes wait for tasks (see `WarmProcesses`), at most one a device; None:
             every process is started from nothing.
@@ -72,8 +82,7 @@ class LocalLauncher:
     ) -> None:
         self._shielded = shielded
         self._cpus, self._device_env = cpus, device_env
-        ours = os.environ if environ is None else environ
-        self._environ = {name: value for name, value in ours.items() if name not in _OURS_TO_SAY}
+        self._environ = inherited(os.environ if environ is None else environ)
         self._ports = _Ports()
         self._arenas = Arenas()
         self._shares = Shares()
@@ -125,40 +134,52 @@ class LocalLauncher:
     def _start(self, plan: LaunchPlan, place: Place, workers: LocalWorkers) -> None:
         if plan.joins is None:
             workers.port = self._ports.take() if place.port is None else place.port
-        argv, told = filled_in(plan, place, address=workers.address, port=workers.port)
+        argv, variables = filled_in(plan, place, address=workers.address, port=workers.port)
         env = {
             **self._environ,
             **self._shown(plan),
-            **told,
+            **variables,
             "HPCSCHED_NOTIFY_PID": str(os.getpid()),
             "HPCSCHED_LAUNCHED_AT": repr(time.monotonic()),
-            "MASTER_ADDR": workers.address,
-            "MASTER_PORT": str(workers.port),
         }
         if plan.joins is not None:
             env["HPCSCHED_JOINING"] = "1"
         groups = [(device,) for device in plan.devices] if plan.per_rank else [plan.devices] * plan.processes
         world_size = place.world_size or len(groups)
+        if not plan.parallel:
+            env = {**self._launcher_told(plan, place, workers), **env}
         program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
-        inherited = {}
+        descriptors = {}
         if plan.arena:
-            inherited[_ARENA_FD] = self._arenas.take(plan.job_id)
+            descriptors[_ARENA_FD] = self._arenas.take(plan.job_id)
             workers.at_end.append(lambda: self._arenas.leave(plan.job_id))
         output = _open_output(plan.output)
         starts = []
         try:
+            workers.forget_stop()
             for local, devices in enumerate(groups):
-                rank = place.first_rank + local
-                ranked = {**env, **_rank_variables(rank, local, world_size)}
-                first = workers.pipes(control=plan.per_rank) if rank == 0 else {}
+                rank = Rank(
+                    rank=place.first_rank + local,
+                    world_size=world_size,
+                    local_rank=local,
+                    local_world_size=len(groups),
+                    node_rank=place.node_rank,
+                    nodes=place.nodes,
+                )
+                where = (workers.address, workers.port)
+                told = rank_variables(rank, env, where) if plan.parallel else {}
+                given = {
+                    **(workers.pipes(control=plan.per_rank or plan.arena) if rank.rank == 0 else {}),
+                    **descriptors,
+                }
                 starts.append(
                     Start(
                         program=program,
                         argv=argv,
-                        env=ranked,
+                        env={**env, **told, **identities(given)},
                         cwd=plan.cwd,
                         output=output,
-                        inherited={**first, **inherited},
+                        inherited=given,
                         cores=self._cores(devices),
                         idle=plan.idle,
                     )
@@ -173,6 +194,16 @@ class LocalLauncher:
         if plan.share is not None and plan.share < len(starts[0].cores or ()):
             self._hold(plan.share, workers)
         workers.go()
+
+    @staticmethod
+    def _launcher_told(plan: LaunchPlan, place: Place, workers: LocalWorkers) -> dict[str, str]:
+        return launcher_variables(
+            launcher_of(plan.argv),
+            gpus=len(plan.devices),
+            node_rank=place.node_rank,
+            nodes=place.nodes,
+            where=(workers.address, workers.port),
+        )
 
     def _spawn(self, starts: Sequence[Start], workers: LocalWorkers) -> None:
         """From the zygote as far as it can, the others from nothing."""
@@ -207,7 +238,10 @@ class LocalLauncher:
         if all(device.kind == ON_CORES for device in plan.devices):
             threads = str(math.ceil(plan.share or 1))
             return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        return self._device_env(plan.devices)
+        shown = self._device_env(plan.devices)
+        if plan.per_rank:
+            return shown
+        return threads_of_one(shown, len(plan.devices), self._cores(plan.devices))
 
     def _cores(self, devices: Sequence[Device]) -> frozenset[int] | None:
         sets = [frozenset(cores_of(d)) if d.kind == ON_CORES else self._cpus(d) for d in devices]
@@ -229,7 +263,7 @@ class LocalLauncher:
 
     def _keep(self, plan: LaunchPlan, first: Start, attempt: int) -> None:
         """The attempt has left its state in the arena: have it made durable."""
-        env = {name: value for name, value in first.env.items() if name not in _OURS_TO_SAY}
+        env = {name: value for name, value in first.env.items() if name not in _NOT_A_KEEPERS}
         arena = self._arenas.take(plan.job_id)
         self._arenas.leave(plan.job_id)
         self._keepers.keep(
@@ -298,11 +332,6 @@ def _keep_descriptors_to_ourselves() -> None:
         if int(name) > 2:
             with contextlib.suppress(OSError):  # the listing's own, closed by now
                 os.set_inheritable(int(name), False)
-
-
-def _rank_variables(rank: int, local: int, size: int) -> dict[str, str]:
-    values = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local)}
-    return values | {f"HPCSCHED_{name}": value for name, value in values.items()}
 
 
 def _program(name: str, cwd: Path, path: str) -> str:

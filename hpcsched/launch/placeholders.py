@@ -23,7 +23,7 @@ def filled_in(
         "gpus": gpus,
         "nodes": place.nodes,
         "world_size": each * place.nodes,
-        "node_rank": place.node,
+        "node_rank": place.node_rank,
         "master_addr": address,
         "master_port": port,
     }

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hpcsched.core.ranks import tells_rank
 from hpcsched.launch.spawn import Start, ignoring, spawn, standing_in
 
 TRAINING, KEEPER = PROGRAMS = ("hpcsched.worker", "hpcsched.worker.keeper")
@@ -44,7 +45,7 @@ _EARLY = (
 )
 """Variables that may be read when libraries are loaded; and the run's, by which orphans are found."""
 
-_LATE = frozenset({"CUDA_VISIBLE_DEVICES"})
+_LATE = frozenset({"CUDA_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING"})
 """Read when a GPU is used first, which the zygote never does."""
 
 _NO_ZYGOTE = frozenset({"OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})
@@ -195,7 +196,11 @@ class WarmProcesses:
 
 
 def _early(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(_EARLY) and name not in _LATE}
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(_EARLY) and not (name in _LATE or tells_rank(name))
+    }
 
 
 def _take_orphans(wanted: bool) -> None:

@@ -228,10 +228,11 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     cores: tuple[str, ...] = ()
     per_rank: bool
     processes: int = 1
-    node: int = 0
-    nodes: int = 1
+    parallel: bool = True
     first_rank: int
     world_size: int
+    node_rank: int = 0
+    nodes: int = 1
     address: str
     port: int | None
     joins: str | None = None

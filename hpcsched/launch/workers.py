@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from hpcsched.launch.base import LOST, SUSPENDED, LaunchPlan, Place, attempt_code
 from hpcsched.launch.proc import stat
 from hpcsched.launch.spawn import unhindered
+
+LEAVING = (signal.SIGTSTP, signal.SIGTERM)
+"""What asks a program to save and leave."""
 
 KILLED_WITHIN_S = 5.0
 """How long a launch that failed half-way waits for the ranks it killed."""
@@ -115,9 +119,13 @@ class LocalWorkers:
     # -- running -------------------------------------------------------------------------------------
 
     def signal(self, sig: signal.Signals) -> None:
-        """Send `sig` to each rank's process group whose leader is still our unreaped child."""
+        """Send `sig` to each rank's process group whose leader is still our unreaped child.
+
+        The order to save and leave is put into the job's folder too: behind a launcher that has started ranks
+        in sessions of their own, no rank hears the signal.
+        """
         self._look()
-        leaving = sig in (signal.SIGTSTP, signal.SIGTERM)
+        leaving = sig in LEAVING
         for call in self.before_leaving if leaving else ():
             call()
         for pid in self._ours:
@@ -125,6 +133,26 @@ class LocalWorkers:
                 unhindered(pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, sig)
+        if leaving and self._ours:
+            self._write_stop(sig.name)
+
+    def forget_stop(self) -> None:
+        """Before they are started: nobody has asked these to leave. Raises OSError."""
+        if self._folder:
+            (self._folder / f"stop.{self._attempts[0]}").unlink(missing_ok=True)
+
+    def _write_stop(self, name: str) -> None:
+        """For the attempt that they were started as, which they know, and the one that they may have become.
+
+        Each host writes it for itself, as one may see another's only after a while. There may be no room: the
+        signal has been sent.
+        """
+        for attempt in {self._attempts[0], self._attempts[-1]} if self._folder else ():
+            with contextlib.suppress(OSError):
+                assert self._folder
+                temporary = self._folder / f".stop.{attempt}.{socket.gethostname()}.{os.getpid()}.tmp"
+                temporary.write_text(json.dumps({"signal": name}))
+                temporary.replace(self._folder / f"stop.{attempt}")
 
     def tell(self, order: Mapping[str, Any]) -> None:
         """Give rank 0 an order; lost if it is gone, or has left many unread."""

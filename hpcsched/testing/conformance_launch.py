@@ -30,6 +30,7 @@ def plan(folder: Path, argv: Sequence[str], *, ranks: int = 1, per_rank: bool = 
         output=folder / "logs" / "out",
         devices=devices,
         per_rank=per_rank,
+        parallel=per_rank,
     )
 
 

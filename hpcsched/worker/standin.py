@@ -32,7 +32,7 @@ class StandIn:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         task = json.loads(env["HPCSCHED_STANDIN"])
-        self.rank = int(env["HPCSCHED_RANK"])
+        self.rank = int(env.get("HPCSCHED_RANK", 0))
         self.attempt = int(env["HPCSCHED_ATTEMPT"])
         self.speed = float(task["speed"])
         self.launched_at = float(env["HPCSCHED_LAUNCHED_AT"])

@@ -34,6 +34,7 @@ BY_TYPE = {
     str: text,
     bool: st.booleans(),
     int | None: st.none() | number,
+    int | str: number | text,
     float | None: st.none() | finite,
     str | None: st.none() | text,
     Mapping[str, typing.Any]: st.dictionaries(text, values, max_size=3),

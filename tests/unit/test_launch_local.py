@@ -69,9 +69,13 @@ def test_ranks_are_told_who_they_are(tmp_path: Path) -> None:
     ]
 
 
-def test_one_process_sees_a_world_of_one(tmp_path: Path) -> None:
-    assert run(tmp_path, 'echo "$RANK $WORLD_SIZE"', ranks=3, per_rank=False) == 0
-    assert text_of(tmp_path) == "0 1\n"
+def test_a_single_process_is_told_of_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "MASTER_PORT", "HPCSCHED_RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"):
+        monkeypatch.setenv(name, "7")  # of whatever the agent was started by
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    script = "env | grep -E 'RANK|WORLD|MASTER|ELASTIC|ROLE_|SLURM|^GROUP_'"
+    assert run(tmp_path, script, ranks=3, per_rank=False) == 0
+    assert text_of(tmp_path) == "SLURM_JOB_ID=12\n"
 
 
 def test_output_is_appended_private_and_holds_both_streams(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from hpcsched.agent.node import main
-from hpcsched.agent.nodesite import address_towards, own_name, show_granted, without_rank
+from hpcsched.agent.nodesite import address_towards, own_name, show_granted
 from hpcsched.core.model import Device
 from hpcsched.errors import ConfigError
 from hpcsched.launch import wire
@@ -159,13 +159,6 @@ def test_a_host_knows_its_name() -> None:
     assert own_name(JOIN, None, {}, "n3.cluster") == "n3"
     with pytest.raises(ConfigError, match=r"'n9'; accepted: one of n1, n2\.cluster, n3"):
         own_name(JOIN, None, {}, "n9")
-
-
-def test_workers_do_not_inherit_the_ranks_of_the_step() -> None:
-    kept = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": "/bin", "LSB_JOBID": "8"}
-    dropped = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_STEPID", "PMI_RANK")
-    dropped += ("PMIX_RANK", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_NTASKS_PER_NODE")
-    assert without_rank({**kept, **dict.fromkeys(dropped, "1")}) == kept
 
 
 def test_the_address_is_the_one_on_the_way() -> None:

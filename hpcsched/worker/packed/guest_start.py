@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from hpcsched.core.ranks import tells_rank
 from hpcsched.worker.lanes import settings
 from hpcsched.worker.startup import run_to_the_end
 
@@ -28,8 +29,6 @@ BACKLOG = 128
 
 _KEPT = frozenset({"HPCSCHED_RUN_ID", "HPCSCHED_NODE"})
 """Of what a job is told, what its host is told too: who ends what a run has left behind looks for these."""
-
-_RANKS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
 
 PROBED_WITHIN_S = 5
 """How long a forked process may take to compute something."""
@@ -57,7 +56,7 @@ def common(environ: Mapping[str, str]) -> dict[str, str]:
         name: value
         for name, value in environ.items()
         # LC_CTYPE is set by an interpreter that starts from nothing, not by one that was forked.
-        if name in _KEPT or not (name.startswith("HPCSCHED_") or name in _RANKS or name == "LC_CTYPE")
+        if name in _KEPT or not (name.startswith("HPCSCHED_") or tells_rank(name) or name == "LC_CTYPE")
     }
 
 

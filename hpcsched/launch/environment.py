@@ -1,0 +1,154 @@
+"""The environment of a worker: what it inherits of ours, and what it is told of its ranks and threads.
+
+Pure functions. A rank is told what torchrun would tell it; a single process, and a launcher such as torchrun
+itself, are told nothing of ranks. None is left what a batch step or an MPI said of ranks to us: workers are
+ranks of something else, and libraries that find these (MPI, Lightning) take our numbers for theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from hpcsched.core.processes import Launcher
+from hpcsched.core.ranks import OF_AN_ATTEMPT, tells_rank
+
+_OF_A_STEP = re.compile(
+    # Slurm: https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES". The job's own stay.
+    r"SLURM_(PROCID|LOCALID|NODEID|NTASKS|NPROCS|TASKS_PER_NODE|TASK_PID|GTIDS|STEP|SRUN_|LAUNCH_NODE_IPADDR"
+    r"|CPU_BIND|MEM_BIND|DISTRIBUTION|PTY_|MPI_TYPE|PMI|PMIX)"
+    # The process managers of MPIs. What people set for an MPI (OMPI_MCA_btl, I_MPI_FABRICS) stays.
+    r"|PMI2?_|PMIX_(?!MCA_)|PALS_|HYDI_|HYDRA_PROXY|MPISPAWN_|MPI_LOCAL|MV2_COMM_"
+    r"|OMPI_(?!MCA_)|OMPI_MCA_(orte_|ess|prte_|pmix|initial_wdir)|FLUX_TASK_|ALPS_APP_PE"
+    # The tasks of LSF's blaunch and jsrun, and of PBS's pbsdsh.
+    r"|LSF_PM_|JSM_|PBS_(TASKNUM|NODENUM|VNODENUM)"
+)
+
+_TOLD = frozenset(
+    f"HPCSCHED_{name}"
+    for name in (
+        *("JOB_ID", "JOB_NAME", "JOB_DIR", "RUN_DIR", "ATTEMPT", "DEVICES", "NOTIFY_PID", "LAUNCHED_AT"),
+        *("CHECKPOINT_DIR", "CHECKPOINT_EVERY_S", "KEEP", "RESUME", "FROM_STEP", "STEPS", "EPOCHS"),
+        *("CONTINUES", "LANE", "PACK", "PACE", "SEATS", "JOINING", "TRAINER", "STRATEGY", "ARGS", "STANDIN"),
+        *("PROGRESS_FD", "PROGRESS_ID", "CONTROL_FD", "CONTROL_ID", "ARENA_FD", "ARENA_ID"),
+    )
+)
+"""What an agent tells an attempt. Where we run in one of another hpcsched, it is not true of ours."""
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """What workers get of the environment that we were started in."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not (_OF_A_STEP.match(name) or tells_rank(name) or name in _TOLD)
+    }
+
+
+def attempt_variables(*, run_id: str, job_id: int, attempt: int, retries: int) -> dict[str, str]:
+    """What torchrun says of itself to all ranks.
+
+    Not TORCHELASTIC_USE_AGENT_STORE, with which every rank would wait for a store that torchrun serves, nor
+    TORCHELASTIC_ERROR_FILE, which nobody would read.
+    """
+    told = {"RUN_ID": f"{run_id}.{job_id}", "RESTART_COUNT": attempt - 1, "MAX_RESTARTS": retries}
+    return {f"{OF_AN_ATTEMPT}{name}": str(value) for name, value in told.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """Where one rank stands: among all, among those started with it on its host, and its host among all."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int = 0
+    nodes: int = 1
+
+    def variables(self) -> dict[str, str]:
+        """What torchrun tells a rank of itself, and our own names for the first three."""
+        known = {"RANK": self.rank, "WORLD_SIZE": self.world_size, "LOCAL_RANK": self.local_rank}
+        told = {
+            **known,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+            "GROUP_RANK": self.node_rank,
+            "GROUP_WORLD_SIZE": self.nodes,
+            "ROLE_NAME": "default",
+            "ROLE_RANK": self.rank,
+            "ROLE_WORLD_SIZE": self.world_size,
+            **{f"HPCSCHED_{name}": value for name, value in known.items()},
+        }
+        return {name: str(value) for name, value in told.items()}
+
+
+def rank_variables(rank: Rank, environ: Mapping[str, str], where: tuple[str, int]) -> dict[str, str]:
+    """What a rank is told beyond `environ`, which all ranks of its attempt share. They meet at `where`."""
+    return {
+        **rank.variables(),
+        "MASTER_ADDR": where[0],
+        "MASTER_PORT": str(where[1]),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+def launcher_variables(
+    launcher: Launcher | None, *, gpus: int, node_rank: int, nodes: int, where: tuple[str, int]
+) -> dict[str, str]:
+    """What a launcher goes by where its command line says nothing else: the ranks of one host, and where.
+
+    torchrun reads PET_<OPTION>: without a port of its own each would take 29500, and two on a host collide.
+    An MPI is kept to this host and to the processes that its user asks for, whatever batch job it finds
+    itself in: Slurm or LSF would give it the whole allocation.
+    """
+    if launcher is Launcher.TORCHRUN:
+        told = {
+            "NPROC_PER_NODE": gpus,
+            "NNODES": nodes,
+            "NODE_RANK": node_rank,
+            "MASTER_ADDR": where[0],
+            "MASTER_PORT": where[1],
+        }
+        return {f"PET_{name}": str(value) for name, value in told.items()}
+    if launcher is Launcher.MPIRUN:
+        not_batch = "^slurm,lsf,tm,gridengine,alps"
+        return {
+            **{f"{mpi}_MCA_{part}": not_batch for mpi in ("OMPI", "PRTE") for part in ("ras", "plm")},
+            "HYDRA_RMK": "user",
+            "HYDRA_LAUNCHER": "fork",
+            "I_MPI_HYDRA_BOOTSTRAP": "fork",
+        }
+    return {}
+
+
+def threads_of_one(
+    shown: Mapping[str, str], devices: int, cores: Collection[int] | None
+) -> Mapping[str, str]:
+    """What shows several devices to a single process: it has the threads of all of them.
+
+    `shown` is for a rank on one of them. `cores`: those that it is pinned to, or None.
+    """
+    most = len(cores) if cores else None
+
+    def all_of(count: int) -> int:
+        return count * devices if most is None else max(1, min(count * devices, most))
+
+    threads = {name: str(all_of(int(shown[name]))) for name in THREADS if name in shown}
+    return {**shown, **threads}
+
+
+def identities(descriptors: Mapping[str, int]) -> dict[str, str]:
+    """By what a process knows these descriptors again: HPCSCHED_X_ID beside HPCSCHED_X_FD.
+
+    Whoever starts other programs closes what it does not know, and its children open files of their own under
+    the same numbers. Raises OSError for a descriptor that is not open.
+    """
+    found = {}
+    for name, descriptor in descriptors.items():
+        seen = os.fstat(descriptor)
+        found[f"{name.removesuffix('FD')}ID"] = f"{seen.st_dev}:{seen.st_ino}"
+    return found
