@@ -74,7 +74,7 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> No
         click.echo(f"  because: {reason}")
     for line in [*batches.as_it_is(rundir, found.id), *cores.as_it_is(on_cores)]:
         click.echo(f"  now: {line}")
-    if processes and not found.state.final:
+    if processes:
         click.echo(f"  processes: {processes}")
     for line in following:
         click.echo(f"  next: {line}")

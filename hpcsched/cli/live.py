@@ -74,6 +74,7 @@ _PLACING = frozenset(
         Why.OPTIMAL,
         Why.LEFT_OVER,
         Why.NO_PROFILE,
+        Why.NOT_PARALLEL,
         Why.FIXED,
         Why.EXCLUSIVE,
         Why.EQUAL_SHARE,

@@ -76,6 +76,9 @@ profile.add_command(vsw)
 @click.option("--job", metavar="NAME", help="Of the job file, measure this job only.")
 @click.option("--trainer", metavar="PKG.MOD:CLASS", help="Measure this Trainer class.")
 @click.option("--args", "arguments", metavar="JSON", help="An object that the trainer's build() gets.")
+@click.option(
+    "--processes", default="auto", help="Of a command on each host: auto, per-gpu (one on each), or a number."
+)
 @click.option("--model", help="The profile's key; default: the job's model, or the program's name.")
 @click.option("--devices", metavar="SPEC", default="auto", envvar="HPCSCHED_DEVICES", show_default=True)
 @click.option(
@@ -98,6 +101,7 @@ def run(
     job: str | None,
     trainer: str | None,
     arguments: str | None,
+    processes: str,
     model: str | None,
     devices: str,
     gpus: str | None,
@@ -131,7 +135,7 @@ def run(
         raise click.UsageError("--job names a job of a job file")
     if arguments is not None and trainer is None:
         raise click.UsageError("--args goes with --trainer")
-    specs = _from_file(jobs, job) if jobs else [_from_words(trainer, arguments, command)]
+    specs = _from_file(jobs, job) if jobs else [_from_words(trainer, arguments, command, processes)]
     if model is not None and len(specs) > 1:
         raise click.UsageError(f"--model names one profile, {jobs} has {len(specs)} models: add --job NAME")
     specs = [replace(one, model=model or one.model) for one in specs]
@@ -235,7 +239,9 @@ def _from_file(path: Path, name: str | None) -> list[JobSpec]:
     return found
 
 
-def _from_words(trainer: str | None, arguments: str | None, command: Sequence[str]) -> JobSpec:
+def _from_words(
+    trainer: str | None, arguments: str | None, command: Sequence[str], processes: str
+) -> JobSpec:
     """A job as a job file would have it, with the file's checks."""
     from hpcsched import jobfile
 
@@ -248,6 +254,8 @@ def _from_words(trainer: str | None, arguments: str | None, command: Sequence[st
     if not isinstance(args, dict):
         raise ConfigError(where="--args", got=arguments or "", accepted='an object like {"lr": 0.1}')
     what: dict[str, Any] = {"trainer": trainer, "args": args} if trainer else {"command": list(command)}
+    if command:
+        what["processes"] = int(processes) if processes.isdecimal() else processes
     name = trainer.rpartition(":")[2] if trainer else _program_name(list(command))
     table = {"schema": 1, "job": [{"name": "profiled", "model": name, **what}]}
     return jobfile.parse(table, where="profile run", workdir=Path.cwd()).jobs[0]
@@ -345,14 +353,17 @@ def _say_plans(
     plans: Sequence[tuple[JobSpec, tuple[int, ...]]], devices: Devices, settings: Settings, as_json: bool
 ) -> None:
     """What `profile run` would launch, on standard output."""
+    from hpcsched.core.processes import Because, shape_of
     from hpcsched.profiling.trial import plan_of
 
     least_s = settings.warmup_s + settings.repeats * settings.seconds
     trials: list[dict[str, Any]] = []
     for spec, counts in plans:
+        if shape_of(spec, None, ()).because is Because.UNKNOWN:
+            counts = counts[:1]  # the others if its program says that it is parallel
         for count in counts:
             plan = plan_of(spec, devices, devices.inventory()[:count], Path("<scratch>"), attempt=1)
-            ranks = count if plan.per_rank else 1
+            ranks = count if plan.per_rank else plan.processes
             about = {"model": spec.model, "device": devices.kind, "gpus": count, "processes": ranks}
             trials.append({**about, "argv": plan.argv, "cwd": str(plan.cwd), "seconds_at_least": least_s})
     if as_json:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,8 @@ from types import FrameType
 from typing import NoReturn
 
 import hpcsched
-from hpcsched.core.model import JobSpec, Kind
+from hpcsched.core.model import PER_GPU, JobSpec, Kind
+from hpcsched.core.processes import Because, shape_of
 from hpcsched.core.profile import Profile
 from hpcsched.devices.base import Devices
 from hpcsched.errors import ConfigError, LaunchError
@@ -60,7 +61,10 @@ def counts_for(spec: JobSpec, devices: Devices, asked: Sequence[int] = ()) -> tu
     if spec.nodes > 1:
         raise ConfigError(where=where, key="nodes", got=str(spec.nodes), accepted="1: one host is measured")
     here = len(devices.inventory())
-    most = min(here, spec.gpus_max or here)
+    shape = shape_of(spec, None, ())
+    unknown = shape.because is Because.UNKNOWN
+    usable = here if unknown else shape.most or here
+    most = min(here, spec.gpus_max or here, usable)
     counts = tuple(dict.fromkeys(asked)) or tuple(range(spec.gpus_min, most + 1))
     for count in counts:
         if not 1 <= count <= here:
@@ -72,7 +76,13 @@ def counts_for(spec: JobSpec, devices: Devices, asked: Sequence[int] = ()) -> tu
             got=f"at least {spec.gpus_min}",
             accepted=f"at most {here}: so many are here",
         )
+    if unknown and len(counts) > 1 and counts[0] != 1:
+        got = f"counts {', '.join(map(str, counts))} of a program that may not be parallel"
+        raise ConfigError(where=where, key="processes", got=got, accepted=_PARALLEL)
     return counts
+
+
+_PARALLEL = '1 first; or "per-gpu" (--processes per-gpu) for one process on each device, or a number'
 
 
 def sweep(
@@ -88,6 +98,8 @@ def sweep(
     say: Callable[[str], None] = lambda text: None,
 ) -> Measured:
     """Measure a job on each of these device counts; minutes, and nothing is left running at the end.
+
+    Of a command that is not known to be parallel, and does not say so on the first count, only that one.
 
     Must run in the main thread: SIGINT, SIGTERM and SIGHUP end the workers first, and raise
     SystemExit(128 + N). `watch(gpus, share)` follows each trial, `say(text)` gets what it could not find
@@ -115,6 +127,12 @@ def sweep(
                 at = _now()
                 samples += [Sample(gpus=count, rate=w.rate, seconds=w.seconds, at=at) for w in result.windows]
                 shutil.rmtree(trial.folder, ignore_errors=True)
+                if count == counts[-1] or shape_of(spec, None, ()).because is not Because.UNKNOWN:
+                    continue
+                if not result.parallel:
+                    say(f"measured on 1 device only, as {Because.UNKNOWN}; processes: {_PARALLEL}")
+                    break
+                spec = replace(spec, processes=PER_GPU)
     except (TrialFailed, LaunchError):
         for folder in scratch.glob("*-devices"):
             shutil.rmtree(folder, ignore_errors=True)

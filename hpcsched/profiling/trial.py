@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsched.core.model import Device, JobSpec
+from hpcsched.core.processes import shape_of
 from hpcsched.devices.base import Devices
 from hpcsched.errors import HpcschedError
 from hpcsched.launch.base import SUSPENDED, Launcher, LaunchPlan, Workers
@@ -66,6 +67,8 @@ class Result:
     memory_mib: float | None = None
     checkpoint_mib: float | None = None
     global_batch: int | None = None
+    parallel: bool = False
+    """Its program has said that it can be one of several ranks."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,6 +102,7 @@ class Trial:
             result = Result(
                 gpus=len(self.chosen), windows=meter.windows, start_s=_overhead(to_first_step_s, meter, rate)
             )
+            result.parallel = self._says_parallel()
             if self.settings.costs:
                 result.suspend_s = self._suspend(workers)
         result.memory_mib = self._memory_mib
@@ -162,6 +166,14 @@ class Trial:
                 self._look_at_memory()
                 looked = time.monotonic()
             yield [report for line in lines if (report := parse_report(line)) is not None]
+
+    def _says_parallel(self) -> bool:
+        """What its ready file says, as far as it can be read."""
+        try:
+            word = json.loads((self._job_dir / "ready.1").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return False
+        return isinstance(word, dict) and bool(word.get("parallel") or word.get("in_place"))
 
     def _suspend(self, workers: Workers) -> float | None:
         """Seconds from SIGTSTP until all ranks have saved and left; None, with a word, if they do not."""
@@ -265,6 +277,7 @@ def plan_of(
         output=output_of(folder),
         devices=chosen,
         resume=attempt > 1,
+        per_gpu=shape_of(spec, None, ()).per_gpu,
     )
 
 
