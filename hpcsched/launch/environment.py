@@ -21,7 +21,8 @@ _OF_A_STEP = re.compile(
     r"|CPU_BIND|MEM_BIND|DISTRIBUTION|PTY_|MPI_TYPE|PMI|PMIX)"
     # The process managers of MPIs. What people set for an MPI (OMPI_MCA_btl, I_MPI_FABRICS) stays.
     r"|PMI2?_|PMIX_(?!MCA_)|PALS_|HYDI_|HYDRA_PROXY|MPISPAWN_|MPI_LOCAL|MV2_COMM_"
-    r"|OMPI_(?!MCA_)|OMPI_MCA_(orte_|ess|prte_|pmix|initial_wdir)|FLUX_TASK_|ALPS_APP_PE"
+    r"|OMPI_(COMM_WORLD_|UNIVERSE_SIZE|APP_CTX|NUM_APP|FIRST_RANKS|FILE_LOCATION|ARGV|COMMAND)"
+    r"|OMPI_MCA_(orte_|ess|prte_|pmix|initial_wdir)|FLUX_TASK_|ALPS_APP_PE"
     # The tasks of LSF's blaunch and jsrun, and of PBS's pbsdsh.
     r"|LSF_PM_|JSM_|PBS_(TASKNUM|NODENUM|VNODENUM)"
 )
