@@ -152,11 +152,9 @@ def shape_of(spec: JobSpec, profile: Profile | None, parallel: Collection[str]) 
     if (launcher := launcher_of(spec.command)) and spec.processes in (AUTO, 1):
         free = asked or several or is_told(spec)
         return Shape(False, Because.LAUNCHER, once=launcher.once, most=None if free else 1)
-    if isinstance(spec.processes, int):
-        free = asked or (several and spec.processes == 1)
-        return Shape(False, Because.JOB_FILE, each=spec.processes, most=None if free else spec.processes)
     if spec.processes != AUTO:
-        return Shape(False, Because.JOB_FILE)  # "one" of a journal of 0.1.0, when it had any number of GPUs
+        each = spec.processes if isinstance(spec.processes, int) else 1  # "one", in journals of 0.1.0
+        return Shape(False, Because.JOB_FILE, each=each, most=None if asked or each == 1 else each)
     if spec.model in parallel:
         return Shape(True, Because.SAID)
     if several:

@@ -1,0 +1,43 @@
+"""How programs that know nothing of hpcsched are started, from the command line to their processes."""
+
+from __future__ import annotations
+
+from livebench import Bench, job
+
+CPU = ["--devices", "cpu:4"]
+SAYS = 'echo {} > $HPCSCHED_JOB_DIR/ready.$HPCSCHED_ATTEMPT; echo "${{RANK-none}} of ${{WORLD_SIZE-none}}"; sleep 1'
+RANK = 'echo "${RANK-none} of ${WORLD_SIZE-none} with $HPCSCHED_DEVICES"; sleep 0.1'
+
+
+def program(name: str, script: str, **keys: object) -> str:
+    return job(name, command=["sh", "-c", script], **keys)
+
+
+def test_a_program_is_one_process_until_it_says_that_it_is_parallel(bench: Bench) -> None:
+    launcher = bench.folder / "torchrun"
+    launcher.write_text('#!/bin/sh\necho "$* for $PET_NPROC_PER_NODE, rank ${RANK-none}"\n')
+    launcher.chmod(0o755)
+    parallel = SAYS.format("'{\"parallel\": true}'")
+    jobs = [
+        program("plain", RANK),
+        program("sees-both", RANK, gpus=2),
+        program("ranks", RANK, gpus=2, processes="per-gpu"),
+        job("launched", command=[str(launcher), "--n={gpus}", "${gpus}", "{{gpus}}"], gpus=2),
+        program("bare", SAYS.format(":"), model="bare"),
+        program("parallel", parallel, model="parallel"),
+    ]
+    assert bench("run", bench.set_of(*jobs), *CPU).returncode == 0
+    assert bench("logs", "plain").stdout.splitlines() == ["none of none with 0"]
+    (line,) = bench("logs", "sees-both").stdout.splitlines()
+    assert line.startswith("none of none with ")
+    assert 'processes = "per-gpu"' in bench("explain", "sees-both").stdout
+    ranks = bench("logs", "ranks").stdout.splitlines()
+    assert sorted(line[:6] for line in ranks) == ["0 of 2", "1 of 2"]
+    assert bench("logs", "launched").stdout == "--n=2 ${gpus} {gpus} for 2, rank none\n"
+    assert bench("logs", "bare").stdout == bench("logs", "parallel").stdout == "none of none\n"
+    # In the next run the one that has said so starts wide, the bare one does not.
+    again = bench.set_of(program("bare", SAYS.format(":")), program("parallel", parallel), name="again.toml")
+    assert bench("run", again, *CPU, "--dir", bench.folder / "again").returncode == 0
+    there = ["--dir", bench.folder / "again"]
+    assert bench("logs", "bare", *there).stdout == "none of none\n"
+    assert sorted(bench("logs", "parallel", *there).stdout.splitlines()) == ["0 of 2", "1 of 2"]
