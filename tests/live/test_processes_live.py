@@ -5,7 +5,10 @@ from __future__ import annotations
 from livebench import Bench, job
 
 CPU = ["--devices", "cpu:4"]
-SAYS = 'echo {} > $HPCSCHED_JOB_DIR/ready.$HPCSCHED_ATTEMPT; echo "${{RANK-none}} of ${{WORLD_SIZE-none}}"; sleep 1'
+SAYS = (
+    "echo {} > $HPCSCHED_JOB_DIR/ready.$HPCSCHED_ATTEMPT; "
+    'echo "${{RANK-none}} of ${{WORLD_SIZE-none}}"; sleep 1'
+)
 RANK = 'echo "${RANK-none} of ${WORLD_SIZE-none} with $HPCSCHED_DEVICES"; sleep 0.1'
 
 
