@@ -132,7 +132,7 @@ CASES = [
     ("= in env", job('env = { "A=B" = "1" }'), "job a.env", "'A=B'", "without ="),
     ("NUL in env", job('env = { A = "\\u0000" }'), "job a.env", "\\x00", "without NUL"),
     ("no output", job('output = ""'), "job a.output", "''", "a file name"),
-    ("processes", job('processes = "many"'), "job a.processes", "'many'", '"per-gpu" or "one"'),
+    ("processes", job('processes = "many"'), "job a.processes", "'many'", '"auto", "per-gpu", "one" or a'),
     ("strategy", job('strategy = "magic"'), "job a.strategy", "'magic'", "ddp"),
     ("option", job('strategy = { kind = "ddp", x = 1 }'), "job a.strategy.x", "1", ""),
     (

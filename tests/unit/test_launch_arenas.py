@@ -135,7 +135,7 @@ def test_who_gets_an_arena(tmp_path: Path) -> None:
         )
         return plan_attempt(
             spec, job_id=1, attempt=1, run_id="r", run_dir=tmp_path, output=tmp_path / "o", devices=(),
-            resume=False, from_step=5, stand_in=stand_in,
+            resume=False, per_gpu=processes == "per-gpu", from_step=5, stand_in=stand_in,
         ).arena  # fmt: skip
 
     assert arena(Kind.TRAINER) and arena(Kind.COMMAND)
@@ -327,7 +327,7 @@ def test_orders_end_when_the_agent_closes(launcher: LocalLauncher, tmp_path: Pat
     os.close(pidfd)
 
 
-@pytest.mark.parametrize("changes", [{"per_rank": False}, {"first_rank": 1}])
+@pytest.mark.parametrize("changes", [{"per_rank": False, "arena": False}, {"first_rank": 1}])
 def test_who_gets_no_orders(launcher: LocalLauncher, tmp_path: Path, changes: dict[str, object]) -> None:
     workers = launch(launcher, tmp_path, 'echo "${HPCSCHED_CONTROL_FD:-none}"', **changes)
     workers.tell({"suspend": {}})

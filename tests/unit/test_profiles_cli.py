@@ -117,6 +117,7 @@ name = "a1"
 model = "a"
 command = ["sh", "a1.sh"]
 gpus = { min = 2, max = 3 }
+processes = "per-gpu"
 [[job]]
 name = "a2"
 model = "a"
@@ -138,6 +139,10 @@ def test_a_dry_run_names_what_would_be_launched(database: Path, tmp_path: Path) 
         "c on 4 x cpu, at least 5 s, 1 process(es): sh a2.sh",
         "c on 2 x cpu, at least 5 s, 1 process(es): sh a2.sh",
     ]
+    unknown = call("run", "--dry-run", "--devices", "cpu:4", "--json", "--", "sh", "a3.sh").stdout
+    assert [(t["gpus"], t["processes"]) for t in json.loads(unknown)["trials"]] == [(1, 1)]
+    with pytest.raises(ConfigError, match="processes: counts 2, 4"):
+        call("run", "--dry-run", "--devices", "cpu:4", "--gpus", "2,4", "--", "sh", "a3.sh")
     with pytest.raises(ConfigError, match="job b: replay"):
         call(*dry)
     with pytest.raises(ConfigError, match="no job 'x'; accepted: a1, a2, b"):
