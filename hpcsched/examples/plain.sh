@@ -3,10 +3,12 @@
 #   command = ["bash", "plain.sh"], steps = 200; env = { STEP_S = "0.05" } sets the pace
 LC_ALL=C
 job=$HPCSCHED_RUN_DIR/jobs/$HPCSCHED_JOB_ID saved=$HPCSCHED_CHECKPOINT_DIR/count rank=${HPCSCHED_RANK:-0}
-step=0 stop=
+stop_file=$job/stop.$HPCSCHED_ATTEMPT step=0 stop=
 trap 'stop=1' TSTP TERM # only take a note: the loop looks at it between two steps
 trap '' PIPE
 mkdir -p "$HPCSCHED_CHECKPOINT_DIR"
+# Behind a launcher the descriptor may be gone, or another file by now.
+[ "$(stat -Lc %d:%i "/proc/self/fd/$HPCSCHED_PROGRESS_FD" 2>/dev/null)" = "$HPCSCHED_PROGRESS_ID" ] || HPCSCHED_PROGRESS_FD=
 if [ "$HPCSCHED_RESUME" = 1 ] && [ -f "$saved" ]; then step=$(cat "$saved"); fi
 
 replace() { # file text: so that nobody ever sees half of it
@@ -21,12 +23,15 @@ save() {
 progress() {
     [ -z "$HPCSCHED_PROGRESS_FD" ] || echo "{\"step\": $step, \"t\": $EPOCHREALTIME}" >&"$HPCSCHED_PROGRESS_FD"
 }
+tell_agent() { # behind a launcher it does not see our exit code
+    if [ "$PPID" = "$HPCSCHED_NOTIFY_PID" ]; then kill -USR1 "$PPID"; else : >"$job/left.$HPCSCHED_ATTEMPT"; fi
+}
 
 [ "$rank" != 0 ] || : >"$job/ready.$HPCSCHED_ATTEMPT"
 while [ "$step" -lt "${HPCSCHED_STEPS:-100}" ]; do
-    if [ -n "$stop" ]; then
+    if [ -n "$stop" ] || [ -e "$stop_file" ]; then # behind a launcher there may be no signal
         save
-        if [ "$rank" = 0 ]; then kill -USR1 "$HPCSCHED_NOTIFY_PID"; fi
+        [ "$rank" != 0 ] || tell_agent
         exit 75
     fi
     (trap '' TSTP TERM; sleep "${STEP_S:-0.05}") # the training

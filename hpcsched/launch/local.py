@@ -156,7 +156,7 @@ class LocalLauncher:
         output = _open_output(plan.output)
         starts = []
         try:
-            workers.forget_stop()
+            workers.forget_words()
             for local, devices in enumerate(groups):
                 rank = Rank(
                     rank=place.first_rank + local,

@@ -136,10 +136,11 @@ class LocalWorkers:
         if leaving and self._ours:
             self._write_stop(sig.name)
 
-    def forget_stop(self) -> None:
-        """Before they are started: nobody has asked these to leave. Raises OSError."""
-        if self._folder:
-            (self._folder / f"stop.{self._attempts[0]}").unlink(missing_ok=True)
+    def forget_words(self) -> None:
+        """Before they are started: nobody has asked these to leave, and none has left. Raises OSError."""
+        for word in ("stop", "left") if self._folder else ():
+            assert self._folder
+            (self._folder / f"{word}.{self._attempts[0]}").unlink(missing_ok=True)
 
     def _write_stop(self, name: str) -> None:
         """For the attempt that they were started as, which they know, and the one that they may have become.
@@ -153,6 +154,10 @@ class LocalWorkers:
                 temporary = self._folder / f".stop.{attempt}.{socket.gethostname()}.{os.getpid()}.tmp"
                 temporary.write_text(json.dumps({"signal": name}))
                 temporary.replace(self._folder / f"stop.{attempt}")
+
+    def _has_left(self) -> bool:
+        """Whether rank 0 has said that the attempt is saved: a launcher's exit code is its own."""
+        return self._folder is not None and (self._folder / f"left.{self._attempts[0]}").exists()
 
     def tell(self, order: Mapping[str, Any]) -> None:
         """Give rank 0 an order; lost if it is gone, or has left many unread."""
@@ -225,6 +230,7 @@ class LocalWorkers:
                 if found is None:
                     continue
                 code = found.si_status if found.si_code == os.CLD_EXITED else 128 + found.si_status
+                code = SUSPENDED if self._has_left() else code
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             del self._running[pid]

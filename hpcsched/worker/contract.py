@@ -12,18 +12,18 @@ import os
 import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from hpcsched.core.model import Seat
 from hpcsched.errors import ConfigError
 from hpcsched.planning.lanes.pacing import share_of
-from hpcsched.worker.hosted import Gone, Hosted, hosted, surroundings
+from hpcsched.worker.hosted import surroundings
+from hpcsched.worker.offered import offered
+from hpcsched.worker.ranks import own_rank
 from hpcsched.worker.variables import Variables
 
 EXIT_SUSPENDED = 75
@@ -37,7 +37,6 @@ PACE = "HPCSCHED_PACE"
 SEATS = "HPCSCHED_SEATS"
 """The variable with the seats of all ranks of a job on CPU cores, as JSON."""
 
-_PARENT_CHECK_S = 2.0
 _PROGRESS_INTERVAL_S = 0.05
 
 
@@ -88,7 +87,8 @@ class JobEnv:
     ranks of the job on this host share. `joining`: the attempt runs already, and this rank is added to it.
     `epochs` is the same as `steps` in passes over the data, `continues` the checkpoints of the job that this
     one begins with when it has none of its own. `from_step` is where the agent expects the attempt to go on
-    (None: not given). `seats` are those of all ranks, where the ranks share CPU cores.
+    (None: not given). `seats` are those of all ranks, where the ranks share CPU cores. `launched`: this rank
+    was started by a launcher such as torchrun, not by hpcsched.
     """
 
     job_id: int
@@ -117,6 +117,7 @@ class JobEnv:
     args: Mapping[str, Any] = field(default_factory=dict)
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"kind": "ddp"})
     seats: tuple[Seat, ...] = ()
+    launched: bool = False
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> JobEnv | None:
@@ -128,16 +129,17 @@ class JobEnv:
         if read.text("HPCSCHED_JOB_ID") is None:
             return None
         job_id = read.number("HPCSCHED_JOB_ID", int)
-        rank = read.number("HPCSCHED_RANK", int, read.number("RANK", int, 0))
+        which = own_rank(read)
         job_dir = read.text("HPCSCHED_JOB_DIR")
         if job_dir is None:
             job_dir = f"{read.needed('HPCSCHED_RUN_DIR')}/jobs/{job_id}"
         return cls(
             job_id=job_id,
             attempt=read.number("HPCSCHED_ATTEMPT", int, 1),
-            rank=rank,
-            world_size=read.number("HPCSCHED_WORLD_SIZE", int, read.number("WORLD_SIZE", int, 1)),
-            local_rank=read.number("HPCSCHED_LOCAL_RANK", int, read.number("LOCAL_RANK", int, rank)),
+            rank=which.rank,
+            world_size=which.world_size,
+            local_rank=which.local_rank,
+            launched=which.launched,
             devices=tuple(filter(None, (read.text("HPCSCHED_DEVICES") or "").split(","))),
             job_dir=Path(job_dir).resolve(),
             checkpoint_dir=Path(read.text("HPCSCHED_CHECKPOINT_DIR") or f"{job_dir}/checkpoint").resolve(),
@@ -145,9 +147,9 @@ class JobEnv:
             notify_pid=read.maybe("HPCSCHED_NOTIFY_PID"),
             master_addr=read.text("MASTER_ADDR") or "127.0.0.1",
             master_port=read.number("MASTER_PORT", int, 29500),
-            progress_fd=read.maybe("HPCSCHED_PROGRESS_FD"),
-            control_fd=read.maybe("HPCSCHED_CONTROL_FD"),
-            arena_fd=read.maybe("HPCSCHED_ARENA_FD"),
+            progress_fd=offered(read, "PROGRESS"),
+            control_fd=offered(read, "CONTROL"),
+            arena_fd=offered(read, "ARENA"),
             joining=bool(read.number("HPCSCHED_JOINING", int, 0)),
             from_step=read.maybe("HPCSCHED_FROM_STEP"),
             steps=read.maybe("HPCSCHED_STEPS"),
@@ -172,6 +174,24 @@ class JobEnv:
     def mark_held(self, *, step: int, samples: int) -> None:
         """Tell the agent that the state of `step` is in shared memory, not on disk yet. Raises OSError."""
         self._leave_word(f"held.{self.attempt}", json.dumps({"step": step, "samples": samples}))
+
+    def leave(self) -> int:
+        """The exit code to leave with now that all is saved; rank 0 also tells the agent, if need be.
+
+        A launcher or a shell script between us and the agent ends with a code of its own, so the agent is
+        told by a file. To a launcher 75 would be a failure, after which it starts the ranks again.
+        """
+        if self.rank == 0 and os.getppid() != self.notify_pid:
+            try:
+                self._leave_word(f"left.{self.attempt}", "")
+            except OSError:  # no room: at least it must not seem to be done
+                return EXIT_SUSPENDED
+        return 0 if self.launched else EXIT_SUSPENDED
+
+    @property
+    def stop_file(self) -> Path:
+        """What appears when this attempt is to save and leave, besides the signal."""
+        return self.job_dir / f"stop.{self.attempt}"
 
     def _leave_word(self, name: str, text: str) -> None:
         # Renamed, so that nobody reads half of it; not synced, as it means nothing after a crash of the host.
@@ -372,76 +392,3 @@ class Progress:
             pass
         except OSError:
             self._descriptor = None
-
-
-class StopFlag:
-    """Turns true when this process should save and leave: SIGTSTP, SIGTERM, or the agent is gone.
-
-    The handlers only take a note; whoever owns the loop looks at `wanted` between two steps.
-    """
-
-    def __init__(self, notify_pid: int | None) -> None:
-        self._notify_pid = notify_pid
-        self._reason: str | None = None
-        self._next_check = 0.0
-        self._child = os.getppid() == notify_pid
-        self._former: dict[int, Any] = {}
-        self._hosted: Hosted | None = None
-
-    def install(self) -> bool:
-        """Take SIGTSTP and SIGTERM over; False, with a warning, where Python does not allow it.
-
-        A guest in another job's process is told by its host instead.
-        """
-        self._hosted = hosted()
-        if self._hosted is not None:
-            return True
-        if threading.current_thread() is not threading.main_thread():
-            say("not in the main thread, so no signal can be handled: this job cannot be suspended")
-            return False
-        for number in (signal.SIGTSTP, signal.SIGTERM):
-            self._former[number] = signal.signal(number, self._note)
-        return True
-
-    def close(self) -> None:
-        """Put back the handlers that were there before."""
-        while self._former:
-            number, handler = self._former.popitem()
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    @property
-    def wanted(self) -> str | None:
-        """Why to stop, or None. Looks for the agent at most every 2 s.
-
-        Raises Gone for a guest that must not save any more.
-        """
-        now = time.monotonic()
-        if self._hosted is not None and self._hosted.gone:
-            raise Gone
-        if self._reason is None and self._hosted is not None:
-            self._reason = self._hosted.stop
-        if self._reason is None and self._notify_pid is not None and now >= self._next_check:
-            self._next_check = now + _PARENT_CHECK_S
-            if self._agent_gone(self._notify_pid):
-                self._reason = "the agent is gone"
-        return self._reason
-
-    @property
-    def agent_gone(self) -> bool:
-        """Whether the agent has ended, as far as can be seen now."""
-        return self._notify_pid is not None and self._agent_gone(self._notify_pid)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self._reason = signal.Signals(number).name
-
-    def _agent_gone(self, pid: int) -> bool:
-        if self._child:
-            return os.getppid() != pid
-        # Started through a wrapper script: the agent is further up.
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:  # the pid is someone else's by now
-            return True
-        return False

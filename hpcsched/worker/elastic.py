@@ -23,7 +23,6 @@ from hpcsched.worker.contract import (
     Orders,
     Progress,
     ResizeOrder,
-    StopFlag,
     say,
 )
 from hpcsched.worker.gradients import GradientSum
@@ -32,6 +31,7 @@ from hpcsched.worker.rendezvous import Peers, own_device
 from hpcsched.worker.sampler import Sampler
 from hpcsched.worker.saving import Saves, ShardedSaves
 from hpcsched.worker.shards import VirtualShards, deterministic, pin_threads
+from hpcsched.worker.stopping import StopFlag
 from hpcsched.worker.training import Stateful, Training
 
 
@@ -82,7 +82,7 @@ class Elastic(Training):
         if scheduler is not None:
             storable(scheduler.state_dict(), "scheduler")  # better now than at the first save
 
-        self._flag = StopFlag(env.notify_pid if env else None)
+        self._flag = StopFlag(env.notify_pid, env.stop_file) if env else StopFlag(None)
         elastic = env is None or self._flag.install()
         self._orders = Orders(env.control_fd if env else None)
         self._rest = Rest()
@@ -183,10 +183,11 @@ class Elastic(Training):
     def _suspend(self) -> None:
         self._report(force=True)
         self._save_or_exit(quick=self._orders.quick)
+        code = self._env.leave() if self._env is not None else EXIT_SUSPENDED
         if self.rank == 0 and self._env is not None:
             self._env.wake_agent()
         self._part()
-        raise SystemExit(EXIT_SUSPENDED)
+        raise SystemExit(code)
 
     # -- resizing in place -----------------------------------------------------------------------------
 

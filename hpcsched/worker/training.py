@@ -12,12 +12,13 @@ import torch
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.worker import rng
 from hpcsched.worker.arena import Held
-from hpcsched.worker.contract import EXIT_CANNOT_SAVE, JobEnv, Progress, StopFlag, say
+from hpcsched.worker.contract import EXIT_CANNOT_SAVE, JobEnv, Progress, say
 from hpcsched.worker.rendezvous import Peers
 from hpcsched.worker.sampler import Sampler
 from hpcsched.worker.saving import Saves
 from hpcsched.worker.shards import VirtualShards
 from hpcsched.worker.startup import exit_quickly
+from hpcsched.worker.stopping import StopFlag
 
 
 class Stateful(Protocol):

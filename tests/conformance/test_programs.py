@@ -222,3 +222,23 @@ def test_goes_on_when_nobody_reads_its_progress(bench: Bench) -> None:
     os.dup2(null, workers.progress_fd)  # the reading end is gone, as when the agent was killed
     os.close(null)
     assert bench.code(workers) == 0, bench.said
+
+
+def test_a_shell_program_hears_the_order_behind_a_launcher(tmp_path: Path) -> None:
+    # In a session of its own, without signals, and with its own file where the progress pipe was.
+    script = PROGRAMS["shell"]["command"][1]
+    launcher = f"trap '' TSTP TERM; setsid -w bash {script} 3>mine; exit 3"
+    keys = {**PROGRAMS["shell"], "command": ("bash", "-c", launcher), "processes": "one"}
+    bench = Bench(tmp_path, **keys)
+    bench.to_do(FOREVER)
+    workers = bench.launch(1, ranks=1)
+    try:
+        bench.until_ready(1)
+        workers.signal(signal.SIGTSTP)
+        assert bench.code(workers) == 75, bench.said
+    finally:
+        workers.signal(signal.SIGKILL)
+        workers.close()
+    record = read_record(bench.folder)
+    assert record is not None and 0 <= record.step < FOREVER
+    assert (tmp_path / "mine").read_text() == ""

@@ -42,6 +42,7 @@ class Base(Trainer):
         if rank == "0":
             file = os.open("progress", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.environ["HPCSCHED_PROGRESS_FD"] = str(file)
+            os.environ.pop("HPCSCHED_PROGRESS_ID", None)
         if "sample_s" in args:
             meter.SAMPLE_S, meter.Stability = args["sample_s"], partial(meter.Stability, limit=1.0)
         if rank == args.get("victim"):

@@ -276,7 +276,9 @@ def test_a_warm_worker_finds_what_a_cold_one_finds(make: Callable[..., Bench]) -
             )
             fds = [name for name in environment if name.endswith("_FD") and name.startswith("HPCSCHED")]
             assert len(fds) == (3 if rank == 0 else 1)
-            for name in (*fds, "HPCSCHED_LAUNCHED_AT", "MASTER_PORT", "HPCSCHED_JOB_ID"):
+            ids = (f"{name.removesuffix('FD')}ID" for name in fds)
+            about = ("HPCSCHED_LAUNCHED_AT", "MASTER_PORT", "HPCSCHED_JOB_ID", "TORCHELASTIC_RUN_ID")
+            for name in (*fds, *ids, *about):
                 del environment[name]
             drawn.update(news.pop("drawn"))
             text = json.dumps(news).replace(str(job.folder), "").replace(str(bench.folder), "")

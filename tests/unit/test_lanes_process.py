@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker.contract import JobEnv, Orders, StopFlag
+from hpcsched.worker.contract import JobEnv, Orders
 from hpcsched.worker.hosted import Hosted, be_hosted
 from hpcsched.worker.lanes import mps, proxy, settings
 from hpcsched.worker.lanes.rest import Rest, rest_s
 from hpcsched.worker.lanes.settings import Mode
 from hpcsched.worker.lanes.wire import Line, connect, listen
+from hpcsched.worker.stopping import StopFlag
 
 # -- how a GPU is shared -----------------------------------------------------------------------------------
 

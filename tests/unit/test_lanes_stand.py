@@ -13,12 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from hpcsched.worker.contract import JobEnv, StopFlag  # noqa: E402
+from hpcsched.worker.contract import JobEnv  # noqa: E402
 from hpcsched.worker.hosted import Gone, Hosted, be_hosted  # noqa: E402
 from hpcsched.worker.lanes import stand  # noqa: E402
 from hpcsched.worker.lanes.apart import NotHostable  # noqa: E402
 from hpcsched.worker.lanes.stand import Stand, Visit  # noqa: E402
 from hpcsched.worker.saving import Saves  # noqa: E402
+from hpcsched.worker.stopping import StopFlag  # noqa: E402
 
 DEADLINE_S = 10.0
 

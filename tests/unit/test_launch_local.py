@@ -372,3 +372,34 @@ def test_a_program_is_told_of_as_many_threads_as_it_has_cores(tmp_path: Path) ->
         workers.close()
     launcher.close()
     assert text_of(tmp_path) == "1 []\n1 []\n2 []\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGTERM])
+def test_the_order_to_leave_is_a_file_too(tmp_path: Path, number: signal.Signals) -> None:
+    # As behind a launcher: the program has a session of its own, and who started it has its own exit code.
+    program = "while [ ! -e stop.1 ]; do sleep 0.02; done; : >left.1"
+    hard = f"trap '' TSTP TERM; : >begun; setsid -w sh -c '{program}'; exit 3"
+    launcher = LocalLauncher()
+    for _ in range(2):  # what an earlier attempt of the same number was told does not count
+        (tmp_path / "begun").unlink(missing_ok=True)
+        workers = launcher.launch(plan(tmp_path, ["sh", "-c", hard], per_rank=False))
+        deadline = time.monotonic() + DEADLINE_S
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        assert not list(tmp_path.glob("stop.*")) and not list(tmp_path.glob("left.*"))
+        workers.signal(number)
+        assert json.loads((tmp_path / "stop.1").read_text()) == {"signal": number.name}
+        assert reaped(workers) == 75
+        workers.close()
+    assert run(tmp_path, "kill -KILL $$") == 137
+    assert not list(tmp_path.glob("*.tmp")) and not (tmp_path / "stop.1").exists()
+
+
+def test_the_stop_file_is_that_of_the_attempt_that_they_are_and_were(tmp_path: Path) -> None:
+    workers = LocalLauncher().launch(plan(tmp_path, ["sleep", "60"]))
+    workers.expect(2)
+    workers.expect(3)
+    workers.signal(signal.SIGTERM)
+    assert reaped(workers) == 143
+    workers.close()
+    assert {path.name for path in tmp_path.glob("stop.*")} == {"stop.1", "stop.3"}

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker import contract
-from hpcsched.worker.contract import JobEnv, Progress, StopFlag
+from hpcsched.launch.environment import identities
+from hpcsched.worker import stopping
+from hpcsched.worker.contract import JobEnv, Progress
+from hpcsched.worker.stopping import StopFlag
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -114,7 +116,7 @@ def test_other_threads_cannot_be_suspended(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_lost_parent_sets_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(contract.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now[0])
     flag = StopFlag(os.getppid())
     assert flag.wanted is None
     monkeypatch.setattr(os, "getppid", lambda: 1)
@@ -179,3 +181,90 @@ def test_a_shell_script_meets_the_contract(tmp_path: Path) -> None:
     final = json.loads((job / "STATE.json").read_text())
     assert (final["step"], final["attempt"]) == (state["step"] + 3, 2)
     assert not list(job.rglob("*.tmp"))
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+OURS = {f"HPCSCHED_{name}": value for name, value in TORCHRUN.items()}
+
+
+@pytest.mark.parametrize(
+    ("told", "ranks"),
+    [
+        ({}, (0, 1, 0)),
+        (OURS, (1, 2, 1)),
+        ({**OURS, **TORCHRUN}, (1, 2, 1)),
+        (TORCHRUN, (1, 2, 1)),  # a launcher that was told nothing
+        ({**OURS, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, (0, 1, 0)),  # one on each GPU
+        ({**OURS, **TORCHRUN, "RANK": "5", "WORLD_SIZE": "8"}, (5, 8, 1)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            (3, 4, 1),
+        ),
+        ({**OURS, **TORCHRUN, "PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, (3, 4, 0)),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "3", "SLURM_LOCALID": "0"}, (2, 3, 0)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", **TORCHRUN}, (1, 2, 1)),  # torchrun on each node, by mpirun
+    ],
+)
+def test_the_rank_is_that_of_the_nearest_launcher(
+    tmp_path: Path, told: dict[str, str], ranks: tuple[int, int, int]
+) -> None:
+    env = JobEnv.from_environ({**environment(tmp_path), **told})
+    assert env is not None
+    assert (env.rank, env.world_size, env.local_rank) == ranks
+
+
+def test_a_descriptor_that_has_become_another_file_is_not_used(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    told = environment(
+        tmp_path,
+        PROGRESS_FD=str(write),
+        **{
+            name.removeprefix("HPCSCHED_"): value
+            for name, value in identities({"HPCSCHED_PROGRESS_FD": write}).items()
+        },
+    )
+
+    def offered() -> int | None:
+        env = JobEnv.from_environ(told)
+        assert env is not None
+        return env.progress_fd
+
+    assert offered() == write
+    with (tmp_path / "mine").open("w") as file:
+        os.dup2(file.fileno(), write)
+    assert offered() is None
+    os.close(write)
+    assert offered() is None
+    os.close(read)
+
+
+def test_the_stop_file_sets_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now[0])
+    env = JobEnv.from_environ(environment(tmp_path))
+    assert env is not None and env.stop_file == tmp_path.resolve() / "jobs/3/stop.2"
+    flag = StopFlag(None, env.stop_file)
+    assert flag.wanted is None
+    env.job_dir.mkdir(parents=True)
+    env.stop_file.touch()
+    assert flag.wanted is None  # it looks twice a second only
+    now[0] = 0.6
+    assert flag.wanted == "stop.2"
+
+
+def test_who_has_others_between_itself_and_the_agent_says_that_it_leaves(tmp_path: Path) -> None:
+    def leaves(**more: str) -> int:
+        env = JobEnv.from_environ({**environment(tmp_path), **more})
+        assert env is not None
+        return env.leave()
+
+    left = tmp_path / "jobs/3/left.2"
+    assert leaves(HPCSCHED_NOTIFY_PID=str(os.getppid())) == 75
+    assert leaves(RANK="1", WORLD_SIZE="2") == 0
+    assert not left.exists()
+    assert leaves() == 75  # behind a script
+    assert left.exists()
+    assert leaves(RANK="0", WORLD_SIZE="2") == 0  # behind a launcher
+    shutil.rmtree(tmp_path / "jobs")
+    (tmp_path / "jobs").touch()
+    assert leaves(RANK="0", WORLD_SIZE="2") == 75, "what nobody was told of must not seem to be done"
