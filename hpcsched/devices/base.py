@@ -38,7 +38,8 @@ class Devices(Protocol):
         """The devices, with indices 0..n-1 in order."""
 
     def environment(self, devices: Sequence[Device]) -> dict[str, str]:
-        """The variables by which the workers of one group see these devices and no other GPU."""
+        """The variables by which the workers of one group see these devices and no other GPU, and how many
+        threads a rank on one of them is to have."""
 
     def cpus(self, device: Device) -> frozenset[int] | None:
         """The cores to pin this device's worker to; None: leave it where it is."""

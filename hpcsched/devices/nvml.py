@@ -17,6 +17,9 @@ from hpcsched.devices.base import Sample
 
 MIB = 2.0**20
 
+_WORD_BITS = 64
+"""NVML writes sets of cores as C's unsigned long, which has so many on Linux."""
+
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Xid errors that a program causes by its own fault; the device is as good as before (NVIDIA's list)."""
 
@@ -71,6 +74,7 @@ class NvmlDevices:
         except self._nvml.NVMLError as error:
             self.missing = f"NVML: {error}"
         self._inventory = tuple(self._describe(i, gpu, host) for i, gpu in enumerate(self._gpus))
+        self._near = [self._cores_near(gpu) for gpu in self._gpus]
         self._watch()
 
     @property
@@ -86,10 +90,21 @@ class NvmlDevices:
         # NVML counts in PCI order; by default CUDA does not, and an index would mean another GPU there.
         order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         names = ",".join(device.handle for device in devices)
-        return {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": order}
+        shown = {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": order}
+        if "OMP_NUM_THREADS" not in os.environ:
+            # Else each rank has as many threads as there are cores. One number serves all ranks of a group.
+            threads = min((self._threads(device) for device in devices), default=1)
+            shown["OMP_NUM_THREADS"] = str(threads)
+        return shown
 
     def cpus(self, device: Device) -> frozenset[int] | None:
-        return None
+        return self._near[device.index]
+
+    def _threads(self, device: Device) -> int:
+        """A device's part of the cores that are near to it, or of all where NVML does not know them."""
+        near = self._near[device.index]
+        sharing = self._near.count(near)
+        return max(1, len(near or os.sched_getaffinity(0)) // sharing)
 
     def sample(self) -> list[Sample]:
         """One sample a device; one that NVML failed on, or that reported a fatal error, stays unhealthy."""
@@ -171,6 +186,16 @@ class NvmlDevices:
             handle=gpu.name,
             memory_mib=None if memory is None else memory.total / MIB,
         )
+
+    def _cores_near(self, gpu: _Gpu) -> frozenset[int] | None:
+        """Those of the cores that we may use that are on the GPU's side of the host; None: not known."""
+        allowed = os.sched_getaffinity(0)
+        words = max(allowed) // _WORD_BITS + 1
+        # What runs on a MIG instance is near to its board.
+        board = self._ask("nvmlDeviceGetHandleByUUID", gpu.board) or gpu.handle
+        mask = self._ask("nvmlDeviceGetCpuAffinity", board, words) or ()
+        near = {core for core in allowed if mask and mask[core // _WORD_BITS] >> core % _WORD_BITS & 1}
+        return frozenset(near) or None
 
     def _uuid(self, handle: Any) -> str:
         uuid = None if handle is None else self._ask("nvmlDeviceGetUUID", handle)

@@ -126,19 +126,18 @@ def launcher_variables(
     return {}
 
 
-def threads_of_one(
-    shown: Mapping[str, str], devices: int, cores: Collection[int] | None
+def threads_of_all(
+    shown: Mapping[str, str], *, devices: int, processes: int, cores: Collection[int] | None
 ) -> Mapping[str, str]:
-    """What shows several devices to a single process: it has the threads of all of them.
+    """What shows several devices to each of so many processes: they divide the threads of all.
 
-    `shown` is for a rank on one of them. `cores`: those that it is pinned to, or None.
+    `shown` is for a rank on one of the devices. `cores`: those that they are pinned to, or None.
     """
-    most = len(cores) if cores else None
 
-    def all_of(count: int) -> int:
-        return count * devices if most is None else max(1, min(count * devices, most))
+    def each(count: int) -> int:
+        return max(1, min(count * devices, len(cores) if cores else count * devices) // processes)
 
-    threads = {name: str(all_of(int(shown[name]))) for name in THREADS if name in shown}
+    threads = {name: str(each(int(shown[name]))) for name in THREADS if name in shown}
     return {**shown, **threads}
 
 

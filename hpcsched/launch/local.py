@@ -30,7 +30,7 @@ from hpcsched.launch.environment import (
     inherited,
     launcher_variables,
     rank_variables,
-    threads_of_one,
+    threads_of_all,
 )
 from hpcsched.launch.placeholders import filled_in
 from hpcsched.launch.shares import Shares
@@ -239,9 +239,10 @@ class LocalLauncher:
             threads = str(math.ceil(plan.share or 1))
             return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         shown = self._device_env(plan.devices)
-        if plan.per_rank:
-            return shown
-        return threads_of_one(shown, len(plan.devices), self._cores(plan.devices))
+        if plan.per_rank or launcher_of(plan.argv):
+            return shown  # a launcher's ranks are on one each, too
+        cores = self._cores(plan.devices)
+        return threads_of_all(shown, devices=len(plan.devices), processes=plan.processes, cores=cores)
 
     def _cores(self, devices: Sequence[Device]) -> frozenset[int] | None:
         sets = [frozenset(cores_of(d)) if d.kind == ON_CORES else self._cpus(d) for d in devices]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class Gpu:
     busy: int | None = 40
     ecc: int | None = 0
     lost: bool = False
+    near: list[int] | None = None
 
 
 @dataclass
@@ -104,6 +106,11 @@ class FakeNvml:
         assert gpu.ecc is not None
         return gpu.ecc
 
+    def nvmlDeviceGetCpuAffinity(self, gpu: Gpu, words: int) -> list[int]:
+        if gpu.parent or gpu.near is None:
+            raise NvmlError(NOT_SUPPORTED)
+        return [sum(1 << core % 64 for core in gpu.near if core // 64 == word) for word in range(words)]
+
     def nvmlDeviceGetMigMode(self, gpu: Gpu) -> list[int]:
         if gpu.parent:
             raise NvmlError(NOT_SUPPORTED)
@@ -148,6 +155,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
         monkeypatch.setitem(sys.modules, "pynvml", fake)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         return fake
@@ -163,7 +171,8 @@ def handles(devices: NvmlDevices) -> list[str]:
     return [d.handle for d in devices.inventory()]
 
 
-def test_all_where_nothing_is_said(install: Install) -> None:
+def test_all_where_nothing_is_said(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)))
     install(four())
     devices = open_devices("auto", "h")
     assert [d.handle for d in devices.inventory()] == ["0", "1", "2", "3"]
@@ -172,7 +181,40 @@ def test_all_where_nothing_is_said(install: Install) -> None:
     assert devices.environment(devices.inventory()[1:3]) == {
         "CUDA_VISIBLE_DEVICES": "1,2",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": "3",
     }
+    assert devices.cpus(devices.inventory()[0]) is None
+
+
+def test_ranks_are_near_their_gpu_and_share_the_cores_there(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(2, 40), *range(64, 100)})
+    gpus = [*four()[:3], *mig()[:1]]
+    for gpu, near in zip(gpus, (range(32), range(32), range(32, 200), range(32)), strict=True):
+        gpu.near = list(near)
+    install(gpus)
+    devices = NvmlDevices("h")
+    first, _, third, instance, _ = devices.inventory()
+    assert devices.cpus(first) == devices.cpus(instance) == frozenset(range(2, 32))
+    assert devices.cpus(third) == frozenset({*range(32, 40), *range(64, 100)})
+    threads = [devices.environment([d])["OMP_NUM_THREADS"] for d in (first, third, instance)]
+    assert threads == ["7", "44", "7"]  # two GPUs and two MIG instances, and one GPU by itself
+    assert devices.environment([first, third])["OMP_NUM_THREADS"] == "7"
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert "OMP_NUM_THREADS" not in devices.environment([first]), "it is the user's to say"
+
+
+def test_who_has_fewer_cores_than_gpus_still_has_a_thread(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {70})
+    gpus = four()
+    gpus[1].near = list(range(64))  # none that we may use
+    install(gpus)
+    devices = NvmlDevices("h")
+    assert devices.cpus(devices.inventory()[1]) is None
+    assert devices.environment(devices.inventory())["OMP_NUM_THREADS"] == "1"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hpcsched.launch.environment import (
     identities,
     inherited,
     rank_variables,
-    threads_of_one,
+    threads_of_all,
 )
 
 KEPT = (
@@ -82,14 +82,22 @@ def test_how_nccl_errors_are_handled_is_the_users_to_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "cores", "threads"), [(1, None, "2"), (4, None, "8"), (4, range(8), "8"), (4, range(3), "3")]
+    ("devices", "processes", "cores", "threads"),
+    [
+        (1, 1, None, "2"),
+        (4, 1, None, "8"),
+        (4, 1, range(8), "8"),
+        (4, 1, range(3), "3"),
+        (4, 2, range(8), "4"),
+    ],
 )
-def test_one_process_on_several_devices_has_the_threads_of_all(
-    devices: int, cores: range | None, threads: str
+def test_processes_on_several_devices_divide_the_threads_of_all(
+    devices: int, processes: int, cores: range | None, threads: str
 ) -> None:
     shown = {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "2"}
-    assert threads_of_one(shown, devices, cores) == {**shown, "OMP_NUM_THREADS": threads}
-    assert threads_of_one({"A": "b"}, devices, cores) == {"A": "b"}
+    among = threads_of_all(shown, devices=devices, processes=processes, cores=cores)
+    assert among == {**shown, "OMP_NUM_THREADS": threads}
+    assert threads_of_all({"A": "b"}, devices=devices, processes=processes, cores=cores) == {"A": "b"}
 
 
 def test_descriptors_are_known_again_by_what_they_are(tmp_path: Path) -> None:
