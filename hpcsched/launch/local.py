@@ -32,6 +32,7 @@ from hpcsched.launch.environment import (
     rank_variables,
     threads_of_all,
 )
+from hpcsched.launch.orphans import kill_rest
 from hpcsched.launch.placeholders import filled_in
 from hpcsched.launch.shares import Shares
 from hpcsched.launch.spawn import Start, ignoring, only_when_idle, spawn, standing_in
@@ -50,6 +51,9 @@ _TRANSIENT = frozenset(
 _ARENA_FD = "HPCSCHED_ARENA_FD"
 _NOT_A_KEEPERS = (*RANK_0_FDS, _ARENA_FD, "HPCSCHED_JOINING", "HPCSCHED_LANE", "HPCSCHED_PACK")
 """Said to ranks, and not to whoever makes durable what they have left."""
+
+_MARKS = frozenset({"HPCSCHED_RUN_ID", "HPCSCHED_JOB_ID", "HPCSCHED_ATTEMPT"})
+"""By which what an attempt has started is known, in whatever session and process group it is."""
 
 
 class LocalLauncher:
@@ -187,6 +191,9 @@ class LocalLauncher:
             if plan.arena and place.first_rank == 0:
                 (plan.folder / f"held.{plan.attempt}").unlink(missing_ok=True)  # of an earlier life
                 workers.on_held = lambda attempt: self._keep(plan, starts[0], attempt)
+            if not (plan.parallel or plan.arena) and env.keys() >= _MARKS:
+                marks = {name: env[name] for name in (*_MARKS, "HPCSCHED_NODE") if name in env}
+                workers.at_end.append(lambda: kill_rest(marks))
             self._spawn(starts, workers)
         finally:
             os.close(output)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from hpcsched.launch.proc import stat, wait_ended
 
@@ -28,6 +28,24 @@ def find_orphans(run_id: str, known: Iterable[Process]) -> list[Process]:
     """
     expected = dict(known)
     entry = f"HPCSCHED_RUN_ID={run_id}".encode()
+    return _ours(lambda pid, start: expected.get(pid) == start or entry in _environment(pid))
+
+
+def kill_rest(marks: Mapping[str, str]) -> None:
+    """Kill the live processes of this user on this host that were started with all of these variables.
+
+    A launcher that was killed leaves its ranks behind, in sessions of their own. Does not wait for their end.
+    """
+    entries = {f"{name}={value}".encode() for name, value in marks.items()}
+    targets = _Targets(_ours(lambda pid, start: bool(entries) and entries <= set(_environment(pid))))
+    try:
+        targets.send(signal.SIGKILL)
+    finally:
+        targets.close()
+
+
+def _ours(wanted: Callable[[int, int], bool]) -> list[Process]:
+    """Live processes of this user that are wanted by pid and start time; never us or an ancestor of ours."""
     spared = _self_and_ancestors()
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
@@ -37,7 +55,7 @@ def find_orphans(run_id: str, known: Iterable[Process]) -> list[Process]:
             seen = stat(pid)
             if seen is None or seen.state in "ZX" or os.stat(f"/proc/{pid}").st_uid != os.getuid():  # noqa: PTH116
                 continue
-            if expected.get(pid) == seen.start_ticks or entry in _environment(pid):
+            if wanted(pid, seen.start_ticks):
                 found.append((pid, seen.start_ticks))
     return sorted(found)
 

@@ -9,6 +9,7 @@ import resource
 import select
 import signal
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -403,3 +404,26 @@ def test_the_stop_file_is_that_of_the_attempt_that_they_are_and_were(tmp_path: P
     assert reaped(workers) == 143
     workers.close()
     assert {path.name for path in tmp_path.glob("stop.*")} == {"stop.1", "stop.3"}
+
+
+def test_what_a_killed_launcher_leaves_in_other_sessions_is_killed(tmp_path: Path) -> None:
+    marks = {"HPCSCHED_RUN_ID": str(tmp_path), "HPCSCHED_JOB_ID": "1", "HPCSCHED_ATTEMPT": "2"}
+    script = "setsid sh -c 'echo $$ >rank.new; mv rank.new rank; exec sleep 60' & wait"
+    wanted = replace(plan(tmp_path, ["sh", "-c", script], per_rank=False), env=marks)
+    workers = LocalLauncher().launch(wanted)
+    deadline = time.monotonic() + DEADLINE_S
+    while not (tmp_path / "rank").exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    rank = int((tmp_path / "rank").read_text())
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, **marks, "HPCSCHED_ATTEMPT": "1"})
+    try:
+        workers.signal(signal.SIGKILL)
+        assert reaped(workers) == 137
+        while (seen := proc_stat(rank)) and seen.state != "Z" and time.monotonic() < deadline:
+            time.sleep(0.002)
+        assert seen is None or seen.state == "Z"
+        assert other.poll() is None, "another attempt's"
+    finally:
+        workers.close()
+        other.kill()
+        other.wait()
