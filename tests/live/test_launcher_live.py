@@ -49,7 +49,15 @@ def test_a_session_behind_torchrun_is_one_world_and_hears_the_order(tmp_path: Pa
     output = folder / "out"
     devices = tuple(Device(index=i, host="h", kind="cpu", handle=str(i)) for i in range(2))
     plan = plan_attempt(
-        spec, job_id=1, attempt=1, run_id="r", run_dir=run_dir, output=output, devices=devices, resume=False
+        spec,
+        job_id=1,
+        attempt=1,
+        run_id=str(tmp_path),
+        run_dir=run_dir,
+        output=output,
+        devices=devices,
+        resume=False,
+        per_gpu=False,
     )
     workers = LocalLauncher().launch(plan)
     deadline = time.monotonic() + DEADLINE_S

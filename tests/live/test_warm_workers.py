@@ -258,7 +258,7 @@ def test_a_warm_worker_finds_what_a_cold_one_finds(make: Callable[..., Bench]) -
         )
         bench.warm_up()
         standing = bench.waiting() if standbys else []
-        job, workers = bench.launch(env={"MINE": "yes"}, ranks=2, wait=1.0)
+        job, workers = bench.launch(env={"MINE": "yes", "TORCHELASTIC_RUN_ID": kind}, ranks=2, wait=1.0)
         wait_for((job.folder / "found.1").exists)
         kinds[kind] = by_zygote(bench, workers), workers.processes[0][0] in standing
         assert reaped(workers) == 1
