@@ -102,10 +102,12 @@ class JobFile:
     policy_options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load(path: Path, *, workdir: Path, user: str = "", known: Collection[str] = ()) -> JobFile:
+def load(
+    path: Path, *, workdir: Path, user: str = "", known: Collection[str] = (), again: bool = False
+) -> JobFile:
     """The jobs of a TOML file; relative paths and programs run in `workdir`.
 
-    `known` are names that may stand in `after` besides the file's own.
+    `known` are names that may stand in `after` besides the file's own; `again`: and that its jobs may have.
 
     Raises ConfigError naming file, key, what was found and what is accepted.
     """
@@ -118,15 +120,22 @@ def load(path: Path, *, workdir: Path, user: str = "", known: Collection[str] = 
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(where=str(path), got=f"not valid TOML: {error}", accepted="TOML") from error
-    return parse(table, where=str(path), workdir=workdir, user=user, known=known)
+    return parse(table, where=str(path), workdir=workdir, user=user, known=known, again=again)
 
 
 def parse(
-    table: Mapping[str, Any], *, where: str, workdir: Path, user: str = "", known: Collection[str] = ()
+    table: Mapping[str, Any],
+    *,
+    where: str,
+    workdir: Path,
+    user: str = "",
+    known: Collection[str] = (),
+    again: bool = False,
 ) -> JobFile:
     """The jobs in a job file's top-level table; raises ConfigError.
 
-    `known` are names that may stand in `after` besides the file's own: those of the run so far.
+    `known` are names that may stand in `after` besides the file's own: those of the run so far. `again`: and
+    that its jobs may have.
     """
     keys = {"schema", "policy", "defaults", "job"}
     for key in table:
@@ -150,7 +159,7 @@ def parse(
         own = {"trainer", "command", "replay"} & job.keys()
         base = {k: v for k, v in defaults.items() if not (own and k in ("trainer", "command", "replay"))}
         specs.append(_spec({**base, **job}, where=where, number=number, workdir=workdir, user=user))
-    check_names(specs, where=where, known=known)
+    check_names(specs, where=where, known=known, again=again)
     policy, options = _policy(table.get("policy", {}), where)
     return JobFile(jobs=tuple(specs), policy=policy, policy_options=options)
 
@@ -390,14 +399,18 @@ def parse_duration(value: float | str) -> float:
     return float(value)
 
 
-def check_names(specs: Sequence[JobSpec], *, where: str, known: Collection[str] = ()) -> None:
-    """Refuse duplicate names, unknown names in `after`, and cycles. `known` are the run's jobs so far."""
-    names: set[str] = set(known)
+def check_names(
+    specs: Sequence[JobSpec], *, where: str, known: Collection[str] = (), again: bool = False
+) -> None:
+    """Refuse duplicate names, unknown names in `after`, and cycles. `known` are the run's jobs so far;
+    `again`: jobs may be among them."""
+    names: set[str] = set() if again else set(known)
     for spec in specs:
         if spec.name in names:
             got = "in the run already" if spec.name in known else "given twice"
             _refuse(where, f"job {spec.name}.name", got, "a name that no other job has")
         names.add(spec.name)
+    names.update(known)
     for spec in specs:
         for other in spec.after:
             if other not in names:

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from hpcsched import jobfile
+from hpcsched.agent.inbox import Answer, Command
 from hpcsched.core import events as ev
 from hpcsched.core.cores import WHOLE
+from hpcsched.core.definitions import differing
+from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobSpec, Kind
+from hpcsched.core.model import JobSpec, JobState, Kind
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
 from hpcsched.planning.costs import require_profiles
 from hpcsched.policy.dtshapes import Rules
 from hpcsched.strategies import checked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edits:
+    """Jobs that the run has and that were submitted again, compared with it.
+
+    `updated` and `kept`: see `events.AgentStarted`; `again` are those of the updated that had failed. `said`
+    tells of each job that differs what becomes of it. `profiles` are of models that the updated ones name.
+    """
+
+    updated: dict[int, JobSpec] = field(default_factory=dict)
+    kept: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    again: tuple[int, ...] = ()
+    said: dict[int, str] = field(default_factory=dict)
+    profiles: tuple[Profile, ...] = ()
+
+    @property
+    def ignored(self) -> list[int]:
+        """The jobs of which the run keeps its own definition."""
+        return [job_id for job_id, keys in self.kept.items() if keys]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +66,19 @@ class Admission:
         The submission alone carries the cause: a journal torn before it does not hold the command.
         """
         machine = self.machine
+        jobfile.check_names(jobs, where=where, known=machine.by_name.keys())
+        found = self._checked(jobs, gpus=gpus, where=where)
+        parallel = self.parallel(jobs)
+        first_id = max(machine.jobs, default=0) + 1
+        known = ev.ProfilesLoaded(at=at, profiles=found, parallel=parallel)
+        events: list[ev.Event] = [known] if found or parallel else []
+        return [*events, ev.JobsSubmitted(at=at, cause=cause, first_id=first_id, jobs=tuple(jobs))]
+
+    def _checked(self, jobs: Sequence[JobSpec], *, gpus: int, where: str) -> tuple[Profile, ...]:
+        """The profiles of models that are new; raises ConfigError for jobs that this run cannot take."""
+        machine = self.machine
         for job in jobs:
             _check(job, where)
-        jobfile.check_names(jobs, where=where, known=machine.by_name.keys())
         jobfile.check_fits(jobs, gpus=gpus, hosts=self.hosts, where=where)
         for job in jobs:
             self._check_cores(job, where)
@@ -56,10 +89,78 @@ class Admission:
             self._check_room(job, [*found, *machine.profiles.values()], where)
         stand_ins = [job for job in jobs if self.stand_ins or job.kind is Kind.REPLAY]
         require_profiles(stand_ins, [*machine.profiles.values(), *found])
-        first_id = max(machine.jobs, default=0) + 1
-        known = ev.ProfilesLoaded(at=at, profiles=found, parallel=parallel)
-        events: list[ev.Event] = [known] if found or parallel else []
-        return [*events, ev.JobsSubmitted(at=at, cause=cause, first_id=first_id, jobs=tuple(jobs))]
+        return found
+
+    def edits(
+        self,
+        jobs: Sequence[JobSpec],
+        *,
+        update: bool,
+        called_in: str,
+        gpus: int,
+        where: str,
+        living: bool = True,
+    ) -> Edits:
+        """What jobs that the run has already say otherwise than it does, and what becomes of that.
+
+        `living` False: nothing runs (yet), whatever the machine says. `called_in`: see `differing`. Raises
+        ConfigError for definitions that this run cannot take.
+        """
+        machine, edits = self.machine, Edits()
+        for spec in jobs:
+            job = machine.jobs[machine.by_name[spec.name]]
+            keys = differing(job.spec, spec, called_in=called_in)
+            if not keys:
+                if job.id in machine.kept:
+                    edits.kept[job.id] = ()
+                continue
+            if update and not (living and job.state.active):
+                spec = spec if "workdir" in keys else replace(spec, workdir=job.spec.workdir)
+                edits.updated[job.id] = spec
+            else:
+                edits.kept[job.id] = keys
+            edits.said[job.id] = said_edit(job, keys, update=update, living=living)
+        if not edits.updated:
+            return edits
+        specs = [edits.updated.get(job.id, job.spec) for job in machine.jobs.values()]
+        jobfile.check_names(specs, where=where)
+        found = self._checked(list(edits.updated.values()), gpus=gpus, where=where)
+        failed = (i for i in edits.updated if machine.jobs[i].state is JobState.FAILED)
+        return replace(edits, again=tuple(failed), profiles=found)
+
+    def submitted(
+        self, command: Command, *, at: float, gpus: int, cause: str
+    ) -> tuple[list[ev.Event], Answer]:
+        """The events of a submit, and what to tell its sender; raises ConfigError.
+
+        One that changes nothing that the run has, and holds no new job, is refused: `Answer.kept` and
+        `Answer.outcomes` say what differs.
+        """
+        names = self.machine.by_name
+        new = [job for job in command.jobs if job.name not in names]
+        old = [job for job in command.jobs if job.name in names]
+        edits = self.edits(old, update=command.update, called_in=command.workdir, gpus=gpus, where="submit")
+        if not new and not edits.updated and not edits.ignored:
+            jobfile.check_names(command.jobs, where="submit", known=names.keys())
+        events: list[ev.Event] = []
+        compared = bool(edits.updated or edits.kept)
+        if new:
+            events = self.events(new, at=at, gpus=gpus, where="submit", cause="" if compared else cause)
+        if edits.profiles:
+            events.append(ev.ProfilesLoaded(at=at, profiles=edits.profiles))
+        if compared:
+            about = ev.DefinitionsCompared(
+                at=at, cause=cause, updated=edits.updated, kept=edits.kept, again=edits.again
+            )
+            events.append(about)
+        next_id = max(self.machine.jobs, default=0) + 1
+        ids = {job.name: job_id for job_id, job in enumerate(new, next_id)} | {
+            job.name: names[job.name] for job in old
+        }
+        given = [ids[job.name] for job in command.jobs]
+        outcomes = ["" if i >= next_id else edits.said.get(i, "is in the run already") for i in given]
+        done = [i >= next_id or i in edits.updated for i in given]
+        return events, Answer(ids=given, outcomes=outcomes, done=done, kept=edits.ignored)
 
     def known_better(self) -> tuple[Profile, ...]:
         """Profiles to go by from now on for the jobs of earlier lives, whose devices may have been others."""
@@ -94,6 +195,20 @@ class Admission:
             got = f"{job.model} needs {need:.0f} MiB on one GPU"
             accepted = f"at most {room:.0f} MiB: no GPU here has more"
             raise ConfigError(where=where, key=f"job {job.name!r}.background", got=got, accepted=accepted)
+
+
+def said_edit(job: Job, keys: Sequence[str], *, update: bool, living: bool = True) -> str:
+    """What becomes of these keys, of which a job file says otherwise than the run does of a job."""
+    differs = f"{', '.join(keys)} {'differs' if len(keys) == 1 else 'differ'} from the run's"
+    if not update:
+        return f"{differs} (kept; --update takes the file's)"
+    if living and job.state.active:
+        return f"{differs} (kept, as it runs: suspend it, then --update takes the file's)"
+    if job.state is JobState.FAILED:
+        return f"{differs} (taken; it had failed and runs again)"
+    if job.state.final:
+        return f"{differs} (taken; it is {job.state}: `hpcsched retry {job.spec.name}` runs it again)"
+    return f"{differs} (taken)"
 
 
 def _gpus_make_sense(job: JobSpec) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, JobRecord, Resizing, forget_words
+from hpcsched.agent.beginnings import gpus_named, last_line, mark, put_aside
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.meeting import APART_AFTER_S, Meeting
 from hpcsched.agent.orders import (
@@ -46,27 +47,12 @@ from hpcsched.store.status import Batching
 RECORD_PERIOD_S = 1.0
 """How often the records of running jobs are looked at for periodic checkpoints."""
 
-TAIL_BYTES = 4096
-
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 class _About(TypedDict):
     job_id: int
     attempt: int
-
-
-def last_line(path: Path) -> str:
-    """The last line with something on it of a job's output, shortened; "" if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            # Progress bars end their lines with a carriage return.
-            lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
-    except OSError:
-        return ""
-    return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
 
 
 def no_room(error: Exception, folder: Path) -> bool:
@@ -151,6 +137,12 @@ class Effects:
             folder.mkdir(mode=0o700, exist_ok=True)
             give_layers(job, self._site, devices[0].kind, folder)
             forget_words(folder, action.attempt, held=job.id not in self._launcher.keeping())
+            if action.anew:
+                self._launcher.forget(job.id)
+                put_aside(folder, self._site.checkpoints_of(job.id), action.attempt)
+            if action.attempt > 1:
+                step = job.step if action.resume else None
+                mark(plan.output, action.attempt, where=gpus_named(action.gpus), step=step)
             workers = self._launcher.launch(plan)
         except (LaunchError, OSError, ValueError) as error:
             if no_room(error, folder):
@@ -296,6 +288,7 @@ class Effects:
             detail="" if code in (0, SUSPENDED) else last_line(attempt.output),
             metrics=record.metrics if record and code == 0 else {},
             took_s=None if asked is None else time.monotonic() - asked,
+            lasted_s=time.monotonic() - attempt.began if attempt.teaches else None,
             held=held,
         )
         return [*news, exited]

@@ -26,28 +26,37 @@ LOOK_FOR_AGENT_S = 0.5
 ANSWER_KEPT_S = 60.0
 """An answer that nobody has fetched by then is thrown away: its sender does not wait."""
 
-JOB_COMMANDS = ("cancel", "hold", "release", "suspend", "resume")
+JOB_COMMANDS = ("cancel", "hold", "release", "suspend", "resume", "retry")
 COMMANDS = ("submit", "drain", *JOB_COMMANDS)
 
 
 class Command(msgspec.Struct, kw_only=True):
-    """One command. `jobs` for submit, `targets` (job ids) for those about jobs."""
+    """One command. `jobs` for submit, `targets` (job ids) for those about jobs.
+
+    Of a submit: `update` takes what `jobs` say of jobs that the run has, and `workdir` is where it was given.
+    Of a retry: `from_scratch`.
+    """
 
     schema: int = 1
     command: str
     jobs: list[JobSpec] = []
     targets: list[int] = []
+    update: bool = False
+    workdir: str = ""
+    from_scratch: bool = False
 
 
 class Answer(msgspec.Struct, kw_only=True):
     """What the agent says to a command: ids given, or why it was refused.
 
-    `outcomes`: for each of the ids, what was done, or why nothing was (`done` says which).
+    `outcomes`: for each of the ids, what was done, or why nothing was (`done` says which); of a submit empty
+    for those that are new. `kept`: ids of jobs that the run has and of which it keeps its own definition.
     """
 
     ids: list[int] = []
     outcomes: list[str] = []
     done: list[bool] = []
+    kept: list[int] = []
     error: str | None = None
 
 

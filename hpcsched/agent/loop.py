@@ -14,11 +14,11 @@ from enum import StrEnum
 from types import FrameType
 
 from hpcsched.agent.inbox import Answer, Command
-from hpcsched.agent.outcomes import outcome
+from hpcsched.agent.outcomes import carried_out
 from hpcsched.agent.resources import Resources
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, MakePlan
-from hpcsched.core.model import JobSpec, JobState
+from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError, HpcschedError, StoreError
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
 
@@ -348,32 +348,29 @@ class Agent:
             return Answer(ids=ids or command.targets)
         cause, at = f"inbox:{name}", self._clock.now()
         if command.command == "submit":
-            return self._submit(command.jobs, cause)
+            return self._submit(command, cause)
         if command.command == "drain":
             self._process([ev.DrainRequested(at=at, cause=cause)])
             return Answer()
-        unknown = [i for i in command.targets if i not in self._machine.jobs]
-        if unknown:
-            return Answer(error=f"no job {unknown[0]}")
-        make, told = (
-            _JOB_EVENTS[command.command],
-            [outcome(self._machine, command.command, i) for i in command.targets],
+        events, answer = carried_out(
+            self._machine,
+            command,
+            at=at,
+            cause=cause,
+            keeping=self._r.effects.keeping(),
+            stand_ins=self._r.admission.stand_ins,
         )
-        # The last one alone carries the cause: a journal torn before it does not hold the command.
-        causes = [*[""] * (len(command.targets) - 1), cause]
-        self._process([make(at=at, cause=c, job_id=i) for c, i in zip(causes, command.targets, strict=False)])
-        return Answer(ids=command.targets, outcomes=[text for _, text in told], done=[d for d, _ in told])
+        self._process(events)
+        return answer
 
-    def _submit(self, jobs: list[JobSpec], cause: str) -> Answer:
+    def _submit(self, command: Command, cause: str) -> Answer:
         at, gpus = self._clock.now(), len(self._machine.devices)
         try:
-            events = self._r.admission.events(jobs, at=at, gpus=gpus, where="submit", cause=cause)
+            events, answer = self._r.admission.submitted(command, at=at, gpus=gpus, cause=cause)
         except ConfigError as error:
             return Answer(error=str(error))
         self._process(events)
-        submitted = events[-1]
-        assert isinstance(submitted, ev.JobsSubmitted)
-        return Answer(ids=list(range(submitted.first_id, submitted.first_id + len(jobs))))
+        return answer
 
     def _ask_for_jobs(self) -> None:
         """Take in the jobs that those which have ended lead to."""
@@ -383,7 +380,7 @@ class Agent:
         error: str | None = None
         try:
             if new := source(machine):
-                error = self._submit(list(new), "source").error
+                error = self._submit(Command(command="submit", jobs=list(new)), "source").error
         except HpcschedError as raised:
             error = str(raised)
         if error:
@@ -413,6 +410,7 @@ class Agent:
 
     def _write_snapshot(self, state: str, *, durable: bool = False) -> None:
         self._r.snapshot.batchings = self._r.effects.batchings()
+        self._r.snapshot.progress = {seen.job_id: seen for seen in self._r.effects.progress()}
         try:
             self._r.snapshot.write(state, self._clock.now(), durable=durable)
             self._warned = False
@@ -436,12 +434,3 @@ class Agent:
     def _tell(self, text: str) -> None:
         with contextlib.suppress(OSError):
             self._r.observer.message(text)
-
-
-_JOB_EVENTS: dict[str, type[ev.JobEvent]] = {
-    "cancel": ev.CancelRequested,
-    "hold": ev.HoldRequested,
-    "release": ev.ReleaseRequested,
-    "suspend": ev.SuspendRequested,
-    "resume": ev.ResumeRequested,
-}

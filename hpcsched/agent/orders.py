@@ -19,7 +19,7 @@ from hpcsched.core.packs import is_packed, key_of
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.contract import plan_attempt
+from hpcsched.launch.contract import checkpoint_dir, plan_attempt
 from hpcsched.planning.costs import course_of
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
@@ -44,6 +44,10 @@ class Site:
     stand_ins: bool
     checkpoints: Path | None = None
     layers: FindLayers = lambda model, device: None
+
+    def checkpoints_of(self, job_id: int) -> Path:
+        """The folder of a job's checkpoints."""
+        return checkpoint_dir(self.rundir.root, self.run_id, job_id, self.checkpoints)
 
 
 def give_layers(job: Job, site: Site, device: str, folder: Path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hpcsched.agent.attempts import read_record
+from hpcsched.agent.beginnings import is_aside
 from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
-from hpcsched.errors import StoreError
+from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.launch.orphans import end, find_orphans
 from hpcsched.store import journal
 from hpcsched.store.replay import replay
 from hpcsched.store.rundir import RunDir, RunRecord
+from hpcsched.store.status import read_status
 
 
 class Recovered(NamedTuple):
@@ -57,8 +59,11 @@ def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
 
     And of each suspended one whose state was still in that agent's memory only: it is gone.
     """
-    records = {job_id: read_record(rundir.job(job_id)) for job_id in machine.active}
-    steps = {job_id: record.step for job_id, record in records.items() if record}
+    steps = {}
+    for job in machine.active.values():
+        record = read_record(rundir.job(job.id))
+        if record and (not job.anew or is_aside(rundir.job(job.id), job.attempt)):
+            steps[job.id] = record.step
     for job in machine.jobs.values():
         if job.state is JobState.SUSPENDED and job.saved_step:
             record = read_record(rundir.job(job.id))
@@ -67,3 +72,14 @@ def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
             for held in rundir.job(job.id).glob("held.*"):
                 held.unlink(missing_ok=True)
     return steps
+
+
+def seen_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
+    """By job that had a lease when its agent ended: how far it was by the last snapshot, which is newer than
+    what the journal holds; programs that go on without an agent are heard of no more."""
+    try:
+        jobs = read_status(rundir).jobs
+    except HpcschedError:
+        return {}
+    attempts = {job.id: job.attempt for job in machine.active.values()}
+    return {job.id: job.step for job in jobs if job.step and attempts.get(job.id) == job.attempt}

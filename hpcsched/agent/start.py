@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcsched
-from hpcsched.agent.admission import Admission
+from hpcsched.agent.admission import Admission, Edits
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.comeback import Standing
 from hpcsched.agent.effects import Effects
@@ -28,7 +28,7 @@ from hpcsched.agent.loop import Agent, Outcome
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.orders import FindLayers, Site, output_path
 from hpcsched.agent.place import Place, node_agents, this_host
-from hpcsched.agent.recovery import end_orphans, open_run, saved_steps
+from hpcsched.agent.recovery import end_orphans, open_run, saved_steps, seen_steps
 from hpcsched.agent.resources import Observer, Resources, Source
 from hpcsched.agent.watch import AllocationWatch
 from hpcsched.batch.base import Allocation, BatchSystem
@@ -39,7 +39,6 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
-from hpcsched.launch.contract import checkpoint_dir
 from hpcsched.launch.spawn import ignoring
 from hpcsched.policy import make_policy
 from hpcsched.store.registry import register
@@ -64,13 +63,16 @@ class Order:
     address) that hosts meet on, `checkpoints` a directory to use for them instead of the run directory,
     `standbys` the most warm processes that wait on a host, None for none at all (see `LocalLauncher`).
     `cpus_per_gpu` cores are kept for the jobs of each GPU: the others are for jobs that need none.
-    `source` gives more jobs as the run goes on.
+    `source` gives more jobs as the run goes on. `update`: what `jobs`, read in `workdir`, say of jobs that
+    the run has already is taken; else it keeps its own.
     """
 
     dir: Path
     devices: str
     jobs: tuple[JobSpec, ...] = ()
     where: str = "submit"
+    update: bool = False
+    workdir: str = ""
     policy: str | None = None
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     resume: bool = False
@@ -98,6 +100,10 @@ class Life:
     """Where the checkpoints of each job are."""
     before: Standing
     """How far the run was when this life began."""
+    edits: Edits
+    """What became of what the job file says of jobs that the run had already."""
+    attempts_before: int
+    """Attempts of all jobs, before this life."""
     killed: bool = False
 
     @property
@@ -111,12 +117,20 @@ class Life:
 
     @property
     def exit_code(self) -> int:
-        """0 all good, 1 a job failed, 75 stopped with work left, 130 killed by the user."""
+        """0 all good, 1 a job failed, 2 an edit of the job file came to nothing, 75 stopped with work left,
+        130 killed by the user.
+
+        An edit that was kept out is never covered by a 0; where nothing was left to do, by a 1 neither.
+        """
         if self.killed:
             return 128 + signal.SIGINT
         if self.outcome is Outcome.STOPPED and not self.machine.finished:
             return 75
-        return int(any(job.state == "FAILED" for job in self.machine.jobs.values()))
+        failed = any(job.state == "FAILED" for job in self.machine.jobs.values())
+        idle = _attempts(self.machine) == self.attempts_before
+        if (idle and self.edits.said) or (self.edits.ignored and not failed):
+            return 2
+        return int(failed)
 
 
 def run(
@@ -155,7 +169,7 @@ def run(
         before = rundir.read_record() if rundir.begun else None
         machine, journal, commands = open_run(rundir, make_policy)
         stack.callback(journal.close)
-        standing = Standing.of(machine)
+        standing, attempts_before = Standing.of(machine), _attempts(machine)
         end_orphans(machine, before, host=host, grace_s=order.grace_s)
         run_id = before.id if before else uuid.uuid4().hex
         observer = observe(machine)
@@ -192,6 +206,7 @@ def run(
         )
         new_jobs = _submitted(order, machine, place, find_profiles, find_parallel)
         admission = _admission(machine, place, find_profiles, find_parallel)
+        edits = _edits(order, machine, admission, place)
         unfinished = [job.spec for job in machine.jobs.values() if not job.state.final]
         clock = RunClock(at=machine.now, speed=place.speed)
         started = ev.AgentStarted(
@@ -202,11 +217,15 @@ def run(
             policy_options=options,
             grace_s=order.grace_s * place.speed,
             saved_steps=saved_steps(rundir, machine),
-            profiles=admission.known_better(),
-            parallel=admission.parallel(unfinished),
+            profiles=(*admission.known_better(), *edits.profiles),
+            parallel=admission.parallel([*unfinished, *edits.updated.values()]),
             deadline=on_run_clock(clock, allocation.deadline),
             reserve_s=order.margin_s * place.speed,
             cores=place.cores,
+            seen_steps=seen_steps(rundir, machine),
+            updated=edits.updated,
+            kept=edits.kept,
+            again=edits.again,
         )
         site = Site(
             rundir=rundir,
@@ -265,6 +284,8 @@ def run(
         rundir.write_record(record)
         if note := register(record.id, rundir.root):
             say(note)
+        for job_id, what in edits.said.items():
+            say(f"job {machine.jobs[job_id].spec.name}: {what}")
         if allocation.kind != "none":
             say(_described(allocation, place))
             if _without_exec(os.environ):
@@ -287,11 +308,10 @@ def run(
                 job.id: output_path(job, site, job.attempt, _host_of(job, place))
                 for job in machine.jobs.values()
             },
-            checkpoints={
-                job_id: checkpoint_dir(rundir.root, record.id, job_id, order.checkpoints)
-                for job_id in machine.jobs
-            },
+            checkpoints={job_id: site.checkpoints_of(job_id) for job_id in machine.jobs},
             before=standing,
+            edits=edits,
+            attempts_before=attempts_before,
             killed=agent.killed,
         )
 
@@ -327,6 +347,23 @@ def _submitted(
         return []
     admission = _admission(machine, place, find_profiles, find_parallel)
     return admission.events(new, at=machine.now, gpus=place.gpus_per_host, where=order.where)
+
+
+def _edits(order: Order, machine: Machine, admission: Admission, place: Place) -> Edits:
+    """What the order's jobs say of those that the run has already; raises ConfigError."""
+    old = [job for job in order.jobs if job.name in machine.by_name]
+    return admission.edits(
+        old,
+        update=order.update,
+        called_in=order.workdir,
+        gpus=place.gpus_per_host,
+        where=order.where,
+        living=False,
+    )
+
+
+def _attempts(machine: Machine) -> int:
+    return sum(job.attempt for job in machine.jobs.values())
 
 
 def _lock(rundir: RunDir, order: Order) -> RunLock:

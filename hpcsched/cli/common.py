@@ -14,7 +14,7 @@ import click
 from hpcsched import config
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
 from hpcsched.store.rundir import RunDir
-from hpcsched.store.status import JobStatus, Status
+from hpcsched.store.status import JobStatus, Status, is_abandoned
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,6 +70,11 @@ def hint_at_runs(ctx: click.Context, dir_: str | None) -> Iterator[None]:
         raise NoSuchRun(
             f"{error}; {what} in {shown} (`hpcsched status --all` lists all, --dir chooses one)"
         ) from None
+
+
+def code_of(rundir: RunDir) -> int:
+    """The exit code of a command that has shown a run: 3 where its agent is gone though jobs are left."""
+    return NoSuchRun.exit_code if is_abandoned(rundir) else 0
 
 
 def warm_processes(text: str) -> int | None:

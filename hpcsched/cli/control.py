@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import itertools
 import shlex
 import time
 from collections.abc import Callable
@@ -15,9 +16,11 @@ from hpcsched import jobfile
 from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
 from hpcsched.cli.common import Number, dir_option, find_run, option, select
 from hpcsched.cli.status import clock
+from hpcsched.core.definitions import differing
+from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobSpec
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
-from hpcsched.store.rundir import RunDir, agent_alive
+from hpcsched.store.rundir import RunDir, agent_alive, agent_works
 from hpcsched.store.status import Status, age_s, read_status
 
 ANSWER_WITHIN_S = 10.0
@@ -60,13 +63,19 @@ def _on_jobs(name: str, help_: str) -> click.Command:
     @click.pass_context
     def command(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None) -> int:
         rundir = find_run(ctx, dir_)
-        chosen = select(_living(rundir), jobs)
-        answer = _ask(rundir, Command(command=name, targets=[job.id for job in chosen]))
-        for job, text in zip(chosen, answer.outcomes, strict=False):
-            click.echo(f"job {job.id} ({job.name}): {text}", err=True)
-        return int(bool(answer.done) and not any(answer.done))
+        status = _living(rundir)
+        chosen = select(status, jobs)
+        return _tell(status, _ask(rundir, Command(command=name, targets=[job.id for job in chosen])))
 
     return command
+
+
+def _tell(status: Status, answer: Answer) -> int:
+    """Say what was done to each job; the exit code: 1 if that was nothing."""
+    names = {job.id: job.name for job in status.jobs}
+    for job_id, text in zip(answer.ids, answer.outcomes, strict=False):
+        click.echo(f"job {job_id} ({names.get(job_id, '?')}): {text}", err=True)
+    return int(bool(answer.done) and not any(answer.done))
 
 
 _NOTHING = " Exit code 1: nothing could be done to any of them."
@@ -75,6 +84,42 @@ hold = _on_jobs("hold", "Keep waiting JOBS from starting until released." + _NOT
 release = _on_jobs("release", "Let held JOBS go." + _NOTHING)
 suspend = _on_jobs("suspend", "Have running JOBS save and leave their GPUs until resumed." + _NOTHING)
 resume = _on_jobs("resume", "Let suspended JOBS go on." + _NOTHING)
+
+
+@click.command()
+@click.argument("jobs", nargs=-1)
+@dir_option
+@click.option("--failed", is_flag=True, help="All jobs that have failed.")
+@click.option("--from-scratch", is_flag=True, help="From the beginning; what was saved is put aside.")
+@click.pass_context
+def retry(
+    ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, failed: bool, from_scratch: bool
+) -> int:
+    """Run JOBS (ids, names, 3-7) that have ended again, from their newest checkpoints.
+
+    With them run those that were cancelled because one of them did not complete. A job that has completed,
+    and has nothing left to do, begins once more. Without a running agent this waits for the next `hpcsched
+    run --resume`. Exit code 1: nothing could be done to any of them.
+    """
+    if bool(jobs) == failed:
+        raise click.UsageError("name jobs, or give --failed")
+    rundir = find_run(ctx, dir_)
+    status = read_status(rundir)
+    chosen = [job for job in status.jobs if job.state == "FAILED"] if failed else select(status, jobs)
+    if not chosen:
+        raise HpcschedError("no job has failed")
+    command = Command(command="retry", targets=[job.id for job in chosen], from_scratch=from_scratch)
+    if agent_works(rundir):
+        return _tell(status, _ask(rundir, command))
+    ended = [job for job in chosen if job.state.final]
+    for job in chosen:
+        text = "will run again" if job.state.final else f"is {job.state}: only what has ended is run again"
+        click.echo(f"job {job.id} ({job.name}): {text}", err=True)
+    if not ended:
+        return 1
+    send(rundir, Command(command="retry", targets=[job.id for job in ended], from_scratch=from_scratch))
+    click.echo(f"hpcsched: no agent in {rundir.root}; the next `hpcsched run --resume` does it", err=True)
+    return 0
 
 
 @click.command()
@@ -110,6 +155,9 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
     "--processes", metavar="P", default="auto", help="On each host: auto, per-gpu (one on each), or a number."
 )
 @click.option("--one-process", is_flag=True, hidden=True, help="The same as --processes 1.")
+@click.option(
+    "--update", is_flag=True, help="Take what is said of jobs that the run has; failed ones run again."
+)
 @click.option("--parsable", is_flag=True, help="Print the ids only.")
 @click.pass_context
 def submit(
@@ -125,17 +173,20 @@ def submit(
     retries: int | None,
     processes: str,
     one_process: bool,
+    update: bool,
     parsable: bool,
-) -> None:
+) -> int:
     """Put jobs into a run: `submit JOBS.toml`, or `submit [options] -- COMMAND...`; prints their ids.
 
-    Without a running agent they wait in the run directory for the next `hpcsched run`.
+    Without a running agent they wait in the run directory for the next `hpcsched run`. What a file says
+    otherwise of jobs that the run has is named, and with --update taken. Exit code 2: something was not.
     """
     rundir = find_run(ctx, dir_)
     living, taken = _names(rundir)
     if len(words) == 1 and words[0].endswith(".toml"):
         path = Path(words[0])
-        jobs = jobfile.load(path, workdir=Path.cwd(), user=getpass.getuser(), known=taken).jobs
+        user = getpass.getuser()
+        jobs = jobfile.load(path, workdir=Path.cwd(), user=user, known=taken, again=True).jobs
     elif words:
         job: dict[str, Any] = {
             "name": name or _free_name(Path(words[0]).name, taken),
@@ -149,18 +200,70 @@ def submit(
         table = {"schema": 1, "job": [job]}
         where = f"submit -- {shlex.join(words)}"
         user = getpass.getuser()
-        jobs = jobfile.parse(table, where=where, workdir=Path.cwd(), user=user, known=taken).jobs
+        here = Path.cwd()
+        jobs = jobfile.parse(table, where=where, workdir=here, user=user, known=taken, again=update).jobs
     else:
         raise click.UsageError("name a job file (JOBS.toml), or a command after --")
-    command = Command(command="submit", jobs=list(jobs))
-    if living:
-        ids = _ask(rundir, command).ids
-    else:
+    command = Command(command="submit", jobs=list(jobs), update=update, workdir=str(Path.cwd()))
+    answer = _ask(rundir, command) if living else _leave(rundir, command, taken)
+    outcomes = answer.outcomes or [""] * len(jobs)
+    for job_id, spec, outcome in zip(answer.ids, jobs, outcomes, strict=True):
+        if outcome:
+            click.echo(f"job {spec.name}: {outcome}", err=True)
+        else:
+            click.echo(str(job_id) if parsable else f"submitted job {job_id} ({spec.name})")
+    return 2 if answer.kept else 0
+
+
+def _leave(rundir: RunDir, command: Command, taken: list[str]) -> Answer:
+    """Leave a submit to the next agent; what it will do.
+
+    What the run has already is compared here, and left only if it is to be taken.
+    """
+    from hpcsched.agent.admission import said_edit
+
+    old = {job.name for job in command.jobs if job.name in taken}
+    known = _definitions(rundir) if old else {}
+    ids, outcomes, kept, left = [], [], [], []
+    fresh = itertools.count(len(taken) + 1)
+    for spec in command.jobs:
+        job = known.get(spec.name)
+        keys = differing(job.spec, spec, called_in=command.workdir) if job else ()
+        ids.append(job.id if job else next(fresh))
+        if not job:
+            outcomes.append("")
+        elif keys:
+            outcomes.append(said_edit(job, keys, update=command.update, living=False))
+            kept += [] if command.update else [job.id]
+        else:
+            outcomes.append("is in the run already")
+        if not job or (keys and command.update):
+            left.append(spec)
+    if not left and not kept:
+        jobfile.check_names(command.jobs, where="submit", known=taken)
+    if left:
+        command.jobs = left
         send(rundir, command)
-        ids = list(range(len(taken) + 1, len(taken) + 1 + len(jobs)))
         click.echo(f"hpcsched: no agent in {rundir.root}; the next `hpcsched run` takes them", err=True)
-    for job_id, spec in zip(ids, jobs, strict=True):
-        click.echo(str(job_id) if parsable else f"submitted job {job_id} ({spec.name})")
+    return Answer(ids=ids, outcomes=outcomes, kept=kept)
+
+
+def _definitions(rundir: RunDir) -> dict[str, Job]:
+    """The run's jobs by name, and those that wait in its inbox."""
+    from hpcsched.policy import make_policy
+    from hpcsched.store.replay import replay
+
+    jobs: dict[str, Job] = {}
+    if rundir.journal.exists():
+        jobs = {job.spec.name: job for job in replay(rundir.journal, make_policy).machine.jobs.values()}
+    for _, command in Inbox.peek(rundir):
+        for spec in command.jobs:
+            before = jobs.get(spec.name)
+            if before is None:
+                jobs[spec.name] = Job(id=len(jobs) + 1, spec=spec, submit_s=0.0)
+            elif command.update:
+                before.spec = spec
+    return jobs
 
 
 def _names(rundir: RunDir) -> tuple[bool, list[str]]:

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from hpcsched.cli import background, batches, cores, packs
-from hpcsched.cli.common import dir_option, find_run, hint_at_runs, json_option, plural
+from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, plural
 from hpcsched.cli.status import clock
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
@@ -23,8 +23,11 @@ from hpcsched.errors import NoSuchRun, UnknownJob
 @dir_option
 @json_option
 @click.pass_context
-def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> None:
-    """Why JOB (id or name) waits, why it has this many GPUs or cores, and what is next for it."""
+def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> int:
+    """Why JOB (id or name) waits, why it has this many GPUs or cores, and what is next for it.
+
+    Exit code 3: the run's agent is gone, and jobs are left.
+    """
     from hpcsched.policy import make_policy
     from hpcsched.store.replay import replay
     from hpcsched.store.snapshot import cores_status
@@ -68,7 +71,7 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> No
             **({"cores": on_cores} if on_cores else {}),
         }
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
-        return
+        return code_of(rundir)
     click.echo(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found))
     if reason:
         click.echo(f"  because: {reason}")
@@ -81,6 +84,7 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> No
     click.echo("story (time into the run):")
     for note in found.story:
         click.echo(f"  {clock(note.at):>10}  {note.reason}")
+    return code_of(rundir)
 
 
 def _where(job: Job) -> str:

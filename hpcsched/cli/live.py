@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
+from hpcsched.agent.beginnings import gpus_named
 from hpcsched.cli.cores import there
 from hpcsched.cli.status import clock
 from hpcsched.core import events as ev
@@ -49,14 +50,14 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
         match action:
             case Launch(gpus=gpus, role=role, resume=resume, seats=seats):
                 verb = f"resumes at step {job.step}" if resume else "starts"
-                where = f"on {_gpus(gpus)} as {role}{_placed(job)}"
+                where = f"on {gpus_named(gpus)} as {role}{_placed(job)}"
                 lines.append(f"{_name(job)} {verb} {_cores(seats) if seats else where}")
                 told = (n.reason for n in job.story[-1:] if n.reason.why is Why.ONE_PROCESS)
                 lines += [f"{_name(job)} {reason}" for reason in told]
             case Resize(seats=seats) if seats and job.target:
                 lines.append(f"{_name(job)}: {job.target.why}")
             case Resize(gpus=gpus, role=role):
-                lines.append(f"{_name(job)} is to go on on {_gpus(gpus)} as {role}{_placed(job)}")
+                lines.append(f"{_name(job)} is to go on on {gpus_named(gpus)} as {role}{_placed(job)}")
             case Pace():
                 told = (n.reason for n in job.story[-1:] if n.reason.why is Why.PACED and n.at == action.at)
                 lines += [f"{_name(job)} {reason}" for reason in told]
@@ -112,10 +113,6 @@ def _name(job: Job) -> str:
     return f"job {job.id} ({job.spec.name})"
 
 
-def _gpus(gpus: Sequence[int]) -> str:
-    return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {_numbers(gpus)}"
-
-
 def _numbers(gpus: Sequence[int]) -> str:
     return ",".join(map(str, gpus))
 
@@ -136,7 +133,7 @@ def _to_go_on(job: Job) -> str:
 def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
     if isinstance(event, ev.LaunchFailed):
         return f"could not be started: {event.error}"
-    if event.code == 0:
+    if event.code == 0 and job.state is JobState.COMPLETED:
         metrics = "".join(
             f", {k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in job.metrics.items()
         )
@@ -147,6 +144,10 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
     if again and job.saved_step is not None:
         again = f"; goes on from step {job.saved_step}"
     detail = f": {event.detail}" if event.detail else ""
+    if event.code == 0:
+        detail = ", as it was told to end: that counts as no completion"
+    if job.reason and job.reason.why is Why.SAME_FAILURE:
+        detail += "; the same as before, so it is not repeated"
     return f"ended with exit code {event.code}{detail}{again}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hpcsched.cli.common import dir_option, find_run, hint_at_runs, select
+from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, select
 from hpcsched.errors import HpcschedError, NoSuchRun
 from hpcsched.store.status import read_status
 
@@ -19,8 +19,11 @@ from hpcsched.store.status import read_status
 @click.option("-f", "--follow", is_flag=True, help="Go on as it grows, until the job has ended.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="The last N lines only.")
 @click.pass_context
-def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: int | None) -> None:
-    """Print the output of JOB (id or name); all its attempts append to one file."""
+def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: int | None) -> int:
+    """Print the output of JOB (id or name); all its attempts append to one file, with a line between them.
+
+    Exit code 3: the run's agent is gone, and jobs are left.
+    """
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
         found = select(read_status(rundir), [job])[0]
@@ -45,6 +48,7 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
                 time.sleep(0.2)
     except OSError as error:
         raise HpcschedError(f"cannot read {found.output}: {error.strerror}") from error
+    return code_of(rundir)
 
 
 def _write(data: bytes) -> None:

@@ -24,6 +24,7 @@ _COMMANDS = {
     "release": ("control:release", "Let held jobs go."),
     "suspend": ("control:suspend", "Have running jobs save and leave their GPUs until resumed."),
     "resume": ("control:resume", "Let suspended jobs go on."),
+    "retry": ("control:retry", "Run jobs that have ended again."),
     "drain": ("control:drain", "Save all jobs and stop the run."),
     "logs": ("logs:logs", "A job's output."),
     "wait": ("control:wait", "Wait until jobs (default: all) have ended."),

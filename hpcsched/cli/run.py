@@ -59,6 +59,8 @@ _CPUS_PER_GPU = "Cores kept for the jobs of each GPU; jobs without GPUs get the 
 _MARGIN = "Seconds kept before the end of the allocation besides what saving takes (60)."
 
 
+_UPDATE = "With --resume: take what JOBS.toml says of jobs that the run has; those that failed run again."
+
 KEPT_SEARCH = "search.toml"
 """In the run directory of a search: what it was when the run began."""
 
@@ -72,6 +74,7 @@ KEPT_SEARCH = "search.toml"
 @option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
 @option("--device-type", metavar="T", help="Device type whose profiles count; default: what is found.")
 @option("--resume", is_flag=True, help="Go on with the run in the run directory, if there is one.")
+@option("--update", is_flag=True, help=_UPDATE)
 @option("--batch", metavar="B", default="auto", help="auto, slurm, lsf or none: whose allocation we are in.")
 @option("--hosts", metavar="A,B", help="Hosts to use where no batch system grants them.")
 @option("--launcher", metavar="L", default="auto", help="auto, srun, blaunch, jsrun, ssh or local.")
@@ -138,6 +141,7 @@ def conduct(
     check: Callable[[Machine], None] | None = None,
     report: Callable[[Any], int] | None = None,
     keep: Callable[[Any, Path], None] | None = None,
+    update: bool = False,
     command: str = "run",
     root: Path | None = None,
 ) -> int:
@@ -146,7 +150,8 @@ def conduct(
     `command` is who asks, and `root` the directory with which it is to be asked again, if not this run's.
     `source` gives more jobs, `view` shows what happens, `check` raises when there is
     no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it returns
-    the exit code of a run without work left. `keep` puts more of it into the database.
+    the exit code of a run without work left. `keep` puts more of it into the database. `update`: what the job
+    file says of jobs that the run has is taken.
     """
     from hpcsched.agent import start
     from hpcsched.agent.comeback import Plan
@@ -200,6 +205,8 @@ def conduct(
         devices=devices,
         jobs=file.jobs if file else (),
         where=str(jobs or "submit"),
+        update=update,
+        workdir=str(Path.cwd()),
         policy=name,
         policy_options=options,
         resume=resume,
@@ -234,9 +241,12 @@ def conduct(
         code = _stopped(life, system, rundir, plan, again)
     try:
         if report is not None:
-            code = report(life) if code in (0, 1) else code
+            code = report(life) if code in (0, 1, 2) else code
         else:
             _report(life, as_json=as_json, gantt=gantt, compare=others, again=again)
+            if code == 2:
+                edited = ", ".join(life.machine.jobs[job_id].spec.name for job_id in life.edits.said)
+                click.echo(f"hpcsched: {jobs}: what differs of {edited} (see above) was not run", err=True)
     except OSError as error:
         with contextlib.suppress(OSError):
             click.echo(f"hpcsched: the report cannot be written: {error.strerror}", err=True)

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from hpcsched.cli import batches, cores
-from hpcsched.cli.common import dir_option, find_run, hint_at_runs, json_option, option, select
+from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, option, select
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
 from hpcsched.store.status import (
@@ -99,11 +99,11 @@ def status(
     noheader: bool,
     all_runs: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """The run's jobs, like squeue: unfinished ones, and a line that counts the finished.
 
     Works on any host that sees the run directory: no port, no lock. Of a run without a sign of life
-    the batch system is asked what became of its job.
+    the batch system is asked what became of its job. Exit code 3: its agent is gone, and jobs are left.
     """
     gc.disable()  # ten thousand jobs and a short life: nothing is worth collecting
     rundir, wanted = find_run(ctx, dir_), [*jobs, *more]
@@ -111,20 +111,20 @@ def status(
         if wanted or states is not None:
             raise click.UsageError("--all lists runs: it takes no jobs and no --states")
         _all_runs(header=not noheader, as_json=as_json)
-        return
+        return 0
     if as_json and not wanted:
         with hint_at_runs(ctx, dir_):
             page = read_page(rundir)
         asked(page.run)
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
-        return
+        return code_of(rundir)
     with hint_at_runs(ctx, dir_):
         found = read_status(rundir)
     if as_json:
         asked(found.run)
         found.jobs = select(found, wanted)
         sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
-        return
+        return code_of(rundir)
     chosen = select(found, wanted) if wanted else found.jobs
     names = _states(states)
     if names is not None:
@@ -133,8 +133,9 @@ def status(
         chosen = [job for job in chosen if not job.state.final]
     sys.stdout.write(table(chosen, format_ or DEFAULT_FORMAT, header=not noheader))
     if not wanted and not noheader:
-        sys.stdout.write(_finished(found))
+        sys.stdout.write(_finished(found) + _edited(found))
     note(found)
+    return code_of(rundir)
 
 
 def _states(text: str | None) -> set[JobState] | None:
@@ -203,6 +204,25 @@ def _finished(found: Status) -> str:
     counts = Counter(job.state for job in found.jobs if job.state.final)
     parts = [f"{n} {state.lower()}" for state, n in sorted(counts.items())]
     return f"finished: {', '.join(parts)}\n" if parts else ""
+
+
+def _edited(found: Status) -> str:
+    """What a job file was seen to say of jobs, and the run does not go by."""
+    lines = []
+    for job in found.jobs:
+        if job.kept:
+            what = "differs" if len(job.kept) == 1 else "differ"
+            lines.append(
+                f"{', '.join(job.kept)} {what} in the job file (kept; run --resume --update takes it)"
+            )
+        elif job.updated:
+            lines.append(
+                f"{', '.join(job.updated)} taken since it ended; `hpcsched retry {job.name}` runs it"
+            )
+        else:
+            continue
+        lines[-1] = f"job {job.name}: {lines[-1]}\n"
+    return "".join(lines)
 
 
 def asked(run: RunStatus) -> None:

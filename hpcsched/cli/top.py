@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from hpcsched.cli import cores, fate
-from hpcsched.cli.common import Number, dir_option, find_run, hint_at_runs, option, plural
+from hpcsched.cli.common import Number, code_of, dir_option, find_run, hint_at_runs, option, plural
 from hpcsched.cli.status import asked, clock, steps, where
 from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError
@@ -42,11 +42,11 @@ _ORDER_OF_COUNTS = (*_ORDER, JobState.COMPLETED, JobState.FAILED, JobState.CANCE
 @option("--delay", "-d", type=Number(min=0.1), default=2.0, help="Seconds between two looks (2).")
 @click.option("--count", "-n", type=click.IntRange(min=1), help="Leave after so many looks.")
 @click.pass_context
-def top(ctx: click.Context, dir_: str | None, delay: float, count: int | None) -> None:
+def top(ctx: click.Context, dir_: str | None, delay: float, count: int | None) -> int:
     """The run as it goes on: time left, GPUs by host, jobs. Leave with q or Ctrl-C.
 
     Reads the snapshot only, so it works on a login node. Into a file or pipe it prints plain pages, until
-    the run is FINISHED or -n is reached.
+    the run is FINISHED or -n is reached. Exit code 3: the run's agent is gone, and jobs are left.
     """
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
@@ -57,6 +57,7 @@ def top(ctx: click.Context, dir_: str | None, delay: float, count: int | None) -
             _in_place(watch, delay, count)
         else:
             _in_pages(watch, delay, count)
+    return code_of(rundir)
 
 
 class _Watch:

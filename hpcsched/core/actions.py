@@ -28,7 +28,8 @@ class Launch(AttemptAction):
     """Start the job's workers on these devices, from its newest checkpoint if `resume`.
 
     `per_gpu`: one process on each GPU; else as many as the job says (`core.processes`). One on CPU cores has
-    `seats` instead, a process each.
+    `seats` instead, a process each. `anew`: it begins once more; what an earlier attempt has saved must not
+    be found by this one.
     """
 
     gpus: tuple[int, ...]
@@ -36,6 +37,7 @@ class Launch(AttemptAction):
     resume: bool
     per_gpu: bool = True
     seats: tuple[Seat, ...] = ()
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,10 @@ class AgentStarted(Event):
     whose programs have said that they are. `deadline` is when the allocation ends (None: not known, or
     never); `reserve_s` the seconds to keep before that besides what saving is known to take. `cores` are
     those for jobs that need no GPU.
+
+    `seen_steps` says, by job, how far its attempt was by the last snapshot. The job file that this life began
+    with: `updated` are definitions taken from it, by job, `kept` the keys of which it says otherwise than the
+    run, by job (none: of none), and `again` the jobs that are to run again with what was taken.
     """
 
     wall: float
@@ -48,6 +52,10 @@ class AgentStarted(Event):
     deadline: float | None = None
     reserve_s: float = 60.0
     cores: tuple[HostCores, ...] = ()
+    seen_steps: Mapping[int, int] = field(default_factory=dict)
+    updated: Mapping[int, JobSpec] = field(default_factory=dict)
+    kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    again: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +89,24 @@ class JobsSubmitted(Event):
 
     first_id: int
     jobs: tuple[JobSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefinitionsCompared(Event):
+    """Jobs of the run were submitted again, with other definitions: see `AgentStarted`. None of those that
+    are `updated` runs."""
+
+    updated: Mapping[int, JobSpec] = field(default_factory=dict)
+    kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    again: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryRequested(Event):
+    """The user wants jobs that have ended to run again: from what they had saved, or `from_scratch`."""
+
+    job_ids: tuple[int, ...]
+    from_scratch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +259,8 @@ class WorkersExited(AttemptEvent):
     `step` is the last step known to be done, `saved_step` the step of the newest good checkpoint
     (both None for a program that reports neither). `took_s` are measured seconds since it was asked to
     save (None if it was not, and for what only follows a profile). `held`: the state of `saved_step` is in
-    memory, and not on disk yet.
+    memory, and not on disk yet. `lasted_s` are measured seconds since the launch (None for what only follows
+    a profile).
     """
 
     code: int
@@ -243,6 +270,7 @@ class WorkersExited(AttemptEvent):
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     took_s: float | None = None
     held: bool = False
+    lasted_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

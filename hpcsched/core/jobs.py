@@ -43,7 +43,8 @@ class Job:
     as far as that is known (None: any): see `core.processes`.
     `timers` says when each kind of timer of the newest attempt is due; one that was set again
     before it ran out is void. `excuses` are the ids of the background jobs that a failure of
-    it has been put down to.
+    it has been put down to. `failed_fast` is the exit code and the last line of its last attempt, if that has
+    failed soon after its start. `anew`: it has been begun once more, and has saved nothing since.
     """
 
     id: int
@@ -75,6 +76,8 @@ class Job:
     failures: int = 0
     losses: int = 0
     excuses: tuple[int, ...] = ()
+    failed_fast: tuple[int, str] | None = None
+    anew: bool = False
     exit: int | None = None
     started_s: float | None = None
     ended_s: float | None = None

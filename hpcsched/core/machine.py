@@ -13,19 +13,17 @@ from typing import Any
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill
+from hpcsched.core.again import blocked_by
 from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Ended, JobState
 from hpcsched.core.moves import DRAIN, HURRY, LANES, LOOK, PACKS
 from hpcsched.core.obeying import Obeying
-from hpcsched.core.packs import is_packed
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.state import Life
 
 SAVED_AND_LEFT = 75
 """Exit code of a program that saved and left (EX_TEMPFAIL)."""
-
-_BROKEN = (JobState.FAILED, JobState.CANCELLED)
 
 
 def _lost(gpu: int) -> str:
@@ -49,6 +47,8 @@ class Machine(Obeying):
             ev.ProfilesLoaded: self._profiles_loaded,
             ev.PlanMade: self._plan_made,
             ev.JobsSubmitted: self._jobs_submitted,
+            ev.DefinitionsCompared: self._definitions_compared,
+            ev.RetryRequested: self._retry_requested,
             ev.ProgressObserved: self._progress_observed,
             ev.CancelRequested: self._cancel_requested,
             ev.HoldRequested: self._hold_requested,
@@ -134,9 +134,12 @@ class Machine(Obeying):
         self._drain_due = self._lanes_due = self._packs_due = -inf
         self.packs.idle_s, self.packs.parted = None, set()
         for job in list(self.active.values()):
+            if (seen := event.seen_steps.get(job.id, 0)) > job.step:
+                job.step, job.reports = seen, True
             self._attempt_lost(job, event.saved_steps.get(job.id), "the agent was gone", counts=False)
         for job_id, step in event.saved_steps.items():
             self._never_on_disk(self.jobs[job_id], step)
+        self._compared(event.updated, event.kept, event.again)
         devices = {d.index: d for d in event.devices}
         self.cores.hosts, self.cores.loans = {cores.host: cores for cores in event.cores}, {}
         self._have(devices, free=devices)
@@ -162,28 +165,21 @@ class Machine(Obeying):
             job = Job(id=job_id, spec=spec, submit_s=max(event.at, spec.submit_at))
             self.jobs[job_id], self.by_name[spec.name] = job, job_id
             self.unfinished += 1
-            self.lanes.used |= spec.background
-            self.packs.used |= is_packed(spec)
-            self.cores.used |= spec.cpus is not None
+            self._list_needs(spec)
             self._note(job, Reason(Why.SUBMITTED))
         # A job may wait for one that comes later in the same file.
         jobs = [self.jobs[job_id] for job_id in ids]
         self._size_up(jobs)
         for job in jobs:
-            before = [self.jobs[self.by_name[name]] for name in job.spec.after]
-            waits_for = [other for other in before if other.state is not JobState.COMPLETED]
-            job.unmet = len(waits_for)
-            for other in waits_for:
-                self.dependents.setdefault(other.id, []).append(job.id)
+            self._wait_for_others(job)
         for job in jobs:
             if job.submit_s > self.now:
                 self._expect(job)
             else:
                 self._enqueue(job)
         for job in jobs:
-            broken = [n for n in job.spec.after if self.jobs[self.by_name[n]].state in _BROKEN]
-            if broken and not job.state.final:
-                self._never_satisfied(job, broken[0])
+            if not job.state.final and (broken := blocked_by(self, job, {})):
+                self._never_satisfied(job, broken)
         self._decide_after = True
 
     def _progress_observed(self, event: ev.ProgressObserved) -> None:
@@ -323,7 +319,7 @@ class Machine(Obeying):
             )
             self._attempt_lost(job, job.saved_step, why, counts=not job.wanted)
         else:
-            self._failed(job, event.code, event.detail)
+            self._failed(job, event.code, event.detail, event.lasted_s)
 
     def _launch_failed(self, event: ev.LaunchFailed) -> None:
         job = self._running(event)

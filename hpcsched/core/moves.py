@@ -24,6 +24,11 @@ policy wants to be asked again, about all, about the background lanes, and about
 REFUSED = 2
 """Exit code of a trainer whose arguments or surroundings are wrong: they are the same the next time."""
 
+FAST_S = 10.0
+"""Seconds after its launch within which a program that fails has hardly begun."""
+
+_CANNOT_SAVE = 74
+
 MOST_LOSSES = 3
 """Attempts lost in a row without a new checkpoint before a job is given up."""
 
@@ -106,7 +111,8 @@ class Moves(Seating):
         self._disturb(job, gpus)
         self._list(job)
         resume = job.saved_step is not None
-        self._do(Launch, job, gpus=gpus, role=role, resume=resume, per_gpu=job.per_gpu, seats=seats)
+        how = {"per_gpu": job.per_gpu, "seats": seats, "anew": job.anew}
+        self._do(Launch, job, gpus=gpus, role=role, resume=resume, **how)
 
     def _choose_processes(self, job: Job, gpus: tuple[int, ...]) -> None:
         """How many processes the attempt is started as; said where that leaves GPUs to a program that may not
@@ -220,7 +226,7 @@ class Moves(Seating):
             return
         if step > (job.saved_step or 0):
             job.failures = job.losses = 0
-        job.saved_step = step
+        job.saved_step, job.anew = step, False
         job.step, job.reports = max(job.step, step), True
 
     def _fell_back(self, job: Job, step: int) -> None:
@@ -255,7 +261,8 @@ class Moves(Seating):
         else:
             self._enqueue(job)
 
-    def _failed(self, job: Job, code: int, detail: str) -> None:
+    def _failed(self, job: Job, code: int, detail: str, lasted_s: float | None) -> None:
+        before, job.failed_fast = job.failed_fast, _fast(code, detail, lasted_s)
         hosts = self._beside(job) if job.spec.background else []
         self._end_attempt(job, Ended.FAILED)
         self._note(job, Reason(Why.EXITED, {"code": code, "detail": f": {detail}" if detail else ""}))
@@ -275,6 +282,10 @@ class Moves(Seating):
         refused = job.spec.kind is Kind.TRAINER and code == REFUSED
         if job.failures > job.spec.retries or refused:
             self._finish(job, JobState.FAILED, Reason(Why.EXITED, {"code": code, "detail": ""}))
+            return
+        if job.failures > 1 and before is not None and job.failed_fast == before:
+            facts = {"code": code, "detail": detail, "after": lasted_s, "name": job.spec.name}
+            self._finish(job, JobState.FAILED, Reason(Why.SAME_FAILURE, facts))
             return
         facts = {"code": code, "failures": job.failures, "retries": job.spec.retries}
         self._note(job, Reason(Why.RETRY, facts))
@@ -306,6 +317,8 @@ class Moves(Seating):
             return
         self._end_attempt(job, Ended.LOST)
         facts = {"attempt": job.attempt, "why": why, "step": job.saved_step or 0}
+        if (again := job.step - (job.saved_step or 0)) > 0:
+            facts["again"] = f"; at least {again} step{'s' * (again != 1)} done again"
         self._note(job, Reason(Why.LOST, facts))
         job.losses += counts
         if job.losses > MOST_LOSSES:
@@ -410,3 +423,11 @@ class Moves(Seating):
 
     def _never_satisfied(self, job: Job, name: str) -> None:
         self._finish(job, JobState.CANCELLED, Reason(Why.DEPENDENCY_NEVER_SATISFIED, {"after": name}))
+
+
+def _fast(code: int, detail: str, lasted_s: float | None) -> tuple[int, str] | None:
+    """What tells a failure that came at once from others; None for one that says nothing of the next time: it
+    came later, without a word, by a signal, or because there was no room."""
+    if lasted_s is None or lasted_s > FAST_S or not detail or code > 128 or code == _CANNOT_SAVE:
+        return None
+    return code, detail

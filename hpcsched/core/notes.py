@@ -63,7 +63,8 @@ _WAYS: dict[JobState, frozenset[JobState]] = {
     _S.RUNNING: frozenset(set(_S) - {_S.HELD, _S.STARTING, _S.RUNNING}),
     _S.SUSPENDING: frozenset(set(_S) - {_S.HELD, _S.STARTING, _S.RUNNING, _S.SUSPENDING}),
     _S.SUSPENDED: frozenset({_S.STARTING, _S.CANCELLED}),
-    _S.COMPLETED: frozenset(),
-    _S.FAILED: frozenset(),
-    _S.CANCELLED: frozenset(),
+    # Only when the user wants it run again.
+    _S.COMPLETED: frozenset({_S.PENDING, _S.SUSPENDED}),
+    _S.FAILED: frozenset({_S.PENDING, _S.SUSPENDED}),
+    _S.CANCELLED: frozenset({_S.PENDING, _S.SUSPENDED}),
 }

@@ -88,6 +88,9 @@ class Why(StrEnum):
     EXITED = "Exited"
     SAVED = "Saved"
     RETRY = "Retry"
+    SAME_FAILURE = "SameFailure"
+    RETRIED = "Retried"
+    UPDATED = "Updated"
     LOST = "Lost"
     FELL_BACK = "FellBack"
     LAUNCH_FAILED = "LaunchFailed"
@@ -196,7 +199,11 @@ _WORDS = {
     Why.EXITED: "ended with exit code {code}{detail}",
     Why.SAVED: "saved at step {step}{where} and left",
     Why.RETRY: "failed with exit code {code}; failure {failures} of {retries} allowed in a row, starts again",
-    Why.LOST: "attempt {attempt} was lost ({why}); goes on from step {step}",
+    Why.SAME_FAILURE: "ended twice in the same way within {after:.1f} s of its start, with exit code {code}: "
+    "{detail}; not repeated, `hpcsched retry {name}` runs it again",
+    Why.RETRIED: "is run again {how}{because}",
+    Why.UPDATED: "defined anew: {keys}",
+    Why.LOST: "attempt {attempt} was lost ({why}); goes on from step {step}{again}",
     Why.FELL_BACK: "its checkpoint of step {expected} cannot be used; goes on from step {step}",
     Why.LAUNCH_FAILED: "could not be started: {error}",
     Why.DEVICE_LOST: "GPU {gpu} was lost: {why}",
@@ -234,7 +241,7 @@ class Reason:
 
     def __str__(self) -> str:
         facts = self.facts
-        said = {"hosts": "", "stopped": "", "because": ""}
+        said = {"hosts": "", "stopped": "", "because": "", "again": ""}
         if "cost" in facts:
             said["costs"] = said_cost(facts["cost"], in_place=facts.get("in_place", False))
         if facts.get("stopped_s") is not None:

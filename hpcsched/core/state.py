@@ -93,6 +93,10 @@ class RunState:
         self.news = 0
         """What happened that no plan foresaw: counted, so that a plan can say how much of it it knows."""
         self.unfinished = 0
+        self.kept: dict[int, tuple[str, ...]] = {}
+        """By job: keys of which the job file last seen says otherwise than the run, which keeps its own."""
+        self.updated: dict[int, tuple[str, ...]] = {}
+        """By job that has ended: keys that were taken from a job file since it ran."""
         self.changed: set[int] = set()
         """Ids of jobs that changed since whoever reads this emptied it (the snapshot does)."""
         self.stale = 0

@@ -15,7 +15,7 @@ import msgspec
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState
+from hpcsched.core.model import JobState, Progress
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, last_word
 from hpcsched.store.status import (
@@ -57,6 +57,8 @@ class SnapshotWriter:
         self.seq = before.seq if before else 0
         self.samples: Mapping[int, tuple[float | None, float | None]] = {}
         """Newest (utilisation, memory MiB) by GPU."""
+        self.progress: Mapping[int, Progress] = {}
+        """How far the running jobs are: newer than what is on record of them."""
         self.batchings: Mapping[int, Batching] = {}
         """How jobs compute global batches that change, by job."""
 
@@ -126,6 +128,10 @@ class SnapshotWriter:
     def _job(self, job: Job, now: float) -> JobStatus:
         machine = self._machine
         reason = machine.waiting_reason(job) or job.reason
+        seen = self.progress.get(job.id) if job.state.active else None
+        if seen and seen.attempt != job.attempt:
+            seen = None
+        step = max(job.step, seen.step) if seen else job.step
         held = job.current.gpus if job.state.active else ()
         hosts = {machine.devices[g].host for g in held if g in machine.devices}
         cores = cores_status(job)
@@ -139,10 +145,10 @@ class SnapshotWriter:
             role=str(job.role) if job.role and job.state.active else None,
             gpus=list(held),
             hosts=sorted(hosts),
-            step=job.step if job.reports else None,
+            step=step if seen or job.reports else None,
             steps=job.spec.steps,
             elapsed_s=round(elapsed_s(job, now), 3),
-            eta_s=self._eta_s(job),
+            eta_s=self._eta_s(job, step),
             attempt=job.attempt,
             suspensions=job.suspensions,
             exit=job.exit,
@@ -151,23 +157,25 @@ class SnapshotWriter:
             submit_s=job.submit_s,
             start_s=job.started_s,
             end_s=job.ended_s,
-            rate=job.rate,
+            rate=(seen and seen.rate) or job.rate,
             ready=job.ready and job.state.active,
             detail=str(reason) if reason else None,
             output=self._outputs.get(job.id, ""),
             metrics=dict(job.metrics),
             batching=self.batchings.get(job.id),
             cores=cores,
+            kept=list(machine.kept.get(job.id, ())),
+            updated=list(machine.updated.get(job.id, ())),
         )
 
-    def _eta_s(self, job: Job) -> float | None:
+    def _eta_s(self, job: Job, step: int) -> float | None:
         """Seconds of training left where the job runs, by its own rate or else by its profile; on CPU cores
         by what was measured there."""
-        if job.state not in (JobState.STARTING, JobState.RUNNING) or job.remaining is None:
+        if job.state not in (JobState.STARTING, JobState.RUNNING) or job.spec.steps is None:
             return None
         profile, usage = self._machine.profile(job), job.current.usage
         rate = job.rate or (profile.rate(job.width) if profile else usage.rate if usage else None)
-        return round(job.remaining / rate, 1) if rate else None
+        return round(max(0, job.spec.steps - step) / rate, 1) if rate else None
 
 
 def cores_status(job: Job) -> CoresStatus | None:

@@ -100,7 +100,8 @@ class CoresStatus(msgspec.Struct, kw_only=True, frozen=True):
 
 class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """`elapsed_s` counts the time on GPUs or CPU cores, not the time suspended; `eta_s` is what is left,
-    seconds. `cores` is there for jobs on CPU cores alone."""
+    seconds. `cores` is there for jobs on CPU cores alone. `kept` are the keys of which the job file last seen
+    says otherwise than the run, `updated` those that were taken from it since the job ended."""
 
     id: int
     name: str
@@ -128,6 +129,8 @@ class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     metrics: dict[str, float | None] = {}
     batching: Batching | None = None
     cores: CoresStatus | None = None
+    kept: list[str] = []
+    updated: list[str] = []
 
 
 class Status(msgspec.Struct, kw_only=True):
@@ -205,6 +208,15 @@ def _read(rundir: RunDir, kind: type[S]) -> S:
     if status.run.state in ("RUNNING", "DRAINING"):
         status.run.stale = not agent_alive(rundir, rundir.read_record())
     return status
+
+
+def is_abandoned(rundir: RunDir) -> bool:
+    """Whether the run's agent is gone though jobs are left; False where there is no snapshot to read."""
+    try:
+        brief = _read(rundir, _Brief)
+    except HpcschedError:
+        return False
+    return brief.run.stale and not all(job.state.final for job in brief.jobs)
 
 
 def age_s(run: RunStatus) -> float:

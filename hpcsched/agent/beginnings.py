@@ -1,0 +1,77 @@
+"""What is done in a job's folder before an attempt begins: its output is marked, old states are put aside."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+MARK = "hpcsched: ---- attempt "
+"""How the line begins that tells attempts apart in an output that has several."""
+
+TAIL_BYTES = 4096
+
+
+def mark(path: Path, attempt: int, *, where: str, step: int | None) -> None:
+    """Add a line to an output that is not empty: which attempt writes from here on, when, and where it runs.
+
+    `step` is the step that it goes on from (None: it begins). Where that cannot be written nothing is: the
+    launch will say why.
+    """
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        if not file.seek(0, 2):
+            return
+        file.seek(-1, 2)
+        ended = file.read(1) == b"\n"
+        start = "from its beginning" if step is None else f"from step {step}"
+        at = time.strftime("%Y-%m-%d %H:%M:%S")
+        line = f"{MARK}{attempt}, {at}, {where}, {start} ----\n"
+        file.write(("" if ended else "\n").encode() + line.encode())
+
+
+def last_line(path: Path) -> str:
+    """The last line with something on it of a job's newest attempt, shortened; "" if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            # Progress bars end their lines with a carriage return.
+            lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
+    except OSError:
+        return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return "" if last.startswith(MARK) else last[:200]
+
+
+def gpus_named(gpus: Sequence[int]) -> str:
+    """Such as "GPU 0", "GPUs 0,1"; "CPU cores" without any."""
+    if not gpus:
+        return "CPU cores"
+    return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {','.join(map(str, gpus))}"
+
+
+def _aside(folder: Path, attempt: int) -> Path:
+    """The record of what a job had saved before this attempt began it once more (empty: nothing)."""
+    return folder / f"STATE.before.{attempt}.json"
+
+
+def put_aside(folder: Path, checkpoints: Path, attempt: int) -> None:
+    """Move what a job has saved to where this attempt does not find it; once done it is not done again.
+
+    `checkpoints` stay beside where they were. Raises OSError.
+    """
+    aside = _aside(folder, attempt)
+    if aside.exists():
+        return
+    if checkpoints.exists():
+        checkpoints.rename(checkpoints.with_name(f"{checkpoints.name}.before.{attempt}"))
+    try:
+        (folder / "STATE.json").rename(aside)
+    except FileNotFoundError:
+        aside.touch(mode=0o600)
+
+
+def is_aside(folder: Path, attempt: int) -> bool:
+    """Whether what lies in a job's folder was saved by this attempt, which began the job once more."""
+    return _aside(folder, attempt).exists()

@@ -1,0 +1,44 @@
+"""How two definitions of a job of one name differ, in the words of a job file."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import PurePath
+
+from hpcsched.core.model import JobSpec
+
+_KEYS = {
+    "kind": "",  # told by command, trainer or replay
+    "gpus_min": "gpus",
+    "gpus_max": "gpus",
+    "checkpoint_every_s": "checkpoint_every",
+    "training": "",
+    "workdir": "",
+    "user": "",
+    "name": "",
+}
+"""The key of a job file for each field that is not called like it; empty: looked at apart, or not at all."""
+
+
+def differing(old: JobSpec, new: JobSpec, *, called_in: str = "") -> tuple[str, ...]:
+    """The keys of which `new` says otherwise than `old`; none if they mean the same.
+
+    `called_in` is the folder in which `new` was read: a job that names no `workdir` has that one, which is no
+    reason to call it another.
+    """
+    names = (field.name for field in fields(JobSpec))
+    keys = [_KEYS.get(name, name) for name in names if getattr(old, name) != getattr(new, name)]
+    if old.kind is not new.kind and "replay" in (old.kind, new.kind):
+        keys.append("replay")
+    keys += [key for key in ("epochs", "continues") if getattr(old, key) != getattr(new, key)]
+    if old.workdir != new.workdir:
+        unnamed = bool(called_in) and new.workdir == called_in
+        below = unnamed and PurePath(called_in) in PurePath(old.workdir).parents
+        keys += ["workdir"] if below or not unnamed else []
+    if "continues" in keys and "after" in keys and _rest(old) == _rest(new):
+        keys.remove("after")  # it waits for the job that it continues
+    return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def _rest(spec: JobSpec) -> set[str]:
+    return set(spec.after) - {spec.continues or ""}
