@@ -111,15 +111,16 @@ def retry(
     command = Command(command="retry", targets=[job.id for job in chosen], from_scratch=from_scratch)
     if agent_works(rundir):
         return _tell(status, _ask(rundir, command))
-    ended = [job for job in chosen if job.state.final]
-    for job in chosen:
-        text = "will run again" if job.state.final else f"is {job.state}: only what has ended is run again"
-        click.echo(f"job {job.id} ({job.name}): {text}", err=True)
-    if not ended:
-        return 1
-    send(rundir, Command(command="retry", targets=[job.id for job in ended], from_scratch=from_scratch))
-    click.echo(f"hpcsched: no agent in {rundir.root}; the next `hpcsched run --resume` does it", err=True)
-    return 0
+    from hpcsched.agent.outcomes import carried_out
+    from hpcsched.policy import make_policy
+    from hpcsched.store.replay import replay
+
+    machine = replay(rundir.journal, make_policy).machine
+    code = _tell(status, carried_out(machine, command, at=machine.now, cause="")[1])
+    if code == 0:
+        send(rundir, command)
+        click.echo(f"hpcsched: no agent in {rundir.root}; the next `hpcsched run --resume` does it", err=True)
+    return code
 
 
 @click.command()

@@ -243,6 +243,17 @@ class Driver:
     def resume(self, job: int | str) -> list[Action]:
         return self.tell(ev.ResumeRequested, job)
 
+    def retry(self, *jobs: int | str, from_scratch: bool = False) -> list[Action]:
+        ids = tuple(self.job(job).id for job in jobs)
+        return self.tell(ev.RetryRequested, job_ids=ids, from_scratch=from_scratch)
+
+    def define(self, *specs: JobSpec, again: Iterable[int | str] = ()) -> list[Action]:
+        """The jobs of these names are defined anew, and some of them run again."""
+        updated = {self.job(spec.name).id: spec for spec in specs}
+        return self.tell(
+            ev.DefinitionsCompared, updated=updated, again=tuple(self.job(job).id for job in again)
+        )
+
     def drain(self) -> list[Action]:
         return self.tell(ev.DrainRequested)
 
@@ -373,6 +384,8 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "deadline": machine.deadline,
         "late": machine.late,
         "unfinished": machine.unfinished,
+        "dependents": {i: sorted(waiting) for i, waiting in machine.dependents.items() if waiting},
+        "edits": (machine.kept, machine.updated),
         "stale": machine.stale,
     }
 

@@ -68,13 +68,15 @@ def test_steps_after_the_last_checkpoint_are_counted(bench: Bench) -> None:
     agent = bench.start(bench.set_of(job("a", script, steps=30, gpus=1)), "--devices", "cpu:2")
     bench.until((bench.dir / "jobs" / "1" / "told").exists)
     bench.ready("a")
-    # A decision puts the progress of all jobs on record.
-    assert bench("submit", "--gpus", "1", "--", "true").returncode == 0
     bench.until(lambda: bench.job("a").get("step") == 25, "progress")
     agent.kill()
     agent.wait()
     result = resumed(bench, "--devices", "cpu:2", "--grace", "0.2")
     assert result["jobs"][0]["steps_repeated"] == 15
+    *_, started = (
+        event for event, _ in journal.read(bench.rundir.journal) if isinstance(event, ev.AgentStarted)
+    )
+    assert started.seen_steps == {1: 25}, "the snapshot told it, before it was on record"
 
 
 def test_killed_while_starting(bench: Bench) -> None:

@@ -136,4 +136,7 @@ def test_an_idle_agent_is_not_taken_for_dead(bench: Bench) -> None:
     agent.wait()
     done = bench("status", "--json")
     assert json.loads(done.stdout)["run"]["stale"] is True
-    assert "is gone" in bench("status").stderr
+    table = bench("status")
+    assert "is gone" in table.stderr
+    seen = {*(bench(*words).returncode for words in (["explain", "a"], ["logs", "a"], ["top", "-n", "1"]))}
+    assert {done.returncode, table.returncode, *seen} == {3}

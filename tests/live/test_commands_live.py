@@ -151,7 +151,7 @@ def test_commands_without_an_agent(bench: Bench) -> None:
     agent.wait()
     for words in (["cancel", "a"], ["drain"], ["wait"]):
         assert bench(*words).returncode == 3, words
-    assert bench("status", "-o", "%i").returncode == 0
+    assert bench("status", "-o", "%i").returncode == 3
     assert bench("submit", "--name", "c", "--gpus", "1", "--parsable", "--", "true").stdout == "3\n"
     agent = bench.start("--resume", *CPU, "--grace", "1")
     bench.until(lambda: bench.states().get("c") == "COMPLETED")

@@ -42,6 +42,7 @@ BY_TYPE = {
     Mapping[str, float | None]: st.dictionaries(text, st.none() | finite, max_size=3),
     Mapping[int, float]: st.dictionaries(number, finite, max_size=3),
     Mapping[int, int]: st.dictionaries(number, number, max_size=3),
+    Mapping[int, tuple[str, ...]]: st.dictionaries(number, st.lists(text).map(tuple), max_size=3),
     tuple[str, ...]: st.lists(text, max_size=3).map(tuple),
     tuple[str, int, int]: st.tuples(text, number, number),
     tuple[int, ...]: st.lists(number, max_size=3).map(tuple),
@@ -76,6 +77,7 @@ BY_TYPE[Training | None] = st.none() | of(Training)
 BY_TYPE |= {
     tuple[Device, ...]: st.lists(of(Device), max_size=2).map(tuple),
     tuple[JobSpec, ...]: st.lists(of(JobSpec), max_size=2).map(tuple),
+    Mapping[int, JobSpec]: st.dictionaries(number, of(JobSpec), max_size=2),
     tuple[Progress, ...]: st.lists(of(Progress), max_size=2).map(tuple),
     tuple[Profile, ...]: st.lists(profiles, max_size=2).map(tuple),
     tuple[Stage, ...]: st.lists(of(Stage), max_size=2).map(tuple),

@@ -3,6 +3,8 @@ can be brought to an end, and the journal tells the same story again."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -155,6 +157,33 @@ class AnythingGoes(_Run):
     @rule(number=some_job, command=st.sampled_from(COMMANDS))
     def command(self, number, command):
         self.driver.tell(command, self.pick(number))
+
+    @precondition(lambda self: self.machine.jobs)
+    @rule(numbers=st.lists(some_job, min_size=1, max_size=3), from_scratch=st.booleans())
+    def retry(self, numbers, from_scratch):
+        self.driver.retry(*map(self.pick, numbers), from_scratch=from_scratch)
+        self.final = {i: state for i, state in self.final.items() if self.driver.job(i).state.final}
+
+    @precondition(lambda self: self.machine.jobs)
+    @rule(
+        number=some_job,
+        model=st.sampled_from(MODELS),
+        gpus=gpu_ranges,
+        nodes=st.sampled_from([1, 1, 2]),
+        background=st.booleans(),
+        after=st.none() | some_job,
+        steps=st.sampled_from([None, 50, 100, 150]),
+    )
+    def defined_anew(self, number, model, gpus, nodes, background, after, steps):
+        job = self.driver.job(self.pick(number))
+        if job.state.active or job.spec.strategy["kind"] == "packed":
+            return
+        (least, most), nodes = ((1, 1), 1) if background else (gpus, nodes)
+        earlier = () if after is None or job.id == 1 else (f"j{after % (job.id - 1) + 1}",)
+        shape = {"gpus_min": least, "gpus_max": most, "nodes": nodes, "background": background}
+        spec = replace(job.spec, model=model, steps=steps, after=earlier, **shape)
+        self.driver.define(spec, again=[job.id] if job.state is JobState.FAILED else [])
+        self.final = {i: state for i, state in self.final.items() if self.driver.job(i).state.final}
 
     @precondition(lambda self: self.machine.active)
     @rule(number=some_job, kind=st.sampled_from([ev.WorkersSpawned, ev.WorkersReady]), off=attempts_off)
