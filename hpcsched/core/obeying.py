@@ -98,6 +98,7 @@ class Obeying(Allotting):
     def _define(self, job: Job, spec: JobSpec) -> None:
         """Give a job that does not run another definition."""
         keys = differing(job.spec, spec)
+        self._wait_no_more(job)
         job.spec = spec
         job.most_gpus = None
         self._list_needs(spec)
@@ -113,9 +114,6 @@ class Obeying(Allotting):
         if job.submit_s > self.now:
             job.submit_s = max(self.now, spec.submit_at)
             self._expect(job)
-        for waiting in self.dependents.values():
-            if job.id in waiting:
-                waiting.remove(job.id)
         self._wait_for_others(job)
         self._enqueue(job)
         if name := blocked_by(self, job, {}):
@@ -127,6 +125,13 @@ class Obeying(Allotting):
         self.lanes.used |= spec.background
         self.packs.used |= is_packed(spec)
         self.cores.used |= spec.cpus is not None
+
+    def _wait_no_more(self, job: Job) -> None:
+        """Nobody's end changes anything for the job: one that was cancelled may still be in the line."""
+        for name in job.spec.after:
+            line = self.dependents.get(self.by_name[name], [])
+            if job.id in line:
+                line.remove(job.id)
 
     def _wait_for_others(self, job: Job) -> None:
         """Have a job wait for those named in its `after` that have not completed."""
@@ -166,6 +171,7 @@ class Obeying(Allotting):
                     other.unmet += 1
                     self.dependents.setdefault(job.id, []).append(other.id)
         for job in jobs:
+            self._wait_no_more(job)
             self._wait_for_others(job)
             self.news += not job.spec.background
             self._enqueue(job)

@@ -180,6 +180,11 @@ class AnythingGoes(_Run):
             return
         (least, most), nodes = ((1, 1), 1) if background else (gpus, nodes)
         earlier = () if after is None or job.id == 1 else (f"j{after % (job.id - 1) + 1}",)
+        line = list(earlier)
+        for name in line:
+            line += self.driver.job(name).spec.after
+        if job.spec.name in line:  # a circle is refused before it comes this far
+            earlier = ()
         shape = {"gpus_min": least, "gpus_max": most, "nodes": nodes, "background": background}
         spec = replace(job.spec, model=model, steps=steps, after=earlier, **shape)
         self.driver.define(spec, again=[job.id] if job.state is JobState.FAILED else [])

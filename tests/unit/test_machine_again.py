@@ -66,6 +66,15 @@ def test_who_was_cancelled_for_its_sake_comes_back_with_it_and_nobody_else():
     assert driver.states() == ["COMPLETED", "STARTING", "PENDING", "CANCELLED"]
 
 
+def test_one_cancelled_while_it_waited_waits_once_when_it_comes_back():
+    driver = Driver(a_job("x", "m"), a_job("y", "m", after=("x",)), profiles=PROFILES)
+    driver.cancel("y")
+    driver.retry("y")
+    assert driver.job("y").unmet == 1
+    driver.exits("x", 0, 100, 100)
+    assert (driver.job("y").unmet, driver.job("y").state) == (0, JobState.STARTING)
+
+
 def test_one_that_waits_for_two_that_failed_comes_back_with_both_only():
     driver = failed(a_job("y", "m", retries=0), a_job("z", "m", after=("x", "y")))
     driver.exits("y", 1)
