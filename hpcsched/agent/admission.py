@@ -84,7 +84,6 @@ class Admission:
             self._check_cores(job, where)
         new = {job.model for job in jobs} - {model for model, _ in machine.profiles}
         found = self.find_profiles(new) if new else ()
-        parallel = self.parallel(jobs)
         for job in jobs:
             self._check_room(job, [*found, *machine.profiles.values()], where)
         stand_ins = [job for job in jobs if self.stand_ins or job.kind is Kind.REPLAY]
@@ -146,8 +145,9 @@ class Admission:
         compared = bool(edits.updated or edits.kept)
         if new:
             events = self.events(new, at=at, gpus=gpus, where="submit", cause="" if compared else cause)
-        if edits.profiles:
-            events.append(ev.ProfilesLoaded(at=at, profiles=edits.profiles))
+        parallel = self.parallel(edits.updated.values())
+        if edits.profiles or parallel:
+            events.append(ev.ProfilesLoaded(at=at, profiles=edits.profiles, parallel=parallel))
         if compared:
             about = ev.DefinitionsCompared(
                 at=at, cause=cause, updated=edits.updated, kept=edits.kept, again=edits.again

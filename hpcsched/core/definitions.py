@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import PurePath
 
-from hpcsched.core.model import JobSpec
+from hpcsched.core.model import JobSpec, Kind
 
 _KEYS = {
     "kind": "",  # told by command, trainer or replay
@@ -15,6 +14,7 @@ _KEYS = {
     "training": "",
     "workdir": "",
     "user": "",
+    "processes": "",
     "name": "",
 }
 """The key of a job file for each field that is not called like it; empty: looked at apart, or not at all."""
@@ -30,14 +30,20 @@ def differing(old: JobSpec, new: JobSpec, *, called_in: str = "") -> tuple[str, 
     keys = [_KEYS.get(name, name) for name in names if getattr(old, name) != getattr(new, name)]
     if old.kind is not new.kind and "replay" in (old.kind, new.kind):
         keys.append("replay")
+    if new.kind is Kind.COMMAND and _processes(old) != _processes(new):
+        keys.append("processes")
     keys += [key for key in ("epochs", "continues") if getattr(old, key) != getattr(new, key)]
     if old.workdir != new.workdir:
         unnamed = bool(called_in) and new.workdir == called_in
-        below = unnamed and PurePath(called_in) in PurePath(old.workdir).parents
+        below = unnamed and old.workdir.startswith(f"{called_in.rstrip('/')}/")
         keys += ["workdir"] if below or not unnamed else []
     if "continues" in keys and "after" in keys and _rest(old) == _rest(new):
         keys.remove("after")  # it waits for the job that it continues
     return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def _processes(spec: JobSpec) -> int | str:
+    return 1 if spec.processes == "one" else spec.processes
 
 
 def _rest(spec: JobSpec) -> set[str]:
