@@ -72,7 +72,7 @@ def forget_words(folder: Path, attempt: int, *, held: bool = True) -> None:
     A journal that lost its tail gives it again, and so does a resize that came to nothing. `held` False: not
     what says that a keeper is at work. Raises OSError.
     """
-    for name in ("ready", "refused", *(["held"] if held else [])):
+    for name in ("ready", "refused", "unusable", *(["held"] if held else [])):
         (folder / f"{name}.{attempt}").unlink(missing_ok=True)
 
 

@@ -25,6 +25,7 @@ from hpcsched.agent.orders import (
     seats_table,
 )
 from hpcsched.agent.progress import ProgressMeter
+from hpcsched.agent.unusable import unusable_gpu
 from hpcsched.core import events as ev
 from hpcsched.core.actions import (
     Action,
@@ -291,6 +292,8 @@ class Effects:
             lasted_s=time.monotonic() - attempt.began if attempt.teaches else None,
             held=held,
         )
+        if lost := unusable_gpu(attempt, code, self._machine.jobs[attempt.job_id].spec.env):
+            news.append(ev.DeviceLost(at=self._clock.now(), gpu=lost.gpu, why=lost.why))
         return [*news, exited]
 
     def _outdated(self, record: JobRecord, attempt: Attempt) -> bool:

@@ -158,9 +158,12 @@ class Agent:
                 events += self._r.effects.on_readable(key)
         self._pump()
         events += self._r.ending.events()
-        events += self._hosts_lost()
         events += self._r.effects.collect()
         events += self._samples()
+        for event in events:
+            if isinstance(event, ev.DeviceLost):
+                self._tell(f"GPU {event.gpu} was lost: {event.why}")
+        events += self._hosts_lost()  # which has been told already
         now = time.monotonic()
         if now >= self._progress_due:
             self._progress_due = now + PROGRESS_PERIOD_S
@@ -223,8 +226,6 @@ class Agent:
             return []
         self._r.snapshot.samples = {s.gpu: (s.utilisation, s.memory_mib) for s in samples}
         lost = [s for s in samples if not s.healthy and s.gpu in self._machine.devices]
-        for sample in lost:
-            self._tell(f"GPU {sample.gpu} was lost: {sample.why}")
         return [ev.DeviceLost(at=self._clock.now(), gpu=s.gpu, why=s.why) for s in lost]
 
     # --- the allocation ---------------------------------------------------------------------

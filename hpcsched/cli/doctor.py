@@ -76,7 +76,7 @@ def doctor(
     ]
     if allocation is None or allocation.here is not None:
         here = [h.gpus for h in allocation.hosts if h.name == allocation.here] if allocation else []
-        checks.insert(0, lambda: _devices(devices, granted=len(here[0] or ()) if here else 0))
+        found += _devices(devices, granted=len(here[0] or ()) if here else 0)
     findings = [*found, *(check() for check in checks)]
     if several and allocation is not None:
         findings += _hosts(system, allocation, root, devices)
@@ -101,24 +101,25 @@ def _python() -> Finding:
     return "version", linux, where + ("" if linux else "; needs Linux with pidfd (5.3 or later)")
 
 
-def _devices(spec: str, *, granted: int) -> Finding:
+def _devices(spec: str, *, granted: int) -> list[Finding]:
+    """What there is, and of each GPU whether torch can use it."""
+    from hpcsched.cli.gpucheck import check_gpus
     from hpcsched.devices import open_devices
 
     try:
         opened = open_devices(spec, socket.gethostname())
     except HpcschedError as error:
-        return "devices", False, str(error)
+        return [("devices", False, str(error))]
     try:
         inventory = opened.inventory()
         handles = ", ".join(device.handle for device in inventory)
         text = f"{len(inventory)} x {opened.kind} ({handles})"
         if spec == "auto" and granted and opened.kind == "cpu":
-            return (
-                "devices",
-                False,
-                f"{plural(granted, 'GPU')} granted, but NVML sees none: it would be {text}",
-            )
-        return "devices", bool(inventory), text
+            said = f"{plural(granted, 'GPU')} granted, but NVML sees none: it would be {text}"
+            return [("devices", False, said)]
+        gpus = opened.environment(inventory).get("CUDA_VISIBLE_DEVICES")
+        asked = inventory if gpus and importlib.util.find_spec("torch") else ()
+        return [("devices", bool(inventory), text), *check_gpus(opened, asked)]
     finally:
         opened.close()
 

@@ -90,7 +90,12 @@ class NvmlDevices:
         # NVML counts in PCI order; by default CUDA does not, and an index would mean another GPU there.
         order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         names = ",".join(device.handle for device in devices)
-        shown = {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": order}
+        # The names are said twice: a worker is to know whether these are what it was given, and is to use.
+        shown = {
+            "CUDA_VISIBLE_DEVICES": names,
+            "CUDA_DEVICE_ORDER": order,
+            "HPCSCHED_CUDA_DEVICES": names,
+        }
         if "OMP_NUM_THREADS" not in os.environ:
             # Else each rank has as many threads as there are cores. One number serves all ranks of a group.
             threads = min((self._threads(device) for device in devices), default=1)

@@ -49,6 +49,7 @@ _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
 )
 _ARENA_FD = "HPCSCHED_ARENA_FD"
+_GIVEN = "HPCSCHED_CUDA_DEVICES"
 _NOT_A_KEEPERS = (*RANK_0_FDS, _ARENA_FD, "HPCSCHED_JOINING", "HPCSCHED_LANE", "HPCSCHED_PACK")
 """Said to ranks, and not to whoever makes durable what they have left."""
 
@@ -263,9 +264,15 @@ class LocalLauncher:
         return usual, [cores[device] for device in usual if cores[device]]
 
     def _usual_environment(self, start: Start) -> dict[str, str]:
-        """What a zygote is given: what all workers of this run have in common."""
+        """What a zygote is given: what all workers of this run have in common.
+
+        That is not the GPUs: the driver would take its first answer for good, so there is none.
+        """
         run = {name: value for name, value in start.env.items() if name == "HPCSCHED_RUN_ID"}
-        return {**self._environ, **self._device_env(self._usual[:1]), **run}
+        common = {**self._environ, **self._device_env(self._usual[:1]), **run}
+        if common.pop(_GIVEN, None):
+            common.pop("CUDA_VISIBLE_DEVICES", None)
+        return common
 
     # -- keeping ---------------------------------------------------------------------------------------
 

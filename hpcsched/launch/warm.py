@@ -46,7 +46,8 @@ _EARLY = (
 """Variables that may be read when libraries are loaded; and the run's, by which orphans are found."""
 
 _LATE = frozenset({"CUDA_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING"})
-"""Read when a GPU is used first, which the zygote never does."""
+"""Read once, when a GPU is used first. A zygote that was not given them does not use it, nor do its
+standbys: they may come with the task. One that was given them is for tasks with the same."""
 
 _NO_ZYGOTE = frozenset({"OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})
 """These place threads on cores at the moment a library is loaded: on the zygote's."""
@@ -115,7 +116,9 @@ class WarmProcesses:
         """Whether what the zygote has loaded is as if this process had done so."""
         cores = len(start.cores or ())
         alike = start.argv[2] != TRAINING or cores == (len(self._rooms[0]) if self._rooms else 0)
-        return alike and _early(start.env) == self._early
+        wanted = _early(start.env)
+        late = {name for name in _LATE if name in wanted and name not in self._early}
+        return alike and {name: value for name, value in wanted.items() if name not in late} == self._early
 
     def _begin(self, env: Mapping[str, str]) -> None:
         relative = [p for p in env.get("PYTHONPATH", "/").split(os.pathsep) if not p.startswith("/")]
@@ -196,11 +199,7 @@ class WarmProcesses:
 
 
 def _early(env: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in env.items()
-        if name.startswith(_EARLY) and not (name in _LATE or tells_rank(name))
-    }
+    return {name: value for name, value in env.items() if name.startswith(_EARLY) and not tells_rank(name)}
 
 
 def _take_orphans(wanted: bool) -> None:

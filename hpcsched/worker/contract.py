@@ -30,6 +30,8 @@ EXIT_SUSPENDED = 75
 """Saved and left (EX_TEMPFAIL)."""
 EXIT_CANNOT_SAVE = 74
 """Asked to save, and could not (EX_IOERR)."""
+EXIT_NO_GPU = 69
+"""Cannot use the GPU that it was given (EX_UNAVAILABLE)."""
 
 PACE = "HPCSCHED_PACE"
 """The variable with the pace of a job that the agent has told to another process of the same attempt."""
@@ -192,6 +194,13 @@ class JobEnv:
     def stop_file(self) -> Path:
         """What appears when this attempt is to save and leave, besides the signal."""
         return self.job_dir / f"stop.{self.attempt}"
+
+    def mark_unusable(self, gpu: int, why: str, *, torch: str) -> None:
+        """Tell the agent that one of our GPUs cannot be used; `torch` is the file of the torch that cannot.
+
+        Raises OSError.
+        """
+        self._leave_word(f"unusable.{self.attempt}", json.dumps({"gpu": gpu, "why": why, "torch": torch}))
 
     def _leave_word(self, name: str, text: str) -> None:
         # Renamed, so that nobody reads half of it; not synced, as it means nothing after a crash of the host.

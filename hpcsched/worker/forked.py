@@ -17,12 +17,16 @@ from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
+from hpcsched.worker.gpu import VISIBLE, device_files_open, driver_in_use
 from hpcsched.worker.startup import run_to_the_end
 
 MOST_BYTES = 1 << 20
 """Of a request: the environment of a worker."""
 
 MOST_DESCRIPTORS = 8
+
+NO_USE = b"x"
+"""What a standby says that has begun to use CUDA's driver: too early for the GPUs of its task."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -56,7 +60,11 @@ def wait_for_task(line: socket.socket, *, warm_up: bool, room: frozenset[int] | 
     if room:
         os.sched_setaffinity(0, room)
     if warm_up:
-        warm()
+        knows_gpus = VISIBLE in os.environ
+        warm(fully=knows_gpus)
+        if not knows_gpus and (driver_in_use() or device_files_open()):
+            line.send(NO_USE)
+            os._exit(0)
         line.send(b"w")
     data, descriptors, _, _ = socket.recv_fds(line, MOST_BYTES, MOST_DESCRIPTORS)
     if not data:
@@ -94,10 +102,11 @@ def _prepare(task: Task) -> None:
     time.tzset()
 
 
-def warm() -> None:
+def warm(*, fully: bool) -> None:
     """Pay for what the first steps of a training cost once: threads, kernels, imports.
 
-    With as many threads as the environment says, like the task: pools of theirs are made here.
+    With as many threads as the environment says, like the task: pools of theirs are made here. `fully`: it
+    may touch the driver of GPUs, as a backward pass and an optimizer's step do wherever the model is.
     """
     import torch
 
@@ -106,8 +115,11 @@ def warm() -> None:
             torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 4)
         )
         stepper = optimizer(model.parameters(), lr=0.1)
-        torch.nn.functional.cross_entropy(model(torch.ones(8, 1, 8, 8)), torch.zeros(8).long()).backward()  # type: ignore[no-untyped-call]
-        stepper.step()
+        with torch.set_grad_enabled(fully):
+            loss = torch.nn.functional.cross_entropy(model(torch.ones(8, 1, 8, 8)), torch.zeros(8).long())
+        if fully:
+            loss.backward()  # type: ignore[no-untyped-call]
+            stepper.step()
 
 
 def become(task: Task) -> None:

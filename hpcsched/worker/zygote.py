@@ -29,11 +29,13 @@ from hpcsched.worker import memory
 from hpcsched.worker.forked import (
     MOST_BYTES,
     MOST_DESCRIPTORS,
+    NO_USE,
     Task,
     become,
     die_with_parent,
     wait_for_task,
 )
+from hpcsched.worker.gpu import device_files_open, driver_in_use
 from hpcsched.worker.startup import end_quickly, fewer_collections
 
 PRELOADED = (
@@ -156,8 +158,11 @@ class Server:
     def _hear(self, child: _Child) -> None:
         """A standby is warm, or it has ended."""
         with contextlib.suppress(OSError):
-            if child.line.recv(1):
-                child.warmed = True
+            if said := child.line.recv(1):
+                if said == NO_USE:
+                    self.most = 0  # another one would do the same
+                else:
+                    child.warmed = True
                 return
         self._waiting.remove(child)
         child.let_go()
@@ -251,11 +256,7 @@ def safe_to_fork() -> bool:
     """Whether nothing that was imported has begun to use a GPU: no context survives a fork."""
     import torch
 
-    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are all that is needed
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{number}").startswith("/dev/nvidia"):  # noqa: PTH115
-                return False
-    if torch.cuda.is_initialized():
+    if device_files_open() or driver_in_use() or torch.cuda.is_initialized():
         return False
     child = os.fork()
     if child == 0:

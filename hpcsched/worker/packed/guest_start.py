@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcsched.core.ranks import tells_rank
+from hpcsched.worker.gpu import GIVEN
 from hpcsched.worker.lanes import settings
 from hpcsched.worker.startup import run_to_the_end
 
@@ -27,8 +28,9 @@ PROGRAM = "hpcsched.worker.packed.guest_start"
 BACKLOG = 128
 """So many jobs may call before the host hears them."""
 
-_KEPT = frozenset({"HPCSCHED_RUN_ID", "HPCSCHED_NODE"})
-"""Of what a job is told, what its host is told too: who ends what a run has left behind looks for these."""
+_KEPT = frozenset({"HPCSCHED_RUN_ID", "HPCSCHED_NODE", GIVEN})
+"""Of what a job is told, what its host is told too: who ends what a run has left behind looks for these, and
+which GPU it is to use."""
 
 PROBED_WITHIN_S = 5
 """How long a forked process may take to compute something."""

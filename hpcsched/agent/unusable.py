@@ -1,0 +1,48 @@
+"""When a worker could not use its GPU: whether that is the GPU's fault, or the job's."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from hpcsched.agent.attempts import Attempt
+
+EXIT_NO_GPU = 69
+"""Exit code (EX_UNAVAILABLE) of a worker that cannot use the GPU it was given."""
+
+_MOST_BYTES = 4096
+_MOST_WHY = 300
+
+_CHANGES = ("CUDA_", "NVIDIA_", "LD_")
+"""Variables by which a job can hide GPUs, or their driver, from itself."""
+
+
+class Unusable(msgspec.Struct, kw_only=True):
+    """What the worker says: which GPU, why, and the file of the torch that could not use it."""
+
+    gpu: int
+    why: str
+    torch: str = ""
+
+
+def unusable_gpu(attempt: Attempt, code: int, env: Mapping[str, str]) -> Unusable | None:
+    """What is wrong with a GPU on which nobody else is to be started; None: it is the job's own affair.
+
+    `env`: the job's variables. The job is to blame where it brings a torch of its own, or variables by which
+    it may hide the GPU from itself; and once it was ready, it had a GPU.
+    """
+    if code != EXIT_NO_GPU or attempt.ready or any(name.startswith(_CHANGES) for name in env):
+        return None
+    try:
+        with (attempt.folder / f"unusable.{attempt.attempt}").open("rb") as file:
+            said = msgspec.json.decode(file.read(_MOST_BYTES), type=Unusable)
+        ours = importlib.util.find_spec("torch")
+        if ours is None or ours.origin is None or not Path(said.torch).samefile(ours.origin):
+            return None
+    except (OSError, ValueError, ImportError):
+        return None
+    said.why = said.why[:_MOST_WHY]
+    return said if said.gpu in attempt.gpus else None

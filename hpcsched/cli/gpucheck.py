@@ -1,0 +1,65 @@
+"""What `hpcsched doctor` has torch do on each GPU of this host.
+
+Each in a process of its own: nothing is left on the GPU, and one that hangs is ended. It is this Python that
+trainers are started with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from hpcsched.core.model import Device
+from hpcsched.devices import Devices
+
+ANSWER_WITHIN_S = 120.0
+"""Importing torch takes that long on a shared filesystem that is busy."""
+
+_ENDS_WITHIN_S = 5.0
+
+PROGRAM = (sys.executable, "-m", "hpcsched.worker.gpu")
+
+
+def check_gpus(
+    devices: Devices, chosen: Sequence[Device], *, within_s: float = ANSWER_WITHIN_S
+) -> list[tuple[str, bool, str]]:
+    """For each device what it is, whether torch can compute on it, and what was found; takes `within_s`, and
+    little more, at most."""
+    until = time.monotonic() + within_s
+    running = []
+    for device in chosen:
+        process = subprocess.Popen(
+            PROGRAM,
+            env={**os.environ, **devices.environment([device])},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        running.append((f"GPU {device.handle}", process))
+    return [(what, *_answer(process, until, within_s)) for what, process in running]
+
+
+def _answer(process: subprocess.Popen[str], until: float, within_s: float) -> tuple[bool, str]:
+    with contextlib.ExitStack() as stack:
+        if process.stdout:
+            stack.enter_context(process.stdout)
+        try:
+            said, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs may hold it
+                process.wait(_ENDS_WITHIN_S)
+            return False, f"torch has not computed anything there within {within_s:.0f} s"
+    last = (said.strip().splitlines() or [""])[-1]
+    try:
+        answer = json.loads(last)
+        return bool(answer["ok"]), str(answer["found"])
+    except (ValueError, TypeError, KeyError):
+        return False, f"exit code {process.returncode}: {last or 'no word'}"

@@ -1,0 +1,110 @@
+"""Whether the GPUs that this process was given can be used, and whether it has begun to use the driver.
+
+`python -m hpcsched.worker.gpu` multiplies two matrices on the first visible GPU; one line of JSON says how it
+went. It is for `hpcsched doctor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import warnings
+from typing import Any
+
+from hpcsched.worker.hosted import surroundings
+
+GIVEN = "HPCSCHED_CUDA_DEVICES"
+"""The variable with the GPUs that the agent has given, as CUDA_VISIBLE_DEVICES named them at the start; not
+there, or empty: none."""
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_NOT_INITIALIZED = 3
+"""CUDA_ERROR_NOT_INITIALIZED: what the driver answers before `cuInit`, without doing anything."""
+
+_NONE = ("", "-1")
+
+_SHARED = ("out of memory", "busy")
+"""In a complaint: whoever else is on the GPU is in the way, and may be gone soon."""
+
+
+def driver_in_use() -> bool:
+    """Whether this process has called CUDA's `cuInit`, which reads CUDA_VISIBLE_DEVICES once for its life.
+
+    The driver itself is asked: torch does not know of all calls (a backward pass asks it for the number of
+    GPUs on models that are on the CPU), and its library is loaded by `import torch` already.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:  # not loaded
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
+
+
+def device_files_open() -> bool:
+    """Whether this process has a file of NVIDIA's driver open."""
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are all that is needed
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}").startswith("/dev/nvidia"):  # noqa: PTH115
+                return True
+    return False
+
+
+def given() -> tuple[str, ...]:
+    """The names of the GPUs that the agent has given; () also where the program has chosen others itself."""
+    told, now = surroundings().get(GIVEN, ""), surroundings().get(VISIBLE, "")
+    return tuple(told.split(",")) if told and told == now else ()
+
+
+def chosen() -> str | None:
+    """What CUDA_VISIBLE_DEVICES says where the program names other GPUs than it was given; None if not."""
+    told, now = surroundings().get(GIVEN, ""), surroundings().get(VISIBLE, "")
+    return now if told and now != told and now not in _NONE else None
+
+
+def why_unusable(number: int) -> str | None:
+    """Why torch cannot use the GPU that it would call `cuda:number`; None if it can, which makes a context.
+
+    Raises RuntimeError (torch's own) where others on the GPU may be the cause.
+    """
+    import torch
+
+    if not torch.backends.cuda.is_built():
+        return f"torch {torch.__version__} was built without CUDA"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.cuda.init()
+            if (seen := torch.cuda.device_count()) <= number:
+                return f"torch {torch.__version__} sees {seen} of the GPUs given"
+            torch.cuda.synchronize(number)
+    except RuntimeError as error:
+        said = (str(error).splitlines() or [repr(error)])[0]
+        if any(word in said for word in _SHARED):
+            raise
+        return f"torch {torch.__version__}: {said}"
+    return None
+
+
+def multiplied() -> dict[str, Any]:
+    """What became of a small product on the first visible GPU: `ok`, and `found` in words."""
+    import torch
+
+    try:
+        if (why := why_unusable(0)) is not None:
+            return {"ok": False, "found": why}
+        a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        error = float(((a.cuda() @ b.cuda()).cpu() - a @ b).abs().max())
+    except RuntimeError as error_:
+        return {"ok": False, "found": f"torch {torch.__version__}: {str(error_).splitlines()[0]}"}
+    name = torch.cuda.get_device_name(0)
+    if not error < 1e-9:
+        return {"ok": False, "found": f"torch {torch.__version__} multiplies wrongly on {name}, by {error}"}
+    return {"ok": True, "found": f"torch {torch.__version__} computes on {name}"}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(multiplied()) + "\n")
