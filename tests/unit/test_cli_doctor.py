@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -17,9 +18,10 @@ import hpcsched
 from hpcsched import batch
 from hpcsched.batch.base import Allocation, Host
 from hpcsched.batch.local import Local
-from hpcsched.cli import hostcheck
+from hpcsched.cli import gpucheck, hostcheck
 from hpcsched.cli.hostcheck import check_hosts
 from hpcsched.cli.main import cli
+from hpcsched.devices import open_devices
 from hpcsched.errors import BatchError
 
 
@@ -175,3 +177,50 @@ def test_over_there_it_says_what_it_sees_in_one_line(tmp_path: Path) -> None:
 def test_a_word_that_is_not_accepted_is_refused_in_one_line() -> None:
     done = CliRunner().invoke(cli, ["doctor", "--batch", "pbs"])
     assert "auto, slurm, lsf, none" in str(done.exception)
+
+
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NVML tells of them."""
+    spec = importlib.util.spec_from_file_location(
+        "pynvml", Path(__file__).parent.parent / "data/gpu/pynvml.py"
+    )
+    assert spec and spec.loader
+    nvml = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(nvml)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_gpus_that_torch_cannot_use_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    two_gpus(monkeypatch)
+    found = findings("--devices", "cuda:1", code=1)
+    assert found["devices"]["ok"]
+    assert not found["GPU 0"]["ok"] and found["GPU 0"]["found"].startswith(f"torch {torch.__version__}")
+
+
+@pytest.mark.parametrize(
+    ("program", "ok", "says"),
+    [
+        ('import os; gpu = os.environ["CUDA_VISIBLE_DEVICES"]; print("noise")\n'
+         'print(\'{"ok": true, "found": "computes on %s"}\' % gpu)', True, "computes on {}"),
+        ("import os; os.abort()", False, "exit code -6: no word"),
+        ("print('{')", False, "exit code 0: {{"),
+        ("import time; time.sleep(60)", False, "torch has not computed anything there within 1 s"),
+    ],
+)  # fmt: skip
+def test_each_gpu_is_tried_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, program: str, ok: bool, says: str
+) -> None:
+    two_gpus(monkeypatch)
+    monkeypatch.setattr(gpucheck, "PROGRAM", (sys.executable, "-c", program))
+    devices = open_devices("cuda:2", "here")
+    found = gpucheck.check_gpus(devices, devices.inventory(), within_s=1.0 if "sleep" in program else 60.0)
+    assert found == [(f"GPU {gpu}", ok, says.format(gpu)) for gpu in (0, 1)]
+
+
+def test_cpu_slots_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpucheck, "PROGRAM", ("/no/such/program",))
+    assert not [what for what in findings("--devices", "cpu:2") if what.startswith("GPU")]

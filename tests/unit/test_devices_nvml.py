@@ -182,6 +182,7 @@ def test_all_where_nothing_is_said(install: Install, monkeypatch: pytest.MonkeyP
         "CUDA_VISIBLE_DEVICES": "1,2",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": "3",
+        "HPCSCHED_CUDA_DEVICES": "1,2",
     }
     assert devices.cpus(devices.inventory()[0]) is None
 

@@ -1,0 +1,87 @@
+"""Standbys and CUDA's driver, which reads CUDA_VISIBLE_DEVICES once for the life of a process.
+
+The driver is a stub that notes each `cuInit`. With a CUDA build of torch it is torch itself that calls it.
+With a CPU build, as in CI, torch is made to call it where the CUDA build of 2.11 was seen to: in a backward
+pass (autograd counts the GPUs) and in AdamW's step, also of a model on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from test_warm_workers import Bench, by_zygote, output, patient  # noqa: E402, F401
+
+from hpcsched.devices.nvml import NvmlDevices  # noqa: E402
+from hpcsched.testing.conformance_launch import reaped  # noqa: E402
+
+AS_IN_A_CUDA_BUILD = """
+import ctypes, torch
+if torch.version.cuda is None:
+    driver = ctypes.CDLL("libcuda.so.1")
+    def asking(call):
+        def asks(*words, **options):
+            driver.cuInit(0)
+            return call(*words, **options)
+        return asks
+    torch.Tensor.backward = asking(torch.Tensor.backward)
+    torch.optim.AdamW.step = asking(torch.optim.AdamW.step)
+"""
+
+DRIVES = """
+import ctypes, sys
+from hpcsched.worker.trainer import Trainer
+
+class Drives(Trainer):
+    def build(self, args):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
+        sys.exit(0)
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Path:
+    """The folder of a stub driver."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source = Path(__file__).parent.parent / "data/gpu/libcuda.c"
+    made = tmp_path / "libcuda.so.1"
+    words = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(made), str(source)]
+    subprocess.run(words, check=True)
+    return tmp_path
+
+
+def test_a_standby_leaves_the_driver_alone_until_it_knows_its_gpu(driver: Path) -> None:
+    hooks, log, folder = driver / "hooks", driver / "log", driver / "bench"
+    hooks.mkdir()
+    folder.mkdir()
+    (hooks / "sitecustomize.py").write_text(AS_IN_A_CUDA_BUILD)
+    (folder / "drives.py").write_text(DRIVES)
+    environ = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "0,1",  # as a batch system grants them to the agent
+        "LD_LIBRARY_PATH": str(driver),
+        "PYTHONPATH": str(hooks),
+        "STUB_CUDA_LOG": str(log),
+    }
+    bench = Bench(folder, 1, device_env=NvmlDevices("here").environment, environ=environ)
+    try:
+        bench.warm_up()
+        standing = bench.waiting()
+        job = replace(bench.plan(trainer="drives:Drives"), devices=(bench.devices[1],))
+        workers = bench.launcher.launch(job)
+        assert by_zygote(bench, workers) and [pid for pid, _ in workers.processes] == standing
+        assert reaped(workers) == 0, output(job.folder)
+        workers.close()
+    finally:
+        bench.launcher.close()
+    assert log.read_text().splitlines() == ["1"]
