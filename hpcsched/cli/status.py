@@ -53,6 +53,7 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%p": ("ROLE", lambda j: j.role or "-"),
     "%s": ("STEP", lambda j: steps(j)),
     "%S": ("SUSP", lambda j: str(j.suspensions)),
+    "%z": ("RESIZED", lambda j: str(j.resizes)),
     "%a": ("ATTEMPT", lambda j: str(j.attempt)),
     "%e": ("EXIT", lambda j: "-" if j.exit is None else str(j.exit)),
     "%B": ("BATCH", lambda j: batches.batch(j)),
@@ -62,7 +63,7 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%R": ("NODELIST(REASON)", lambda j: where(j)),
 }
 DEFAULT_FORMAT = "%i %j %u %t %M %L %b %s %R"
-_RIGHT = {"%i", "%M", "%L", "%s", "%S", "%a", "%e", "%B", "%y", "%n"}
+_RIGHT = {"%i", "%M", "%L", "%s", "%S", "%z", "%a", "%e", "%B", "%y", "%n"}
 
 
 def gpus(job: JobStatus) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState, Progress
+from hpcsched.core.model import Ended, JobState, Progress
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, last_word
 from hpcsched.store.status import (
@@ -151,6 +151,7 @@ class SnapshotWriter:
             eta_s=self._eta_s(job, step),
             attempt=job.attempt,
             suspensions=job.suspensions,
+            resizes=sum(attempt.ended is Ended.RESIZED for attempt in job.attempts),
             exit=job.exit,
             model=job.spec.model,
             user=job.spec.user or self._user,

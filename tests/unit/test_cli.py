@@ -113,7 +113,9 @@ def test_status_json_has_all_jobs_and_the_promised_keys(hpcsched: Hpcsched, stop
     assert page["schema"] == 1
     assert page["run"]["state"] == "STOPPED" and page["run"]["policy"] == "marble"
     assert [job["state"] for job in page["jobs"]] == ["COMPLETED", "SUSPENDED", "PENDING", "PENDING"]
-    promised = "id name state reason role gpus hosts step steps elapsed_s eta_s attempt suspensions exit"
+    promised = (
+        "id name state reason role gpus hosts step steps elapsed_s eta_s attempt suspensions resizes exit"
+    )
     assert set(promised.split()) <= page["jobs"][0].keys()
     assert {"index", "host", "job", "lane", "utilisation", "memory_mib"} <= page["gpus"][0].keys()
 
@@ -136,7 +138,7 @@ def test_explain_tells_the_story_from_the_journal(hpcsched: Hpcsched, stopped_ru
         (("cancel", "2"), 3, "no agent runs"),
         (("drain",), 3, "no agent runs"),
         (("status", "--states", "X"), 2, "COMPLETED (CD)"),
-        (("status", "-o", "%z"), 2, "%i JOBID"),
+        (("status", "-o", "%q"), 2, "%z RESIZED"),
         (("nonsense",), 2, "nonsense"),
         (("run", "missing.toml"), 2, "missing.toml"),
         (("run", "missing.toml", "--policy", "best"), 2, ""),

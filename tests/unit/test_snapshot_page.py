@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from hpcsched.core import events as ev
@@ -133,3 +134,17 @@ def test_a_lost_gpu_is_named(rundir):
     assert status.run.lost_gpus == {"5": "Xid 79"}
     assert [gpu.index for gpu in status.gpus] == [0, 1, 2, 3, 4]
     assert [gpu.job for gpu in status.gpus] == [1, 1, 1, None, None]
+
+
+def test_a_job_that_was_resized_in_place_says_so(rundir):
+    watched = Watched(rundir, a_job("a", "m"), a_job("b", "wide", 1000), promote="always")
+    watched.driver.runs("a", "b", in_place=True)
+    assert [job.resizes for job in watched.jobs().values()] == [0, 0]
+    watched.driver.exits("a", 0)
+    watched.driver.resized("b", 40)
+    b = watched.jobs()["b"]
+    assert (b.resizes, b.suspensions, b.attempt) == (1, 0, 2)
+    page = msgspec.json.decode(rundir.status.read_bytes())
+    assert [job.pop("resizes") for job in page["jobs"]] == [0, 1], "also where there were none"
+    rundir.status.write_bytes(msgspec.json.encode(page))
+    assert [job.resizes for job in read_status(rundir).jobs] == [0, 0], "a page of 0.1.0 has no word of them"
