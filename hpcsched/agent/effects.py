@@ -15,17 +15,9 @@ from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, JobRecord, Resizin
 from hpcsched.agent.beginnings import gpus_named, last_line, mark, put_aside
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.meeting import APART_AFTER_S, Meeting
-from hpcsched.agent.orders import (
-    Site,
-    give_layers,
-    joining_plan,
-    pack_of,
-    plan_of,
-    seat_devices,
-    seats_table,
-)
+from hpcsched.agent.orders import Site, give_layers, joining_plan, pack_of, plan_of, seat_devices, seats_table
 from hpcsched.agent.progress import ProgressMeter
-from hpcsched.agent.unusable import unusable_gpu
+from hpcsched.agent.unusable import gpus_lost
 from hpcsched.core import events as ev
 from hpcsched.core.actions import (
     Action,
@@ -292,9 +284,7 @@ class Effects:
             lasted_s=time.monotonic() - attempt.began if attempt.teaches else None,
             held=held,
         )
-        if lost := unusable_gpu(attempt, code, self._machine.jobs[attempt.job_id].spec.env):
-            news.append(ev.DeviceLost(at=self._clock.now(), gpu=lost.gpu, why=lost.why))
-        return [*news, exited]
+        return [*news, *gpus_lost(attempt, code, self._machine, self._clock.now()), exited]
 
     def _outdated(self, record: JobRecord, attempt: Attempt) -> bool:
         """Whether a record is an earlier attempt's and behind what is known to be saved, as what that attempt

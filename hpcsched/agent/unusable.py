@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from hpcsched.agent.attempts import Attempt
+from hpcsched.core.events import DeviceLost
+from hpcsched.core.machine import Machine
 
 EXIT_NO_GPU = 69
 """Exit code (EX_UNAVAILABLE) of a worker that cannot use the GPU it was given."""
@@ -46,3 +48,9 @@ def unusable_gpu(attempt: Attempt, code: int, env: Mapping[str, str]) -> Unusabl
         return None
     said.why = said.why[:_MOST_WHY]
     return said if said.gpu in attempt.gpus else None
+
+
+def gpus_lost(attempt: Attempt, code: int, machine: Machine, at: float) -> Iterator[DeviceLost]:
+    """The same as an event. Told before the end of the attempt, it makes that end no failure of the job."""
+    if found := unusable_gpu(attempt, code, machine.jobs[attempt.job_id].spec.env):
+        yield DeviceLost(at=at, gpu=found.gpu, why=found.why)

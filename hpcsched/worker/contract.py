@@ -30,8 +30,6 @@ EXIT_SUSPENDED = 75
 """Saved and left (EX_TEMPFAIL)."""
 EXIT_CANNOT_SAVE = 74
 """Asked to save, and could not (EX_IOERR)."""
-EXIT_NO_GPU = 69
-"""Cannot use the GPU that it was given (EX_UNAVAILABLE)."""
 
 PACE = "HPCSCHED_PACE"
 """The variable with the pace of a job that the agent has told to another process of the same attempt."""
@@ -167,15 +165,15 @@ class JobEnv:
 
     def mark_ready(self, **facts: Any) -> None:
         """Tell the agent that this attempt can be suspended from now on, and what else it can."""
-        self._leave_word(f"ready.{self.attempt}", json.dumps(facts))
+        self.leave_word(f"ready.{self.attempt}", json.dumps(facts))
 
     def refuse(self, attempt: int, why: str) -> None:
         """Tell the agent that this attempt will not become `attempt` by a resize in place."""
-        self._leave_word(f"refused.{attempt}", why)
+        self.leave_word(f"refused.{attempt}", why)
 
     def mark_held(self, *, step: int, samples: int) -> None:
         """Tell the agent that the state of `step` is in shared memory, not on disk yet. Raises OSError."""
-        self._leave_word(f"held.{self.attempt}", json.dumps({"step": step, "samples": samples}))
+        self.leave_word(f"held.{self.attempt}", json.dumps({"step": step, "samples": samples}))
 
     def leave(self) -> int:
         """The exit code to leave with now that all is saved; rank 0 also tells the agent, if need be.
@@ -185,7 +183,7 @@ class JobEnv:
         """
         if self.rank == 0 and os.getppid() != self.notify_pid:
             try:
-                self._leave_word(f"left.{self.attempt}", "")
+                self.leave_word(f"left.{self.attempt}", "")
             except OSError:  # no room: at least it must not seem to be done
                 return EXIT_SUSPENDED
         return 0 if self.launched else EXIT_SUSPENDED
@@ -195,14 +193,8 @@ class JobEnv:
         """What appears when this attempt is to save and leave, besides the signal."""
         return self.job_dir / f"stop.{self.attempt}"
 
-    def mark_unusable(self, gpu: int, why: str, *, torch: str) -> None:
-        """Tell the agent that one of our GPUs cannot be used; `torch` is the file of the torch that cannot.
-
-        Raises OSError.
-        """
-        self._leave_word(f"unusable.{self.attempt}", json.dumps({"gpu": gpu, "why": why, "torch": torch}))
-
-    def _leave_word(self, name: str, text: str) -> None:
+    def leave_word(self, name: str, text: str) -> None:
+        """Put a file into the job's folder for the agent. Raises OSError."""
         # Renamed, so that nobody reads half of it; not synced, as it means nothing after a crash of the host.
         self.job_dir.mkdir(parents=True, exist_ok=True)
         temporary = self.job_dir / f".{name}.tmp"

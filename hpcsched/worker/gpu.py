@@ -12,8 +12,9 @@ import json
 import os
 import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
+from hpcsched.worker.contract import JobEnv, say
 from hpcsched.worker.hosted import surroundings
 
 GIVEN = "HPCSCHED_CUDA_DEVICES"
@@ -21,6 +22,9 @@ GIVEN = "HPCSCHED_CUDA_DEVICES"
 there, or empty: none."""
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+EXIT_NO_GPU = 69
+"""Cannot use the GPU that it was given (EX_UNAVAILABLE)."""
 
 _NOT_INITIALIZED = 3
 """CUDA_ERROR_NOT_INITIALIZED: what the driver answers before `cuInit`, without doing anything."""
@@ -87,6 +91,19 @@ def why_unusable(number: int) -> str | None:
             raise
         return f"torch {torch.__version__}: {said}"
     return None
+
+
+def leave_unusable(env: JobEnv | None, number: int, why: str) -> NoReturn:
+    """End this process since torch cannot use `cuda:number`, and have the agent know which GPU that is."""
+    import torch
+
+    if env is not None and env.devices and not env.joining:
+        each = len(env.devices) // env.world_size  # more than one where a process has several
+        with contextlib.suppress(OSError, ValueError, IndexError):  # without a word it is the job's fault
+            word = {"gpu": int(env.devices[env.rank * each]), "why": why, "torch": torch.__file__}
+            env.leave_word(f"unusable.{env.attempt}", json.dumps(word))
+    say(f"GPU {given()[number]} cannot be used: {why}")
+    raise SystemExit(EXIT_NO_GPU)
 
 
 def multiplied() -> dict[str, Any]:

@@ -8,7 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hpcsched.errors import LaunchError
 from hpcsched.worker import gpu
 from hpcsched.worker.checkpoint import storable
-from hpcsched.worker.contract import EXIT_NO_GPU, JobEnv, ResizeOrder, say
+from hpcsched.worker.contract import JobEnv, ResizeOrder, say
 
 JOIN_TIMEOUT_S = 300.0
 """How long to wait for the other ranks to appear."""
@@ -46,22 +46,12 @@ def own_device(env: JobEnv | None) -> torch.device:
         say(f"the program has set CUDA_VISIBLE_DEVICES to {others!r}: its GPUs may be another job's")
     shown = 1 if names and names[0].startswith("MIG-") else len(names)  # CUDA shows a process one instance
     if number < shown and (why := gpu.why_unusable(number)) is not None:
-        _cannot_use(env, names[number], why)
+        gpu.leave_unusable(env, number, why)
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if number >= (seen := torch.cuda.device_count()):
         raise LaunchError(f"no GPU for local rank {number}: CUDA shows this process {seen}", transient=False)
     return torch.device("cuda", number)
-
-
-def _cannot_use(env: JobEnv | None, name: str, why: str) -> NoReturn:
-    """End this process, and have the agent know of which GPU it could not use."""
-    if env is not None and env.devices and not env.joining:
-        each = len(env.devices) // env.world_size  # more than one where a process has several
-        with contextlib.suppress(OSError, ValueError, IndexError):  # without a word it is the job's fault
-            env.mark_unusable(int(env.devices[env.rank * each]), why, torch=torch.__file__ or "")
-    say(f"GPU {name} cannot be used: {why}")
-    raise SystemExit(EXIT_NO_GPU)
 
 
 def join() -> Peers:
