@@ -190,6 +190,10 @@ class Effects:
         new = tuple(self._machine.devices[gpu] for gpu in action.gpus) or seat_devices(action.seats)
         keep = list(action.keep) or [rank for rank, gpu in enumerate(attempt.gpus) if gpu in action.gpus]
         joining = new[len(keep) :]
+        one_host = len({device.host for device in new}) == 1
+        where = attempt.workers.where
+        if one_host and where:
+            where = f"127.0.0.1:{where.rpartition(':')[2]}"
         crew: Workers | None = None
         try:
             forget_words(attempt.folder, action.attempt + 1)
@@ -200,7 +204,7 @@ class Effects:
                     site=self._site,
                     devices=joining,
                     staying=len(keep),
-                    where=attempt.workers.where,
+                    where=where,
                     shared=self._machine.lanes.used,
                 )
                 crew = self._launcher.launch(plan)
@@ -212,7 +216,8 @@ class Effects:
             "attempt": action.attempt + 1,
             "world_size": len(new),
             "keep": keep,
-            "one_host": len({device.host for device in new}) == 1,
+            "one_host": one_host,
+            "where": where,
             **({"seats": seats_table(action.seats)} if action.seats else {}),
         }
         attempt.resize(Resizing(action.attempt + 1, action.gpus, len(new), crew), order)

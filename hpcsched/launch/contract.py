@@ -11,6 +11,7 @@ from hpcsched.core.model import AUTO, Device, JobSpec, Kind
 from hpcsched.core.processes import launcher_of
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.environment import attempt_variables
+from hpcsched.launch.keys import store_key
 
 
 def job_dir(run_dir: Path, job_id: int) -> Path:
@@ -66,6 +67,7 @@ def plan_attempt(
         "CHECKPOINT_EVERY_S": repr(spec.checkpoint_every_s),
         "KEEP": str(spec.keep_checkpoints),
         "RESUME": str(int(resume)),
+        "STORE_KEY": store_key(job_id),
     }
     if lane is not None:
         ours["LANE"] = lane

@@ -7,7 +7,9 @@ read, in the run directory, and are never seen in a process list or an environme
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import secrets
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,16 @@ from hpcsched.errors import ConfigError, StoreError
 from hpcsched.launch.wire import PROTOCOL
 
 PREFIX = "join-"
+
+_LIFE = secrets.token_bytes(16)
+
+
+def store_key(job_id: int) -> str:
+    """What the keys of the store begin with where the ranks of a job meet: 32 characters that only they know.
+
+    The same for all of a job's ranks as long as this process lives, since ranks may join those that run.
+    """
+    return hashlib.blake2b(str(job_id).encode(), key=_LIFE, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

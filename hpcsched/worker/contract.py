@@ -240,7 +240,7 @@ class ResizeOrder:
 
     The ranks `keep` stay and are numbered from 0 in that order, rank 0 first; the others leave. The rest of
     `world_size` join: they are started beside us, all on this host if `one_host`. `seats` are those of all
-    ranks from then on, where the ranks share CPU cores.
+    ranks from then on, where the ranks share CPU cores. `where`: "address:port" to which those who join come.
     """
 
     attempt: int
@@ -248,6 +248,7 @@ class ResizeOrder:
     keep: tuple[int, ...]
     one_host: bool
     seats: tuple[Seat, ...] = ()
+    where: str | None = None
 
     @property
     def joining(self) -> int:
@@ -339,6 +340,7 @@ class Orders:
                     keep=keep,
                     one_host=bool(facts["one_host"]),
                     seats=seats_of(facts.get("seats", [])),
+                    where=facts.get("where"),
                 )
                 if keep[:1] != (0,) or len(set(keep)) != len(keep) or asked.joining < 0:
                     raise ValueError("rank 0 has to stay")

@@ -115,7 +115,7 @@ class Elastic(Training):
         self._restore(wanted=env is None or env.resume)
         (cannot,) = self._peers.agree(not elastic)  # also: all ranks have come this far
         if env is not None and self.rank == 0 and not cannot:
-            self._in_place = in_place and not self._spread and self._can_be_joined(env)
+            self._in_place = in_place and not self._spread and env.control_fd is not None
             env.mark_ready(parallel=True, **({"in_place": True} if self._in_place else {}))
 
     def _spread_over_ranks(
@@ -191,16 +191,6 @@ class Elastic(Training):
 
     # -- resizing in place -----------------------------------------------------------------------------
 
-    def _can_be_joined(self, env: JobEnv) -> bool:
-        if env.control_fd is None:
-            return False
-        try:
-            self._peers.open(env)
-        except LaunchError as error:
-            say(f"this job is resized by restarts: {error}")
-            return False
-        return True
-
     def _ready_to_resize(self, order: ResizeOrder | None) -> ResizeOrder | None:
         """On rank 0: the order, once all who are to join wait for it; one that cannot be is refused."""
         if order is None or self._env is None:
@@ -216,12 +206,15 @@ class Elastic(Training):
             why = "the model is wrapped in DistributedDataParallel, which does not learn of new ranks"
         elif len([rank for rank in order.keep if rank < self.world_size]) != len(order.keep):
             why = f"ranks {order.keep} of {self.world_size} are to stay"
-        if why:
-            self._orders.resize = None
-            self._env.refuse(order.attempt, why)
-            self._env.wake_agent()
-            return None
-        return order if self._peers.joined(order) else None
+        if not why:
+            try:
+                return order if self._peers.joined(order) else None
+            except LaunchError as error:
+                why = str(error)
+        self._orders.resize = None
+        self._env.refuse(order.attempt, why)
+        self._env.wake_agent()
+        return None
 
     def _cannot_be(self, world_size: int) -> str:
         """Why so many ranks cannot train this; empty if they can."""
@@ -245,7 +238,7 @@ class Elastic(Training):
         began = time.monotonic()
         if self.rank == 0 and self._orders.resize is not self._asked:
             self._asked = None  # taken back since we asked
-        order: ResizeOrder | None = self._peers.tell(self._asked)
+        order: ResizeOrder | None = self._peers.tell(self._asked, ResizeOrder | None)
         self._asked = self._orders.resize = None
         if order is None:
             return
@@ -283,7 +276,8 @@ class Elastic(Training):
 
     def _exchange(self, held: Held | None, order: ResizeOrder | None) -> None:
         """In the new group: those that have just joined (with no `order`) get the state of the others."""
-        held, joined = self._peers.tell((held, order is not None and order.joining > 0))
+        mine = held, order is not None and order.joining > 0
+        held, joined = self._peers.tell(mine, tuple[Held | None, bool])
         if held is not None and order is None:
             self._take(self._saves.load(held, self._own), "shared memory")
         elif held is None and joined:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from hpcsched.errors import LaunchError
 from hpcsched.worker import gpu
-from hpcsched.worker.checkpoint import storable
 from hpcsched.worker.contract import JobEnv, ResizeOrder, say
+from hpcsched.worker.hosted import surroundings
+from hpcsched.worker.meeting import LOOPBACK, STORE_KEY, listen_towards, open_store
+from hpcsched.worker.messages import from_first, packed, packed_state, to_first, unpacked, unpacked_state
 
 JOIN_TIMEOUT_S = 300.0
 """How long to wait for the other ranks to appear."""
@@ -29,7 +30,8 @@ MEET_TIMEOUT_S = 3.0
 HAND_OVER_TIMEOUT_S = 120.0
 """How long the others wait for rank 0 meanwhile, which copies the state first."""
 
-_PIECE_BYTES = 64 << 20
+T = TypeVar("T")
+
 _SIGNAL_CHECK_S = 0.2
 """How often a joining rank looks whether it is still wanted."""
 
@@ -73,9 +75,9 @@ class Peers:
     Gradients go over NCCL on GPUs and gloo on CPUs. Agreement always goes over gloo, so it never
     waits for a GPU. A peer that is gone, or silent for STEP_TIMEOUT_S, raises RuntimeError.
 
-    The ranks meet at a store in rank 0's process, which lives as long as rank 0 does. Each group has keys of
-    its own there, by the number of its attempt: a resize in place (`regroup`) makes a new group of the ranks
-    that stay and those that join, and forgets the old one.
+    The ranks meet at a store in rank 0's process, opened when there are others to come; it lives as long as
+    rank 0 does. Each group has keys of its own there, by the number of its attempt: a resize in place
+    (`regroup`) makes a new group of the ranks that stay and those that join, and forgets the old one.
     """
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
@@ -83,7 +85,9 @@ class Peers:
         self.world_size = world_size
         self.device = device
         self._control: dist.ProcessGroup | None = None
+        self._env: JobEnv | None = None
         self._store: Any = None  # a TCPStore; torch's stubs do not name it
+        self._where: tuple[str, int] | None = None  # it is there
         self._keys: Any = None  # the present group's part of it
         self._endings: list[threading.Thread] = []
 
@@ -95,50 +99,43 @@ class Peers:
         in time.
         """
         peers = cls(env.rank, env.world_size, device) if env else cls(0, 1, device)
+        peers._env = env
         if env is None or (env.world_size == 1 and not env.joining):
             if alone:
+                listen_towards(LOOPBACK)
                 peers._store = dist.HashStore()  # type: ignore[attr-defined]
-                peers._meet(1)
+                peers._meet(peers._keys_of(1))
             return peers
-        with _as_launch_error(env):
-            peers._open(env, others=0 if env.joining else env.world_size)
-            if not env.joining:
-                peers._meet(env.attempt)
+        if not env.joining:
+            with _as_launch_error(env):
+                peers._open(_place(env), ranks=env.world_size)
+                peers._meet(peers._keys_of(env.attempt))
         return peers
 
-    def open(self, env: JobEnv) -> None:
-        """Let others join this single rank later. Raises LaunchError when the store cannot be opened."""
-        if self._store is None:
-            with _as_launch_error(env):
-                self._open(env, others=1)
-                self._keys = self._keys_of(env.attempt)
-
-    def _open(self, env: JobEnv, *, others: int) -> None:
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            env.master_addr,
-            env.master_port,
-            others or None,
-            is_master=env.rank == 0,
-            timeout=timedelta(seconds=JOIN_TIMEOUT_S),
-            wait_for_workers=others > 1,
-        )
+    def _open(self, where: tuple[str, int], *, ranks: int = 0, within_s: float = JOIN_TIMEOUT_S) -> None:
+        """Be at the store in this place, unless we are. Raises RuntimeError, OSError."""
+        if where == self._where:
+            return
+        listen_towards(where[0])
+        store = open_store(where, first=self.rank == 0, ranks=ranks, timeout_s=within_s)
+        self._store, self._where = store, where
 
     def _keys_of(self, attempt: int) -> Any:
-        return dist.PrefixStore(f"attempt-{attempt}", self._store)  # type: ignore[attr-defined]
+        key = surroundings().get(STORE_KEY, "")
+        return dist.PrefixStore(f"{key}/attempt-{attempt}", self._store)  # type: ignore[attr-defined]
 
-    def _meet_anew(self, attempt: int) -> None:
-        """The same, where some may have died since they last gave a sign of life."""
-        keys = self._keys_of(attempt)
+    def _meet_anew(self, keys: Any) -> None:
+        """As `_meet`, where some may have died since they last gave a sign of life."""
         keys.set(f"meets {self.rank}", "yes")
         # Rank 0 comes last, as it has handed over the state before.
         within_s = MEET_TIMEOUT_S if self.rank == 0 else HAND_OVER_TIMEOUT_S
         keys.wait([f"meets {rank}" for rank in range(self.world_size)], timedelta(seconds=within_s))
         short = self.device.type == "cpu" and _patience_can_change()
-        self._meet(attempt, within_s=MEET_TIMEOUT_S if short else STEP_TIMEOUT_S)
+        self._meet(keys, within_s=MEET_TIMEOUT_S if short else STEP_TIMEOUT_S)
 
-    def _meet(self, attempt: int, *, within_s: float = STEP_TIMEOUT_S) -> None:
-        """Make the group of `attempt`: all its ranks come here."""
-        self._keys = self._keys_of(attempt)
+    def _meet(self, keys: Any, *, within_s: float = STEP_TIMEOUT_S) -> None:
+        """Make the group with these keys: all its ranks come here."""
+        self._keys = keys
         patience = timedelta(seconds=within_s)
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
@@ -161,8 +158,24 @@ class Peers:
     # -- resizing in place -----------------------------------------------------------------------------
 
     def joined(self, order: ResizeOrder) -> bool:
-        """On rank 0: whether all ranks that are to join wait to be let in."""
-        return not order.joining or self._keys_of(order.attempt).add("built", 0) >= order.joining
+        """On rank 0: whether all ranks that are to join wait to be let in.
+
+        Raises LaunchError when they cannot come.
+        """
+        if not order.joining:
+            return True
+        assert self._env is not None
+        with _as_launch_error(self._env):
+            self._open(self._place_of(order))
+            return bool(self._keys_of(order.attempt).add("built", 0) >= order.joining)
+
+    def _place_of(self, order: ResizeOrder) -> tuple[str, int]:
+        """Where the ranks of the new group meet: those that stay alone can do so where they did."""
+        assert self._env is not None
+        if order.where and order.joining:
+            address, _, port = str(order.where).rpartition(":")
+            return address, int(port)
+        return self._where or _place(self._env)
 
     def let_in(self, order: ResizeOrder) -> None:
         """On rank 0: have the joining ranks come."""
@@ -175,10 +188,11 @@ class Peers:
         Raises LaunchError when nobody lets it in, within JOIN_TIMEOUT_S or until `given_up` is true.
         """
         with _as_launch_error(env):
+            self._open(_place(env))
             keys = self._keys_of(env.attempt)
             keys.add("built", 1)
             _wait(keys, "come", JOIN_TIMEOUT_S, given_up)
-            self._meet_anew(env.attempt)
+            self._meet_anew(keys)
 
     def regroup(self, order: ResizeOrder) -> bool:
         """Become the group of `order`, together with the ranks let in; False: this rank is to leave.
@@ -192,10 +206,10 @@ class Peers:
             return False
         self._drop()
         self.rank, self.world_size = order.keep.index(self.rank), order.world_size
+        self._keys = None
         if self.world_size > 1:
-            self._meet_anew(order.attempt)
-        else:
-            self._keys = self._keys_of(order.attempt)
+            self._open(self._place_of(order), within_s=HAND_OVER_TIMEOUT_S)
+            self._meet_anew(self._keys_of(order.attempt))
         return True
 
     def abandon(self) -> None:
@@ -238,39 +252,31 @@ class Peers:
         """The same, at once."""
         return self.ask(*wishes)()
 
-    def gather(self, item: Any) -> list[Any]:
-        """Everyone's item, by rank, on rank 0; an empty list on the others."""
+    def gather(self, item: T, kind: type[T]) -> list[T]:
+        """Everyone's item, of this type, by rank, on rank 0; an empty list on the others."""
         if self.world_size == 1:
             return [item]
-        items: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        dist.gather_object(item, items, dst=0, group=self._control)
-        return items or []
+        return [unpacked(data, kind) for data in to_first(packed(item), self._control)]
 
-    def tell(self, item: Any) -> Any:
-        """Rank 0's item, on every rank."""
+    def gather_states(self, state: Any) -> list[Any]:
+        """The same for what is a part of a training's state."""
+        if self.world_size == 1:
+            return [state]
+        return [unpacked_state(data) for data in to_first(packed_state(state), self._control)]
+
+    def tell(self, item: Any, kind: Any) -> Any:
+        """Rank 0's item, of this type, on every rank; what the others give does not count."""
         if self.world_size == 1:
             return item
-        box = [item]
-        dist.broadcast_object_list(box, src=0, group=self._control)
-        return box[0]
+        data = from_first(packed(item) if self.rank == 0 else None, self._control)
+        return item if self.rank == 0 else unpacked(data, kind)
 
-    def broadcast_state(self, state: dict[str, Any] | None) -> dict[str, Any]:
-        """Rank 0's training state, on every rank, on the CPU; the others pass None."""
-        data = torch.empty(0, dtype=torch.uint8)
-        if self.rank == 0:
-            buffer = io.BytesIO()
-            torch.save(storable(state), buffer)
-            data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
-        size = self.tell(len(data))
-        if self.rank > 0:
-            data = torch.empty(size, dtype=torch.uint8)
-        for piece in data.split(_PIECE_BYTES):
-            if self.world_size > 1:
-                dist.broadcast(piece, src=0, group=self._control)
-        loaded: dict[str, Any] = torch.load(
-            io.BytesIO(data.numpy().data), map_location="cpu", weights_only=True
+    def broadcast_state(self, state: Any) -> Any:
+        """Rank 0's training state, or a part of one, on every rank, on the CPU; the others pass None."""
+        data = packed_state(state) if self.rank == 0 else None
+        return unpacked_state(
+            data if self.world_size == 1 and data is not None else from_first(data, self._control)
         )
-        return loaded
 
     def sum_async(self, tensor: torch.Tensor) -> dist.Work | None:
         """Start to add up a tensor of the same shape from all ranks, in place; wait() on the result."""
@@ -323,6 +329,11 @@ class Peers:
             self._keys.wait(["all parted"], timedelta(seconds=PART_TIMEOUT_S))
 
 
+def _place(env: JobEnv) -> tuple[str, int]:
+    """Where the ranks of the attempt meet, as they were launched."""
+    return env.master_addr, env.master_port
+
+
 def _wait(keys: Any, key: str, timeout_s: float, given_up: Callable[[], object]) -> None:
     """Wait for a key of the store, hearing signals meanwhile; RuntimeError after `timeout_s`, or given up."""
     come = threading.Event()
@@ -357,7 +368,7 @@ def _set_patience(group: Any, patience: timedelta) -> None:
 def _as_launch_error(env: JobEnv) -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         place, reason = f"{env.master_addr}:{env.master_port}", str(error).splitlines()[0]
         raise LaunchError(
             f"rank {env.rank} of {env.world_size} could not meet the others at {place}: {reason}",

@@ -31,6 +31,7 @@ from hpcsched.errors import ConfigError, StoreError
 from hpcsched.worker import checkpoint as files
 from hpcsched.worker.checkpoint import CheckpointStore, storable
 from hpcsched.worker.contract import say, sync_folder, write_atomically
+from hpcsched.worker.messages import from_first, packed, unpacked
 
 _REST = "rest.pt"
 _FAILURES = (CheckpointException, OSError, RuntimeError, ValueError, LookupError)
@@ -108,7 +109,7 @@ class ShardedStore:
                 new.error = _reason(problem)
             if self._first:
                 self._complete(new)
-            if error := self._tell(new.error):
+            if error := self._tell(new.error or ""):
                 raise StoreError(error)
         return new.path
 
@@ -181,9 +182,10 @@ class ShardedStore:
                     new.temporary.mkdir(mode=0o700, parents=True)
         except (StoreError, OSError) as problem:
             new.error = f"{new.path}: cannot be saved: {_reason(problem)}"
-        new.temporary, new.error = self._tell((new.temporary, new.error))
-        if new.error:
-            raise StoreError(new.error)
+        if error := self._tell(new.error or ""):
+            raise StoreError(error)
+        name = self._tell(new.temporary.name if new.temporary else "")
+        new.temporary = new.path.with_name(name) if name else None
         return new
 
     def _complete(self, new: _Save) -> None:
@@ -227,11 +229,10 @@ class ShardedStore:
             raise StoreError(begun.error)
         return begun.path
 
-    def _tell(self, item: Any) -> Any:
-        """Rank 0's item, on every rank."""
-        box = [item]
-        dist.broadcast_object_list(box, src=0, group=self._group)
-        return box[0]
+    def _tell(self, text: str) -> str:
+        """Rank 0's text, on every rank."""
+        told: str = unpacked(from_first(packed(text) if self._first else None, self._group), str)
+        return told
 
 
 def read_whole(path: Path) -> dict[str, Any]:

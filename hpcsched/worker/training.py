@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,7 +102,7 @@ class Training:
         self._gather_state()
         if self._saves.store is None:
             return None
-        generators = self._peers.gather(rng.capture(self.device))
+        generators = self._peers.gather_states(rng.capture(self.device))
         error: str | None = None
         if self.rank == 0 or self._saves.collective:
             state = self._state(generators)
@@ -110,7 +111,8 @@ class Training:
                     self._saves.save(state, loss=self._last_loss(), background=background)
             except StoreError as problem:
                 error = str(problem)
-        return str(told) if (told := self._peers.tell(error)) else None
+        told: str | None = self._peers.tell(error, str | None)
+        return told or None
 
     def _gather_state(self) -> None:
         """Bring to rank 0 what only others train, all ranks together. As it is, every rank has everything."""
@@ -183,7 +185,9 @@ class Training:
             found, state = self._saves.newest(self._own, wanted=wanted)
             if found is None and self._env is not None and self._env.continues is not None:
                 found, state = self._saves.of_another(self._env.continues)
-        found = self._peers.tell(found)
+        named = os.fsencode(found) if isinstance(found, Path) else found
+        told = self._peers.tell(named, bytes | Held | None)
+        found = Path(os.fsdecode(told)) if isinstance(told, bytes) else told
         if found is None:
             if not self._spread:
                 self._peers.copy_from_first([*self.model.parameters(), *self.model.buffers()])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +11,10 @@ import torch
 from hpcsched.planning.burst.plan import Plan
 from hpcsched.worker.burst.owners import Belonging
 from hpcsched.worker.burst.wires import Wires
+from hpcsched.worker.messages import packed_state, unpacked_state
+
+_Row = tuple[dict[str, tuple[tuple[int, ...], torch.dtype]], dict[str, Any]]
+"""Describes a thing's optimizer state: shapes and types of what travels by itself, and the rest as it is."""
 
 Ways = Mapping[tuple[int, int], Sequence[Belonging]]
 """What goes from one rank to another."""
@@ -48,7 +51,7 @@ def hand_over(ways: Ways, optimizer: torch.optim.Optimizer, wires: Wires) -> Non
     outgoing = {there: things for (here, there), things in sorted(_by_pair(ways)) if here == mine}
     incoming = {here: things for (here, there), things in sorted(_by_pair(ways)) if there == mine}
     packed = {there: _pack(things, optimizer, wires.device) for there, things in outgoing.items()}
-    headers = {there: _bytes(header, wires.device) for there, (header, _) in packed.items()}
+    headers = {there: packed_state(header).to(wires.device) for there, (header, _) in packed.items()}
     sizes = {here: torch.zeros(1, dtype=torch.int64, device=wires.device) for here in incoming}
     wires.post(
         [(there, torch.tensor([len(h)], device=wires.device)) for there, h in headers.items()],
@@ -57,7 +60,7 @@ def hand_over(ways: Ways, optimizer: torch.optim.Optimizer, wires: Wires) -> Non
     arrived = {h: torch.empty(int(n), dtype=torch.uint8, device=wires.device) for h, n in sizes.items()}
     wires.post(list(headers.items()), list(arrived.items()))()
     unpacking = {
-        here: _Unpacking(incoming[here], pickle.loads(header.cpu().numpy().tobytes()), wires.device)
+        here: _Unpacking(incoming[here], unpacked_state(header.cpu()), wires.device)
         for here, header in arrived.items()
     }
     wires.post(
@@ -74,46 +77,33 @@ def _by_pair(ways: Ways) -> list[tuple[tuple[int, int], Sequence[Belonging]]]:
 
 def _pack(
     things: Sequence[Belonging], optimizer: torch.optim.Optimizer, device: torch.device
-) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
+) -> tuple[list[_Row], list[torch.Tensor]]:
     """Of each thing the forms of its optimizer state, or its value; and all tensors, flat by dtype."""
-    header = []
+    header: list[_Row] = []
     kinds: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
     for thing in things:
         kinds[thing.tensor.dtype].append(thing.tensor)
-        row: dict[str, Any] = {}
+        row: _Row = ({}, {})
         for key, value in (optimizer.state.get(thing.tensor) or {}).items():
             if isinstance(value, torch.Tensor) and value.device.type == device.type:
                 kinds[value.dtype].append(value)
-                row[key] = _Shape(tuple(value.shape), value.dtype)
+                row[0][key] = (tuple(value.shape), value.dtype)
             else:  # a step count on the CPU
-                row[key] = value
+                row[1][key] = value
         header.append(row)
     return header, [torch.cat([t.reshape(-1) for t in kind]) for kind in kinds.values()]
-
-
-class _Shape(tuple[tuple[int, ...], torch.dtype]):
-    """Stands in a description for a tensor that travels by itself."""
-
-    def __new__(cls, shape: tuple[int, ...], dtype: torch.dtype) -> _Shape:
-        return super().__new__(cls, (shape, dtype))
-
-    def __reduce__(self) -> tuple[Callable[..., _Shape], tuple[Any, ...]]:
-        return _Shape, tuple(self)
 
 
 class _Unpacking:
     """Room for what a description announces, in `flats`; then `put` where it belongs."""
 
-    def __init__(
-        self, things: Sequence[Belonging], header: list[dict[str, Any]], device: torch.device
-    ) -> None:
+    def __init__(self, things: Sequence[Belonging], header: list[_Row], device: torch.device) -> None:
         self._things, self._header = things, header
         self._order: dict[torch.dtype, list[int]] = defaultdict(list)
         for thing, row in zip(things, header, strict=True):
             self._order[thing.tensor.dtype].append(thing.tensor.numel())
-            for form in row.values():
-                if isinstance(form, _Shape):
-                    self._order[form[1]].append(torch.Size(form[0]).numel())
+            for shape, dtype in row[0].values():
+                self._order[dtype].append(torch.Size(shape).numel())
         self.flats = [torch.empty(sum(sizes), dtype=d, device=device) for d, sizes in self._order.items()]
 
     def put(self, optimizer: torch.optim.Optimizer) -> None:
@@ -123,17 +113,12 @@ class _Unpacking:
         }
         for thing, row in zip(self._things, self._header, strict=True):
             thing.tensor.copy_(next(parts[thing.tensor.dtype]).view(thing.tensor.shape))
-            state = optimizer.state[thing.tensor] if row else {}
-            for key, value in row.items():
-                if not isinstance(value, _Shape):
-                    state[key] = value
-                    continue
-                came = next(parts[value[1]]).view(value[0])
+            travels, rest = row
+            state = optimizer.state[thing.tensor] if travels or rest else {}
+            state.update(rest)
+            for key, (shape, dtype) in travels.items():
+                came = next(parts[dtype]).view(shape)
                 if isinstance(state.get(key), torch.Tensor) and state[key].shape == came.shape:
                     state[key].copy_(came)
                 else:
                     state[key] = came.clone()
-
-
-def _bytes(item: Any, device: torch.device) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8).to(device)

@@ -42,9 +42,9 @@ class BurstSession(Session):
         self._batches: tuple[Iterator[Any] | None, Iterator[Any] | None] = None, None
         self._open()
 
-    def tell(self, item: Any) -> Any:
-        """Rank 0's item, on every rank."""
-        return self._peers.tell(item)
+    def tell(self, item: Any, kind: Any) -> Any:
+        """Rank 0's item, of this type, on every rank."""
+        return self._peers.tell(item, kind)
 
     def compute(self) -> None:
         """Forward and backward pass of a step; then the gradients are ready for `optimizer.step`."""
@@ -160,12 +160,12 @@ class BurstSession(Session):
         engine = self._engine
         if engine is None or self._replan is None:
             return
-        timings = self._peers.gather(engine.clock.take())
+        timings = self._peers.gather(engine.clock.take(), list[Timing])
         plan = None
         if self.rank == 0:
             steps_left = self._last_step(None) - self.step
             plan = self._replan([t for found in timings for t in found], engine.plan, steps_left)
-        plan = self._peers.tell(plan)
+        plan = self._peers.tell(plan, Plan | None)
         if plan is not None:
             self.switch(plan)
 

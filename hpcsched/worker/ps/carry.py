@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import torch
 
+from hpcsched.worker.messages import packed_state, unpacked_state
 from hpcsched.worker.ps.shard import Fragment
 from hpcsched.worker.ps.slices import Move, Piece
 from hpcsched.worker.ps.wire import Frame, Wire
 
 _Form = tuple[torch.dtype, int]
-_Row = tuple[Piece, _Form, dict[str, _Form], dict[str, Any]]
+_Row = tuple[tuple[int, int, int], _Form, dict[str, _Form], dict[str, Any]]
 """Describes a fragment: its piece, its values, what there is for each element, and all the rest as it is."""
 
 
@@ -36,7 +37,7 @@ def carry(wire: Wire, moves: Sequence[Move], held: Iterable[Fragment]) -> list[F
     for target, pieces in outgoing.items():
         parts = [_part(found, piece) for piece in pieces]
         rows: list[_Row] = [_describe(part) for part in parts]
-        text = torch.frombuffer(bytearray(pickle.dumps(rows)), dtype=torch.uint8)
+        text = packed_state(rows)
         page = _frame(rows).page()
         for room, tensor in zip(page.tensors, _tensors(parts), strict=True):
             room.copy_(tensor)
@@ -48,7 +49,7 @@ def carry(wire: Wire, moves: Sequence[Move], held: Iterable[Fragment]) -> list[F
         wire.receive(size, source)()
         text = torch.empty(int(size), dtype=torch.uint8)
         wire.receive(text, source)()
-        rows = pickle.loads(text.numpy().tobytes())
+        rows = unpacked_state(text)
         page = _frame(rows).page()
         wire.receive(page.data, source)()
         came += _fragments(rows, page.tensors)
@@ -65,7 +66,7 @@ def _part(found: dict[Piece, Fragment], piece: Piece) -> Fragment:
 
 def _describe(part: Fragment) -> _Row:
     elements = {key: (value.dtype, value.numel()) for key, value in part.elements.items()}
-    return part.piece, (part.values.dtype, part.values.numel()), elements, part.rest
+    return astuple(part.piece), (part.values.dtype, part.values.numel()), elements, part.rest
 
 
 def _tensors(parts: Iterable[Fragment]) -> list[torch.Tensor]:
@@ -79,6 +80,6 @@ def _frame(rows: Sequence[_Row]) -> Frame:
 def _fragments(rows: Sequence[_Row], tensors: Sequence[torch.Tensor]) -> list[Fragment]:
     left = iter(tensors)
     return [
-        Fragment(piece, next(left), {key: next(left) for key in elements}, rest)
+        Fragment(Piece(*piece), next(left), {key: next(left) for key in elements}, rest)
         for piece, _, elements, rest in rows
     ]

@@ -40,9 +40,6 @@ class _Change:
     workers: tuple[int, ...]
     step: int
     samples: int
-    sampler: dict[str, Any]
-    scheduler: dict[str, Any] | None
-    groups: list[dict[str, Any]]
 
 
 class Changing(Session):
@@ -258,7 +255,7 @@ class Changing(Session):
         began = time.monotonic()
         if self.rank == 0 and self._orders.resize is not self._asked:
             self._asked = None  # taken back since we asked
-        order: ResizeOrder | None = self._peers.tell(self._asked)
+        order: ResizeOrder | None = self._peers.tell(self._asked, ResizeOrder | None)
         self._asked = self._orders.resize = None
         if order is None:
             return
@@ -294,12 +291,6 @@ class Changing(Session):
             workers=tuple(order.keep.index(rank) for rank in self._roles.workers if rank in order.keep),
             step=self.step,
             samples=self.samples,
-            sampler=self._sampler.state(self.samples),
-            scheduler=None if self.scheduler is None else self.scheduler.state_dict(),
-            groups=[
-                {key: value for key, value in group.items() if key != "params"}
-                for group in self.optimizer.param_groups
-            ],
         )
         if not alike:
             if self.rank == 0:
@@ -326,13 +317,14 @@ class Changing(Session):
     def _take_up(self, change: _Change | None) -> None:
         """In the new group: those that have just joined (with no `change`) get the state of the others."""
         joined = change is None
-        change = self._peers.tell(change)
+        change = self._peers.tell(change, _Change)
+        course = self._peers.broadcast_state(self._course() if self.rank == 0 else None)
         assert change is not None and self._crew.wire is not None
         roles, wire = Roles(change.order.seats), self._crew.wire
         owners = share_out(self._shard.sizes, roles.servers, cut=self._shard.cut)
         came = carry(wire, moves(change.owners, owners), self._here())
         if joined:
-            self._learn(change)
+            self._learn(change, course)
         fresh = [rank for rank in roles.workers if rank not in change.workers]
         self._untrained(wire, fresh)
         self._peers.agree(False)  # all have it: from here on nobody needs to go back
@@ -357,12 +349,21 @@ class Changing(Session):
             self._post.expect()
             self._post.pull(fresh=True)
 
-    def _learn(self, change: _Change) -> None:
+    def _course(self) -> dict[str, Any]:
+        """What there is of a training's state beside parameters and what the optimizer has of them."""
+        groups = self.optimizer.param_groups
+        return {
+            "sampler": self._sampler.state(self.samples),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "groups": [{key: value for key, value in g.items() if key != "params"} for g in groups],
+        }
+
+    def _learn(self, change: _Change, course: dict[str, Any]) -> None:
         self.step, self.samples, self.resumed = change.step, change.samples, True
-        self._sampler = Sampler(change.sampler["size"], change.sampler["seed"])
-        if self.scheduler is not None and change.scheduler is not None:
-            self.scheduler.load_state_dict(change.scheduler)
-        for group, told in zip(self.optimizer.param_groups, change.groups, strict=True):
+        self._sampler = Sampler(course["sampler"]["size"], course["sampler"]["seed"])
+        if self.scheduler is not None and course["scheduler"] is not None:
+            self.scheduler.load_state_dict(course["scheduler"])
+        for group, told in zip(self.optimizer.param_groups, course["groups"], strict=True):
             group.update(told)
 
     @torch.no_grad()

@@ -173,7 +173,7 @@ def _agree(session: BurstSession, choose: Callable[[], Plan]) -> Plan:
             answer = choose()
         except HpcschedError as found:
             error, answer = found, found.exit_code
-    told: Plan | int = session.tell(answer)
+    told: Plan | int = session.tell(answer, Plan | int)
     if error is not None:
         raise error
     if isinstance(told, int):

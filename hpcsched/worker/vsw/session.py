@@ -281,13 +281,13 @@ class WorkerSession(Session):
         buckets = [sum(p.numel() * p.element_size() for p in group) for group in in_buckets(trained)]
         self._control.buckets = tuple(buckets) or (_NOTHING,)
         first = self._course is None
-        if self._peers.tell(self.world_size > 1 and (first or self._control.line is None)):
+        if self._peers.tell(self.world_size > 1 and (first or self._control.line is None), bool):
             self._control.line = measure_line(self._peers, self.device, max(self._control.buckets))
 
     def _decide(self) -> None:
         """Let rank 0 say what to do next; all ranks come here."""
         self._table.learn(self._clock.take())
-        tables = self._peers.gather(self._table)
+        tables = self._peers.gather(self._table, Table)
         refusal: ConfigError | None = None
         answer: Course | int = 0
         if self.rank == 0:
@@ -297,7 +297,7 @@ class WorkerSession(Session):
                 answer = self._control.course(self.world_size)
             except ConfigError as error:
                 refusal, answer = error, error.exit_code
-        course: Course | int = self._peers.tell(answer)
+        course: Course | int = self._peers.tell(answer, Course | int)
         if refusal is not None:
             raise refusal
         if isinstance(course, int):

@@ -1,0 +1,70 @@
+"""Where ranks meet: a store in rank 0's process, and the network interface that their messages take."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+LOOPBACK = "127.0.0.1"
+
+STORE_KEY = "HPCSCHED_STORE_KEY"
+"""The variable with what all keys of the store begin with: nobody else knows it."""
+
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_said: str | None = None
+"""What we have said there ourselves."""
+
+
+def open_store(where: tuple[str, int], *, first: bool, ranks: int, timeout_s: float) -> Any:
+    """The store at `where` (address, port): the first rank listens there, and nowhere else; others connect.
+
+    `ranks`: how many come at once; the first waits for them. Raises RuntimeError, OSError.
+    """
+    address, port = where
+    listening: dict[str, Any] = {}
+    if first:  # torch's own socket would listen on all interfaces
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listening["master_listen_fd"] = socket.create_server(where, family=family).detach()
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address,
+        port,
+        ranks if ranks > 1 else None,
+        is_master=first,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=ranks > 1,
+        **listening,
+    )
+
+
+def listen_towards(address: str) -> None:
+    """Have gloo listen on the interface that leads to `address`, unless the user has said on which.
+
+    By itself it takes what the name of the host leads to, also where all ranks are on one host.
+    """
+    global _said
+    if os.environ.get(_INTERFACE) not in (None, _said):
+        return
+    name = _interface_towards(address)
+    if name is not None:
+        os.environ[_INTERFACE] = _said = name
+
+
+def _interface_towards(address: str) -> str | None:
+    own = address
+    if not address.startswith("127."):
+        with contextlib.suppress(OSError):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((address, 9))  # sends nothing: only the route is looked up
+                own = probe.getsockname()[0]
+    if own.startswith("127.") or own == "::1":
+        return "lo"
+    import psutil  # on several hosts only
+
+    there = psutil.net_if_addrs().items()
+    return next((name for name, addresses in there if own in [a.address for a in addresses]), None)
