@@ -6,12 +6,14 @@ environment are the command line's business; this reads the files below them.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcsched import trust
 from hpcsched.errors import ConfigError
 
 
@@ -50,6 +52,9 @@ def _flag(accepted: str) -> Key:
 
 
 _HOSTS = _texts("").check
+
+PROJECT = "hpcsched.toml"
+"""The project's file, in the working directory."""
 
 KEYS: dict[str, Key] = {
     "dir": _text("the run directory"),
@@ -112,22 +117,45 @@ class Settings:
 
     The table `script` is merged key by key, with origins such as "script.time"; `policy_option` is
     replaced as a whole, because the options of one file's policy mean nothing to another's.
+    `passed_over`: lines that say which files are not obeyed, and what to do about it.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
+    passed_over: list[str] = field(default_factory=list)
 
     def read(self, path: Path, *, must: bool = False) -> None:
         """Lay a file's settings over those so far; raises ConfigError for what it does not know."""
         if not must and not path.exists():
             return
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(where=str(path), got=str(error.strerror), accepted="a readable file") from error
+        self._take(path, content)
+
+    def read_found(self, path: Path, environ: Mapping[str, str]) -> None:
+        """The same for a file that nobody has named: what others can write, only if the user accepted it."""
+        if not path.exists():
+            return
+        try:
+            content, why = trust.read(path)
+        except ConfigError as error:
+            if path.lstat().st_uid in (os.geteuid(), 0):
+                raise
+            content, why = b"", f"it is somebody else's: {error.got}"
+        if not why or trust.accepted(path, content, environ):
+            self._take(path, content)
+            return
+        shown = str(path) if str(path).isprintable() else repr(str(path))
+        how = "after reading it, accept it with `hpcsched config trust`"
+        self.passed_over.append(f"{shown} is not obeyed, as {why}; {how}")
+
+    def _take(self, path: Path, content: bytes) -> None:
         import tomllib  # most commands find no such file, and login nodes are slow
 
         try:
-            with path.open("rb") as file:
-                table = tomllib.load(file)
-        except OSError as error:
-            raise ConfigError(where=str(path), got=str(error.strerror), accepted="a readable file") from error
+            table = tomllib.loads(content.decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(where=str(path), got=f"not valid TOML: {error}", accepted="TOML") from error
         _check(table, KEYS, where=str(path))
@@ -160,7 +188,10 @@ def load(environ: Mapping[str, str], *, here: Path, config: Path | None = None) 
     user = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
     settings.read(_site(environ.get("HPCSCHED_SITE_CONFIG") or "/etc/hpcsched/config.toml"))
     settings.read(user / "hpcsched" / "config.toml")
-    settings.read(config or here / "hpcsched.toml", must=config is not None)
+    if config is not None:
+        settings.read(config, must=True)
+    else:
+        settings.read_found(here / PROJECT, environ)
     return settings
 
 

@@ -74,6 +74,9 @@ class _LazyGroup(click.Group):
 def cli(ctx: click.Context, dir_: str | None, config_file: str | None, verbose: bool) -> None:
     """hpcsched: runs your whole queue of trainings inside one batch allocation."""
     settings = config.load(os.environ, here=Path.cwd(), config=Path(config_file) if config_file else None)
+    if ctx.invoked_subcommand != "config":  # which says it itself, where it matters
+        for line in settings.passed_over:
+            click.echo(f"hpcsched: {line}", err=True)
     if dir_ is not None:
         origin = ctx.get_parameter_source("dir_")
         settings.values["dir"] = dir_

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
-from hpcsched import config
+from hpcsched import config, trust
 from hpcsched.cli.common import json_option
 
 DEFAULTS: dict[str, Any] = {
@@ -52,6 +53,8 @@ def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
     Those of the table [script] are listed as script.KEY, as far as a file sets them.
     """
     settings: config.Settings = ctx.find_root().obj
+    for line in settings.passed_over:
+        click.echo(f"hpcsched: {line}", err=True)
     rows = []
     for key, default in DEFAULTS.items():
         variable = config.environment_name(key)
@@ -74,6 +77,23 @@ def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
         return
     for key, value, source in rows:
         click.echo(f"{key} = {_shown(value)}" + (f"    # {source}" if origin else ""))
+
+
+@config_group.command("trust")
+@click.argument("file", default=config.PROJECT)
+def trust_file(file: str) -> None:
+    """Obey a project's settings FILE (./hpcsched.toml) although others can write it.
+
+    As it is now: read it first, it may hold shell lines. Once it changes it has to be accepted again.
+    """
+    path = Path(file).absolute()
+    content, why = trust.read(path)
+    shown = str(path) if str(path).isprintable() else repr(str(path))
+    if not why:
+        click.echo(f"hpcsched: {shown} is obeyed anyway: only you can write it", err=True)
+        return
+    trust.accept(path, content, os.environ)
+    click.echo(f"hpcsched: {shown} is obeyed from now on, as it is now ({why})", err=True)
 
 
 def _shown(value: Any) -> str:

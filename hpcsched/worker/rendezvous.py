@@ -274,9 +274,9 @@ class Peers:
     def broadcast_state(self, state: Any) -> Any:
         """Rank 0's training state, or a part of one, on every rank, on the CPU; the others pass None."""
         data = packed_state(state) if self.rank == 0 else None
-        return unpacked_state(
-            data if self.world_size == 1 and data is not None else from_first(data, self._control)
-        )
+        if self.world_size > 1 or data is None:
+            data = from_first(data, self._control)
+        return unpacked_state(data)
 
     def sum_async(self, tensor: torch.Tensor) -> dist.Work | None:
         """Start to add up a tensor of the same shape from all ranks, in place; wait() on the result."""

@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,11 @@ class Bench:
         record = self.rundir.read_record()
         return [pid for pid, _ in find_orphans(record.id, [])] if record else []
 
+    def listening(self) -> set[str]:
+        """The addresses on which processes of this run listen, by TCP."""
+        theirs = {socket for pid in self.live_workers() for socket in _sockets(pid)}
+        return {address for inode, address in _listening() if inode in theirs}
+
     def all_gone(self) -> bool:
         """Whether nothing of this run lives; who was killed a moment ago may take one to die."""
         return bool(self.until(lambda: not self.live_workers(), "all gone", 10.0))
@@ -198,6 +204,27 @@ class Bench:
         record = self.rundir.read_record()
         if record:
             end(find_orphans(record.id, []), 0.0)
+
+
+def _sockets(pid: int) -> set[str]:
+    """The inodes of a process's sockets."""
+    found = set()
+    with contextlib.suppress(OSError):  # it ends
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return found
+
+
+def _listening() -> Iterator[tuple[str, str]]:
+    """Inode and address of each socket of this host that listens."""
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                words = bytes.fromhex(fields[1].partition(":")[0])
+                turned = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+                yield fields[9], socket.inet_ntop(family, turned)
 
 
 def placements(actions: list[Action]) -> list[tuple[Any, ...]]:

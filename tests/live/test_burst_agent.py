@@ -74,6 +74,7 @@ def test_a_burst_job_is_suspended_and_resumed_as_if_nothing_had_happened(bench: 
     jobs = [job(name, trainer="small:Small", gpus=2, steps=150, strategy=strategy) for name in ("a", "b")]
     agent = bench.start(bench.set_of(*jobs), "--devices", "cpu:2")
     bench.ready("a")
+    assert bench.listening() == {"127.0.0.1"}
     bench.until(lambda: (bench.job("a").get("step") or 0) > 3, "some steps")
     assert bench("suspend", "a").returncode == 0
     bench.until(lambda: bench.states().get("a") == "SUSPENDED", "suspended")

@@ -93,6 +93,7 @@ def test_three_jobs_start_at_once_and_grow_without_a_restart(place: Bench) -> No
     table = place("status", "-o", "%i %b %C %W").stdout.split("\n")
     assert table[0].split() == ["JOBID", "GPUS", "CPUS", "WORKERS"]
     assert all(line.split()[1].endswith("c") and "1+" in line for line in table[1:4])
+    assert place.listening() == {"127.0.0.1"}
     go(place)
     assert agent.wait() == 0, agent.said
     for job_id in (1, 2, 3):

@@ -55,6 +55,7 @@ def test_jobs_of_a_pack_are_suspended_cancelled_and_told_of_one_by_one(bench: Be
     agent = bench.start(bench.set_of(*jobs_of("packed")), "--devices", "cpu:1")
     for i in range(3):
         bench.ready(f"packed-{i}")
+    assert bench.listening() == set()
     page = bench.status()
     roles = {j["name"]: j["role"] for j in page["jobs"]}
     assert roles == {"packed-0": "primary", "packed-1": "packed", "packed-2": "packed"}

@@ -138,9 +138,11 @@ def test_a_promotion_happens_while_the_job_trains(place: Bench, optimizer: str) 
     (place.folder / optimizer).touch()
     agent = start(place, slow("short", gpus=1), slow("grows", model="big"))
     place.ready("short", "grows")
+    assert place.listening() == set()
     assert place("cancel", "short").returncode == 0
     place.until(lambda: place.job("grows").get("gpus") == [1, 0] or len(place.job("grows")["gpus"]) == 2)
     place.until(lambda: place.job("grows")["attempt"] == 2, "resized")
+    assert place.listening() == {"127.0.0.1"}
     grows = grew(place, agent, "resized")
     (resized,) = happened(place, ev.WorkersResized)
     assert resized.stopped_s is not None and resized.built_s is not None

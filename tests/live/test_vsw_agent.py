@@ -91,6 +91,7 @@ def test_a_job_grows_by_what_it_has_measured_and_gives_way_to_the_next_one(place
         )
     )
     assert batching["local_batch"] == 2
+    assert place.listening() == {"127.0.0.1"}
     assert sum(batching["workers"]) * 2 == batching["global_batch"] >= 12
     assert place("submit", place.set_of(job("next", "sleep 1", gpus=1), name="next.toml")).returncode == 0
     place.until(lambda: place.states().get("next") == "RUNNING", "the next one runs")

@@ -1,0 +1,81 @@
+"""Settings files that somebody else can write: obeyed only once their user has said so.
+
+A project's file is read from the working directory, whoever's that is, and may hold shell lines. A file that
+was accepted is remembered by its path and its content, as direnv does: one that changed has to be accepted again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcsched.errors import ConfigError
+
+MOST_BYTES = 1 << 20
+"""Settings are never as large as this."""
+
+
+def read(path: Path) -> tuple[bytes, str]:
+    """A file's content, and who else can decide what it says: "" if nobody but this user and root can.
+
+    Raises ConfigError if it cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would keep us
+        with os.fdopen(descriptor, "rb") as file:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode):
+                raise ConfigError(where=str(path), got="not a regular file", accepted="a readable file")
+            content = file.read(MOST_BYTES + 1)
+        link, folder = path.lstat(), path.parent.stat()
+    except OSError as error:
+        raise ConfigError(where=str(path), got=str(error.strerror), accepted="a readable file") from error
+    if len(content) > MOST_BYTES:
+        raise ConfigError(where=str(path), got="more than 1 MiB", accepted="a file of settings")
+    ours = (os.geteuid(), 0)
+    for what, found in (("it", facts), ("it", link), ("its directory", folder)):
+        if found.st_uid not in ours:
+            return content, f"{what} belongs to {_name(found.st_uid)}"
+    if facts.st_mode & stat.S_IWOTH:
+        return content, "everybody may write it"
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        return content, "everybody may replace it"
+    return content, ""
+
+
+def accepted(path: Path, content: bytes, environ: Mapping[str, str]) -> bool:
+    """Whether the user has said that this file may say this."""
+    return _mark(path, content, environ).exists()
+
+
+def accept(path: Path, content: bytes, environ: Mapping[str, str]) -> None:
+    """From now on it may. Raises ConfigError when that cannot be remembered."""
+    mark = _mark(path, content, environ)
+    try:
+        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark.touch(mode=0o600)
+        mark.write_bytes(os.fsencode(path.resolve()) + b"\n")  # for people
+    except OSError as error:
+        raise ConfigError(
+            where=str(mark), got=str(error.strerror), accepted="a file that can be written"
+        ) from error
+
+
+def _mark(path: Path, content: bytes, environ: Mapping[str, str]) -> Path:
+    import hashlib  # most files are the user's own
+
+    state = environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if state.startswith("/") else Path(environ.get("HOME") or "/") / ".local/state"
+    name = hashlib.sha256(os.fsencode(path.resolve()) + b"\0" + content).hexdigest()
+    return base / "hpcsched" / "trusted" / name
+
+
+def _name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
