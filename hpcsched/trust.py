@@ -1,7 +1,7 @@
 """Settings files that somebody else can write: obeyed only once their user has said so.
 
-A project's file is read from the working directory, whoever's that is, and may hold shell lines. A file that
-was accepted is remembered by its path and its content, as direnv does: one that changed has to be accepted again.
+A project's file is read from the working directory, whoever's that is, and may hold shell lines. One that was
+accepted is remembered by path and content, as direnv does it: when it changes it has to be accepted again.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class CheckpointStore:
         record_file = path.with_suffix(".json")
         record_temporary = temporary_of(record_file, os.getpid())
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(temporary, "wb", opener=private) as raw:
                 file = _ChecksummingFile(raw)
                 torch.save(state, cast(IO[bytes], file))
@@ -176,7 +176,7 @@ class CheckpointStore:
         if not files:
             return
         aside = self.folder / name
-        aside.mkdir(exist_ok=True)
+        aside.mkdir(mode=0o700, exist_ok=True)
         for path in files:
             for file in (path, path.with_suffix(".json")):
                 if file.exists():

@@ -196,7 +196,7 @@ class JobEnv:
     def leave_word(self, name: str, text: str) -> None:
         """Put a file into the job's folder for the agent. Raises OSError."""
         # Renamed, so that nobody reads half of it; not synced, as it means nothing after a crash of the host.
-        self.job_dir.mkdir(parents=True, exist_ok=True)
+        self.job_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self.job_dir / f".{name}.tmp"
         temporary.write_text(text)
         temporary.replace(self.job_dir / name)
@@ -223,7 +223,7 @@ class JobEnv:
             state["metrics"] = {k: float(v) if math.isfinite(v) else None for k, v in metrics.items()}
         if loss is not None:
             state["loss"] = loss
-        self.job_dir.mkdir(parents=True, exist_ok=True)
+        self.job_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(self.job_dir / "STATE.json", json.dumps(state).encode() + b"\n")
 
     def wake_agent(self) -> None:
