@@ -100,9 +100,9 @@ class CoresStatus(msgspec.Struct, kw_only=True, frozen=True):
 
 class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """`elapsed_s` counts the time on GPUs or CPU cores, not the time suspended; `eta_s` is what is left,
-    seconds. `resizes` are those in place. `cores` is there for jobs on CPU cores alone. `kept` are the keys of
-    which the job file last seen says otherwise than the run, `updated` those that were taken from it since the
-    job ended."""
+    seconds. `resizes` are those in place. `cores` is there for jobs on CPU cores alone. `kept` are the keys
+    of which the job file last seen says otherwise than the run, `updated` those that were taken from it since
+    the job ended."""
 
     id: int
     name: str
