@@ -33,7 +33,10 @@ class Allocation:
     array's task has an id of its own; LSF's array elements are "806290[3]"). `deadline` is
     the Unix time by which we must be gone, None if there is none or it is not known. `restart_count` counts
     how often the batch system has put this job back into its queue. `here` is the name, among `hosts`, of the
-    host this process is on; None on a launch node, which is not one of them.
+    host this process is on; None on a launch node, which is not one of them. `cluster` is the name of the
+    cluster whose id `id` is, where there may be several; None where it is not told. `notice_s` is set where
+    the batch system may take the hosts away for a more important job: so many seconds pass from its decision
+    to the end (0: none), and we are not told of it unless we ask.
     """
 
     kind: str
@@ -42,6 +45,8 @@ class Allocation:
     deadline: float | None = None
     restart_count: int = 0
     here: str | None = None
+    cluster: str | None = None
+    notice_s: float | None = None
 
 
 class JobLife(StrEnum):
@@ -52,6 +57,25 @@ class JobLife(StrEnum):
     SUSPENDED = "SUSPENDED"
     ENDED = "ENDED"
     UNKNOWN = "UNKNOWN"
+
+
+class EndReason(StrEnum):
+    """Why a batch job is being ended, as far as its batch system says."""
+
+    NONE = "NONE"
+    """It is not: it runs on, and whatever signal came was no more than a signal."""
+    LIMIT = "LIMIT"
+    """Its time is up."""
+    CANCELLED = "CANCELLED"
+    """Somebody wants it gone: its owner, or an operator."""
+    PREEMPTED = "PREEMPTED"
+    """Its hosts are wanted for a more important job, at once or when a time of grace is over."""
+    REQUEUED = "REQUEUED"
+    """It has been put back into its queue: the batch system starts it again."""
+    NODE_FAIL = "NODE_FAIL"
+    """The batch system has found one of its hosts down."""
+    UNKNOWN = "UNKNOWN"
+    """No answer, or none that says it."""
 
 
 class BatchSystem(Protocol):
@@ -73,6 +97,17 @@ class BatchSystem(Protocol):
 
     def end_time(self) -> float | None:
         """The Unix time at which the job this process is in will be ended, as of now; None: no limit."""
+        ...
+
+    def reason(self) -> EndReason:
+        """Why the job this process is in is being ended; never raises: UNKNOWN is an answer."""
+        ...
+
+    def kill_wait(self) -> float | None:
+        """Seconds from the first SIGTERM (LSF: SIGINT) that ends this job to the SIGKILL; never raises.
+
+        None where that is not known.
+        """
         ...
 
     def life(self, job_id: str) -> JobLife:

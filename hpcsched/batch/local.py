@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcsched.batch.base import Allocation, Host, JobLife
+from hpcsched.batch.base import Allocation, EndReason, Host, JobLife
 from hpcsched.errors import BatchError
 
 LAUNCHERS = ("ssh", "local")
@@ -32,6 +32,12 @@ class Local:
         return Allocation(kind=self.kind, id=None, hosts=hosts, here=self._hosts[0])
 
     def end_time(self) -> float | None:
+        return None
+
+    def reason(self) -> EndReason:
+        return EndReason.NONE
+
+    def kill_wait(self) -> float | None:
         return None
 
     def life(self, job_id: str) -> JobLife:

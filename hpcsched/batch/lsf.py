@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpcsched.batch import lsf_text as says
-from hpcsched.batch.base import Allocation, Host, JobLife
+from hpcsched.batch.base import Allocation, EndReason, Host, JobLife
 from hpcsched.batch.command import Run, asked, run_command
 from hpcsched.batch.local import ssh
 from hpcsched.errors import BatchError
@@ -85,6 +85,12 @@ class Lsf:
         if "ERROR" in record:
             raise BatchError(f"LSF does not tell of the job: {record['ERROR']}")
         return says.finish_time(record.get("FINISH_TIME", ""), now=self._now())
+
+    def reason(self) -> EndReason:
+        return EndReason.UNKNOWN
+
+    def kill_wait(self) -> float | None:
+        return None
 
     def life(self, job_id: str) -> JobLife:
         if not job_id[:1].isdigit():

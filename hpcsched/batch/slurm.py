@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcsched.batch import slurm_text as says
-from hpcsched.batch.base import Allocation, Host, JobLife
+from hpcsched.batch.base import Allocation, EndReason, Host, JobLife
 from hpcsched.batch.command import Run, asked, run_command
 from hpcsched.batch.local import ssh
 from hpcsched.errors import BatchError
@@ -92,6 +92,12 @@ class Slurm:
                 raise BatchError(f"squeue gives {end[:40]!r} as the end of job {job_id}, which is no time")
             return end
         raise BatchError(f"squeue does not list job {job_id}")
+
+    def reason(self) -> EndReason:
+        return EndReason.UNKNOWN
+
+    def kill_wait(self) -> float | None:
+        return None
 
     def life(self, job_id: str) -> JobLife:
         if not job_id[:1].isdigit():

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcsched.batch.base import BatchSystem, Host, JobLife
+from hpcsched.batch.base import BatchSystem, EndReason, Host, JobLife
 from hpcsched.errors import BatchError
 
 
@@ -80,6 +80,13 @@ class BatchConformance:
         if self.tells_lives:
             self.refuses(batch.end_time)
             self.refuses(lambda: batch.submit_next(None))
+
+    def test_why_it_ends_is_never_an_error(self) -> None:
+        for batch in (self.silent(), self.outside()):
+            found = batch.reason()
+            assert found is (EndReason.NONE if batch.kind == "none" else EndReason.UNKNOWN)
+            wait_s = batch.kill_wait()
+            assert wait_s is None or wait_s >= 0
 
     def test_lives(self) -> None:
         batch, expected = self.lives()
