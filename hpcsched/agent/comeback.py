@@ -8,17 +8,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcsched.batch.base import BatchSystem
+from hpcsched.batch.base import BatchSystem, EndReason
+from hpcsched.core.leaving import CANCELLED, FROM_BATCH
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.errors import BatchError, StoreError
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.snapshot import name_successor
 
-TIME_IS_UP = frozenset({"deadline", "stuck", "SIGUSR1", "SIGUSR2"})
+TIME_IS_UP = frozenset(
+    {
+        "deadline",
+        "stuck",
+        "SIGUSR1",
+        "SIGUSR2",
+        *(FROM_BATCH + reason for reason in EndReason if reason is not EndReason.CANCELLED),
+    }
+)
 """Causes of a drain after which the run goes on elsewhere; after all others somebody wanted it to stop."""
 
-
+BACK_ALREADY = "work is left: this batch job was put back into its queue, and goes on by itself"
 KEEP_TRYING_S, TRY_AGAIN_S = 30.0, 5.0
 """How long a batch system that does not answer is asked again: it may be restarting."""
 _PASSING = re.compile(
@@ -66,6 +75,8 @@ def why_not(machine: Machine, plan: Plan, *, before: Standing) -> str | None:
     """Why a run that was stopped with work left does not come back by itself; None if it does."""
     if machine.drain_cause not in TIME_IS_UP:
         who = "`hpcsched drain`" if machine.drain_cause.startswith("inbox:") else machine.drain_cause
+        if who == CANCELLED:
+            return "its batch job was cancelled"
         return f"it was asked to stop by {who or 'its user'}"
     waiting = [job for job in machine.jobs.values() if not job.state.final]
     if all(job.held or job.state is JobState.HELD for job in waiting):
@@ -82,8 +93,16 @@ def come_back(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str
     """Put the batch job back into its queue, or submit the one that follows; the exit code to leave with.
 
     75 also when that fails: the run can be gone on with by hand. The id of the job that follows is put into
-    the snapshot, where `status` finds it.
+    the snapshot, where `status` finds it. A job that was cancelled, or put back into its queue, while the run
+    came to its end is left at that.
     """
+    reason = batch.reason()
+    if reason is EndReason.REQUEUED:
+        say(BACK_ALREADY)
+        return 75
+    if reason is EndReason.CANCELLED:
+        say("stopped with work left, and its batch job was cancelled; go on with `hpcsched run --resume`")
+        return 75
     deadline = time.monotonic() + KEEP_TRYING_S
     while True:
         try:

@@ -7,15 +7,32 @@ from collections import Counter
 from collections.abc import Callable
 
 from hpcsched.agent.clock import RunClock
-from hpcsched.agent.watch import AllocationWatch, EndTime
-from hpcsched.batch.base import COMMAND_TIMEOUT_S
+from hpcsched.agent.watch import AllocationWatch, Answer
+from hpcsched.batch.base import COMMAND_TIMEOUT_S, EndReason
 from hpcsched.core import events as ev
+from hpcsched.core.leaving import FROM_BATCH
 from hpcsched.core.machine import Machine
 
-KILL_WAIT_S = 25.0
-"""After a SIGTERM the batch system kills within about 30 s (Slurm's default KillWait)."""
+USUAL_KILL_WAIT_S = 30.0
+"""From SIGTERM to SIGKILL, where the batch system does not say (Slurm's default KillWait)."""
+SAID_WITHIN_S = 2.0
+"""How long after a SIGTERM the batch system has to say why, before saving begins without that."""
 MOVED_S = 2.0
 """A deadline that differs by less has not moved: clocks drift."""
+
+_WHY = {
+    EndReason.LIMIT: "its time is up",
+    EndReason.CANCELLED: "it was cancelled",
+    EndReason.PREEMPTED: "its hosts are wanted for another job",
+    EndReason.REQUEUED: "it was put back into its queue",
+    EndReason.NODE_FAIL: "one of its hosts is down",
+}
+
+
+def forced_s(kill_wait_s: float | None) -> float:
+    """How much of the time from SIGTERM to SIGKILL we count on."""
+    wait_s = USUAL_KILL_WAIT_S if kill_wait_s is None else kill_wait_s
+    return max(wait_s / 2, wait_s - max(1.0, wait_s / 6))
 
 
 class Ending:
@@ -41,7 +58,11 @@ class Ending:
         self._answers = True
         self._warning: tuple[str, float] | None = None
         """The signal that waits for the end time to be asked for, and until when it does."""
-        self._sure, self._heard = True, False
+        self._sure = True
+        self._told: tuple[str, float] | None = None
+        """The signal of which the batch system has still to say what it means, and until when it may."""
+        self._told_at: float | None = None
+        """The run's time of the first signal that ends the job."""
 
     @property
     def in_batch(self) -> bool:
@@ -63,14 +84,22 @@ class Ending:
 
     def events(self) -> list[ev.Event]:
         """What the batch system has said since the last call."""
-        answer = self._watch.take() if self._watch else None
-        events = [] if answer is None else self._end_time(answer)
-        if self._warning and (answer is not None or time.monotonic() > self._warning[1]):
+        events: list[ev.Event] = []
+        of_end: Answer | None = None
+        for answer in self._watch.take() if self._watch else ():
+            if answer.of_end:
+                of_end = answer
+                events += self._end_time(answer)
+            if answer.reason is not None:
+                events += self._reason(answer.reason, answer.deadline)
+        if self._told and time.monotonic() > self._told[1]:
+            events += self._reason(EndReason.UNKNOWN, None)
+        if self._warning and (of_end is not None or time.monotonic() > self._warning[1]):
             name, _ = self._warning
             self._warning = None
-            if answer is None or answer.error or answer.deadline is None:
-                return [*events, *(self._drain(name) if self._sure else [])]
-            left_s = answer.deadline - time.time() - self._machine.margin_s() / self._clock.speed
+            if of_end is None or of_end.error or of_end.deadline is None:
+                return [*events, *(self._drain(name, warning=True) if self._sure else [])]
+            left_s = of_end.deadline - time.time() - self._machine.margin_s() / self._clock.speed
             if left_s > 0:
                 self._tell(f"{name} from the batch system; saving begins in {left_s:.0f} s")
         return events
@@ -81,40 +110,84 @@ class Ending:
         Without an answer, and without a deadline to go by, saving begins at once; not if it is not `sure`
         that the signal came from there.
         """
-        self._heard = self._heard or sure
         if self._machine.draining or self._warning:
             return []
         if self._watch is None or (self._machine.deadline is None and sure):
-            return self._drain(name) if sure else []
+            return self._drain(name, warning=True) if sure else []
         self._warning, self._sure = (name, time.monotonic() + COMMAND_TIMEOUT_S + 1.0), sure
         self._watch.ask_now()
         return []
 
-    def told_to_end(self) -> list[ev.Event]:
-        """SIGTERM: what is left is the time until the batch system kills.
+    def told_to_end(self, name: str = "SIGTERM") -> list[ev.Event]:
+        """A signal that a batch system ends jobs with, but that may mean less: the batch system is asked."""
+        if self._watch and self._told is None:
+            patience_s = min(SAID_WITHIN_S, self._forced_s() / 5)
+            self._told = name, time.monotonic() + patience_s
+            self._told_at = self._clock.now() if self._told_at is None else self._told_at
+            self._watch.ask_why()
+        return []
 
-        At the limit it is the end that was expected; before that somebody has cancelled the batch job.
-        """
+    def _forced_s(self) -> float:
+        return forced_s(self._watch.kill_wait_s if self._watch else None)
+
+    def _reason(self, reason: EndReason, end: float | None) -> list[ev.Event]:
+        """What follows from why the job ends; `end` is when it will (Unix time), if that was asked too."""
+        told, signalled = self._told, self._told_at is not None
+        self._told = None
+        if reason is EndReason.NONE:
+            self._told_at = None
+            if told is None:
+                return self._cause(reason)
+            return self.warned("SIGTERM") if told[0] == "SIGTERM" else self._drain(told[0])
+        if reason is EndReason.UNKNOWN:
+            return self._unsaid(*told) if told else []
+        return [*self._time_left(end, signalled=signalled), *self._cause(reason)]
+
+    def _unsaid(self, name: str, _: float) -> list[ev.Event]:
+        """Save, whatever it was. At the limit it is the end that was expected; else perhaps a wish."""
         now, known = self._clock.now(), self._machine.deadline
-        if self._watch is None:
-            return [ev.DrainRequested(at=now, cause="SIGTERM")]
-        soon = now + KILL_WAIT_S * self._clock.speed
-        # Clocks may differ: after a warning the end is near, whatever ours shows.
-        at_limit = known is not None and (self._heard or now >= known - MOVED_S * self._clock.speed)
-        return [
-            ev.DeadlineMoved(at=now, deadline=soon if known is None or at_limit else min(known, soon)),
-            ev.DrainRequested(at=now, cause="deadline" if at_limit else "SIGTERM"),
-        ]
+        at_limit = known is not None and now >= known - MOVED_S * self._clock.speed
+        soon = now + self._forced_s() * self._clock.speed
+        moved = ev.DeadlineMoved(at=now, deadline=soon if known is None or at_limit else min(known, soon))
+        if self._machine.draining:
+            return [moved]
+        self._tell(f"{name}, and the batch system does not say why: saving all jobs, then stopping")
+        return [moved, ev.DrainRequested(at=now, cause="deadline" if at_limit else "SIGTERM")]
 
-    def _end_time(self, answer: EndTime) -> list[ev.Event]:
+    def _time_left(self, end: float | None, *, signalled: bool) -> list[ev.Event]:
+        """The deadline of a job that is being ended: the batch system's signal is followed by SIGKILL."""
+        now, known = self._clock.now(), self._machine.deadline
+        if signalled:
+            signal_at = now if self._told_at is None else self._told_at
+        elif end is not None:
+            signal_at = max(now, self._clock.at_wall(end))
+        else:
+            return []
+        deadline = signal_at + self._forced_s() * self._clock.speed
+        if not signalled and self._machine.draining and known is not None:
+            deadline = min(known, deadline)
+        return [ev.DeadlineMoved(at=now, deadline=deadline)]
+
+    def _cause(self, reason: EndReason) -> list[ev.Event]:
+        """Saving begins; or, where it has begun already, it is known now what for."""
+        cause = FROM_BATCH + reason
+        draining = self._machine.draining
+        if cause == self._machine.drain_cause or (reason is EndReason.NONE and not draining):
+            return []
+        if reason is not EndReason.NONE:
+            then = "all jobs are being saved already" if draining else "saving all jobs, then stopping"
+            self._tell(f"the batch system ends this job ({_WHY[reason]}): {then}")
+        return [ev.DrainRequested(at=self._clock.now(), cause=cause)]
+
+    def _end_time(self, answer: Answer) -> list[ev.Event]:
         machine, known = self._machine, self._machine.deadline
         if bool(answer.error) == self._answers:
             self._answers = not answer.error
             last = "no end time is known" if known is None else "going by the end time known last"
             self._tell(f"{answer.error}; {last}" if answer.error else "the batch system answers again")
-        if answer.error or machine.draining:
+        if answer.error or machine.draining or self._told_at is not None:
             return []
-        deadline = on_run_clock(self._clock, answer.deadline)
+        deadline = on_run_clock(self._clock, answer.deadline, self._forced_s())
         if known is None or deadline is None:
             moved = known is not deadline
         else:
@@ -125,16 +198,19 @@ class Ending:
         self._tell(f"the allocation now {ends(answer.deadline)}")
         return [ev.DeadlineMoved(at=self._clock.now(), deadline=deadline)]
 
-    def _drain(self, why: str) -> list[ev.Event]:
-        self._tell(f"{why}: saving all jobs, then stopping")
-        return [ev.DrainRequested(at=self._clock.now(), cause=why)]
+    def _drain(self, name: str, *, warning: bool = False) -> list[ev.Event]:
+        self._tell(f"{name}: saving all jobs, then stopping")
+        # As a warning it is no wish of anybody's.
+        cause = FROM_BATCH + EndReason.NONE if warning and name == "SIGTERM" else name
+        return [ev.DrainRequested(at=self._clock.now(), cause=cause)]
 
 
-def on_run_clock(clock: RunClock, deadline: float | None) -> float | None:
+def on_run_clock(clock: RunClock, deadline: float | None, least_s: float | None = None) -> float | None:
     """The run's time of a Unix time; not nearer than the time the batch system leaves us at the end."""
     if deadline is None:
         return None
-    return max(clock.at_wall(deadline), clock.now() + KILL_WAIT_S * clock.speed)
+    least_s = forced_s(None) if least_s is None else least_s
+    return max(clock.at_wall(deadline), clock.now() + least_s * clock.speed)
 
 
 def ends(deadline: float | None) -> str:

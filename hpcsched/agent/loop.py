@@ -315,16 +315,14 @@ class Agent:
         if self._interrupts == 2:
             self.killed = True
             self._tell("second interrupt: killing all jobs")
-        if number is signal.SIGTERM and self._machine.draining:
-            return self._r.ending.told_to_end()
+        if self._r.ending.in_batch and number is not signal.SIGHUP and self._interrupts < 2:
+            return self._r.ending.told_to_end(number.name)
         if self._machine.draining:
             if self._interrupts == 1 and number is signal.SIGINT:
                 self._tell("SIGINT: already saving; interrupt again to kill all jobs")
-            return [ev.DrainRequested(at=self._clock.now(), cause=number.name)]
-        again = "interrupt again" if number is signal.SIGINT else "interrupt twice"
-        self._tell(f"{number.name}: saving all jobs, then stopping ({again} to kill them)")
-        if number is signal.SIGTERM:
-            return self._r.ending.told_to_end()
+        else:
+            again = "interrupt again" if number is signal.SIGINT else "interrupt twice"
+            self._tell(f"{number.name}: saving all jobs, then stopping ({again} to kill them)")
         return [ev.DrainRequested(at=self._clock.now(), cause=number.name)]
 
     # --- commands ---------------------------------------------------------------------------

@@ -104,6 +104,8 @@ class Life:
     """What became of what the job file says of jobs that the run had already."""
     attempts_before: int
     """Attempts of all jobs, before this life."""
+    requeued_when_preempted: bool = False
+    """Whether the batch system puts this job back into its queue by itself when it takes its hosts away."""
     killed: bool = False
 
     @property
@@ -202,7 +204,7 @@ def run(
             began=time.time(),
             devices=order.devices,
             policy=policy,
-            allocation={"kind": allocation.kind, "id": allocation.id},
+            allocation={"kind": allocation.kind, "id": allocation.id, "cluster": allocation.cluster},
         )
         new_jobs = _submitted(order, machine, place, find_profiles, find_parallel)
         admission = _admission(machine, place, find_profiles, find_parallel)
@@ -253,10 +255,14 @@ def run(
             if job.attempt:
                 snapshot.output_of(job.id, str(output_path(job, site, job.attempt, _host_of(job, place))))
         monitor = Monitor(place.sample, interval_s=order.monitor_s, wake=lambda: None)
-        watch = (
-            None if allocation.kind == "none" else AllocationWatch(batch, at_once=allocation.deadline is None)
-        )
-        if watch:
+        watch = None
+        if allocation.kind != "none":
+            watch = AllocationWatch(
+                batch,
+                at_once=allocation.deadline is None,
+                deadline=allocation.deadline,
+                preemption=allocation.preemption,
+            )
             stack.callback(watch.close)
         ending = Ending(
             machine,
@@ -312,6 +318,7 @@ def run(
             before=standing,
             edits=edits,
             attempts_before=attempts_before,
+            requeued_when_preempted=allocation.preemption is not None and allocation.preemption.requeues,
             killed=agent.killed,
         )
 

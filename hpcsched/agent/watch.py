@@ -7,34 +7,69 @@ import time
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from hpcsched.batch.base import BatchSystem
+from hpcsched.batch.base import BatchSystem, EndReason, Preemption
 from hpcsched.errors import BatchError
 
 PERIOD_S = 60.0
 """How often the batch system is asked for the end time, and at most told a comment."""
+OFTEN_S, SHARE_OF_GRACE = 10.0, 0.1
+"""How often where hosts may be taken away: and not later than a tenth of the time of grace after that."""
+LEAST_PERIOD_S = 2.0
+AGAIN_S = 2.0
+"""How soon it is asked once more why the job ends, when it did not say."""
+SOONER_S = 2.0
+"""An end that comes so much sooner than it was to may be a preemption's."""
 
 
 @dataclass(frozen=True, slots=True)
-class EndTime:
-    """An answer: the Unix time the job will be ended at (None: never), or why there is no answer."""
+class Answer:
+    """The Unix time the job will be ended at (None: never), or in `error` why that is not known.
+
+    `reason` says why it is being ended, where that was asked for; it may come alone (`of_end` False).
+    """
 
     deadline: float | None = None
     error: str = ""
+    reason: EndReason | None = None
+    of_end: bool = True
+
+
+def period_s(preemption: Preemption | None) -> float:
+    """How often the end of such an allocation is asked for."""
+    if preemption is None:
+        return PERIOD_S
+    if preemption.grace_s is None:
+        return OFTEN_S
+    return max(LEAST_PERIOD_S, min(OFTEN_S, preemption.grace_s * SHARE_OF_GRACE))
 
 
 class AllocationWatch:
     """Asks for the end time every `period_s`, and shows the newest comment beside the job, as seldom.
 
+    Where hosts may be taken away (`preemption`), an end that comes sooner makes it ask why.
+
     Args:
         at_once: ask the first time now, as whoever made us has had no answer.
+        deadline: the end that is known already.
     """
 
-    def __init__(self, batch: BatchSystem, *, at_once: bool = False, period_s: float = PERIOD_S) -> None:
-        self._batch, self._period_s = batch, period_s
+    def __init__(
+        self,
+        batch: BatchSystem,
+        *,
+        at_once: bool = False,
+        deadline: float | None = None,
+        preemption: Preemption | None = None,
+    ) -> None:
+        self._batch, self._period_s = batch, period_s(preemption)
+        self._preemptible, self._deadline = preemption is not None, deadline
+        self.kill_wait_s: float | None = None
+        """Seconds from the first signal that ends the job to SIGKILL; None: not known (yet)."""
         self.comment = ""
         """The line to show beside the job; set by whoever made us."""
-        self._answers: SimpleQueue[EndTime] = SimpleQueue()
+        self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._wake = threading.Event()
+        self._why = threading.Event()
         self._stopped = False
         self._said = ""
         self._commented_at = float("-inf")
@@ -44,26 +79,20 @@ class AllocationWatch:
         self._thread.start()
 
     def ask_now(self) -> None:
-        """Ask at once; the answer comes through `take`."""
+        """Ask for the end at once; the answer comes through `take`."""
         self._wake.set()
 
-    def take(self) -> EndTime | None:
-        """The newest answer since the last call, or None."""
-        newest = None
-        while not self._answers.empty():
-            newest = self._answers.get()
-        return newest
+    def ask_why(self) -> None:
+        """Ask at once why the job is being ended, again and again until it is said, and then for the end."""
+        self._why.set()
+        self._wake.set()
 
-    def wait(self, timeout_s: float) -> EndTime | None:
-        """Ask, and wait for the answer; None if none comes in time."""
-        self.take()
-        self.ask_now()
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if answer := self.take():
-                return answer
-            time.sleep(0.02)
-        return None
+    def take(self) -> list[Answer]:
+        """The answers since the last call."""
+        answers = []
+        while not self._answers.empty():
+            answers.append(self._answers.get())
+        return answers
 
     def close(self) -> None:
         """Ask no more; a question under way is left to end by itself."""
@@ -71,22 +100,46 @@ class AllocationWatch:
         self._wake.set()
 
     def _run(self) -> None:
+        wait_s = 0.0
         while True:
-            self._wake.wait(self._period_s)
+            self._wake.wait(wait_s)
+            asked = self._wake.is_set()
             self._wake.clear()
             if self._stopped:
                 return
-            try:
-                self._answers.put(EndTime(deadline=self._batch.end_time()))
-            except BatchError as error:
-                self._answers.put(EndTime(error=str(error)))
-            except Exception as error:  # whatever a binding raises: the next question may do better
-                self._answers.put(EndTime(error=f"the end time cannot be had: {error!r}"))
+            if self._why.is_set():
+                reason = self._reason()
+                if reason is not EndReason.UNKNOWN:
+                    self._why.clear()
+                self._answers.put(Answer(reason=reason, of_end=False))
+            if asked or wait_s:
+                self._answers.put(self._end())
+            if self.kill_wait_s is None:
+                self.kill_wait_s = self._batch.kill_wait()
             self._tell()
+            wait_s = AGAIN_S if self._why.is_set() else self._period_s
+
+    def _end(self) -> Answer:
+        known = self._deadline
+        try:
+            self._deadline = self._batch.end_time()
+        except BatchError as error:
+            return Answer(error=str(error))
+        except Exception as error:  # whatever a binding raises: the next question may do better
+            return Answer(error=f"the end time cannot be had: {error!r}")
+        end = self._deadline
+        sooner = end is not None and (known is None or end < known - SOONER_S)
+        return Answer(deadline=end, reason=self._reason() if sooner and self._preemptible else None)
+
+    def _reason(self) -> EndReason:
+        try:
+            return self._batch.reason()
+        except Exception:
+            return EndReason.UNKNOWN
 
     def _tell(self) -> None:
         text = self.comment
-        if text == self._said or time.monotonic() < self._commented_at + self._period_s:
+        if text == self._said or time.monotonic() < self._commented_at + PERIOD_S:
             return
         try:
             self._batch.comment(text)

@@ -59,17 +59,24 @@ def open_batch(
     return Local(hosts, launcher="ssh" if launcher == "auto" else launcher)
 
 
-def batch_of(kind: str, *, environ: Mapping[str, str] | None = None) -> BatchSystem:
+def batch_of(
+    kind: str, *, cluster: str | None = None, environ: Mapping[str, str] | None = None
+) -> BatchSystem:
     """The batch system of a run's allocation, asked from outside it: for `life` and `version` only.
 
     Args:
-        kind: as `Allocation.kind` has it: "slurm", "lsf" or "none".
+        kind, cluster: as `Allocation` has them.
         environ: None means this process's.
     """
     import os
 
     _accept("--batch", kind, KINDS[1:])
-    return open_batch(kind, environ=os.environ if environ is None else environ, pyslurm="off")
+    environ = os.environ if environ is None else environ
+    if kind == "slurm":
+        from hpcsched.batch.slurm import Slurm
+
+        return Slurm(environ, cluster=cluster)
+    return open_batch(kind, environ=environ)
 
 
 def _detected(environ: Mapping[str, str], hosts: Sequence[str]) -> str:

@@ -26,6 +26,15 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preemption:
+    """Hosts may be taken away: `grace_s` seconds pass from the decision to the first SIGTERM (None: not
+    known). `requeues`: the batch system then puts the job back into its queue by itself."""
+
+    grace_s: float | None
+    requeues: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """What we were given: the hosts, and until when.
 
@@ -34,9 +43,9 @@ class Allocation:
     the Unix time by which we must be gone, None if there is none or it is not known. `restart_count` counts
     how often the batch system has put this job back into its queue. `here` is the name, among `hosts`, of the
     host this process is on; None on a launch node, which is not one of them. `cluster` is the name of the
-    cluster whose id `id` is, where there may be several; None where it is not told. `notice_s` is set where
-    the batch system may take the hosts away for a more important job: so many seconds pass from its decision
-    to the end (0: none), and we are not told of it unless we ask.
+    cluster whose id `id` is, where there may be several; None where it is not told. `preemption` is set
+    where the batch system takes hosts away for more important jobs, and leaves a time of grace of which we
+    hear only if we ask.
     """
 
     kind: str
@@ -46,7 +55,7 @@ class Allocation:
     restart_count: int = 0
     here: str | None = None
     cluster: str | None = None
-    notice_s: float | None = None
+    preemption: Preemption | None = None
 
 
 class JobLife(StrEnum):
@@ -69,7 +78,7 @@ class EndReason(StrEnum):
     CANCELLED = "CANCELLED"
     """Somebody wants it gone: its owner, or an operator."""
     PREEMPTED = "PREEMPTED"
-    """Its hosts are wanted for a more important job, at once or when a time of grace is over."""
+    """Its hosts are wanted for a more important job: now, or at `end_time`."""
     REQUEUED = "REQUEUED"
     """It has been put back into its queue: the batch system starts it again."""
     NODE_FAIL = "NODE_FAIL"

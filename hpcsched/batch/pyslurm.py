@@ -1,32 +1,44 @@
-"""Slurm by the pyslurm package, where one is installed that was built for this very Slurm."""
+"""Slurm by the pyslurm package, where one is installed that was built for this very Slurm.
+
+libslurm keeps Python's lock while it waits for the controller, so pyslurm is loaded by a process of its own,
+which is asked in lines and ended when it does not answer in time: `python -m hpcsched.batch.pyslurm`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import json
+import os
 import re
+import select
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpcsched.batch import slurm_text as says
-from hpcsched.batch.base import JobLife
+from hpcsched.batch.base import COMMAND_TIMEOUT_S, JobLife
 from hpcsched.batch.command import Run, run_command
 from hpcsched.batch.slurm import SUSPENDED, Slurm, one_line, refused
 from hpcsched.errors import BatchError
+
+Ask = Callable[..., Any]
+"""Asks a question of `answers`, by name; raises BatchError with what Slurm said, or that nothing came."""
 
 
 class PySlurm(Slurm):
     """Asks slurmctld through pyslurm (its API of 25.11) instead of by starting commands.
 
     What pyslurm has no reliable call for (submitting with a script's #SBATCH lines, steps, counts of GPUs by
-    host) is done as `Slurm` does it. Check `usable` first.
-
-    A call is not bounded by COMMAND_TIMEOUT_S but by MessageTimeout in the site's slurm.conf (10 s unless
-    set), and libslurm holds Python's lock meanwhile: no thread of ours could cut it short.
+    host, why a job ends) is done as `Slurm` does it. Check `usable` first.
 
     Args:
-        module: stands in for the imported package (tests).
+        ask: stands in for the process that has pyslurm loaded (tests).
         others: as for `Slurm`.
     """
 
@@ -37,19 +49,20 @@ class PySlurm(Slurm):
         run: Run = run_command,
         launcher: str = "srun",
         hostname: str | None = None,
-        module: Any = None,
+        ask: Ask | None = None,
     ) -> None:
         super().__init__(environ, run=run, launcher=launcher, hostname=hostname)
-        self._imported = module
+        self._ask = ask or Asker(environ)
+        self._given = ask is not None
 
     def usable(self) -> str | None:
         """Why pyslurm cannot be used here, in one line; None when it can.
 
-        The first import happens in a process of its own: libslurm ends the process that loads it, without
-        an exception, when it finds no slurm.conf it can read.
+        It is tried by a process that ends: libslurm ends the one that loads it, without an exception, when
+        it finds no slurm.conf it can read.
         """
-        if self._imported is not None:
-            found = str(self._imported.__version__)
+        if self._given:
+            found = str(self._ask("version"))
         else:
             if importlib.util.find_spec("pyslurm") is None:
                 return "pyslurm is not installed"
@@ -73,8 +86,8 @@ class PySlurm(Slurm):
     def end_time(self) -> float | None:
         job_id = self._job_id()
         try:
-            end = self._module.Job.load(int(job_id)).end_time
-        except self._module.RPCError as error:
+            end = self._ask("end_time", int(job_id))
+        except BatchError as error:
             raise BatchError(f"Slurm does not tell of job {job_id}: {error}") from None
         return None if end is None else float(end)
 
@@ -82,38 +95,137 @@ class PySlurm(Slurm):
         if not job_id.isdigit():
             return super().life(job_id)
         try:
-            return says.life_of(self._module.Job.load(int(job_id)).state)
-        except self._module.RPCError as error:
+            return says.life_of(str(self._ask("state", int(job_id))))
+        except BatchError as error:
             forgotten = "invalid job id specified" in str(error).lower()
             return JobLife.ENDED if forgotten else JobLife.UNKNOWN
 
     def requeue(self) -> int:
         job_id = self._job_id()
         try:
-            self._module.Job(int(job_id)).requeue()
-        except self._module.RPCError as error:
+            self._ask("requeue", int(job_id))
+        except BatchError as error:
             raise refused(job_id, str(error)) from None
         return SUSPENDED
 
     def comment(self, text: str) -> None:
         job_id = self._job_id()
-        changes = self._module.JobSubmitDescription(comment=one_line(text))
         try:
-            self._module.Job(int(job_id)).modify(changes)
-        except self._module.RPCError as error:
+            self._ask("comment", int(job_id), one_line(text))
+        except BatchError as error:
             raise BatchError(f"Slurm does not take a comment on job {job_id}: {error}") from None
 
     def version(self) -> str:
-        return f"{super().version()}, pyslurm {self._module.__version__}"
+        return f"{super().version()}, pyslurm {self._ask('version')}"
 
-    @property
-    def _module(self) -> Any:
-        if self._imported is None:
-            self._imported = importlib.import_module("pyslurm")
-        return self._imported
+
+def answers(module: Any) -> dict[str, Callable[..., Any]]:
+    """What may be asked of the package, by name; each raises the package's RPCError where Slurm refuses."""
+    return {
+        "version": lambda: str(module.__version__),
+        "end_time": lambda job: module.Job.load(job).end_time,
+        "state": lambda job: module.Job.load(job).state,
+        "requeue": lambda job: module.Job(job).requeue(),
+        "comment": lambda job, text: module.Job(job).modify(module.JobSubmitDescription(comment=text)),
+    }
+
+
+class Asker:
+    """The process that has pyslurm loaded; started at the first question, and again after one that hung.
+
+    One question at a time, from any thread. It ends with us, as its input does.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        argv: tuple[str, ...] = (sys.executable, "-m", "hpcsched.batch.pyslurm"),
+        timeout_s: float = COMMAND_TIMEOUT_S,
+    ) -> None:
+        self._environ, self._argv, self._timeout_s = environ, argv, timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._free = threading.Lock()
+
+    def __call__(self, name: str, *words: Any) -> Any:
+        """The answer; raises BatchError with Slurm's complaint, or where none comes in time."""
+        question = json.dumps([name, *words]).encode() + b"\n"
+        if not self._free.acquire(timeout=self._timeout_s):
+            raise BatchError("pyslurm did not answer the question before this one")
+        try:
+            said = json.loads(self._line(question))
+            answer, error = said.get("answer"), said.get("error")
+        except (OSError, ValueError, AttributeError) as failed:
+            self._end()
+            raise BatchError(f"pyslurm did not answer: {failed}") from None
+        finally:
+            self._free.release()
+        if error is not None:
+            raise BatchError(str(error))
+        return answer
+
+    def _line(self, question: bytes) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        if self._process is None or self._process.poll() is not None:
+            self._end()
+            # A session of its own: signals to our process group are not for it.
+            self._process = subprocess.Popen(
+                self._argv,
+                env=dict(self._environ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,
+            )
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(question)
+        got = b""
+        while not got.endswith(b"\n"):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
+                raise OSError(f"nothing within {self._timeout_s:g} s")
+            more = os.read(process.stdout.fileno(), 65536)
+            if not more:
+                raise OSError(f"it ended with {process.wait(1.0)}")
+            got += more
+        return got
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)  # a process that hangs in the kernel is left to the system
+
+
+def serve(module: Any) -> None:
+    """Answer the questions on standard input, one a line, until it ends."""
+    # A batch system ends all of a job at once, but whoever asks us still has a requeue to ask for.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    known = answers(module)
+    for line in sys.stdin:
+        name, *words = json.loads(line)
+        try:
+            said = {"answer": known[name](*words)}
+        except module.RPCError as error:
+            said = {"error": str(error)}
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
 
 
 def _release(version: str) -> tuple[int, int] | None:
     """(25, 11) of "25.11.2"; Slurm writes 22.05 what pyslurm writes 22.5."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else None
+
+
+if __name__ == "__main__":
+    serve(importlib.import_module("pyslurm"))

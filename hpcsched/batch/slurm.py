@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcsched.batch import slurm_text as says
-from hpcsched.batch.base import Allocation, EndReason, Host, JobLife
+from hpcsched.batch.base import Allocation, EndReason, Host, JobLife, Preemption
 from hpcsched.batch.command import Run, asked, run_command
 from hpcsched.batch.local import ssh
 from hpcsched.errors import BatchError
@@ -27,6 +28,7 @@ class Slurm:
         run: runs a command.
         launcher: how node agents are started: "srun", "ssh", or "local" (all on this machine).
         hostname: this machine's name; None: what the system says.
+        cluster: the cluster whose jobs `life` is asked about; None: this one.
     """
 
     kind = "slurm"
@@ -38,13 +40,16 @@ class Slurm:
         run: Run = run_command,
         launcher: str = "srun",
         hostname: str | None = None,
+        cluster: str | None = None,
     ) -> None:
         self._environ = environ
+        self._cluster = cluster
         self._run = run
         self._launcher = launcher
         self._hostname = hostname
         self._gpu_counts: dict[str, int] = {}
         """GPUs of this job by host, as `allocation` has learned; `on_hosts` must name them."""
+        self._configuration = ""
 
     def allocation(self) -> Allocation:
         """See `BatchSystem`. With several hosts and GPUs it asks a second question: how many are where.
@@ -68,7 +73,6 @@ class Slurm:
         except BatchError:
             deadline = self._promised_end()
         self._gpu_counts = self._count_gpus(job_id, hosts)
-        restarts = self._environ.get("SLURM_RESTART_COUNT", "")
         return Allocation(
             kind=self.kind,
             id=job_id,
@@ -77,8 +81,10 @@ class Slurm:
                 for name, count in zip(hosts, cpus, strict=True)
             ),
             deadline=deadline,
-            restart_count=int(restarts) if restarts.isdigit() else 0,
+            restart_count=self._restarts(),
             here=here,
+            cluster=self._environ.get("SLURM_CLUSTER_NAME") or None,
+            preemption=self._preemption(),
         )
 
     def end_time(self) -> float | None:
@@ -94,16 +100,26 @@ class Slurm:
         raise BatchError(f"squeue does not list job {job_id}")
 
     def reason(self) -> EndReason:
-        return EndReason.UNKNOWN
+        try:
+            job_id = self._job_id()
+            argv = ("scontrol", "--oneliner", "show", "job", job_id)
+            answer = self._run(argv, environ=says.queue_environ(self._environ))
+        except BatchError:
+            return EndReason.UNKNOWN
+        return says.reason_in(answer, job_id, self._restarts())
 
     def kill_wait(self) -> float | None:
-        return None
+        return says.kill_wait_in(self._config()) if self._environ.get("SLURM_JOB_ID") else None
 
     def life(self, job_id: str) -> JobLife:
+        """See `BatchSystem`. Another cluster is asked by `squeue --clusters`: that takes Slurm's database."""
         if not job_id[:1].isdigit():
             return JobLife.UNKNOWN  # squeue would take an empty id for "all jobs"
+        argv = says.queue_argv(job_id)
+        if self._cluster and self._cluster != says.cluster_in(self._config()):
+            argv = (*argv, f"--clusters={self._cluster}")
         try:
-            answer = self._run(says.queue_argv(job_id), environ=says.queue_environ(self._environ))
+            answer = self._run(argv, environ=says.queue_environ(self._environ))
         except BatchError:
             return JobLife.UNKNOWN
         return says.life_in(answer, job_id)
@@ -185,6 +201,28 @@ class Slurm:
         if not job_id.isdigit():
             raise BatchError(f"SLURM_JOB_ID is {job_id[:40]!r}, which is no job id")
         return job_id
+
+    def _restarts(self) -> int:
+        """How often the job had been put back into its queue when this life of it began."""
+        count = self._environ.get("SLURM_RESTART_COUNT", "")
+        return int(count) if count.isdigit() else 0
+
+    def _config(self) -> str:
+        """What `scontrol show config` prints, asked for once; empty when that fails."""
+        if not self._configuration:
+            with contextlib.suppress(BatchError):
+                self._configuration = self._asked(("scontrol", "show", "config"))
+        return self._configuration
+
+    def _preemption(self) -> Preemption | None:
+        partition = self._environ.get("SLURM_JOB_PARTITION")
+        if not partition:
+            return None
+        try:
+            shown = self._asked(("scontrol", "--oneliner", "show", "partition", partition))
+        except BatchError:
+            return None
+        return says.preemption_in(shown, self._config())
 
     def _asked(self, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
         return asked(self._run, argv, environ=self._environ if environ is None else environ)

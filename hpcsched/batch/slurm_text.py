@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from hpcsched.batch.base import JobLife
+from hpcsched.batch.base import EndReason, JobLife, Preemption
 from hpcsched.batch.command import Answer
 from hpcsched.batch.hostlist import expand, expand_counts
 from hpcsched.errors import BatchError
@@ -48,6 +48,12 @@ def queue_argv(job_id: str) -> tuple[str, ...]:
     return ("squeue", "--noheader", "--all", "--states=all", f"--jobs={job_id}", "--format=%A|%T|%e")
 
 
+def cluster_in(config: str) -> str | None:
+    """The name in `scontrol show config`."""
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", config, re.MULTILINE)
+    return found[1] if found else None
+
+
 def queue_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment in which squeue prints what `queue_rows` reads.
 
@@ -87,9 +93,10 @@ def life_in(answer: Answer, job_id: str) -> JobLife:
     if answer.code != 0:
         forgotten = "invalid job id specified" in answer.err.lower()
         return JobLife.ENDED if forgotten else JobLife.UNKNOWN
-    if not answer.out.strip():
-        return JobLife.ENDED
     rows = queue_rows(answer.out)
+    # --clusters has a heading.
+    if not rows and all(line.startswith("CLUSTER:") for line in answer.out.split("\n") if line.strip()):
+        return JobLife.ENDED
     lives = {life for found, life, _ in rows if found == job_id} or {life for _, life, _ in rows}
     return next((life for life in _LIVELIEST if life in lives), JobLife.UNKNOWN)
 
@@ -117,6 +124,60 @@ def gpu_counts(text: str) -> dict[str, int]:
         total = sum(int(n) for n in re.findall(r"\bgpu:(?:[^,:()]+:)?(\d+)\b", gres))
         counts.update(dict.fromkeys(expand(nodes), total))
     return counts
+
+
+def reason_in(answer: Answer, job_id: str, restarts: int) -> EndReason:
+    """What `scontrol --oneliner show job` (22.05, in UTC) says of a job's end.
+
+    `restarts` is how often the job had been put back into its queue when this life of it began.
+    """
+    lines = answer.out.splitlines() if answer.code == 0 else []
+    # The id of an array's last task is that of the whole array, of which all tasks are shown.
+    fields = next((f for line in lines if (f := job_fields(line)).get("JobId") == job_id), None)
+    if fields is None:
+        return EndReason.UNKNOWN
+    state, why = fields.get("JobState", ""), fields.get("Reason", "")
+    times = fields.get("Restarts", "")
+    if times.isdigit() and int(times) > restarts:
+        return EndReason.REQUEUED
+    running = life_of(state) in (JobLife.RUNNING, JobLife.SUSPENDED) and state != "COMPLETING"
+    preempted, ended = (utc_time(fields.get(key, "NONE")) for key in ("PreemptTime", "EndTime"))
+    if state == "PREEMPTED":
+        return EndReason.PREEMPTED
+    if isinstance(preempted, float):
+        # Who cancels a job in its time of grace ends it; what ends it at the end of that is the preemption.
+        late = isinstance(ended, float) and ended > preempted + 1.0
+        if running or not late:
+            return EndReason.PREEMPTED
+    if running:
+        return EndReason.NONE
+    if state in ("NODE_FAIL", "BOOT_FAIL") or why == "NodeDown":
+        return EndReason.NODE_FAIL
+    if why == "TimeLimit" or state in ("TIMEOUT", "DEADLINE"):
+        return EndReason.LIMIT
+    return EndReason.CANCELLED if state in ("COMPLETING", "CANCELLED") else EndReason.UNKNOWN
+
+
+def kill_wait_in(text: str) -> float | None:
+    """Seconds of `KillWait = 30 sec` in `scontrol show config`."""
+    found = re.search(r"^KillWait\s*=\s*(\d+) sec", text, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def preemption_in(partition: str, config: str) -> Preemption | None:
+    """From `scontrol --oneliner show partition` and `scontrol show config`; None: no notice is given.
+
+    Where a QOS decides who is preempted, the grace is the QOS's own, which users are not told.
+    """
+    fields = job_fields(partition)
+    mode, grace = fields.get("PreemptMode", ""), fields.get("GraceTime", "")
+    ends = {"REQUEUE", "CANCEL"} & set(mode.split(","))
+    if not ends:
+        return None
+    grace_s = float(grace) if grace.isdigit() else 0.0
+    if not grace_s and re.search(r"^PreemptType\s*=\s*preempt/qos", config, re.MULTILINE) is None:
+        return None
+    return Preemption(grace_s=grace_s or None, requeues="REQUEUE" in ends)
 
 
 # --- sbatch ------------------------------------------------------------------

@@ -26,10 +26,12 @@ def ask(run: RunStatus) -> None:
     kind, job_id = job
     answers: list[str] = []
 
+    cluster = run.allocation.get("cluster")
+
     def question() -> None:
         from hpcsched.batch import batch_of
 
-        answers.append(str(batch_of(kind).life(job_id)))
+        answers.append(str(batch_of(kind, cluster=cluster).life(job_id)))
 
     # The command it starts has a deadline of its own, longer than people wait for `status`.
     thread = threading.Thread(target=question, daemon=True)
@@ -48,7 +50,7 @@ def sentence(run: RunStatus, age: str) -> str | None:
         if run.stale:
             return f"{agent} is gone; last seen {age} ago. {GO_ON[0].upper()}{GO_ON[1:]}"
         return f"stopped with work left; {GO_ON}"
-    kind, name = job[0], f"job {job[1]}"
+    kind, name, cluster = job[0], f"job {job[1]}", run.allocation.get("cluster")
     # On this host its process was looked for; of another, only the age of what it wrote is known.
     gone = run.agent.host == os.uname().nodename
     seen = f"{agent} is gone" if gone else f"no sign of {agent} for {age}"
@@ -66,6 +68,9 @@ def sentence(run: RunStatus, age: str) -> str | None:
             return f"{start}{name} waits in the queue of {kind}: it goes on by itself"
         case "ENDED":
             return f"{start}{name} has ended: {GO_ON}, or submit its batch script again"
+        case _ if cluster:
+            where = f"{kind} cluster {cluster}"
+            return f"{start}nothing is heard here of {name} of {where}: ask there; if it has ended, {GO_ON}"
         case _:
             return f"{start}{kind} does not answer about {name}; if it has ended, {GO_ON}"
 

@@ -258,12 +258,23 @@ def conduct(
 
 def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, again: str) -> int:
     """Stopped with work left: come back if that is wanted and makes sense; the exit code."""
-    from hpcsched.agent.comeback import come_back, why_not
+    from dataclasses import replace
+
+    from hpcsched.agent.comeback import BACK_ALREADY, come_back, why_not
+    from hpcsched.batch.base import EndReason
+    from hpcsched.core.leaving import FROM_BATCH
 
     def say(text: str) -> None:
         with contextlib.suppress(OSError):
             click.echo(f"hpcsched: {text}", err=True)
 
+    cause = life.machine.drain_cause
+    if cause == FROM_BATCH + EndReason.REQUEUED:
+        say(BACK_ALREADY)
+        return 75
+    if not plan.how and cause == FROM_BATCH + EndReason.PREEMPTED and life.requeued_when_preempted:
+        # By leaving before it is made to, it must not lose what it would have got.
+        plan = replace(plan, how="requeue")
     reason = why_not(life.machine, plan, before=life.before) if plan.how else None
     if plan.how and reason is None:
         return come_back(batch, plan, rundir, say)

@@ -150,7 +150,7 @@ class ResumeRequested(JobEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested(Event):
-    """Save everything, start nothing, stop with work left."""
+    """Save everything, start nothing, stop with work left. While that goes on: a better word on its cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,15 @@ from hpcsched.core.model import JobState
 from hpcsched.core.moves import DRAIN, HURRY, Moves
 from hpcsched.core.reasons import Reason, Why
 
+FROM_BATCH = "batch:"
+"""Before the batch system's own word on why it ends the allocation, in the cause of a drain."""
+CANCELLED = FROM_BATCH + "CANCELLED"
+
+
+def _wanted(cause: str) -> bool:
+    """Whether a person wants the run to stop."""
+    return cause.startswith("inbox:") or cause in ("SIGINT", "SIGHUP", CANCELLED)
+
 
 class Leaving(Moves):
     """A run's state that comes to its end in time."""
@@ -28,8 +37,9 @@ class Leaving(Moves):
     def _drain_requested(self, event: ev.DrainRequested) -> None:
         if not self.draining:
             self._drain(event.cause)
-        elif event.cause.startswith("inbox:") or event.cause in ("SIGINT", "SIGHUP"):
-            self.drain_cause = event.cause  # whatever it was for: now a person wants it to stop
+        elif _wanted(event.cause) or (event.cause.startswith(FROM_BATCH) and not _wanted(self.drain_cause)):
+            # Now a person wants it to stop, whatever it was for; or the batch system has said why.
+            self.drain_cause = event.cause
 
     def _drain(self, cause: str) -> None:
         self.draining, self.drain_cause = True, cause
@@ -41,10 +51,14 @@ class Leaving(Moves):
                 self._leave(job, "drain")
 
     def _plan_to_leave(self) -> None:
-        """A third of the time we keep is for saving, one for those that do not, one for us to leave."""
+        """A third of the time we keep is for saving, one for those that do not, one for us to leave.
+
+        Where less than that is left, half of what there is is for saving before that.
+        """
         if self.deadline is None:
             return
-        self._leave_window_s = min(self.reserve_s, max(0.0, self.deadline - self.now))
+        left_s = max(0.0, self.deadline - self.now)
+        self._leave_window_s = self.reserve_s if left_s >= self.reserve_s else left_s / 2
         due = self.deadline - self._leave_window_s * 2 / 3
         self._actions.append(SetTimer(at=self.now, cause=self._cause, key=HURRY, due=due))
 

@@ -84,7 +84,8 @@ class RunState:
         self.costs: dict[str, Costs] = {}
         self.draining = False
         self.drain_cause = ""
-        """What led to the drain of this life: a signal's name, an inbox command, or "deadline"."""
+        """What led to the drain of this life: a signal's name, an inbox command, "deadline", or "batch:" and
+        the batch system's reason."""
         self.deadline: float | None = None
         self.reserve_s = 60.0
         self.late: set[int] = set()

@@ -45,6 +45,10 @@ class FakeJob:
     requeueable: bool = True
     comment: str = ""
     restarts: int = 0
+    why: str = ""
+    """Slurm's `Reason`."""
+    preempted: float | None = None
+    """Since when it is, as Unix time."""
 
 
 @dataclass
@@ -56,11 +60,18 @@ class FakeCluster:
     calls: list[tuple[str, ...]] = field(default_factory=list)
     environs: list[Mapping[str, str]] = field(default_factory=list)
     release: str = "22.05.8"
+    config: str = "ClusterName             = marble\nKillWait                = 45 sec\n"
+    partition: str = "PartitionName=main GraceTime=0 PreemptMode=OFF\n"
 
     def submit(self) -> str:
         job = str(1 + max((int(name) for name in self.jobs), default=0))
         self.jobs[job] = FakeJob(job, "PENDING")
         return job
+
+
+def slurm_time(at: float) -> str:
+    """As Slurm prints a Unix time where TZ is UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 class FakeSlurmCommands:
@@ -90,16 +101,22 @@ class FakeSlurmCommands:
         job = self.cluster.jobs.get(wanted)
         if job is None:
             return Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n")
-        end = "N/A" if job.end is None else datetime.fromtimestamp(job.end, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        end = "N/A" if job.end is None else slurm_time(job.end)
         return Answer(0, f"{job.id}|{job.state}|{end}\n")
 
     def _scontrol(self, argv: Sequence[str]) -> Answer:
+        if "config" in argv or "partition" in argv:
+            return Answer(0, self.cluster.config if "config" in argv else self.cluster.partition)
         name = next((word for word in reversed(argv) if re.fullmatch(r"(JobId=)?\d+", word)), "")
         job = self.cluster.jobs.get(name.removeprefix("JobId="))
         if job is None:
             return Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n")
         if "show" in argv:
+            stamp = "None" if job.preempted is None else slurm_time(job.preempted)
+            end = "Unknown" if job.end is None else slurm_time(job.end)
             shown = f"JobId={job.id} JobName=x Account=(null) Partition=main TimeLimit=00:10:00 NumNodes=2"
+            shown += f" JobState={job.state} Reason={job.why or 'None'} Restarts={job.restarts}"
+            shown += f" PreemptTime={stamp} EndTime={end}"
             detail = "   Nodes=node[1-2] CPU_IDs=0-3 Mem=0 GRES=gpu:6(IDX:0-5)" if "--details" in argv else ""
             return Answer(0, f"{shown}{detail} WorkDir=/tmp TresPerNode=gres:gpu:6 \n")
         if "requeue" in argv:
@@ -154,6 +171,21 @@ class FakeLsfCommands:
             record = {"JOBID": job.id, "STAT": word, "FINISH_TIME": end, "GPU_ALLOC": "h1:0,1;h2:0,1"}
         answer = {"COMMAND": "bjobs", "JOBS": "1", "RECORDS": [record]}
         return Answer(0, "Cannot connect to LSF. Please wait ...\n" + json.dumps(answer, indent=2))
+
+
+def asked_directly(module: Any) -> Callable[..., Any]:
+    """For `PySlurm`: a module with the parts of pyslurm, asked without a process between."""
+    from hpcsched.batch.pyslurm import answers
+
+    known = answers(module)
+
+    def ask(name: str, *words: Any) -> Any:
+        try:
+            return known[name](*words)
+        except module.RPCError as error:
+            raise BatchError(str(error)) from None
+
+    return ask
 
 
 def fake_pyslurm(cluster: FakeCluster, *, release: str = "25.11.2") -> Any:

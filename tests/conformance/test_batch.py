@@ -19,6 +19,7 @@ from hpcsched.testing.batch import (
     FakeJob,
     FakeLsfCommands,
     FakeSlurmCommands,
+    asked_directly,
     fake_pyslurm,
 )
 from hpcsched.testing.conformance_batch import BatchConformance
@@ -70,7 +71,7 @@ class TestSlurmCommands(BatchConformance):
 class TestPySlurm(TestSlurmCommands):
     def make(self, known: FakeCluster, environ: dict[str, str]) -> BatchSystem:
         known.release = "25.11.1"
-        batch = PySlurm(environ, run=FakeSlurmCommands(known), module=fake_pyslurm(known))
+        batch = PySlurm(environ, run=FakeSlurmCommands(known), ask=asked_directly(fake_pyslurm(known)))
         assert batch.usable() is None
         return batch
 

@@ -14,7 +14,14 @@ from hpcsched.batch.command import Answer
 from hpcsched.batch.pyslurm import PySlurm
 from hpcsched.batch.slurm import Slurm
 from hpcsched.errors import BatchError
-from hpcsched.testing.batch import SLURM_JOB, FakeCluster, FakeJob, FakeSlurmCommands, fake_pyslurm
+from hpcsched.testing.batch import (
+    SLURM_JOB,
+    FakeCluster,
+    FakeJob,
+    FakeSlurmCommands,
+    asked_directly,
+    fake_pyslurm,
+)
 
 DATA = Path(__file__).parents[1] / "data" / "batch"
 
@@ -284,16 +291,20 @@ def test_versions() -> None:
 def test_pyslurm_of_another_release_is_not_used() -> None:
     known = FakeCluster({"7": FakeJob("7")}, release="22.05.8")
     run = FakeSlurmCommands(known)
-    why_not = PySlurm(SLURM_JOB, run=run, module=fake_pyslurm(known)).usable()
+
+    def usable(release: str) -> str | None:
+        return PySlurm(SLURM_JOB, run=run, ask=asked_directly(fake_pyslurm(known, release=release))).usable()
+
+    why_not = usable("25.11.2")
     assert why_not is not None and "25.11.2" in why_not and "22.05.8" in why_not
-    assert PySlurm(SLURM_JOB, run=run, module=fake_pyslurm(known, release="22.5.3")).usable() is None
-    assert PySlurm(SLURM_JOB, run=run, module=fake_pyslurm(known, release="unknown")).usable() is not None
-    gone = PySlurm(SLURM_JOB, run=Saying(code=1, err="no\n"), module=fake_pyslurm(known))
+    assert usable("22.5.3") is None
+    assert usable("unknown") is not None
+    gone = PySlurm(SLURM_JOB, run=Saying(code=1, err="no\n"), ask=asked_directly(fake_pyslurm(known)))
     assert gone.usable() == "scontrol failed: no"
 
 
 def test_pyslurm_leaves_array_elements_to_the_commands() -> None:
     known = FakeCluster()
-    batch = PySlurm(SLURM_JOB, run=Saying("31|PENDING|N/A\n"), module=fake_pyslurm(known))
+    batch = PySlurm(SLURM_JOB, run=Saying("31|PENDING|N/A\n"), ask=asked_directly(fake_pyslurm(known)))
     assert batch.life("27_3") is JobLife.PENDING
     assert batch.life("27") is JobLife.ENDED
