@@ -71,8 +71,11 @@ class Plan:
     script: Path | None = None
 
 
-def why_not(machine: Machine, plan: Plan, *, before: Standing) -> str | None:
-    """Why a run that was stopped with work left does not come back by itself; None if it does."""
+def why_not(machine: Machine, plan: Plan, *, before: Standing, short_of_hosts: bool = False) -> str | None:
+    """Why a run that was stopped with work left does not come back by itself; None if it does.
+
+    `short_of_hosts`: not all hosts of this allocation could be used.
+    """
     if machine.drain_cause not in TIME_IS_UP:
         who = "`hpcsched drain`" if machine.drain_cause.startswith("inbox:") else machine.drain_cause
         if who == CANCELLED:
@@ -81,7 +84,7 @@ def why_not(machine: Machine, plan: Plan, *, before: Standing) -> str | None:
     waiting = [job for job in machine.jobs.values() if not job.state.final]
     if all(job.held or job.state is JobState.HELD for job in waiting):
         return "all that is left is held by the user"
-    if not Standing.of(machine).is_past(before):
+    if not short_of_hosts and not Standing.of(machine).is_past(before):
         return "nothing advanced in this allocation, so nothing would in another of its kind"
     restarts = len(machine.lives) - 1
     if restarts >= plan.most:

@@ -40,9 +40,6 @@ from hpcsched.launch.proc import stat
 JOIN_WITHIN_S = 60.0
 """When nothing has been heard from the head for so long after the start, it is not there."""
 
-SERVE_ON_S = 25.0
-"""How long to serve on after a SIGTERM, so that the head can have all jobs save in good order."""
-
 LAST_GRACE_S = 3.0
 """What workers get to save when time is up."""
 
@@ -388,7 +385,7 @@ class NodeAgent:
             self._go(f"second {signal.Signals(asked[-1]).name}", LAST_GRACE_S)
         else:
             say(f"{self._name}: {signal.Signals(asked[0]).name}: serving on until the head says otherwise")
-            self._serve_until = time.monotonic() + SERVE_ON_S
+            self._serve_until = time.monotonic() + self._join.serve_on_s
 
 
 def say(line: str) -> None:

@@ -16,6 +16,7 @@ from hpcsched.devices import open_devices
 from hpcsched.devices.base import Sample
 from hpcsched.errors import ConfigError
 from hpcsched.launch.base import Launcher
+from hpcsched.launch.keys import SERVE_ON_S
 from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Place:
     close: Callable[[], object]
     cores: tuple[HostCores, ...] = ()
     hosts: Hosts[Sample] | None = None
+    granted: int = 1
+    """How many hosts the allocation has; fewer may have come."""
     host_of: dict[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +120,7 @@ def node_agents(
     say: Callable[[str], None],
     standbys: int | None = None,
     cpus_per_gpu: int = CPUS_PER_GPU,
+    serve_on_s: float = SERVE_ON_S,
 ) -> Place:
     """The devices of all hosts of the allocation, each behind a node agent that is started now.
 
@@ -137,6 +141,7 @@ def node_agents(
         grace_s=grace_s,
         standbys=standbys,
         cpus_per_gpu=cpus_per_gpu,
+        serve_on_s=serve_on_s,
     )
     hosts.start(JOIN_WITHIN_S)
     for name, ahead_s in hosts.skew_s.items():
@@ -154,4 +159,5 @@ def node_agents(
         close=hosts.close,
         cores=hosts.cores,
         hosts=hosts,
+        granted=len(allocation.hosts),
     )

@@ -21,7 +21,7 @@ from hpcsched.agent.admission import Admission, Edits
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.comeback import Standing
 from hpcsched.agent.effects import Effects
-from hpcsched.agent.ending import Ending, ends, on_run_clock
+from hpcsched.agent.ending import Ending, ends, forced_s, on_run_clock
 from hpcsched.agent.hostcores import CPUS_PER_GPU
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.loop import Agent, Outcome
@@ -39,6 +39,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
+from hpcsched.launch.keys import SERVE_ON_S
 from hpcsched.launch.spawn import ignoring
 from hpcsched.policy import make_policy
 from hpcsched.store.registry import register
@@ -104,6 +105,8 @@ class Life:
     """What became of what the job file says of jobs that the run had already."""
     attempts_before: int
     """Attempts of all jobs, before this life."""
+    short_of_hosts: bool = False
+    """Whether hosts of the allocation did not come, or were lost."""
     requeued_when_preempted: bool = False
     """Whether the batch system puts this job back into its queue by itself when it takes its hosts away."""
     killed: bool = False
@@ -192,6 +195,7 @@ def run(
                 say=say,
                 standbys=order.standbys,
                 cpus_per_gpu=order.cpus_per_gpu,
+                serve_on_s=_serve_on_s(batch, allocation),
             )
             stack.callback(place.close)
         policy, options = _policy(order, machine)
@@ -318,9 +322,16 @@ def run(
             before=standing,
             edits=edits,
             attempts_before=attempts_before,
+            short_of_hosts=bool(place.hosts and place.hosts.lost()),
             requeued_when_preempted=allocation.preemption is not None and allocation.preemption.requeues,
             killed=agent.killed,
         )
+
+
+def _serve_on_s(batch: BatchSystem, allocation: Allocation) -> float:
+    """How long node agents are needed after their SIGTERM: steps get theirs when a time of grace begins."""
+    grace_s = allocation.preemption.grace_s if allocation.preemption else None
+    return max(SERVE_ON_S, forced_s(batch.kill_wait())) + (grace_s or 0.0)
 
 
 def _here(order: Order, allocation: Allocation) -> Place:
@@ -339,7 +350,7 @@ def _admission(
         find_profiles=find,
         find_parallel=find_parallel,
         stand_ins=place.stand_ins,
-        hosts=len(place.host_names),
+        hosts=place.granted,  # a job for more than have come waits for an allocation in which they do
         cores=most_cores(place.cores, place.inventory),
         memory_mib=max((size for size in sizes if size is not None), default=None),
     )
@@ -410,7 +421,8 @@ def _host_of(job: Job, place: Place) -> str:
 
 def _described(allocation: Allocation, place: Place) -> str:
     """The allocation in one line."""
-    hosts = f"{len(place.host_names)} host{'s' * (len(place.host_names) > 1)}"
+    come, granted = len(place.host_names), place.granted
+    hosts = f"{come} host{'s' * (come > 1)}" if come == granted else f"{come} of {granted} hosts"
     again = f", restart {allocation.restart_count}" if allocation.restart_count else ""
     devices = f"{len(place.inventory)} x {place.kind}"
     job = f"{allocation.kind} job {allocation.id}{again}"

@@ -192,6 +192,10 @@ class Asker:
             got += more
         return got
 
+    def close(self) -> None:
+        """End the process."""
+        self._end()
+
     def _end(self) -> None:
         process, self._process = self._process, None
         if process is None:

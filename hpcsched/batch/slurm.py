@@ -256,6 +256,10 @@ class Slurm:
             words = script.read_text(errors="replace")
         except OSError as error:
             raise BatchError(f"{script} cannot be submitted: {error.strerror}") from None
+        if self._environ.get("SLURM_ARRAY_TASK_ID") and (own or "--array" in says.script_options(words)):
+            raise BatchError(
+                "the job that follows one task of an array would be the whole array: use --requeue"
+            )
         fields = says.job_fields(self._asked(("scontrol", "--oneliner", "show", "job", job_id)))
         options = says.inherited_options(words, fields, self._environ, own=own)
         said = self._asked(

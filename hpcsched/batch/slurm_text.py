@@ -213,6 +213,7 @@ def submit_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 _SHORT = {
     "-A": "--account",
+    "-a": "--array",
     "-p": "--partition",
     "-q": "--qos",
     "-t": "--time",

@@ -158,7 +158,20 @@ def _allocation(system: BatchSystem, findings: list[Finding]) -> Allocation | No
         end = datetime.fromtimestamp(allocation.deadline).astimezone().strftime("%Y-%m-%dT%H:%M:%S%z")
         findings.append(("time left", left > 0, f"{clock(max(0.0, left))}, until {end}"))
     findings.append(("requeue", True, _requeue(allocation)))
+    findings.append(("time to save", True, _ending(system, allocation)))
     return allocation
+
+
+def _ending(system: BatchSystem, allocation: Allocation) -> str:
+    """How long there is to save when the batch system ends the job."""
+    wait_s, preemption = system.kill_wait(), allocation.preemption
+    wait = "a time that is not known" if wait_s is None else f"{wait_s:g} s"
+    text = f"SIGKILL comes {wait} after the first signal"
+    if preemption is None:
+        return text
+    grace = "a grace" if preemption.grace_s is None else f"a grace of {preemption.grace_s:g} s"
+    then = "requeued" if preemption.requeues else "cancelled"
+    return f"{text}; jobs may be preempted: with {grace}, and {then}"
 
 
 def _requeue(allocation: Allocation) -> str:

@@ -275,7 +275,11 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, again: s
     if not plan.how and cause == FROM_BATCH + EndReason.PREEMPTED and life.requeued_when_preempted:
         # By leaving before it is made to, it must not lose what it would have got.
         plan = replace(plan, how="requeue")
-    reason = why_not(life.machine, plan, before=life.before) if plan.how else None
+    reason = (
+        why_not(life.machine, plan, before=life.before, short_of_hosts=life.short_of_hosts)
+        if plan.how
+        else None
+    )
     if plan.how and reason is None:
         return come_back(batch, plan, rundir, say)
     left = life.machine.unfinished

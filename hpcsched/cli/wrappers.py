@@ -95,6 +95,8 @@ def slurm(wrapper: Wrapper) -> str:
     if w.mail:
         lines += [f"--mail-user={_value(w.mail)}", "--mail-type=END,FAIL,REQUEUE"]
     lines.append("--requeue" if w.again == "requeue" else "--no-requeue")
+    if w.nodes > 1:
+        lines.append("--no-kill")  # a node that is found down ends what ran there, not the batch job
     lines.append(f"--signal=B:USR2@{math.ceil(w.warning_s)}")
     return _script(w, "SBATCH", [*lines, *w.directives], index="SLURM_ARRAY_TASK_ID")
 

@@ -20,6 +20,8 @@ from hpcsched.errors import ConfigError, StoreError
 from hpcsched.launch.wire import PROTOCOL
 
 PREFIX = "join-"
+SERVE_ON_S = 25.0
+"""How long node agents serve on after a SIGTERM, at least: what most batch systems leave before SIGKILL."""
 
 _LIFE = secrets.token_bytes(16)
 
@@ -56,7 +58,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     `cpus` how many the batch system granted, and `gpus` which, by host, where that is known.
 
     `grace_s`: how long workers may take to save once the head is gone. `standbys`: see `LocalLauncher`.
-    `cpus_per_gpu`: how many cores are kept for the jobs of each GPU.
+    `cpus_per_gpu`: how many cores are kept for the jobs of each GPU. `serve_on_s`: how long to serve on
+    after a SIGTERM, so that the head can have all jobs save in good order.
     """
 
     life: str
@@ -72,6 +75,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float
     standbys: int | None = None
     cpus_per_gpu: int = 0
+    serve_on_s: float = SERVE_ON_S
     protocol: int = PROTOCOL
 
 

@@ -20,7 +20,7 @@ from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.conversation import Conversation
 from hpcsched.launch.door import Door
 from hpcsched.launch.host import MakeSample, NamedHost, S
-from hpcsched.launch.keys import Join, KeyPair, join_file, new_life, write_join
+from hpcsched.launch.keys import SERVE_ON_S, Join, KeyPair, join_file, new_life, write_join
 from hpcsched.launch.parts import Part, RemoteWorkers, part_orders
 from hpcsched.launch.starter import Command, end_all, last_words
 
@@ -45,6 +45,7 @@ class Hosts(Conversation, Generic[S]):
         standbys: how many warm processes wait for tasks on each host; None: every process is started from
             nothing (see `LocalLauncher`).
         cpus_per_gpu: how many cores are kept for the jobs of each GPU.
+        serve_on_s: how long node agents serve on after a SIGTERM.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class Hosts(Conversation, Generic[S]):
         grace_s: float = 30.0,
         standbys: int | None = None,
         cpus_per_gpu: int = 0,
+        serve_on_s: float = SERVE_ON_S,
     ) -> None:
         super().__init__((host.name for host in hosts), grace_s=grace_s, say=say)
         self._hosts, self._commands_for = tuple(hosts), commands
         self._run_id, self._devices, self._address = run_id, devices, address
         self._make_sample, self._standbys, self._cpus_per_gpu = make_sample, standbys, cpus_per_gpu
-        self._life = new_life()
+        self._serve_on_s, self._life = serve_on_s, new_life()
         self._join, self._log = join_file(run_dir, self._life), log or run_dir / "nodes.log"
         self._inventory: tuple[Device, ...] = ()
         self._next_part = 1
@@ -117,6 +119,7 @@ class Hosts(Conversation, Generic[S]):
             grace_s=self._grace_s,
             standbys=self._standbys,
             cpus_per_gpu=self._cpus_per_gpu,
+            serve_on_s=self._serve_on_s,
         )
         write_join(self._join, join)
         argv = (sys.executable, "-m", "hpcsched.agent.node", "--join", str(self._join))

@@ -71,6 +71,7 @@ def test_a_slurm_script_has_signal_requeue_and_ends_in_exec(site: Path) -> None:
         "--cpus-per-task=32",
         "--time=2:00:00",
         "--requeue",
+        "--no-kill",
         "--signal=B:USR2@120",
     ]
     words = last_words(text)

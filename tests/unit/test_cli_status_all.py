@@ -51,7 +51,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 def answer_as(
     monkeypatch: pytest.MonkeyPatch, life: JobLife, questions: list[tuple[str, str]] | None = None
 ) -> None:
-    def batch_of(kind: str) -> SimpleNamespace:
+    def batch_of(kind: str, *, cluster: str | None) -> SimpleNamespace:
         def ask(job_id: str) -> JobLife:
             if questions is not None:
                 questions.append((kind, job_id))
@@ -176,7 +176,7 @@ def test_a_stopped_run_whose_job_was_requeued_says_so(home: Path, asked: list[tu
 
 def test_a_batch_system_that_hangs_costs_a_moment_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(batch, "batch_of", lambda kind: SimpleNamespace(life=lambda job: never.wait(30)))
+    monkeypatch.setattr(batch, "batch_of", lambda *_, **__: SimpleNamespace(life=lambda job: never.wait(30)))
     monkeypatch.setattr(fate, "ANSWER_WITHIN_S", 0.05)
     a_run(home / "hpcsched-run", age_s=60)
     assert "slurm does not answer" in status().stderr

@@ -1,14 +1,14 @@
-"""Whether a run that stopped with work left comes back by itself, and what SIGTERM means at the end."""
+"""Whether a run that stopped with work left comes back by itself."""
 
 from __future__ import annotations
 
 import pytest
 
-from hpcsched.agent.clock import RunClock
-from hpcsched.agent.comeback import Plan, Standing, why_not
-from hpcsched.agent.ending import Ending
+from hpcsched.agent.comeback import Plan, Standing, come_back, why_not
+from hpcsched.batch.base import EndReason
 from hpcsched.core import events as ev
 from hpcsched.core.moves import DRAIN
+from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 MODEL = a_profile("m", [1.0, 2.0], start_s=1.0, suspend_s=1.0)
@@ -63,51 +63,72 @@ def test_not_for_ever():
     assert "3 of 3 times" in reason
 
 
-@pytest.mark.parametrize("cause", ["SIGTERM", "SIGINT", "inbox:1"])
+@pytest.mark.parametrize("cause", ["SIGTERM", "SIGINT", "inbox:1", "batch:CANCELLED"])
 def test_not_when_somebody_wanted_it_to_stop(cause):
     driver, before = stopped()
     driver.machine.drain_cause = cause
-    assert "asked to stop" in why_not(driver.machine, REQUEUE, before=before)
+    assert ("cancelled" if ":C" in cause else "asked to stop") in why_not(
+        driver.machine, REQUEUE, before=before
+    )
 
 
-class Silent:
-    """A watch that never hears anything."""
+def test_a_lost_host_is_no_reason_to_stay_away():
+    driver, before = stopped(saves=0)
+    assert why_not(driver.machine, REQUEUE, before=before, short_of_hosts=True) is None
 
-    comment = ""
 
-    def ask_now(self) -> None: ...
+@pytest.mark.parametrize("first", ["deadline", "SIGUSR2", "SIGTERM", "batch:PREEMPTED"])
+def test_who_cancels_the_batch_job_does_not_get_it_back_whenever_it_comes(first):
+    driver, before = stopped()
+    driver.machine.drain_cause = first
+    driver.tell(ev.DrainRequested, cause="batch:CANCELLED")
+    driver.tell(ev.DrainRequested, cause="batch:LIMIT")
+    assert "was cancelled" in why_not(driver.machine, REQUEUE, before=before)
 
-    def take(self) -> None:
-        return None
+
+def test_the_batch_systems_word_counts_more_than_a_signal_and_less_than_a_person():
+    driver, before = stopped()
+    for cause, then in (
+        ("SIGTERM", "SIGTERM"),
+        ("deadline", "SIGTERM"),  # as in journals of 0.1
+        ("batch:PREEMPTED", "batch:PREEMPTED"),
+        ("SIGTERM", "batch:PREEMPTED"),
+        ("inbox:1", "inbox:1"),
+        ("batch:LIMIT", "inbox:1"),
+    ):
+        if cause == then == "SIGTERM":
+            driver.machine.drain_cause = cause
+        driver.tell(ev.DrainRequested, cause=cause)
+        assert driver.machine.drain_cause == then
+    driver.machine.drain_cause = "batch:PREEMPTED"
+    assert why_not(driver.machine, REQUEUE, before=before) is None
+
+
+class Fate:
+    """A batch system that knows what becomes of the job."""
+
+    def __init__(self, reason: EndReason) -> None:
+        self._reason, self.requeued = reason, False
+
+    def reason(self) -> EndReason:
+        return self._reason
+
+    def requeue(self) -> int:
+        self.requeued = True
+        return 99
 
 
 @pytest.mark.parametrize(
-    ("warned", "deadline", "cause"), [(False, 900.0, "SIGTERM"), (True, 900.0, "deadline")]
+    ("reason", "code", "says"),
+    [
+        (EndReason.CANCELLED, 75, "cancelled"),
+        (EndReason.REQUEUED, 75, "was put back"),
+        (EndReason.NONE, 99, "is back"),
+        (EndReason.UNKNOWN, 99, "is back"),
+    ],
 )
-def test_sigterm_after_a_warning_is_the_end_whatever_our_clock_shows(warned, deadline, cause):
-    driver = Driver(a_job("a", "m"), gpus=2, profiles=(MODEL,), deadline=deadline)
-    ending = Ending(
-        driver.machine, RunClock(at=0.0), watch=Silent(), tell=lambda text: None, publish=lambda at: None
-    )
-    if warned:
-        assert ending.warned("SIGUSR2") == []
-    moved, drain = ending.told_to_end()
-    assert drain.cause == cause
-    assert moved.deadline < 30.0
-
-
-def test_sigterm_at_the_limit_is_the_end():
-    driver = Driver(a_job("a", "m"), gpus=2, profiles=(MODEL,), deadline=100.0)
-    clock = RunClock(at=100.0)
-    ending = Ending(driver.machine, clock, watch=Silent(), tell=lambda text: None, publish=lambda at: None)
-    moved, drain = ending.told_to_end()
-    assert drain.cause == "deadline"
-    assert moved.deadline > 120.0  # until the batch system kills
-
-
-def test_without_a_batch_system_sigterm_is_a_wish():
-    driver = Driver(a_job("a", "m"), gpus=2, profiles=(MODEL,))
-    ending = Ending(
-        driver.machine, RunClock(at=0.0), watch=None, tell=lambda text: None, publish=lambda at: None
-    )
-    assert [event.cause for event in ending.told_to_end()] == ["SIGTERM"]
+def test_a_job_that_was_cancelled_at_the_last_moment_is_not_requeued(reason, code, says, tmp_path):
+    said: list[str] = []
+    batch = Fate(reason)
+    assert come_back(batch, REQUEUE, RunDir(tmp_path), said.append) == code
+    assert batch.requeued == (code == 99) and says in said[-1]
