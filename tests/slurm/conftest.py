@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -22,7 +23,7 @@ HEALTHY_S = 60.0
 
 @dataclass
 class RealSlurm:
-    """The cluster: two nodes of six pretended GPUs, partitions `main` and `short`."""
+    """The cluster: two nodes of six pretended GPUs, partitions as `up` says."""
 
     folder: Path
     env: Mapping[str, str]
@@ -115,12 +116,14 @@ class RealSlurm:
             time.sleep(0.1)
 
 
-@pytest.fixture(scope="session")
-def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSlurm]:
+@contextlib.contextmanager
+def brought_up(work: Path, **settings: str) -> Iterator[RealSlurm]:
+    """A cluster with these settings of `up`; skips where it cannot be."""
     if os.environ.get("HPCSCHED_TEST_SLURM") == "off":
         pytest.skip("HPCSCHED_TEST_SLURM=off")
     _install()
-    up = subprocess.run((sys.executable, str(HERE / "up")), capture_output=True, text=True)
+    environ = {**os.environ, **settings}
+    up = subprocess.run((sys.executable, str(HERE / "up")), env=environ, capture_output=True, text=True)
     if up.returncode != 0:
         pytest.skip(f"Slurm does not start here: {(up.stderr.strip().splitlines() or ['?'])[-1]}")
     folder = Path(up.stdout.strip())
@@ -132,11 +135,27 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSlur
         "SLURM_CONF": str(folder / "slurm.conf"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin",
     }
-    work = tmp_path_factory.mktemp("slurm")
     try:
         yield RealSlurm(folder, env, work)
     finally:
         subprocess.run((sys.executable, str(HERE / "down"), str(folder)), check=False)
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSlurm]:
+    with brought_up(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm_by_cgroup(tmp_path: Path) -> Iterator[RealSlurm]:
+    """A cluster of its own that keeps processes, cores and GPUs apart, as production machines do."""
+    work = tmp_path / "slurm"
+    work.mkdir()
+    own = {"HPCSCHED_TEST_SLURM_DIR": str(tmp_path / "cluster"), "HPCSCHED_TEST_SLURM_PORTS": ""}
+    with brought_up(work, SLURM_TEST_CGROUP="1", **own) as cluster:
+        yield cluster
+        cluster.tidy()
 
 
 @pytest.fixture

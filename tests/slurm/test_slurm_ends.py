@@ -1,0 +1,158 @@
+"""Every way in which a real Slurm ends a batch job, and what a run makes of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slurmsite import ONE, Site
+
+pytestmark = pytest.mark.slurm
+
+TELLS_WHY = """#!/bin/bash
+exec python3 - <<'END'
+import json, os, pathlib, signal, threading
+from hpcsched.batch import open_batch
+
+told = threading.Event()
+signal.signal(signal.SIGTERM, lambda number, frame: told.set())
+pathlib.Path({file!r} + ".ready").write_text("yes\\n")
+while not told.wait(0.1):
+    pass
+batch = open_batch(environ=os.environ)
+said = [batch.reason(), batch.kill_wait(), batch.allocation().cluster]
+pathlib.Path({file!r}).write_text(json.dumps(said) + "\\n")
+END
+"""
+STUBBORN = """schema = 1
+[[job]]
+name = "a"
+steps = 10
+command = ["bash", "-c", "trap '' TSTP TERM; : > $HPCSCHED_JOB_DIR/ready.1; while :; do sleep 0.05; done"]
+"""
+
+
+class Ends:
+    """Runs of one job each, at the same time."""
+
+    def __init__(self, slurm: Any, folder: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        self.sites: dict[str, Site] = {}
+        self.jobs: dict[str, str] = {}
+
+    def begin(self, name: str, *options: str, run: str, jobs: str = ONE) -> None:
+        (self.folder / name).mkdir()
+        before = self.slurm.env
+        site = self.sites[name] = Site(self.slurm, self.folder / name)
+        site.env["HPCSCHED_DEVICES"] = "replay:1@20"
+        site.set_of(jobs)
+        given = (f"--job-name={name}", "--gpus-per-node=0", *options)
+        self.jobs[name] = site.submit(*given, run=f"jobs.toml --margin 40 {run}")
+        self.slurm.env = before
+
+    def scontrol(self, *words: str) -> None:
+        self.slurm.run("scontrol", *words)
+
+    def log(self, name: str) -> str:
+        return str(self.slurm.log(self.jobs[name]))
+
+    def says(self, name: str, text: str) -> None:
+        self.sites[name].until(lambda: text in self.log(name))
+
+    def saved(self, name: str) -> None:
+        """The run has come to its end in good order."""
+        site = self.sites[name]
+        site.until(lambda: site.status()["run"]["state"] == "STOPPED")
+        assert site.job("a")["state"] == "SUSPENDED", self.log(name)
+
+    def fields(self, name: str) -> str:
+        return str(self.slurm.run("scontrol", "-o", "show", "job", self.jobs[name]))
+
+
+def test_why_a_batch_job_ends_is_told_apart(slurm: Any, tmp_path: Path) -> None:
+    ends, told = Ends(slurm, tmp_path), tmp_path / "limit"
+    limit = slurm.sbatch(TELLS_WHY.format(file=str(told)), "--time=10", "--nodelist=node1")
+    here = "--nodelist=node1"
+    ends.begin("warned", here, "--requeue", run="--requeue")
+    ends.begin("cancelled", here, "--no-requeue", run="--chain")
+    ends.begin("requeued", here, "--requeue", run="--chain")
+    ends.begin("back", here, "--partition=back", "--cpus-per-task=3", "--requeue", run="")
+    ends.begin("spare", here, "--partition=spare", "--cpus-per-task=3", "--no-requeue", run="--chain")
+    ends.begin("node", "--nodelist=node2", "--no-requeue", run="--chain")
+    two = ONE + 'nodes = 2\n[[job]]\nname = "b"\n'
+    ends.begin("nodes", "--nodes=2", "--no-kill", "--requeue", run="--requeue", jobs=two)
+    for site in ends.sites.values():
+        site.at_work("a")
+    slurm.wait_for(Path(f"{told}.ready"))
+    end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 1))
+    ends.scontrol("update", f"JobId={limit}", f"EndTime={end}")  # Slurm looks every 30 s
+
+    # A signal like that of --signal=B:TERM ends nothing, and what comes after a warning is no less a cancel.
+    slurm.run("scancel", "--batch", "--signal=TERM", ends.jobs["warned"])
+    ends.says("warned", "SIGTERM from the batch system; saving begins in")
+    slurm.run("scancel", "--batch", "--signal=USR2", ends.jobs["warned"])
+    ends.says("warned", "SIGUSR2 from the batch system; saving begins in")
+    assert ends.sites["warned"].status()["run"]["state"] == "RUNNING"
+    slurm.run("scancel", ends.jobs["warned"], ends.jobs["cancelled"])
+    ends.scontrol("requeue", ends.jobs["requeued"])
+    urgent = slurm.sbatch("sleep 60", "--partition=urgent", here, "--cpus-per-task=10")
+
+    for name in ("warned", "cancelled"):
+        ends.saved(name)
+        assert slurm.wait(ends.jobs[name]) == "CANCELLED"
+        ends.says(name, "not by itself: its batch job was cancelled")
+        assert "Restarts=0" in ends.fields(name)
+    ends.saved("requeued")
+    slurm.wait(ends.jobs["requeued"], {"PENDING"})
+    ends.says("requeued", "this batch job was put back into its queue, and goes on by itself")
+    assert "Restarts=1" in ends.fields("requeued")
+
+    # Of the time of grace a batch script is told nothing, but it is noticed; and both come back.
+    for name in ("back", "spare"):
+        ends.says(name, "its hosts are wanted for another job")
+        ends.saved(name)
+        assert "CANCELLED AT" not in ends.log(name).partition("is asked to save")[0], ends.log(name)
+    slurm.wait(ends.jobs["back"], {"PENDING"})
+    ends.says("back", "this batch job is back in the queue")
+    ends.says("spare", "goes on when this one has ended")
+    slurm.cancel(urgent)
+    slurm.start_again(ends.jobs["back"])
+    back = ends.sites["back"]
+    back.until(lambda: back.status()["run"]["state"] == "RUNNING")
+    back.until(lambda: back.job("a").get("attempt") == 2)
+
+    # A node that is found down ends a batch job, but not one of several nodes that was asked to outlive it.
+    try:
+        ends.scontrol("update", "NodeName=node2", "State=DOWN", "Reason=test")
+        ends.says("node", "one of its hosts is down")
+        ends.says("node", "goes on when this one has ended")
+        ends.says("nodes", "node2 was lost")
+        nodes = ends.sites["nodes"]
+        nodes.until(lambda: nodes.job("b").get("state") == "RUNNING")
+        assert slurm.state(ends.jobs["nodes"]) == "RUNNING"
+        assert "ends this job" not in ends.log("nodes")
+    finally:
+        slurm.run("scontrol", "update", "NodeName=node2", "State=RESUME", check=False)
+    assert json.loads(slurm.wait_for(told)) == ["LIMIT", 30.0, "hpcsched"]
+
+
+def test_a_short_kill_wait_leaves_time_to_leave(slurm: Any, tmp_path: Path) -> None:
+    conf = slurm.folder / "slurm.conf"
+    usual = conf.read_text()
+    ends = Ends(slurm, tmp_path)
+    try:
+        conf.write_text(usual.replace("KillWait=30", "KillWait=5"))
+        slurm.run("scontrol", "reconfigure")
+        slurm.env["HPCSCHED_GRACE"] = "60"
+        ends.begin("short", run="--requeue --devices cpu:1", jobs=STUBBORN)
+        site = ends.sites["short"]
+        site.at_work("a")
+        slurm.run("scancel", ends.jobs["short"])
+        slurm.wait(ends.jobs["short"])
+        assert site.status()["run"]["state"] == "STOPPED", ends.log("short")
+    finally:
+        conf.write_text(usual)
+        slurm.run("scontrol", "reconfigure")
