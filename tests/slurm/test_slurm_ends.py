@@ -156,3 +156,32 @@ def test_a_short_kill_wait_leaves_time_to_leave(slurm: Any, tmp_path: Path) -> N
     finally:
         conf.write_text(usual)
         slurm.run("scontrol", "reconfigure")
+
+
+LOOKS = """#!/bin/bash
+grep freezer /proc/self/cgroup > {file}.new
+for gpu in 0 1; do cat {devices}/gpu$gpu 2>&1 | sed 's/.*: //' >> {file}.new; done
+mv {file}.new {file}
+"""
+
+
+def test_a_run_by_cgroup_keeps_to_what_was_granted(slurm_by_cgroup: Any, tmp_path: Path) -> None:
+    slurm, told = slurm_by_cgroup, tmp_path / "looks"
+    slurm.sbatch(LOOKS.format(file=told, devices=slurm.folder), "--gpus-per-node=1", "--nodelist=node1")
+    group, *devices = slurm.wait_for(told).splitlines()
+    assert "job_1" in group
+    # No driver answers for either of them; what was not granted is not even asked for.
+    assert devices == ["No such device or address", "Operation not permitted"]
+
+    ends = Ends(slurm, tmp_path)
+    two = ONE + "nodes = 2\n"
+    options = ("--nodes=2", "--gpus-per-node=2", "--requeue", "--no-kill")
+    ends.begin("nodes", *options, run="--requeue", jobs=two)
+    site, job = ends.sites["nodes"], ends.jobs["nodes"]
+    site.at_work("a")
+    site.end_in(job, 42)
+    ends.saved("nodes")
+    slurm.wait(job, {"PENDING"})
+    ends.says("nodes", "this batch job is back in the queue")
+    slurm.start_again(job, "TimeLimit=10")
+    site.until(lambda: (site.job("a").get("attempt"), site.status()["run"]["state"]) == (2, "RUNNING"))

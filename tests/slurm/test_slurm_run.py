@@ -48,29 +48,6 @@ def test_it_saves_in_time_and_comes_back_until_all_is_done(site: Site) -> None:
     assert "Lost" not in [line["code"] for line in explained["story"]]
 
 
-def test_scancel_saves_and_is_final(site: Site) -> None:
-    site.set_of(SET.format(steps=100_000))
-    job = site.submit("--requeue")
-    site.at_work("a", "b")
-    site.slurm.run("scancel", job)
-    assert site.slurm.wait(job) == "CANCELLED"
-    found = site.status()
-    assert found["run"]["state"] == "STOPPED"
-    assert [j["state"] for j in found["jobs"]] == ["SUSPENDED", "SUSPENDED"]
-    assert "asked to stop by SIGTERM" in site.slurm.log(job)
-
-
-def test_the_batch_systems_signal_is_the_second_trigger(site: Site) -> None:
-    site.set_of(SET.format(steps=100_000))
-    job = site.submit("--requeue")
-    site.at_work("a", "b")
-    site.slurm.run("scancel", "--batch", "--signal=USR2", job)
-    site.until(lambda: "SIGUSR2 from the batch system; saving begins in" in site.slurm.log(job))
-    site.end_in(job, 50)  # the operator takes time away: the next signal finds out
-    site.slurm.wait(job, {"PENDING"})
-    assert [j["state"] for j in site.status()["jobs"]] == ["SUSPENDED", "SUSPENDED"]
-
-
 def test_without_a_controller_the_last_known_end_counts(site: Site) -> None:
     site.set_of(SET.format(steps=100_000))
     job = site.submit("--requeue")
