@@ -26,6 +26,8 @@ TIME_IS_UP = frozenset(
     }
 )
 """Causes of a drain after which the run goes on elsewhere; after all others somebody wanted it to stop."""
+HOSTS_TAKEN = frozenset(FROM_BATCH + reason for reason in (EndReason.PREEMPTED, EndReason.NODE_FAIL))
+"""After these that nothing advanced says nothing of the next allocation."""
 
 BACK_ALREADY = "work is left: this batch job was put back into its queue, and goes on by itself"
 KEEP_TRYING_S, TRY_AGAIN_S = 30.0, 5.0
@@ -84,7 +86,8 @@ def why_not(machine: Machine, plan: Plan, *, before: Standing, short_of_hosts: b
     waiting = [job for job in machine.jobs.values() if not job.state.final]
     if all(job.held or job.state is JobState.HELD for job in waiting):
         return "all that is left is held by the user"
-    if not short_of_hosts and not Standing.of(machine).is_past(before):
+    taken = short_of_hosts or machine.drain_cause in HOSTS_TAKEN
+    if not taken and not Standing.of(machine).is_past(before):
         return "nothing advanced in this allocation, so nothing would in another of its kind"
     restarts = len(machine.lives) - 1
     if restarts >= plan.most:

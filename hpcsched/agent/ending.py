@@ -199,7 +199,8 @@ class Ending:
         return [ev.DeadlineMoved(at=self._clock.now(), deadline=deadline)]
 
     def _drain(self, name: str, *, warning: bool = False) -> list[ev.Event]:
-        self._tell(f"{name}: saving all jobs, then stopping")
+        again = " (interrupt again to kill them)" if name == "SIGINT" else ""
+        self._tell(f"{name}: saving all jobs, then stopping{again}")
         # As a warning it is no wish of anybody's.
         cause = FROM_BATCH + EndReason.NONE if warning and name == "SIGTERM" else name
         return [ev.DrainRequested(at=self._clock.now(), cause=cause)]

@@ -15,6 +15,7 @@ PERIOD_S = 60.0
 OFTEN_S, SHARE_OF_GRACE = 10.0, 0.1
 """How often where hosts may be taken away: and not later than a tenth of the time of grace after that."""
 LEAST_PERIOD_S = 2.0
+KILL_WAIT_TRIES = 5
 AGAIN_S = 2.0
 """How soon it is asked once more why the job ends, when it did not say."""
 SOONER_S = 2.0
@@ -100,7 +101,7 @@ class AllocationWatch:
         self._wake.set()
 
     def _run(self) -> None:
-        wait_s = 0.0
+        wait_s, tries = 0.0, 0
         while True:
             self._wake.wait(wait_s)
             asked = self._wake.is_set()
@@ -114,7 +115,8 @@ class AllocationWatch:
                 self._answers.put(Answer(reason=reason, of_end=False))
             if asked or wait_s:
                 self._answers.put(self._end())
-            if self.kill_wait_s is None:
+            if self.kill_wait_s is None and tries < KILL_WAIT_TRIES:
+                tries += 1
                 self.kill_wait_s = self._batch.kill_wait()
             self._tell()
             wait_s = AGAIN_S if self._why.is_set() else self._period_s

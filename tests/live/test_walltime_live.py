@@ -38,6 +38,14 @@ echo 78
 """
 
 
+SRUN = """#!/bin/sh
+case "$*" in *--nodelist=node8*) echo "srun: error: node8 is not responding" >&2; exit 1 ;; esac
+while [ "$1" != --export=ALL ]; do shift; done
+shift
+exec "$@"
+"""
+
+
 class Cluster:
     """A stand-in of Slurm's commands around one job, 77: its end, and how the commands feel."""
 
@@ -45,7 +53,7 @@ class Cluster:
         self.bench, self.folder = bench, bench.folder / "slurm"
         self.folder.mkdir()
         self.mood("well")
-        for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL), ("sbatch", SBATCH)):
+        for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL), ("sbatch", SBATCH), ("srun", SRUN)):
             path = self.folder / name
             path.write_text(text.format(**{f: self.folder / f for f in ("log", "mood", "end")}))
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -276,6 +284,25 @@ def test_a_script_to_chain_is_enough_to_come_back(bench: Bench, cluster: Cluster
         assert "batch job 78 goes on when this one has ended" in agent.said
         cluster.ends_in(3600)
     assert bench.status()["run"]["allocation"]["next"] == "78"
+
+
+def test_a_run_starts_with_the_hosts_that_came_and_comes_back_for_the_others(
+    bench: Bench, cluster: Cluster
+) -> None:
+    bench.env |= {"SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}
+    cluster.ends_in(3600)
+    path = bench.set_of(saves("both", steps=5, nodes=2), job("one", "exit 0"))
+    options = ("--devices", "cpu:1", "--interface", "127.0.0.1", "--requeue")
+    agent = bench.start(path, *options)
+    assert agent.wait() == 75
+    assert "no node agent has come from node8: `srun` ended with exit code 1" in agent.said
+    assert "on 1 of 2 hosts" in agent.said
+    assert bench.states() == {"both": "PENDING", "one": "COMPLETED"}
+    assert cluster.log[-1] == "scontrol requeue 77"
+    # Nothing advances in the second life: that is for want of the host.
+    bench.env["SLURM_RESTART_COUNT"] = "1"
+    assert bench.start(path, *options).wait() == 75
+    assert cluster.log.count("scontrol requeue 77") == 2
 
 
 def test_a_slurm_job_without_its_variables_is_refused(bench: Bench) -> None:

@@ -281,6 +281,21 @@ def test_submitted_ids(said: str, job: str, tmp_path: Path) -> None:
         Slurm(SLURM_JOB, run=Saying("ok\n")).submit_next(script)
 
 
+def test_one_task_of_an_array_is_not_followed_by_the_whole_of_it(tmp_path: Path) -> None:
+    environ = {**SLURM_JOB, "SLURM_ARRAY_TASK_ID": "1"}
+    run = FakeSlurmCommands(FakeCluster({"7": FakeJob("7")}))
+    script = tmp_path / "next.sh"
+    for directive in ("#SBATCH --array=0-1\n", "#SBATCH -a 0-1\n", ""):
+        script.write_text(directive + "true\n")
+        if directive:
+            with pytest.raises(BatchError, match="the whole array"):
+                Slurm(environ, run=run).submit_next(script)
+        else:
+            assert Slurm(environ, run=run).submit_next(script)
+    with pytest.raises(BatchError, match="the whole array"):
+        Slurm(environ, run=run).submit_next(None)
+
+
 def test_versions() -> None:
     assert Slurm({}, run=Saying("slurm-wlm 22.05.8\n")).version() == "Slurm 22.05.8"
     assert Slurm({}, run=Saying("slurm 25.11.0\n")).version() == "Slurm 25.11.0"

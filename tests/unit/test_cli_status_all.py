@@ -70,6 +70,7 @@ def a_run(
     host: str = "elsewhere",
     kind: str = "slurm",
     left_s: float | None = None,
+    cluster: str | None = None,
     run_id: str = "r1",
     jobs: tuple[JobState, ...] = (JobState.COMPLETED, JobState.RUNNING, JobState.PENDING),
 ) -> Path:
@@ -78,7 +79,8 @@ def a_run(
     rundir.make()
     now = datetime.now(UTC)
     deadline = None if left_s is None else (now + timedelta(seconds=left_s)).isoformat()
-    allocation = {"kind": kind, "id": None if kind == "none" else "123", "deadline": deadline}
+    job_id = None if kind == "none" else "123"
+    allocation = {"kind": kind, "id": job_id, "cluster": cluster, "deadline": deadline}
     run = RunStatus(
         dir=str(folder),
         state=state,
@@ -165,6 +167,25 @@ def test_a_stale_run_is_asked_after_once(
     assert says in done.stderr and questions == [("slurm", "123")]
     assert "no sign of the agent on elsewhere" in done.stderr and re.search(r"\b1:[0-5]\d", done.stderr)
     assert json.loads(status("--json").stdout)["run"]["allocation"]["life"] == life.value
+
+
+def test_a_job_of_another_cluster_is_not_said_to_have_ended(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (
+        ("scontrol", 'echo "ClusterName             = marble"'),
+        (
+            "squeue",
+            'case "$*" in *--clusters=summit*) echo "Problem talking to database" >&2; exit 1 ;; esac',
+        ),
+    ):
+        command = home / "bin" / name
+        command.parent.mkdir(exist_ok=True)
+        command.write_text(f"#!/bin/sh\n{text}\n")
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home / 'bin'}:{os.environ['PATH']}")
+    a_run(home / "hpcsched-run", age_s=60, cluster="summit")
+    assert "nothing is heard here of job 123 of slurm cluster summit: ask there" in status().stderr
 
 
 def test_a_stopped_run_whose_job_was_requeued_says_so(home: Path, asked: list[tuple[str, str]]) -> None:

@@ -72,9 +72,11 @@ def test_not_when_somebody_wanted_it_to_stop(cause):
     )
 
 
-def test_a_lost_host_is_no_reason_to_stay_away():
+def test_hosts_that_were_lost_or_taken_away_are_no_reason_to_stay_away():
     driver, before = stopped(saves=0)
     assert why_not(driver.machine, REQUEUE, before=before, short_of_hosts=True) is None
+    driver.machine.drain_cause = "batch:PREEMPTED"
+    assert why_not(driver.machine, REQUEUE, before=before) is None
 
 
 @pytest.mark.parametrize("first", ["deadline", "SIGUSR2", "SIGTERM", "batch:PREEMPTED"])
