@@ -176,7 +176,7 @@ def test_a_job_of_another_cluster_is_not_said_to_have_ended(
         ("scontrol", 'echo "ClusterName             = marble"'),
         (
             "squeue",
-            'case "$*" in *--clusters=summit*) echo "Problem talking to database" >&2; exit 1 ;; esac',
+            'case "$*" in *--clusters=summit*) echo "no database" >&2; exit 1 ;; esac',
         ),
     ):
         command = home / "bin" / name
