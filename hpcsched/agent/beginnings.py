@@ -19,15 +19,16 @@ def mark(path: Path, attempt: int, *, where: str, step: int | None) -> None:
     `step` is the step that it goes on from (None: it begins). Where that cannot be written nothing is: the
     launch will say why.
     """
-    with contextlib.suppress(OSError), path.open("r+b") as file:
-        if not file.seek(0, 2):
-            return
-        file.seek(-1, 2)
-        ended = file.read(1) == b"\n"
-        start = "from its beginning" if step is None else f"from step {step}"
-        at = time.strftime("%Y-%m-%d %H:%M:%S")
-        line = f"{MARK}{attempt}, {at}, {where}, {start} ----\n"
-        file.write(("" if ended else "\n").encode() + line.encode())
+    start = "from its beginning" if step is None else f"from step {step}"
+    line = f"{MARK}{attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}, {where}, {start} ----\n"
+    with contextlib.suppress(OSError):
+        with path.open("rb") as before:
+            if not before.seek(0, 2):
+                return
+            before.seek(-1, 2)
+            line = line if before.read() == b"\n" else f"\n{line}"
+        with path.open("ab") as output:  # others may write there too
+            output.write(line.encode())
 
 
 def last_line(path: Path) -> str:
