@@ -93,7 +93,7 @@ class Peers:
 
     @classmethod
     def join(cls, env: JobEnv | None, device: torch.device, *, alone: bool = False) -> Peers:
-        """Meet the other ranks; one that joins a running attempt only finds their store (see `enter`).
+        """Meet the other ranks; one that joins a running attempt does that when it is built (see `enter`).
 
         `alone`: make a process group even if there is only one rank. Raises LaunchError when they do not come
         in time.
@@ -165,7 +165,7 @@ class Peers:
         if not order.joining:
             return True
         assert self._env is not None
-        with _as_launch_error(self._env):
+        with _as_launch_error(self._env, order.where):
             self._open(self._place_of(order))
             return bool(self._keys_of(order.attempt).add("built", 0) >= order.joining)
 
@@ -365,11 +365,11 @@ def _set_patience(group: Any, patience: timedelta) -> None:
 
 
 @contextlib.contextmanager
-def _as_launch_error(env: JobEnv) -> Iterator[None]:
+def _as_launch_error(env: JobEnv, where: str | None = None) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, OSError) as error:
-        place, reason = f"{env.master_addr}:{env.master_port}", str(error).splitlines()[0]
+        place, reason = where or f"{env.master_addr}:{env.master_port}", str(error).splitlines()[0]
         raise LaunchError(
             f"rank {env.rank} of {env.world_size} could not meet the others at {place}: {reason}",
             transient=True,

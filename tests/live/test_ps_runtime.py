@@ -78,7 +78,7 @@ def test_every_configuration_and_every_change_is_the_training_of_one_process(
     plain = plain_one(tmp_path / "plain", steps=500, **args)
     job = PsJob(tmp_path / "ps", steps=500)
     ranks = job.begin_as(WALK[0], pause=0.03, **args)
-    assert job.word() == {"in_place": True}
+    assert job.word() == {"parallel": True, "in_place": True}
     steps = [0]
     for config in WALK[1:]:
         ranks += job.become(config)

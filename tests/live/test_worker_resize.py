@@ -172,7 +172,7 @@ def expected_samples(job: Elastic) -> list[int]:
 @pytest.mark.parametrize("one_host", [True, False], ids=["shared memory", "broadcast"])
 def test_ranks_join_and_leave_and_no_sample_is_lost_or_seen_twice(job: Elastic, one_host: bool) -> None:
     ranks = job.begin(1, pause=0.05)
-    assert job.word() == {"in_place": True}
+    assert job.word() == {"parallel": True, "in_place": True}
     for old, new in ((1, 3), (3, 2), (2, 4), (4, 1)):
         ranks += job.resize(old, new, one_host=one_host)
         word = job.word()
@@ -368,6 +368,11 @@ def test_a_suspend_goes_before_a_resize(job: Elastic) -> None:
         ({"world_size": 1, "keep": [0, 2]}, None),
         ({"world_size": 2, "keep": [0, 2]}, "ranks (0, 2) of 2 are to stay"),
         ({"world_size": 2, "keep": [1, 0]}, None),
+        (
+            {"world_size": 3, "keep": [0, 1], "where": "192.0.2.99:4711"},  # where this host is not
+            "rank 0 of 2 could not meet the others at 192.0.2.99:4711: "
+            "[Errno 99] Cannot assign requested address",
+        ),
         ({"keep": [0]}, None),
     ],
 )
@@ -403,7 +408,7 @@ def test_a_loop_that_has_not_said_so_is_not_resized_in_place(job: Elastic) -> No
         pass_fds=[read],
         env={"HPCSCHED_CONTROL_FD": str(read), "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert job.word() == {}
+    assert job.word() == {"parallel": True}
     order = {"attempt": 2, "world_size": 1, "keep": [0], "one_host": True}
     os.write(write, json.dumps({"resize": order}).encode() + b"\n")
     os.close(read)
