@@ -11,9 +11,7 @@ import msgspec
 from hpcsched.agent.attempts import Attempt
 from hpcsched.core.events import DeviceLost
 from hpcsched.core.machine import Machine
-
-EXIT_NO_GPU = 69
-"""Exit code (EX_UNAVAILABLE) of a worker that cannot use the GPU it was given."""
+from hpcsched.launch.base import SUSPENDED
 
 _MOST_BYTES = 4096
 _MOST_WHY = 300
@@ -33,10 +31,11 @@ class Unusable(msgspec.Struct, kw_only=True):
 def unusable_gpu(attempt: Attempt, code: int, env: Mapping[str, str]) -> Unusable | None:
     """What is wrong with a GPU on which nobody else is to be started; None: it is the job's own affair.
 
-    `env`: the job's variables. The job is to blame where it brings a torch of its own, or variables by which
+    `code`: what the attempt ended with; a launcher may have made another one of the worker's 69. `env`: the
+    job's variables. The job is to blame where it brings a torch of its own, or variables by which
     it may hide the GPU from itself; and once it was ready, it had a GPU.
     """
-    if code != EXIT_NO_GPU or attempt.ready or any(name.startswith(_CHANGES) for name in env):
+    if code in (0, SUSPENDED) or attempt.ready or any(name.startswith(_CHANGES) for name in env):
         return None
     try:
         with (attempt.folder / f"unusable.{attempt.attempt}").open("rb") as file:

@@ -90,11 +90,10 @@ class NvmlDevices:
         # NVML counts in PCI order; by default CUDA does not, and an index would mean another GPU there.
         order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         names = ",".join(device.handle for device in devices)
-        # The names are said twice: a worker is to know whether these are what it was given, and is to use.
         shown = {
             "CUDA_VISIBLE_DEVICES": names,
             "CUDA_DEVICE_ORDER": order,
-            "HPCSCHED_CUDA_DEVICES": names,
+            "HPCSCHED_CUDA_DEVICES": names,  # stays as it is, so that a worker knows what it was given
         }
         if "OMP_NUM_THREADS" not in os.environ:
             # Else each rank has as many threads as there are cores. One number serves all ranks of a group.

@@ -116,7 +116,9 @@ class Elastic(Training):
         (cannot,) = self._peers.agree(not elastic)  # also: all ranks have come this far
         if env is not None and self.rank == 0 and not cannot:
             self._in_place = in_place and not self._spread and env.control_fd is not None
-            env.mark_ready(parallel=True, **({"in_place": True} if self._in_place else {}))
+            # Behind a launcher, maybe in a script, what the agent starts is not one of several ranks.
+            facts = {"parallel": not env.launched, "in_place": self._in_place}
+            env.mark_ready(**{name: True for name, said in facts.items() if said})
 
     def _spread_over_ranks(
         self, env: JobEnv | None, checkpoint_dir: str | Path | None, *, reproducible: bool

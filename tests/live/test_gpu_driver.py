@@ -61,6 +61,8 @@ def driver(tmp_path: Path) -> Path:
 
 
 def test_a_standby_leaves_the_driver_alone_until_it_knows_its_gpu(driver: Path) -> None:
+    gpus = NvmlDevices("here")
+    gpus._near = [None, None]  # as if there were two
     hooks, log, folder = driver / "hooks", driver / "log", driver / "bench"
     hooks.mkdir()
     folder.mkdir()
@@ -73,7 +75,7 @@ def test_a_standby_leaves_the_driver_alone_until_it_knows_its_gpu(driver: Path) 
         "PYTHONPATH": str(hooks),
         "STUB_CUDA_LOG": str(log),
     }
-    bench = Bench(folder, 1, device_env=NvmlDevices("here").environment, environ=environ)
+    bench = Bench(folder, 1, device_env=gpus.environment, environ=environ)
     try:
         bench.warm_up()
         standing = bench.waiting()

@@ -73,6 +73,7 @@ def test_a_session_behind_torchrun_is_one_world_and_hears_the_order(tmp_path: Pa
         workers.signal(signal.SIGKILL)
         workers.close()
     said = output.read_text()
+    assert (folder / "ready.1").read_text() == "{}", "the launcher is not one of several ranks"
     assert code == 75, said
     ranks = sorted(line for line in said.splitlines() if line.startswith("rank "))
     assert ranks == ["rank 0 of 2: None", "rank 1 of 2: None"], "and none was started again"

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from hpcsched.agent.unusable import EXIT_NO_GPU, unusable_gpu
+from hpcsched.agent.unusable import unusable_gpu
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.spawn import Start
 from hpcsched.launch.warm import WarmProcesses
 from hpcsched.worker import forked
 from hpcsched.worker.contract import JobEnv
+from hpcsched.worker.gpu import EXIT_NO_GPU
 
 DATA = Path(__file__).parent.parent / "data/gpu"
 
@@ -244,14 +245,16 @@ def says(folder: Path, **facts: Any) -> None:
 
 def test_the_gpu_is_to_blame(tmp_path: Path) -> None:
     says(tmp_path)
-    found = unusable_gpu(attempt(tmp_path), EXIT_NO_GPU, {"PYTHONPATH": "/mine"})
-    assert found is not None and (found.gpu, found.why) == (6, "w")
+    for code in (EXIT_NO_GPU, 1):  # 1: what torchrun makes of it
+        found = unusable_gpu(attempt(tmp_path), code, {"PYTHONPATH": "/mine"})
+        assert found is not None and (found.gpu, found.why) == (6, "w")
 
 
 @pytest.mark.parametrize(
     ("facts", "ready", "code", "env"),
     [
-        ({}, False, 1, {}),
+        ({}, False, 0, {}),
+        ({}, False, 75, {}),
         ({}, True, EXIT_NO_GPU, {}),
         ({}, False, EXIT_NO_GPU, {"LD_LIBRARY_PATH": "/mine"}),
         ({"torch": "/home/me/torch/__init__.py"}, False, EXIT_NO_GPU, {}),
