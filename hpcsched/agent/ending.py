@@ -69,6 +69,11 @@ class Ending:
         """Whether there is a batch system around us."""
         return self._watch is not None
 
+    @property
+    def awaits_why(self) -> bool:
+        """Whether the batch system may still say what its signal means."""
+        return self._told is not None
+
     def after_a_stop(self, seconds: float) -> list[ev.Event]:
         """All of us were stopped for so long, the run's clock too; the allocation's was perhaps not."""
         known = self._machine.deadline
@@ -147,7 +152,8 @@ class Ending:
         """Save, whatever it was. At the limit it is the end that was expected; else perhaps a wish."""
         now, known = self._clock.now(), self._machine.deadline
         at_limit = known is not None and now >= known - MOVED_S * self._clock.speed
-        soon = now + self._forced_s() * self._clock.speed
+        signal_at = now if self._told_at is None else self._told_at
+        soon = max(now, signal_at + self._forced_s() * self._clock.speed)
         moved = ev.DeadlineMoved(at=now, deadline=soon if known is None or at_limit else min(known, soon))
         if self._machine.draining:
             return [moved]

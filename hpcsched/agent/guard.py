@@ -62,9 +62,9 @@ class Guard:
 
 
 def _stand_guard(reader: int, run_id: str, name_mark: str) -> None:
-    # Out of reach of what is sent to the node agent's group or comes from its terminal.
+    # Out of reach of what is sent to the node agent's group, or to all of a job, or comes from its terminal.
     os.setsid()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # srun and ssh wait for the last one who holds theirs

@@ -128,7 +128,7 @@ class Agent:
             self._tell(f"leaving without jobs {names}: their processes do not even end when killed")
             return True
         if machine.stopped or (machine.finished and not self._inbox_events(time.monotonic())):
-            return self._all_kept()
+            return not self._r.ending.awaits_why and self._all_kept()
         self._kept_by = None
         return False
 
@@ -309,14 +309,21 @@ class Agent:
         return any(job.wanted or job.resizing or job.state is JobState.SUSPENDING for job in active)
 
     def _asked_to_stop(self, number: signal.Signals) -> list[ev.Event]:
-        self._interrupts += number is signal.SIGINT
+        told = number in self._r.ends_by
+        self._interrupts += number is signal.SIGINT and not told
         if self._interrupts > 2:
             raise SystemExit(128 + signal.SIGINT)
         if self._interrupts == 2:
             self.killed = True
             self._tell("second interrupt: killing all jobs")
         if self._r.ending.in_batch and number is not signal.SIGHUP and self._interrupts < 2:
-            return self._r.ending.told_to_end(number.name)
+            events = self._r.ending.told_to_end(number.name)
+            if told and number in self._r.signals_all and not self._machine.draining:
+                # Not before it is known why: workers that do not bear the signal have ended of it.
+                self._tell(f"{number.name} to the whole job: saving all jobs, then stopping")
+                cause = f"{number.name} to the whole job"
+                events.append(ev.DrainRequested(at=self._clock.now(), cause=cause))
+            return events
         if self._machine.draining:
             if self._interrupts == 1 and number is signal.SIGINT:
                 self._tell("SIGINT: already saving; interrupt again to kill all jobs")

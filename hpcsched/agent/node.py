@@ -33,7 +33,7 @@ from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch import wire
 from hpcsched.launch.base import LaunchPlan, Place
 from hpcsched.launch.keys import Join, read_join
-from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher
+from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.orphans import end, find_orphans
 from hpcsched.launch.proc import stat
 
@@ -59,7 +59,7 @@ class NodeAgent:
         self._launcher = LocalLauncher(
             cpus=devices.cpus,
             device_env=devices.environment,
-            shielded=LSF_WARNS_ALL if "LSB_JOBID" in os.environ else frozenset(),
+            shielded=frozenset(map(signal.Signals, join.shielded)),
             environ={
                 **os.environ,
                 guard.VARIABLE: guard.mark(join.life, name),
@@ -82,6 +82,7 @@ class NodeAgent:
         self._welcome = False
         self._beat_due = 0.0
         self._terms = 0
+        self._told_at = 0.0
         self._serve_until = float("inf")
         self._leave: list[tuple[float, signal.Signals | None]] = []  # what to do to workers, and when
         self._kill_at = float("inf")
@@ -380,12 +381,18 @@ class NodeAgent:
         asked = [number for number in numbers if number not in (signal.SIGUSR1, signal.SIGUSR2)]
         if not asked:
             return
+        now = time.monotonic()
         self._terms += len(asked)
-        if self._terms > 1:
+        if self._terms > len(asked) and self._join.shielded:
+            # Not more urgent: LSF sends SIGINT, SIGTERM and SIGKILL, and lets the same time pass in between.
+            if signal.SIGTERM in asked:
+                left_s = now - self._told_at - 2 * LAST_GRACE_S
+                self._serve_until = min(self._serve_until, now + max(0.0, left_s))
+        elif self._terms > 1 and not self._join.shielded:
             self._go(f"second {signal.Signals(asked[-1]).name}", LAST_GRACE_S)
         else:
             say(f"{self._name}: {signal.Signals(asked[0]).name}: serving on until the head says otherwise")
-            self._serve_until = time.monotonic() + self._join.serve_on_s
+            self._told_at, self._serve_until = now, now + self._join.serve_on_s
 
 
 def say(line: str) -> None:
@@ -401,6 +408,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--join", type=Path, required=True, metavar="FILE", help="written by the head agent")
     parser.add_argument("--name", help="this host's name in the run; default: as the batch system calls it")
     options = parser.parse_args(arguments)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # until they are listened to they would only end us
+        signal.signal(number, signal.SIG_IGN)
     try:
         join = read_join(options.join)
         name = own_name(join, options.name, os.environ, socket.gethostname())

@@ -17,7 +17,7 @@ from hpcsched.devices.base import Sample
 from hpcsched.errors import ConfigError
 from hpcsched.launch.base import Launcher
 from hpcsched.launch.keys import SERVE_ON_S
-from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher
+from hpcsched.launch.local import LocalLauncher
 
 if TYPE_CHECKING:
     from hpcsched.launch.remote import Hosts
@@ -86,7 +86,7 @@ def this_host(
     launcher = LocalLauncher(
         cpus=devices.cpus,
         device_env=devices.environment,
-        shielded=LSF_WARNS_ALL if allocation.kind == "lsf" else frozenset(),
+        shielded=allocation.signals_all,
         devices=devices.inventory(),
         standbys=standbys,
     )
@@ -142,6 +142,7 @@ def node_agents(
         standbys=standbys,
         cpus_per_gpu=cpus_per_gpu,
         serve_on_s=serve_on_s,
+        shielded=allocation.signals_all,
     )
     hosts.start(JOIN_WITHIN_S)
     for name, ahead_s in hosts.skew_s.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -56,7 +57,8 @@ HpcschedError when there is no sense in going on."""
 class Resources:
     """What an agent works with; whoever made it closes it.
 
-    `hosts` are there where node agents run the jobs, `source` where jobs lead to others.
+    `hosts` are there where node agents run the jobs, `source` where jobs lead to others. `ends_by` and
+    `signals_all`: see `Allocation`.
     """
 
     machine: Machine
@@ -70,5 +72,7 @@ class Resources:
     observer: Observer
     admission: Admission
     ending: Ending
+    ends_by: frozenset[signal.Signals] = frozenset({signal.SIGTERM})
+    signals_all: frozenset[signal.Signals] = frozenset()
     hosts: RemoteHosts | None = None
     source: Source | None = None

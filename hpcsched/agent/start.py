@@ -287,6 +287,8 @@ def run(
             observer=observer,
             admission=admission,
             ending=ending,
+            ends_by=allocation.ends_by,
+            signals_all=allocation.signals_all,
             hosts=place.hosts,
             source=order.source,
         )
@@ -303,8 +305,9 @@ def run(
         try:
             outcome = agent.run([started, *new_jobs])
             if outcome is Outcome.STOPPED:
-                # From here on the batch system's SIGTERM would only keep us from coming back.
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                # From here on the batch system's signals would only keep us from coming back.
+                for number in allocation.ends_by:
+                    signal.signal(number, signal.SIG_IGN)
         finally:
             if not monitor.close():
                 stack.pop_all()  # a driver that hangs would hang us too; the system lets go of it all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,6 +47,9 @@ class Allocation:
     cluster whose id `id` is, where there may be several; None where it is not told. `preemption` is set
     where the batch system takes hosts away for more important jobs, and leaves a time of grace of which we
     hear only if we ask.
+
+    `ends_by` are the signals by which it ends the job. `signals_all` are those that it sends to every process
+    of the job when it means the job: what we start must not take them for ours.
     """
 
     kind: str
@@ -56,6 +60,8 @@ class Allocation:
     here: str | None = None
     cluster: str | None = None
     preemption: Preemption | None = None
+    ends_by: frozenset[signal.Signals] = frozenset({signal.SIGTERM})
+    signals_all: frozenset[signal.Signals] = frozenset()
 
 
 class JobLife(StrEnum):

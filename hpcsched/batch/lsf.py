@@ -1,11 +1,13 @@
 """IBM Spectrum LSF, by its own commands.
 
-Tested against recorded and documented text only, never on a real LSF.
+Tested against recorded and documented text and under a stand-in, never on a real LSF.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +20,15 @@ from hpcsched.batch.local import ssh
 from hpcsched.errors import BatchError
 
 LAUNCHERS = ("auto", "blaunch", "jsrun", "ssh", "local")
+
+SIGNALS_ALL = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR2})
+"""LSF ends jobs with the first two, and warns with the last: each goes to every process group of the job."""
+
+USUAL_KILL_WAIT_S = 20.0
+"""From SIGINT to SIGKILL: twice what JOB_TERMINATE_INTERVAL is by default."""
+
+NEAR_S = 10.0
+"""An end so near has come: clocks differ."""
 
 
 class Lsf:
@@ -52,6 +63,9 @@ class Lsf:
         self._hostname = hostname
         self._jsrun_gpus, self._jsrun_cpus = jsrun_gpus, jsrun_cpus
         self._now = now
+        self._form: str | None = None
+        """How this bjobs is known to print jobs, of `says.FORMS`."""
+        self._end: float | None = None
 
     def allocation(self) -> Allocation:
         """See `BatchSystem`; with jsrun, a first host named unlike the others is the launch node."""
@@ -62,6 +76,9 @@ class Lsf:
         if self._has_jsrun() and says.is_launch_node(first, others):
             del slots[first]
         record = self._known(job_id)
+        self._end = says.finish_time(record.get("FINISH_TIME", ""), now=self._now())
+        # Ctrl-C in an interactive job is its user's.
+        interactive = self._environ.get("LSB_INTERACTIVE", "").upper() == "Y"
         granted = says.gpu_alloc(record.get("GPU_ALLOC", ""))
         here = self._here(list(slots))
         visible = self._environ.get("CUDA_VISIBLE_DEVICES")
@@ -75,22 +92,37 @@ class Lsf:
             kind=self.kind,
             id=job_id,
             hosts=tuple(hosts),
-            deadline=says.finish_time(record.get("FINISH_TIME", ""), now=self._now()),
+            deadline=self._end,
             restart_count=1 if self._environ.get("LSB_RESTART", "").upper() == "Y" else 0,
             here=here,
+            ends_by=frozenset({signal.SIGTERM} if interactive else {signal.SIGINT, signal.SIGTERM}),
+            signals_all=SIGNALS_ALL,
         )
 
     def end_time(self) -> float | None:
         record = self._record(self._job_id(), "stat", "finish_time")
         if "ERROR" in record:
             raise BatchError(f"LSF does not tell of the job: {record['ERROR']}")
-        return says.finish_time(record.get("FINISH_TIME", ""), now=self._now())
+        self._end = says.finish_time(record.get("FINISH_TIME", ""), now=self._now())
+        return self._end
 
     def reason(self) -> EndReason:
-        return EndReason.UNKNOWN
+        """See `BatchSystem`: a person's wish is in the job's history; else it is the run limit's, if that has
+        come. NONE is never said: of what LSF ends by itself there is no word before it is over.
+        """
+        with contextlib.suppress(BatchError):
+            history = self._run(("bhist", "-l", self._job_id()), environ=self._in_english())
+            reason = says.end_reason(history.out)
+            if reason is not EndReason.UNKNOWN:
+                return reason
+        at_limit = self._end is not None and self._now() >= self._end - NEAR_S
+        return EndReason.LIMIT if at_limit else EndReason.UNKNOWN
 
     def kill_wait(self) -> float | None:
-        return None
+        with contextlib.suppress(BatchError):
+            wait_s = says.kill_wait(self._run(("bparams", "-l"), environ=self._in_english()).out)
+            return USUAL_KILL_WAIT_S if wait_s is None else wait_s
+        return USUAL_KILL_WAIT_S
 
     def life(self, job_id: str) -> JobLife:
         if not job_id[:1].isdigit():
@@ -166,23 +198,33 @@ class Lsf:
         return f"{job_id}[{index}]" if index.isdigit() and index != "0" else job_id
 
     def _record(self, job_id: str, *fields: str) -> dict[str, str]:
-        environ = {**self._environ, "LC_ALL": "C"}
-        answer = self._run(says.jobs_argv(job_id, *fields), environ=environ)
-        try:
-            return says.job_record(answer.out)
-        except BatchError:
-            if answer.code != 0:
-                raise BatchError(f"bjobs failed: {answer.complaint()}") from None
-            raise
+        """What bjobs says of the job, printed in the newest way that it knows; raises BatchError."""
+        error = BatchError("bjobs was not asked")
+        for form in (self._form,) if self._form else says.FORMS:
+            answer = self._run(says.jobs_argv(job_id, *fields, form=form), environ=self._in_english())
+            # An unknown job is told of on stderr, but in JSON.
+            text = answer.out if answer.out.strip() else answer.err
+            try:
+                record = says.job_record(text, job_id, *fields, form=form, now=self._now())
+            except BatchError as misread:
+                error = misread if answer.code == 0 else BatchError(f"bjobs failed: {answer.complaint()}")
+                continue
+            if "ERROR" not in record:
+                self._form = form
+            return record
+        raise error
 
     def _known(self, job_id: str) -> dict[str, str]:
         """End and GPUs of our job; without the GPUs where bjobs has no such field; empty if it fails."""
-        for fields in (("stat", "finish_time", "gpu_alloc"), ("stat", "finish_time")):
-            try:
-                return self._record(job_id, *fields)
-            except BatchError:
-                continue
-        return {}
+        record: dict[str, str] = {}
+        with contextlib.suppress(BatchError):
+            record = self._record(job_id, "stat", "finish_time")
+            if self._form != "long":
+                record |= self._record(job_id, "stat", "finish_time", "gpu_alloc")
+        return record
+
+    def _in_english(self) -> dict[str, str]:
+        return {**self._environ, "LC_ALL": "C"}
 
     def _has_jsrun(self) -> bool:
         if self._given_launcher != "auto":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcsched.batch.base import JobLife
+from hpcsched.batch.base import EndReason, JobLife
 from hpcsched.errors import BatchError
 
 _LIVES = {
@@ -28,13 +29,42 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 _DAY_S = 86_400.0
 
 
-def jobs_argv(job_id: str, *fields: str) -> tuple[str, ...]:
-    """Asks for these fields of one job."""
-    return ("bjobs", "-a", "-json", "-o", " ".join(("jobid", *fields)), job_id)
+FORMS = ("json", "delimiter", "long")
+"""How bjobs may be asked to print a job, the newest first: JSON came with Fix Pack 2 of LSF 10.1, fields with
+a delimiter with 9.1.3; the long form for people is as old as LSF."""
 
 
-def job_record(text: str) -> dict[str, str]:
-    """The one record in bjobs' JSON, with whatever stands before it skipped; raises BatchError."""
+def jobs_argv(job_id: str, *fields: str, form: str = "json") -> tuple[str, ...]:
+    """Asks for these fields of one job, in one of the FORMS; the long form has what it has."""
+    if form == "long":
+        return ("bjobs", "-a", "-l", job_id)
+    words = " ".join(("jobid", *fields))
+    if form == "delimiter":
+        return ("bjobs", "-a", "-o", f"{words} delimiter='|'", job_id)
+    return ("bjobs", "-a", "-json", "-o", words, job_id)
+
+
+def job_record(
+    text: str, job_id: str = "", *fields: str, form: str = "json", now: float = 0.0
+) -> dict[str, str]:
+    """What bjobs has answered to `jobs_argv` with the same arguments, by the names of its JSON.
+
+    Either fields, of which FINISH_TIME is for `finish_time`, or ERROR. What stands before is skipped. The
+    long form gives STAT and FINISH_TIME, and needs to know the year by `now` (Unix time). Raises BatchError.
+    """
+    if form == "json":
+        found = _of_json(text)
+    else:
+        found = _of_line(text, job_id, fields) if form == "delimiter" else _of_long(text, job_id, now)
+    if found is None and (unknown := re.search(r"Job <[^>]*> is not found", text)):
+        return {"JOBID": job_id, "ERROR": unknown[0]}
+    if found is None:
+        said = (text.strip().splitlines() or ["nothing"])[0]
+        raise BatchError(f"bjobs did not answer with a job's record but: {said[:80]}")
+    return found
+
+
+def _of_json(text: str) -> dict[str, str] | None:
     import msgspec
 
     start = text.find("{")
@@ -43,8 +73,79 @@ def job_record(text: str) -> dict[str, str]:
         record = answer["RECORDS"][0]
         return {str(key): str(value) for key, value in record.items()}
     except (msgspec.DecodeError, KeyError, IndexError, TypeError, AttributeError):
-        said = (text.strip().splitlines() or ["nothing"])[0]
-        raise BatchError(f"bjobs did not answer with a job's record but: {said[:80]}") from None
+        return None
+
+
+def _of_line(text: str, job_id: str, fields: Sequence[str]) -> dict[str, str] | None:
+    """The line that begins with the job's number; an element of an array may be shown without its index."""
+    names = ["JOBID", *(name.upper() for name in fields)]
+    for line in text.splitlines():
+        values = [value.strip() for value in line.split("|")]
+        if len(values) == len(names) and values[0] in (job_id, job_id.partition("[")[0]):
+            return dict(zip(names, values, strict=True))
+    return None
+
+
+_STAMP = r"^[A-Z][a-z]{2} (?P<when>[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?: \d{4})?):"
+_STARTED = re.compile(_STAMP + r"(?: \[\d+\])? (?:[Ss]tarted (?:on|\d+ Task)|Starting \(Pid)", re.MULTILINE)
+_LONG_LIMIT = re.compile(r"^ *RUNLIMIT\s+(\d+(?:\.\d+)?) min", re.MULTILINE)
+
+
+def _of_long(text: str, job_id: str, now: float) -> dict[str, str] | None:
+    """State and end. The end is the start plus the run limit, as if the job had never been suspended."""
+    text = _unfolded(text)
+    status = re.search(rf"^Job <{re.escape(job_id)}>.*?, Status <(\w+)>", text, re.MULTILINE)
+    if status is None:
+        return None
+    record = {"JOBID": job_id, "STAT": status[1], "FINISH_TIME": "-"}
+    starts, limit = _STARTED.findall(text), _LONG_LIMIT.search(text)
+    begun = _time_of(starts[-1], now=now, past=True) if starts else None
+    if begun is not None and limit:
+        end = time.localtime(begun + float(limit[1]) * 60)
+        record["FINISH_TIME"] = f"{_MONTHS[end.tm_mon - 1]} {time.strftime('%d %H:%M:%S %Y', end)} L"
+    return record
+
+
+def _unfolded(text: str) -> str:
+    """The long form is folded at 80 columns, in the middle of words, and goes on 21 columns further in."""
+    return re.sub(r"\n {21}", "", text)
+
+
+ASKED_TO_END = frozenset({"KILL", "TERM", "INT"})
+"""What the history calls the signals by which a person ends a job; bkill without a signal is KILL there."""
+
+_TERMINATED = {
+    **dict.fromkeys(("RUNLIMIT", "CPULIMIT", "DEADLINE", "WINDOW"), EndReason.LIMIT),
+    **dict.fromkeys(("OWNER", "ADMIN", "FORCE_OWNER", "FORCE_ADMIN", "BUCKET_KILL"), EndReason.CANCELLED),
+    **dict.fromkeys(("PREEMPT", "RC"), EndReason.PREEMPTED),
+    **dict.fromkeys(("REQUEUE_OWNER", "REQUEUE_ADMIN", "MC_RECALL"), EndReason.REQUEUED),
+    "ZOMBIE": EndReason.NODE_FAIL,
+}
+
+
+def end_reason(history: str) -> EndReason:
+    """Why a job is being ended, by what `bhist -l` says since it was started last; UNKNOWN if nothing.
+
+    While a job runs that is only what people have asked for; the TERM_ words come when it is over.
+    """
+    text = _unfolded(history)
+    starts = list(_STARTED.finditer(text))
+    since = text[starts[-1].end() :] if starts else text
+    told = re.findall(r"\bTERM_([A-Z_]+)\b", since)
+    if told:
+        return _TERMINATED.get(told[-1], EndReason.UNKNOWN)
+    if re.search(_STAMP + r"[^;<]*\b[Rr]equeue[^;]*requested by user", since, re.MULTILINE):
+        return EndReason.REQUEUED
+    asked = re.findall(r"Signal <(\w+)> requested by user or administrator", since)
+    if "REQUEUE" in asked:
+        return EndReason.REQUEUED
+    return EndReason.CANCELLED if ASKED_TO_END & set(asked) else EndReason.UNKNOWN
+
+
+def kill_wait(parameters: str) -> float | None:
+    """Seconds from SIGINT to SIGKILL, by what `bparams -l` says; None if it does not say."""
+    interval = re.search(r"JOB_TERMINATE_INTERVAL\s*=\s*(\d+(?:\.\d+)?)", parameters)
+    return 2 * float(interval[1]) if interval else None
 
 
 def life_of(record: Mapping[str, str]) -> JobLife:
@@ -60,25 +161,35 @@ def finish_time(text: str, *, now: float) -> float | None:
     Without a year it is the first such time that is not over. Of the marks, L stands for the run limit and
     X for a limit that has been passed; E for an estimate, by which nobody ends the job.
     """
+    when, mark = (
+        (match[1], match[2]) if (match := re.fullmatch(r"(.*?)(?: +([A-Z]))?", text.strip())) else ("", "")
+    )
+    return None if mark == "E" else _time_of(when, now=now)
+
+
+def _time_of(text: str, *, now: float, past: bool = False) -> float | None:
+    """Unix time of `Apr 12 22:27:01 2026`, local time; None for anything else.
+
+    Without seconds they are 0. Without a year it is the first such time that is not over, or of the past
+    ones the last; a day more or less does not count.
+    """
     from datetime import datetime
 
-    match = re.fullmatch(
-        r"([A-Z][a-z]{2}) +(\d{1,2}) +(\d\d):(\d\d)(?::(\d\d))?(?: +(\d{4}))?(?: +([A-Z]))?", text.strip()
-    )
-    if match is None or match[1] not in _MONTHS or match[7] == "E":
+    match = re.fullmatch(r"([A-Z][a-z]{2}) +(\d{1,2}) +(\d\d):(\d\d)(?::(\d\d))?(?: +(\d{4}))?", text.strip())
+    if match is None or match[1] not in _MONTHS:
         return None
     month, day = _MONTHS.index(match[1]) + 1, int(match[2])
     clock = int(match[3]), int(match[4]), int(match[5] or 0)
     this_year = datetime.fromtimestamp(now).year
-    # 29 February needs up to eight years; a job that is just over its limit belongs to this year.
-    years = (int(match[6]),) if match[6] else range(this_year, this_year + 9)
-    for year in years:
+    # 29 February needs up to eight years.
+    nearest = range(this_year + 1, this_year - 9, -1) if past else range(this_year - 1, this_year + 9)
+    for year in (int(match[6]),) if match[6] else nearest:
         try:
-            end = datetime(year, month, day, *clock).timestamp()
+            found = datetime(year, month, day, *clock).timestamp()
         except ValueError:
             continue
-        if match[6] or end > now - _DAY_S:
-            return end
+        if match[6] or (found < now + _DAY_S if past else found > now - _DAY_S):
+            return found
     return None
 
 
@@ -140,12 +251,23 @@ def _pattern(name: str) -> str:
 
 
 def requeue_code(text: str) -> int | None:
-    """The first exit code in LSB_EXIT_REQUEUE (`99`, `99 EXCLUDE(12)`, `EXCLUDE(12) 99`); None without one.
+    """An exit code by which a job comes back, by LSB_EXIT_REQUEUE; None if there is none.
 
-    Codes under EXCLUDE bring the job back too, but not to the same hosts: they serve when there is no other.
+    It is a list of codes (`99 100`), or `all` and those that are not meant (`all ~1 ~2`). Codes under EXCLUDE
+    (`99 EXCLUDE(12)`) bring the job back too, but not to the same hosts: they serve when there is no other.
     """
-    plain = re.findall(r"\b\d+\b", re.sub(r"EXCLUDE\s*\([^)]*\)", " ", text, flags=re.IGNORECASE))
-    for code in plain or re.findall(r"\b\d+\b", text):
-        if 1 <= int(code) <= 255:
+    words = re.sub(r"EXCLUDE\s*\([^)]*\)", " ", text, flags=re.IGNORECASE).lower().split()
+    elsewhere = re.findall(r"\d+", " ".join(re.findall(r"EXCLUDE\s*\(([^)]*)\)", text, flags=re.IGNORECASE)))
+    not_meant = {word[1:] for word in words if word.startswith("~")}
+    codes = [word for word in words if word.isdecimal()]
+    if "all" in words:
+        codes = [str(code) for code in (USUAL_REQUEUE_CODE, *_FREE_CODES) if str(code) not in elsewhere]
+    for code in (*codes, *elsewhere):
+        if code not in not_meant and 1 <= int(code) <= 255:
             return int(code)
     return None
+
+
+USUAL_REQUEUE_CODE = 99
+_FREE_CODES = (*range(100, 126), *range(76, 99), *range(3, 74))
+"""Exit codes that mean nothing else: not those of shells and signals (from 126 on), nor our own."""

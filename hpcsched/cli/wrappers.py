@@ -113,7 +113,8 @@ def lsf(wrapper: Wrapper) -> str:
     else:
         lines += [f"-n {w.nodes * w.host_cpus}", f'-R "span[ptile={w.host_cpus}]"']
     if w.gpus and w.gpu_option != "none":
-        lines.append(f'-gpu "num={w.gpus}"')
+        # By default LSF may put other jobs onto the same GPUs.
+        lines.append(f'-gpu "num={w.gpus}:j_exclusive=yes"')
     if w.time_s is not None:
         lines.append(f"-W {math.ceil(w.time_s / 60)}")
     lines.append(f"-wt '{math.ceil(w.warning_s / 60)}' -wa 'USR2'")

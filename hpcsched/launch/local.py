@@ -42,9 +42,6 @@ from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
 PORT_REST_S = 30.0  # a port is not handed out again for so long: its owner may not have bound it yet
 PORTS_RESTING = 4096  # at most; the kernel's ephemeral range holds 28,000
 
-LSF_WARNS_ALL = frozenset({signal.SIGUSR2})
-"""LSF sends its warning to all processes of the job, and SIGUSR2 ends those that do not expect it."""
-
 _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
 )
@@ -63,8 +60,9 @@ class LocalLauncher:
     Args:
         cpus: the cores to pin a device's rank to, or None (`Devices.cpus`).
         device_env: the variables that show devices to a program (`Devices.environment`).
-        shielded: signals that do not reach workers, as something sends them to all of a batch job's
-            processes that only we understand.
+        shielded: signals that a batch system sends to all of a job's processes, and that only we
+            understand. Workers ignore them, and so does what they start, unless they say otherwise
+            themselves; but for SIGTERM, by which we and many programs end processes of ours and theirs.
         environ: what workers inherit below the plan's variables, less what is not a worker's (see
             `environment.inherited`); default: this process's, as it is now.
         devices: those that workers will be started on.
@@ -85,7 +83,7 @@ class LocalLauncher:
         devices: Sequence[Device] = (),
         standbys: int | None = None,
     ) -> None:
-        self._shielded = shielded
+        self._shielded = shielded - {signal.SIGTERM}
         self._cpus, self._device_env = cpus, device_env
         self._environ = inherited(os.environ if environ is None else environ)
         self._ports = _Ports()
@@ -96,7 +94,7 @@ class LocalLauncher:
         self._warm = None
         if standbys is not None:
             standbys = min(standbys, len(devices))
-            self._warm = WarmProcesses(standbys=standbys, rooms=rooms, shielded=shielded)
+            self._warm = WarmProcesses(standbys=standbys, rooms=rooms, shielded=self._shielded)
         _keep_descriptors_to_ourselves()
 
     def launch(self, plan: LaunchPlan, place: Place | None = None) -> LocalWorkers:

@@ -5,6 +5,7 @@ The node agents are started once, by the batch system's commands, and come to th
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -46,6 +47,7 @@ class Hosts(Conversation, Generic[S]):
             nothing (see `LocalLauncher`).
         cpus_per_gpu: how many cores are kept for the jobs of each GPU.
         serve_on_s: how long node agents serve on after a SIGTERM.
+        shielded: signals that the batch system sends to every process of the job.
     """
 
     def __init__(
@@ -64,12 +66,14 @@ class Hosts(Conversation, Generic[S]):
         standbys: int | None = None,
         cpus_per_gpu: int = 0,
         serve_on_s: float = SERVE_ON_S,
+        shielded: frozenset[signal.Signals] = frozenset(),
     ) -> None:
         super().__init__((host.name for host in hosts), grace_s=grace_s, say=say)
         self._hosts, self._commands_for = tuple(hosts), commands
         self._run_id, self._devices, self._address = run_id, devices, address
         self._make_sample, self._standbys, self._cpus_per_gpu = make_sample, standbys, cpus_per_gpu
-        self._serve_on_s, self._life = serve_on_s, new_life()
+        self._shielded, self._serve_on_s = shielded, serve_on_s
+        self._life = new_life()
         self._join, self._log = join_file(run_dir, self._life), log or run_dir / "nodes.log"
         self._inventory: tuple[Device, ...] = ()
         self._next_part = 1
@@ -120,6 +124,7 @@ class Hosts(Conversation, Generic[S]):
             standbys=self._standbys,
             cpus_per_gpu=self._cpus_per_gpu,
             serve_on_s=self._serve_on_s,
+            shielded=tuple(sorted(self._shielded)),
         )
         write_join(self._join, join)
         argv = (sys.executable, "-m", "hpcsched.agent.node", "--join", str(self._join))
@@ -127,7 +132,7 @@ class Hosts(Conversation, Generic[S]):
         names = tuple(self._nodes)
         for i, command in enumerate(commands):
             ours = (names[i],) if len(commands) == len(names) else names
-            started = Command(command, ours, self._log)
+            started = Command(command, ours, self._log, shielded=self._shielded)
             self._commands.append(started)
             if started.pidfd is not None:
                 self._door.watch(started.pidfd)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpcsched.launch.spawn import ignoring
+
 KILLED_WITHIN_S = 2.0
 """How long after SIGKILL to wait for the end: a process that hangs in the kernel cannot be helped."""
 
@@ -24,9 +26,19 @@ class Command:
 
     It stays a zombie until what it left in its process group has been killed: nobody else can have
     the number before. A command that cannot be started counts as one that has ended; `why` tells.
+
+    `shielded`: signals that a batch system sends to it too, as to all of the job. It is started with them
+    ignored: what it runs must not end with it before it has saved. SIGTERM of ours is then SIGKILL.
     """
 
-    def __init__(self, argv: Sequence[str], hosts: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        hosts: Sequence[str],
+        log: Path,
+        *,
+        shielded: frozenset[signal.Signals] = frozenset(),
+    ) -> None:
         self.hosts = tuple(hosts)
         self.name = Path(argv[0]).name
         self.why = ""
@@ -37,11 +49,12 @@ class Command:
         self.well = False
         """Whether it ended by itself with exit code 0."""
         self._signalled = False
+        self._shielded = shielded
         self.pidfd: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         try:
             descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
+            with os.fdopen(descriptor, "wb") as file, ignoring(shielded):
                 self._process = subprocess.Popen(
                     argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
                 )
@@ -72,6 +85,7 @@ class Command:
         """To its process group, as long as that is surely its own."""
         if self._process is not None and self._process.returncode is None:
             self._signalled = True
+            sig = signal.SIGKILL if sig in self._shielded else sig
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, sig)
 

@@ -136,7 +136,10 @@ class FakeSlurmCommands:
 
 
 class FakeLsfCommands:
-    """bjobs, bsub and lsid over a `FakeCluster`, in the words that IBM documents for LSF 10.1."""
+    """bjobs, bsub and lsid over a `FakeCluster`, in the words that IBM documents for LSF 10.1.
+
+    `form`: the newest of the forms of `lsf_text.FORMS` that this bjobs knows; `history` is what bhist prints.
+    """
 
     WORDS: Mapping[str, str] = {
         "PENDING": "PEND",
@@ -146,12 +149,10 @@ class FakeLsfCommands:
         "FAILED": "EXIT",
     }
 
-    def __init__(self, cluster: FakeCluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: FakeCluster, *, form: str = "json", history: str = "") -> None:
+        self.cluster, self.form, self.history = cluster, form, history
 
     def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> Answer:
-        import json
-
         self.cluster.calls.append(tuple(argv))
         self.cluster.environs.append(dict(environ))
         if argv[0] == "lsid":
@@ -160,17 +161,44 @@ class FakeLsfCommands:
             return Answer(255, "", "Failed in an LSF library call: LIM is down; try later\n")
         if argv[0] == "bsub":
             return Answer(0, f"Job <{self.cluster.submit()}> is submitted to default queue <normal>.\n")
+        if argv[0] == "bhist":
+            return Answer(0, self.history)
+        if argv[0] == "bparams":
+            return Answer(0, "The interval to terminate a job:\n    JOB_TERMINATE_INTERVAL = 15 \n")
+        for option, forms in (("-json", ("json",)), ("-o", ("json", "delimiter"))):
+            if option in argv and self.form not in forms:
+                return Answer(255, "", f"bjobs: illegal option -- {option[1]}\nUsage: bjobs [-h]\n")
+        return self._bjobs(argv)
+
+    def _bjobs(self, argv: Sequence[str]) -> Answer:
+        import json
+
         job = self.cluster.jobs.get(argv[-1])
+        waiting = "Cannot connect to LSF. Please wait ...\n"
         if job is None:
-            record = {"JOBID": argv[-1], "ERROR": f"Job <{argv[-1]}> is not found"}
+            unknown = f"Job <{argv[-1]}> is not found"
+            if "-json" not in argv:
+                return Answer(255, "", unknown + "\n")
+            record = {"JOBID": argv[-1], "ERROR": unknown}
         else:
             end = "-"
             if job.end is not None:
                 end = datetime.fromtimestamp(job.end).strftime("%b %d %H:%M:%S %Y L")
             word = self.WORDS.get(job.state, job.state)
             record = {"JOBID": job.id, "STAT": word, "FINISH_TIME": end, "GPU_ALLOC": "h1:0,1;h2:0,1"}
+        if "-l" in argv and job is not None:
+            limit = ""
+            if job.end is not None:
+                started = datetime.fromtimestamp(job.end - 7200).strftime("%a %b %d %H:%M:%S")
+                limit = f"\n RUNLIMIT                \n 120.0 min of h1\n{started}: Started on <h1>;\n"
+            return Answer(
+                0, f"{waiting}\nJob <{job.id}>, User <me>, Status <{record['STAT']}>, Queue <q>{limit}"
+            )
+        if "-json" not in argv:
+            names = [word.upper() for word in argv[argv.index("-o") + 1].split()[:-1]]
+            return Answer(0, f"{'|'.join(names)}\n{'|'.join(record[name] for name in names)}\n")
         answer = {"COMMAND": "bjobs", "JOBS": "1", "RECORDS": [record]}
-        return Answer(0, "Cannot connect to LSF. Please wait ...\n" + json.dumps(answer, indent=2))
+        return Answer(0, waiting + json.dumps(answer, indent=2))
 
 
 def asked_directly(module: Any) -> Callable[..., Any]:

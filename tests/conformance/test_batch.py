@@ -78,9 +78,11 @@ class TestPySlurm(TestSlurmCommands):
 
 class TestLsf(BatchConformance):
     copies_script = False
+    form = "json"
 
     def make(self, known: FakeCluster, environ: dict[str, str]) -> BatchSystem:
-        return Lsf(environ, run=FakeLsfCommands(known), launcher="blaunch", hostname="h1")
+        run = FakeLsfCommands(known, form=self.form)
+        return Lsf(environ, run=run, launcher="blaunch", hostname="h1")
 
     def inside(self, *, end: float | None, requeueable: bool = True) -> BatchSystem:
         environ = {key: value for key, value in LSF_JOB.items() if requeueable or key != "LSB_EXIT_REQUEUE"}
@@ -94,6 +96,14 @@ class TestLsf(BatchConformance):
 
     def lives(self) -> tuple[BatchSystem, dict[str, JobLife]]:
         return self.make(cluster("806290"), {}), LIVES
+
+
+class TestLsfBeforeJson(TestLsf):
+    form = "delimiter"
+
+
+class TestLsfBeforeFields(TestLsf):
+    form = "long"
 
 
 class TestLsfWithJsrun(TestLsf):

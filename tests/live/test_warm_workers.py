@@ -19,10 +19,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from hpcsched.batch.lsf import SIGNALS_ALL  # noqa: E402
 from hpcsched.core.model import Device  # noqa: E402
 from hpcsched.launch import warm  # noqa: E402
 from hpcsched.launch.base import LaunchPlan  # noqa: E402
-from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher  # noqa: E402
+from hpcsched.launch.local import LocalLauncher  # noqa: E402
 from hpcsched.launch.proc import stat  # noqa: E402
 from hpcsched.launch.workers import LocalWorkers  # noqa: E402
 from hpcsched.testing.conformance_launch import plan, reaped  # noqa: E402
@@ -449,12 +450,13 @@ def test_a_module_of_the_job_goes_before_one_that_is_loaded(steady: Bench) -> No
 
 
 def test_a_shielded_signal_reaches_no_warm_worker(make: Callable[..., Bench]) -> None:
-    bench = make(0, shielded=LSF_WARNS_ALL)
+    bench = make(0, shielded=SIGNALS_ALL)
     bench.warm_up()
     job, workers = bench.launch(wait=1.0, code=7)
     assert by_zygote(bench, workers)
     wait_for((job.folder / "found.0").exists)
-    workers.signal(signal.SIGUSR2)
+    for number in (signal.SIGUSR2, signal.SIGINT):
+        workers.signal(number)
     assert reaped(workers) == 7
     workers.close()
 

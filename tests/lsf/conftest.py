@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from standin import ENDED, Cluster, Job
 
-PATIENCE_S = 90.0
+PATIENCE_S = 60.0
 """How long anything may take that is not about time."""
 
 
@@ -54,7 +54,10 @@ class Site:
     def status(self) -> dict[str, Any]:
         """`hpcsched status --json`; {} before there is a run."""
         ended = subprocess.run(
-            ("hpcsched", "status", "--json", "--dir", str(self.dir)), env=self.env, capture_output=True, text=True
+            ("hpcsched", "status", "--json", "--dir", str(self.dir)),
+            env=self.env,
+            capture_output=True,
+            text=True,
         )
         return json.loads(ended.stdout) if ended.stdout.startswith("{") else {}
 

@@ -3,7 +3,7 @@
 Made after IBM's documents of LSF 10.1 and after what OpenLava 2.2 did. What matters to whoever runs under it:
 
 - A job is a tree of processes of several sessions and hosts. A signal goes to *every process group* in it.
-- `bkill`, and the run limit when its SIGUSR2 was not enough, send SIGINT, SIGTERM, SIGKILL, an interval apart.
+- `bkill`, and the run limit when its SIGUSR2 was not enough, send SIGINT, SIGTERM, SIGKILL at intervals.
 - `blaunch` is a process of the job that dies of signals, and what it has started on the other host with it.
 - The exit code decides whether a job goes back into its queue, where it keeps its number.
 - `bjobs` speaks JSON, or only `-o` with a delimiter, or only `-l`.
@@ -78,7 +78,7 @@ class Cluster:
         self.bin.mkdir()
         for name in COMMANDS:
             (self.bin / name).write_text(
-                f"#!/bin/sh\nexec {sys.executable} -IS {__file__} {folder}/socket {name} \"$@\"\n"
+                f'#!/bin/sh\nexec {sys.executable} -IS {__file__} {folder}/socket {name} "$@"\n'
             )
             (self.bin / name).chmod(0o755)
         self._lock, self._over = threading.RLock(), threading.Event()
@@ -111,7 +111,7 @@ class Cluster:
         """(pid, process group) of all that live, on all hosts: found by the job's environment."""
         marks = {f"LSF_ENVDIR={self.folder}".encode(), f"LSB_JOBID={job.id}".encode()}
         found = set()
-        for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()):
             with contextlib.suppress(OSError):
                 if marks <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
                     found.add((pid, os.getpgid(pid)))
@@ -297,12 +297,13 @@ def main(path: str, name: str, *argv: str) -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     stdin = sys.stdin.read() if name == "bsub" else ""
-    asked = {"env": dict(os.environ), "cwd": os.getcwd(), "stdin": stdin}
+    asked = {"env": dict(os.environ), "cwd": str(Path.cwd()), "stdin": stdin}
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(path)
         data = json.dumps([name, argv, asked]).encode() + b"\n"
         sent = line.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [1, 2]))])
-        line.sendall(data[sent:])
+        if rest := data[sent:]:
+            line.sendall(rest)
         answer = b""
         while not answer.endswith(b"\n"):
             answer += line.recv(1 << 16) or os._exit(1)  # type: ignore[func-returns-value]

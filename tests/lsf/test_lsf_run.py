@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
-import pytest
 from conftest import Site
 
+import hpcsched
+
 HERE = socket.gethostname()
+
+PLAIN = Path(hpcsched.__file__).parent / "examples" / "plain.sh"
 
 SHELL = """
 [[job]]
 name = "{name}"
-command = ["bash", "-c", 'exec bash "$(python -c "import hpcsched.examples as e; print(e.__path__[0])")/plain.sh"']
+command = ["bash", "{program}"]
 gpus = 1
 steps = {steps}
 """
+
+
+def shell(name: str, steps: int) -> str:
+    """A [[job]] that runs the shell program of the examples."""
+    return SHELL.format(name=name, steps=steps, program=PLAIN)
+
 
 TRAINER = """
 [[job]]
@@ -39,12 +49,52 @@ def running(site: Site, least: int) -> Callable[[], bool]:
 
 def test_bkill_saves_all_and_does_not_bring_it_back(site: Callable[..., Site]) -> None:
     user = site(HERE, interval_s=5.0)
-    job = user.submit(SHELL.format(name="shell", steps=100000) + TRAINER, "--devices", "cpu:2", "--gpus", "2", "--time", "60")
+    job = user.submit(
+        shell(name="shell", steps=100000) + TRAINER,
+        "--devices",
+        "cpu:2",
+        "--gpus",
+        "2",
+        "--time",
+        "60",
+    )
     user.wait(job, running(user, 5))
     user.run("bkill", job.id)
     said = user.ended(job)
     assert job.codes == [75] and job.lives == 1, said
     jobs = user.status()["jobs"]
-    assert [(found["state"], found["suspensions"], found["attempt"]) for found in jobs] == [("SUSPENDED", 1, 1)] * 2, said
+    assert [(found["state"], found["suspensions"], found["attempt"]) for found in jobs] == [
+        ("SUSPENDED", 1, 1)
+    ] * 2, said
     assert all(step >= 5 for step in user.steps().values()) and len(user.steps()) == 2
     assert not user.cluster.processes(job)
+
+
+def test_two_hosts_bear_a_warning_and_a_bkill(site: Callable[..., Site]) -> None:
+    user = site(HERE, "lava2", interval_s=5.0, speaks="l")
+    jobs = shell(name="shell", steps=100000) + shell(name="both", steps=100000) + "nodes = 2\n"
+    job = user.submit(jobs, "--devices", "cpu:2", "--gpus", "2", "--nodes", "2", "--time", "60")
+    user.wait(job, running(user, 5))
+    user.run("bkill", "-s", "USR2", job.id)  # as `-wa USR2` does
+    user.wait(job, lambda: "SIGUSR2 from the batch system; saving begins in" in user.log(job))
+    before = max(found["step"] for found in user.status()["jobs"])
+    user.wait(job, running(user, before + 20))
+    user.run("bkill", job.id)
+    said = user.ended(job)
+    assert "lost" not in said and job.codes == [75], said
+    ends = [(found["state"], found["suspensions"], found["attempt"]) for found in user.status()["jobs"]]
+    assert ends == [("SUSPENDED", 1, 1)] * 2, said
+    assert all(step >= before for step in user.steps().values()) and len(user.steps()) == 2
+    assert not user.cluster.processes(job)
+
+
+def test_at_the_run_limit_it_saves_and_comes_back(site: Callable[..., Site]) -> None:
+    user = site(HERE, interval_s=5.0, speaks="o", minute_s=1.0, linger_s=20.0)
+    job = user.submit(
+        shell(name="shell", steps=300),
+        *("--devices", "cpu:1", "--gpus", "1", "--time", "14", "--margin", "5"),
+    )
+    said = user.ended(job)
+    assert job.codes == [99, 0] and job.stat == "DONE", said
+    shown = user.status()["jobs"][0]
+    assert (shown["state"], shown["suspensions"], shown["attempt"]) == ("COMPLETED", 1, 2), said

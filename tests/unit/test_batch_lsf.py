@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcsched.batch import lsf_text as says
-from hpcsched.batch.base import Host, JobLife
+from hpcsched.batch.base import EndReason, Host, JobLife
 from hpcsched.batch.command import Answer
 from hpcsched.batch.lsf import Lsf
 from hpcsched.errors import BatchError
@@ -182,6 +183,15 @@ def test_a_bjobs_that_knows_no_gpus() -> None:
         ("EXCLUDE(12)", 12),
         ("", None),
         ("0 300", None),
+        ("all", 99),
+        ("all ~1 ~2", 99),
+        ("ALL ~99", 100),
+        ("all EXCLUDE(99)", 100),
+        ("all ~1 EXCLUDE(9)", 99),
+        ("~99", None),
+        ("75 ~75 98", 98),
+        (" ".join(["all", *(f"~{code}" for code in range(256) if code != 7)]), 7),
+        (" ".join(["all", *(f"~{code}" for code in range(256) if code != 9), "EXCLUDE(9)"]), 9),
     ],
 )
 def test_requeue_codes(text: str, code: int | None) -> None:
@@ -192,6 +202,99 @@ def test_requeue_codes(text: str, code: int | None) -> None:
             batch.requeue()
     else:
         assert batch.requeue() == code
+
+
+def long_form(name: str, job: str, now: float = NOW) -> dict[str, str]:
+    return says.job_record((DATA / name).read_text(), job, form="long", now=now)
+
+
+def test_the_form_for_people() -> None:
+    """The last start counts; the end is that much later, by the year that it must be."""
+    record = long_form("bjobs-long-10.1.txt", "806290[3]")
+    assert says.life_of(record) is JobLife.RUNNING and record["FINISH_TIME"] == "Mar 31 09:10:09 2026 L"
+    record = long_form("bjobs-long-2.2.txt", "7")
+    assert says.finish_time(record["FINISH_TIME"], now=NOW) == at(2026, 3, 31, 5, 20, 9)
+    new_year = at(2027, 1, 1, 0, 0, 1)
+    assert long_form("bjobs-long-2.2.txt", "7", new_year)["FINISH_TIME"] == "Mar 31 05:20:09 2026 L"
+
+
+@pytest.mark.parametrize("cut", ["RUNLIMIT", "Started on"])
+def test_no_limit_is_no_end(cut: str) -> None:
+    text = (DATA / "bjobs-long-2.2.txt").read_text().replace(cut, "")
+    assert says.job_record(text, "7", form="long", now=NOW)["FINISH_TIME"] == "-"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "LIM is down", "Job <8>, User <me>, Status <RUN>", "8|RUN|-", "7|RUN", "JOBID|STAT|FINISH_TIME"],
+)
+@pytest.mark.parametrize("form", ["delimiter", "long"])
+def test_what_tells_of_no_job_is_an_error(text: str, form: str) -> None:
+    with pytest.raises(BatchError, match="did not answer with a job's record"):
+        says.job_record(text, "7", "stat", "finish_time", form=form)
+
+
+@pytest.mark.parametrize("form", says.FORMS)
+def test_how_bjobs_is_asked_is_found_once(form: str) -> None:
+    end = float(int(time.time()) + 3600)
+    run = FakeLsfCommands(FakeCluster({"806290": FakeJob("806290", end=end)}), form=form)
+    batch = Lsf(LSF_JOB, run=run)
+    assert batch.life("1") is JobLife.ENDED  # of which there is no record to learn from
+    assert batch.end_time() == end
+    before = len(run.cluster.calls)
+    assert batch.end_time() == end and len(run.cluster.calls) == before + 1
+    run.cluster.answers = False
+    with pytest.raises(BatchError, match="LIM is down"):
+        batch.end_time()
+
+
+KILL = "\nMon Mar 30 23:06:00: Signal <KILL> requested by user or administrator <me>;"
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("", EndReason.UNKNOWN),
+        (KILL, EndReason.CANCELLED),
+        (KILL.replace("KILL", "TERM"), EndReason.CANCELLED),
+        (KILL.replace("KILL", "STOP"), EndReason.UNKNOWN),
+        (KILL.replace("KILL", "REQUEUE"), EndReason.REQUEUED),
+        (KILL + "\nMon Mar 30 23:06:09: Completed <exit>; TERM_PREEMPT: job killed", EndReason.PREEMPTED),
+        (KILL + "\nMon Mar 30 23:06:09: Completed <exit>; TERM_MEMLIMIT: job killed", EndReason.UNKNOWN),
+        (KILL + "\nMon Mar 30 23:07:09: Starting (Pid 4712);", EndReason.UNKNOWN),
+        ("\nMon Mar 30 23:06:09: Completed <exit>; TERM_RUNLIMIT: job killed", EndReason.LIMIT),
+    ],
+)
+def test_why_it_ends(told: str, reason: EndReason) -> None:
+    run = running("806290", end=NOW)
+    run.history = (DATA / "bhist-10.1.txt").read_text().rstrip() + told
+    batch = Lsf(LSF_JOB, run=run, now=lambda: NOW - 60)
+    batch.end_time()
+    assert batch.reason() is reason
+
+
+def test_what_nobody_asked_for_is_the_limits_once_that_has_come() -> None:
+    run = running("806290", end=NOW)
+    batch = Lsf(LSF_JOB, run=run, now=lambda: NOW - 5)
+    assert batch.reason() is EndReason.UNKNOWN  # no end is known yet
+    batch.end_time()
+    assert batch.reason() is EndReason.LIMIT
+    run.history = KILL
+    assert batch.reason() is EndReason.CANCELLED
+
+
+def test_how_long_there_is() -> None:
+    assert Lsf(LSF_JOB, run=running("806290")).kill_wait() == 30.0
+    run = running("806290")
+    run.cluster.answers = False
+    assert Lsf(LSF_JOB, run=run).kill_wait() == 20.0
+
+
+def test_signals_to_the_whole_job() -> None:
+    batch = Lsf(LSF_JOB, run=running("806290"))
+    assert batch.allocation().ends_by == {signal.SIGINT, signal.SIGTERM} < batch.allocation().signals_all
+    at_a_terminal = Lsf({**LSF_JOB, "LSB_INTERACTIVE": "Y"}, run=running("806290")).allocation()
+    assert at_a_terminal.ends_by == {signal.SIGTERM}
 
 
 def test_the_script_goes_in_by_stdin(tmp_path: Path) -> None:

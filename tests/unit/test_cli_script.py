@@ -89,7 +89,7 @@ def test_an_lsf_script_warns_in_whole_minutes_and_requeues_by_exit_code(site: Pa
     assert directives(text) == [
         "-n 64",
         '-R "span[ptile=32]"',
-        '-gpu "num=4"',
+        '-gpu "num=4:j_exclusive=yes"',
         "-W 90",
         "-wt '3' -wa 'USR2'",
         "-q gpu",

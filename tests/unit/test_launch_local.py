@@ -19,12 +19,13 @@ from pathlib import Path
 import pytest
 
 from hpcsched.batch.local import Local
+from hpcsched.batch.lsf import SIGNALS_ALL
 from hpcsched.core.cores import ON_CORES
 from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch import local as module
 from hpcsched.launch.base import LOST, LaunchPlan, attempt_code
-from hpcsched.launch.local import LSF_WARNS_ALL, LocalLauncher
+from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.proc import stat as proc_stat
 from hpcsched.launch.shares import Shares
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
@@ -296,11 +297,19 @@ def test_no_batch_system() -> None:
     )
 
 
-def test_a_shielded_signal_does_not_reach_workers(tmp_path):
-    launcher = LocalLauncher(shielded=LSF_WARNS_ALL)
-    workers = launcher.launch(plan(tmp_path, ["sh", "-c", "sleep 0.2; exit 7"]))
-    workers.signal(signal.SIGUSR2)
+def test_signals_to_a_whole_job_do_not_reach_workers_but_sigterm_does(tmp_path):
+    launcher = LocalLauncher(shielded=SIGNALS_ALL)
+    program = f"{sys.executable} -c 'import time; time.sleep(0.3)'; exit 7"  # has no say in what it ignores
+    workers = launcher.launch(plan(tmp_path, ["sh", "-c", program]))
+    for number in (signal.SIGUSR2, signal.SIGINT):
+        workers.signal(number)
     assert reaped(workers) == 7
+    workers.close()
+    program = "trap 'exit 5' TERM; echo begun; while :; do sleep 0.01; done"
+    workers = launcher.launch(plan(tmp_path, ["sh", "-c", program]))
+    until_it_begins(tmp_path)
+    workers.signal(signal.SIGTERM)
+    assert reaped(workers) == 5
     workers.close()
 
 

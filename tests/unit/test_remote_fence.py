@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcsched.agent.guard import Guard
+from hpcsched.batch.lsf import SIGNALS_ALL
 from hpcsched.launch import wire
 from hpcsched.launch.host import FENCE_S, RemoteHost
 from hpcsched.launch.starter import Command
@@ -80,6 +83,30 @@ def test_our_own_signal_is_no_proof(tmp_path: Path) -> None:
     now = time.monotonic()
     host.broke(now, trusted=True)
     assert left_s(host, now) == LONG_S and left_s(host, now + LONG_S) == 0 and host.fenced
+
+
+def test_signals_to_a_whole_job_end_no_command_that_runs_a_node_agent(tmp_path: Path) -> None:
+    command = Command(("sleep", "60"), ("a",), tmp_path / "log", shielded=SIGNALS_ALL)
+    process = command._process
+    assert process is not None
+    for number in SIGNALS_ALL:
+        os.killpg(process.pid, number)
+    time.sleep(0.1)
+    assert not command.look()
+    command.signal(signal.SIGTERM)  # ours still ends it
+    ended(command)
+    command.close()
+    assert command.why == "`sleep` was ended by SIGKILL" and not command.by_itself
+
+
+def test_a_warning_to_a_whole_job_ends_no_guard() -> None:
+    guard = Guard("no run", "no mark")
+    time.sleep(0.1)
+    for number in (*SIGNALS_ALL, signal.SIGUSR1):
+        os.kill(guard.pid, number)
+    time.sleep(0.1)
+    assert os.waitpid(guard.pid, os.WNOHANG) == (0, 0)
+    guard.dismiss()
 
 
 def test_an_ssh_that_has_lost_its_connection_is_no_proof(tmp_path: Path) -> None:
