@@ -51,15 +51,10 @@ class Site:
         said = self.run("bsub", stdin=(self.folder / "train.lsf").read_text())
         return self.cluster.jobs[said.split("<")[1].split(">")[0]]
 
-    def status(self) -> dict[str, Any]:
-        """`hpcsched status --json`; {} before there is a run."""
-        ended = subprocess.run(
-            ("hpcsched", "status", "--json", "--dir", str(self.dir)),
-            env=self.env,
-            capture_output=True,
-            text=True,
-        )
-        return json.loads(ended.stdout) if ended.stdout.startswith("{") else {}
+    def jobs(self) -> list[dict[str, Any]]:
+        """The jobs of the run, as its newest snapshot has them."""
+        snapshot = self.dir / "status.json"
+        return json.loads(snapshot.read_text())["jobs"] if snapshot.exists() else []
 
     def log(self, job: Job) -> str:
         """What the batch job has written."""
