@@ -84,6 +84,8 @@ class StopFlag:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._reason = signal.Signals(number).name
+        # A DataLoader's raises when a signal to the whole batch job has killed its workers: not in a save.
+        self._former.setdefault(signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_DFL))
 
     def _agent_gone(self, pid: int) -> bool:
         if self._child:

@@ -105,6 +105,24 @@ def test_a_signal_only_sets_the_flag(number: signal.Signals) -> None:
     assert signal.getsignal(number) is before
 
 
+def test_a_killed_child_does_not_break_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A DataLoader raises in the middle of what runs when a worker of its has been killed."""
+
+    def killed(number: int, frame: object) -> None:
+        raise RuntimeError("DataLoader worker is killed by signal: Terminated")
+
+    before = signal.signal(signal.SIGCHLD, killed)
+    try:
+        flag = StopFlag(None)
+        flag.install()
+        os.kill(os.getpid(), signal.SIGTSTP)
+        subprocess.run(["true"], check=True)
+        flag.close()
+        assert signal.getsignal(signal.SIGCHLD) is killed
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_other_threads_cannot_be_suspended(capsys: pytest.CaptureFixture[str]) -> None:
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(StopFlag(None).install()))
