@@ -75,6 +75,10 @@ class Site:
         self.wait(job, lambda: job.stat in ENDED, timeout_s)
         return self.log(job)
 
+    def ready(self) -> int:
+        """How many attempts have said that they can be suspended."""
+        return len(list(self.dir.glob("jobs/*/ready.*")))
+
     def steps(self) -> dict[str, int]:
         """The step on disk, by job."""
         found = {}
