@@ -62,7 +62,7 @@ def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
     steps = {}
     for job in machine.active.values():
         record = read_record(rundir.job(job.id))
-        if record and (not job.anew or is_aside(rundir.job(job.id), job.attempt)):
+        if record and (not job.traits.anew or is_aside(rundir.job(job.id), job.attempt)):
             steps[job.id] = record.step
     for job in machine.jobs.values():
         if job.state is JobState.SUSPENDED and job.saved_step:

@@ -104,7 +104,7 @@ def bounds_of(machine: Machine) -> Bounds:
             steps=job.spec.steps,
             submit_s=job.submit_s,
             gpus_min=job.spec.gpus_min,
-            gpus_max=job.spec.gpus_max or job.usable,
+            gpus_max=job.spec.gpus_max or job.traits.usable,
             nodes=job.spec.nodes,
             after=tuple(index[name] for name in job.spec.after if name in index),
             in_place=job.in_place or any(attempt.ended is Ended.RESIZED for attempt in job.attempts),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 from hpcsched.core.model import NOTHING, Attempt, JobSpec, JobState, Role, Seat
 from hpcsched.core.reasons import Note, Reason
@@ -29,6 +30,27 @@ class Target:
     why: Reason | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What is true of few jobs; apart, and shared, as a million jobs must fit into a gibibyte.
+
+    `most_gpus` is what the program has said to be its limit on each host, `usable` the number of GPUs there
+    that it can use as far as that is known (None: any), and `per_gpu` whether its newest attempt was started
+    as one process on each: see `core.processes`. `failed_fast` is the exit code and the last line of its last
+    attempt, if that has failed soon after its start. `anew`: it has been begun once more, and has saved
+    nothing since.
+    """
+
+    most_gpus: int | None = None
+    usable: int | None = None
+    per_gpu: bool = True
+    failed_fast: tuple[int, str] | None = None
+    anew: bool = False
+
+
+USUAL = Traits()
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
     """One job's state. Only the machine changes it; policies and reports read it.
@@ -37,14 +59,10 @@ class Job:
     step heard of, `saved_step` that of its newest checkpoint (None: it has none). `wanted` says
     what the outside wants of a running job: "suspend", "cancel", "drain", or a lost device.
     `in_place`: its program can be resized while it goes on. `becoming` is the lease that it has been told to
-    take in place, until the outside has answered; `most_gpus` is what the program has said to be its limit on
-    each host; `target` is the same as long as that is still wanted. `per_gpu`: its newest attempt was
-    started as one process on each GPU; `usable` is the number of GPUs on each host that its program can use,
-    as far as that is known (None: any): see `core.processes`.
+    take in place, until the outside has answered; `target` is the same as long as that is still wanted.
     `timers` says when each kind of timer of the newest attempt is due; one that was set again
     before it ran out is void. `excuses` are the ids of the background jobs that a failure of
-    it has been put down to. `failed_fast` is the exit code and the last line of its last attempt, if that has
-    failed soon after its start. `anew`: it has been begun once more, and has saved nothing since.
+    it has been put down to.
     """
 
     id: int
@@ -59,9 +77,7 @@ class Job:
     becoming: Target | None = None
     ready: bool = False
     in_place: bool = False
-    most_gpus: int | None = None
-    per_gpu: bool = True
-    usable: int | None = None
+    traits: Traits = USUAL
     wanted: str = ""
     attempt: int = 0
     attempts: Sequence[Attempt] = ()
@@ -76,8 +92,6 @@ class Job:
     failures: int = 0
     losses: int = 0
     excuses: tuple[int, ...] = ()
-    failed_fast: tuple[int, str] | None = None
-    anew: bool = False
     exit: int | None = None
     started_s: float | None = None
     ended_s: float | None = None
@@ -115,6 +129,12 @@ class Job:
         """Steps done more than once so far; None for a program that reports no progress."""
         return self.repeated if self.reports else None
 
+    def has(self, **traits: Any) -> None:
+        """From now on these of its traits are so."""
+        self.traits = replace(self.traits, **traits)
+        if self.traits == USUAL:
+            self.traits = USUAL
+
     def note(self, at: float, reason: Reason) -> None:
         """Add a line to the story; the oldest lines go when it grows long."""
         first, later = self.story[:1], self.story[1:]
@@ -122,7 +142,7 @@ class Job:
 
     def limits(self, total: int) -> tuple[int, int]:
         """Fewest and most GPUs it may have on each of its hosts, of `total` there."""
-        limits = (total, self.spec.gpus_max, self.most_gpus, self.usable)
+        limits = (total, self.spec.gpus_max, self.traits.most_gpus, self.traits.usable)
         most = min(x for x in limits if x is not None)
         return self.spec.gpus_min, most
 

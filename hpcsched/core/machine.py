@@ -212,7 +212,7 @@ class Machine(Obeying):
         if job is None or job.ready:
             return
         # Ranks that come and go are numbered by GPU: a process that sees several is none of them.
-        job.ready, job.in_place = True, event.in_place and (job.per_gpu or len(job.current.gpus) == 1)
+        job.ready, job.in_place = True, event.in_place and (job.traits.per_gpu or len(job.current.gpus) == 1)
         if event.in_place or event.parallel:
             self._is_parallel(job)
         job.current.ready_s, job.current.launch_s = self.now, event.took_s
@@ -273,7 +273,8 @@ class Machine(Obeying):
             return
         gpus = len(job.becoming.gpus) // job.spec.nodes if job.becoming else 0
         if event.refused and gpus > job.width:
-            job.most_gpus, job.target = max(job.width, gpus - 1), None
+            job.has(most_gpus=max(job.width, gpus - 1))
+            job.target = None
         elif job.spec.cpus is not None:
             job.target = None  # it does well as it is: what else to try is for the policy to say
         self._stays(job, event.error, in_place=event.refused or job.spec.cpus is not None)

@@ -111,14 +111,15 @@ class Moves(Seating):
         self._disturb(job, gpus)
         self._list(job)
         resume = job.saved_step is not None
-        how = {"per_gpu": job.per_gpu, "seats": seats, "anew": job.anew}
+        how = {"per_gpu": job.traits.per_gpu, "seats": seats, "anew": job.traits.anew}
         self._do(Launch, job, gpus=gpus, role=role, resume=resume, **how)
 
     def _choose_processes(self, job: Job, gpus: tuple[int, ...]) -> None:
         """How many processes the attempt is started as; said where that leaves GPUs to a program that may not
         use them."""
         shape = self.shape(job)
-        job.per_gpu, job.reason = shape.per_gpu, None
+        job.has(per_gpu=shape.per_gpu)
+        job.reason = None
         if shape.because is Because.UNKNOWN and len(gpus) > 1:
             self._note(job, Reason(Why.ONE_PROCESS, {"gpus": len(gpus)}))
 
@@ -226,7 +227,8 @@ class Moves(Seating):
             return
         if step > (job.saved_step or 0):
             job.failures = job.losses = 0
-        job.saved_step, job.anew = step, False
+        job.saved_step = step
+        job.has(anew=False)
         job.step, job.reports = max(job.step, step), True
 
     def _fell_back(self, job: Job, step: int) -> None:
@@ -262,7 +264,8 @@ class Moves(Seating):
             self._enqueue(job)
 
     def _failed(self, job: Job, code: int, detail: str, lasted_s: float | None) -> None:
-        before, job.failed_fast = job.failed_fast, _fast(code, detail, lasted_s)
+        before, now = job.traits.failed_fast, _fast(code, detail, lasted_s)
+        job.has(failed_fast=now)
         hosts = self._beside(job) if job.spec.background else []
         self._end_attempt(job, Ended.FAILED)
         self._note(job, Reason(Why.EXITED, {"code": code, "detail": f": {detail}" if detail else ""}))
@@ -283,7 +286,7 @@ class Moves(Seating):
         if job.failures > job.spec.retries or refused:
             self._finish(job, JobState.FAILED, Reason(Why.EXITED, {"code": code, "detail": ""}))
             return
-        if job.failures > 1 and before is not None and job.failed_fast == before:
+        if job.failures > 1 and before is not None and now == before:
             facts = {"code": code, "detail": detail, "after": lasted_s, "name": job.spec.name}
             self._finish(job, JobState.FAILED, Reason(Why.SAME_FAILURE, facts))
             return

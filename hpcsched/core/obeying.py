@@ -100,7 +100,8 @@ class Obeying(Allotting):
         keys = differing(job.spec, spec)
         self._wait_no_more(job)
         job.spec = spec
-        job.most_gpus = None
+        job.has(most_gpus=None)
+        self._size_up([job])
         self._list_needs(spec)
         self.kept.pop(job.id, None)
         self._note(job, Reason(Why.UPDATED, {"keys": ", ".join(keys)}))
@@ -149,10 +150,12 @@ class Obeying(Allotting):
         for job, because in zip(jobs, back.values(), strict=True):
             if job.id in ids and (from_scratch or from_its_beginning(job)):
                 job.repeated += job.step
-                job.step, job.saved_step, job.anew = 0, None, True
+                job.step, job.saved_step = 0, None
+                job.has(anew=True)
             self._back_to_checkpoint(job)
             job.failures = job.losses = 0
-            job.failed_fast = job.most_gpus = job.ended_s = job.reason = None
+            job.has(failed_fast=None, most_gpus=None)
+            job.ended_s = job.reason = None
             job.metrics = NOTHING
             self.updated.pop(job.id, None)
             self.unfinished += 1
@@ -162,6 +165,7 @@ class Obeying(Allotting):
                 "because": "" if because is None else f", with {self.jobs[because].spec.name}",
             }
             self._note(job, Reason(Why.RETRIED, facts))
+        self._size_up(jobs)
         for job in completed:
             # Who waited for it and has not begun waits for it once more.
             for other in self.jobs.values():

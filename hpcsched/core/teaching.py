@@ -20,7 +20,7 @@ class Teaching(Noting):
         """What these jobs' programs can use of GPUs, by what is known now."""
         for job in jobs:
             if job.spec.kind is Kind.COMMAND and not job.state.final:
-                job.usable = self.shape(job).most
+                job.has(usable=self.shape(job).most)
 
     def _is_parallel(self, job: Job) -> None:
         """Its program has said that it can be one of several ranks."""
@@ -82,7 +82,7 @@ class Teaching(Noting):
             return False  # it has not yet said where it goes on
         if self.packs.shared(job):
             return False
-        if job.width > 1 and not (job.per_gpu or self.shape(job).because is Because.LAUNCHER):
+        if job.width > 1 and not (job.traits.per_gpu or self.shape(job).because is Because.LAUNCHER):
             return False  # profiles are of one process a GPU
         self.lanes.observe(job, step, at)
         if self.lanes.shared(job) or job.id in self.proposals.of:

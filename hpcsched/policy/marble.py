@@ -104,7 +104,7 @@ class Marble(WithBackground, WithPacks, WithElastic, WithCores):
             least, most = view.limits(job)
             node = view.capacity.most(1)
             profile = view.profile(job)
-            if most == job.usable and not job.spec.gpus_max:
+            if most == job.traits.usable and not job.spec.gpus_max:
                 wanted = max(least, most)
                 facts = {"gpus": wanted, "because": shape_of(job.spec, None, ()).because}
                 reason = Reason(Why.NOT_PARALLEL, facts)
