@@ -35,7 +35,6 @@ _TOLD = frozenset(
         *("CONTINUES", "LANE", "PACK", "PACE", "SEATS", "JOINING", "TRAINER", "STRATEGY", "ARGS", "STANDIN"),
         *("CUDA_DEVICES", "STORE_KEY"),
         *("PROGRESS_FD", "PROGRESS_ID", "CONTROL_FD", "CONTROL_ID", "ARENA_FD", "ARENA_ID"),
-        "STORE_KEY",
     )
 )
 """What an agent tells an attempt. Where we run in one of another hpcsched, it is not true of ours."""
