@@ -7,7 +7,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import Site
+import pytest
+from lsfsite import Site
 
 import hpcsched
 
@@ -66,6 +67,7 @@ def ends(site: Site) -> list[tuple[str, int, int]]:
     return [(job["state"], job["suspensions"], job["attempt"]) for job in site.jobs()]
 
 
+@pytest.mark.torch
 def test_bkill_saves_all_and_does_not_bring_it_back(site: Callable[..., Site]) -> None:
     user = site(HERE, interval_s=8.0)
     jobs = shell("shell", 100000) + SLOW + TRAINER
