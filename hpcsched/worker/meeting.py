@@ -23,10 +23,13 @@ _said: str | None = None
 def open_store(where: tuple[str, int], *, first: bool, ranks: int, timeout_s: float) -> Any:
     """The store at `where` (address, port): the first rank listens there, and nowhere else; others connect.
 
-    `ranks`: how many come at once; the first waits for them. Raises RuntimeError, OSError.
+    `ranks`: how many come at once; the first waits for them. Behind torchrun all connect: it serves the store
+    itself. Raises RuntimeError, OSError.
     """
     address, port = where
     listening: dict[str, Any] = {}
+    if served_by_launcher():
+        first, ranks = False, 0
     if first:  # torch's own socket would listen on all interfaces
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listening["master_listen_fd"] = socket.create_server(where, family=family).detach()
@@ -39,6 +42,16 @@ def open_store(where: tuple[str, int], *, first: bool, ranks: int, timeout_s: fl
         wait_for_workers=ranks > 1,
         **listening,
     )
+
+
+def served_by_launcher() -> bool:
+    """Whether torchrun has started this rank, and has a store of its own at the place where ranks meet."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def life() -> str:
+    """What tells ranks that torchrun has started again from those before, which met at the same store."""
+    return f"/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}" if served_by_launcher() else ""
 
 
 def listen_towards(address: str) -> None:

@@ -16,7 +16,7 @@ from hpcsched.errors import LaunchError
 from hpcsched.worker import gpu
 from hpcsched.worker.contract import JobEnv, ResizeOrder, say
 from hpcsched.worker.hosted import surroundings
-from hpcsched.worker.meeting import LOOPBACK, STORE_KEY, listen_towards, open_store
+from hpcsched.worker.meeting import LOOPBACK, STORE_KEY, life, listen_towards, open_store
 from hpcsched.worker.messages import from_first, packed, packed_state, to_first, unpacked, unpacked_state
 
 JOIN_TIMEOUT_S = 300.0
@@ -122,7 +122,7 @@ class Peers:
 
     def _keys_of(self, attempt: int) -> Any:
         key = surroundings().get(STORE_KEY, "")
-        return dist.PrefixStore(f"{key}/attempt-{attempt}", self._store)  # type: ignore[attr-defined]
+        return dist.PrefixStore(f"{key}{life()}/attempt-{attempt}", self._store)  # type: ignore[attr-defined]
 
     def _meet_anew(self, keys: Any) -> None:
         """As `_meet`, where some may have died since they last gave a sign of life."""
