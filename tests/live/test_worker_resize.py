@@ -387,7 +387,7 @@ def test_an_order_that_cannot_be_carried_out_changes_nothing(
         eventually(lambda: "makes no sense" in job.output)
     else:
         eventually((job.dir / "refused.2").exists)
-        assert (job.dir / "refused.2").read_text() == why
+        assert (job.dir / "refused.2").read_text().startswith(why)
     job.go()
     assert wait(ranks) == [0, 0], job.output
     assert job.samples_seen() == expected_samples(job)
