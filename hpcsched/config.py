@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ def _one_of(*words: str) -> Key:
 
 
 def _at_least(least: float, accepted: str) -> Key:
-    return Key(lambda v: isinstance(v, int | float) and not isinstance(v, bool) and v >= least, accepted)
+    return Key(lambda v: type(v) in (int, float) and least <= v < inf, accepted)
 
 
 def _whole(least: int, accepted: str) -> Key:
@@ -156,7 +157,7 @@ class Settings:
 
         try:
             table = tomllib.loads(content.decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
             raise ConfigError(where=str(path), got=f"not valid TOML: {error}", accepted="TOML") from error
         _check(table, KEYS, where=str(path))
         script = table.pop("script", {})

@@ -29,6 +29,12 @@ class ConfigError(HpcschedError):
         super().__init__(f"{place}: {got}; accepted: {accepted}")
 
 
+class BadInput(HpcschedError):
+    """Bytes from elsewhere are not what they should be: `decoding` raises this and nothing else."""
+
+    exit_code = 2
+
+
 class NoSuchRun(HpcschedError):
     """There is no run in this directory, or its agent is gone."""
 

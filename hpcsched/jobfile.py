@@ -15,6 +15,7 @@ import msgspec
 
 from hpcsched.core.model import JobSpec, Kind, Training
 from hpcsched.core.processes import Launcher, launcher_of
+from hpcsched.decoding import is_utf8, not_json, said
 from hpcsched.errors import ConfigError
 from hpcsched.strategies import DEFAULT_SHARDS, checked, most_ranks
 
@@ -118,8 +119,8 @@ def load(
         raise ConfigError(where=str(path), got=str(why), accepted="a readable TOML job file") from error
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(where=str(path), got=f"not valid TOML: {error}", accepted="TOML") from error
+    except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
+        raise ConfigError(where=str(path), got=f"not valid TOML: {said(error)}", accepted="TOML") from error
     return parse(table, where=str(path), workdir=workdir, user=user, known=known, again=again)
 
 
@@ -158,7 +159,8 @@ def parse(
     for number, job in enumerate(jobs):
         own = {"trainer", "command", "replay"} & job.keys()
         base = {k: v for k, v in defaults.items() if not (own and k in ("trainer", "command", "replay"))}
-        specs.append(_spec({**base, **job}, where=where, number=number, workdir=workdir, user=user))
+        place = f"job[{number}]"
+        specs.append(spec_of({**base, **job}, where=where, place=place, workdir=workdir, user=user))
     check_names(specs, where=where, known=known, again=again)
     policy, options = _policy(table.get("policy", {}), where)
     return JobFile(jobs=tuple(specs), policy=policy, policy_options=options)
@@ -173,8 +175,11 @@ def _policy(table: Any, where: str) -> tuple[str | None, dict[str, Any]]:
     return name, {k: v for k, v in table.items() if k != "name"}
 
 
-def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, user: str) -> JobSpec:
-    place = f"job[{number}]"
+def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, user: str) -> JobSpec:
+    """The job of one [[job]] table, every key of it checked; raises ConfigError.
+
+    `place` is what the table is called until it has a name.
+    """
     name = table.get("name")
     if isinstance(name, str) and NAME.fullmatch(name):
         place = f"job {name}"
@@ -224,21 +229,28 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
         refuse("keep_checkpoints", job.keep_checkpoints)
     if job.nodes < 1:
         refuse("nodes", job.nodes)
+    for key in ("retries", "keep_checkpoints", "nodes"):
+        if getattr(job, key) > MOST_STEPS:
+            refuse(key, getattr(job, key), f"{_ACCEPTED[key]}, at most {MOST_STEPS}")
     if not job.output:
         refuse("output", job.output)
     for key, text in (
         ("output", job.output),
-        ("workdir", job.workdir or ""),
+        ("workdir", str(workdir / (job.workdir or ""))),
         ("command", "".join(job.command or ())),
-        ("env", "".join(job.env.values())),
+        ("env", "".join((*job.env, *job.env.values()))),
+        ("model", job.model or ""),
+        ("after", "".join(job.after)),
     ):
         if "\0" in text:
             refuse(key, text, f"{_ACCEPTED[key]}, without NUL characters")
+        if not is_utf8(text):
+            refuse(key, text, f"{_ACCEPTED[key]}, in UTF-8")
     for variable in job.env:
         if not variable or "=" in variable or "\0" in variable:
             refuse("env", variable, "names of variables, without = and NUL")
     for key, tree in (("args", job.args), ("strategy", job.strategy)):
-        if (odd := _not_json(tree)) is not None:
+        if (odd := not_json(tree)) is not None:
             refuse(key, odd, _ACCEPTED["args"])
     if not 0 <= job.max_foreground_slowdown <= 1:
         refuse("max_foreground_slowdown", job.max_foreground_slowdown)
@@ -317,21 +329,6 @@ def _spec(table: Mapping[str, Any], *, where: str, number: int, workdir: Path, u
     )
 
 
-def _not_json(value: Any) -> Any:
-    """The first value in a tree that JSON, which the journal is written in, cannot hold; None if none."""
-    match value:
-        case dict() | list():
-            found = map(_not_json, value.values() if isinstance(value, dict) else value)
-            return next((odd for odd in found if odd is not None), None)
-        case str() | bool():
-            return None
-        case int():
-            return None if abs(value) < 2**63 else value
-        case float():
-            return None if math.isfinite(value) else value
-    return value
-
-
 def _kinds(job: _Job) -> dict[str, bool]:
     return {"trainer": job.trainer is not None, "command": bool(job.command), "replay": job.replay}
 
@@ -341,7 +338,7 @@ def _limits(job: _Job, refuse: Callable[[str, object, str], NoReturn]) -> tuple[
         case "auto":
             return 1, None
         case _Gpus(min=least, max=most):
-            if least < 1 or (most is not None and most < least):
+            if least < 1 or (most is not None and not least <= most <= MOST_STEPS):
                 refuse("gpus", {"min": least, "max": most}, "1 <= min <= max")
             return least, most
         case int(count):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpcsched import jobfile
+from hpcsched import jobfile, submission
 from hpcsched.agent.inbox import Answer, Command
 from hpcsched.core import events as ev
 from hpcsched.core.cores import WHOLE
@@ -17,7 +17,6 @@ from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
 from hpcsched.planning.costs import require_profiles
 from hpcsched.policy.dtshapes import Rules
-from hpcsched.strategies import checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +62,11 @@ class Admission:
     ) -> list[ev.Event]:
         """The events that bring jobs in, the submission last; raises ConfigError for jobs that cannot.
 
+        Every job is checked as a job file's is: a file in the inbox may come from anywhere.
         The submission alone carries the cause: a journal torn before it does not hold the command.
         """
         machine = self.machine
+        jobs = [submission.checked(job, where=where) for job in jobs]
         jobfile.check_names(jobs, where=where, known=machine.by_name.keys())
         found = self._checked(jobs, gpus=gpus, where=where)
         parallel = self.parallel(jobs)
@@ -77,8 +78,6 @@ class Admission:
     def _checked(self, jobs: Sequence[JobSpec], *, gpus: int, where: str) -> tuple[Profile, ...]:
         """The profiles of models that are new; raises ConfigError for jobs that this run cannot take."""
         machine = self.machine
-        for job in jobs:
-            _check(job, where)
         jobfile.check_fits(jobs, gpus=gpus, hosts=self.hosts, where=where)
         for job in jobs:
             self._check_cores(job, where)
@@ -106,7 +105,7 @@ class Admission:
         ConfigError for definitions that this run cannot take.
         """
         machine, edits = self.machine, Edits()
-        for spec in jobs:
+        for spec in [submission.checked(job, where=where) for job in jobs]:
             job = machine.jobs[machine.by_name[spec.name]]
             keys = differing(job.spec, spec, called_in=called_in)
             if not keys:
@@ -180,7 +179,6 @@ class Admission:
         if self.stand_ins:
             got = f"{job.strategy['kind']} on pretended GPUs"
             raise ConfigError(where=where, key=f"job {job.name}.strategy", got=got, accepted="cpu:N or cuda")
-        checked(job.strategy, where=where, key=f"job {job.name}.strategy", trainer=job.kind is Kind.TRAINER)
         need = Rules.of(job.strategy).first().cores / WHOLE
         if need > self.cores:
             got = f"{need:.4g} cores to start with"
@@ -209,26 +207,3 @@ def said_edit(job: Job, keys: Sequence[str], *, update: bool, living: bool = Tru
     if job.state.final:
         return f"{differs} (taken; it is {job.state}: `hpcsched retry {job.spec.name}` runs it again)"
     return f"{differs} (taken)"
-
-
-def _gpus_make_sense(job: JobSpec) -> bool:
-    if job.cpus is not None:
-        return (job.gpus_min, job.gpus_max, job.nodes) == (0, 0, 1)
-    return 1 <= job.gpus_min <= (job.gpus_max or job.gpus_min) and job.gpus_max != 0
-
-
-def _check(job: JobSpec, where: str) -> None:
-    """Refuse what no job file can say: a file in the inbox may come from anywhere."""
-    checks = {
-        "name": jobfile.NAME.fullmatch(job.name),
-        "gpus": _gpus_make_sense(job),
-        "steps": job.steps is None or job.steps >= 1,
-        "command": job.kind is not Kind.COMMAND or job.command,
-        "trainer": job.kind is not Kind.TRAINER or job.trainer,
-        "background": not job.background or (job.gpus_min, job.gpus_max, job.nodes) == (1, 1, 1),
-        "max_foreground_slowdown": 0 <= job.max_foreground_slowdown <= 1,
-    }
-    for key, good in checks.items():
-        if not good:
-            got = repr(getattr(job, key, (job.gpus_min, job.gpus_max)))
-            raise ConfigError(where=where, key=f"job {job.name!r}.{key}", got=got, accepted="see the guide")

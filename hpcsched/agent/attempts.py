@@ -14,7 +14,8 @@ import msgspec
 
 from hpcsched.agent.meeting import Meeting
 from hpcsched.agent.progress import MOST_STEPS, ProgressMeter
-from hpcsched.errors import LaunchError
+from hpcsched.decoding import SMALL_BYTES, decode, read_file
+from hpcsched.errors import BadInput, LaunchError
 from hpcsched.launch.base import SUSPENDED, Workers, attempt_code
 
 REST_OF_GROUP_S = 5.0
@@ -57,13 +58,18 @@ class Held(msgspec.Struct, kw_only=True):
 
 
 def read_record(folder: Path, data: bytes | None = None) -> JobRecord | None:
-    """A job's STATE.json (or `data`, where that is newer), or None if there is none or it makes no sense."""
+    """A job's STATE.json (or `data`, where that is newer), or None if there is none.
+
+    Raises BadInput if it makes no sense.
+    """
     try:
-        data = (folder / "STATE.json").read_bytes() if data is None else data
-        record = msgspec.json.decode(data, type=JobRecord)
-    except (OSError, msgspec.MsgspecError):
+        data = read_file(folder / "STATE.json", most_bytes=SMALL_BYTES) if data is None else data
+    except OSError:
         return None
-    return record if 0 <= record.step <= MOST_STEPS else None
+    record = decode(data, JobRecord, most_bytes=SMALL_BYTES)
+    if not 0 <= record.step <= MOST_STEPS:
+        raise BadInput(f"step {record.step}, not one of 0 to {MOST_STEPS}")
+    return record
 
 
 def forget_words(folder: Path, attempt: int, *, held: bool = True) -> None:
@@ -112,6 +118,7 @@ class Attempt:
     """Whether its throughput and its costs are its own: a stand-in only follows a profile."""
     meeting: Meeting | None = None
     """Whether its ranks have met, where that can be seen."""
+    checkpoints: Path | None = None
     meter: ProgressMeter | None = None
     watched: set[int] = field(default_factory=set)
     joined: list[Workers] = field(default_factory=list)
@@ -122,6 +129,8 @@ class Attempt:
     began: float = field(default_factory=time.monotonic)
     asked_to_save: float | None = None
     kill_at: float | None = None
+    unreadable: str = ""
+    """Why the newest record cannot be read; "" if it can, or there is none."""
     _record_seen: int | bytes = 0
     _codes: dict[int, int] = field(default_factory=dict)
     """Exit codes of the crews that have ended."""
@@ -134,6 +143,11 @@ class Attempt:
         """All processes there may be, also those of a resize that is not done."""
         crew = self.resizing.crew if self.resizing else None
         return [self.workers, *self.joined, *([crew] if crew else [])]
+
+    @property
+    def written(self) -> list[Path]:
+        """The directories that it writes to by the contract."""
+        return [self.folder, self.output.parent, *([self.checkpoints] if self.checkpoints else [])]
 
     def soon(self, now: float) -> bool:
         """Whether news is likely to come at any moment."""
@@ -277,10 +291,20 @@ class Attempt:
         return None if data is None else read_word(data)
 
     def record(self) -> JobRecord | None:
-        """The newest record: what the host of rank 0 sees may not have reached us yet, or the reverse."""
+        """The newest record: what the host of rank 0 sees may not have reached us yet, or the reverse.
+
+        `unreadable` says afterwards why there is none that could be read, where one was written.
+        """
         told = self.workers.record
-        records = [read_record(self.folder), read_record(self.folder, told) if told else None]
-        found = [record for record in records if record]
+        found, bad = [], ""
+        for data in [None, told] if told else [None]:
+            try:
+                record = read_record(self.folder, data)
+            except BadInput as error:
+                bad = str(error)
+            else:
+                found += [record] if record else []
+        self.unreadable = "" if found else bad
         return max(found, key=lambda record: (record.attempt or 0, record.step), default=None)
 
     def record_changed(self) -> bool:
@@ -300,24 +324,25 @@ class Attempt:
         attempts = {self.attempt, self.resizing.attempt if self.resizing else self.attempt}
         for attempt in sorted(attempts, reverse=True):
             data = self._read(f"held.{attempt}", self.workers.held)
-            with contextlib.suppress(msgspec.MsgspecError):
-                if data is not None:
-                    return msgspec.json.decode(data, type=Held).step
+            with contextlib.suppress(BadInput):
+                if data is not None and 0 <= (step := decode(data, Held).step) <= MOST_STEPS:
+                    return step
         return None
 
     def _read(self, name: str, told: bytes | None) -> bytes | None:
         if told is not None:
             return told
         try:
-            with (self.folder / name).open("rb") as file:
-                return file.read(_MOST_WORDS)
+            return read_file(self.folder / name, most_bytes=_MOST_WORDS)
         except OSError:
             return None
+        except BadInput:
+            return b""  # all that it says is that it is there
 
 
 def read_word(data: bytes) -> Word:
     """A ready file's content; an empty one, or one that makes no sense, only says that it is there."""
     try:
-        return msgspec.json.decode(data, type=Word) if data.strip() else Word()
-    except msgspec.MsgspecError:
+        return decode(data, Word) if data.strip() else Word()
+    except BadInput:
         return Word()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import selectors
 import signal
 import time
@@ -11,6 +10,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import TypedDict
 
+from hpcsched.agent import room
 from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, JobRecord, Resizing, forget_words
 from hpcsched.agent.beginnings import gpus_named, last_line, mark, put_aside
 from hpcsched.agent.clock import RunClock
@@ -33,27 +33,18 @@ from hpcsched.core.actions import (
 )
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Kind, Progress
-from hpcsched.errors import LaunchError, StoreError
+from hpcsched.errors import LaunchError
 from hpcsched.launch.base import SUSPENDED, Launcher, Workers
+from hpcsched.printing import printable
 from hpcsched.store.status import Batching
 
 RECORD_PERIOD_S = 1.0
 """How often the records of running jobs are looked at for periodic checkpoints."""
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-
 
 class _About(TypedDict):
     job_id: int
     attempt: int
-
-
-def no_room(error: Exception, folder: Path) -> bool:
-    """Whether something failed because the file system of a job's folder is full or read-only."""
-    cause = error if isinstance(error, OSError) else error.__cause__
-    if not isinstance(cause, OSError) or cause.errno not in _FULL:
-        return False
-    return str(cause.filename or "").startswith(str(folder))
 
 
 class Effects:
@@ -82,10 +73,7 @@ class Effects:
     # --- actions ----------------------------------------------------------------------------
 
     def perform(self, action: Action) -> list[ev.Event]:
-        """Do what the core asked for; returns what is known at once of how it went.
-
-        Raises StoreError when there is no room to launch in: a job must not fail for that.
-        """
+        """Do what the core asked for; returns what is known at once of how it went."""
         match action:
             case Launch():
                 return [self._launch(action)] if self._attempt_of(action) is None else []
@@ -137,12 +125,14 @@ class Effects:
                 step = job.step if action.resume else None
                 mark(plan.output, action.attempt, where=gpus_named(action.gpus), step=step)
             workers = self._launcher.launch(plan)
-        except (LaunchError, OSError, ValueError) as error:
-            if no_room(error, folder):
-                raise StoreError(f"cannot start job {job.id} ({job.spec.name}): {error}") from error
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever is wrong with a job, the others go on
+            where = room.missing_for(error, folder)
             if not isinstance(error, LaunchError):
-                error = LaunchError(str(error), transient=False)
-            return self._failed(error, about)
+                said = str(error) if isinstance(error, OSError | ValueError) else repr(error)
+                error = LaunchError(said, transient=False)
+            return self._failed(error, about, no_room=where)
         attempt = Attempt(
             job_id=job.id,
             attempt=action.attempt,
@@ -151,6 +141,7 @@ class Effects:
             gpus=action.gpus,
             folder=folder,
             output=plan.output,
+            checkpoints=self._site.checkpoints_of(job.id),
             teaches=job.spec.kind is not Kind.REPLAY and not self._site.stand_ins,
         )
         self._watch(attempt, workers)
@@ -223,10 +214,11 @@ class Effects:
         attempt.resize(Resizing(action.attempt + 1, action.gpus, len(new), crew), order)
         return []
 
-    def _failed(self, error: LaunchError, about: _About) -> ev.LaunchFailed:
+    def _failed(self, error: LaunchError, about: _About, *, no_room: str = "") -> ev.LaunchFailed:
         return ev.LaunchFailed(
             at=self._clock.now(),
-            error=str(error),
+            error=printable(str(error)),
+            no_room=no_room,
             transient=error.transient,
             host_fault=error.host_fault,
             **about,
@@ -268,7 +260,7 @@ class Effects:
         del self._attempts[attempt.job_id]
         about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
         if failure is not None:
-            return [self._failed(failure, about)]
+            return [self._failed(failure, about, no_room=room.missing_for(failure, attempt.folder))]
         record = attempt.record()
         saved, held = None if record is None or self._outdated(record, attempt) else record.step, False
         if code == SUSPENDED and (step := attempt.held_step()) is not None:
@@ -283,8 +275,10 @@ class Effects:
             code=code,
             step=max(steps, default=None),
             saved_step=saved,
-            detail="" if code in (0, SUSPENDED) else last_line(attempt.output),
+            detail="" if code in (0, SUSPENDED) else printable(last_line(attempt.output)),
             metrics=record.metrics if record and code == 0 else {},
+            unreadable=attempt.unreadable if code in (0, SUSPENDED) and not held else "",
+            no_room="" if code in (0, SUSPENDED) else room.missing_in(attempt.written),
             took_s=None if asked is None else time.monotonic() - asked,
             lasted_s=time.monotonic() - attempt.began if attempt.teaches else None,
             held=held,
@@ -308,7 +302,8 @@ class Effects:
                 self._unwatch(attempt, descriptor)
             crew.close()
         if isinstance(end, Resizing):
-            yield ev.ResizeFailed(at=self._clock.now(), **about, error=end.failed, refused=end.refused)
+            error = printable(end.failed)
+            yield ev.ResizeFailed(at=self._clock.now(), **about, error=error, refused=end.refused)
         elif end is not None:
             lasted_s = time.monotonic() - began
             yield ev.WorkersResized(

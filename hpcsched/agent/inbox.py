@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import stat
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -18,7 +17,9 @@ from pathlib import Path
 import msgspec
 
 from hpcsched.core.model import JobSpec
-from hpcsched.errors import NoSuchRun, StoreError
+from hpcsched.decoding import decode, decode_file, read_file
+from hpcsched.errors import BadInput, NoSuchRun, StoreError
+from hpcsched.printing import printable
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, agent_works
 
@@ -85,7 +86,9 @@ def wait_for_answer(rundir: RunDir, name: str, *, timeout_s: float) -> Answer | 
         # Looked for before the answer: an agent that is gone by then will not give one later.
         works = now < look or agent_works(rundir)
         try:
-            answer = msgspec.json.decode(path.read_bytes(), type=Answer)
+            answer = decode_file(path, Answer)
+        except BadInput as error:
+            raise StoreError(f"{path} cannot be understood: {error}") from error
         except FileNotFoundError:
             if not works:
                 raise NoSuchRun(
@@ -125,22 +128,14 @@ class Inbox:
 
     @staticmethod
     def _read(path: Path) -> Command | str:
+        if printable(path.name) != path.name:
+            return "refused: a file's name with characters that cannot be printed"  # it goes into the journal
         try:
-            # Not waiting for a writer, should it be a pipe.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                about = os.fstat(descriptor)
-                if about.st_uid != os.geteuid():
-                    return f"refused: it comes from user {about.st_uid}"
-                if not stat.S_ISREG(about.st_mode):
-                    return "refused: it is no file"
-                data = os.read(descriptor, about.st_size)
-            finally:
-                os.close(descriptor)
-            command = msgspec.json.decode(data, type=Command)
-        except (OSError, msgspec.MsgspecError) as error:
+            command = decode(read_file(path, follow=False, owner=os.geteuid()), Command)
+        except (OSError, BadInput) as error:
             return f"refused: {error}"
-        return command if command.command in COMMANDS else f"refused: unknown command {command.command!r}"
+        known = command.command in COMMANDS
+        return command if known else f"refused: unknown command {command.command[:80]!r}"
 
     def answer(self, name: str, answer: Answer) -> None:
         """Tell the sender, and take the command away: it has been dealt with.

@@ -15,11 +15,12 @@ from types import FrameType
 
 from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.outcomes import carried_out
+from hpcsched.agent.recorder import Recorder, lead_to_decisions, tell_of_ends
 from hpcsched.agent.resources import Resources
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, MakePlan
 from hpcsched.core.model import JobState
-from hpcsched.errors import ConfigError, HpcschedError, StoreError
+from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
 
 INBOX_PERIOD_S = 0.25
@@ -37,29 +38,6 @@ KEPT_WITHIN_S = 1800.0
 """How long, with nothing left to run, states may take from memory to disk."""
 STOPPED_S = 5.0
 """Waiting so much longer than was asked for means that all of us were stopped."""
-
-_NOT_DURABLE = (ev.WorkersSpawned, ev.WorkersReady, ev.ProgressObserved)
-"""Events that a power cut may take: they are seen again, or their attempt is lost anyway."""
-
-_WAKING = (ev.WorkersExited, ev.WorkersResized, ev.ResizeFailed)
-"""What workers send us a SIGUSR1 for."""
-
-_DECISIVE = (
-    ev.JobsSubmitted,
-    ev.WorkersExited,
-    ev.WorkersReady,
-    ev.WorkersResized,
-    ev.ResizeFailed,
-    ev.ScalingProposed,
-    ev.UsageMeasured,
-    ev.DeviceLost,
-    ev.CoresLost,
-    ev.DeadlineMoved,
-    ev.ResumeRequested,
-    ev.ReleaseRequested,
-    ev.TimerFired,
-)
-"""Events that lead to decisions, before which the progress of running jobs is put on record."""
 
 
 class Outcome(StrEnum):
@@ -79,6 +57,7 @@ class Agent:
     def __init__(self, resources: Resources, *, commands: set[str] | None = None) -> None:
         self._r = resources
         self._machine, self._clock = resources.machine, resources.clock
+        self._recorder = Recorder(resources.machine, resources.journal)
         self._done_commands = commands or set()
         self._interrupts = 0
         self.killed = False
@@ -102,7 +81,7 @@ class Agent:
         """
         with self._signals():
             try:
-                self._process(list(first))
+                self._refuse(self._process(list(first)))
                 self._ask_for_jobs()
                 self._write_snapshot("RUNNING")
                 gc.freeze()  # a full collection that walks a long queue stops the loop for 50 ms
@@ -116,6 +95,12 @@ class Agent:
                 raise
             self._write_snapshot(outcome, durable=True)
             return outcome
+
+    def _refuse(self, voided: Sequence[ev.EventVoided]) -> None:
+        """Where the jobs of a run that begins cannot be taken in there is nothing to run."""
+        for void in voided:
+            if void.kind == "JobsSubmitted":
+                raise HpcschedError(f"these jobs cannot be taken in: {void.error}")
 
     def _over(self) -> bool:
         machine = self._machine
@@ -185,21 +170,22 @@ class Agent:
             wait_s = min(wait_s, max(0.0, self._snapshot_due - now))
         return wait_s
 
-    def _process(self, events: list[ev.Event]) -> None:
-        """Journal, then handle, then act; what acting tells at once is handled too."""
-        pending = deque(events)
+    def _process(self, events: list[ev.Event]) -> list[ev.EventVoided]:
+        """Journal, then handle, then act; what acting tells at once is handled too. Returns what of all that
+        could not be handled, and counts for nothing."""
+        pending, voided = deque(events), list[ev.EventVoided]()
         while pending:
             batch = list(pending)
             pending.clear()
-            if any(isinstance(event, _DECISIVE) for event in batch):
+            if lead_to_decisions(batch):
                 batch = [*self._progress(), *batch]
-            if any(isinstance(event, _WAKING) for event in batch):
+            if tell_of_ends(batch):
                 self._woken_at = time.monotonic()
-            durable = not all(isinstance(event, _NOT_DURABLE) for event in batch)
-            self._r.journal.append(batch, sync=durable)
             plan_asked: list[Action] = []
-            for event in batch:
-                actions = self._machine.handle(event)
+            for event, actions in self._recorder.take(batch):
+                if isinstance(event, ev.EventVoided):
+                    voided.append(event)
+                    self._tell(f"{event.kind} (record {event.record}) counts for nothing: {event.error}")
                 for action in actions:
                     if isinstance(action, MakePlan):
                         plan_asked.append(action)  # from the state after all of them
@@ -215,6 +201,7 @@ class Agent:
         for job_id, path in self._r.effects.outputs.items():
             self._r.snapshot.output_of(job_id, str(path))
         self._r.effects.outputs.clear()
+        return voided
 
     def _progress(self) -> list[ev.Event]:
         progress = self._r.effects.progress()
@@ -340,24 +327,26 @@ class Agent:
         commands = self._r.inbox.read()
         for name, command in commands:
             answer = self._carry_out(name, command)
+            if answer.error:
+                self._tell(f"inbox: {answer.error}")
             self._done_commands.add(name)
             self._r.inbox.answer(name, answer)
         return bool(commands)
 
     def _carry_out(self, name: str, command: Command | str) -> Answer:
         if isinstance(command, str):
-            self._tell(f"inbox: {command}")
             return Answer(error=command)
         if name in self._done_commands:
             # An earlier agent carried it out, but did not live to say so.
-            ids = [self._machine.by_name[job.name] for job in command.jobs]
-            return Answer(ids=ids or command.targets)
+            known = self._machine.by_name
+            if any(job.name not in known for job in command.jobs):
+                return Answer(error="refused by an earlier agent")
+            return Answer(ids=[known[job.name] for job in command.jobs] or command.targets)
         cause, at = f"inbox:{name}", self._clock.now()
         if command.command == "submit":
             return self._submit(command, cause)
         if command.command == "drain":
-            self._process([ev.DrainRequested(at=at, cause=cause)])
-            return Answer()
+            return self._done([ev.DrainRequested(at=at, cause=cause)], Answer())
         events, answer = carried_out(
             self._machine,
             command,
@@ -366,17 +355,21 @@ class Agent:
             keeping=self._r.effects.keeping(),
             stand_ins=self._r.admission.stand_ins,
         )
-        self._process(events)
-        return answer
+        return self._done(events, answer)
 
     def _submit(self, command: Command, cause: str) -> Answer:
         at, gpus = self._clock.now(), len(self._machine.devices)
         try:
             events, answer = self._r.admission.submitted(command, at=at, gpus=gpus, cause=cause)
-        except ConfigError as error:
+        except HpcschedError as error:
             return Answer(error=str(error))
-        self._process(events)
-        return answer
+        return self._done(events, answer)
+
+    def _done(self, events: Sequence[ev.Event], answer: Answer) -> Answer:
+        """Have the events of a command happen; the answer to it, or why they could not be handled."""
+        kinds = {type(event).__name__ for event in events}
+        voided = [void for void in self._process(list(events)) if void.kind in kinds]
+        return Answer(error=f"refused: {voided[0].error}") if voided else answer
 
     def _ask_for_jobs(self) -> None:
         """Take in the jobs that those which have ended lead to."""

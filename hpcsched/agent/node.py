@@ -18,8 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-import msgspec
-
 from hpcsched.agent import guard
 from hpcsched.agent.hostcores import host_cores
 from hpcsched.agent.line import Line
@@ -29,7 +27,7 @@ from hpcsched.agent.served import Served, sweep_answers
 from hpcsched.core.cores import ON_CORES
 from hpcsched.core.model import Device
 from hpcsched.devices import Devices, open_devices
-from hpcsched.errors import ConfigError, LaunchError
+from hpcsched.errors import BadInput, ConfigError, LaunchError
 from hpcsched.launch import wire
 from hpcsched.launch.base import LaunchPlan, Place
 from hpcsched.launch.keys import Join, read_join
@@ -198,7 +196,7 @@ class NodeAgent:
     def _take(self, data: bytes) -> None:
         try:
             envelope = wire.read_to_node(data)
-        except msgspec.MsgspecError as error:
+        except BadInput as error:
             say(f"dropped a message from the head: {error}")
             return
         if not self._link.take(envelope, time.monotonic()):

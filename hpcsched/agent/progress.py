@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from hpcsched.decoding import decode
+from hpcsched.errors import BadInput
 from hpcsched.store.status import Batching
 
 LEAST_RATE = 1e-9
@@ -16,6 +18,9 @@ MOST_STEPS = 2**53
 LEAST_SPAN_S = 1.0
 LEAST_STEPS = 5
 """A throughput is believed from this much time (seconds of the run's clock) and steps on."""
+
+MOST_LINE = 2**16
+"""Bytes of a report; a longer one counts for nothing."""
 
 MOST_READS = 16
 """Of 64 KiB at a time: a program that never stops writing must not keep the agent from the others."""
@@ -86,11 +91,11 @@ class ProgressMeter:
                 return False
             *lines, self._rest = (self._rest + data).split(b"\n")
             # A program that never ends its line must not fill our memory.
-            self._rest = self._rest[-4096:]
+            self._rest = self._rest[-MOST_LINE:]
             for line in lines:
                 # What is not a report is no reason to stop listening.
-                with contextlib.suppress(msgspec.MsgspecError):
-                    self._take(msgspec.json.decode(line, type=Line))
+                with contextlib.suppress(BadInput):
+                    self._take(decode(line, Line, most_bytes=MOST_LINE))
         return True
 
     def restart(self) -> None:

@@ -9,11 +9,11 @@ from hpcsched.agent.beginnings import is_aside
 from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
-from hpcsched.errors import HpcschedError, StoreError
+from hpcsched.errors import BadInput, HpcschedError, StoreError
 from hpcsched.launch.orphans import end, find_orphans
 from hpcsched.store import journal
 from hpcsched.store.replay import replay
-from hpcsched.store.rundir import RunDir, RunRecord
+from hpcsched.store.rundir import RunDir, RunDirError, RunRecord
 from hpcsched.store.status import read_status
 
 
@@ -37,16 +37,49 @@ def open_run(rundir: RunDir, make_policy: PolicyMaker) -> Recovered:
     return Recovered(machine, writer, commands)
 
 
-def end_orphans(machine: Machine, record: RunRecord | None, *, host: str, grace_s: float) -> int:
+def refuse_lost_journal(rundir: RunDir) -> None:
+    """Raise RunDirError where a run has been, but its journal is gone: it would begin anew, beside itself."""
+    has_been = rundir.status.exists() or any((rundir.root / "jobs").glob("*"))
+    if rundir.begun or not has_been:
+        return
+    living = len(living_of(rundir, rundir.read_record()))
+    still = f"; {living} of its processes still live on this host" if living else ""
+    raise RunDirError(
+        f"{rundir.journal} is empty or gone, but a run has been here{still}; `hpcsched journal repair` puts "
+        "what is left of it aside, another --dir begins elsewhere"
+    )
+
+
+def living_of(rundir: RunDir, record: RunRecord | None) -> list[tuple[int, int]]:
+    """The run's processes on this host: by the run's id, or where that is not known by its directory."""
+    if record is not None:
+        return find_orphans(record.id, [])
+    return find_orphans(str(rundir.root.resolve()), [], by="HPCSCHED_RUN_DIR")
+
+
+def end_orphans(
+    rundir: RunDir, machine: Machine, record: RunRecord | None, *, host: str, grace_s: float, hosts: int
+) -> int:
     """End what an earlier agent started on this host and left behind; returns how many there were.
 
-    They are asked first: a program of ours saves when it gets a SIGTERM. Raises StoreError if some
-    cannot be ended: their GPUs are not free.
+    They are asked first: a program of ours saves when it gets a SIGTERM. Where run.json is lost they are
+    known by the run's id in its journal, else by the run's directory. Raises StoreError if some cannot be
+    ended, or not be told on `hosts` hosts: their GPUs are not free.
     """
-    if record is None:
-        return 0
     known = [process for job in machine.active.values() for process in job.processes]
-    orphans = find_orphans(record.id, known if record.host == host else [])
+    if record is not None:
+        orphans = find_orphans(record.id, known if record.host == host else [])
+    elif machine.run_id:
+        orphans = find_orphans(machine.run_id, [])
+    elif not machine.lives:
+        return 0
+    elif hosts > 1:
+        raise StoreError(
+            f"{rundir.record} is gone, and the journal does not say what the run's processes on other hosts "
+            "are known by: end them, and go on with the run on one host first"
+        )
+    else:
+        orphans = living_of(rundir, None)
     left = end(orphans, grace_s) if orphans else []
     if left:
         pids = ", ".join(str(pid) for pid, _ in left)
@@ -59,15 +92,19 @@ def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
 
     And of each suspended one whose state was still in that agent's memory only: it is gone.
     """
-    steps = {}
-    for job in machine.active.values():
-        record = read_record(rundir.job(job.id))
-        if record and (not job.traits.anew or is_aside(rundir.job(job.id), job.attempt)):
-            steps[job.id] = record.step
+    steps: dict[int, int] = {}
     for job in machine.jobs.values():
-        if job.state is JobState.SUSPENDED and job.saved_step:
+        if not job.state.active and not (job.state is JobState.SUSPENDED and job.saved_step):
+            continue
+        try:
             record = read_record(rundir.job(job.id))
-            if (step := record.step if record else 0) < job.saved_step:
+        except BadInput:
+            continue  # it says nothing: what is on record stands
+        if job.state.active:
+            if record and (not job.traits.anew or is_aside(rundir.job(job.id), job.attempt)):
+                steps[job.id] = record.step
+        else:
+            if (step := record.step if record else 0) < (job.saved_step or 0):
                 steps[job.id] = step
             for held in rundir.job(job.id).glob("held.*"):
                 held.unlink(missing_ok=True)

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcsched.decoding import SMALL_BYTES, read_file
+from hpcsched.errors import BadInput
 from hpcsched.launch import wire
 from hpcsched.launch.workers import LocalWorkers
 
@@ -16,7 +18,7 @@ READY_SOON_S, READY_SOON_PERIOD_S, READY_PERIOD_S = 10.0, 0.05, 0.25
 """The ready file is looked for often so long after the launch, so that a promotion does not wait for it."""
 
 RECORD_PERIOD_S = 1.0
-MOST_RECORD_BYTES = 2**20
+MOST_RECORD_BYTES = SMALL_BYTES
 """Of STATE.json, and of any other file of the contract: a longer one is not told."""
 
 PROGRESS_PERIOD_S = 0.1
@@ -146,8 +148,6 @@ def sweep_answers(folder: Path, attempt: int) -> None:
 
 def _read(path: Path) -> bytes | None:
     try:
-        with path.open("rb") as file:
-            data = file.read(MOST_RECORD_BYTES + 1)
-    except OSError:
+        return read_file(path, most_bytes=MOST_RECORD_BYTES)
+    except (OSError, BadInput):
         return None
-    return data if len(data) <= MOST_RECORD_BYTES else None

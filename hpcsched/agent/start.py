@@ -28,7 +28,7 @@ from hpcsched.agent.loop import Agent, Outcome
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.orders import FindLayers, Site, output_path
 from hpcsched.agent.place import Place, node_agents, this_host
-from hpcsched.agent.recovery import end_orphans, open_run, saved_steps, seen_steps
+from hpcsched.agent.recovery import end_orphans, open_run, refuse_lost_journal, saved_steps, seen_steps
 from hpcsched.agent.resources import Observer, Resources, Source
 from hpcsched.agent.watch import AllocationWatch
 from hpcsched.batch.base import Allocation, BatchSystem
@@ -170,13 +170,15 @@ def run(
         rundir.make()
         stack.callback(_lock(rundir, order).release)
         _refuse_other_run(rundir, order)  # begun and ended meanwhile
+        refuse_lost_journal(rundir)
         rundir.sweep()
         before = rundir.read_record() if rundir.begun else None
         machine, journal, commands = open_run(rundir, make_policy)
         stack.callback(journal.close)
         standing, attempts_before = Standing.of(machine), _attempts(machine)
-        end_orphans(machine, before, host=host, grace_s=order.grace_s)
-        run_id = before.id if before else uuid.uuid4().hex
+        hosts = max(1, len(allocation.hosts))
+        end_orphans(rundir, machine, before, host=host, grace_s=order.grace_s, hosts=hosts)
+        run_id = before.id if before else machine.run_id or uuid.uuid4().hex
         observer = observe(machine)
 
         def say(text: str) -> None:
@@ -232,6 +234,7 @@ def run(
             updated=edits.updated,
             kept=edits.kept,
             again=edits.again,
+            run_id=run_id,
         )
         site = Site(
             rundir=rundir,

@@ -11,7 +11,10 @@ import msgspec
 from hpcsched.agent.attempts import Attempt
 from hpcsched.core.events import DeviceLost
 from hpcsched.core.machine import Machine
+from hpcsched.decoding import decode_file
+from hpcsched.errors import BadInput
 from hpcsched.launch.base import SUSPENDED
+from hpcsched.printing import printable
 
 _MOST_BYTES = 4096
 _MOST_WHY = 300
@@ -38,14 +41,14 @@ def unusable_gpu(attempt: Attempt, code: int, env: Mapping[str, str]) -> Unusabl
     if code in (0, SUSPENDED) or attempt.ready or any(name.startswith(_CHANGES) for name in env):
         return None
     try:
-        with (attempt.folder / f"unusable.{attempt.attempt}").open("rb") as file:
-            said = msgspec.json.decode(file.read(_MOST_BYTES), type=Unusable)
+        file = attempt.folder / f"unusable.{attempt.attempt}"
+        said = decode_file(file, Unusable, most_bytes=_MOST_BYTES)
         ours = importlib.util.find_spec("torch")
         if ours is None or ours.origin is None or not Path(said.torch).samefile(ours.origin):
             return None
-    except (OSError, ValueError, ImportError):
+    except (OSError, ValueError, ImportError, BadInput):
         return None
-    said.why = said.why[:_MOST_WHY]
+    said.why = printable(said.why[:_MOST_WHY])
     return said if said.gpu in attempt.gpus else None
 
 

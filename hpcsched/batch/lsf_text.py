@@ -6,9 +6,10 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hpcsched.batch.base import EndReason, JobLife
-from hpcsched.errors import BatchError
+from hpcsched.errors import BadInput, BatchError
 
 _LIVES = {
     "PEND": JobLife.PENDING,
@@ -65,14 +66,14 @@ def job_record(
 
 
 def _of_json(text: str) -> dict[str, str] | None:
-    import msgspec
+    from hpcsched.decoding import decode
 
     start = text.find("{")
     try:
-        answer = msgspec.json.decode(text[max(start, 0) :].encode())
+        answer = decode(text[max(start, 0) :].encode(errors="replace"), dict[str, Any])
         record = answer["RECORDS"][0]
         return {str(key): str(value) for key, value in record.items()}
-    except (msgspec.DecodeError, KeyError, IndexError, TypeError, AttributeError):
+    except (BadInput, KeyError, IndexError, TypeError, AttributeError):
         return None
 
 

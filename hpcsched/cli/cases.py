@@ -193,9 +193,8 @@ def of_run(
     from hpcsched.core.events import AgentStarted
     from hpcsched.policy import make_policy
     from hpcsched.sim.whatif import past_of, place_of
-    from hpcsched.store import journal
     from hpcsched.store.profiles import choose_all, load_profiles
-    from hpcsched.store.replay import replay
+    from hpcsched.store.replay import replay, standing
 
     rundir = find_run(ctx, dir_)
     inside = RunDir(rundir.root / "hpcsched-run")
@@ -208,7 +207,7 @@ def of_run(
     machine = replay(rundir.journal, make_policy).machine
     if machine.policy is None:
         raise NoSuchRun(f"the run in {rundir.root} has not started yet")
-    starts = [event for event, _ in journal.read(rundir.journal) if isinstance(event, AgentStarted)]
+    starts = [event for event in standing(rundir.journal) if isinstance(event, AgentStarted)]
     read = [profile for name in profiles for profile in load_profiles(name)]
     models = {job.spec.model for job in machine.jobs.values()}
     trainings = on_cores.trainings()

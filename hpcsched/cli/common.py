@@ -13,6 +13,7 @@ import click
 
 from hpcsched import config
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
+from hpcsched.printing import printable
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import JobStatus, Status, is_abandoned
 
@@ -86,6 +87,11 @@ def warm_processes(text: str) -> int | None:
     if not text.isdecimal():
         raise ConfigError(where="--warm", got=repr(text), accepted="auto, off or a whole number")
     return int(text)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print what may hold words of a program or of another user: a terminal does not obey it."""
+    click.echo(printable(text, lines=True), err=err)
 
 
 def plural(number: int, what: str) -> str:

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from hpcsched.cli import background, batches, cores, packs
-from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, plural
+from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, plural, say
 from hpcsched.cli.status import clock
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
@@ -72,18 +72,18 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
         }
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
         return code_of(rundir)
-    click.echo(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found))
+    say(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found))
     if reason:
-        click.echo(f"  because: {reason}")
+        say(f"  because: {reason}")
     for line in [*batches.as_it_is(rundir, found.id), *cores.as_it_is(on_cores)]:
-        click.echo(f"  now: {line}")
+        say(f"  now: {line}")
     if processes:
-        click.echo(f"  processes: {processes}")
+        say(f"  processes: {processes}")
     for line in following:
-        click.echo(f"  next: {line}")
-    click.echo("story (time into the run):")
+        say(f"  next: {line}")
+    say("story (time into the run):")
     for note in found.story:
-        click.echo(f"  {clock(note.at):>10}  {note.reason}")
+        say(f"  {clock(note.at):>10}  {note.reason}")
     return code_of(rundir)
 
 

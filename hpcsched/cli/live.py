@@ -18,6 +18,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState, Seat
 from hpcsched.core.reasons import Why
 from hpcsched.core.seats import cores_of, said_seats
+from hpcsched.printing import printable
 from hpcsched.report.tables import cores_text
 
 MOST_LINES = 12
@@ -132,23 +133,29 @@ def _to_go_on(job: Job) -> str:
 
 def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
     if isinstance(event, ev.LaunchFailed):
-        return f"could not be started: {event.error}"
+        return f"could not be started: {event.error}{_WAITS_FOR_ROOM if event.no_room else ''}"
+    bad = f": its STATE.json cannot be read: {event.unreadable}" if event.unreadable else ""
     if event.code == 0 and job.state is JobState.COMPLETED:
         metrics = "".join(
             f", {k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in job.metrics.items()
         )
-        return f"completed{metrics}"
-    if event.code == 75:
+        return f"completed{metrics}{bad}"
+    if event.code == 75 and not bad:
         return f"saved at step {job.saved_step}"
     again = "" if job.state.final else "; starts again"
     if again and job.saved_step is not None:
         again = f"; goes on from step {job.saved_step}"
-    detail = f": {event.detail}" if event.detail else ""
+    detail = f": {event.detail}" if event.detail else bad
     if event.code == 0:
         detail = ", as it was told to end: that counts as no completion"
     if job.reason and job.reason.why is Why.SAME_FAILURE:
         detail += "; the same as before, so it is not repeated"
+    if event.no_room:
+        detail, again = f"{detail}: no room in {event.no_room}", _WAITS_FOR_ROOM
     return f"ended with exit code {event.code}{detail}{again}"
+
+
+_WAITS_FOR_ROOM = "; waits for room, which does not count as a failure"
 
 
 def _free(machine: Machine) -> list[str]:
@@ -205,7 +212,7 @@ class Narrator:
         self._say(text)
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(f"[{clock(self._machine.now):>7}] {text}\n")
+        sys.stderr.write(f"[{clock(self._machine.now):>7}] {printable(text)}\n")
         sys.stderr.flush()
 
     def close(self) -> None:
@@ -241,7 +248,7 @@ class LiveTable:
         from rich.text import Text
 
         stamp = Text(f"[{clock(self._machine.now):>7}] ", style="dim")
-        self._console.print(stamp + Text(text), soft_wrap=True)
+        self._console.print(stamp + Text(printable(text)), soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()

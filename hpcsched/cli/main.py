@@ -12,6 +12,7 @@ import click
 
 from hpcsched import __version__, config
 from hpcsched.errors import HpcschedError
+from hpcsched.printing import printable
 
 _COMMANDS = {
     "run": ("run:run", "Run a set of jobs in this allocation until all have ended."),
@@ -36,6 +37,7 @@ _COMMANDS = {
     "tune": ("tune:tune", "Search hyperparameters: Hyperband, several trials trained as one."),
     "script": ("script:script", "Print a batch script for Slurm or LSF that runs job sets."),
     "doctor": ("doctor:doctor", "What was found on this machine, and in this allocation."),
+    "journal": ("journal:journal_group", "Check and mend a run's journal."),
     "config": ("settings:config_group", "Settings and where they come from."),
 }
 
@@ -104,7 +106,7 @@ def main() -> None:
     except HpcschedError as error:
         if verbose:
             raise
-        click.echo(f"hpcsched: {error}", err=True)
+        click.echo(f"hpcsched: {printable(str(error), lines=True)}", err=True)
         code = error.exit_code
     except BrokenPipeError:
         # The reader has seen enough (| head); say nothing when the interpreter flushes.

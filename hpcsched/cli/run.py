@@ -26,6 +26,7 @@ from hpcsched.cli.common import (
     json_option,
     naming_the_file,
     option,
+    say,
     warm_processes,
 )
 from hpcsched.core.actions import Action
@@ -351,14 +352,14 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[s
 def _tell_failure(life: Any, job_id: int) -> None:
     """Why a job failed, and the last lines it wrote."""
     job = life.machine.jobs[job_id]
-    click.echo(f"hpcsched: job {job.id} ({job.spec.name}) failed: {job.reason}", err=True)
+    say(f"hpcsched: job {job.id} ({job.spec.name}) failed: {job.reason}", err=True)
     path = life.outputs.get(job_id)
     if path is None or not path.exists():
         return
     lines = path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-    click.echo(f"  the last lines of {path}:", err=True)
+    say(f"  the last lines of {path}:", err=True)
     for line in lines:
-        click.echo(f"    {line[:300]}", err=True)
+        say(f"    {line[:300]}", err=True)
 
 
 def _put_away(

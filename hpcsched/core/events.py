@@ -34,7 +34,8 @@ class AgentStarted(Event):
     `profiles` replace those of earlier lives, which may have had other devices; `parallel` are the models
     whose programs have said that they are. `deadline` is when the allocation ends (None: not known, or
     never); `reserve_s` the seconds to keep before that besides what saving is known to take. `cores` are
-    those for jobs that need no GPU.
+    those for jobs that need no GPU. `run_id` is what the run's processes are known by ("" in journals of
+    0.1.0).
 
     `seen_steps` says, by job, how far its attempt was by the last snapshot. The job file that this life began
     with: `updated` are definitions taken from it, by job, `kept` the keys of which it says otherwise than the
@@ -56,6 +57,7 @@ class AgentStarted(Event):
     updated: Mapping[int, JobSpec] = field(default_factory=dict)
     kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     again: tuple[int, ...] = ()
+    run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +262,8 @@ class WorkersExited(AttemptEvent):
     (both None for a program that reports neither). `took_s` are measured seconds since it was asked to
     save (None if it was not, and for what only follows a profile). `held`: the state of `saved_step` is in
     memory, and not on disk yet. `lasted_s` are measured seconds since the launch (None for what only follows
-    a profile).
+    a profile). `unreadable` says why its record of what it has saved cannot be read ("": it can), `no_room`
+    which of its directories had no room left when it failed ("": none).
     """
 
     code: int
@@ -271,18 +274,22 @@ class WorkersExited(AttemptEvent):
     took_s: float | None = None
     held: bool = False
     lasted_s: float | None = None
+    unreadable: str = ""
+    no_room: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFailed(AttemptEvent):
     """The attempt's processes could not be started; `transient` says whether to try again.
 
-    `host_fault`: a host that is being lost is to blame, not the job.
+    `host_fault`: a host that is being lost is to blame, not the job; `no_room`: this directory, which has no
+    room left ("": none).
     """
 
     error: str
     transient: bool = True
     host_fault: bool = False
+    no_room: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +298,23 @@ class DeviceLost(Event):
 
     gpu: int
     why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventVoided(Event):
+    """The event in this record of the journal could not be handled, and counts for nothing: now and in every
+    replay.
+
+    `kind` is its type (Unreadable: its record was damaged), `error` why. `job_id` and `attempt` are what it
+    was about; `ended`: it would have told that the attempt is over.
+    """
+
+    record: int
+    kind: str
+    error: str
+    job_id: int | None = None
+    attempt: int | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

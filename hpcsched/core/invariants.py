@@ -83,7 +83,9 @@ def check(machine: Machine) -> None:
         line = machine.queue if job.spec.cpus is None else machine.cores.queue
         assert job.id not in (machine.cores.queue if job.spec.cpus is None else machine.queue), "wrong queue"
         in_line = lanes if job.spec.background else job.id in line or job.id in machine.late
-        assert in_line == (waits and job.submit_s <= machine.now), f"job {job.id} queue"
+        crowded = machine.no_space.get(job.id)
+        due_s = max(job.submit_s, crowded.until if crowded else 0.0)
+        assert in_line == (waits and due_s <= machine.now), f"job {job.id} queue"
         assert not (job.id in line and job.id in machine.late), f"job {job.id} waits twice"
     policy = machine.policy
     if policy and policy.work_conserving and not machine.draining and machine.free:

@@ -6,9 +6,10 @@ from math import floor, inf
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import SetTimer
+from hpcsched.core.crowding import Crowding
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobState
-from hpcsched.core.moves import DRAIN, HURRY, Moves
+from hpcsched.core.moves import DRAIN, HURRY
 from hpcsched.core.reasons import Reason, Why
 
 FROM_BATCH = "batch:"
@@ -21,7 +22,7 @@ def _wanted(cause: str) -> bool:
     return cause.startswith("inbox:") or cause in ("SIGINT", "SIGHUP", CANCELLED)
 
 
-class Leaving(Moves):
+class Leaving(Crowding):
     """A run's state that comes to its end in time."""
 
     def _deadline_moved(self, event: ev.DeadlineMoved) -> None:

@@ -25,6 +25,9 @@ from hpcsched.core.state import Life
 SAVED_AND_LEFT = 75
 """Exit code of a program that saved and left (EX_TEMPFAIL)."""
 
+VOID = "void"
+"""What is wanted of a job whose news could not be handled: that it ends."""
+
 
 def _lost(gpu: int) -> str:
     return f"GPU {gpu} was lost"
@@ -69,7 +72,15 @@ class Machine(Obeying):
             ev.LaunchFailed: self._launch_failed,
             ev.DeviceLost: self._device_lost,
             ev.TimerFired: self._timer_fired,
+            ev.EventVoided: self._event_voided,
         }
+
+    def become(self, other: Machine) -> None:
+        """Take over the state of another machine: who holds this one goes on with that."""
+        for name, value in vars(other).items():
+            if name != "_handlers":
+                setattr(self, name, value)
+        self.changed.update(self.jobs)
 
     # --- the one way in ---------------------------------------------------------------------
 
@@ -126,7 +137,7 @@ class Machine(Obeying):
         self.lives.append(Life(event.at, event.wall, len(event.devices)))
         self.policy = self._make_policy(event.policy, event.policy_options)
         self.policy_options = event.policy_options
-        self.grace_s = event.grace_s
+        self.grace_s, self.run_id = event.grace_s, event.run_id or self.run_id
         self._load(event.profiles, event.parallel)
         self.plan, self._plan_asked = None, False
         self.draining, self.drain_cause = False, ""
@@ -145,10 +156,26 @@ class Machine(Obeying):
         self._have(devices, free=devices)
         self.lost_devices = {}
         self.holder = {}
-        for _, job_id in sorted(self.arrivals):
-            self._wake_at_arrival(self.jobs[job_id])
+        self._room_may_be_back()
+        for at, job_id in sorted(self.arrivals):
+            self._wake_at_arrival(self.jobs[job_id], at)
         self._let_late_ones_in()
         self._decide_after = True
+
+    def _event_voided(self, event: ev.EventVoided) -> None:
+        job = self.jobs.get(event.job_id) if event.job_id is not None else None
+        if job is None:
+            return
+        facts = {"event": event.kind, "record": event.record, "error": event.error}
+        self._note(job, Reason(Why.VOIDED, facts))
+        if job.id not in self.active or job.attempt != event.attempt:
+            return
+        if event.ended:
+            self._attempt_lost(job, None, f"its end ({event.kind}) could not be handled", counts=True)
+            self._decide_after = True
+        elif job.wanted in ("", "suspend"):
+            job.wanted = VOID
+            self._terminate(job)
 
     def _profiles_loaded(self, event: ev.ProfilesLoaded) -> None:
         self._load(event.profiles, event.parallel)
@@ -174,7 +201,7 @@ class Machine(Obeying):
             self._wait_for_others(job)
         for job in jobs:
             if job.submit_s > self.now:
-                self._expect(job)
+                self._expect(job, job.submit_s)
             else:
                 self._enqueue(job)
         for job in jobs:
@@ -218,6 +245,7 @@ class Machine(Obeying):
         job.current.ready_s, job.current.launch_s = self.now, event.took_s
         self._disturb(job, job.current.gpus)
         costs = self._costs(job)
+        self.no_space.pop(job.id, None)
         costs.start_s = self.now - job.current.start_s
         costs.starts.add(event.took_s)
         if job.wanted == "suspend" and job.state is not JobState.SUSPENDING:
@@ -297,6 +325,8 @@ class Machine(Obeying):
         self._decide_after = True
         # After our SIGTERM exit code 0 proves nothing: the program's handler may just call exit(0).
         asked_to_save = job.current.signalled_s is not None
+        if event.unreadable:
+            self._note(job, Reason(Why.BAD_RECORD, {"error": event.unreadable}))
         told_to_end = job.wanted == "cancel" or (job.wanted not in ("", "suspend") and not asked_to_save)
         if event.code == 0 and (not told_to_end or job.remaining == 0):
             if job.spec.steps is not None and not job.reports:
@@ -306,6 +336,12 @@ class Machine(Obeying):
         elif job.wanted == "cancel":
             self._end_attempt(job, Ended.CANCELLED)
             self._finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
+        elif event.code == SAVED_AND_LEFT and event.unreadable:
+            self._failed(
+                job, event.code, f"its STATE.json cannot be read: {event.unreadable}", event.lasted_s
+            )
+        elif event.no_room and event.code != 0:
+            self._no_room(job, event.saved_step, event.no_room)
         elif event.code == SAVED_AND_LEFT and (asked_to_save or moved or job.target):
             if not (asked_to_save or job.wanted or job.target):
                 self._leaves_pack(job)
@@ -318,7 +354,7 @@ class Machine(Obeying):
                 if job.wanted.startswith(("GPU", "the cores"))
                 else f"exit code {event.code} while leaving"
             )
-            self._attempt_lost(job, job.saved_step, why, counts=not job.wanted)
+            self._attempt_lost(job, job.saved_step, why, counts=job.wanted in ("", VOID))
         else:
             self._failed(job, event.code, event.detail, event.lasted_s)
 
@@ -328,7 +364,9 @@ class Machine(Obeying):
             return
         self._note(job, Reason(Why.LAUNCH_FAILED, {"error": event.error}))
         self._decide_after = True
-        if job.wanted not in ("", "suspend") or event.host_fault:
+        if event.no_room and job.wanted != "cancel":
+            self._no_room(job, None, event.no_room)
+        elif job.wanted not in ("", "suspend") or event.host_fault:
             self._attempt_lost(job, None, job.wanted or event.error, counts=not job.wanted)
         elif event.transient and job.failures < job.spec.retries:
             job.failures += 1

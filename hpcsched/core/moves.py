@@ -227,6 +227,7 @@ class Moves(Seating):
             return
         if step > (job.saved_step or 0):
             job.failures = job.losses = 0
+            self.no_space.pop(job.id, None)
         job.saved_step = step
         job.has(anew=False)
         job.step, job.reports = max(job.step, step), True
@@ -284,7 +285,8 @@ class Moves(Seating):
         job.failures += 1
         refused = job.spec.kind is Kind.TRAINER and code == REFUSED
         if job.failures > job.spec.retries or refused:
-            self._finish(job, JobState.FAILED, Reason(Why.EXITED, {"code": code, "detail": ""}))
+            facts = {"code": code, "detail": f": {detail}" if detail else ""}
+            self._finish(job, JobState.FAILED, Reason(Why.EXITED, facts))
             return
         if job.failures > 1 and before is not None and now == before:
             facts = {"code": code, "detail": detail, "after": lasted_s, "name": job.spec.name}
@@ -370,7 +372,8 @@ class Moves(Seating):
 
     def _enqueue(self, job: Job) -> None:
         ready = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
-        if not ready or job.submit_s > self.now:
+        crowded = self.no_space.get(job.id)
+        if not ready or job.submit_s > self.now or (crowded and crowded.until > self.now):
             return
         self.changed.add(job.id)
         if job.spec.background:
@@ -415,6 +418,7 @@ class Moves(Seating):
         self._to(job, state)
         self.proposals.forget(job.id)
         self.cores.of.pop(job.id, None)
+        self.no_space.pop(job.id, None)
         self.unfinished -= 1
         plan = None if job.spec.background else self.plan
         if plan and not (state is JobState.COMPLETED and plan.foresaw(job.id, self.now)):

@@ -44,15 +44,15 @@ class Noting(RunState):
         key = (kind, job.id, job.attempt)
         self._actions.append(SetTimer(at=self.now, cause=self._cause, key=key, due=due))
 
-    def _expect(self, job: Job) -> None:
+    def _expect(self, job: Job, at: float) -> None:
         """Let a job wait for its time."""
-        heappush(self.arrivals, (job.submit_s, job.id))
-        self._wake_at_arrival(job)
+        heappush(self.arrivals, (at, job.id))
+        self._wake_at_arrival(job, at)
 
-    def _wake_at_arrival(self, job: Job) -> None:
+    def _wake_at_arrival(self, job: Job, at: float) -> None:
         # Exactly then: now + (then - now) may come out before it.
         if not job.state.final:
-            self._set_timer("arrival", job, job.submit_s)
+            self._set_timer("arrival", job, at)
 
 
 _S = JobState

@@ -114,7 +114,7 @@ class Obeying(Allotting):
             self.cores.of.pop(job.id, None)
         if job.submit_s > self.now:
             job.submit_s = max(self.now, spec.submit_at)
-            self._expect(job)
+            self._expect(job, job.submit_s)
         self._wait_for_others(job)
         self._enqueue(job)
         if name := blocked_by(self, job, {}):

@@ -25,6 +25,7 @@ class Why(StrEnum):
     NO_LANE = "NoLane"
     NO_CORES = "NoCores"
     CORES_PRIORITY = "CoresPriority"
+    NO_SPACE = "NoSpace"
     # why it has this many GPUs
     OPTIMAL = "Optimal"
     LEFT_OVER = "LeftOver"
@@ -101,6 +102,8 @@ class Why(StrEnum):
     LEARNED = "Learned"
     QUARANTINED = "Quarantined"
     EXCUSED = "Excused"
+    BAD_RECORD = "BadRecord"
+    VOIDED = "Voided"
     COMPLETED = "Completed"
 
 
@@ -118,6 +121,7 @@ _WORDS = {
     Why.NO_LANE: "waits for a background lane that it may use",
     Why.NO_CORES: "waits for CPU cores to start on",
     Why.CORES_PRIORITY: "waits for CPU cores behind earlier jobs",
+    Why.NO_SPACE: "no room in {where}: tries again {again:.0f} s into the run (try {tries})",
     Why.SEATED: "starts with {seats}, on {cores:.4g} of the {budget:.4g} cores that it may have{because}",
     Why.MORE_CORES: "more cores, from {old} to {seats}: at {rate:.4g} steps/s it used {efficiency:.0%} of "
     "the {had:.4g} it had{because}",
@@ -216,6 +220,8 @@ _WORDS = {
     "any more",
     Why.EXCUSED: "background job {job} ({name}) shared a GPU with it: that counts as no failure, and they "
     "share none any more",
+    Why.BAD_RECORD: "its STATE.json cannot be read: {error}",
+    Why.VOIDED: "{event}, record {record} of the journal, counts for nothing: {error}",
     Why.COMPLETED: "completed",
 }
 

@@ -41,6 +41,15 @@ class Life:
     gpus: int
 
 
+@dataclass(frozen=True, slots=True)
+class NoSpace:
+    """There was no room for a job in directory `where`, so many times in a row; it waits `until` then."""
+
+    where: str
+    tries: int
+    until: float
+
+
 class RunState:
     """All jobs, devices and leases of one run.
 
@@ -93,6 +102,10 @@ class RunState:
         self.plan: Plan | None = None
         self.news = 0
         """What happened that no plan foresaw: counted, so that a plan can say how much of it it knows."""
+        self.no_space: dict[int, NoSpace] = {}
+        """By job: what had no room for it, and when it is tried again."""
+        self.run_id = ""
+        """What the run's processes are known by; "" where the journal does not say."""
         self.unfinished = 0
         self.kept: dict[int, tuple[str, ...]] = {}
         """By job: keys of which the job file last seen says otherwise than the run, which keeps its own."""
@@ -148,7 +161,7 @@ class RunState:
         waiting = len(self.queue) or self.late or len(self.lanes.queue) or len(self.cores.queue)
         if self.active or self.draining or not waiting:
             return False
-        if any(self.jobs[i].state is JobState.PENDING for _, i in self.arrivals):
+        if any(self.jobs[i].state in (JobState.PENDING, JobState.SUSPENDED) for _, i in self.arrivals):
             return False
         return not self.queue.any_fits(self.capacity().fits)
 
@@ -210,6 +223,9 @@ class RunState:
             return Reason(Why.DEPENDENCY, {"after": ", ".join(missing)})
         if job.submit_s > self.now:
             return Reason(Why.BEGIN_TIME, {"at": job.submit_s})
+        if (crowded := self.no_space.get(job.id)) and crowded.until > self.now:
+            facts = {"where": crowded.where, "again": crowded.until, "tries": crowded.tries}
+            return Reason(Why.NO_SPACE, facts)
         if self.draining:
             return Reason(Why.DRAINING)
         if job.spec.background:

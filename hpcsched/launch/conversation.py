@@ -11,8 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
-import msgspec
-
+from hpcsched.errors import BadInput
 from hpcsched.launch import wire
 from hpcsched.launch.door import Door
 from hpcsched.launch.host import FENCE_S, RemoteHost
@@ -106,7 +105,7 @@ class Conversation:
                 node.broke_at = None
         try:
             envelope = wire.read_to_head(data)
-        except msgspec.MsgspecError as error:
+        except BadInput as error:
             self._say_once(f"dropped a message from {node.name if node else 'a stranger'}: {error}")
             return
         if isinstance(envelope.body, wire.Hello):

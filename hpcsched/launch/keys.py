@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from hpcsched.errors import ConfigError, StoreError
+from hpcsched.decoding import SMALL_BYTES, decode
+from hpcsched.errors import BadInput, ConfigError, StoreError
 from hpcsched.launch.wire import PROTOCOL
 
 PREFIX = "join-"
@@ -129,11 +130,11 @@ def read_join(path: Path) -> Join:
     except OSError as error:
         raise bad(error.strerror or str(error)) from None
     try:
-        protocol = msgspec.json.decode(data, type=_Version).protocol
+        protocol = decode(data, _Version, most_bytes=SMALL_BYTES).protocol
         if protocol != PROTOCOL:
             raise bad(
                 f"protocol {protocol}, but this hpcsched speaks {PROTOCOL}: use the same version everywhere"
             )
-        return msgspec.json.decode(data, type=Join)
-    except msgspec.MsgspecError as error:
+        return decode(data, Join, most_bytes=SMALL_BYTES)
+    except BadInput as error:
         raise bad(f"not a join file: {error}") from None

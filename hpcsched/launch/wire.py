@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from hpcsched.core.model import Device, HostCores
+from hpcsched.decoding import decode_message
 
 PROTOCOL = 3
 """Raised with every change of a message; both ends must have the same."""
@@ -299,18 +300,18 @@ class ToNode(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_to_head = msgspec.msgpack.Decoder(ToHead).decode
-_decode_to_node = msgspec.msgpack.Decoder(ToNode).decode
+_to_head = msgspec.msgpack.Decoder(ToHead)
+_to_node = msgspec.msgpack.Decoder(ToNode)
 
 
 def read_to_head(data: bytes) -> ToHead:
-    """A node agent's message; raises msgspec.MsgspecError."""
-    return _decode_to_head(data)
+    """A node agent's message; raises BadInput."""
+    return decode_message(_to_head, data, most_bytes=MOST_BYTES)
 
 
 def read_to_node(data: bytes) -> ToNode:
-    """The head's message; raises msgspec.MsgspecError."""
-    return _decode_to_node(data)
+    """The head's message; raises BadInput."""
+    return decode_message(_to_node, data, most_bytes=MOST_BYTES)
 
 
 class Link:

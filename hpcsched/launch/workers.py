@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hpcsched.decoding import SMALL_BYTES, read_file
+from hpcsched.errors import BadInput
 from hpcsched.launch.base import LOST, SUSPENDED, LaunchPlan, Place, attempt_code
 from hpcsched.launch.proc import stat
 from hpcsched.launch.spawn import unhindered
@@ -210,8 +212,9 @@ class LocalWorkers:
 
     def _find_held(self) -> None:
         for attempt in reversed(self._attempts):
-            with contextlib.suppress(OSError):
-                self.held = (self._folder / f"held.{attempt}").read_bytes() if self._folder else None
+            with contextlib.suppress(OSError, BadInput):
+                held = self._folder / f"held.{attempt}" if self._folder else None
+                self.held = read_file(held, most_bytes=SMALL_BYTES) if held else None
                 self.on_held(attempt)
                 return
 

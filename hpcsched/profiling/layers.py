@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import hpcsched
 from hpcsched.core.model import JobSpec
+from hpcsched.decoding import SMALL_BYTES, decode
 from hpcsched.devices.base import Devices
-from hpcsched.errors import ConfigError
+from hpcsched.errors import BadInput, ConfigError
 from hpcsched.launch.base import Launcher, LaunchPlan
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.profiling.probing import Probe, ProbeFailed, kept_if_it_fails, started
@@ -86,8 +88,8 @@ class _Run(Probe):
         return replace(plan, argv=argv, env=env, arena=False)
 
     def _tell(self, line: bytes) -> None:
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # what others write there
-            report = json.loads(line)
+        with contextlib.suppress(BadInput, KeyError, TypeError, ZeroDivisionError):  # what others write there
+            report = decode(line, dict[str, Any], most_bytes=SMALL_BYTES)
             self.watch(report["step"] / report["of"], f"batch {report['batch']}")
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from hpcsched.decoding import SMALL_BYTES, decode
+from hpcsched.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +74,9 @@ def median_and_spread(rates: Sequence[float]) -> tuple[float, float | None]:
 def parse_report(line: bytes) -> tuple[int, float] | None:
     """(step, seconds) of a progress line {"step": n, "t": s}; None for anything else."""
     try:
-        report = json.loads(line)
+        report = decode(line, dict[str, Any], most_bytes=SMALL_BYTES)
         step, t = report["step"], report["t"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (BadInput, KeyError):
         return None
     fits = type(step) is int and step >= 0 and type(t) in (int, float) and math.isfinite(t)
     return (step, float(t)) if fits else None

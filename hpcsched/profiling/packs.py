@@ -16,8 +16,9 @@ from typing import Any
 
 import hpcsched
 from hpcsched.core.model import JobSpec
+from hpcsched.decoding import SMALL_BYTES, decode
 from hpcsched.devices.base import Devices
-from hpcsched.errors import ConfigError
+from hpcsched.errors import BadInput, ConfigError
 from hpcsched.launch.base import Launcher, LaunchPlan
 from hpcsched.profiling.packs_found import Measured, Pair, Point
 from hpcsched.profiling.probing import Probe, ProbeFailed, Say, kept_if_it_fails, started
@@ -157,8 +158,8 @@ class _Run(Probe):
     say: Say
 
     def _tell(self, line: bytes) -> None:
-        with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):  # what others write there
-            report = json.loads(line)
+        with contextlib.suppress(BadInput, KeyError, TypeError, IndexError):  # what others write there
+            report = decode(line, dict[str, Any], most_bytes=SMALL_BYTES)
             if "alone_s" in report:
                 self.say(f"{self.jobs[report['job']].model}: {1e3 * report['alone_s']:.3f} ms a step alone")
             elif "members" in report:

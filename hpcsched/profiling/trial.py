@@ -15,8 +15,9 @@ from typing import Any
 
 from hpcsched.core.model import Device, JobSpec
 from hpcsched.core.processes import shape_of
+from hpcsched.decoding import SMALL_BYTES, decode_file
 from hpcsched.devices.base import Devices
-from hpcsched.errors import HpcschedError
+from hpcsched.errors import BadInput, HpcschedError
 from hpcsched.launch.base import SUSPENDED, Launcher, LaunchPlan, Workers
 from hpcsched.launch.contract import job_dir, plan_attempt
 from hpcsched.launch.proc import wait_ended
@@ -213,10 +214,9 @@ class Trial:
     def _record(self) -> dict[str, Any]:
         """STATE.json, as far as it can be read."""
         try:
-            found = json.loads((self._job_dir / "STATE.json").read_bytes())
-        except (OSError, ValueError):
+            return decode_file(self._job_dir / "STATE.json", dict[str, Any], most_bytes=SMALL_BYTES)
+        except (OSError, BadInput):
             return {}
-        return found if isinstance(found, dict) else {}
 
     def _memory(self) -> dict[int, float]:
         """Used memory of the chosen devices in MiB, of those that can be measured."""

@@ -18,8 +18,9 @@ from typing import Any
 
 import hpcsched
 from hpcsched.core.model import Device, JobSpec
+from hpcsched.decoding import SMALL_BYTES, decode
 from hpcsched.devices.base import Devices
-from hpcsched.errors import ConfigError, LaunchError
+from hpcsched.errors import BadInput, ConfigError, LaunchError
 from hpcsched.launch.base import Launcher
 from hpcsched.planning.vsw.configure import Gpu
 from hpcsched.planning.vsw.costs import Line, Network
@@ -219,9 +220,9 @@ class _Points(Probe):
 
     def _tell(self, line: bytes) -> None:
         try:
-            point = json.loads(line)
+            point = decode(line, dict[str, Any], most_bytes=SMALL_BYTES)
             row = Row(**point["round"], **{key: point[key] for key in _ROW})
-        except (ValueError, KeyError, TypeError):  # what others write there, and signs of life
+        except (BadInput, ValueError, KeyError, TypeError):  # what others write there, and signs of life
             return
         self.row(row)
         self.learn()

@@ -17,6 +17,7 @@ from msgspec import UNSET
 from hpcsched.core.model import Attempt, JobState, Seat
 from hpcsched.core.seats import cores_of, said_seats
 from hpcsched.planning.workers import WorkerOptions
+from hpcsched.printing import printable
 from hpcsched.report.drawing import INK, PALETTE
 from hpcsched.report.result import JobResult, Result
 from hpcsched.report.tables import duration, steps_done, stretches, time_format
@@ -79,9 +80,14 @@ class Page:
         if self.histories:
             parts.append(f"<h2>Global batches</h2>\n{_DECISIONS}")
             parts += [_section(history, next(numbers)) for history in self.histories]
-        return _PAGE.substitute(
-            title=escape(self.title), began=escape(self.began), style=_STYLE, body="\n".join(parts)
+        page = _PAGE.substitute(
+            title=escape(self.title),
+            began=escape(self.began),
+            style=_STYLE,
+            policy=_POLICY,
+            body="\n".join(parts),
         )
+        return printable(page, lines=True)
 
     def _resources(self) -> str:
         """What the jobs had, in the words of a heading."""
@@ -309,10 +315,14 @@ th { color: #555; font-weight: 600; border-bottom: 1px solid #aaa; }
   figure, .tiles, tr { break-inside: avoid; } h2, h3, h2 + .small, .facts { break-after: avoid; } }
 """).substitute(ink=INK, orange=PALETTE[1], blue=PALETTE[4])
 
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
+"""Nothing is loaded and nothing runs, whatever has got into the page."""
+
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="$policy">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title>
 <style>$style</style>

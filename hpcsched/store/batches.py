@@ -9,10 +9,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from hpcsched.errors import StoreError
+from hpcsched.decoding import decode, read_file
+from hpcsched.errors import BadInput, StoreError
 
 NAME = "batches.jsonl"
 """In a job's folder."""
+
+MOST_BYTES = 2**30
 
 _Count = Annotated[int, Meta(ge=0)]
 _Some = Annotated[int, Meta(ge=1)]
@@ -51,17 +54,17 @@ def read_batches(path: Path) -> Sequence[Decision]:
     if the file cannot be read.
     """
     try:
-        data = path.read_bytes()
+        data = read_file(path, most_bytes=MOST_BYTES)
     except FileNotFoundError:
         return ()
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    decoder = msgspec.json.Decoder(Decision)
+    except (OSError, BadInput) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"cannot read {path}: {why}") from error
     kept: list[Decision] = []
     for line in data.split(b"\n"):
         try:
-            decision = decoder.decode(line)
-        except (msgspec.MsgspecError, RecursionError):
+            decision = decode(line, Decision)
+        except BadInput:
             continue
         while kept and kept[-1].step >= decision.step:
             kept.pop()

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,13 +17,30 @@ from zlib import crc32
 import msgspec
 
 from hpcsched.core import events as ev
-from hpcsched.errors import StoreError
+from hpcsched.decoding import decode as bytes_as
+from hpcsched.decoding import read_file
+from hpcsched.errors import BadInput, StoreError
 
 VERSION = 1
+
+MOST_BYTES = 2**40
+"""Of a journal, which is as long as the run."""
+
+_NEVER_WRITTEN = bytes(8)
+"""Blocks of a file that a power cut kept from being written are read as zeros."""
 
 _EVENTS: dict[str, type[ev.Event]] = {
     name: kind for name, kind in vars(ev).items() if isinstance(kind, type) and issubclass(kind, ev.Event)
 }
+
+
+class Damaged(StoreError):
+    """A journal holds what no crash leaves: at byte `offset`, where record `number` belongs."""
+
+    def __init__(self, path: Path, offset: int, number: int, why: str) -> None:
+        self.offset, self.number, self.why = offset, number, why
+        where = f"at byte {offset}, record {number}: {why}"
+        super().__init__(f"{path} is damaged {where}; `hpcsched journal repair` mends it, a copy is kept")
 
 
 class _Record(msgspec.Struct):
@@ -45,31 +63,28 @@ def encode(seq: int, event: ev.Event) -> bytes:
 
 
 def _checked(line: bytes) -> _Record:
-    """A whole record with a right checksum, of whatever version; ValueError for anything else."""
-    record = msgspec.json.decode(line, type=_Record)
+    """A whole record with a right checksum, of whatever version; ValueError or BadInput for anything else."""
+    record = bytes_as(line, _Record, most_bytes=MOST_BYTES, most_depth=None)
     if record.crc != _checksum(record.seq, record.type, bytes(record.event)):
         raise ValueError("wrong checksum")
     return record
 
 
 def decode(line: bytes) -> tuple[int, ev.Event]:
-    """Sequence number and event of a whole record; raises ValueError for anything else."""
+    """Sequence number and event of a whole record; raises ValueError or BadInput for anything else."""
     record = _checked(line)
     if record.v != VERSION or record.type not in _EVENTS:
         raise ValueError(f"record version {record.v}, type {record.type}, of another hpcsched")
-    return record.seq, msgspec.json.decode(record.event, type=_EVENTS[record.type])
+    kind = _EVENTS[record.type]
+    return record.seq, bytes_as(bytes(record.event), kind, most_bytes=MOST_BYTES, most_depth=None)
 
 
 def read(path: Path) -> Iterator[tuple[ev.Event, int]]:
     """Each event and the offset where its record ends; stops before a torn tail.
 
-    Raises StoreError when the file cannot be read, or a bad record has good ones after it: that is
-    no torn tail but damage.
+    Raises StoreError when the file cannot be read, and Damaged where it holds what no crash leaves.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    data = content(path)
     offset, expected = 0, 1
     while offset < len(data):
         end = data.find(b"\n", offset) + 1
@@ -79,20 +94,41 @@ def read(path: Path) -> Iterator[tuple[ev.Event, int]]:
             seq, event = decode(data[offset:end])
             if seq != expected:
                 raise ValueError(f"record {seq} where {expected} belongs")
-        except (ValueError, msgspec.MsgspecError) as error:
-            if end and _has_whole_record(data, offset):
-                raise StoreError(f"{path} is damaged at byte {offset}, record {expected}: {error}") from error
-            return
+        except (ValueError, BadInput) as error:
+            if is_torn(data[offset:]):
+                return
+            raise Damaged(path, offset, expected, str(error)) from error
         yield event, end
         offset, expected = end, expected + 1
 
 
-def _has_whole_record(data: bytes, offset: int) -> bool:
-    """Whether a record was written whole here or later: then what cannot be read is no torn tail."""
-    for line in data[offset:].splitlines(keepends=True):
-        with contextlib.suppress(ValueError, msgspec.MsgspecError):
-            _checked(line)
-            return True
+def content(path: Path) -> bytes:
+    """The whole file; raises StoreError."""
+    try:
+        return read_file(path, most_bytes=MOST_BYTES)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    except BadInput as error:
+        raise StoreError(f"cannot read {path}: {error}") from error
+
+
+def is_torn(tail: bytes) -> bool:
+    """Whether what cannot be read at the end of a journal is what a crash leaves: a record without its end,
+    or blocks that were never written. Such a record was not acknowledged, any other one may have been."""
+    lines = tail.splitlines(keepends=True)
+    if any(is_whole(line) for line in lines):
+        return False
+    if _NEVER_WRITTEN in tail:
+        return True
+    # A record that is whole but for its last byte had its end of line, and lost it.
+    return not tail.endswith(b"\n") and len(lines) == 1 and not is_whole(tail[:-1] + b"\n")
+
+
+def is_whole(line: bytes) -> bool:
+    """Whether this is a record, of whatever version, as it was written."""
+    with contextlib.suppress(ValueError, BadInput):
+        _checked(line)
+        return line.endswith(b"\n")
     return False
 
 
@@ -128,6 +164,8 @@ class Journal:
                 view = view[os.write(self._descriptor, view) :]
             if sync:
                 os.fdatasync(self._descriptor)
+            if not os.fstat(self._descriptor).st_nlink:
+                raise OSError(errno.ENOENT, "it was removed while the run goes on")
         except OSError as error:
             self._cut()
             raise StoreError(f"cannot write {self.path}: {error.strerror}") from error

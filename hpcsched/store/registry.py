@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from hpcsched.errors import StoreError
+from hpcsched.decoding import SMALL_BYTES, decode_file
+from hpcsched.errors import BadInput, StoreError
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
 
@@ -58,8 +59,8 @@ def runs(*, environ: Mapping[str, str] | None = None) -> list[Registered]:
         return []
     for path in files:
         try:
-            entry = msgspec.json.decode(path.read_bytes(), type=Registered)
-        except (OSError, msgspec.MsgspecError):
+            entry = decode_file(path, Registered, most_bytes=SMALL_BYTES)
+        except (OSError, BadInput):
             continue  # somebody else's, a newer version's, or just removed
         if not _there(entry):
             with contextlib.suppress(OSError):

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcsched.core import events as ev
 from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.machine import Machine
-from hpcsched.errors import StoreError
+from hpcsched.errors import BadInput, StoreError
 from hpcsched.store import journal
+
+_ENDS = (ev.WorkersExited, ev.LaunchFailed)
+_MARK = b'"type":"EventVoided"'
+
+
+class Contradiction(StoreError):
+    """A record cannot be handled after the ones before it: `number`, its `event`, and why."""
+
+    def __init__(self, path: Path, number: int, event: ev.Event, why: str) -> None:
+        self.number, self.event, self.why = number, event, why
+        what = f"record {number} ({type(event).__name__}) contradicts the ones before ({why})"
+        super().__init__(f"{path}: {what}; `hpcsched journal repair` voids it, a copy is kept")
 
 
 class Replayed(NamedTuple):
@@ -24,16 +38,61 @@ class Replayed(NamedTuple):
     commands: set[str]
 
 
-def replay(path: Path, make_policy: PolicyMaker) -> Replayed:
-    """Handle all events of a journal; raises StoreError if it is damaged or contradicts itself."""
+def replay(path: Path, make_policy: PolicyMaker, *, before: int | None = None) -> Replayed:
+    """Handle all events of a journal but the voided ones (`before`: those before this record).
+
+    Raises StoreError: Damaged, Contradiction.
+    """
     machine, length, records, commands = Machine(make_policy), 0, 0, set[str]()
+    void = voided(path)
     for event, end in journal.read(path):
+        if before is not None and records + 1 >= before:
+            break
         length, records = end, records + 1
         if event.cause.startswith("inbox:"):
             commands.add(event.cause.removeprefix("inbox:"))
+        if records in void:
+            continue
         try:
             machine.handle(event)
-        except (KeyError, IndexError, ValueError) as error:
-            what = f"record {records} ({type(event).__name__}) contradicts the ones before"
-            raise StoreError(f"{path}: {what}") from error
+        except Exception as error:
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            raise Contradiction(path, records, event, why) from error
     return Replayed(machine, length, records, commands)
+
+
+def standing(path: Path) -> Iterator[ev.Event]:
+    """The events of a journal but the voided ones; raises StoreError."""
+    void = voided(path)
+    for number, (event, _) in enumerate(journal.read(path), 1):
+        if number not in void:
+            yield event
+
+
+def voided(path: Path) -> set[int]:
+    """The records that count for nothing: a void comes after what it voids."""
+    found = set()
+    data = journal.content(path)
+    for line in data.splitlines(keepends=True) if _MARK in data else ():
+        if _MARK not in line:
+            continue
+        try:
+            _, event = journal.decode(line)
+        except (ValueError, BadInput):
+            continue  # the reader of the records tells
+        if isinstance(event, ev.EventVoided):
+            found.add(event.record)
+    return found
+
+
+def void_of(record: int, event: ev.Event, error: str, *, at: float) -> ev.EventVoided:
+    """What says that the event in this record counts for nothing."""
+    return ev.EventVoided(
+        at=at,
+        record=record,
+        kind=type(event).__name__,
+        error=error,
+        job_id=event.job_id if isinstance(event, ev.JobEvent) else None,
+        attempt=event.attempt if isinstance(event, ev.AttemptEvent) else None,
+        ended=isinstance(event, _ENDS),
+    )

@@ -12,13 +12,17 @@ from pathlib import Path
 
 import msgspec
 
-from hpcsched.errors import NoSuchRun, StoreError
+from hpcsched.decoding import SMALL_BYTES, decode_file
+from hpcsched.errors import BadInput, NoSuchRun, StoreError
 from hpcsched.store.files import write_atomically
 
 STALE_AFTER_S = 15.0
 """A snapshot older than this (three periods) belongs to an agent that is gone."""
 
 SNAPSHOT_PERIOD_S = STALE_AFTER_S / 3
+
+MOST_SNAPSHOT_BYTES = 2**30
+"""Some 350 a job."""
 
 
 class RunDirError(StoreError):
@@ -44,11 +48,16 @@ class RunRecord(msgspec.Struct, kw_only=True):
     allocation: dict[str, str | None] = {}
 
 
+class _Writer(msgspec.Struct):
+    host: str
+
+
 class LastWord(msgspec.Struct):
-    """What matters here of status.json: its number, and what state the run was in."""
+    """What matters here of status.json: its number, what state the run was in, and whose word it is."""
 
     state: str
     seq: int
+    agent: _Writer | None = None
 
 
 class _Page(msgspec.Struct):
@@ -122,8 +131,8 @@ class RunDir:
     def read_record(self) -> RunRecord | None:
         """run.json, or None if there is none (or it cannot be understood)."""
         try:
-            return msgspec.json.decode(self.record.read_bytes(), type=RunRecord)
-        except (OSError, msgspec.MsgspecError):
+            return decode_file(self.record, RunRecord, most_bytes=SMALL_BYTES)
+        except (OSError, BadInput):
             return None
 
     def write_record(self, record: RunRecord) -> None:
@@ -153,8 +162,7 @@ class RunLock:
             os.close(self._descriptor)
             raise RunDirError(_occupied(rundir)) from error
         # Locks do not always reach across hosts of a shared filesystem: look for signs of life too.
-        record = rundir.read_record()
-        if signs_of_life and record and record.host != os.uname().nodename and agent_works(rundir):
+        if signs_of_life and _works_elsewhere(rundir):
             self.release()
             raise RunDirError(_occupied(rundir))
 
@@ -162,6 +170,16 @@ class RunLock:
         """Let others in."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
+
+
+def _works_elsewhere(rundir: RunDir) -> bool:
+    """Whether an agent on another host shows signs of life; where run.json is lost, by its snapshot."""
+    if record := rundir.read_record():
+        return record.host != os.uname().nodename and agent_works(rundir)
+    word = last_word(rundir)
+    if word is None or word.agent is None or word.agent.host == os.uname().nodename:
+        return False
+    return word.state in ("RUNNING", "DRAINING") and snapshot_age_s(rundir) < STALE_AFTER_S
 
 
 def snapshot_age_s(rundir: RunDir) -> float:
@@ -197,8 +215,8 @@ def agent_works(rundir: RunDir) -> bool:
 def last_word(rundir: RunDir) -> LastWord | None:
     """From the newest snapshot; None if there is none to read."""
     try:
-        return msgspec.json.decode(rundir.status.read_bytes(), type=_Page).run
-    except (OSError, msgspec.MsgspecError):
+        return decode_file(rundir.status, _Page, most_bytes=MOST_SNAPSHOT_BYTES).run
+    except (OSError, BadInput):
         return None
 
 

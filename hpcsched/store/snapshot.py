@@ -16,8 +16,10 @@ import msgspec
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Ended, JobState, Progress
+from hpcsched.errors import StoreError
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, last_word
+from hpcsched.store.spare import Spare
 from hpcsched.store.status import (
     AgentStatus,
     Batching,
@@ -53,6 +55,7 @@ class SnapshotWriter:
         self._head: int | None = None
         self._draining = False
         self._encoder = msgspec.json.Encoder()
+        self._spare = Spare(rundir.status)
         before = last_word(rundir)
         self.seq = before.seq if before else 0
         self.samples: Mapping[int, tuple[float | None, float | None]] = {}
@@ -87,7 +90,17 @@ class SnapshotWriter:
             lost_gpus={str(gpu): why for gpu, why in machine.lost_devices.items()},
         )
         page = Page(run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
-        write_atomically(self._rundir.status, self._encoder.encode(page), durable=durable)
+        data = self._encoder.encode(page)
+        try:
+            write_atomically(self._rundir.status, data, durable=durable)
+        except StoreError:
+            if not self._spare.replace(data):
+                raise
+            return
+        if state in ("STOPPED", "FINISHED"):
+            self._spare.drop()
+        else:
+            self._spare.keep(len(data))
 
     def _refresh(self, now: float) -> None:
         machine = self._machine

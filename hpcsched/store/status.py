@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from hpcsched.core.model import JobState
-from hpcsched.errors import HpcschedError, NoSuchRun, StoreError
-from hpcsched.store.rundir import SNAPSHOT_PERIOD_S, RunDir, agent_alive
+from hpcsched.decoding import decode_file
+from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, StoreError
+from hpcsched.store.rundir import MOST_SNAPSHOT_BYTES, SNAPSHOT_PERIOD_S, RunDir, agent_alive
 
 if TYPE_CHECKING:
     from hpcsched.store.registry import Registered
@@ -197,15 +198,14 @@ def read_page(rundir: RunDir) -> Page:
 
 def _read(rundir: RunDir, kind: type[S]) -> S:
     try:
-        data = rundir.status.read_bytes()
+        status = decode_file(rundir.status, kind, most_bytes=MOST_SNAPSHOT_BYTES)
+        age_s(status.run)
     except FileNotFoundError as error:
         rundir.require()
         raise NoSuchRun(f"the run in {rundir.root} has not started yet") from error
     except OSError as error:
         raise StoreError(f"cannot read {rundir.status}: {error.strerror}") from error
-    try:
-        status = msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (BadInput, ValueError, OverflowError) as error:
         raise StoreError(f"{rundir.status} cannot be understood: {error}") from error
     if status.run.state in ("RUNNING", "DRAINING"):
         status.run.stale = not agent_alive(rundir, rundir.read_record())
@@ -238,7 +238,7 @@ def left_s(run: RunStatus) -> float | None:
         return None
     try:
         return datetime.fromisoformat(deadline).timestamp() - time.time()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

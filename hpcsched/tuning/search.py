@@ -127,7 +127,7 @@ def parse_search(text: str, *, where: str) -> Search:
     """The search in a TOML text from the file `where`; raises ConfigError as `read_search` does."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(where=where, got=f"not valid TOML: {error}", accepted="TOML") from error
     for key, value in table.items():
         if key not in _KEYS:

@@ -6,11 +6,10 @@ import errno
 import os
 import re
 
-import msgspec
 import pytest
 
 from hpcsched.core import events as ev
-from hpcsched.errors import StoreError
+from hpcsched.errors import BadInput, StoreError
 from hpcsched.policy import make_policy
 from hpcsched.store import journal
 from hpcsched.store.journal import Journal
@@ -66,9 +65,9 @@ def test_a_tail_torn_at_any_byte_is_cut_and_overwritten(path, events):
         assert path.read_bytes() == data
 
 
-@pytest.mark.parametrize("tail", [b"\0" * 100, b"\0" * 100 + b"\n", b"\xff\xfe{", b"\n", b"{}\n"])
+@pytest.mark.parametrize("tail", [b"\0" * 100, b"\0" * 100 + b"\n", b"\xff\xfe{"])
 def test_rubbish_after_the_last_record_is_cut(path, events, tail):
-    """What a power cut leaves of blocks that were never written."""
+    """What a power cut leaves of blocks that were never written, and of a line without its end."""
     path.write_bytes(path.read_bytes() + tail)
     assert told(path) == events
 
@@ -195,5 +194,32 @@ def test_a_sync_that_fails_leaves_nothing(path, events, monkeypatch):
 def test_every_kind_of_event_can_be_written():
     kinds = {kind for kind in vars(ev).values() if isinstance(kind, type) and issubclass(kind, ev.Event)}
     assert kinds == set(journal._EVENTS.values())
-    with pytest.raises(msgspec.MsgspecError):
+    with pytest.raises(BadInput):
         journal.decode(record(1, "WorkersReady", b'{"at":"late"}'))
+
+
+@pytest.mark.parametrize("bit", [0, 6])
+def test_a_flipped_bit_in_the_last_record_is_told_from_a_torn_one(path, bit):
+    """It was acknowledged: a crash leaves less of a record, never another one."""
+    data = path.read_bytes()
+    start = data[:-1].rindex(b"\n")  # the end of the record before it, too
+    for offset in range(start, len(data)):
+        path.write_bytes(data[:offset] + bytes([data[offset] ^ 1 << bit]) + data[offset + 1 :])
+        with pytest.raises(StoreError, match="damaged at byte"):
+            told(path)
+
+
+@pytest.mark.parametrize("tail", [b"\n", b"{}\n", b'{"v":1}\n{"v"'])
+def test_a_whole_line_that_is_no_record_is_damage(path, tail):
+    path.write_bytes(path.read_bytes() + tail)
+    with pytest.raises(StoreError, match="journal repair"):
+        told(path)
+
+
+def test_a_journal_that_is_removed_takes_no_more(path, events):
+    found = replay(path, make_policy)
+    writer = Journal(path, length=found.length, records=found.records)
+    path.unlink()
+    with pytest.raises(StoreError, match="removed"):
+        writer.append(events[-1:])
+    writer.close()

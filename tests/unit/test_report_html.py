@@ -316,7 +316,7 @@ def test_background_jobs_and_the_bound_are_told_where_there_are_any() -> None:
 
 
 def test_everything_that_users_name_is_escaped() -> None:
-    evil = "<script>alert('&\"')</script>"
+    evil = "<script>alert('&\"')</script>\x1b]0;x\x07\u202e"
     job = replace(JOB, name=evil, metrics={evil: 1.0})
     history = BatchHistory(job_id=1, name=evil, decisions=GROWING, options=options(), svg=SVG)
     page = a_page(
@@ -330,6 +330,8 @@ def test_everything_that_users_name_is_escaped() -> None:
     assert "script" not in Reader(page).tags
     # Title twice, beginning, note, state, policy, the job's name in two places, and the metric.
     assert page.count("&lt;script&gt;") == 9
+    assert {"\x1b", "\x07", "\u202e"}.isdisjoint(page)
+    assert "default-src 'none'" in page  # nothing would run even so
 
 
 def test_the_page_needs_nothing_else_and_figures_keep_their_ids_apart(tmp_path: Path) -> None:

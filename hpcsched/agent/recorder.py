@@ -1,0 +1,94 @@
+"""Events on their way in: into the journal first, then into the machine; one that it cannot take is voided.
+
+A void is journalled too. So the event counts for nothing in every replay either, and no event, whatever is
+wrong with it or with us, keeps a run from being gone on with.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from hpcsched.core import events as ev
+from hpcsched.core.actions import Action
+from hpcsched.core.machine import Machine
+from hpcsched.errors import HpcschedError
+from hpcsched.policy import make_policy
+from hpcsched.store.journal import Journal
+from hpcsched.store.replay import replay, void_of
+
+_NOT_DURABLE = (ev.WorkersSpawned, ev.WorkersReady, ev.ProgressObserved)
+"""Events that a power cut may take: they are seen again, or their attempt is lost anyway."""
+
+_WAKING = (ev.WorkersExited, ev.WorkersResized, ev.ResizeFailed)
+"""What workers send us a SIGUSR1 for."""
+
+_DECISIVE = (
+    ev.JobsSubmitted,
+    ev.WorkersExited,
+    ev.WorkersReady,
+    ev.WorkersResized,
+    ev.ResizeFailed,
+    ev.ScalingProposed,
+    ev.UsageMeasured,
+    ev.DeviceLost,
+    ev.CoresLost,
+    ev.DeadlineMoved,
+    ev.ResumeRequested,
+    ev.ReleaseRequested,
+    ev.TimerFired,
+)
+"""Events that lead to decisions, before which the progress of running jobs is put on record."""
+
+
+def lead_to_decisions(events: Sequence[ev.Event]) -> bool:
+    return any(isinstance(event, _DECISIVE) for event in events)
+
+
+def tell_of_ends(events: Sequence[ev.Event]) -> bool:
+    """Whether a worker may just have sent us a signal."""
+    return any(isinstance(event, _WAKING) for event in events)
+
+
+class Recorder:
+    """Puts events on record and has the machine handle them."""
+
+    def __init__(self, machine: Machine, journal: Journal) -> None:
+        self._machine, self._journal = machine, journal
+
+    def take(self, events: Sequence[ev.Event]) -> Iterator[tuple[ev.Event, list[Action]]]:
+        """Each event once it is handled, and what is to be done about it; in place of one that cannot be
+        handled, after the others, its void.
+
+        Raises StoreError when the journal cannot be written, HpcschedError where the run cannot go on.
+        """
+        durable = not all(isinstance(event, _NOT_DURABLE) for event in events)
+        self._journal.append(events, sync=durable)
+        first = self._journal.seq - len(events) + 1
+        waiting = deque(enumerate(events, first))
+        while waiting:
+            record, event = waiting.popleft()
+            try:
+                actions = self._machine.handle(event)
+            except MemoryError:
+                raise  # says nothing of the event
+            except Exception as error:
+                void = self._void(record, event, error)
+                waiting.append((self._journal.seq, void))
+                continue
+            yield event, actions
+
+    def _void(self, record: int, event: ev.Event, error: Exception) -> ev.EventVoided:
+        """Put on record that an event counts for nothing, and have the machine forget it."""
+        if isinstance(event, ev.EventVoided):
+            raise HpcschedError(f"record {record} of the journal: {_said(error)}") from error
+        void = void_of(record, event, _said(error), at=self._machine.now)
+        self._journal.append([void])
+        self._machine.become(replay(self._journal.path, make_policy, before=record).machine)
+        if isinstance(event, ev.AgentStarted):
+            raise HpcschedError(f"the run cannot be taken up: {_said(error)}") from error
+        return void
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"

@@ -1,0 +1,163 @@
+"""The one way in for bytes that this process did not write: files, pipes, messages.
+
+Whatever is wrong with them is one exception, `BadInput`, with one printable line that says what. Size and
+depth are bounded before anything is built: what comes from outside costs its sender, and nobody else.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from hpcsched.errors import BadInput
+from hpcsched.printing import printable
+
+MOST_BYTES = 64 * 2**20
+"""The longest document of all: a snapshot, or an inbox file with a long queue in it."""
+
+SMALL_BYTES = 2**20
+"""The longest file of the contract with programs: STATE.json, an answer."""
+
+MOST_DEPTH = 64
+"""The most tables and lists within each other: far below what any reader's recursion can take."""
+
+MOST_KEPT_DEPTH = 32
+"""The same in what is kept of a document, such as a job's `args`: it is put into other ones."""
+
+_MOST_SAID = 300
+_AT_A_TIME = 2**20
+_NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
+_ALIKE = bytes.maketrans(b"{}", b"[]")
+
+T = TypeVar("T")
+
+
+def decode(
+    data: bytes, kind: type[T], *, most_bytes: int = MOST_BYTES, most_depth: int | None = MOST_DEPTH
+) -> T:
+    """A JSON document as `kind`; raises BadInput for whatever it is not.
+
+    `most_depth` None: what is kept of it has a depth of its own, and the file may be long.
+    """
+    if len(data) > most_bytes:
+        raise BadInput(f"longer than {most_bytes} bytes")
+    if most_depth is not None and is_deeper(data, most_depth):
+        raise BadInput(f"more than {most_depth} tables and lists within each other")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except _EXPECTED as error:
+        raise BadInput(said(error)) from error
+
+
+def decode_message(decoder: msgspec.msgpack.Decoder[T], data: bytes, *, most_bytes: int = MOST_BYTES) -> T:
+    """A msgpack message; raises BadInput."""
+    if len(data) > most_bytes:
+        raise BadInput(f"longer than {most_bytes} bytes")
+    try:
+        return decoder.decode(data)
+    except _EXPECTED as error:
+        raise BadInput(said(error)) from error
+
+
+def convert(table: Any, kind: type[T]) -> T:
+    """Plain values, as TOML gives them, as `kind`; raises BadInput."""
+    try:
+        return msgspec.convert(table, kind)
+    except _EXPECTED as error:
+        raise BadInput(said(error)) from error
+
+
+def read_file(
+    path: Path, *, most_bytes: int = MOST_BYTES, follow: bool = True, owner: int | None = None
+) -> bytes:
+    """The content of a regular file; never waits for a writer, as a pipe of that name would have us do.
+
+    Raises OSError if it cannot be read, BadInput if it is no file, longer than `most_bytes`, or of another
+    user than `owner`. `follow` False: not through a symbolic link.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
+    with os.fdopen(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if owner is not None and about.st_uid != owner:
+            raise BadInput(f"it comes from user {about.st_uid}")
+        if not stat.S_ISREG(about.st_mode):
+            raise BadInput("it is no file")
+        data = b"" if about.st_size > most_bytes else file.read(about.st_size + 1)
+        while about.st_size < len(data) <= most_bytes and (more := file.read(_AT_A_TIME)):
+            data += more  # it is being written
+    if max(len(data), about.st_size) > most_bytes:
+        raise BadInput(f"longer than {most_bytes} bytes")
+    return data
+
+
+def decode_file(path: Path, kind: type[T], *, most_bytes: int = MOST_BYTES) -> T:
+    """A file's JSON document as `kind`; raises OSError and BadInput as `read_file` and `decode` do."""
+    return decode(read_file(path, most_bytes=most_bytes), kind, most_bytes=most_bytes)
+
+
+def is_deeper(data: bytes, most: int) -> bool:
+    """Whether a JSON document has more than `most` tables and lists within each other.
+
+    Of one that is not well-formed it may say either: its decoder refuses it.
+    """
+    if data.count(b"[") + data.count(b"{") <= most:
+        return False
+    if b"\\" in data:
+        data = re.sub(rb"\\.", b"", data, flags=re.DOTALL)
+    # What is left are brackets outside of texts; each round takes the innermost ones away.
+    data = re.sub(rb'"[^"]*"', b"", data.translate(_ALIKE, _NO_BRACKETS))
+    for _ in range(most):
+        inner = data.replace(b"[]", b"")
+        if not inner or inner == data:
+            return False
+        data = inner
+    return True
+
+
+def said(error: Exception) -> str:
+    """An exception of a reader in one printable line."""
+    if isinstance(error, RecursionError):
+        return "too many tables and lists within each other"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text: byte 0x{error.object[error.start]:02x}"
+    text = printable(str(error)) or type(error).__name__
+    return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}..."
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written; a name of bytes that are no UTF-8, as Linux allows it, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def not_json(value: Any, depth: int = 1) -> Any:
+    """The first value in a tree that JSON, which the journal is written in, cannot hold; None if none."""
+    match value:
+        case dict() | list() if depth > MOST_KEPT_DEPTH:
+            return f"more than {MOST_KEPT_DEPTH} tables and lists within each other"
+        case dict() | list():
+            inner = (*value, *value.values()) if isinstance(value, dict) else value
+            found = (not_json(item, depth + 1) for item in inner)
+            return next((odd for odd in found if odd is not None), None)
+        case str():
+            return None if is_utf8(value) else value
+        case bool():
+            return None
+        case int():
+            return None if abs(value) < 2**63 else value
+        case float():
+            return None if math.isfinite(value) else value
+    return value
+
+
+_EXPECTED = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError)

@@ -1,0 +1,68 @@
+"""Room kept for a small file, so that it can be replaced though its file system is full.
+
+Two files of the same size lie ready. On a full disk one is filled and renamed into place, and the file
+that it replaces becomes the next one: no block and no inode is given back, where another would take it.
+A reader of the old content that takes longer than the next two replacements may see the new one in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+BLOCK = 2**16
+
+
+class Spare:
+    """The room kept for the file `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._names = [path.with_name(f".{path.name}.spare.{n}") for n in (1, 2)]
+        self._old = path.with_name(f".{path.name}.old")
+        self._size = 0
+        self._in_place = False
+
+    def keep(self, length: int) -> None:
+        """See to room for a file of this length, and some growth; on a full disk what there is has to do."""
+        self._in_place = False
+        if length <= self._size and all(name.exists() for name in self._names):
+            return
+        size = (length // BLOCK + 1) * BLOCK
+        with contextlib.suppress(OSError):
+            for name in self._names:
+                descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.posix_fallocate(descriptor, 0, size)
+                finally:
+                    os.close(descriptor)
+            self._size = size
+
+    def replace(self, data: bytes) -> bool:
+        """Put these bytes, a JSON document, into place; whether there was room kept for them."""
+        name = next((name for name in self._names if name.exists()), None)
+        if name is None or len(data) > self._size:
+            return False
+        try:
+            descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.pwrite(descriptor, data.ljust(self._size, b"\n"), 0)
+            finally:
+                os.close(descriptor)
+            if self._in_place:  # what is replaced has as much room: it is kept
+                os.link(self._path, self._old)
+            name.replace(self._path)
+            if self._in_place:
+                self._old.replace(name)
+        except OSError:
+            return False
+        self._in_place = True
+        return True
+
+    def drop(self) -> None:
+        """The room is not needed any more."""
+        for name in (*self._names, self._old):
+            with contextlib.suppress(OSError):
+                name.unlink(missing_ok=True)
+        self._size = 0

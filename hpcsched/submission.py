@@ -1,0 +1,69 @@
+"""Jobs that come as specs, by the inbox: checked as fully as a job file, by the same checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hpcsched import jobfile
+from hpcsched.core.model import JobSpec, Kind
+from hpcsched.core.processes import launcher_of
+from hpcsched.errors import ConfigError
+from hpcsched.printing import printable
+
+MOST_USER = 256
+
+
+def checked(spec: JobSpec, *, where: str) -> JobSpec:
+    """The spec as a job file would have given it; raises ConfigError for what no job file can say."""
+    found = jobfile.spec_of(as_table(spec), where=where, place="job", workdir=Path(), user=spec.user)
+    for key, accepted in _same(spec, found).items():
+        raise ConfigError(
+            where=where, key=f"job {spec.name}.{key}", got=repr(getattr(spec, key))[:80], accepted=accepted
+        )
+    return found
+
+
+def _same(spec: JobSpec, found: JobSpec) -> dict[str, str]:
+    """What a table cannot say, or says otherwise: by key what is accepted."""
+    wrong = {}
+    if found.kind is not spec.kind:
+        wrong["kind"] = f"{found.kind}: that is what the job runs"
+    if found.gpus_min != spec.gpus_min:
+        wrong["gpus_min"] = f"{found.gpus_min}, with this strategy"
+    if len(spec.user) > MOST_USER or printable(spec.user) != spec.user:
+        wrong["user"] = "the name of a user"
+    return wrong
+
+
+def as_table(spec: JobSpec) -> dict[str, Any]:
+    """The [[job]] table that says what the spec does."""
+    on_cores = spec.strategy.get("kind") in ("ps", "cpu") and (spec.gpus_min, spec.gpus_max) == (0, 0)
+    gpus = {"min": spec.gpus_min, "max": spec.gpus_max}
+    table = {
+        "name": spec.name,
+        "model": spec.model,
+        "trainer": spec.trainer,
+        "command": list(spec.command) or None,
+        "replay": True if spec.kind is Kind.REPLAY else None,
+        "args": dict(spec.args),
+        "steps": spec.steps,
+        "epochs": spec.epochs,
+        "continues": spec.continues,
+        "after": list(spec.after),
+        "gpus": "auto" if on_cores else {key: value for key, value in gpus.items() if value is not None},
+        "nodes": spec.nodes,
+        "strategy": dict(spec.strategy),
+        "background": spec.background,
+        "max_foreground_slowdown": spec.max_foreground_slowdown,
+        "submit_at": spec.submit_at,
+        "retries": spec.retries,
+        "env": dict(spec.env),
+        "output": spec.output,
+        "checkpoint_every": spec.checkpoint_every_s,
+        "keep_checkpoints": spec.keep_checkpoints,
+        "workdir": spec.workdir,
+        # In 0.1.0 there was no other word for a launcher's one process.
+        "processes": None if spec.processes == "per-gpu" and launcher_of(spec.command) else spec.processes,
+    }
+    return {key: value for key, value in table.items() if value is not None}

@@ -1,0 +1,155 @@
+"""Jobs by the inbox are checked as a job file's are, whatever is in them."""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hpcsched import jobfile
+from hpcsched.agent.admission import Admission
+from hpcsched.agent.inbox import Command, Inbox, send
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobSpec
+from hpcsched.decoding import decode
+from hpcsched.errors import ConfigError
+from hpcsched.policy import make_policy
+from hpcsched.store.rundir import RunDir
+from hpcsched.submission import checked
+
+SETS = [
+    {"command": ["true"]},
+    {
+        "command": ["sh", "-c", "x"],
+        "gpus": {"min": 2, "max": 4},
+        "steps": 9,
+        "after": ["b"],
+        "processes": "one",
+    },
+    {
+        "command": ["x"],
+        "processes": "per-gpu",
+        "nodes": 2,
+        "env": {"A": "1"},
+        "workdir": "/tmp",
+        "retries": 0,
+    },
+    {"command": ["x"], "processes": 3, "gpus": 3, "submit_at": "2h", "checkpoint_every": "90s"},
+    {"command": ["torchrun", "x.py"], "gpus": 2},
+    {"command": ["x"], "background": True, "max_foreground_slowdown": 0.2},
+    {"command": ["x"], "strategy": {"kind": "cpu", "cpus": 1.5}},
+    {"trainer": "a.b:C", "epochs": 2.5, "args": {"x": [1, {"y": 2.5}]}, "keep_checkpoints": 5},
+    {"trainer": "a.b:C", "continues": "b", "strategy": {"kind": "ps", "cpus": 4}},
+    {"trainer": "a.b:C", "strategy": "packed"},
+    {"trainer": "a.b:C", "strategy": {"kind": "ddp", "reproducible": True, "shards": 4}},
+    {"replay": True, "model": "m", "steps": 5, "output": "%x.out"},
+]
+
+
+@pytest.mark.parametrize("table", SETS, ids=str)
+def test_what_a_job_file_says_is_taken_as_it_is(table):
+    jobs = [{"name": "a", **table}, {"name": "b", "command": ["true"]}]
+    specs = jobfile.parse({"schema": 1, "job": jobs}, where="x", workdir=Path("/w"), user="me").jobs
+    sent = decode(msgspec.json.encode(Command(command="submit", jobs=list(specs))), Command)
+    assert [checked(spec, where="x") for spec in sent.jobs] == list(specs)
+
+
+def test_a_job_that_0_1_0_has_left_in_the_inbox_is_taken(tmp_path):
+    rundir = RunDir(tmp_path / "run")
+    rundir.make()
+    old = (
+        b'{"command":"submit","jobs":[{"name":"a","kind":"command","model":"m","command":["torchrun","x"]}]}'
+    )
+    (rundir.inbox / "new" / "1").write_bytes(old)
+    ((_, command),) = Inbox(rundir).read()
+    assert isinstance(command, Command)
+    assert checked(command.jobs[0], where="x").name == "a"
+
+
+WRONG = {
+    "name": "../x",
+    "kind": "trainer",
+    "model": "\0",
+    "trainer": "no colon",
+    "command": [],
+    "args": {"x": 2**70},
+    "steps": 2**63,
+    "training": {"epochs": -1},
+    "after": ["nobody"],
+    "gpus_min": 0,
+    "gpus_max": 0,
+    "nodes": 0,
+    "strategy": {},
+    "submit_at": -1.0,
+    "retries": 2**70,
+    "env": {"A=B": "x"},
+    "output": "",
+    "checkpoint_every_s": -1e30,
+    "keep_checkpoints": 0,
+    "workdir": "\0",
+    "processes": "many",
+    "user": "a\x1b[2J",
+    "background": True,
+    "max_foreground_slowdown": 7.0,
+}
+
+
+def test_every_key_of_a_spec_has_a_wrong_value_here():
+    assert set(WRONG) == set(JobSpec.__dataclass_fields__)
+
+
+MORE = [
+    ("strategy", {"kind": "vsw", "local_batch": "q"}),
+    ("strategy", {"kind": 7}),
+    ("strategy", {"kind": "ps", "cpus": 4}),
+    ("nodes", -3),
+    ("gpus_max", 2**70),
+    ("args", {"deep": reduce(lambda inner, _: [inner], range(40))}),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), [*WRONG.items(), *MORE], ids=str)
+def test_a_wrong_value_of_any_key_is_refused_in_one_line(key, value):
+    job = {"name": "a", "kind": "command", "model": "m", "command": ["true"], key: value}
+    spec = msgspec.convert(job, JobSpec)
+    admission = Admission(machine=Machine(make_policy), find_profiles=lambda models: (), stand_ins=False)
+    with pytest.raises(ConfigError) as caught:
+        admission.events([spec], at=0.0, gpus=4, where="submit")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1500
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"command":"submit","jobs":[{"name":"\xe8"}]}',
+        b'{"command":"submit","x":' + b"[" * 9000 + b"]" * 9000 + b"}",
+        b'{"command":"' + b"x" * 5000 + b'\\u001b"}',
+        b"\xff\xfe",
+        b"",
+        b'{"command":"drain","targets":[1e999]}',
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_in_one_line(tmp_path, data):
+    rundir = RunDir(tmp_path / "run")
+    rundir.make()
+    (rundir.inbox / "new" / "1").write_bytes(data)
+    ((_, told),) = Inbox(rundir).read()
+    assert told.startswith("refused: ")
+    assert told.isprintable()
+    assert len(told) < 400
+
+
+def test_a_name_that_cannot_be_written_down_and_what_is_no_file_are_refused(tmp_path):
+    rundir = RunDir(tmp_path / "run")
+    rundir.make()
+    good = send(rundir, Command(command="drain"))
+    new = rundir.inbox / "new"
+    (new / good).rename(new / "caf\udce9")
+    (new / "folder").mkdir()
+    (new / "link").symlink_to("caf\udce9")
+    told = Inbox(rundir).read()
+    assert len(told) == 3
+    assert all(str(text).startswith("refused: ") for _, text in told)
