@@ -76,7 +76,8 @@ def test_when_one_rank_dies_the_others_are_ended(bench: Bench) -> None:
         if [ "$RANK" = 1 ]; then while [ ! -e listening ]; do sleep 0.01; done; exit 5; fi
         trap "echo told; exit 1" TERM; : >listening; sleep 60 & wait
     """
-    bench.set_of(job("a", command=["sh", "-c", script], gpus=2, retries=0))
+    ranks = {"gpus": 2, "processes": "per-gpu"}
+    bench.set_of(job("a", command=["sh", "-c", script], retries=0, **ranks))
     began = time.monotonic()
     done = bench("run", "set.toml", *CPU)
     assert done.returncode == 1
@@ -88,7 +89,8 @@ def test_when_one_rank_dies_the_others_are_ended(bench: Bench) -> None:
 
 def test_ranks_that_end_at_the_same_moment(bench: Bench) -> None:
     script = 'trap "exit 75" TSTP; while [ ! -e go ]; do sleep 0.01; done'
-    jobs = [job(f"j{n}", command=["sh", "-c", script], gpus=4, workdir=str(bench.folder)) for n in range(3)]
+    keys = {"gpus": 4, "processes": "per-gpu", "workdir": str(bench.folder)}
+    jobs = [job(f"j{n}", command=["sh", "-c", script], **keys) for n in range(3)]
     agent = bench.start(bench.set_of(*jobs), "--devices", "cpu:12")
     bench.until(lambda: list(bench.states().values()) == ["RUNNING"] * 3)
     (bench.folder / "go").touch()
