@@ -22,6 +22,7 @@ from hpcsched.agent.clock import RunClock
 from hpcsched.agent.comeback import Standing
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.ending import Ending, ends, forced_s, on_run_clock
+from hpcsched.agent.hold import lock, refuse_other_run
 from hpcsched.agent.hostcores import CPUS_PER_GPU
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.loop import Agent, Outcome
@@ -38,12 +39,11 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
 from hpcsched.core.profile import Profile
-from hpcsched.errors import ConfigError
 from hpcsched.launch.keys import SERVE_ON_S
 from hpcsched.launch.spawn import ignoring
 from hpcsched.policy import make_policy
 from hpcsched.store.registry import register
-from hpcsched.store.rundir import STALE_AFTER_S, RunDir, RunDirError, RunLock, RunRecord, process_started
+from hpcsched.store.rundir import RunDir, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
 
 Finder = Callable[[set[str], str], tuple[Profile, ...]]
@@ -154,7 +154,7 @@ def run(
     """
     rundir = RunDir(order.dir.resolve())
     allocation = batch.allocation()
-    _refuse_other_run(rundir, order)
+    refuse_other_run(rundir, resume=order.resume)
     make_policy(order.policy or "marble", order.policy_options if order.policy else {})
     host, user = socket.gethostname(), getpass.getuser()
     with contextlib.ExitStack() as stack:
@@ -168,8 +168,8 @@ def run(
                 # Bad input leaves nothing behind.
                 _submitted(order, Machine(make_policy), place, find_profiles, find_parallel)
         rundir.make()
-        stack.callback(_lock(rundir, order).release)
-        _refuse_other_run(rundir, order)  # begun and ended meanwhile
+        stack.callback(lock(rundir, resume=order.resume).release)
+        refuse_other_run(rundir, resume=order.resume)  # begun and ended meanwhile
         refuse_lost_journal(rundir)
         rundir.sweep()
         before = rundir.read_record() if rundir.begun else None
@@ -390,33 +390,6 @@ def _attempts(machine: Machine) -> int:
     return sum(job.attempt for job in machine.jobs.values())
 
 
-def _lock(rundir: RunDir, order: Order) -> RunLock:
-    """The run's lock; a life that goes on waits until its predecessor's last sign of life is old enough."""
-    deadline = time.monotonic() + (STALE_AFTER_S + 5.0 if order.resume else 0.0)
-    before = _last_sign(rundir)
-    while True:
-        try:
-            return RunLock(rundir)
-        except RunDirError:
-            # The earlier agent's host may be gone without a word, as when its allocation was killed.
-            elsewhere = (record := rundir.read_record()) and record.host != socket.gethostname()
-            if not elsewhere:
-                raise
-            if time.monotonic() > deadline:
-                if _last_sign(rundir) != before or not order.resume:
-                    raise
-                # Nothing has moved for so long: its sign of life only looks fresh, as clocks differ.
-                return RunLock(rundir, signs_of_life=False)
-        time.sleep(0.5)
-
-
-def _last_sign(rundir: RunDir) -> int:
-    try:
-        return rundir.status.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
 def _host_of(job: Job, place: Place) -> str:
     """The first host of a job's newest attempt."""
     if job.attempts and job.current.seats:
@@ -439,15 +412,6 @@ def _without_exec(environ: Mapping[str, str]) -> bool:
     """Whether we are the child of a batch script, whose shell gets the signals that are meant for us."""
     script = environ.get("SLURM_TASK_PID", "")
     return script.isdecimal() and "SLURM_STEP_ID" not in environ and int(script) != os.getpid()
-
-
-def _refuse_other_run(rundir: RunDir, order: Order) -> None:
-    if rundir.begun and not order.resume:
-        raise ConfigError(
-            where=str(rundir.root),
-            got="holds a run already",
-            accepted="--resume to go on with it, or another --dir",
-        )
 
 
 def _policy(order: Order, machine: Machine) -> tuple[str, Mapping[str, Any]]:

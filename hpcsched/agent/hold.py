@@ -1,0 +1,46 @@
+"""Taking hold of a run directory: one agent at a time, and no other run in it."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from hpcsched.errors import ConfigError
+from hpcsched.store.rundir import STALE_AFTER_S, RunDir, RunDirError, RunLock
+
+
+def refuse_other_run(rundir: RunDir, *, resume: bool) -> None:
+    """Raise ConfigError where a run is that is not to be gone on with."""
+    if rundir.begun and not resume:
+        raise ConfigError(
+            where=str(rundir.root),
+            got="holds a run already",
+            accepted="--resume to go on with it, or another --dir",
+        )
+
+
+def lock(rundir: RunDir, *, resume: bool) -> RunLock:
+    """The run's lock; a life that goes on waits until its predecessor's last sign of life is old enough."""
+    deadline = time.monotonic() + (STALE_AFTER_S + 5.0 if resume else 0.0)
+    before = _last_sign(rundir)
+    while True:
+        try:
+            return RunLock(rundir)
+        except RunDirError:
+            # The earlier agent's host may be gone without a word, as when its allocation was killed.
+            elsewhere = (record := rundir.read_record()) and record.host != socket.gethostname()
+            if not elsewhere:
+                raise
+            if time.monotonic() > deadline:
+                if _last_sign(rundir) != before or not resume:
+                    raise
+                # Nothing has moved for so long: its sign of life only looks fresh, as clocks differ.
+                return RunLock(rundir, signs_of_life=False)
+        time.sleep(0.5)
+
+
+def _last_sign(rundir: RunDir) -> int:
+    try:
+        return rundir.status.stat().st_mtime_ns
+    except OSError:
+        return 0
