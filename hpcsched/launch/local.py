@@ -86,6 +86,8 @@ class LocalLauncher:
         self._shielded = shielded - {signal.SIGTERM}
         self._cpus, self._device_env = cpus, device_env
         self._environ = inherited(os.environ if environ is None else environ)
+        if signal.SIGINT in shielded:  # torchrun takes it over, ignored or not, and would end its ranks
+            self._environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGQUIT")
         self._ports = _Ports()
         self._arenas = Arenas()
         self._shares = Shares()

@@ -313,6 +313,21 @@ def test_signals_to_a_whole_job_do_not_reach_workers_but_sigterm_does(tmp_path):
     workers.close()
 
 
+@pytest.mark.parametrize(
+    ("shielded", "given", "told"),
+    [
+        (SIGNALS_ALL, {}, "SIGTERM,SIGHUP,SIGQUIT"),
+        (SIGNALS_ALL, {"PET_SIGNALS_TO_HANDLE": "SIGINT"}, "SIGINT"),
+        (frozenset(), {}, ""),
+    ],
+)
+def test_torchrun_is_told_not_to_take_over_what_is_shielded(tmp_path, shielded, given, told):
+    launcher = LocalLauncher(shielded=shielded, environ={**os.environ, **given})
+    workers = launcher.launch(plan(tmp_path, ["sh", "-c", "echo $PET_SIGNALS_TO_HANDLE"]))
+    assert reaped(workers) == 0 and text_of(tmp_path).strip() == told
+    workers.close()
+
+
 # -- programs on a share of CPU cores ----------------------------------------------------------------
 
 SPINS = """
