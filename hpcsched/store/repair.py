@@ -84,7 +84,7 @@ def repair(path: Path, make_policy: PolicyMaker) -> list[str]:
         replayed = replay(path, make_policy)
         done = [f"cut {cut} records off, from record {first_bad} on: they rest on what is lost"]
     left = sum(not job.state.final for job in replayed.machine.jobs.values())
-    return [*done, f"{replayed.records} records, {left} jobs left; the old journal is in {kept.name}"]
+    return [*done, f"{replayed.records} records, jobs left: {left}; the old journal is in {kept.name}"]
 
 
 def next_copy(path: Path) -> Path:
