@@ -52,16 +52,18 @@ def test_a_full_disk_stops_the_run_with_all_saved_and_it_goes_on_later(bench: Be
         while :; do sleep 0.05; done
     """
     with small_disk(bench.dir, "size=1m"):
-        agent = bench.start(bench.set_of(job("a", program, gpus=1)), *CPU)
+        waits = job("b", "true", gpus=1, after=["a"])
+        agent = bench.start(bench.set_of(job("a", program, gpus=1), waits), *CPU)
         bench.ready("a")
-        name = bench.dir / "inbox" / "tmp" / "x"
-        name.write_text(json.dumps({"command": "hold", "targets": [1]}))
+        names = [bench.dir / "inbox" / "tmp" / command for command in ("hold", "release")]
+        for name in names:
+            name.write_text(json.dumps({"command": name.name, "targets": [2]}))
         before = bench.rundir.journal.read_bytes()
         ballast = fill(bench.dir)
         # Commands that lead to records fill the journal's last block, and then there is no room.
         for n in range(200):
             with contextlib.suppress(OSError):
-                os.link(name, bench.dir / "inbox" / "new" / f"{n:06}")
+                os.link(names[n % 2], bench.dir / "inbox" / "new" / f"{n:06}")
         code = agent.wait()
         assert code not in (0, 2), agent.said
         assert "No space left on device" in agent.said
@@ -72,7 +74,7 @@ def test_a_full_disk_stops_the_run_with_all_saved_and_it_goes_on_later(bench: Be
         assert bench.rundir.journal.read_bytes().startswith(before)
         done = bench("run", "--resume", "-q", *CPU)
         assert done.returncode == 0, done.stderr
-        assert bench.states() == {"a": "COMPLETED"}
+        assert bench.states() == {"a": "COMPLETED", "b": "COMPLETED"}
 
 
 def test_a_snapshot_that_cannot_be_written_does_not_stop_the_run(bench: Bench) -> None:
