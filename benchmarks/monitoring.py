@@ -107,6 +107,7 @@ def fake_pynvml() -> Any:
         "nvmlDeviceGetUtilizationRates": rates,
         "nvmlDeviceGetTotalEccErrors": 0,
         "nvmlDeviceGetMigMode": [0, 0],
+        "nvmlDeviceGetCpuAffinity": [2**64 - 1] * 64,
         "nvmlEventSetCreate": "events",
         "nvmlEventSetFree": None,
         "nvmlDeviceRegisterEvents": None,
