@@ -52,6 +52,8 @@ _NOT_A_KEEPERS = (*RANK_0_FDS, _ARENA_FD, "HPCSCHED_JOINING", "HPCSCHED_LANE", "
 
 _MARKS = frozenset({"HPCSCHED_RUN_ID", "HPCSCHED_JOB_ID", "HPCSCHED_ATTEMPT"})
 """By which what an attempt has started is known, in whatever session and process group it is."""
+_OF_OUR_BATCH_JOB = ("HPCSCHED_NODE", "SLURM_JOB_ID", "LSB_JOBID", "LSB_JOBINDEX")
+"""A batch job that a program submits inherits what the program was told, but for these."""
 
 
 class LocalLauncher:
@@ -193,7 +195,7 @@ class LocalLauncher:
                 (plan.folder / f"held.{plan.attempt}").unlink(missing_ok=True)  # of an earlier life
                 workers.on_held = lambda attempt: self._keep(plan, starts[0], attempt)
             if not (plan.parallel or plan.arena) and env.keys() >= _MARKS:
-                marks = {name: env[name] for name in (*_MARKS, "HPCSCHED_NODE") if name in env}
+                marks = {name: env[name] for name in (*_MARKS, *_OF_OUR_BATCH_JOB) if name in env}
                 workers.at_end.append(lambda: kill_rest(marks))
             self._spawn(starts, workers)
         finally:

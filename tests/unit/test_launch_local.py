@@ -430,7 +430,11 @@ def test_the_stop_file_is_that_of_the_attempt_that_they_are_and_were(tmp_path: P
     assert {path.name for path in tmp_path.glob("stop.*")} == {"stop.1", "stop.3"}
 
 
-def test_what_a_killed_launcher_leaves_in_other_sessions_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("differs", [{"HPCSCHED_ATTEMPT": "1"}, {"SLURM_JOB_ID": "8"}])
+def test_what_a_killed_launcher_leaves_in_other_sessions_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: dict[str, str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     marks = {"HPCSCHED_RUN_ID": str(tmp_path), "HPCSCHED_JOB_ID": "1", "HPCSCHED_ATTEMPT": "2"}
     script = "setsid sh -c 'echo $$ >rank.new; mv rank.new rank; exec sleep 60' & wait"
     wanted = replace(plan(tmp_path, ["sh", "-c", script], per_rank=False), env=marks)
@@ -439,14 +443,16 @@ def test_what_a_killed_launcher_leaves_in_other_sessions_is_killed(tmp_path: Pat
     while not (tmp_path / "rank").exists() and time.monotonic() < deadline:
         time.sleep(0.002)
     rank = int((tmp_path / "rank").read_text())
-    other = subprocess.Popen(["sleep", "60"], env={**os.environ, **marks, "HPCSCHED_ATTEMPT": "1"})
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, **marks, **differs})
     try:
         workers.signal(signal.SIGKILL)
         assert reaped(workers) == 137
         while (seen := proc_stat(rank)) and seen.state != "Z" and time.monotonic() < deadline:
             time.sleep(0.002)
         assert seen is None or seen.state == "Z"
-        assert other.poll() is None, "another attempt's"
+        assert other.poll() is None, (
+            "another attempt's, or another batch job's, which a program has submitted"
+        )
     finally:
         workers.close()
         other.kill()
