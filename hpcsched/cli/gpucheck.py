@@ -22,6 +22,9 @@ ANSWER_WITHIN_S = 120.0
 
 _ENDS_WITHIN_S = 5.0
 
+_READ_WITHIN_S = 1.0
+"""So long each is listened to though the time is over: another, which hangs, may have used it up."""
+
 PROGRAM = (sys.executable, "-m", "hpcsched.worker.gpu")
 
 
@@ -51,7 +54,7 @@ def _answer(process: subprocess.Popen[str], until: float, within_s: float) -> tu
         if process.stdout:
             stack.enter_context(process.stdout)
         try:
-            said, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
+            said, _ = process.communicate(timeout=max(_READ_WITHIN_S, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs may hold it

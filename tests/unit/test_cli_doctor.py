@@ -221,6 +221,18 @@ def test_each_gpu_is_tried_in_a_process_of_its_own(
     assert found == [(f"GPU {gpu}", ok, says.format(gpu)) for gpu in (0, 1)]
 
 
+def test_a_gpu_that_hangs_takes_nothing_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_gpus(monkeypatch)
+    program = (
+        "import os, time; os.environ['CUDA_VISIBLE_DEVICES'] == '0' and time.sleep(60);"
+        'print(\'{"ok": true, "found": "computes"}\')'
+    )
+    monkeypatch.setattr(gpucheck, "PROGRAM", (sys.executable, "-S", "-c", program))
+    devices = open_devices("cuda:2", "here")
+    (_, hangs, _), works = gpucheck.check_gpus(devices, devices.inventory(), within_s=1.0)
+    assert not hangs and works == ("GPU 1", True, "computes")
+
+
 def test_cpu_slots_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpucheck, "PROGRAM", ("/no/such/program",))
     assert not [what for what in findings("--devices", "cpu:2") if what.startswith("GPU")]
