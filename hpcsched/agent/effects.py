@@ -17,7 +17,7 @@ from hpcsched.agent.clock import RunClock
 from hpcsched.agent.meeting import APART_AFTER_S, Meeting
 from hpcsched.agent.orders import Site, give_layers, joining_plan, pack_of, plan_of, seat_devices, seats_table
 from hpcsched.agent.progress import ProgressMeter
-from hpcsched.agent.unusable import gpus_lost
+from hpcsched.agent.unusable import Accusations
 from hpcsched.core import events as ev
 from hpcsched.core.actions import (
     Action,
@@ -65,6 +65,7 @@ class Effects:
         self._timers: list[tuple[float, tuple[str, int, int]]] = []
         self._due: dict[tuple[str, int, int], float] = {}
         self._records_due = 0.0
+        self._accusations = Accusations()
         self._launched: set[int] = set()
         """Ids of jobs that may have left something in memory."""
         self.outputs: dict[int, Path] = {}
@@ -269,13 +270,18 @@ class Effects:
         if saved is not None and code in (0, SUSPENDED):
             steps.append(saved)
         asked = attempt.asked_to_save if attempt.teaches and code == SUSPENDED else None
+        env, others = self._machine.jobs[attempt.job_id].spec.env, self._attempts.values()
+        unusable = self._accusations.judge(attempt, code, env, others)
+        if unusable and unusable.lost is not None:  # before the end, which is no failure of the job then
+            news.append(ev.DeviceLost(at=self._clock.now(), gpu=unusable.lost, why=unusable.why))
+        last_words = unusable.why if unusable else printable(last_line(attempt.output))
         exited = ev.WorkersExited(
             at=self._clock.now(),
             **about,
             code=code,
             step=max(steps, default=None),
             saved_step=saved,
-            detail="" if code in (0, SUSPENDED) else printable(last_line(attempt.output)),
+            detail="" if code in (0, SUSPENDED) else last_words,
             metrics=record.metrics if record and code == 0 else {},
             unreadable=attempt.unreadable if code in (0, SUSPENDED) and not held else "",
             no_room="" if code in (0, SUSPENDED) else room.missing_in(attempt.written),
@@ -283,7 +289,7 @@ class Effects:
             lasted_s=time.monotonic() - attempt.began if attempt.teaches else None,
             held=held,
         )
-        return [*news, *gpus_lost(attempt, code, self._machine, self._clock.now()), exited]
+        return [*news, exited]
 
     def _outdated(self, record: JobRecord, attempt: Attempt) -> bool:
         """Whether a record is an earlier attempt's and behind what is known to be saved, as what that attempt

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
 
 from hpcsched.agent.attempts import Attempt
-from hpcsched.core.events import DeviceLost
-from hpcsched.core.machine import Machine
+from hpcsched.core.driver import finds_driver
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput
 from hpcsched.launch.base import SUSPENDED
@@ -18,41 +17,86 @@ from hpcsched.printing import printable
 
 _MOST_BYTES = 4096
 _MOST_WHY = 300
-
-_CHANGES = ("CUDA_", "NVIDIA_", "LD_")
-"""Variables by which a job can hide GPUs, or their driver, from itself."""
+_MOST_NAMES = 100
 
 
 class Unusable(msgspec.Struct, kw_only=True):
-    """What the worker says: which GPU, why, and the file of the torch that could not use it."""
+    """What the worker says: which GPU, why, the file of the torch that could not use it, and which variables
+    that find the driver are not as the launcher gave them."""
 
     gpu: int
     why: str
     torch: str = ""
+    changed: list[str] = []
 
 
-def unusable_gpu(attempt: Attempt, code: int, env: Mapping[str, str]) -> Unusable | None:
-    """What is wrong with a GPU on which nobody else is to be started; None: it is the job's own affair.
+class Verdict(msgspec.Struct, frozen=True):
+    """`lost`: nobody else is to be started on this GPU, which is to blame (None: the job is), and `why`."""
 
-    `code`: what the attempt ended with; a launcher may have made another one of the worker's 69. `env`: the
-    job's variables. The job is to blame where it brings a torch of its own, or variables by which
-    it may hide the GPU from itself; and once it was ready, it had a GPU.
+    lost: int | None
+    why: str
+
+
+class Accusations:
+    """What workers have said against GPUs in this agent's life.
+
+    A job is believed once: a program that is broken in a way which nobody has thought of would take out one
+    GPU after the other.
     """
-    if code in (0, SUSPENDED) or attempt.ready or any(name.startswith(_CHANGES) for name in env):
-        return None
-    try:
-        file = attempt.folder / f"unusable.{attempt.attempt}"
-        said = decode_file(file, Unusable, most_bytes=_MOST_BYTES)
-        ours = importlib.util.find_spec("torch")
-        if ours is None or ours.origin is None or not Path(said.torch).samefile(ours.origin):
+
+    def __init__(self) -> None:
+        self._believed: dict[int, int] = {}
+        """By job the GPU that it has taken out."""
+
+    def judge(
+        self, attempt: Attempt, code: int, env: Mapping[str, str], others: Collection[Attempt]
+    ) -> Verdict | None:
+        """Of an attempt that has ended; None if it has accused no GPU of its own.
+
+        `code`: what it ended with; a launcher may have made another one of the worker's 69. `env`: the job's
+        variables. `others`: the attempts that run.
+        """
+        if code in (0, SUSPENDED):
             return None
-    except (OSError, ValueError, ImportError, BadInput):
-        return None
-    said.why = printable(said.why[:_MOST_WHY])
-    return said if said.gpu in attempt.gpus else None
+        try:
+            file = attempt.folder / f"unusable.{attempt.attempt}"
+            said = decode_file(file, Unusable, most_bytes=_MOST_BYTES)
+        except (OSError, BadInput):
+            return None
+        if said.gpu not in attempt.gpus:
+            return None
+        why = printable(said.why[:_MOST_WHY])
+        if fault := self._fault(said, attempt, env, others):
+            return Verdict(None, f"GPU {said.gpu} cannot be used: {why}; the job's own failure, as {fault}")
+        self._believed[attempt.job_id] = said.gpu
+        return Verdict(said.gpu, why)
+
+    def _fault(
+        self, said: Unusable, attempt: Attempt, env: Mapping[str, str], others: Collection[Attempt]
+    ) -> str:
+        """Why the job is to blame; "" if the GPU is."""
+        if attempt.ready:
+            return "it was ready, so it had a GPU"
+        if own := sorted(filter(finds_driver, env)):
+            return f"it sets {_listed(own)}"
+        if not _is_ours(said.torch):
+            return "it has another torch than hpcsched"
+        if said.changed:
+            return f"its program has changed {_listed(said.changed)}"
+        if (before := self._believed.get(attempt.job_id)) is not None:
+            return f"it could not use GPU {before} either"
+        beside = [other.job_id for other in others if other.ready and said.gpu in other.gpus]
+        return f"job {beside[0]} works on it" if beside else ""
 
 
-def gpus_lost(attempt: Attempt, code: int, machine: Machine, at: float) -> Iterator[DeviceLost]:
-    """The same as an event. Told before the end of the attempt, it makes that end no failure of the job."""
-    if found := unusable_gpu(attempt, code, machine.jobs[attempt.job_id].spec.env):
-        yield DeviceLost(at=at, gpu=found.gpu, why=found.why)
+def _is_ours(torch: str) -> bool:
+    """Whether this file is of the torch that hpcsched's own Python would import."""
+    try:
+        ours = importlib.util.find_spec("torch")
+        return ours is not None and ours.origin is not None and Path(torch).samefile(ours.origin)
+    except (OSError, ValueError, ImportError):
+        return False
+
+
+def _listed(names: list[str]) -> str:
+    return printable(", ".join(names)[:_MOST_NAMES])

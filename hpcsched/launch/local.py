@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import os
 import signal
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hpcsched.core import driver
 from hpcsched.core.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
 from hpcsched.core.processes import launcher_of
@@ -155,6 +157,8 @@ class LocalLauncher:
         world_size = place.world_size or len(groups)
         if not plan.parallel:
             env = {**self._launcher_told(plan, place, workers), **env}
+        if _GIVEN in env:
+            env[driver.GIVEN] = json.dumps(driver.checksums(env))
         program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
         descriptors = {}
         if plan.arena:

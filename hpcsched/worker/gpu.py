@@ -14,6 +14,7 @@ import sys
 import warnings
 from typing import Any, NoReturn
 
+from hpcsched.core.driver import changed
 from hpcsched.worker.contract import JobEnv, say
 from hpcsched.worker.hosted import surroundings
 
@@ -31,8 +32,12 @@ _NOT_INITIALIZED = 3
 
 _NONE = ("", "-1")
 
-_SHARED = ("out of memory", "busy")
-"""In a complaint: whoever else is on the GPU is in the way, and may be gone soon."""
+_MOST_NAMES, _MOST_NAME = 8, 64
+"""How many variables are named as changed, and how much of each name."""
+
+_NOT_THE_GPUS = ("out of memory", "busy", "forked subprocess")
+"""In a complaint: whoever else is on the GPU is in the way, and may be gone soon; or the program has used the
+driver before it made this process, where it cannot be used for that reason."""
 
 
 def driver_in_use() -> bool:
@@ -72,7 +77,7 @@ def chosen() -> str | None:
 def why_unusable(number: int) -> str | None:
     """Why torch cannot use the GPU that it would call `cuda:number`; None if it can, which makes a context.
 
-    Raises RuntimeError (torch's own) where others on the GPU may be the cause.
+    Raises RuntimeError (torch's own) where the program, or others on the GPU, are the cause.
     """
     import torch
 
@@ -87,7 +92,7 @@ def why_unusable(number: int) -> str | None:
             torch.cuda.synchronize(number)
     except RuntimeError as error:
         said = (str(error).splitlines() or [repr(error)])[0]
-        if any(word in said for word in _SHARED):
+        if any(word in said for word in _NOT_THE_GPUS):
             raise
         return f"torch {torch.__version__}: {said}"
     return None
@@ -100,7 +105,12 @@ def leave_unusable(env: JobEnv | None, number: int, why: str) -> NoReturn:
     if env is not None and env.devices and not env.joining:
         each = len(env.devices) // env.world_size  # more than one where a process has several
         with contextlib.suppress(OSError, ValueError, IndexError):  # without a word it is the job's fault
-            word = {"gpu": int(env.devices[env.rank * each]), "why": why, "torch": torch.__file__}
+            word = {
+                "gpu": int(env.devices[env.rank * each]),
+                "why": why,
+                "torch": torch.__file__,
+                "changed": [name[:_MOST_NAME] for name in changed(surroundings())[:_MOST_NAMES]],
+            }
             env.leave_word(f"unusable.{env.attempt}", json.dumps(word))
     say(f"GPU {given()[number]} cannot be used: {why}")
     raise SystemExit(EXIT_NO_GPU)

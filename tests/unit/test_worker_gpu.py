@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from hpcsched.agent.unusable import unusable_gpu
+from hpcsched.agent.unusable import Accusations, Verdict
+from hpcsched.core import driver
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.spawn import Start
 from hpcsched.launch.warm import WarmProcesses
@@ -122,6 +123,8 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         told |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "CUDA_DEVICES": given}
         for name, value in told.items():
             monkeypatch.setenv(f"HPCSCHED_{name}", value)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        monkeypatch.setenv(driver.GIVEN, json.dumps(driver.checksums(os.environ)))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given if visible is None else visible)
         env = JobEnv.from_environ()
         assert env is not None
@@ -176,14 +179,30 @@ def test_one_that_cannot_be_used_ends_the_worker(
     assert end.value.code == EXIT_NO_GPU
     assert capfd.readouterr().err == f"hpcsched: GPU 3 cannot be used: {why}\n"
     said = json.loads((tmp_path / "unusable.2").read_text())
-    assert said == {"gpu": 6, "why": why, "torch": torch.__file__}
+    assert said == {"gpu": 6, "why": why, "torch": torch.__file__, "changed": []}
 
 
-def test_one_that_others_are_on_is_the_jobs_affair(
+def test_what_the_program_has_changed_is_said_in_few_bytes(
     torch: Any, rank: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", cannot("CUDA error: out of memory"))
-    with pytest.raises(RuntimeError, match="out of memory"):
+    monkeypatch.setattr(torch.cuda, "init", cannot("no"))
+    env = rank("0,3")
+    for number in range(100):
+        monkeypatch.setenv(f"CUDA_{number:03}_{'X' * 1000}", "1")
+    with pytest.raises(SystemExit):
+        own_device(env)
+    (changed,) = [json.loads(text)["changed"] for text in [(tmp_path / "unusable.2").read_text()]]
+    assert len(changed) == 8 and changed[0] == f"CUDA_000_{'X' * 1000}"[:64]
+
+
+@pytest.mark.parametrize(
+    "said", ["CUDA error: out of memory", "Cannot re-initialize CUDA in forked subprocess."]
+)
+def test_what_no_gpu_is_to_blame_for_is_the_jobs_affair(
+    torch: Any, rank: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", cannot(said))
+    with pytest.raises(RuntimeError, match=said):
         own_device(rank("0,3"))
     assert not (tmp_path / "unusable.2").exists()
 
@@ -234,41 +253,56 @@ def test_two_ranks_never_share_a_mig_instance(
 # --- whom the agent blames ------------------------------------------------------------------------
 
 
-def attempt(folder: Path, *, ready: bool = False) -> Any:
-    return SimpleNamespace(folder=folder, attempt=2, gpus=(4, 6), ready=ready)
-
-
 def says(folder: Path, **facts: Any) -> None:
     torch = pytest.importorskip("torch")
     (folder / "unusable.2").write_text(json.dumps({"gpu": 6, "why": "w", "torch": torch.__file__} | facts))
 
 
+def judged(folder: Path, code: int = EXIT_NO_GPU, env: dict[str, str] | None = None, **facts: Any) -> Any:
+    attempt = SimpleNamespace(job_id=3, folder=folder, attempt=2, gpus=(4, 6), ready=False)
+    return Accusations().judge(SimpleNamespace(**{**vars(attempt), **facts}), code, env or {}, ())
+
+
 def test_the_gpu_is_to_blame(tmp_path: Path) -> None:
     says(tmp_path)
     for code in (EXIT_NO_GPU, 1):  # 1: what torchrun makes of it
-        found = unusable_gpu(attempt(tmp_path), code, {"PYTHONPATH": "/mine"})
-        assert found is not None and (found.gpu, found.why) == (6, "w")
+        assert judged(tmp_path, code, {"PYTHONPATH": "/mine"}) == Verdict(6, "w")
 
 
 @pytest.mark.parametrize(
-    ("facts", "ready", "code", "env"),
+    ("facts", "ready", "env", "fault"),
     [
-        ({}, False, 0, {}),
-        ({}, False, 75, {}),
-        ({}, True, EXIT_NO_GPU, {}),
-        ({}, False, EXIT_NO_GPU, {"LD_LIBRARY_PATH": "/mine"}),
-        ({"torch": "/home/me/torch/__init__.py"}, False, EXIT_NO_GPU, {}),
-        ({"gpu": 5}, False, EXIT_NO_GPU, {}),
-        ({"gpu": "six"}, False, EXIT_NO_GPU, {}),
+        ({}, True, {}, "it was ready, so it had a GPU"),
+        ({}, False, {"LD_LIBRARY_PATH": "/mine"}, "it sets LD_LIBRARY_PATH"),
+        ({"torch": "/home/me/torch/__init__.py"}, False, {}, "it has another torch than hpcsched"),
+        ({"changed": ["LD_PRELOAD"]}, False, {}, "its program has changed LD_PRELOAD"),
     ],
 )
 def test_the_job_is_to_blame(
-    tmp_path: Path, facts: dict[str, Any], ready: bool, code: int, env: dict[str, str]
+    tmp_path: Path, facts: dict[str, Any], ready: bool, env: dict[str, str], fault: str
 ) -> None:
-    """It had a GPU, hides them from itself, has a torch of its own, or says what makes no sense."""
+    """It had a GPU, hides them from itself, or has a torch of its own."""
     says(tmp_path, **facts)
-    assert unusable_gpu(attempt(tmp_path, ready=ready), code, env) is None
+    why = f"GPU 6 cannot be used: w; the job's own failure, as {fault}"
+    assert judged(tmp_path, env=env, ready=ready) == Verdict(None, why)
 
 
-def test_without_a_word_the_job_is_to_blame(tmp_path: Path) -> None:
-    assert unusable_gpu(attempt(tmp_path), EXIT_NO_GPU, {}) is None
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [
+        ({}, 0),
+        ({}, 75),
+        ({"gpu": 5}, EXIT_NO_GPU),
+        ({"gpu": "six"}, EXIT_NO_GPU),
+        ({"changed": 1}, EXIT_NO_GPU),
+    ],
+)
+def test_it_has_not_failed_or_what_it_says_makes_no_sense(
+    tmp_path: Path, facts: dict[str, Any], code: int
+) -> None:
+    says(tmp_path, **facts)
+    assert judged(tmp_path, code) is None
+
+
+def test_without_a_word_no_gpu_is_to_blame(tmp_path: Path) -> None:
+    assert judged(tmp_path) is None
