@@ -9,10 +9,11 @@ from hpcsched import jobfile, submission
 from hpcsched.agent.inbox import Answer, Command
 from hpcsched.core import events as ev
 from hpcsched.core.cores import WHOLE
-from hpcsched.core.definitions import differing
+from hpcsched.core.definitions import differing, was_unsaid
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, JobState, Kind
+from hpcsched.core.processes import Program, program_of
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
 from hpcsched.planning.costs import require_profiles
@@ -43,8 +44,8 @@ class Edits:
 class Admission:
     """What this run can take.
 
-    `find_profiles` gives the profiles of these models for the devices at hand, `find_parallel` those of them
-    whose programs have said in an earlier run that they are parallel. `stand_ins`: every job runs as
+    `find_profiles` gives the profiles of these models for the devices at hand, `find_parallel` the
+    programs of them that have said in an earlier run that they are parallel. `stand_ins`: every job runs as
     a stand-in of its profile. `cores` is the most that a host has for jobs without GPUs. `memory_mib` is the
     memory of the largest GPU; None: not known.
     """
@@ -52,7 +53,7 @@ class Admission:
     machine: Machine
     find_profiles: Callable[[set[str]], tuple[Profile, ...]]
     stand_ins: bool
-    find_parallel: Callable[[set[str]], Sequence[str]] = lambda models: ()
+    find_parallel: Callable[[set[str]], Sequence[Program]] = lambda models: ()
     hosts: int = 1
     cores: float = 0.0
     memory_mib: float | None = None
@@ -108,6 +109,8 @@ class Admission:
         for spec in [submission.checked(job, where=where) for job in jobs]:
             job = machine.jobs[machine.by_name[spec.name]]
             keys = differing(job.spec, spec, called_in=called_in)
+            if keys == ("processes",) and not update and was_unsaid(job.spec, spec):
+                keys = ()
             if not keys:
                 if job.id in machine.kept:
                     edits.kept[job.id] = ()
@@ -167,10 +170,11 @@ class Admission:
         found = self.find_profiles(models) if models else ()
         return tuple(p for p in found if self.machine.profiles.get((p.model, p.nodes)) != p)
 
-    def parallel(self, jobs: Iterable[JobSpec]) -> tuple[str, ...]:
-        """The models of these commands that are known to be parallel, and new to the run."""
-        models = {job.model for job in jobs if job.kind is Kind.COMMAND} - self.machine.parallel
-        return tuple(self.find_parallel(models)) if models else ()
+    def parallel(self, jobs: Iterable[JobSpec]) -> tuple[Program, ...]:
+        """The programs of these commands that are known to be parallel, and new to the run."""
+        new = {program_of(job) for job in jobs if job.kind is Kind.COMMAND} - self.machine.parallel
+        known = self.find_parallel({model for model, _ in new}) if new else ()
+        return tuple(program for program in known if program in new)
 
     def _check_cores(self, job: JobSpec, where: str) -> None:
         """Refuse a job that could never start on the cores that there are."""

@@ -32,7 +32,7 @@ def mark(path: Path, attempt: int, *, where: str, step: int | None) -> None:
 
 
 def last_line(path: Path) -> str:
-    """The last line with something on it of a job's newest attempt, shortened; "" if there is none."""
+    """The last line with a word on it of a job's newest attempt, shortened; "" if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -41,7 +41,8 @@ def last_line(path: Path) -> str:
             lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
     except OSError:
         return ""
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    # Not one that only sets off what stands above it, as launchers end theirs.
+    last = next((line.strip() for line in reversed(lines) if any(map(str.isalnum, line))), "")
     return "" if last.startswith(MARK) else last[:200]
 
 

@@ -38,6 +38,7 @@ from hpcsched.core.cores import most_cores
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
+from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.launch.keys import SERVE_ON_S
 from hpcsched.launch.spawn import ignoring
@@ -50,8 +51,8 @@ Finder = Callable[[set[str], str], tuple[Profile, ...]]
 """Gives the profiles of these models for this device type, as far as there are any."""
 
 
-FindParallel = Callable[[set[str]], Sequence[str]]
-"""Gives those of these models whose programs have said that they are parallel."""
+FindParallel = Callable[[set[str]], Sequence[Program]]
+"""Gives the programs of these models that have said that they are parallel."""
 
 
 @dataclass(frozen=True, kw_only=True)

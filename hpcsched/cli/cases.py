@@ -18,6 +18,7 @@ from hpcsched.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from hpcsched.core.model import JobSpec
+    from hpcsched.core.processes import Program
     from hpcsched.core.profile import Profile
     from hpcsched.core.state import Life
     from hpcsched.planning.ps.training import Training
@@ -34,7 +35,7 @@ SHIPPED = "nearchus-a"
 class Case:
     """What is to be simulated, where it comes from, and what has to be said about it.
 
-    `parallel` are the models whose programs have said that they are.
+    `parallel` are the programs that have said that they are.
     `policy` and `options` are what the source itself says of them. `cpus` are the cores of each host for
     jobs without GPUs, `trainings` how their models are trained. `was` is how a run went in reality,
     `over` whether that run has ended, `ids` its jobs' ids and models, which the simulation does not know.
@@ -45,7 +46,7 @@ class Case:
     profiles: Sequence[Profile]
     gpus: int
     nodes: int
-    parallel: Sequence[str] = ()
+    parallel: Sequence[Program] = ()
     cpus: int = 0
     trainings: Mapping[str, Training] = field(default_factory=dict)
     policy: str | None = None
@@ -78,8 +79,8 @@ class Found:
 
         return finder(self.files, database_path(self.database))(models, self.device_type)
 
-    def parallel(self, models: set[str]) -> tuple[str, ...]:
-        """Those of these models whose programs have said that they are parallel."""
+    def parallel(self, models: set[str]) -> tuple[Program, ...]:
+        """The programs of these models that have said that they are parallel."""
         from hpcsched.cli.profiles_found import parallel_found
 
         return parallel_found(database_path(self.database), models)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
 from hpcsched.store.profiles import choose_all, load_profiles
@@ -30,15 +31,15 @@ def finder(files: Sequence[str], database: Path) -> Callable[[Collection[str], s
     return find
 
 
-def parallel_found(database: Path, models: Collection[str]) -> tuple[str, ...]:
-    """Those of these models whose programs have said in an earlier run that they are parallel."""
+def parallel_found(database: Path, models: Collection[str]) -> tuple[Program, ...]:
+    """The programs of these models that have said in an earlier run that they are parallel."""
     if not database.exists():
         return ()
     from hpcsched.store.database import Database
 
     try:
         with Database(database) as opened:
-            return tuple(sorted(opened.parallel().intersection(models)))
+            return tuple(sorted(program for program in opened.parallel() if program[0] in models))
     except StoreError as error:
         click.echo(f"hpcsched: {error}; going on without what it says of programs", err=True)
         return ()

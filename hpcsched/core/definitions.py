@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from hpcsched.core.model import JobSpec, Kind
+from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind
 
 _KEYS = {
     "kind": "",  # told by command, trainer or replay
@@ -40,6 +40,12 @@ def differing(old: JobSpec, new: JobSpec, *, called_in: str = "") -> tuple[str, 
     if "continues" in keys and "after" in keys and _rest(old) == _rest(new):
         keys.remove("after")  # it waits for the job that it continues
     return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def was_unsaid(old: JobSpec, new: JobSpec) -> bool:
+    """Whether neither definition may say anything of processes: 0.1.0 took one on each GPU then, and its runs
+    go on so."""
+    return old.processes == PER_GPU and new.processes == AUTO
 
 
 def _processes(spec: JobSpec) -> int | str:

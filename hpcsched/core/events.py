@@ -12,6 +12,7 @@ from typing import Any
 
 from hpcsched.core.model import Device, HostCores, JobSpec, Progress
 from hpcsched.core.plan import Plan
+from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 
 
@@ -31,8 +32,8 @@ class AgentStarted(Event):
     agent has ended their processes before it says so. `saved_steps` says, by job, which step each of
     them had saved, and of suspended jobs those whose state was only in the earlier agent's memory (0: nothing
     else was saved). `grace_s` is how long a worker may take to save before it is ended by force.
-    `profiles` replace those of earlier lives, which may have had other devices; `parallel` are the models
-    whose programs have said that they are. `deadline` is when the allocation ends (None: not known, or
+    `profiles` replace those of earlier lives, which may have had other devices; `parallel` are the programs
+    that have said that they are. `deadline` is when the allocation ends (None: not known, or
     never); `reserve_s` the seconds to keep before that besides what saving is known to take. `cores` are
     those for jobs that need no GPU. `run_id` is what the run's processes are known by ("" in journals of
     0.1.0).
@@ -49,7 +50,7 @@ class AgentStarted(Event):
     grace_s: float = 30.0
     saved_steps: Mapping[int, int] = field(default_factory=dict)
     profiles: tuple[Profile, ...] = ()
-    parallel: tuple[str, ...] = ()
+    parallel: tuple[Program, ...] = ()
     deadline: float | None = None
     reserve_s: float = 60.0
     cores: tuple[HostCores, ...] = ()
@@ -71,11 +72,11 @@ class DeadlineMoved(Event):
 class ProfilesLoaded(Event):
     """The profiles to go by, one for each model and number of hosts, chosen for the devices at hand.
 
-    `parallel`: models whose programs have said, in an earlier run, that they are parallel.
+    `parallel`: programs that have said, in an earlier run, that they are.
     """
 
     profiles: tuple[Profile, ...]
-    parallel: tuple[str, ...] = ()
+    parallel: tuple[Program, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,8 +238,10 @@ class Machine(Obeying):
         job = self._running(event)
         if job is None or job.ready:
             return
-        # Ranks that come and go are numbered by GPU: a process that sees several is none of them.
-        job.ready, job.in_place = True, event.in_place and (job.traits.per_gpu or len(job.current.gpus) == 1)
+        # Ranks that come and go are numbered by GPU: a process that sees several is none of them. ("one" is
+        # in journals of 0.1.0, which did not mind.)
+        numbered = job.traits.per_gpu or len(job.current.gpus) == 1 or job.spec.processes == "one"
+        job.ready, job.in_place = True, event.in_place and numbered
         if event.in_place or event.parallel:
             self._is_parallel(job)
         job.current.ready_s, job.current.launch_s = self.now, event.took_s

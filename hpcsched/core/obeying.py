@@ -112,7 +112,7 @@ class Obeying(Allotting):
         self._dequeue(job)
         if "strategy" in keys:
             self.cores.of.pop(job.id, None)
-        if job.submit_s > self.now:
+        if job.submit_s > self.now or ("submit_at" in keys and spec.submit_at > self.now):
             job.submit_s = max(self.now, spec.submit_at)
             self._expect(job, job.submit_s)
         self._wait_for_others(job)

@@ -62,17 +62,31 @@ def launcher_of(command: Sequence[str]) -> Launcher | None:
         return _MODULES.get(next(words, "")) if option == "-m" else None
     if name == "accelerate":
         return Launcher.ACCELERATE if command[1:2] == ("launch",) else None
-    return _PROGRAMS.get(name.split(".")[0])  # mpirun.openmpi, mpiexec.hydra
+    if name == "env":
+        return launcher_of(command[1 + sum("=" in word for word in command[1:]) :])
+    mpi = re.fullmatch(r"(mpirun|mpiexec)\.(openmpi|mpich|hydra)", name)
+    return _PROGRAMS.get(mpi[1] if mpi else name)
 
 
 def is_told(spec: JobSpec) -> bool:
     """Whether a launcher is told how many GPUs there are, so that it can be given any number."""
-    if launcher_of(spec.command) is Launcher.TORCHRUN and not any(
+    launcher = launcher_of(spec.command)
+    if launcher is Launcher.TORCHRUN and not any(
         word.startswith(("--nproc-per-node", "--nproc_per_node")) for word in spec.command
     ):
         return True  # by its variable, see `launch.environment`
+    if launcher is Launcher.DEEPSPEED and not chooses_gpus(spec.command):
+        return True  # it starts a rank on each GPU that it sees
     texts = (*spec.command, *spec.env.values(), *_texts(spec.args))
     return any(_COUNTS.search(text) for text in texts)
+
+
+def chooses_gpus(command: Sequence[str]) -> bool:
+    """Whether a deepspeed takes GPUs by numbers of its own: it then passes over those that it is shown."""
+    return any(word.partition("=")[0] in _CHOOSES for word in command)
+
+
+_CHOOSES = frozenset({"--num_gpus", "--num-gpus", "-i", "--include", "-e", "--exclude"})
 
 
 def _texts(tree: Any) -> list[str]:
@@ -107,8 +121,9 @@ class Because(StrEnum):
     TRAINER = "a trainer runs as one process on each GPU"
     JOB_FILE = "the job file says so"
     LAUNCHER = "a launcher starts the ranks itself"
+    UNTOLD = "its launcher is not told how many GPUs it has: {gpus} in its command does that, or gpus = N"
     SAID = "its program has said that it is parallel"
-    PROFILE = "the profile of its model has several counts of one process a GPU"
+    PROFILE = "the profile of its model was measured on several GPU counts"
     UNKNOWN = "nothing says that its program is parallel"
 
 
@@ -137,13 +152,30 @@ class Shape:
         return f"{what}: {self.because}"
 
 
-def shape_of(spec: JobSpec, profile: Profile | None, parallel: Collection[str]) -> Shape:
+Program = tuple[str, str]
+"""A model, and what is started for it: a model's name alone may be that of any program."""
+
+
+def program_of(spec: JobSpec) -> Program:
+    """A command's program and its script, whatever its options: `python train.py --lr 0.1` is `train.py`.
+
+    A script that is named by where it is called from is another one elsewhere.
+    """
+    program, *words = spec.command or ("",)
+    script = next((word for word in words if not word.startswith("-")), "")
+    parts = [program, script]
+    if any("/" in part or part.endswith((".py", ".sh")) for part in parts if not part.startswith("/")):
+        parts.append(spec.workdir)
+    return spec.model, " ".join(filter(None, parts))
+
+
+def shape_of(spec: JobSpec, profile: Profile | None, parallel: Collection[Program]) -> Shape:
     """The processes of a job.
 
-    `profile` is its model's as it was loaded; `parallel` are the models whose programs have said that they
-    are.
+    `profile` is its model's as it was loaded; `parallel` are the programs that have said that they are.
     """
-    several = profile is not None and len(profile.throughput) > 1
+    # What was learnt may be of anything; a profile that was measured is of one process on each GPU.
+    several = profile is not None and profile.source != "learned" and len(profile.throughput) > 1
     asked = spec.gpus_min > 1 or spec.gpus_max is not None
     if spec.kind is not Kind.COMMAND:
         return Shape(True, Because.TRAINER)
@@ -151,11 +183,13 @@ def shape_of(spec: JobSpec, profile: Profile | None, parallel: Collection[str]) 
         return Shape(True, Because.JOB_FILE)
     if (launcher := launcher_of(spec.command)) and spec.processes in (AUTO, 1):
         free = asked or several or is_told(spec)
-        return Shape(False, Because.LAUNCHER, once=launcher.once, most=None if free else 1)
+        return Shape(
+            False, Because.LAUNCHER if free else Because.UNTOLD, once=launcher.once, most=None if free else 1
+        )
     if spec.processes != AUTO:
         each = spec.processes if isinstance(spec.processes, int) else 1  # "one", in journals of 0.1.0
         return Shape(False, Because.JOB_FILE, each=each, most=None if asked or each == 1 else each)
-    if spec.model in parallel:
+    if program_of(spec) in parallel:
         return Shape(True, Because.SAID)
     if several:
         return Shape(True, Because.PROFILE)

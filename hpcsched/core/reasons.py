@@ -153,8 +153,8 @@ _WORDS = {
     Why.NOT_PARALLEL: "{gpus} GPUs: {because}",
     Why.ONE_PROCESS: "is started as one process that sees all {gpus} GPUs, as nothing says that its program "
     'is parallel; processes = "per-gpu" in the job file starts one on each',
-    Why.SAYS_PARALLEL: "its program says that it is parallel: {model} is started as one process on each GPU "
-    "from now on",
+    Why.SAYS_PARALLEL: "its program says that it is parallel: from its next start on ({model}) it is one "
+    "process on each GPU; processes = 1 in the job file keeps it one",
     Why.NOT_MET: "its {processes} processes have not met at MASTER_PORT after {seconds:.0f} s: if they are "
     "copies of one program, processes = 1 in the job file starts one",
     Why.EXCLUSIVE: "exclusive policy: all {gpus} GPUs, one job at a time",

@@ -16,7 +16,7 @@ from hpcsched.core.learning import Key, Lessons
 from hpcsched.core.model import Device, JobState
 from hpcsched.core.packs import Packs
 from hpcsched.core.plan import Plan
-from hpcsched.core.processes import Shape, shape_of
+from hpcsched.core.processes import Program, Shape, shape_of
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.core.proposals import Proposals
 from hpcsched.core.queue import WaitingQueue
@@ -79,8 +79,8 @@ class RunState:
         """A heap of (submit_s, id): the jobs that are still to come."""
         self.profiles: dict[tuple[str, int], Profile] = {}
         """By model and number of hosts."""
-        self.parallel: set[str] = set()
-        """Models whose programs have said that they are parallel, in this run or an earlier one."""
+        self.parallel: set[Program] = set()
+        """Programs that have said that they are parallel, in this run or an earlier one."""
         self.lessons = Lessons()
         self.lanes = Lanes()
         """The background lanes; `free`, `holder` and `queue` are of the foreground's."""

@@ -8,7 +8,7 @@ from hpcsched.core.jobs import Job, Target
 from hpcsched.core.learning import contradicts, differs
 from hpcsched.core.model import Kind
 from hpcsched.core.notes import Noting
-from hpcsched.core.processes import Because
+from hpcsched.core.processes import Because, Program, program_of
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Reason, Why
 
@@ -19,19 +19,21 @@ class Teaching(Noting):
     def _size_up(self, jobs: Iterable[Job]) -> None:
         """What these jobs' programs can use of GPUs, by what is known now."""
         for job in jobs:
-            if job.spec.kind is Kind.COMMAND and not job.state.final:
-                job.has(usable=self.shape(job).most)
+            command = job.spec.kind is Kind.COMMAND
+            if not job.state.final and (command or job.traits.usable is not None):
+                job.has(usable=self.shape(job).most if command else None)
 
     def _is_parallel(self, job: Job) -> None:
         """Its program has said that it can be one of several ranks."""
-        if job.spec.model in self.parallel:
+        program = program_of(job.spec)
+        if program in self.parallel:
             return
-        self.parallel.add(job.spec.model)
+        self.parallel.add(program)
         if self.shape(job).because is Because.SAID:
             self._note(job, Reason(Why.SAYS_PARALLEL, {"model": job.spec.model}))
         self._size_up(other for other in self.jobs.values() if other.spec.model == job.spec.model)
 
-    def _load(self, profiles: Iterable[Profile], parallel: Iterable[str] = ()) -> None:
+    def _load(self, profiles: Iterable[Profile], parallel: Iterable[Program] = ()) -> None:
         self.parallel.update(parallel)
         loaded = {(p.model, p.nodes): p for p in profiles}
         self.profiles.update(loaded)
@@ -82,8 +84,8 @@ class Teaching(Noting):
             return False  # it has not yet said where it goes on
         if self.packs.shared(job):
             return False
-        if job.width > 1 and not (job.traits.per_gpu or self.shape(job).because is Because.LAUNCHER):
-            return False  # profiles are of one process a GPU
+        if job.width > 1 and not job.traits.per_gpu and self.shape(job).because is Because.UNKNOWN:
+            return False  # it sees several GPUs: who knows how many it uses?
         self.lanes.observe(job, step, at)
         if self.lanes.shared(job) or job.id in self.proposals.of:
             return False

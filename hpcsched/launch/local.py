@@ -22,7 +22,7 @@ from pathlib import Path
 from hpcsched.core import driver
 from hpcsched.core.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
-from hpcsched.core.processes import launcher_of
+from hpcsched.core.processes import Launcher, chooses_gpus, launcher_of
 from hpcsched.errors import LaunchError
 from hpcsched.launch.arenas import Arenas, Keep, Keepers
 from hpcsched.launch.base import LaunchPlan, Place
@@ -155,6 +155,9 @@ class LocalLauncher:
             env["HPCSCHED_JOINING"] = "1"
         groups = [(device,) for device in plan.devices] if plan.per_rank else [plan.devices] * plan.processes
         world_size = place.world_size or len(groups)
+        if env.get("CUDA_VISIBLE_DEVICES") and launcher_of(argv) is Launcher.DEEPSPEED and chooses_gpus(argv):
+            why = "deepspeed with --num_gpus, --include or --exclude takes GPUs of other jobs: leave that out"
+            raise LaunchError(why, transient=False)
         if not plan.parallel:
             env = {**self._launcher_told(plan, place, workers), **env}
         if _GIVEN in env:
@@ -198,9 +201,9 @@ class LocalLauncher:
             if plan.arena and place.first_rank == 0:
                 (plan.folder / f"held.{plan.attempt}").unlink(missing_ok=True)  # of an earlier life
                 workers.on_held = lambda attempt: self._keep(plan, starts[0], attempt)
-            if not (plan.parallel or plan.arena) and env.keys() >= _MARKS:
+            if not plan.parallel and env.keys() >= _MARKS:
                 marks = {name: env[name] for name in (*_MARKS, *_OF_OUR_BATCH_JOB) if name in env}
-                workers.at_end.append(lambda: kill_rest(marks))
+                workers.after_failure.append(lambda: kill_rest(marks))
             self._spawn(starts, workers)
         finally:
             os.close(output)

@@ -46,6 +46,8 @@ class LocalWorkers:
         """Told, once all is over, of the attempt that has left its state in the arena."""
         self.before_leaving: list[Callable[[], object]] = []
         """Called when they are about to be asked to save and leave, and when they have all ended."""
+        self.after_failure: list[Callable[[], object]] = []
+        """Called once all have ended, if not by themselves with 0 or 75: what they left may do harm."""
         self.at_end: list[Callable[[], object]] = []
         """Called once, when nothing of this lives any more."""
         if plan and plan.joins:
@@ -192,7 +194,7 @@ class LocalWorkers:
             self._code = attempt_code(self._ended)
             if self._code == SUSPENDED:
                 self._find_held()
-            for call in self.at_end:
+            for call in (*(self.after_failure if self._code not in (0, SUSPENDED) else ()), *self.at_end):
                 call()
         return self._code
 

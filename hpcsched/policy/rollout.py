@@ -53,6 +53,7 @@ class _Rollout:
         job = self._outlook.works[i].job
         copy = Job(id=job.id, spec=job.spec, submit_s=job.submit_s, step=job.step, attempt=job.attempt)
         copy.saved_step, copy.ready, copy.state = job.saved_step, True, JobState.RUNNING
+        copy.traits = job.traits  # how many GPUs it can use
         if i in self._outlook.running:
             copy.in_place = self._outlook.works[i].in_place
             copy.role = job.target.role if job.target else job.role

@@ -20,6 +20,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import SAVED_AND_LEFT, Machine
 from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Progress, Role, Seat
 from hpcsched.core.moves import LANES, LOOK, PACKS
+from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.planning.ps.training import Training
 from hpcsched.planning.standin import STILL, Course
@@ -69,7 +70,7 @@ class Simulation:
         happenings: events from outside, such as commands and lost devices, each at its time.
         source: gives the jobs that are to be there by now and are not, whenever a job has ended.
         metrics: what the evaluation of a job that is done gives.
-        parallel: models whose programs have said that they are.
+        parallel: programs that have said that they are.
         cpus: cores for jobs without GPUs on each host.
         trainings: how the models behave that are trained on CPU cores, by name.
         make: gives the policy of a name.
@@ -94,7 +95,7 @@ class Simulation:
         happenings: Iterable[ev.Event] = (),
         source: Callable[[Machine], Sequence[JobSpec]] | None = None,
         metrics: Callable[[JobSpec], Mapping[str, float]] | None = None,
-        parallel: Iterable[str] = (),
+        parallel: Iterable[Program] = (),
         cpus: int = 0,
         trainings: Mapping[str, Training] | None = None,
         make: PolicyMaker = make_policy,

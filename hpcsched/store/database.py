@@ -20,12 +20,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import SQLAlchemyError
 
+from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
 from hpcsched.store.models import (
     HistoryRow,
     LayerProfileRow,
-    ParallelModelRow,
+    ParallelProgramRow,
     ProfileRow,
     RunRow,
     SampleRow,
@@ -198,21 +199,24 @@ class Database:
         with self._transaction() as connection:
             return tuple(connection.execute(query).scalars())
 
-    def record_parallel(self, models: Iterable[str], *, at: datetime | None = None) -> None:
-        """Keep that the programs of these models have said that they are parallel."""
+    def record_parallel(self, programs: Iterable[Program], *, at: datetime | None = None) -> None:
+        """Keep that these programs have said that they are parallel."""
         said_at = iso(at or datetime.now(UTC))
-        rows = [{"model": model, "said_at": said_at} for model in models]
+        rows = [{"model": model, "program": program, "said_at": said_at} for model, program in programs]
         if not rows:
             return
-        statement = insert(ParallelModelRow)
+        statement = insert(ParallelProgramRow)
         renewed = {"said_at": statement.excluded.said_at}
         with self._transaction(write=True) as connection:
-            connection.execute(statement.on_conflict_do_update(index_elements=["model"], set_=renewed), rows)
+            connection.execute(
+                statement.on_conflict_do_update(index_elements=["model", "program"], set_=renewed), rows
+            )
 
-    def parallel(self) -> frozenset[str]:
-        """The models whose programs have said that they are parallel."""
+    def parallel(self) -> frozenset[Program]:
+        """The programs that have said that they are parallel."""
+        query = sa.select(ParallelProgramRow.model, ParallelProgramRow.program)
         with self._transaction() as connection:
-            return frozenset(connection.execute(sa.select(ParallelModelRow.model)).scalars())
+            return frozenset((model, program) for model, program in connection.execute(query))
 
     # History
 

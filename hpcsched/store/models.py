@@ -116,12 +116,13 @@ class HistoryRow(Base):
     attempts: Mapped[list[Any]]
 
 
-class ParallelModelRow(Base):
-    """A model whose program has said, last at `said_at` (ISO, UTC), that it can be one of several ranks."""
+class ParallelProgramRow(Base):
+    """A program that has said, last at `said_at` (ISO, UTC), that it can be one of several ranks."""
 
-    __tablename__ = "parallel_model"
+    __tablename__ = "parallel_program"
 
     model: Mapped[str] = mapped_column(primary_key=True)
+    program: Mapped[str] = mapped_column(primary_key=True)
     said_at: Mapped[str]
 
 

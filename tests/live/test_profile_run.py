@@ -72,7 +72,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def measure(program: Path, mode: str, *options: str) -> Result:
-    words = ["run", *FAST, *options, "--", sys.executable, str(program), mode]
+    words = ["run", *FAST, "--processes", "per-gpu", *options, "--", sys.executable, str(program), mode]
     result = CliRunner().invoke(profile, words)
     if isinstance(result.exception, HpcschedError):
         raise result.exception
@@ -167,7 +167,20 @@ def test_a_missing_program_is_one_line(program: Path) -> None:
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_after_a_signal(program: Path, sig: signal.Signals) -> None:
     code = "from hpcsched.cli.profile import profile; profile()"
-    words = ["run", *FAST, "--seconds", "60", "--gpus", "2", "--", sys.executable, str(program), "good"]
+    words = [
+        "run",
+        *FAST,
+        "--seconds",
+        "60",
+        "--gpus",
+        "2",
+        "--processes",
+        "per-gpu",
+        "--",
+        sys.executable,
+        str(program),
+        "good",
+    ]
     running = subprocess.Popen([sys.executable, "-c", code, *words], start_new_session=True)
     deadline = time.monotonic() + 20
     while len(alive(program.parent)) < 2 and time.monotonic() < deadline:

@@ -47,6 +47,7 @@ BY_TYPE = {
     tuple[str, int, int]: st.tuples(text, number, number),
     tuple[int, ...]: st.lists(number, max_size=3).map(tuple),
     tuple[float, ...]: st.lists(finite, max_size=3).map(tuple),
+    tuple[tuple[str, str], ...]: st.lists(st.tuples(text, text), max_size=3).map(tuple),
     tuple[tuple[int, int], ...]: st.lists(st.tuples(number, number), max_size=3).map(tuple),
     Kind: st.sampled_from(Kind),
 }

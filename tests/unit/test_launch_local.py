@@ -430,6 +430,17 @@ def test_the_stop_file_is_that_of_the_attempt_that_they_are_and_were(tmp_path: P
     assert {path.name for path in tmp_path.glob("stop.*")} == {"stop.1", "stop.3"}
 
 
+def test_who_completes_may_leave_something_behind(tmp_path: Path) -> None:
+    marks = {"HPCSCHED_RUN_ID": str(tmp_path), "HPCSCHED_JOB_ID": "1", "HPCSCHED_ATTEMPT": "2"}
+    script = (
+        "setsid sh -c 'echo $$ >left.new; mv left.new left; exec sleep 60' & while [ ! -e left ]; do :; done"
+    )
+    assert run(tmp_path, script, per_rank=False, env=marks) == 0
+    left = int((tmp_path / "left").read_text())
+    assert (seen := proc_stat(left)) and seen.state != "Z"
+    os.kill(left, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("differs", [{"HPCSCHED_ATTEMPT": "1"}, {"SLURM_JOB_ID": "8"}])
 def test_what_a_killed_launcher_leaves_in_other_sessions_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: dict[str, str]

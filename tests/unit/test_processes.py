@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from hpcsched.agent import meeting
 from hpcsched.cli.profiles_found import parallel_found
 from hpcsched.core import events as ev
+from hpcsched.core.actions import Launch, MakePlan
 from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind
-from hpcsched.core.processes import Because, Launcher, launcher_of, shape_of, substituted
+from hpcsched.core.processes import Because, Launcher, launcher_of, program_of, shape_of, substituted
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Why
 from hpcsched.errors import ConfigError
@@ -28,6 +30,7 @@ VALUES = {
     "master_port": 4711,
 }
 SEVERAL = Profile(model="m", device="d", throughput={1: 1.0, 2: 1.9})
+SAID = {program_of(JobSpec(name="b", kind=Kind.COMMAND, model="m", command=("python", "train.py")))}
 ONE = Profile(model="m", device="d", throughput={1: 1.0})
 
 
@@ -53,6 +56,8 @@ def program(**rest) -> JobSpec:
         (["mpirun.openmpi", "-np", "2", "t"], Launcher.MPIRUN),
         (["mpiexec", "t"], Launcher.MPIRUN),
         (["srun", "t"], Launcher.SRUN),
+        (["env", "A=1", "B=2", "torchrun", "t.py"], Launcher.TORCHRUN),
+        (["./torchrun.sh", "t.py"], None),
         (["sh", "-c", "torchrun t.py"], None),
         ([], None),
     ],
@@ -85,16 +90,35 @@ def test_only_exact_placeholders_are_replaced(text, becomes):
         (program(), ONE, (), False, 1, Because.UNKNOWN),
         (program(gpus_min=4, gpus_max=4), None, (), False, None, Because.UNKNOWN),
         (program(), SEVERAL, (), True, None, Because.PROFILE),
-        (program(), None, ("m",), True, None, Because.SAID),
+        (program(), replace(SEVERAL, source="learned"), (), False, 1, Because.UNKNOWN),
+        (program(), None, SAID, True, None, Because.SAID),
+        (program(command=("python", "train.py", "--lr", "1")), None, SAID, True, None, Because.SAID),
+        (program(command=("python", "evaluate.py")), None, SAID, False, 1, Because.UNKNOWN),
+        (program(workdir="/elsewhere"), None, SAID, False, 1, Because.UNKNOWN),
         (program(processes=PER_GPU), None, (), True, None, Because.JOB_FILE),
-        (program(processes=1), SEVERAL, ("m",), False, None, Because.JOB_FILE),
+        (program(processes=1), SEVERAL, SAID, False, None, Because.JOB_FILE),
         (program(processes=3), None, (), False, 3, Because.JOB_FILE),
         (program(processes="one"), None, (), False, None, Because.JOB_FILE),
-        (program(command=("torchrun", "t.py")), None, ("m",), False, None, Because.LAUNCHER),
-        (program(command=("torchrun", "--nproc-per-node=2", "t.py")), None, (), False, 1, Because.LAUNCHER),
+        (program(command=("torchrun", "t.py")), None, SAID, False, None, Because.LAUNCHER),
+        (program(command=("torchrun", "--nproc-per-node=2", "t.py")), None, (), False, 1, Because.UNTOLD),
+        (program(command=("deepspeed", "t.py")), None, (), False, None, Because.LAUNCHER),
         (program(command=("mpirun", "-np", "{gpus}", "t")), None, (), False, None, Because.LAUNCHER),
-        (program(command=("deepspeed", "t"), env={"N": "{gpus}"}), None, (), False, None, Because.LAUNCHER),
-        (program(command=("deepspeed", "t"), args={"a": ["{{gpus}}"]}), None, (), False, 1, Because.LAUNCHER),
+        (
+            program(command=("accelerate", "launch"), env={"N": "{gpus}"}),
+            None,
+            (),
+            False,
+            None,
+            Because.LAUNCHER,
+        ),
+        (
+            program(command=("accelerate", "launch"), args={"a": ["{{gpus}}"]}),
+            None,
+            (),
+            False,
+            1,
+            Because.UNTOLD,
+        ),
         (JobSpec(name="a", kind=Kind.TRAINER, model="m"), None, (), True, None, Because.TRAINER),
     ],
 )
@@ -143,6 +167,16 @@ def test_a_single_process_that_sees_several_gpus_is_not_resized_in_place() -> No
     assert not driver.job("a").in_place
 
 
+@pytest.mark.parametrize("policy", ["marble", "exclusive", "equal", "optimus", "planner"])
+def test_every_policy_gives_a_plain_command_one_gpu(policy: str) -> None:
+    driver = Driver(command("a"), command("b", processes=3), gpus=4, policy=policy)
+    plans = [action for action in driver.actions if isinstance(action, MakePlan)]
+    if plans:
+        driver.tell(ev.PlanMade, plan=driver.machine.make_plan())
+    launches = {action.job_id: action for action in driver.actions if isinstance(action, Launch)}
+    assert (len(launches[1].gpus), launches[1].per_gpu) == (1, False)
+
+
 def test_what_one_process_does_on_several_gpus_is_not_learnt() -> None:
     driver = Driver(command("a", gpus=2), command("b", gpus=2, processes=PER_GPU, model="w"), gpus=4)
     driver.runs("a", "b")
@@ -173,6 +207,6 @@ def test_a_meeting_is_a_socket_that_listens(monkeypatch) -> None:
 
 def test_a_program_is_remembered_by_its_model(tmp_path) -> None:
     with Database(tmp_path / "db") as database:
-        database.record_parallel(["m", "n"])
-        database.record_parallel(["m"])
-    assert parallel_found(tmp_path / "db", {"m", "x"}) == ("m",)
+        database.record_parallel([("m", "train.py"), ("n", "train.py")])
+        database.record_parallel([("m", "train.py")])
+    assert parallel_found(tmp_path / "db", {"m", "x"}) == (("m", "train.py"),)

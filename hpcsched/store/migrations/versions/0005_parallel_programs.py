@@ -1,4 +1,4 @@
-"""Models whose programs have said that they are parallel."""
+"""Programs that have said that they are parallel."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ depends_on = None
 
 def upgrade() -> None:
     op.create_table(
-        "parallel_model",
+        "parallel_program",
         sa.Column("model", sa.String(), nullable=False),
+        sa.Column("program", sa.String(), nullable=False),
         sa.Column("said_at", sa.String(), nullable=False),
-        sa.PrimaryKeyConstraint("model", name="pk_parallel_model"),
+        sa.PrimaryKeyConstraint("model", "program", name="pk_parallel_program"),
     )
 
 
 def downgrade() -> None:
-    op.drop_table("parallel_model")
+    op.drop_table("parallel_program")
