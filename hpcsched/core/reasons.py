@@ -157,7 +157,7 @@ _WORDS = {
     "process on each GPU; processes = 1 in the job file keeps it one",
     Why.NOT_MET: "its {processes} processes have not met at MASTER_PORT after {seconds:.0f} s: if they are "
     "copies of one program, processes = 1 in the job file starts one",
-    Why.EXCLUSIVE: "exclusive policy: all {gpus} GPUs, one job at a time",
+    Why.EXCLUSIVE: "exclusive policy: the {gpus} GPUs that it may have, one job at a time",
     Why.EQUAL_SHARE: "{gpus} GPUs: an equal share of the {total}, at most its fastest count",
     Why.MARGINAL_GAIN: "{gpus} GPUs of the {total}: no other job would gain more by them",
     Why.PLANNED: "{gpus} GPUs{fastest}, at most {cap} by the plan; it has all done {until:.0f} s into the "

@@ -279,7 +279,7 @@ def test_exclusive_takes_no_more_than_a_job_may_have_and_starts_nothing_beside_i
     assert leases(driver) == {"a": (0, 1)}
     driver.submit(a_job("c", "three"))
     assert leases(driver) == {"a": (0, 1)}
-    assert reasons(driver, "a")[-1] == "exclusive policy: all 2 GPUs, one job at a time"
+    assert reasons(driver, "a")[-1] == "exclusive policy: the 2 GPUs that it may have, one job at a time"
     driver.exits("a", 0)
     assert leases(driver) == {"b": (0, 1, 2, 3, 4, 5)}
 
