@@ -32,6 +32,7 @@ class Slurm:
     """
 
     kind = "slurm"
+    says_none = True
 
     def __init__(
         self,
@@ -50,6 +51,8 @@ class Slurm:
         self._gpu_counts: dict[str, int] = {}
         """GPUs of this job by host, as `allocation` has learned; `on_hosts` must name them."""
         self._configuration = ""
+        self._grace_s: float | None = None
+        """The time of grace before a preemption, as `allocation` has learned; 0 without one."""
 
     def allocation(self) -> Allocation:
         """See `BatchSystem`. With several hosts and GPUs it asks a second question: how many are where.
@@ -106,7 +109,7 @@ class Slurm:
             answer = self._run(argv, environ=says.queue_environ(self._environ))
         except BatchError:
             return EndReason.UNKNOWN
-        return says.reason_in(answer, job_id, self._restarts())
+        return says.reason_in(answer, job_id, self._restarts(), self._grace_s)
 
     def kill_wait(self) -> float | None:
         return says.kill_wait_in(self._config()) if self._environ.get("SLURM_JOB_ID") else None
@@ -144,8 +147,8 @@ class Slurm:
         job's own script (what was said beside it counted more), the follow-up job gets this one's: partition,
         account, QOS, time limit (as it is now), working directory, name, and numbers of nodes, tasks, CPUs a
         task, GPUs and memory. Not carried over, because Slurm does not tell them reliably: output files,
-        constraints, reservations, licences, mail, signals, the script's arguments. They belong into #SBATCH
-        lines.
+        constraints, reservations, licences, mail, signals, `--no-kill`, the script's arguments. They belong
+        into #SBATCH lines.
         """
         job_id = self._job_id()
         if script is not None:
@@ -222,7 +225,9 @@ class Slurm:
             shown = self._asked(("scontrol", "--oneliner", "show", "partition", partition))
         except BatchError:
             return None
-        return says.preemption_in(shown, self._config())
+        preemption = says.preemption_in(shown, self._config())
+        self._grace_s = preemption.grace_s if preemption else 0.0
+        return preemption
 
     def _asked(self, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
         return asked(self._run, argv, environ=self._environ if environ is None else environ)

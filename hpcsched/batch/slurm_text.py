@@ -101,11 +101,19 @@ def life_in(answer: Answer, job_id: str) -> JobLife:
     return next((life for life in _LIVELIEST if life in lives), JobLife.UNKNOWN)
 
 
+GRACE_ENDS_WITHIN_S = 60.0
+"""How much later than its time of grace a preempted job may be ended: Slurm looks now and then."""
+
+
 # --- scontrol show job -------------------------------------------------------
 
 
 def job_fields(text: str) -> dict[str, str]:
-    """The `Key=value` words of `scontrol --oneliner show job`; of doubles the first, "(null)" left out."""
+    """The `Key=value` words of `scontrol --oneliner show job`; of doubles the first, "(null)" left out.
+
+    A job's name is left out: it may hold words of this form, and stands before most others.
+    """
+    text = re.sub(r" JobName=.*? (?=UserId=\S+\(\d+\) )", " ", text)
     fields: dict[str, str] = {}
     for key, value in re.findall(r"(\S+?)=(\S*)", text):
         if value not in ("", "(null)", "N/A", "None"):
@@ -126,10 +134,11 @@ def gpu_counts(text: str) -> dict[str, int]:
     return counts
 
 
-def reason_in(answer: Answer, job_id: str, restarts: int) -> EndReason:
+def reason_in(answer: Answer, job_id: str, restarts: int, grace_s: float | None = None) -> EndReason:
     """What `scontrol --oneliner show job` (22.05, in UTC) says of a job's end.
 
-    `restarts` is how often the job had been put back into its queue when this life of it began.
+    `restarts` is how often the job had been put back into its queue when this life of it began, `grace_s`
+    the time of grace before a preemption (0: there is none; None: not known).
     """
     lines = answer.out.splitlines() if answer.code == 0 else []
     # The id of an array's last task is that of the whole array, of which all tasks are shown.
@@ -144,11 +153,8 @@ def reason_in(answer: Answer, job_id: str, restarts: int) -> EndReason:
     preempted, ended = (utc_time(fields.get(key, "NONE")) for key in ("PreemptTime", "EndTime"))
     if state == "PREEMPTED":
         return EndReason.PREEMPTED
-    if isinstance(preempted, float):
-        # Who cancels a job in its time of grace ends it; what ends it at the end of that is the preemption.
-        late = isinstance(ended, float) and ended > preempted + 1.0
-        if running or not late:
-            return EndReason.PREEMPTED
+    if isinstance(preempted, float) and _by_preemption(preempted, ended, grace_s, running=running):
+        return EndReason.PREEMPTED
     if running:
         return EndReason.NONE
     if state in ("NODE_FAIL", "BOOT_FAIL") or why == "NodeDown":
@@ -156,6 +162,24 @@ def reason_in(answer: Answer, job_id: str, restarts: int) -> EndReason:
     if why == "TimeLimit" or state in ("TIMEOUT", "DEADLINE"):
         return EndReason.LIMIT
     return EndReason.CANCELLED if state in ("COMPLETING", "CANCELLED") else EndReason.UNKNOWN
+
+
+def _by_preemption(
+    preempted: float, ended: float | str | None, grace_s: float | None, *, running: bool
+) -> bool:
+    """Whether it is the preemption that ends the job, or is going to, and not a cancel in the time of grace.
+
+    The end it has then is that of the grace; when it comes some releases move PreemptTime there too.
+    PreemptTime is also set when a job was suspended for another, and ends nothing.
+    """
+    if not isinstance(ended, float):
+        return not running or grace_s is None
+    after_s = ended - preempted
+    if running:
+        return grace_s is None or after_s <= grace_s + GRACE_ENDS_WITHIN_S
+    if after_s <= 1.0:
+        return True
+    return bool(grace_s) and -2.0 <= after_s - (grace_s or 0.0) <= GRACE_ENDS_WITHIN_S
 
 
 def kill_wait_in(text: str) -> float | None:
