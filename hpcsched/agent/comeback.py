@@ -100,24 +100,29 @@ def come_back(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str
 
     75 also when that fails: the run can be gone on with by hand. The id of the job that follows is put into
     the snapshot, where `status` finds it. A job that was cancelled, or put back into its queue, while the run
-    came to its end is left at that.
+    came to its end is left at that: it is asked before each try, and where there is no answer, asked again
+    before the first.
     """
-    reason = batch.reason()
-    if reason is EndReason.REQUEUED:
-        say(BACK_ALREADY)
-        return 75
-    if reason is EndReason.CANCELLED:
-        say("stopped with work left, and its batch job was cancelled; go on with `hpcsched run --resume`")
-        return 75
     deadline = time.monotonic() + KEEP_TRYING_S
     while True:
-        try:
-            return _once(batch, plan, rundir, say)
-        except BatchError as error:
-            if time.monotonic() > deadline or not _PASSING.search(str(error)):
-                say(f"{error}; go on by hand with `hpcsched run --resume`")
-                return 75
-            say(f"{error}; trying again")
+        reason = batch.reason()
+        if reason is EndReason.REQUEUED:
+            say(BACK_ALREADY)
+            return 75
+        if reason is EndReason.CANCELLED:
+            say("stopped with work left, and its batch job was cancelled; go on with `hpcsched run --resume`")
+            return 75
+        over = time.monotonic() > deadline
+        if reason is EndReason.UNKNOWN and batch.says_none and not over:
+            say("the batch system does not say whether this job was cancelled; trying again")
+        else:
+            try:
+                return _once(batch, plan, rundir, say)
+            except BatchError as error:
+                if over or not _PASSING.search(str(error)):
+                    say(f"{error}; go on by hand with `hpcsched run --resume`")
+                    return 75
+                say(f"{error}; trying again")
         time.sleep(TRY_AGAIN_S)
 
 

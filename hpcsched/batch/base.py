@@ -96,17 +96,20 @@ class EndReason(StrEnum):
 class BatchSystem(Protocol):
     """One kind of batch system, asked from inside a job of its, or from a login node.
 
-    Every method that asks or tells it something takes at most COMMAND_TIMEOUT_S and raises BatchError, with
-    one clear line, when that fails. `job_id` None means the job this process is in.
+    Methods that ask or tell it something run one command, which takes at most COMMAND_TIMEOUT_S; `allocation`
+    and `submit_next` run up to four, one after the other, and on LSF so does the first question to bjobs.
+    What fails raises BatchError, with one clear line. `job_id` None means the job this process is in.
     """
 
     kind: str
+    says_none: bool
+    """Whether `reason` says NONE of a job that runs on: UNKNOWN then is no answer."""
 
     def allocation(self) -> Allocation:
-        """The allocation this process is in, from its environment and (for the deadline) one question.
+        """The allocation this process is in, from its environment and a few questions.
 
-        A question that fails leaves the deadline None. Raises BatchError when there is no allocation, or
-        its hosts cannot be understood.
+        A question for the deadline that fails leaves it None. Raises BatchError when there is no allocation,
+        or its hosts cannot be understood.
         """
         ...
 

@@ -22,6 +22,7 @@ class Local:
     """
 
     kind = "none"
+    says_none = True
 
     def __init__(self, hosts: Sequence[str] = (), *, launcher: str = "ssh") -> None:
         self._hosts = tuple(hosts) or (socket.gethostname(),)

@@ -45,6 +45,7 @@ class Lsf:
     """
 
     kind = "lsf"
+    says_none = False
 
     def __init__(
         self,

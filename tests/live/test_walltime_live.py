@@ -28,6 +28,8 @@ echo "scontrol $*" >> {log}
 case "$1 $(cat {mood})" in
 "requeue down" | "requeue restarting") echo "Unable to contact slurm controller" >&2; exit 1 ;;
 "requeue refuse") echo "Requested operation is presently disabled for job 77" >&2; exit 1 ;;
+"--oneliner well" | "--oneliner refuse" | "--oneliner restarting")
+    echo "JobId=77 JobName=x JobState=RUNNING Reason=None Restarts=${{SLURM_RESTART_COUNT:-0}}" ;;
 esac
 """
 
@@ -171,6 +173,7 @@ def test_a_job_that_does_not_leave_is_killed_in_time(bench: Bench, cluster: Clus
 def test_who_cancels_the_batch_job_does_not_get_it_back(bench: Bench, cluster: Cluster) -> None:
     agent = cluster.at_work("--requeue")
     agent.kill(signal.SIGCONT)  # Slurm adds it; it means nothing
+    cluster.mood("mute")
     agent.kill(signal.SIGTERM)
     assert agent.wait() == 75
     assert bench.status()["jobs"][0]["state"] == "SUSPENDED"

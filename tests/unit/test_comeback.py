@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from hpcsched.agent import comeback
 from hpcsched.agent.comeback import Plan, Standing, come_back, why_not
 from hpcsched.batch.base import EndReason
 from hpcsched.core import events as ev
 from hpcsched.core.moves import DRAIN
+from hpcsched.errors import BatchError
 from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
@@ -107,30 +109,41 @@ def test_the_batch_systems_word_counts_more_than_a_signal_and_less_than_a_person
 
 
 class Fate:
-    """A batch system that knows what becomes of the job."""
+    """A batch system that knows what becomes of the job, by question; and refuses this many requeues."""
 
-    def __init__(self, reason: EndReason) -> None:
-        self._reason, self.requeued = reason, False
+    def __init__(self, *reasons: EndReason, says_none: bool = True, refuses: int = 0) -> None:
+        self._reasons, self.says_none, self._refuses, self.requeued = [*reasons], says_none, refuses, False
 
     def reason(self) -> EndReason:
-        return self._reason
+        return self._reasons.pop(0) if len(self._reasons) > 1 else self._reasons[0]
 
     def requeue(self) -> int:
+        self._refuses -= 1
+        if self._refuses >= 0:
+            raise BatchError("scontrol did not answer within 15 s")
         self.requeued = True
         return 99
 
 
 @pytest.mark.parametrize(
-    ("reason", "code", "says"),
+    ("batch", "code", "says"),
     [
-        (EndReason.CANCELLED, 75, "cancelled"),
-        (EndReason.REQUEUED, 75, "was put back"),
-        (EndReason.NONE, 99, "is back"),
-        (EndReason.UNKNOWN, 99, "is back"),
+        (Fate(EndReason.CANCELLED), 75, "cancelled"),
+        (Fate(EndReason.REQUEUED), 75, "was put back"),
+        (Fate(EndReason.NONE), 99, "is back"),
+        # Silence is not "go on": it is asked again, for a while.
+        (Fate(EndReason.UNKNOWN, EndReason.CANCELLED), 75, "cancelled"),
+        (Fate(EndReason.UNKNOWN), 99, "is back"),
+        (Fate(EndReason.NONE, EndReason.CANCELLED, refuses=1), 75, "cancelled"),
+        # LSF answers so as long as nobody has asked for its end.
+        (Fate(EndReason.UNKNOWN, EndReason.CANCELLED, says_none=False), 99, "is back"),
     ],
 )
-def test_a_job_that_was_cancelled_at_the_last_moment_is_not_requeued(reason, code, says, tmp_path):
+def test_a_job_that_was_cancelled_at_the_last_moment_is_not_requeued(
+    batch, code, says, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(comeback, "KEEP_TRYING_S", 0.05)
+    monkeypatch.setattr(comeback, "TRY_AGAIN_S", 0.01)
     said: list[str] = []
-    batch = Fate(reason)
     assert come_back(batch, REQUEUE, RunDir(tmp_path), said.append) == code
     assert batch.requeued == (code == 99) and says in said[-1]
