@@ -386,11 +386,14 @@ class NodeAgent:
             if signal.SIGTERM in asked:
                 left_s = now - self._told_at - 2 * LAST_GRACE_S
                 self._serve_until = min(self._serve_until, now + max(0.0, left_s))
-        elif self._terms > 1 and not self._join.shielded:
-            self._go(f"second {signal.Signals(asked[-1]).name}", LAST_GRACE_S)
+        elif self._terms > 2 and not self._join.shielded:
+            self._go(f"third {signal.Signals(asked[-1]).name}", LAST_GRACE_S)
+        elif self._told_at and not self._join.shielded:
+            # A time of grace is over, or the job is ended within it.
+            self._serve_until = min(self._serve_until, now + self._join.serve_on_s)
         else:
             say(f"{self._name}: {signal.Signals(asked[0]).name}: serving on until the head says otherwise")
-            self._told_at, self._serve_until = now, now + self._join.serve_on_s
+            self._told_at, self._serve_until = now, now + self._join.notice_s + self._join.serve_on_s
 
 
 def say(line: str) -> None:

@@ -121,6 +121,7 @@ def node_agents(
     standbys: int | None = None,
     cpus_per_gpu: int = CPUS_PER_GPU,
     serve_on_s: float = SERVE_ON_S,
+    notice_s: float = 0.0,
 ) -> Place:
     """The devices of all hosts of the allocation, each behind a node agent that is started now.
 
@@ -142,6 +143,7 @@ def node_agents(
         standbys=standbys,
         cpus_per_gpu=cpus_per_gpu,
         serve_on_s=serve_on_s,
+        notice_s=notice_s,
         shielded=allocation.signals_all,
     )
     hosts.start(JOIN_WITHIN_S)

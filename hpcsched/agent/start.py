@@ -47,6 +47,9 @@ from hpcsched.store.registry import register
 from hpcsched.store.rundir import RunDir, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
 
+UNTOLD_GRACE_S = 3600.0
+"""What a time of grace may be that we are not told; whether there still is a head is another matter."""
+
 Finder = Callable[[set[str], str], tuple[Profile, ...]]
 """Gives the profiles of these models for this device type, as far as there are any."""
 
@@ -198,7 +201,7 @@ def run(
                 say=say,
                 standbys=order.standbys,
                 cpus_per_gpu=order.cpus_per_gpu,
-                serve_on_s=_serve_on_s(batch, allocation),
+                **serving(batch, allocation),
             )
             stack.callback(place.close)
         policy, options = _policy(order, machine)
@@ -335,10 +338,14 @@ def run(
         )
 
 
-def _serve_on_s(batch: BatchSystem, allocation: Allocation) -> float:
-    """How long node agents are needed after their SIGTERM: steps get theirs when a time of grace begins."""
-    grace_s = allocation.preemption.grace_s if allocation.preemption else None
-    return max(SERVE_ON_S, forced_s(batch.kill_wait())) + (grace_s or 0.0)
+def serving(batch: BatchSystem, allocation: Allocation) -> dict[str, float]:
+    """How long node agents are needed after their SIGTERM, as `node_agents` takes it: batch systems send
+    steps theirs when a time of grace begins."""
+    notice_s = 0.0
+    if allocation.preemption:
+        grace_s = allocation.preemption.grace_s
+        notice_s = UNTOLD_GRACE_S if grace_s is None else grace_s
+    return {"serve_on_s": max(SERVE_ON_S, forced_s(batch.kill_wait())), "notice_s": notice_s}
 
 
 def _here(order: Order, allocation: Allocation) -> Place:

@@ -60,8 +60,9 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
     `grace_s`: how long workers may take to save once the head is gone. `standbys`: see `LocalLauncher`.
     `cpus_per_gpu`: how many cores are kept for the jobs of each GPU. `serve_on_s`: how long to serve on
-    after a signal that ends it, so that the head can have all jobs save in good order. `shielded`: the
-    numbers of the signals that the batch system sends to every process of the job.
+    after a signal that ends it, so that the head can have all jobs save in good order; after the first for
+    `notice_s` more, as it may only tell of a time of grace that begins. `shielded`: the numbers of the
+    signals that the batch system sends to every process of the job.
     """
 
     life: str
@@ -78,6 +79,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     standbys: int | None = None
     cpus_per_gpu: int = 0
     serve_on_s: float = SERVE_ON_S
+    notice_s: float = 0.0
     shielded: tuple[int, ...] = ()
     protocol: int = PROTOCOL
 

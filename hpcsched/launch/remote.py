@@ -46,7 +46,7 @@ class Hosts(Conversation, Generic[S]):
         standbys: how many warm processes wait for tasks on each host; None: every process is started from
             nothing (see `LocalLauncher`).
         cpus_per_gpu: how many cores are kept for the jobs of each GPU.
-        serve_on_s: how long node agents serve on after a SIGTERM.
+        serve_on_s, notice_s: how long node agents serve on after a SIGTERM, see `Join`.
         shielded: signals that the batch system sends to every process of the job.
     """
 
@@ -66,13 +66,14 @@ class Hosts(Conversation, Generic[S]):
         standbys: int | None = None,
         cpus_per_gpu: int = 0,
         serve_on_s: float = SERVE_ON_S,
+        notice_s: float = 0.0,
         shielded: frozenset[signal.Signals] = frozenset(),
     ) -> None:
         super().__init__((host.name for host in hosts), grace_s=grace_s, say=say)
         self._hosts, self._commands_for = tuple(hosts), commands
         self._run_id, self._devices, self._address = run_id, devices, address
         self._make_sample, self._standbys, self._cpus_per_gpu = make_sample, standbys, cpus_per_gpu
-        self._shielded, self._serve_on_s = shielded, serve_on_s
+        self._shielded, self._serve_on_s, self._notice_s = shielded, serve_on_s, notice_s
         self._life = new_life()
         self._join, self._log = join_file(run_dir, self._life), log or run_dir / "nodes.log"
         self._inventory: tuple[Device, ...] = ()
@@ -124,6 +125,7 @@ class Hosts(Conversation, Generic[S]):
             standbys=self._standbys,
             cpus_per_gpu=self._cpus_per_gpu,
             serve_on_s=self._serve_on_s,
+            notice_s=self._notice_s,
             shielded=tuple(sorted(self._shielded)),
         )
         write_join(self._join, join)
