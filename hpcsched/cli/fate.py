@@ -69,8 +69,9 @@ def sentence(run: RunStatus, age: str) -> str | None:
         case "ENDED":
             return f"{start}{name} has ended: {GO_ON}, or submit its batch script again"
         case _ if cluster:
-            where = f"{kind} cluster {cluster}"
-            return f"{start}nothing is heard here of {name} of {where}: ask there; if it has ended, {GO_ON}"
+            # A controller that is silent may be this cluster's, or not be asked about another's jobs.
+            ask = f"if that is not the cluster here, ask there; if the job has ended, {GO_ON}"
+            return f"{start}{kind} does not answer here about {name} of cluster {cluster}: {ask}"
         case _:
             return f"{start}{kind} does not answer about {name}; if it has ended, {GO_ON}"
 
