@@ -37,7 +37,7 @@ command = ["bash", "-c", '''
 trap "asked=1" TSTP TERM
 : > $HPCSCHED_JOB_DIR/ready.1
 until [ "$asked" ]; do (trap "" TSTP TERM; sleep 0.05); done
-(trap "" TERM; sleep 8.5)  # longer than from SIGINT to SIGTERM
+(trap "" TERM; sleep 14.5)  # longer than from SIGINT to SIGTERM
 echo "{\\"step\\": 1, \\"attempt\\": 1}" > $HPCSCHED_JOB_DIR/STATE.json
 exit 75''']
 gpus = 1
@@ -69,7 +69,7 @@ def ends(site: Site) -> list[tuple[str, int, int]]:
 
 @pytest.mark.torch
 def test_bkill_saves_all_and_does_not_bring_it_back(site: Callable[..., Site]) -> None:
-    user = site(HERE, interval_s=8.0)
+    user = site(HERE, interval_s=14.0)
     jobs = shell("shell", 100000) + SLOW + TRAINER
     job = user.submit(jobs, "--devices", "cpu:3", "--gpus", "3", "--time", "60")
     user.wait(job, running(user))

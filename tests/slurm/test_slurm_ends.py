@@ -144,7 +144,7 @@ def test_a_short_kill_wait_leaves_time_to_leave(slurm: Any, tmp_path: Path) -> N
     usual = conf.read_text()
     ends = Ends(slurm, tmp_path)
     try:
-        conf.write_text(usual.replace("KillWait=30", "KillWait=5"))
+        conf.write_text(usual.replace("KillWait=30", "KillWait=12"))
         slurm.run("scontrol", "reconfigure")
         slurm.env["HPCSCHED_GRACE"] = "60"
         ends.begin("short", run="--requeue --devices cpu:1", jobs=STUBBORN)
