@@ -17,6 +17,8 @@ USUAL_KILL_WAIT_S = 30.0
 """From SIGTERM to SIGKILL, where the batch system does not say (Slurm's default KillWait)."""
 SAID_WITHIN_S = 2.0
 """How long after a SIGTERM the batch system has to say why, before saving begins without that."""
+TWICE_WITHIN_S = 10.0
+"""Two SIGTERMs so near each other, of a job that goes on, are no warning: somebody wants us to stop."""
 MOVED_S = 2.0
 """A deadline that differs by less has not moved: clocks drift."""
 
@@ -63,6 +65,12 @@ class Ending:
         """The signal of which the batch system has still to say what it means, and until when it may."""
         self._told_at: float | None = None
         """The run's time of the first signal that ends the job."""
+        self._signalled_at = float("-inf")
+        """When the newest signal came that may end the job, by the monotonic clock."""
+        self._twice = False
+        """Whether one more had come shortly before it."""
+        self._guessed = False
+        """Whether the deadline is our guess, for want of an answer."""
 
     @property
     def in_batch(self) -> bool:
@@ -95,7 +103,7 @@ class Ending:
             if answer.of_end:
                 of_end = answer
                 events += self._end_time(answer)
-            if answer.reason is not None:
+            if answer.reason is not None and not self._stale(answer):
                 events += self._reason(answer.reason, answer.deadline)
         if self._told and time.monotonic() > self._told[1]:
             events += self._reason(EndReason.UNKNOWN, None)
@@ -103,11 +111,19 @@ class Ending:
             name, _ = self._warning
             self._warning = None
             if of_end is None or of_end.error or of_end.deadline is None:
-                return [*events, *(self._drain(name, warning=True) if self._sure else [])]
+                # It does not warn of an end that there is not.
+                wish = name == "SIGTERM" and of_end is not None and not of_end.error
+                return [*events, *(self._drain(name, wish=wish) if self._sure else [])]
             left_s = of_end.deadline - time.time() - self._machine.margin_s() / self._clock.speed
             if left_s > 0:
-                self._tell(f"{name} from the batch system; saving begins in {left_s:.0f} s")
+                again = f" (a second within {TWICE_WITHIN_S:g} s: at once)" if name == "SIGTERM" else ""
+                self._tell(f"{name} from the batch system; saving begins in {left_s:.0f} s{again}")
         return events
+
+    def _stale(self, answer: Answer) -> bool:
+        """Whether it was asked for before the newest signal, and says nothing of that."""
+        says_none = answer.reason in (EndReason.NONE, EndReason.UNKNOWN)
+        return says_none and answer.asked_at < self._signalled_at
 
     def warned(self, name: str, *, sure: bool = True) -> list[ev.Event]:
         """The batch system's signal that the end is near. It may be early, so ask how near the end is.
@@ -117,19 +133,22 @@ class Ending:
         """
         if self._machine.draining or self._warning:
             return []
-        if self._watch is None or (self._machine.deadline is None and sure):
-            return self._drain(name, warning=True) if sure else []
+        if self._watch is None or (self._machine.deadline is None and sure and name != "SIGTERM"):
+            return self._drain(name) if sure else []
         self._warning, self._sure = (name, time.monotonic() + COMMAND_TIMEOUT_S + 1.0), sure
         self._watch.ask_now()
         return []
 
     def told_to_end(self, name: str = "SIGTERM") -> list[ev.Event]:
         """A signal that a batch system ends jobs with, but that may mean less: the batch system is asked."""
-        if self._watch and self._told is None:
-            patience_s = min(SAID_WITHIN_S, self._forced_s() / 5)
-            self._told = name, time.monotonic() + patience_s
+        if self._watch is None:
+            return []
+        now = time.monotonic()
+        self._twice, self._signalled_at = now - self._signalled_at < TWICE_WITHIN_S, now
+        if self._told is None:
+            self._told = name, now + min(SAID_WITHIN_S, self._forced_s() / 5)
             self._told_at = self._clock.now() if self._told_at is None else self._told_at
-            self._watch.ask_why()
+        self._watch.ask_why()
         return []
 
     def _forced_s(self) -> float:
@@ -143,7 +162,10 @@ class Ending:
             self._told_at = None
             if told is None:
                 return self._cause(reason)
-            return self.warned("SIGTERM") if told[0] == "SIGTERM" else self._drain(told[0])
+            if self._twice and not self._machine.draining:
+                self._warning = None
+                return self._drain(told[0], wish=True)
+            return self.warned(told[0])
         if reason is EndReason.UNKNOWN:
             return self._unsaid(*told) if told else []
         return [*self._time_left(end, signalled=signalled), *self._cause(reason)]
@@ -154,6 +176,7 @@ class Ending:
         at_limit = known is not None and now >= known - MOVED_S * self._clock.speed
         signal_at = now if self._told_at is None else self._told_at
         soon = max(now, signal_at + self._forced_s() * self._clock.speed)
+        self._guessed = True
         moved = ev.DeadlineMoved(at=now, deadline=soon if known is None or at_limit else min(known, soon))
         if self._machine.draining:
             return [moved]
@@ -191,8 +214,9 @@ class Ending:
             self._answers = not answer.error
             last = "no end time is known" if known is None else "going by the end time known last"
             self._tell(f"{answer.error}; {last}" if answer.error else "the batch system answers again")
-        if answer.error or machine.draining or self._told_at is not None:
+        if answer.error or self._told_at is not None or (machine.draining and not self._guessed):
             return []
+        self._guessed = False
         deadline = on_run_clock(self._clock, answer.deadline, self._forced_s())
         if known is None or deadline is None:
             moved = known is not deadline
@@ -204,11 +228,11 @@ class Ending:
         self._tell(f"the allocation now {ends(answer.deadline)}")
         return [ev.DeadlineMoved(at=self._clock.now(), deadline=deadline)]
 
-    def _drain(self, name: str, *, warning: bool = False) -> list[ev.Event]:
-        again = " (interrupt again to kill them)" if name == "SIGINT" else ""
-        self._tell(f"{name}: saving all jobs, then stopping{again}")
-        # As a warning it is no wish of anybody's.
-        cause = FROM_BATCH + EndReason.NONE if warning and name == "SIGTERM" else name
+    def _drain(self, name: str, *, wish: bool = False) -> list[ev.Event]:
+        """Saving begins, of a warning or as somebody's `wish`."""
+        self._tell(f"{name}: saving all jobs, then stopping")
+        # As a warning a SIGTERM is no wish of anybody's.
+        cause = FROM_BATCH + EndReason.NONE if name == "SIGTERM" and not wish else name
         return [ev.DrainRequested(at=self._clock.now(), cause=cause)]
 
 

@@ -303,9 +303,9 @@ class Agent:
         if self._interrupts == 2:
             self.killed = True
             self._tell("second interrupt: killing all jobs")
-        if self._r.ending.in_batch and number is not signal.SIGHUP and self._interrupts < 2:
+        if told and self._r.ending.in_batch:
             events = self._r.ending.told_to_end(number.name)
-            if told and number in self._r.signals_all and not self._machine.draining:
+            if number in self._r.signals_all and not self._machine.draining:
                 # Not before it is known why: workers that do not bear the signal have ended of it.
                 self._tell(f"{number.name} to the whole job: saving all jobs, then stopping")
                 cause = f"{number.name} to the whole job"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from hpcsched.batch.base import BatchSystem, EndReason, Preemption
@@ -27,12 +27,14 @@ class Answer:
     """The Unix time the job will be ended at (None: never), or in `error` why that is not known.
 
     `reason` says why it is being ended, where that was asked for; it may come alone (`of_end` False).
+    `asked_at` is when it was asked for, by the monotonic clock: it says nothing of what came later.
     """
 
     deadline: float | None = None
     error: str = ""
     reason: EndReason | None = None
     of_end: bool = True
+    asked_at: float = field(default_factory=time.monotonic)
 
 
 def period_s(preemption: Preemption | None) -> float:
@@ -109,10 +111,11 @@ class AllocationWatch:
             if self._stopped:
                 return
             if self._why.is_set():
-                reason = self._reason()
-                if reason is not EndReason.UNKNOWN:
-                    self._why.clear()
-                self._answers.put(Answer(reason=reason, of_end=False))
+                self._why.clear()  # first: who asks from here on means what comes from here on
+                asked_at, reason = time.monotonic(), self._reason()
+                if reason is EndReason.UNKNOWN:
+                    self._why.set()
+                self._answers.put(Answer(reason=reason, of_end=False, asked_at=asked_at))
             if asked or wait_s:
                 self._answers.put(self._end())
             if self.kill_wait_s is None and tries < KILL_WAIT_TRIES:
@@ -122,7 +125,7 @@ class AllocationWatch:
             wait_s = AGAIN_S if self._why.is_set() else self._period_s
 
     def _end(self) -> Answer:
-        known = self._deadline
+        known, asked_at = self._deadline, time.monotonic()
         try:
             self._deadline = self._batch.end_time()
         except BatchError as error:
@@ -131,7 +134,8 @@ class AllocationWatch:
             return Answer(error=f"the end time cannot be had: {error!r}")
         end = self._deadline
         sooner = end is not None and (known is None or end < known - SOONER_S)
-        return Answer(deadline=end, reason=self._reason() if sooner and self._preemptible else None)
+        reason = self._reason() if sooner and self._preemptible else None
+        return Answer(deadline=end, reason=reason, asked_at=asked_at)
 
     def _reason(self) -> EndReason:
         try:

@@ -1,83 +1,30 @@
-"""Why a batch job ends, how long there is, and what follows from it; the batch system is a stand-in."""
+"""What follows from why a batch job ends, and how long there is; the batch system is a stand-in."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hpcsched.agent import ending as endings
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.ending import Ending, forced_s
+from hpcsched.agent.loop import Agent
+from hpcsched.agent.node import NodeAgent
+from hpcsched.agent.start import serving
 from hpcsched.agent.watch import AllocationWatch, Answer, period_s
-from hpcsched.batch import slurm_text as says
-from hpcsched.batch.base import EndReason, JobLife, Preemption
-from hpcsched.batch.command import Answer as Said
+from hpcsched.batch.base import EndReason, Preemption
 from hpcsched.batch.pyslurm import Asker
-from hpcsched.batch.slurm import Slurm
 from hpcsched.core import events as ev
 from hpcsched.errors import BatchError
-from hpcsched.testing.batch import SLURM_JOB, FakeCluster, FakeJob, FakeSlurmCommands
 from hpcsched.testing.builders import Driver, a_job, a_profile
-
-ENDS = "EndTime=2026-11-23T14:31:07"
-EARLY, LATE = "PreemptTime=2026-11-23T14:30:47", "PreemptTime=2026-11-23T14:31:07"
-CASES = [
-    # As Slurm 22.05.8 said it of real jobs, in the handler of their SIGTERM (the words that matter).
-    (f"JobState=COMPLETING Reason=TimeLimit Restarts=0 {ENDS} PreemptTime=None", EndReason.LIMIT),
-    (f"JobState=COMPLETING Reason=None Restarts=0 {ENDS} PreemptTime=None", EndReason.CANCELLED),
-    ("JobState=COMPLETING Reason=None Restarts=1 EndTime=Unknown PreemptTime=None", EndReason.REQUEUED),
-    ("JobState=PENDING Reason=BeginTime Restarts=1 EndTime=Unknown", EndReason.REQUEUED),
-    (f"JobState=COMPLETING Reason=NodeDown Restarts=0 {ENDS} PreemptTime=None", EndReason.NODE_FAIL),
-    (f"JobState=RUNNING Reason=None Restarts=0 {ENDS} {EARLY}", EndReason.PREEMPTED),
-    (
-        f"JobState=COMPLETING Reason=None Restarts=0 {ENDS} PreemptTime=2026-11-23T14:31:07",
-        EndReason.PREEMPTED,
-    ),
-    # Cancelled by its owner while its time of grace ran.
-    (
-        f"JobState=COMPLETING Reason=None Restarts=0 {ENDS} PreemptTime=2026-11-23T14:30:47",
-        EndReason.CANCELLED,
-    ),
-    (f"JobState=RUNNING Reason=None Restarts=0 {ENDS} PreemptTime=None", EndReason.NONE),
-    ("JobState=BAFFLED Reason=None Restarts=0", EndReason.UNKNOWN),
-]
-
-
-@pytest.mark.parametrize(("text", "reason"), CASES)
-def test_why_slurm_ends_a_job(text: str, reason: EndReason) -> None:
-    brother = "JobId=6 JobState=COMPLETING Reason=TimeLimit Restarts=5"
-    said = Said(0, f"{brother}\nJobId=7 JobName=a b {text} \n")
-    assert says.reason_in(said, "7", 0) is reason
-    assert says.reason_in(said, "8", 0) is EndReason.UNKNOWN
-    assert says.reason_in(Said(1, said.out, "no contact"), "7", 0) is EndReason.UNKNOWN
-
-
-def test_a_job_in_its_second_life_was_requeued_once_and_not_now() -> None:
-    known = FakeCluster({"7": FakeJob("7", "COMPLETING", why="TimeLimit", restarts=1)})
-    second = Slurm({**SLURM_JOB, "SLURM_RESTART_COUNT": "1"}, run=FakeSlurmCommands(known))
-    assert second.reason() is EndReason.LIMIT
-    assert Slurm(SLURM_JOB, run=FakeSlurmCommands(known)).reason() is EndReason.REQUEUED
-
-
-def test_how_long_slurm_gives() -> None:
-    known = FakeCluster({"7": FakeJob("7")})
-    batch = Slurm({**SLURM_JOB, "SLURM_JOB_PARTITION": "main"}, run=FakeSlurmCommands(known))
-    assert batch.kill_wait() == 45.0
-    assert batch.allocation().preemption is None
-    shown = "PartitionName=p GraceTime={} PreemptMode={}\n"
-    for grace, mode, then in (
-        (40, "REQUEUE", Preemption(grace_s=40.0, requeues=True)),
-        (40, "CANCEL", Preemption(grace_s=40.0, requeues=False)),
-        (40, "GANG,SUSPEND", None),
-        (0, "REQUEUE", None),
-    ):
-        known.partition = shown.format(grace, mode)
-        assert batch.allocation().preemption == then
-    by_qos = "PreemptType             = preempt/qos\n"
-    assert says.preemption_in(known.partition, by_qos) == Preemption(grace_s=None, requeues=True)
 
 
 @pytest.mark.parametrize(
@@ -91,18 +38,6 @@ def test_what_is_counted_on_of_the_time_before_sigkill(wait_s: float | None, cou
 def test_the_end_is_asked_for_often_where_hosts_may_be_taken(grace_s: float | None, every_s: float) -> None:
     assert period_s(Preemption(grace_s=grace_s, requeues=True)) == every_s
     assert period_s(None) == 60.0
-
-
-def test_another_clusters_job_is_not_looked_for_on_this_one() -> None:
-    known = FakeCluster({"7": FakeJob("7")})
-    run = FakeSlurmCommands(known)
-    assert Slurm({}, run=run, cluster="marble").life("7") is JobLife.RUNNING
-    assert not any(word.startswith("--clusters") for call in known.calls for word in call)
-    Slurm({}, run=run, cluster="summit").life("7")
-    assert "--clusters=summit" in known.calls[-1]
-    assert Slurm({**SLURM_JOB, "SLURM_CLUSTER_NAME": "summit"}, run=run).allocation().cluster == "summit"
-    assert says.life_in(Said(0, "CLUSTER: summit\n"), "7") is JobLife.ENDED
-    assert says.life_in(Said(0, "CLUSTER: summit\n7|RUNNING|N/A\n"), "7") is JobLife.RUNNING
 
 
 # --- what the agent makes of it --------------------------------------------------------------
@@ -140,6 +75,19 @@ class Scene:
             tell=self.said.append,
             publish=lambda at: None,
         )
+
+    def agent(self) -> Agent:
+        """What hears the signals, in a batch system that ends jobs by SIGTERM."""
+        hand = SimpleNamespace(
+            machine=self.driver.machine,
+            clock=RunClock(),
+            journal=None,
+            ending=self.ending,
+            observer=SimpleNamespace(message=self.said.append),
+            ends_by=frozenset({signal.SIGTERM}),
+            signals_all=frozenset({signal.SIGTERM, signal.SIGINT}),
+        )
+        return Agent(hand)  # type: ignore[arg-type]
 
     def hears(self, *answers: Answer) -> list[ev.Event]:
         self.watch.answers += answers
@@ -202,11 +150,61 @@ def test_a_sigterm_of_a_job_that_goes_on_is_a_warning() -> None:
     assert scene.cause == "batch:LIMIT"
 
 
-def test_an_interrupt_of_a_job_that_goes_on_is_its_users() -> None:
+def test_an_interrupt_is_its_users_where_no_job_ends_by_it() -> None:
     scene = Scene()
-    scene.ending.told_to_end("SIGINT")
+    agent = scene.agent()
+    assert [event.cause for event in agent._signal(signal.SIGINT)] == ["SIGINT"]  # type: ignore[attr-defined]
+    assert scene.watch.why == 0 and "interrupt again to kill them" in scene.said[0]
+    assert scene.left_s == 3600.0
+    agent._signal(signal.SIGINT)
+    assert agent.killed
+
+
+def test_a_second_sigterm_is_asked_about_too() -> None:
+    scene = Scene()
+    scene.ending.told_to_end()
+    to_the_first = why(EndReason.NONE)
+    scene.ending.told_to_end()
+    assert scene.watch.why == 2
+    assert scene.hears(to_the_first) == [] and scene.ending.awaits_why
+    scene.hears(why(EndReason.CANCELLED))
+    assert scene.cause == "batch:CANCELLED" and scene.left_s < 26
+
+
+def test_two_sigterms_of_a_job_that_goes_on_are_somebodys() -> None:
+    scene = Scene()
+    scene.ending.told_to_end()
+    scene.hears(why(EndReason.NONE), Answer(deadline=time.time() + 3600))
+    assert "a second within 10 s" in scene.said[-1]
+    scene.ending.told_to_end()
     scene.hears(why(EndReason.NONE))
-    assert scene.cause == "SIGINT"
+    assert scene.cause == "SIGTERM" and scene.left_s == 3600.0
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [(Answer(), "SIGTERM"), (Answer(error="squeue failed"), "batch:NONE")],
+)
+def test_without_a_limit_there_is_no_warning_of_it(end: Answer, cause: str) -> None:
+    scene = Scene(deadline=None)
+    scene.ending.told_to_end()
+    scene.hears(why(EndReason.NONE))
+    scene.hears(end)
+    assert scene.cause == cause
+
+
+def test_a_job_that_goes_on_has_its_time_back_when_that_is_said_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endings, "SAID_WITHIN_S", -1.0)
+    scene = Scene()
+    scene.ending.told_to_end()
+    end = Answer(deadline=time.time() + 300)
+    scene.hears(end)
+    assert scene.left_s < 26
+    scene.hears(why(EndReason.NONE))
+    scene.hears(end)
+    assert scene.cause == "batch:NONE" and 290 < scene.left_s < 301
+    scene.hears(Answer(deadline=time.time() + 900))  # as ever, while all is saved
+    assert scene.left_s < 301
 
 
 @pytest.mark.parametrize(("deadline", "cause"), [(3600.0, "SIGTERM"), (None, "SIGTERM"), (0.5, "deadline")])
@@ -272,6 +270,78 @@ def test_an_end_that_comes_sooner_is_asked_about_where_hosts_may_be_taken(
         watch.close()
     assert [answer.reason for answer in answers] == [None, EndReason.PREEMPTED if preemption else None]
     assert watch.kill_wait_s == 7.0
+
+
+class Slow(Preempting):
+    """A batch system whose first answer to why comes after somebody has asked again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+
+    def reason(self) -> EndReason:
+        self.reasons += 1
+        self.asked.set()
+        assert self.may_answer.wait(20)
+        return EndReason.NONE if self.reasons == 1 else EndReason.CANCELLED
+
+
+def test_who_asks_why_while_that_is_being_asked_gets_an_answer_too() -> None:
+    batch = Slow()
+    watch = AllocationWatch(batch, deadline=10_000.0)  # type: ignore[arg-type]
+    reasons: list[EndReason] = []
+    try:
+        watch.ask_why()
+        assert batch.asked.wait(20)
+        between = time.monotonic()
+        watch.ask_why()
+        batch.may_answer.set()
+        deadline = time.monotonic() + 20
+        while EndReason.CANCELLED not in reasons and time.monotonic() < deadline:
+            for answer in watch.take():
+                if answer.reason:
+                    reasons.append(answer.reason)
+                    assert (answer.asked_at > between) == (answer.reason is EndReason.CANCELLED)
+            time.sleep(0.01)
+    finally:
+        watch.close()
+    assert reasons == [EndReason.NONE, EndReason.CANCELLED]
+
+
+# --- node agents -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "notice_s"), [(None, 3600.0), (40.0, 40.0)], ids=["by QOS", "by partition"]
+)
+def test_node_agents_serve_on_in_a_time_of_grace(
+    grace_s: float | None, notice_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = SimpleNamespace(preemption=Preemption(grace_s=grace_s, requeues=True))
+    batch: Any = SimpleNamespace(kill_wait=lambda: 60.0)
+    assert serving(batch, taken) == {"serve_on_s": 50.0, "notice_s": notice_s}  # type: ignore[arg-type]
+    assert serving(batch, SimpleNamespace(preemption=None))["notice_s"] == 0.0  # type: ignore[arg-type]
+
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    agent = NodeAgent.__new__(NodeAgent)
+    agent._name, agent._terms, agent._told_at, agent._serve_until = "b", 0, 0.0, float("inf")
+    agent._join = SimpleNamespace(shielded=(), serve_on_s=50.0, notice_s=notice_s)  # type: ignore[assignment]
+    left: list[str] = []
+    agent._go = lambda why, grace_s: left.append(why)  # type: ignore[method-assign]
+
+    def told() -> float:
+        reader, writer = os.pipe()
+        os.write(writer, bytes([signal.SIGTERM]))
+        agent._signalled(reader)
+        os.close(reader)
+        os.close(writer)
+        return agent._serve_until - 1000.0
+
+    assert told() == 50.0 + notice_s
+    now = 1005.0
+    assert told() == 55.0 and not left  # the end of the grace, or a cancel within it
+    assert told() == 55.0 and left == ["third SIGTERM"]
 
 
 # --- pyslurm in a process of its own ---------------------------------------------------------
