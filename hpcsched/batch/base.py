@@ -97,7 +97,7 @@ class BatchSystem(Protocol):
     """One kind of batch system, asked from inside a job of its, or from a login node.
 
     Methods that ask or tell it something run one command, which takes at most COMMAND_TIMEOUT_S; `allocation`
-    and `submit_next` run up to four, one after the other, and on LSF so does the first question to bjobs.
+    and `submit_next` run up to five, one after the other, and on LSF so does the first question to bjobs.
     What fails raises BatchError, with one clear line. `job_id` None means the job this process is in.
     """
 

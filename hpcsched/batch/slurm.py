@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -51,6 +52,7 @@ class Slurm:
         self._gpu_counts: dict[str, int] = {}
         """GPUs of this job by host, as `allocation` has learned; `on_hosts` must name them."""
         self._configuration = ""
+        self._most_restarts = sys.maxsize
         self._grace_s: float | None = None
         """The time of grace before a preemption, as `allocation` has learned; 0 without one."""
 
@@ -76,6 +78,7 @@ class Slurm:
         except BatchError:
             deadline = self._promised_end()
         self._gpu_counts = self._count_gpus(job_id, hosts)
+        self._check_restarts(job_id)
         return Allocation(
             kind=self.kind,
             id=job_id,
@@ -208,7 +211,15 @@ class Slurm:
     def _restarts(self) -> int:
         """How often the job had been put back into its queue when this life of it began."""
         count = self._environ.get("SLURM_RESTART_COUNT", "")
-        return int(count) if count.isdigit() else 0
+        return min(int(count), self._most_restarts) if count.isdigit() else 0
+
+    def _check_restarts(self, job_id: str) -> None:
+        """Slurm sets the variable for jobs that were restarted only: others may have inherited it."""
+        if self._restarts():
+            argv = ("scontrol", "--oneliner", "show", "job", job_id)
+            with contextlib.suppress(BatchError):
+                shown = says.restarts_in(self._run(argv, environ=self._environ), job_id)
+                self._most_restarts = self._most_restarts if shown is None else shown
 
     def _config(self) -> str:
         """What `scontrol show config` prints, asked for once; empty when that fails."""

@@ -140,9 +140,7 @@ def reason_in(answer: Answer, job_id: str, restarts: int, grace_s: float | None 
     `restarts` is how often the job had been put back into its queue when this life of it began, `grace_s`
     the time of grace before a preemption (0: there is none; None: not known).
     """
-    lines = answer.out.splitlines() if answer.code == 0 else []
-    # The id of an array's last task is that of the whole array, of which all tasks are shown.
-    fields = next((f for line in lines if (f := job_fields(line)).get("JobId") == job_id), None)
+    fields = _shown(answer, job_id)
     if fields is None:
         return EndReason.UNKNOWN
     state, why = fields.get("JobState", ""), fields.get("Reason", "")
@@ -162,6 +160,18 @@ def reason_in(answer: Answer, job_id: str, restarts: int, grace_s: float | None 
     if why == "TimeLimit" or state in ("TIMEOUT", "DEADLINE"):
         return EndReason.LIMIT
     return EndReason.CANCELLED if state in ("COMPLETING", "CANCELLED") else EndReason.UNKNOWN
+
+
+def restarts_in(answer: Answer, job_id: str) -> int | None:
+    """How often a job has been put back into its queue, by the same words."""
+    times = (_shown(answer, job_id) or {}).get("Restarts", "")
+    return int(times) if times.isdigit() else None
+
+
+def _shown(answer: Answer, job_id: str) -> dict[str, str] | None:
+    lines = answer.out.splitlines() if answer.code == 0 else []
+    # The id of an array's last task is that of the whole array, of which all tasks are shown.
+    return next((f for line in lines if (f := job_fields(line)).get("JobId") == job_id), None)
 
 
 def _by_preemption(

@@ -83,6 +83,14 @@ def test_a_job_in_its_second_life_was_requeued_once_and_not_now() -> None:
     assert Slurm(SLURM_JOB, run=FakeSlurmCommands(known)).reason() is EndReason.REQUEUED
 
 
+def test_a_count_of_restarts_may_be_inherited_from_the_job_that_submitted_this_one() -> None:
+    known = FakeCluster({"7": FakeJob("7")})
+    batch = Slurm({**SLURM_JOB, "SLURM_RESTART_COUNT": "2"}, run=FakeSlurmCommands(known))
+    assert batch.allocation().restart_count == 0
+    known.jobs["7"] = FakeJob("7", "COMPLETING", restarts=1)
+    assert batch.reason() is EndReason.REQUEUED
+
+
 def test_how_long_slurm_gives() -> None:
     known = FakeCluster({"7": FakeJob("7")})
     batch = Slurm({**SLURM_JOB, "SLURM_JOB_PARTITION": "main"}, run=FakeSlurmCommands(known))
