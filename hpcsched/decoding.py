@@ -6,12 +6,14 @@ depth are bounded before anything is built: what comes from outside costs its se
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -73,22 +75,41 @@ def convert(table: Any, kind: type[T]) -> T:
         raise BadInput(said(error)) from error
 
 
-def read_file(
-    path: Path, *, most_bytes: int = MOST_BYTES, follow: bool = True, owner: int | None = None
-) -> bytes:
-    """The content of a regular file; never waits for a writer, as a pipe of that name would have us do.
-
-    Raises OSError if it cannot be read, BadInput if it is no file, longer than `most_bytes`, or of another
-    user than `owner`. `follow` False: not through a symbolic link.
+@contextlib.contextmanager
+def opened(path: Path, *, follow: bool = True) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+    """A regular file, and what is known of it; never waits for a writer, as a pipe of that name would have
+    us do. `follow` False: not through a symbolic link. Raises OSError, and BadInput if it is no file.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
-    with os.fdopen(descriptor, "rb") as file:
+    try:  # a file object takes no descriptor of a folder, and does not close it either
         about = os.fstat(descriptor)
-        if owner is not None and about.st_uid != owner:
-            raise BadInput(f"it comes from user {about.st_uid}")
         if not stat.S_ISREG(about.st_mode):
             raise BadInput("it is no file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            yield file, about
+    finally:
+        os.close(descriptor)
+
+
+def read_tail(path: Path, most_bytes: int) -> str:
+    """The end of a regular file that programs write as they like; raises OSError, BadInput."""
+    with opened(path) as (file, about):
+        file.seek(max(0, about.st_size - most_bytes))
+        return file.read(most_bytes).decode(errors="replace")
+
+
+def read_file(
+    path: Path, *, most_bytes: int = MOST_BYTES, follow: bool = True, owner: int | None = None
+) -> bytes:
+    """The content of a regular file, `opened`.
+
+    Raises OSError if it cannot be read, BadInput if it is no file, longer than `most_bytes`, or of another
+    user than `owner`.
+    """
+    with opened(path, follow=follow) as (file, about):
+        if owner is not None and about.st_uid != owner:
+            raise BadInput(f"it comes from user {about.st_uid}")
         data = b"" if about.st_size > most_bytes else file.read(about.st_size + 1)
         while about.st_size < len(data) <= most_bytes and (more := file.read(_AT_A_TIME)):
             data += more  # it is being written

@@ -11,7 +11,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcsched.errors import ConfigError
+from hpcsched.decoding import opened
+from hpcsched.errors import BadInput, ConfigError
 
 MOST_BYTES = 1 << 20
 """Settings are never as large as this."""
@@ -23,13 +24,11 @@ def read(path: Path) -> tuple[bytes, str]:
     Raises ConfigError if it cannot be read.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would keep us
-        with os.fdopen(descriptor, "rb") as file:
-            facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode):
-                raise ConfigError(where=str(path), got="not a regular file", accepted="a readable file")
+        with opened(path) as (file, facts):
             content = file.read(MOST_BYTES + 1)
         link, folder = path.lstat(), path.parent.stat()
+    except BadInput as error:
+        raise ConfigError(where=str(path), got="not a regular file", accepted="a readable file") from error
     except OSError as error:
         raise ConfigError(where=str(path), got=str(error.strerror), accepted="a readable file") from error
     if len(content) > MOST_BYTES:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from hpcsched.decoding import read_tail
+from hpcsched.errors import BadInput
 
 MARK = "hpcsched: ---- attempt "
 """How the line begins that tells attempts apart in an output that has several."""
@@ -21,25 +25,22 @@ def mark(path: Path, attempt: int, *, where: str, step: int | None) -> None:
     """
     start = "from its beginning" if step is None else f"from step {step}"
     line = f"{MARK}{attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}, {where}, {start} ----\n"
-    with contextlib.suppress(OSError):
-        with path.open("rb") as before:
-            if not before.seek(0, 2):
-                return
-            before.seek(-1, 2)
-            line = line if before.read() == b"\n" else f"\n{line}"
-        with path.open("ab") as output:  # others may write there too
-            output.write(line.encode())
+    with contextlib.suppress(OSError, BadInput):
+        last = read_tail(path, 1)
+        if not last:
+            return
+        # Others may write there too; and where it has become a pipe meanwhile, nobody waits for its reader.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "ab") as output:
+            output.write((line if last == "\n" else f"\n{line}").encode())
 
 
 def last_line(path: Path) -> str:
     """The last line with a word on it of a job's newest attempt, shortened; "" if there is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            # Progress bars end their lines with a carriage return.
-            lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
-    except OSError:
+        # Progress bars end their lines with a carriage return.
+        lines = read_tail(path, TAIL_BYTES).replace("\r", "\n").split("\n")
+    except (OSError, BadInput):
         return ""
     # Not one that only sets off what stands above it, as launchers end theirs.
     last = next((line.strip() for line in reversed(lines) if any(map(str.isalnum, line))), "")

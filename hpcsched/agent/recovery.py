@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 from hpcsched.agent.attempts import read_record
@@ -107,7 +108,8 @@ def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
             if (step := record.step if record else 0) < (job.saved_step or 0):
                 steps[job.id] = step
             for held in rundir.job(job.id).glob("held.*"):
-                held.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # the job's own folder of that name
+                    held.unlink(missing_ok=True)
     return steps
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, select
-from hpcsched.errors import HpcschedError, NoSuchRun
+from hpcsched.decoding import opened
+from hpcsched.errors import BadInput, HpcschedError, NoSuchRun
 from hpcsched.store.status import read_status
 
 
@@ -33,7 +34,7 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
         while not (found := select(read_status(rundir), [job])[0]).output and not found.state.final:
             time.sleep(0.2)
     try:
-        with Path(found.output).open("rb") as file:
+        with opened(Path(found.output)) as (file, _):
             text = file.read()
             if lines is not None:
                 text = b"".join(text.splitlines(keepends=True)[-lines:]) if lines else b""
@@ -46,6 +47,8 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
                 if status.run.stale or status.run.state in ("STOPPED", "FINISHED"):
                     raise NoSuchRun("the run's agent is gone; go on with `hpcsched run --resume`")
                 time.sleep(0.2)
+    except BadInput as error:
+        raise HpcschedError(f"cannot read {found.output}: {error}") from error
     except OSError as error:
         raise HpcschedError(f"cannot read {found.output}: {error.strerror}") from error
     return code_of(rundir)

@@ -33,7 +33,8 @@ from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
-from hpcsched.errors import ConfigError, HpcschedError
+from hpcsched.decoding import read_tail
+from hpcsched.errors import BadInput, ConfigError, HpcschedError
 
 if TYPE_CHECKING:
     from hpcsched.agent.comeback import Plan
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from hpcsched.store.rundir import RunDir
 
 TAIL_LINES = 10
+TAIL_BYTES = 2**16
 
 
 class View(Protocol):
@@ -354,9 +356,12 @@ def _tell_failure(life: Any, job_id: int) -> None:
     job = life.machine.jobs[job_id]
     say(f"hpcsched: job {job.id} ({job.spec.name}) failed: {job.reason}", err=True)
     path = life.outputs.get(job_id)
-    if path is None or not path.exists():
+    if path is None:
         return
-    lines = path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    try:
+        lines = read_tail(path, TAIL_BYTES).splitlines()[-TAIL_LINES:]
+    except (OSError, BadInput):  # it may write to a terminal or a pipe
+        return
     say(f"  the last lines of {path}:", err=True)
     for line in lines:
         say(f"    {line[:300]}", err=True)

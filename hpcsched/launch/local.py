@@ -376,12 +376,20 @@ def _program(name: str, cwd: Path, path: str) -> str:
 
 
 def _open_output(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    """For programs to write to, whatever it is; nobody waits until a pipe has a reader."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        return os.open(path, flags, 0o600)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags, 0o600)
+        try:
+            descriptor = os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.ENXIO and path.is_fifo():
+            error.strerror = "a pipe that nobody reads"
+        raise
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 @contextlib.contextmanager

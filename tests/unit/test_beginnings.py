@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,16 @@ def test_what_was_saved_is_put_aside_once(tmp_path: Path, saved: bool) -> None:
     state.write_text('{"step": 5}')
     put_aside(tmp_path, checkpoints, 3)
     assert state.exists(), "that is the new beginning's own"
+
+
+def test_an_output_may_be_anything_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    pipe, endless, folder = tmp_path / "pipe", tmp_path / "endless", tmp_path / "folder"
+    os.mkfifo(pipe)
+    endless.symlink_to("/dev/zero")
+    folder.mkdir()
+    for output in (pipe, endless, folder):
+        mark(output, 2, where="GPU 0", step=None)
+        assert last_line(output) == ""
+    long = tmp_path / "long"
+    long.write_text("x" * 10_000 + "\nthe end")
+    assert last_line(long) == "the end"

@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 import hpcsched
+from hpcsched import trust
 from hpcsched.agent.attempts import Attempt, Held, JobRecord, Word, read_record, read_word
 from hpcsched.agent.inbox import Command, Inbox
 from hpcsched.agent.progress import Line, ProgressMeter
 from hpcsched.decoding import decode, is_deeper, read_file
-from hpcsched.errors import BadInput, HpcschedError
+from hpcsched.errors import BadInput, ConfigError, HpcschedError
 from hpcsched.launch import wire
 from hpcsched.printing import printable
 from hpcsched.store.batches import read_batches
@@ -200,6 +201,20 @@ def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(tmp_path):
     with pytest.raises(BadInput, match="longer than 10 bytes"):
         (tmp_path / "long").write_bytes(b"x" * 11)
         read_file(tmp_path / "long", most_bytes=10)
+
+
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_folder_in_place_of_a_file_costs_no_descriptor(tmp_path):
+    before = descriptors()
+    for _ in range(5):
+        with pytest.raises(BadInput, match="no file"):
+            read_file(tmp_path)
+        with pytest.raises(ConfigError, match="not a regular file"):
+            trust.read(tmp_path)
+    assert descriptors() == before
 
 
 @pytest.mark.parametrize(

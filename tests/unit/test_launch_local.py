@@ -87,6 +87,25 @@ def test_output_is_appended_private_and_holds_both_streams(tmp_path: Path) -> No
     assert stat.S_IMODE((tmp_path / "logs" / "out").stat().st_mode) == 0o600
 
 
+def test_an_output_may_be_a_device_and_a_pipe_without_a_reader_keeps_nobody_waiting(tmp_path: Path) -> None:
+    echo = replace(plan(tmp_path, ["echo", "word"]), output=Path(os.devnull))
+    workers = LocalLauncher().launch(echo)
+    assert reaped(workers) == 0
+    workers.close()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(LaunchError, match="pipe: a pipe that nobody reads"):
+        LocalLauncher().launch(replace(echo, output=pipe))
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        workers = LocalLauncher().launch(replace(echo, output=pipe))
+        assert reaped(workers) == 0
+        workers.close()
+        assert os.read(reader, 100) == b"word\n"
+    finally:
+        os.close(reader)
+
+
 def test_progress_comes_from_rank_0_and_ends_with_it(tmp_path: Path) -> None:
     wanted = plan(
         tmp_path, ["sh", "-c", 'test $RANK = 1 || eval "echo hello >&$HPCSCHED_PROGRESS_FD"'], ranks=2
