@@ -12,8 +12,11 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh jobscripts/demo/demo.sh
 
+# The tests under batch systems wait most of their time: they do so beside those that compute.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	@log=$$(mktemp); $(BIN)/python -m pytest tests/slurm tests/lsf >$$log 2>&1 & waiting=$$!; \
+	$(BIN)/python -m pytest tests/unit tests/property tests/sim tests/conformance tests/live tests/gpu; code=$$?; \
+	wait $$waiting || code=1; cat $$log; rm -f $$log; exit $$code
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -88,7 +88,7 @@ def test_a_model_spread_over_ranks_goes_on_over_any_number_of_them(tmp_path: Pat
             deadline = time.monotonic() + 120
             while not ready.exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
-            assert json.loads(ready.read_text()) == {}, "ranks cannot join a model that is spread"
+            assert json.loads(ready.read_text()) == {"parallel": True}, "ranks cannot join a spread model"
             before = job.attempt
             while time.monotonic() < deadline and (
                 not (job.dir / "STATE.json").exists() or job.state["attempt"] < before
