@@ -15,6 +15,7 @@ demo: $(VENV)/.installed
 # The tests under batch systems wait most of their time: they do so beside those that compute.
 test: $(VENV)/.installed-dev
 	@log=$$(mktemp); $(BIN)/python -m pytest tests/slurm tests/lsf >$$log 2>&1 & waiting=$$!; \
+	trap "kill $$waiting" INT TERM; \
 	$(BIN)/python -m pytest tests/unit tests/property tests/sim tests/conformance tests/live tests/gpu; code=$$?; \
 	wait $$waiting || code=1; cat $$log; rm -f $$log; exit $$code
 
