@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from hpcsched.agent.attempts import read_record
@@ -13,6 +16,7 @@ from hpcsched.core.model import JobState
 from hpcsched.errors import BadInput, HpcschedError, StoreError
 from hpcsched.launch.orphans import end, find_orphans
 from hpcsched.store import journal
+from hpcsched.store.repair import next_copy
 from hpcsched.store.replay import replay
 from hpcsched.store.rundir import RunDir, RunDirError, RunRecord
 from hpcsched.store.status import read_status
@@ -51,11 +55,21 @@ def refuse_lost_journal(rundir: RunDir) -> None:
     )
 
 
-def living_of(rundir: RunDir, record: RunRecord | None) -> list[tuple[int, int]]:
-    """The run's processes on this host: by the run's id, or where that is not known by its directory."""
+def living_of(
+    rundir: RunDir, record: RunRecord | None, known: Sequence[tuple[int, int]] = ()
+) -> list[tuple[int, int]]:
+    """The run's processes on this host: by the run's id, or where that is not known by its directory.
+
+    And those of `known`, by pid and start time, that still live: a program may have thrown its environment
+    away.
+    """
     if record is not None:
-        return find_orphans(record.id, [])
-    return find_orphans(str(rundir.root.resolve()), [], by="HPCSCHED_RUN_DIR")
+        return find_orphans(record.id, known)
+    return find_orphans(str(rundir.root.resolve()), known, by="HPCSCHED_RUN_DIR")
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
 
 
 def end_orphans(
@@ -63,16 +77,21 @@ def end_orphans(
 ) -> int:
     """End what an earlier agent started on this host and left behind; returns how many there were.
 
-    They are asked first: a program of ours saves when it gets a SIGTERM. Where run.json is lost they are
-    known by the run's id in its journal, else by the run's directory. Raises StoreError if some cannot be
+    They are asked first: a program of ours saves when it gets a SIGTERM. They are known by what the journal
+    says of them, and by the run's id; where run.json is lost by the one in the journal, else by the run's
+    directory. Raises StoreError if some cannot be
     ended, or not be told on `hosts` hosts: their GPUs are not free.
     """
-    known = [process for job in machine.active.values() for process in job.processes]
-    if record is not None:
-        orphans = find_orphans(record.id, known if record.host == host else [])
-    elif machine.run_id:
-        orphans = find_orphans(machine.run_id, [])
-    elif not machine.lives:
+    before = record.host if record else ""
+    known = [
+        process
+        for job in machine.active.values()
+        for process in job.processes
+        if _short(job.host or before) == _short(host)
+    ]
+    if run_id := record.id if record else machine.run_id:
+        orphans = find_orphans(run_id, known)
+    elif not rundir.begun:
         return 0
     elif hosts > 1:
         raise StoreError(
@@ -80,12 +99,33 @@ def end_orphans(
             "are known by: end them, and go on with the run on one host first"
         )
     else:
-        orphans = living_of(rundir, None)
+        orphans = living_of(rundir, None, known)
     left = end(orphans, grace_s) if orphans else []
     if left:
         pids = ", ".join(str(pid) for pid, _ in left)
         raise StoreError(f"processes of the run's earlier agent cannot be ended: {pids}")
     return len(orphans)
+
+
+def put_strangers_aside(rundir: RunDir, machine: Machine, checkpoints: Callable[[int], Path]) -> list[str]:
+    """Keep what jobs have left that the journal knows nothing of, as after a repair, under other names: their
+    ids are given again, and a new job would find their states. A line for each.
+
+    `checkpoints` gives a job's folder of these. For who holds the run's lock. Raises StoreError.
+    """
+    names = (name for name in os.listdir(rundir.root / "jobs") if name.isdecimal())  # noqa: PTH208
+    said = []
+    for job_id in sorted(int(name) for name in names if int(name) not in machine.jobs):
+        for path in (rundir.job(job_id), checkpoints(job_id)):
+            if not path.exists():
+                continue  # the checkpoints are in the job's folder, mostly
+            copy = next_copy(path)
+            try:
+                path.rename(copy)
+            except OSError as error:
+                raise StoreError(f"cannot rename {path} to {copy.name}: {error.strerror}") from error
+            said.append(f"the journal knows no job {job_id}: its {path} is {copy.name} now")
+    return said
 
 
 def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:

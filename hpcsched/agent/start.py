@@ -29,7 +29,14 @@ from hpcsched.agent.loop import Agent, Outcome
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.orders import FindLayers, Site, output_path
 from hpcsched.agent.place import Place, node_agents, this_host
-from hpcsched.agent.recovery import end_orphans, open_run, refuse_lost_journal, saved_steps, seen_steps
+from hpcsched.agent.recovery import (
+    end_orphans,
+    open_run,
+    put_strangers_aside,
+    refuse_lost_journal,
+    saved_steps,
+    seen_steps,
+)
 from hpcsched.agent.resources import Observer, Resources, Source
 from hpcsched.agent.watch import AllocationWatch
 from hpcsched.batch.base import Allocation, BatchSystem
@@ -249,6 +256,8 @@ def run(
             checkpoints=order.checkpoints,
             layers=find_layers,
         )
+        for line in put_strangers_aside(rundir, machine, site.checkpoints_of):
+            say(line)
         selector = stack.enter_context(selectors.DefaultSelector())
         if place.hosts:
             selector.register(place.hosts.fileno(), selectors.EVENT_READ, ("hosts", None))

@@ -100,7 +100,7 @@ class Moves(Seating):
         self._lease(job, gpus, rides=role is Role.PACKED)
         job.attempt += 1
         job.role, job.target, job.ready, job.in_place, job.wanted = role, None, False, False, ""
-        job.processes, job.rate, job.timers = (), None, NOTHING
+        job.processes, job.host, job.rate, job.timers = (), "", None, NOTHING
         if job.started_s is None:
             job.started_s = self.now
         self._begin(job, Target(gpus, role, self.now, seats=seats, why=why), job.step)
