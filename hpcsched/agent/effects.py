@@ -275,6 +275,7 @@ class Effects:
         if unusable and unusable.lost is not None:  # before the end, which is no failure of the job then
             news.append(ev.DeviceLost(at=self._clock.now(), gpu=unusable.lost, why=unusable.why))
         last_words = unusable.why if unusable else printable(last_line(attempt.output))
+        unreadable = attempt.unreadable if code in (0, SUSPENDED) and not held else ""
         exited = ev.WorkersExited(
             at=self._clock.now(),
             **about,
@@ -283,8 +284,10 @@ class Effects:
             saved_step=saved,
             detail="" if code in (0, SUSPENDED) else last_words,
             metrics=record.metrics if record and code == 0 else {},
-            unreadable=attempt.unreadable if code in (0, SUSPENDED) and not held else "",
-            no_room="" if code in (0, SUSPENDED) else room.missing_in(attempt.written),
+            unreadable=unreadable,
+            no_room=""
+            if code == 0 or (code == SUSPENDED and not unreadable)
+            else room.missing_in(attempt.written),
             took_s=None if asked is None else time.monotonic() - asked,
             lasted_s=time.monotonic() - attempt.began if attempt.teaches else None,
             held=held,

@@ -230,7 +230,7 @@ class Machine(Obeying):
     def _workers_spawned(self, event: ev.WorkersSpawned) -> None:
         job = self._running(event)
         if job:
-            job.processes = event.processes
+            job.processes, job.host = event.processes, event.host
             if job.state is JobState.STARTING:
                 self._to(job, JobState.RUNNING)
 
@@ -338,12 +338,12 @@ class Machine(Obeying):
         elif job.wanted == "cancel":
             self._end_attempt(job, Ended.CANCELLED)
             self._finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
+        elif event.no_room and event.code != 0:
+            self._no_room(job, event.saved_step, event.no_room)
         elif event.code == SAVED_AND_LEFT and event.unreadable:
             self._failed(
                 job, event.code, f"its STATE.json cannot be read: {event.unreadable}", event.lasted_s
             )
-        elif event.no_room and event.code != 0:
-            self._no_room(job, event.saved_step, event.no_room)
         elif event.code == SAVED_AND_LEFT and (asked_to_save or moved or job.target):
             if not (asked_to_save or job.wanted or job.target):
                 self._leaves_pack(job)

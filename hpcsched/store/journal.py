@@ -20,11 +20,15 @@ from hpcsched.core import events as ev
 from hpcsched.decoding import decode as bytes_as
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, StoreError
+from hpcsched.store.spare import keep_room
 
 VERSION = 1
 
 MOST_BYTES = 2**40
 """Of a journal, which is as long as the run."""
+
+AHEAD = 2**20
+"""Bytes of room that are kept for what is to come: thousands of records."""
 
 _NEVER_WRITTEN = bytes(8)
 """Blocks of a file that a power cut kept from being written are read as zeros."""
@@ -133,7 +137,8 @@ def is_whole(line: bytes) -> bool:
 
 
 class Journal:
-    """The writing end. Opening cuts a torn tail off.
+    """The writing end. Opening cuts a torn tail off. Room is kept ahead, so that a full disk does not stop
+    the run at once.
 
     Args:
         path: the file; made (mode 0600) if it is not there.
@@ -151,6 +156,8 @@ class Journal:
             os.lseek(self._descriptor, length, os.SEEK_SET)
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from error
+        self._kept = 0
+        self._keep_room()
 
     def append(self, events: Sequence[ev.Event], *, sync: bool = True) -> None:
         """Add events as one write; with `sync`, they are on disk when this returns.
@@ -171,6 +178,12 @@ class Journal:
             raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
         self.seq += len(events)
         self._length += len(data)
+        self._keep_room()
+
+    def _keep_room(self) -> None:
+        """See to at least AHEAD / 2 bytes of room, where the file system can; the file's length stays."""
+        if self._kept - self._length < AHEAD // 2 and keep_room(self._descriptor, self._length, AHEAD):
+            self._kept = self._length + AHEAD
 
     def _cut(self) -> None:
         # Where even that fails, the torn tail is cut off when the journal is next opened.
@@ -182,6 +195,7 @@ class Journal:
         """Flush and close; safe to call twice."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._length)  # gives back what was kept
                 os.fsync(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1

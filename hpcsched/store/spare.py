@@ -8,10 +8,24 @@ A reader of the old content that takes longer than the next two replacements may
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from pathlib import Path
 
 BLOCK = 2**16
+
+
+_KEEP_SIZE = 1
+"""FALLOC_FL_KEEP_SIZE of fallocate(2)."""
+
+
+def keep_room(descriptor: int, offset: int, length: int) -> bool:
+    """Have blocks for this part of a file without making the file longer; False where that cannot be."""
+    fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)
+    if fallocate is None:
+        return False
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return bool(fallocate(descriptor, _KEEP_SIZE, offset, length) == 0)
 
 
 class Spare:
@@ -51,6 +65,7 @@ class Spare:
             finally:
                 os.close(descriptor)
             if self._in_place:  # what is replaced has as much room: it is kept
+                self._old.unlink(missing_ok=True)  # of an agent that was killed here
                 os.link(self._path, self._old)
             name.replace(self._path)
             if self._in_place:

@@ -223,3 +223,18 @@ def test_a_journal_that_is_removed_takes_no_more(path, events):
     with pytest.raises(StoreError, match="removed"):
         writer.append(events[-1:])
     writer.close()
+
+
+def test_room_for_records_is_kept_ahead_and_given_back(tmp_path, events):
+    path = tmp_path / "journal.jsonl"
+    writer = Journal(path)
+    if not writer._kept:
+        pytest.skip("a file system that cannot keep room")
+    for _ in range(3):
+        writer.append(events)
+        about = path.stat()
+        assert about.st_blocks * 512 >= about.st_size + journal.AHEAD // 2
+    length = path.stat().st_size
+    writer.close()
+    assert path.stat().st_size == length
+    assert path.stat().st_blocks * 512 < length + 2**16

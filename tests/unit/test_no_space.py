@@ -176,3 +176,19 @@ def test_a_snapshot_can_be_replaced_on_a_full_disk(tmp_path):
     assert not spare.replace(b"x" * 2**17)
     spare.drop()
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_room_for_a_snapshot_is_kept_also_after_an_agent_that_was_killed_meanwhile(tmp_path):
+    path = tmp_path / "status.json"
+    path.write_text("{}")
+    (tmp_path / ".status.json.old").write_text("left behind")
+    spare = Spare(path)
+    spare.keep(2)
+    for n in range(3):
+        assert spare.replace(b"[%d]" % n)
+
+
+def test_a_record_that_the_full_disk_cut_short_is_no_failure_of_the_jobs(driver):
+    driver.tell(ev.WorkersExited, "a", code=75, unreadable="cut short", no_room=WHERE)
+    assert (driver.job("a").failures, driver.job("a").losses) == (0, 0)
+    assert waits(driver)
