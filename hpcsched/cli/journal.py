@@ -50,16 +50,16 @@ def repair(ctx: click.Context, dir_: str | None) -> int:
     try:
         if not rundir.begun:
             return _put_aside(rundir)
-        done = mending.repair(rundir.journal, make_policy)
+        for line in mending.repair(rundir.journal, make_policy) or ["nothing is wrong"]:
+            click.echo(line)
+        return 0 if rundir.begun else _put_aside(rundir)  # nothing could be kept of it
     finally:
         lock.release()
-    for line in done or ["nothing is wrong"]:
-        click.echo(line)
-    return 0
 
 
 def _has_been(rundir: RunDir) -> bool:
-    return rundir.record.exists() or rundir.status.exists()
+    jobs = rundir.root / "jobs"
+    return rundir.record.exists() or rundir.status.exists() or any(jobs.glob("*"))
 
 
 def _lost(rundir: RunDir) -> int:

@@ -27,8 +27,8 @@ VERSION = 1
 MOST_BYTES = 2**40
 """Of a journal, which is as long as the run."""
 
-AHEAD = 2**20
-"""Bytes of room that are kept for what is to come: thousands of records."""
+AHEAD = 2**18
+"""Bytes of room that are kept for what is to come: about a thousand records."""
 
 _NEVER_WRITTEN = bytes(8)
 """Blocks of a file that a power cut kept from being written are read as zeros."""
@@ -45,6 +45,10 @@ class Damaged(StoreError):
         self.offset, self.number, self.why = offset, number, why
         where = f"at byte {offset}, record {number}: {why}"
         super().__init__(f"{path} is damaged {where}; `hpcsched journal repair` mends it, a copy is kept")
+
+
+class OfAnother(ValueError):
+    """A record is whole, and of a version or a type that only another hpcsched knows."""
 
 
 class _Record(msgspec.Struct):
@@ -77,8 +81,10 @@ def _checked(line: bytes) -> _Record:
 def decode(line: bytes) -> tuple[int, ev.Event]:
     """Sequence number and event of a whole record; raises ValueError or BadInput for anything else."""
     record = _checked(line)
-    if record.v != VERSION or record.type not in _EVENTS:
-        raise ValueError(f"record version {record.v}, type {record.type}, of another hpcsched")
+    if record.v < VERSION:
+        raise ValueError(f"record version {record.v}, which never was")
+    if record.v > VERSION or record.type not in _EVENTS:
+        raise OfAnother(f"record version {record.v}, type {record.type}, of another hpcsched")
     kind = _EVENTS[record.type]
     return record.seq, bytes_as(bytes(record.event), kind, most_bytes=MOST_BYTES, most_depth=None)
 
@@ -98,6 +104,8 @@ def read(path: Path) -> Iterator[tuple[ev.Event, int]]:
             seq, event = decode(data[offset:end])
             if seq != expected:
                 raise ValueError(f"record {seq} where {expected} belongs")
+        except OfAnother as error:
+            raise StoreError(f"{path} is not of this hpcsched: record {expected}: {error}") from error
         except (ValueError, BadInput) as error:
             if is_torn(data[offset:]):
                 return

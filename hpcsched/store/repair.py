@@ -101,28 +101,41 @@ def _put(path: Path, lines: list[bytes]) -> None:
 
 def _without_damage(data: bytes) -> tuple[list[bytes], list[str], int]:
     """The records as lines, voids where they cannot be read; what was done, and the first bad record."""
-    lines: list[bytes] = []
+    found: dict[int, tuple[bytes, float]] = {}
+    bad: dict[int, bytes] = {}
     done: list[str] = []
-    first_bad, bad = 2**63, b""
+    first_bad, last = 2**63, 0
     for line in data.splitlines(keepends=True):
         try:
             seq, event = journal.decode(line)
-            if not line.endswith(b"\n") or seq <= len(lines):
-                raise ValueError("it is not where it belongs")
-        except (ValueError, BadInput) as error:
-            if journal.is_whole(line):
-                raise StoreError(f"it is no damage: {error}; nothing was changed") from error
-            bad = line
+            if not line.endswith(b"\n"):
+                raise ValueError("no end of line")
+        except journal.OfAnother as error:
+            raise StoreError(f"it is no damage: {error}; nothing was changed") from error
+        except (ValueError, BadInput):
+            last += 1
+            bad[last] = line
             continue
-        while len(lines) + 1 < seq:
-            first_bad = min(first_bad, len(lines) + 1)
-            done.append(f"record {len(lines) + 1}{_kind(bad)} cannot be read: a void is in its place")
-            lines.append(_unreadable(len(lines) + 1, event.at))
+        if seq in found:
+            first_bad = min(first_bad, seq)
+            done.append(f"record {seq} is there twice: the first one stands")
+        elif seq < max(found, default=0):
+            first_bad = min(first_bad, seq)
+            done.append(f"record {seq} was not where it belongs: put there")
+        found.setdefault(seq, (line, event.at))
+        last = seq
+    lines: list[bytes] = []
+    for seq in sorted(found):
+        line, at = found[seq]
+        while (number := len(lines) + 1) < seq:
+            first_bad = min(first_bad, number)
+            what = _kind(bad.get(number, b""))
+            done.append(f"record {number}{what} cannot be read: a void is in its place")
+            lines.append(_unreadable(number, at))
         lines.append(line)
-        bad = b""
-    if bad:
+    for number in sorted(number for number in bad if number > len(lines)):
         first_bad = min(first_bad, len(lines) + 1)
-        done.append(f"record {len(lines) + 1}{_kind(bad)} cannot be read, and is the last one: cut off")
+        done.append(f"record {number}{_kind(bad[number])} cannot be read, and is the last one: cut off")
     return lines, done, first_bad
 
 

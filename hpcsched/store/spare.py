@@ -20,7 +20,11 @@ _KEEP_SIZE = 1
 
 
 def keep_room(descriptor: int, offset: int, length: int) -> bool:
-    """Have blocks for this part of a file without making the file longer; False where that cannot be."""
+    """Have blocks for this part of a file without making the file longer; False where that cannot be, or
+    where it would take more than an eighth of the room there is."""
+    about = os.fstatvfs(descriptor)
+    if about.f_bavail * about.f_frsize < 8 * length:
+        return False
     fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)
     if fallocate is None:
         return False

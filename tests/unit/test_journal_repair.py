@@ -123,7 +123,9 @@ def test_a_record_of_a_newer_version_is_never_mended_away(rundir):
     rundir.journal.write_bytes(b"".join([*lines, head.encode() + body + b"}\n"]))
     before = rundir.journal.read_bytes()
     found = run(rundir, "repair")
-    assert "of another hpcsched" in str(found.exception)
+    for told in (found, run(rundir, "check")):
+        assert "of another hpcsched" in str(told.exception)
+        assert "repair" not in str(told.exception)
     assert rundir.journal.read_bytes() == before
 
 
@@ -153,3 +155,22 @@ def test_a_void_ends_the_attempt_whose_news_it_was_and_is_told(rundir):
     assert driver.machine.jobs[1].story[-1].reason.why is Why.VOIDED
     driver.handle(ev.EventVoided(at=at, kind="WorkersExited", ended=True, **about))
     assert driver.machine.jobs[1].attempts[0].ended == "lost"
+
+
+@pytest.mark.parametrize("how", ["doubled", "swapped"])
+def test_records_out_of_their_order_are_put_back(rundir, how):
+    before, was = states(rundir), rundir.journal.read_bytes()
+    lines = was.splitlines(keepends=True)
+    lines[2:4] = [lines[3], lines[2]] if how == "swapped" else [lines[2], lines[2], lines[3]]
+    rundir.journal.write_bytes(b"".join(lines))
+    assert run(rundir, "check").return_value == 1
+    assert "record 3 " in run(rundir, "repair").output
+    assert rundir.journal.read_bytes() == was
+    assert states(rundir) == before
+
+
+def test_where_nothing_can_be_kept_one_repair_is_enough(rundir):
+    rundir.status.write_text("{}")
+    rundir.journal.write_text("garbage\n")
+    assert "a run can begin here anew" in run(rundir, "repair").output
+    assert not rundir.status.exists()
