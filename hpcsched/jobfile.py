@@ -27,7 +27,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 MOST_STEPS = 2**53
 """Steps are counted exactly up to here, in floating-point arithmetic too."""
 
-MOST_PROCESSES = 4096
+MOST_PROCESSES = 256
 """On a host, of one job."""
 
 _MOST_SHOWN = 200
@@ -56,7 +56,7 @@ _ACCEPTED = {
     "checkpoint_every": _TIME,
     "keep_checkpoints": "1 or more",
     "workdir": "a folder",
-    "processes": '"auto", "per-gpu", "one" or a positive number',
+    "processes": '"auto", "per-gpu", "one" or a number, 1 to 256',
 }
 """What is right for each key of a job."""
 
