@@ -87,7 +87,7 @@ def end_orphans(
         process
         for job in machine.active.values()
         for process in job.processes
-        if _short(job.host or before) == _short(host)
+        if _short(machine.spawned_on.get(job.id) or before) == _short(host)
     ]
     if run_id := record.id if record else machine.run_id:
         orphans = find_orphans(run_id, known)

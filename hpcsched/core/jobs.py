@@ -82,7 +82,6 @@ class Job:
     attempt: int = 0
     attempts: Sequence[Attempt] = ()
     processes: tuple[tuple[int, int], ...] = ()
-    host: str = ""
     timers: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     step: int = 0
     reports: bool = False

@@ -230,7 +230,7 @@ class Machine(Obeying):
     def _workers_spawned(self, event: ev.WorkersSpawned) -> None:
         job = self._running(event)
         if job:
-            job.processes, job.host = event.processes, event.host
+            job.processes, self.spawned_on[job.id] = event.processes, event.host
             if job.state is JobState.STARTING:
                 self._to(job, JobState.RUNNING)
 

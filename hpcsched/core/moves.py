@@ -100,7 +100,7 @@ class Moves(Seating):
         self._lease(job, gpus, rides=role is Role.PACKED)
         job.attempt += 1
         job.role, job.target, job.ready, job.in_place, job.wanted = role, None, False, False, ""
-        job.processes, job.host, job.rate, job.timers = (), "", None, NOTHING
+        job.processes, job.rate, job.timers = (), None, NOTHING
         if job.started_s is None:
             job.started_s = self.now
         self._begin(job, Target(gpus, role, self.now, seats=seats, why=why), job.step)
@@ -358,6 +358,7 @@ class Moves(Seating):
             self._now_has_next(job)
         elif job.spec.cpus is not None:
             self._unseat(job)
+        self.spawned_on.pop(job.id, None)
         del self.active[job.id]
 
     def _drop_target(self, job: Job) -> None:

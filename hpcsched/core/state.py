@@ -70,6 +70,8 @@ class RunState:
         self.by_name: dict[str, int] = {}
         self.dependents: dict[int, list[int]] = {}
         self.active: dict[int, Job] = {}
+        self.spawned_on: dict[int, str] = {}
+        """By job the host that the processes of its attempt were started from."""
         self.running: list[Job] = []
         """The active ones in the foreground, those that came first in front."""
         self.secondaries: list[Job] = []
