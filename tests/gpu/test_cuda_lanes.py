@@ -22,7 +22,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "live"))
 
-from test_lanes_host import Party, code_of, models_same  # noqa: E402
+from lanesparty import Party, code_of, models_same  # noqa: E402
 from torch import nn  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402

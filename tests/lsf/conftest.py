@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from lsfsite import Site
-from standin import Cluster
+from lsfstandin import Cluster
 
 
 @pytest.fixture

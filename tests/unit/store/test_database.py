@@ -1,0 +1,276 @@
+"""The database: what goes in comes out, the schema moves up and down, and bad files are one line."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from hpcsched.core.profile import Profile
+from hpcsched.errors import StoreError
+from hpcsched.store import database
+from hpcsched.store.database import HEAD, REVISIONS, Database, FinishedJob, Run, Trial, iso
+from hpcsched.store.models import Base
+from hpcsched.store.profiles import Sample
+
+PROFILE = Profile(
+    model="m", device="d", throughput={1: 1.5, 2: 2.5}, start_s={1: 3.0}, spread={1: 0.01}, global_batch=32
+)
+SAMPLES = (Sample(gpus=1, rate=1.4, seconds=5.0, at="t0"), Sample(gpus=2, rate=2.5, seconds=5.1, at="t1"))
+RUN = Run(
+    run_id="r1", directory="/d", host="n1", policy="marble", gpus=6, started_at="2026-01-01T00:00:00.000Z"
+)
+JOB = FinishedJob(
+    run_id="r1",
+    job_id=1,
+    name="a",
+    model="m",
+    state="COMPLETED",
+    exit=0,
+    submit_s=0.0,
+    start_s=1.0,
+    end_s=60.0,
+    submit_at="2026-01-01T00:00:00.000Z",
+    start_at="2026-01-01T00:00:01.000Z",
+    end_at="2026-01-01T00:01:00.000Z",
+    gpu_hours=0.05,
+    steps=100,
+    steps_repeated=None,
+    suspensions=0,
+    gpus_max=3,
+    attempts=[{"start_s": 1.0, "end_s": 60.0, "gpus": [0, 1, 2], "role": "primary", "ended": "completed"}],
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "h #1?.db"
+
+
+@pytest.fixture
+def db(path: Path) -> Iterator[Database]:
+    with Database(path) as opened:
+        yield opened
+
+
+def day(n: int) -> datetime:
+    return datetime(2026, 1, n, tzinfo=UTC)
+
+
+def test_only_the_owner_can_read_it_and_it_is_not_wal(db: Database, path: Path) -> None:
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    db.record_profile(PROFILE)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_profile_comes_back_with_its_samples(db: Database) -> None:
+    db.record_profile(PROFILE, SAMPLES)
+    assert db.profiles() == (PROFILE,) and db.profiles("m") == (PROFILE,) and db.profiles("n") == ()
+    assert db.samples(PROFILE) == SAMPLES and db.samples(replace(PROFILE, device="e")) == ()
+
+
+def test_a_profile_measured_again_replaces_the_old_one_and_its_samples(db: Database) -> None:
+    db.record_profile(PROFILE, SAMPLES)
+    again = replace(PROFILE, throughput={1: 9.0}, source="learned")
+    db.record_profile(again, SAMPLES[:1])
+    assert db.profiles() == (again,) and db.samples(again) == SAMPLES[:1]
+
+
+@pytest.mark.parametrize("other", [{"device": "e"}, {"nodes": 2}, {"global_batch": None}, {"software": "s"}])
+def test_profiles_that_differ_in_the_key_stand_side_by_side(db: Database, other: dict[str, object]) -> None:
+    newer = replace(PROFILE, **other)  # type: ignore[arg-type]
+    db.record_profile(newer, at=day(2))
+    db.record_profile(PROFILE, at=day(1))
+    db.record_profile(PROFILE, at=day(1))
+    assert db.profiles() == (newer, PROFILE)
+
+
+def test_several_profiles_are_recorded_together_or_not_at_all(db: Database) -> None:
+    def failing() -> Iterator[Profile]:
+        yield PROFILE
+        raise KeyError("in the middle")
+
+    with pytest.raises(KeyError):
+        db.record_profiles(failing())
+    assert db.profiles() == ()
+    db.record_profiles([replace(PROFILE, model=name) for name in "cab"])
+    assert [p.model for p in db.profiles()] == ["c", "a", "b"]
+
+
+def test_history_is_kept_once_in_the_order_of_ending(db: Database) -> None:
+    late = replace(JOB, job_id=2, name="b", start_s=None, start_at=None, exit=None, end_at=iso(day(3)))
+    db.record_run(RUN)
+    for _ in range(2):
+        db.record_jobs([late, JOB])
+    assert db.history() == (JOB, late) and db.history(last=1) == (late,)
+    assert db.history(run_id="r2") == ()
+    ended = replace(RUN, ended_at=iso(day(3)))
+    db.record_run(ended)
+    assert db.runs() == (ended,) and len(db.history(run_id="r1")) == 2
+
+
+def test_a_job_belongs_to_a_recorded_run(db: Database) -> None:
+    with pytest.raises(StoreError, match="FOREIGN KEY"):
+        db.record_jobs([JOB])
+
+
+def test_the_trials_of_a_search_replace_what_was_known_of_it(db: Database) -> None:
+    db.record_run(RUN)
+    trial = Trial(
+        run_id="r1",
+        trial=3,
+        bracket=2,
+        args={"lr": 0.1, "opt": "adam"},
+        unit="epochs",
+        budget=9.0,
+        metric="accuracy",
+        value=None,
+        state="failed",
+        best=False,
+        job="t0003-b2-r0",
+    )
+    first = replace(trial, trial=1, value=0.9, best=True, checkpoint="/somewhere/step-1.pt")
+    db.record_trials("r1", [trial])
+    db.record_trials("r1", [trial, first])
+    assert db.trials(run_id="r1") == db.trials() == (first, trial)
+    assert db.trials(run_id="other") == ()
+
+
+# The schema
+
+
+def scripts() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(database.__file__).with_name("migrations")))
+    return config
+
+
+def test_the_known_revisions_are_the_shipped_ones() -> None:
+    directory = ScriptDirectory.from_config(scripts())
+    assert directory.get_current_head() == HEAD
+    assert tuple(r.revision for r in reversed(list(directory.walk_revisions()))) == REVISIONS
+
+
+def test_the_models_and_the_migrations_agree(db: Database) -> None:
+    with db._transaction() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+@pytest.mark.parametrize("revision", ["base", *REVISIONS[:-1]])
+def test_the_schema_goes_down_and_up_again(path: Path, revision: str) -> None:
+    with Database(path) as db, db._transaction(write=True) as connection:
+        config = scripts()
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+    with Database(path) as db:
+        assert db._revision() == HEAD
+        db.record_profile(PROFILE)
+        assert db.profiles() == (PROFILE,)
+
+
+def test_profiles_of_an_earlier_schema_stay_and_newer_costs_can_be_kept(path: Path) -> None:
+    with Database(path) as db:
+        db.record_profile(PROFILE)
+        with db._transaction(write=True) as connection:
+            config = scripts()
+            config.attributes["connection"] = connection
+            command.downgrade(config, "0001")
+        assert db._revision() == "0001"
+    in_place = replace(PROFILE, device="e", grow_s={2: 0.04}, shrink_s=0.02)
+    with Database(path) as db:
+        assert db._revision() == HEAD != "0001"
+        db.record_profile(in_place)
+        assert set(map(str, db.profiles())) == {str(PROFILE), str(in_place)}
+
+
+# Files that are not what they should be
+
+
+def refused(path: Path, match: str) -> None:
+    with pytest.raises(StoreError, match=match) as error:
+        Database(path)
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+
+
+def test_a_newer_schema_is_refused(db: Database, path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.commit()
+    connection.close()
+    refused(path, "newer hpcsched .schema 9999, known up to")
+
+
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("these are my notes, not a database\n" * 100)
+    refused(text, "not a database")
+    assert text.read_text().startswith("these are my notes")
+    other = tmp_path / "other.db"
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE mine (x)")
+    connection.commit()
+    connection.close()
+    refused(other, "something else")
+    refused(tmp_path, "unable to open")
+
+
+def test_a_damaged_file_is_refused(db: Database, path: Path) -> None:
+    db.record_profiles([replace(PROFILE, model=f"{i}", note="x" * 500) for i in range(100)])
+    content = bytearray(path.read_bytes())
+    content[4096:] = bytes(b ^ 0xFF for b in content[4096:])
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="damaged"), Database(path) as damaged:
+        damaged.profiles()
+
+
+def test_a_place_where_nothing_can_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(tmp_path / "file" / "h.db", "Not a directory")
+    refused(Path("/proc/hpcsched/h.db"), "No such file")
+
+
+def test_a_full_disk_and_a_busy_database_are_one_line(db: Database, path: Path) -> None:
+    big = replace(PROFILE, note="x" * 100_000)
+
+    @sa.event.listens_for(db._engine, "connect")
+    def full(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA max_page_count = 20")
+
+    with pytest.raises(StoreError, match="disk is full; make room"):
+        db.record_profile(big)
+    assert db.profiles() == ()
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    with Database(path, busy_s=0) as second, pytest.raises(StoreError, match="locked; another process"):
+        second.record_profile(PROFILE)
+    writer.close()
+
+
+def test_a_read_only_database_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Database(path) as db:
+        db.record_profile(PROFILE)
+    connect = sqlite3.connect
+    # Root may write anywhere, so the driver is told instead of the file.
+    monkeypatch.setattr(
+        database.sqlite3,
+        "connect",
+        lambda p, **kw: connect(
+            f"file:{str(p).replace('#', '%23').replace('?', '%3f')}?mode=ro", uri=True, **kw
+        ),
+    )
+    with Database(path) as db:
+        assert db.profiles() == (PROFILE,)
+        with pytest.raises(StoreError, match="readonly database; make it writable"):
+            db.record_profile(PROFILE)

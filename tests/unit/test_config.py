@@ -1,0 +1,117 @@
+"""Settings of a site: shipped files by name, one clear line for what is wrong, tables merged key by key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+from hpcsched import config
+from hpcsched.cli.settings import DEFAULTS
+from hpcsched.errors import ConfigError
+
+
+def settings(tmp_path: Path, site: str = "", project: str = "", **environ: str) -> config.Settings:
+    (tmp_path / "site.toml").write_text(site)
+    (tmp_path / "hpcsched.toml").write_text(project)
+    env = {"HPCSCHED_SITE_CONFIG": str(tmp_path / "site.toml"), "HOME": str(tmp_path), **environ}
+    return config.load(env, here=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "accepted"),
+    [
+        ('batch = "pbs"', "batch", "auto, slurm, lsf or none"),
+        ('launcher = "mpirun"', "launcher", "srun"),
+        ("hosts = []", "hosts", "host names"),
+        ("hosts = [1]", "hosts", "host names"),
+        ("margin = -1", "margin", "seconds before the end"),
+        ("margin = true", "margin", "seconds before the end"),
+        ("requeue = 1", "requeue", "true or false"),
+        ('chain = "yes"', "chain", "true or false"),
+        ("max_restarts = 1.5", "max_restarts", "whole number"),
+        ('pyslurm = "on"', "pyslurm", "auto or off"),
+        ('warm = "on"', "warm", "auto, off, or how many"),
+        ("warm = -1", "warm", "auto, off, or how many"),
+        ("warm = true", "warm", "auto, off, or how many"),
+        ("cpus_per_gpu = -1", "cpus_per_gpu", "cores kept for the jobs of each GPU"),
+        ('checkpoints = ""', "checkpoints", "a directory"),
+        ("monitor = 0", "monitor", "0.1 or more"),
+        ("profiles = [1]", "profiles", "a list of profile files"),
+        ('script = "x"', "script", "a table"),
+        ("[script]\ngpus = 4", "script.gpus", "gpus_per_node"),
+        ("[script]\ngpus_per_node = -1", "script.gpus_per_node", "0 or more"),
+        ('[script]\ngpu_option = "gpus"', "script.gpu_option", "gpus-per-node"),
+        ('[script]\nmodules = "cuda"', "script.modules", "a list of modules"),
+        ('[script]\nsetup = ["a\\nb"]', "script.setup", "a list of shell lines"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_file_key_and_what_is_accepted(
+    tmp_path: Path, text: str, key: str, accepted: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings(tmp_path, site=text)
+    line = str(caught.value)
+    assert f"site.toml: {key}: " in line and accepted in line and "\n" not in line
+
+
+def test_every_setting_can_be_set_and_has_a_default_to_show(tmp_path: Path) -> None:
+    right = """
+        dir = "d"
+        devices = "cpu:2"
+        device_type = "V100"
+        policy = "marble"
+        profiles = ["marble-summit"]
+        database = "db"
+        grace = 1
+        monitor = 2.5
+        batch = "lsf"
+        launcher = "jsrun"
+        hosts = ["n1", "n2"]
+        interface = "ib0"
+        margin = 90
+        requeue = true
+        chain = false
+        chain_script = "next.sh"
+        max_restarts = 3
+        checkpoints = "/scratch"
+        pyslurm = "off"
+        warm = 2
+        cpus_per_gpu = 4
+        [policy_option]
+        promote = "always"
+        [script]
+        time = 90
+    """
+    found = settings(tmp_path, site=right)
+    assert found.values.keys() == config.KEYS.keys() == DEFAULTS.keys() | {"script"}
+    assert found.values["hosts"] == "n1,n2"  # as the option takes it
+
+
+def test_the_script_table_is_merged_key_by_key_and_each_key_knows_its_file(tmp_path: Path) -> None:
+    found = settings(
+        tmp_path, site='[script]\npartition = "gpu"\ntime = "2h"\n', project='[script]\ntime = "1h"\n'
+    )
+    assert found.values["script"] == {"partition": "gpu", "time": "1h"}
+    assert found.origins["script.partition"].endswith("site.toml")
+    assert found.origins["script.time"].endswith("hpcsched.toml")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "site-config").glob("*.toml")), ids=lambda p: p.stem)
+def test_a_shipped_site_file_is_found_by_its_bare_name_and_right(path: Path, tmp_path: Path) -> None:
+    found = settings(tmp_path, HPCSCHED_SITE_CONFIG=path.stem)
+    assert found.values["policy"] == "marble"
+    assert found.origins["policy"] == str(path)
+
+
+def test_an_unknown_bare_name_lists_the_shipped_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'sumit'.*generic-lsf, generic-slurm, single-node, summit-like"):
+        settings(tmp_path, HPCSCHED_SITE_CONFIG="sumit")
+
+
+def test_every_shipped_file_goes_into_the_package() -> None:
+    listed = (ROOT / "setup.cfg").read_text()
+    for folder in ("site-config", "jobscripts/slurm", "jobscripts/lsf"):
+        for path in (ROOT / folder).iterdir():
+            assert f"    {folder}/{path.name}\n" in listed
