@@ -6,18 +6,32 @@ BIN = $(VENV)/bin
 # constraints.txt pins torch to a build that also exists for CPUs; CONSTRAINTS= leaves the choice to pip.
 CONSTRAINTS ?= -c constraints.txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check
+# Tests that start processes wait half of their time, so that four at a time keep two cores busy.
+AT_ONCE ?= 4
+# Which share of all tests `make test-part` takes: the K-th of N, K from 0.
+PART ?= 0/8
+PYTEST = $(BIN)/python -m pytest --dist loadgroup
 
-.PHONY: demo test lint bench clean
+.PHONY: demo check test test-all test-part lint bench clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh jobscripts/demo/demo.sh
 
-# The tests under batch systems wait most of their time: they do so beside those that compute.
+# While you work: what needs no process, no torch and no clock. A minute.
+check: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory lint
+	$(PYTEST) -n 2 -m "not slow" --hypothesis-profile=check tests/unit
+
+# Before a change lands: every feature once, a real Slurm among them. Ten minutes.
 test: $(VENV)/.installed-dev
-	@log=$$(mktemp); $(BIN)/python -m pytest tests/slurm tests/lsf >$$log 2>&1 & waiting=$$!; \
-	trap "kill $$waiting" INT TERM; \
-	$(BIN)/python -m pytest tests/unit tests/property tests/sim tests/conformance tests/live tests/gpu; code=$$?; \
-	wait $$waiting || code=1; cat $$log; rm -f $$log; exit $$code
+	$(PYTEST) -n $(AT_ONCE) -m "not slow" tests
+
+# For a night: long searches, repeated faults, benchmark programs.
+test-all: $(VENV)/.installed-dev
+	$(PYTEST) -n $(AT_ONCE) --hypothesis-profile=all tests
+
+test-part: $(VENV)/.installed-dev
+	$(PYTEST) -n $(AT_ONCE) --hypothesis-profile=all --part=$(PART) tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

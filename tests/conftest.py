@@ -1,8 +1,31 @@
-"""For all tests: property tests have no deadline for one example; a busy machine stalls whom it likes."""
+"""For all tests: how many random examples are tried, and which tests wait for `make test-all`."""
 
 from __future__ import annotations
 
+import zlib
+
+import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+# No deadline for one example: a busy machine stalls whom it likes. The quick tiers always try the same
+# examples, so that they fail for a reason; new ones are tried at night.
+_ANY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("check", max_examples=10, derandomize=True, **_ANY)
+settings.register_profile("test", max_examples=25, derandomize=True, **_ANY)
+settings.register_profile("all", max_examples=100, **_ANY)
+settings.load_profile("test")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="K/N", help="only the K-th of N parts of the tests, K from 0")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The part that was asked for: always the same tests, whatever others there are."""
+    if told := config.getoption("--part"):
+        number, parts = (int(word) for word in told.split("/"))
+        others = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts != number]
+        config.hook.pytest_deselected(items=others)
+        kept = set(items) - set(others)
+        items[:] = [item for item in items if item in kept]

@@ -84,6 +84,7 @@ def test_bkill_saves_all_and_does_not_bring_it_back(site: Callable[..., Site]) -
     assert not user.cluster.processes(job)
 
 
+@pytest.mark.slow
 def test_two_hosts_bear_a_warning_and_a_bkill(site: Callable[..., Site]) -> None:
     user = site(HERE, "lava2", interval_s=5.0, speaks="l")
     jobs = shell(name="shell", steps=100000) + shell(name="both", steps=100000) + "nodes = 2\n"
@@ -99,6 +100,7 @@ def test_two_hosts_bear_a_warning_and_a_bkill(site: Callable[..., Site]) -> None
     assert not user.cluster.processes(job)
 
 
+@pytest.mark.slow
 def test_at_the_run_limit_it_saves_and_comes_back(site: Callable[..., Site]) -> None:
     user = site(HERE, interval_s=5.0, speaks="o", minute_s=1.0, linger_s=2.0)
     job = user.submit(

@@ -139,6 +139,7 @@ def test_why_a_batch_job_ends_is_told_apart(slurm: Any, tmp_path: Path) -> None:
     assert json.loads(slurm.wait_for(told)) == ["LIMIT", 30.0, "hpcsched"]
 
 
+@pytest.mark.slow
 def test_a_short_kill_wait_leaves_time_to_leave(slurm: Any, tmp_path: Path) -> None:
     conf = slurm.folder / "slurm.conf"
     usual = conf.read_text()
@@ -165,6 +166,7 @@ mv {file}.new {file}
 """
 
 
+@pytest.mark.slow
 def test_a_run_by_cgroup_keeps_to_what_was_granted(slurm_by_cgroup: Any, tmp_path: Path) -> None:
     slurm, told = slurm_by_cgroup, tmp_path / "looks"
     slurm.sbatch(LOOKS.format(file=told, devices=slurm.folder), "--gpus-per-node=1", "--nodelist=node1")

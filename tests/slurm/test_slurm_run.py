@@ -48,6 +48,7 @@ def test_it_saves_in_time_and_comes_back_until_all_is_done(site: Site) -> None:
     assert "Lost" not in [line["code"] for line in explained["story"]]
 
 
+@pytest.mark.slow
 def test_without_a_controller_the_last_known_end_counts(site: Site) -> None:
     site.set_of(SET.format(steps=100_000))
     job = site.submit("--requeue")
@@ -63,6 +64,7 @@ def test_without_a_controller_the_last_known_end_counts(site: Site) -> None:
     assert "asked to save" in site.slurm.log(job)
 
 
+@pytest.mark.slow
 def test_a_chain_goes_on_in_a_job_of_its_own(site: Site) -> None:
     site.set_of(SET.format(steps=4200))
     job = site.submit("--no-requeue", minutes=1, run="jobs.toml --chain --margin 30")

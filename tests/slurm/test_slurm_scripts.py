@@ -142,6 +142,7 @@ def test_a_printed_script_reaches_its_end(slurm: Any, work: Path) -> None:
     assert (work / f"a-{job}.out").exists()
 
 
+@pytest.mark.slow
 def test_a_printed_array_runs_a_set_in_each_task(slurm: Any, work: Path) -> None:
     job = printed(slurm, work, "a.toml", "b.toml", "--at-once", "1")
     for number, name in enumerate(("a", "b")):

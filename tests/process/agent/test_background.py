@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from livebench import FOREVER, SLOW_AT_FIRST, Agent, Bench, job, launched_once, saves
 
 from hpcsched.core import events as ev
@@ -113,6 +114,7 @@ def often(bench: Bench, *words: object) -> Agent:
     return bench.agents[-1]
 
 
+@pytest.mark.slow
 def test_it_pauses_while_the_speed_of_the_foreground_is_measured(bench: Bench) -> None:
     """The profile promises twice the speed that the program has: it is no guest's fault."""
     known = profiles(bench, front=100.0, back=100.0)

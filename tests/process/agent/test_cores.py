@@ -84,6 +84,7 @@ def trains(place: Bench, steps: int) -> None:
 EACH_ONCE = sorted(list(range(240)) * (STEPS * 12 // 240))
 
 
+@pytest.mark.slow
 def test_three_jobs_start_at_once_and_grow_without_a_restart(place: Bench) -> None:
     jobs = [on_cores(name, steps=STEPS) for name in "abc"]
     agent = place.start(place.set_of(*jobs), "--devices", "cpu:2")
@@ -139,6 +140,7 @@ def test_a_worker_that_is_killed_costs_no_step(place: Bench) -> None:
     assert job.attempts[1].from_step >= 20 and job.repeated <= 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_costs_what_was_done_since_the_last_checkpoint(place: Bench) -> None:
     jobs = on_cores(start=0.5, servers=2, workers=1, checkpoint_every=1)
     agent = place.start(place.set_of(jobs), "--devices", "cpu:2")
@@ -153,6 +155,7 @@ def test_a_server_that_is_killed_costs_what_was_done_since_the_last_checkpoint(p
     assert machine.jobs[1].attempts[1].from_step > 0 and machine.jobs[1].failures == 0
 
 
+@pytest.mark.slow
 def test_a_drained_run_goes_on_with_its_cores_in_the_next_life(place: Bench) -> None:
     jobs = place.set_of(on_cores(start=0.5))
     agent = place.start(jobs, "--devices", "cpu:2")

@@ -76,6 +76,7 @@ def test_jobs_of_a_pack_are_suspended_cancelled_and_told_of_one_by_one(bench: Be
     bench.all_gone()
 
 
+@pytest.mark.slow
 def test_who_rides_goes_to_a_gpu_that_nobody_waits_for(bench: Bench) -> None:
     (bench.folder / "small.py").write_text(TRAINER)
     packed = {"trainer": "small:Small", "gpus": 1, "strategy": {"kind": "packed", "mode": "loop"}}

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import budget
 import pytest
 from livebench import Agent, Bench, job
 
@@ -133,7 +134,7 @@ def go(place: Bench) -> None:
     (place.folder / "go").touch()
 
 
-@pytest.mark.parametrize("optimizer", ["plain", "talking"])
+@pytest.mark.parametrize("optimizer", ["plain", budget.slow("talking")])
 def test_a_promotion_happens_while_the_job_trains(place: Bench, optimizer: str) -> None:
     (place.folder / optimizer).touch()
     agent = start(place, slow("short", gpus=1), slow("grows", model="big"))
@@ -153,7 +154,7 @@ def test_a_promotion_happens_while_the_job_trains(place: Bench, optimizer: str) 
     assert "stood still for" in told
 
 
-@pytest.mark.parametrize("how", ["crash", "killed"])
+@pytest.mark.parametrize("how", [budget.slow("crash"), "killed"])
 def test_a_rank_that_cannot_join_leads_to_a_restart(place: Bench, how: str) -> None:
     (place.folder / "broken").write_text("crash" if how == "crash" else "hang")
     agent = start(place, slow("short", gpus=1), slow("grows", model="big"))
@@ -175,7 +176,7 @@ def joining(place: Bench) -> int:
     return int(told.read_text())
 
 
-@pytest.mark.parametrize("command", ["suspend", "cancel", "drain"])
+@pytest.mark.parametrize("command", ["suspend", *(budget.slow(word) for word in ("cancel", "drain"))])
 def test_what_else_is_wanted_of_a_job_goes_before_its_resize(place: Bench, command: str) -> None:
     (place.folder / "broken").write_text("hang")
     agent = start(place, slow("short", gpus=1), slow("grows", model="big"))
@@ -237,6 +238,7 @@ def test_a_suspend_is_into_memory_and_then_onto_disk(place: Bench) -> None:
     assert place.all_gone()
 
 
+@pytest.mark.slow
 def test_a_state_that_never_came_to_disk_is_lost_with_its_agent_and_counted(place: Bench) -> None:
     """The job goes on from the checkpoint before."""
     agent = start(place, slow("one", gpus=1), slow("other", gpus=1))
@@ -273,6 +275,7 @@ def test_a_state_that_never_came_to_disk_is_lost_with_its_agent_and_counted(plac
     assert machine.jobs[1].step == STEPS
 
 
+@pytest.mark.slow
 def test_ranks_join_on_several_hosts_at_once(place: Bench) -> None:
     """There the state travels over the network."""
     page = json.loads((place.folder / "profiles.json").read_text())

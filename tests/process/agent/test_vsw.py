@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budget import slow
 from livebench import Bench, job
 
 from hpcsched.core import events as ev
@@ -125,7 +126,7 @@ def test_status_shows_batch_similarity_and_workers(place: Bench) -> None:
     assert agent.wait() == 0, agent.said
 
 
-@pytest.mark.parametrize("how", ["drained", "killed"])
+@pytest.mark.parametrize("how", ["drained", slow("killed")])
 def test_the_batch_goes_on_where_it_was(place: Bench, how: str) -> None:
     """After a stop and a new agent, and after the death of a rank."""
     agent = place.start(place.set_of(adaptive(gpus=1, checkpoint_every=0.2)), "--devices", "cpu:1")

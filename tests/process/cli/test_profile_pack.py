@@ -102,6 +102,7 @@ def test_digits_are_packed_shown_and_kept(here: Path) -> None:
     assert list((here / "tmp").glob("hpcsched-*")) == []
 
 
+@pytest.mark.slow
 def test_models_are_packed_with_different_ones_of_other_batches(here: Path) -> None:
     jobs = JOBS.format(name="one", trainer="mine:Mine", args="")
     jobs += JOBS.format(name="other", trainer="mine:Mine", args="batch = 12").partition("schema = 1")[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from budget import slow
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -69,6 +70,7 @@ def search(bench, file, folder, *words):
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.slow
 def test_packed_or_not_a_search_finds_the_same_winner(bench: Bench) -> None:
     alone, said = search(bench, prepare(bench, packing="off"), "alone")
     assert "5 of 6 rungs done" in said and "best so far: error" in said
@@ -94,6 +96,7 @@ def test_packed_or_not_a_search_finds_the_same_winner(bench: Bench) -> None:
     assert len(kept) == 1, "the checkpoints of the others are gone"
 
 
+@pytest.mark.slow
 def test_what_packing_gains_is_told_by_searching_once_more_without(bench: Bench) -> None:
     file = prepare(bench, packing="auto")
     page, said = search(bench, file, "here", "--against", "off")
@@ -106,7 +109,7 @@ def test_what_packing_gains_is_told_by_searching_once_more_without(bench: Bench)
     assert refused.returncode == 2 and "holds a run already" in refused.stderr
 
 
-@pytest.mark.parametrize("packing", ["off", "auto"])
+@pytest.mark.parametrize("packing", [slow("off"), "auto"])
 def test_a_search_that_is_killed_goes_on_to_the_same_end(bench: Bench, packing: str) -> None:
     file = prepare(bench, packing=packing)
     whole, _ = search(bench, file, "whole")

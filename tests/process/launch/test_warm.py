@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from budget import slow
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -134,6 +135,7 @@ def test_exit_codes_and_tracebacks_are_the_same(make: Callable[..., Bench], stea
             assert output(folder) == ("why\n" if code == 1 else "")
 
 
+@pytest.mark.slow
 def test_trained_equal_to_the_last_bit(make: Callable[..., Bench]) -> None:
     final = {}
     for kind, standbys in KINDS.items():
@@ -149,7 +151,7 @@ def test_trained_equal_to_the_last_bit(make: Callable[..., Bench]) -> None:
         assert all(torch.equal(value, final["cold"][name]) for name, value in final[kind].items())
 
 
-@pytest.mark.parametrize("standbys", [0, 2])
+@pytest.mark.parametrize("standbys", [slow(0), 2])
 def test_without_its_zygote_a_worker_lives_on_and_the_next_is_started(
     make: Callable[..., Bench], standbys: int
 ) -> None:
@@ -210,6 +212,7 @@ def test_standbys_that_hang_are_passed_over(make: Callable[..., Bench]) -> None:
     assert output(job.folder) == ""
 
 
+@pytest.mark.slow
 def test_a_zygote_that_always_ends_is_given_up(make: Callable[..., Bench]) -> None:
     bench = make(0)
     warm = bench.launcher._warm

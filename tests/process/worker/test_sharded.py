@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budget import slow
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -262,7 +263,7 @@ def refuse(rank: int, world: int) -> None:
 # Tests.
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", [kind if kind == "adam" else slow(kind) for kind in sorted(KINDS)])
 def test_ranks_share_a_model_as_if_it_were_whole(kind: str, tmp_path: Path) -> None:
     """Ten steps; after five they save, and any number of ranks goes on from there."""
     spread(2, train_and_save, tmp_path, kind)
@@ -289,6 +290,7 @@ def test_ranks_share_a_model_as_if_it_were_whole(kind: str, tmp_path: Path) -> N
         spread(world, go_on, tmp_path, kind, 1e-9)
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     spread(2, save_in_the_background, tmp_path)
     assert CheckpointStore(tmp_path).newest_step() == 5

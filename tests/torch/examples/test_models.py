@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from budget import slow
 
 torch = pytest.importorskip("torch")
 
@@ -66,12 +67,12 @@ def test_the_transformers_blocks_have_twelve_hidden_sizes_squared_each() -> None
     ("name", "least", "most"),
     [
         ("vgg16", 16, 16),  # 13 convolutions and 3 linear layers
-        ("wrn101-2", 138, 138),  # 104 convolutions, 33 additions, 1 linear layer
-        ("inception-v3", 108, 108),  # 94 convolutions, 11 joins, 2 poolings of their own, 1 linear layer
+        slow("wrn101-2", 138, 138),  # 104 convolutions, 33 additions, 1 linear layer
+        slow("inception-v3", 108, 108),  # 94 convolutions, 11 joins, 2 poolings of their own, 1 linear layer
         ("resnet50", 70, 70),  # 53 convolutions, 16 additions, 1 linear layer
         ("transformer", 14, 14),  # embedding, 2 blocks of 6, head
-        ("mobilenet-v2", 64, 64),  # 52 convolutions, 10 additions, dropout, 1 linear layer
-        ("densenet121", 179, 179),  # 120 convolutions, 58 joins, 1 linear layer
+        slow("mobilenet-v2", 64, 64),  # 52 convolutions, 10 additions, dropout, 1 linear layer
+        slow("densenet121", 179, 179),  # 120 convolutions, 58 joins, 1 linear layer
     ],
 )
 def test_layers_are_as_coarse_as_they_can_be_and_give_the_networks_own_numbers(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
@@ -115,7 +116,7 @@ nested = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(states=st.lists(st.dictionaries(st.text(), nested, max_size=4), min_size=1, max_size=4))
 def test_any_state_comes_back(states: list[dict[str, Any]]) -> None:
     with opened() as (descriptor, writer), opened_again(descriptor) as reader:

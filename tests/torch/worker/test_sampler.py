@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from hpcsched.worker.sampler import Sampler, share
 segments = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     size=st.integers(1, 40), batch=st.integers(6, 50), seed=st.integers(-(2**70), 2**70), segments=segments
 )

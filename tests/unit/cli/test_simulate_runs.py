@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from budget import examples
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -378,7 +379,7 @@ def scenes(draw: st.DrawFn) -> Scene:
     return Scene(jobs=tuple(jobs), profiles=profiles, gpus=4, policy=draw(st.sampled_from(list(POLICIES))))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(scenes())
 def test_the_same_policy_does_with_a_runs_past_what_it_did(scene: Scene) -> None:
     machine = Simulation(scene.jobs, scene.profiles, gpus=scene.gpus, policy=scene.policy).run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import pytest
+from budget import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -165,4 +166,4 @@ class Beside(RuleBasedStateMachine):
 @pytest.mark.parametrize("policy", OPTIONS)
 def test_the_foreground_fares_as_if_there_were_no_background(policy):
     case = type(f"Beside_{policy}", (Beside,), {"policy": policy})
-    run_state_machine_as_test(case, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(case, settings=settings(max_examples=examples(60), stateful_step_count=40))

@@ -3,6 +3,7 @@ can be brought to an end, and the journal tells the same story again."""
 
 from __future__ import annotations
 
+from budget import examples
 from histories import COMMANDS, MODELS, PROFILES, AnythingGoes, _Run, attempts_off, some_job
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -334,10 +335,10 @@ class OnCores(_Run):
 
 
 TestAnythingGoes = AnythingGoes.TestCase
-TestAnythingGoes.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestAnythingGoes.settings = settings(max_examples=examples(300), stateful_step_count=50)
 TestChangesInPlace = ChangesInPlace.TestCase
-TestChangesInPlace.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestChangesInPlace.settings = settings(max_examples=examples(300), stateful_step_count=40)
 TestComingAndGoing = ComingAndGoing.TestCase
-TestComingAndGoing.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestComingAndGoing.settings = settings(max_examples=examples(150), stateful_step_count=40)
 TestOnCores = OnCores.TestCase
-TestOnCores.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestOnCores.settings = settings(max_examples=examples(200), stateful_step_count=40)

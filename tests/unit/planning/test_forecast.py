@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from budget import examples, slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,7 +55,7 @@ def test_a_trend_hidden_in_noise_is_followed():
     assert np.mean(errors[CHEAP]) < 0.8 * np.mean(errors["last",])
 
 
-@pytest.mark.parametrize("period", [10, 20, 26])
+@pytest.mark.parametrize("period", [10, slow(20), slow(26)])
 def test_fluctuation_with_a_period_is_found_by_the_gaussian_process(period):
     installed("sklearn")
     values = growing(160, wave=0.2, noise=0.02, period=period)
@@ -62,6 +63,7 @@ def test_fluctuation_with_a_period_is_found_by_the_gaussian_process(period):
     assert error(gpr, values[145:]) < 0.05
 
 
+@pytest.mark.slow
 def test_what_the_gaussian_process_finds_is_chosen():
     installed("sklearn")
     values = growing(60, wave=0.2, noise=0.02, period=7)
@@ -165,6 +167,7 @@ def test_a_fit_that_fails_says_what_last_does(monkeypatch):
     assert said.errors["damped"] == said.errors["last"]
 
 
+@pytest.mark.slow
 def test_the_ensemble_is_the_mean_of_its_two():
     installed("sklearn", "statsmodels")
     history = growing(100, noise=0.05)
@@ -191,7 +194,7 @@ def test_values_from_long_ago_do_not_matter():
     assert forecast(long, EPOCH, **BOUNDS, methods=CHEAP) == forecast(history, EPOCH, **BOUNDS, methods=CHEAP)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     history=st.lists(st.floats(1, 1e6), min_size=1, max_size=90),
     ahead=st.integers(0, 25),

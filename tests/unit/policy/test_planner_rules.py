@@ -7,6 +7,7 @@ from math import inf
 from random import Random
 
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,7 +55,7 @@ def ends(machine):
     return {job.id: job.ended_s for job in machine.jobs.values()}
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     seed=st.integers(0, 10**6),
     dependent=st.booleans(),
@@ -70,7 +71,7 @@ def test_jobs_end_when_the_plan_says(seed, dependent, nodes, goal):
         assert job.ended_s == pytest.approx(plan.ends[job.id], rel=1e-6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(seed=st.integers(0, 10**6), eps=st.sampled_from([0, 0.25, 1, 3]))
 def test_never_later_than_marble_and_no_job_past_its_limit(seed, eps):
     made = the_set(seed)
@@ -82,7 +83,7 @@ def test_never_later_than_marble_and_no_job_past_its_limit(seed, eps):
         assert end_s <= (1 + eps) * max(marble[job_id], exclusive[job_id]) * rounding
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 10**6), dependent=st.booleans(), nodes=st.sampled_from([1, 2]))
 def test_jobs_that_come_over_time_all_get_done(seed, dependent, nodes):
     """Whatever the planner does as jobs come, every lease is in order (`check`) and every job ends."""
@@ -94,7 +95,7 @@ def test_jobs_that_come_over_time_all_get_done(seed, dependent, nodes):
     assert all(end < inf for plan in plans for end in plan.ends.values())
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(seed=st.integers(0, 10**6), luck=st.integers(0, 99))
 def test_a_seed_gives_the_same_plan(seed, luck):
     made = the_set(seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from budget import examples
 from histories import PROFILES, AnythingGoes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,7 +56,7 @@ def scenes(draw):
 
 
 @given(scenes(), st.sampled_from(POLICIES), st.sampled_from(["all", "all", "none", "some"]), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_all_jobs_complete_by_the_rules_and_not_before_the_bound(scene, policy, known, stories):
     jobs, profiles, hosts, gpus = scene
     launches = Counter()
@@ -160,4 +161,4 @@ class AnythingGoesHere(AnythingGoes):
 
 
 TestAnythingGoesHere = AnythingGoesHere.TestCase
-TestAnythingGoesHere.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestAnythingGoesHere.settings = settings(max_examples=examples(150), stateful_step_count=50)

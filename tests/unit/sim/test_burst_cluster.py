@@ -42,6 +42,7 @@ def test_gpus_that_a_burst_plan_frees_do_background_work_at_little_cost_to_the_f
     assert beside.total > 1.15 * 32e6 / burst.data_parallel_us
 
 
+@pytest.mark.slow
 def test_without_feedback_there_is_more_background_work_and_a_slower_foreground(vgg, beside):
     free = collocated(vgg, planned(vgg, 8, 2.0), 4, threshold=None)
     assert free.background > beside.background

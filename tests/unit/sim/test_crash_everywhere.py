@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from budget import slow
 
 from hpcsched.core import events as ev
 from hpcsched.core.model import Ended, JobState, Kind
@@ -88,7 +89,10 @@ SCENES = {
 }
 
 
-@pytest.fixture(scope="module", params=SCENES)
+LONG = ("planned", "in-place")
+
+
+@pytest.fixture(scope="module", params=[slow(name) if name in LONG else name for name in SCENES])
 def rehearsal(request, tmp_path_factory):
     return Rehearsal(SCENES[request.param], tmp_path_factory.mktemp("run"))
 
@@ -102,6 +106,7 @@ def test_without_a_crash_no_step_is_done_twice(rehearsal):
         assert job.repeated == 0
 
 
+@pytest.mark.slow
 def test_the_scene_in_place_is_cut_in_the_middle_of_resizes(tmp_path):
     """Both ways, with other things wanted meanwhile; and the journal alone leads to the same state."""
     rehearsal = Rehearsal(IN_PLACE, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -347,7 +348,7 @@ def test_proposals_are_facts_a_replay_knows_them() -> None:
     assert other.jobs[1].gpus == driver.job("x").gpus
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_whatever_jobs_propose_no_gpu_idles_while_a_job_that_fits_waits(data: st.DataObject) -> None:
     """MARBLE stays work-conserving, and nobody has less than the least he asked for."""

@@ -109,6 +109,7 @@ def test_a_background_launched_as_one_large_graph_keeps_the_foreground_waiting()
     assert large.slowdown > 2 * split.slowdown
 
 
+@pytest.mark.slow
 def test_pacing_lets_priorities_work_and_the_fewer_launches_are_outstanding_the_better() -> None:
     unbounded = collocate(parts=1)
     by_limit = [collocate(limit=limit).slowdown for limit in (8, 4, 2, 1)]
@@ -130,6 +131,7 @@ def test_feedback_keeps_the_background_out_of_what_suffers_and_lets_it_in_elsewh
     assert barred == {"conv 1-2", "conv 3", "backward 3-1", "all-reduce"}
 
 
+@pytest.mark.slow
 def test_the_all_reduce_takes_a_third_longer_in_company_and_not_under_feedback() -> None:
     by_itself = Lane(VGG)
     Device(MODEL, [by_itself]).run(SPAN_US)
@@ -138,6 +140,7 @@ def test_the_all_reduce_takes_a_third_longer_in_company_and_not_under_feedback()
     assert collocate(limit=2, feedback=True).foreground.chunk_us(ALL_REDUCE) < 1.1 * usual_us
 
 
+@pytest.mark.slow
 def test_smaller_background_batches_cost_the_foreground_less() -> None:
     slowdowns = [collocate(limit=2, batch=batch).slowdown for batch in (8, 4, 2, 1)]
     assert slowdowns == sorted(slowdowns, reverse=True)
@@ -157,6 +160,7 @@ def test_what_the_feedback_tells_is_what_the_foreground_really_loses() -> None:
     assert told is not None and abs(told - outcome.slowdown) < 0.03
 
 
+@pytest.mark.slow
 def test_the_background_paced_to_a_quarter_does_about_a_quarter() -> None:
     full, quarter = collocate(limit=1), collocate(limit=1, share=0.25)
     assert quarter.slowdown < full.slowdown

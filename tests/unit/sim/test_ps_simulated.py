@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import inf
 
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -274,7 +275,7 @@ def drawn(seed):
     return Training(model=model, link=draw.choice([None, Link(bytes_s=log(0.5, 50) * GBPS)])), budget
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 2**32))
 def test_every_search_comes_to_rest_with_about_the_fastest_that_it_has_seen_on_no_more_cores(seed):
     training, budget = drawn(seed)
@@ -291,6 +292,7 @@ def test_every_search_comes_to_rest_with_about_the_fastest_that_it_has_seen_on_n
     assert all(cores_of(each.seats) <= budget + 1e-9 for each in job.attempts)
 
 
+@pytest.mark.slow
 def test_most_searches_end_near_the_best_there_is():
     near = 0
     for seed in range(20):

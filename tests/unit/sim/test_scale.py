@@ -7,6 +7,7 @@ import tracemalloc
 from collections import Counter
 
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,14 +93,15 @@ def decisions(jobs, policy, *, stories, happenings=(), **place):
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: "-".join([p[0], *p[1].values()]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(jobs=job_sets(after=False), gpus=st.integers(3, 5), nodes=st.integers(2, 3))
 def test_a_simulation_without_stories_decides_the_same(policy, jobs, gpus, nodes):
     place = {"gpus": gpus, "nodes": nodes}
     assert decisions(jobs, policy, stories=False, **place) == decisions(jobs, policy, stories=True, **place)
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=examples(150))
 @given(jobs=st.booleans().flatmap(lambda after: job_sets(after=after)), happenings=happenings)
 def test_also_where_jobs_are_spoken_of_before_they_come(jobs, happenings):
     rest = {"gpus": 4, "nodes": 2, "happenings": happenings}

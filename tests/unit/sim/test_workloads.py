@@ -6,6 +6,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
@@ -84,7 +85,7 @@ def test_every_accepted_name_of_a_column_is_read(read, column):
     assert (job.submit_at, job.gpus_min, job.steps) == (3.0, 2, 60_000_000)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(st.lists(st.decimals(min_value="0.000001", max_value=10**8, places=6), min_size=1, max_size=5))
 def test_a_simulated_job_runs_exactly_as_long_as_the_trace_says(tmp_path_factory, durations):
     path = tmp_path_factory.mktemp("trace") / "trace.csv"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 import pytest
+from budget import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -89,7 +90,7 @@ any_event = st.sampled_from(CONCRETE).flatmap(lambda name: of(journal._EVENTS[na
 
 
 @pytest.mark.parametrize("name", CONCRETE)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_every_event_survives(name, data):
     event = data.draw(of(journal._EVENTS[name]))
@@ -98,7 +99,10 @@ def test_every_event_survives(name, data):
     assert journal.decode(line) == (7, event)
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=examples(50),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(events=st.lists(any_event, min_size=1, max_size=5), data=st.data())
 def test_a_journal_cut_anywhere_has_its_whole_records(tmp_path, events, data):
     path = tmp_path / "journal.jsonl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from budget import slow
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -13,9 +14,9 @@ from burstranks import Ranks, cases  # noqa: E402
 @pytest.mark.parametrize(
     ("ranks", "models", "plans", "dtype", "adam", "most"),
     [
-        (3, range(28), 4, torch.float64, False, 1e-12),
+        slow(3, range(28), 4, torch.float64, False, 1e-12),
         (4, range(28, 43), 4, torch.float32, False, 1e-5),
-        (2, range(43, 51), 4, torch.float64, True, 1e-12),
+        slow(2, range(43, 51), 4, torch.float64, True, 1e-12),
     ],
     ids=["float64", "float32", "AdamW"],
 )

@@ -436,6 +436,7 @@ def test_a_member_that_blocks_and_whose_own_process_is_killed_does_not_hold_up_t
     assert models_same(packs.final(1), packs.alone(3, steps=400))
 
 
+@pytest.mark.slow
 def test_many_slow_steps_in_a_row_are_no_reason_to_end_their_process(packs: Packs) -> None:
     jobs = [packs.start(n, steps=3, env={"TEST_STUCK_S": "1"}, slow=1.0) for n in range(1, 5)]
     until(lambda: "job 4 (attempt 1) trains here" in packs.log)

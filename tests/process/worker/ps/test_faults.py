@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from budget import slow
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -26,7 +27,7 @@ def woken() -> Iterator[None]:
 # Who dies.
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [slow(1), 2])
 def test_a_worker_that_dies_costs_no_step(tmp_path: Path, servers: int) -> None:
     """In the middle of its pushes, after which the first server is a step ahead of the second one."""
     plain = plain_one(tmp_path / "plain", "Drifting", world=2, optimizer="adam", schedule=True)

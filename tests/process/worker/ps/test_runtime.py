@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budget import slow
 
 pytestmark = pytest.mark.torch
 
@@ -42,7 +43,11 @@ WALK: list[Config] = [
 ]
 
 
-@pytest.mark.parametrize("args", [{}, {"optimizer": "adam", "schedule": True}], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "args",
+    [slow({}), {"optimizer": "adam", "schedule": True}],
+    ids=["sgd", "adam"],
+)
 def test_every_configuration_and_every_change_is_the_training_of_one_process(
     tmp_path: Path, args: dict[str, Any]
 ) -> None:

@@ -119,6 +119,7 @@ def test_where_the_gradient_is_not_finite_the_batch_stays_and_it_is_said(tmp_pat
     assert {course["similarity"] for course in courses(job)} == {None}
 
 
+@pytest.mark.slow
 def test_processes_that_read_ahead_lose_and_repeat_nothing_when_the_batch_changes(tmp_path: Path) -> None:
     whole = trained(tmp_path / "whole", ADAPTIVE, 1, 100)
     job = Job(tmp_path / "read", "training:Mapped", 100, {"HPCSCHED_STRATEGY": json.dumps(ADAPTIVE)})

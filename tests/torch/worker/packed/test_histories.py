@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_trainings import (
@@ -77,7 +78,7 @@ def alone(kind: int, seed: int, steps: int) -> Any:
     return separate(KINDS[kind](seed), steps)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.data())
 def test_in_a_loop_no_history_changes_a_bit(data: st.DataObject) -> None:
     torch.set_num_threads(1)
@@ -113,7 +114,7 @@ def test_in_a_loop_no_history_changes_a_bit(data: st.DataObject) -> None:
         one.check()
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(st.data())
 def test_in_any_mode_a_history_stays_within_rounding_errors(data: st.DataObject) -> None:
     """Stacks and turns are made and come apart all the time."""
@@ -145,7 +146,7 @@ def test_in_any_mode_a_history_stays_within_rounding_errors(data: st.DataObject)
         assert distance(state_of(one.member)["model"], wanted["model"]) < 1e-4
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.data())
 def test_failures_at_any_time_change_no_bit_of_the_others(data: st.DataObject) -> None:
     torch.set_num_threads(1)

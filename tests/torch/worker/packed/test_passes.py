@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from budget import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from packed_trainings import (
@@ -215,7 +216,7 @@ class Beside(nn.Module):
         return x + y if x.shape == y.shape else y
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     st.lists(st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=4), min_size=1, max_size=3),
     st.booleans(),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,7 +132,7 @@ problems = st.builds(
 # -- what all promise ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(problem=problems)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_member_is_in_one_pack_and_every_pack_fits(name, problem):
@@ -151,7 +152,7 @@ def fresh(speeds):
     return Speeds(speeds.costs.values(), factors=speeds.factors, epoch=speeds.epoch)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(problem=problems)
 def test_the_measured_strategy_is_never_slower_than_one_by_one_and_no_pack_of_it_gains_nothing(problem):
     try:
@@ -164,7 +165,7 @@ def test_the_measured_strategy_is_never_slower_than_one_by_one_and_no_pack_of_it
     assert max(busy_s) == pytest.approx(made.time_s)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(problem=problems)
 def test_auto_is_the_best_predicted_of_all(problem):
     try:

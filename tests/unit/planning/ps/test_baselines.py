@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
@@ -183,7 +184,7 @@ def test_the_server_with_the_largest_tensor_gets_more():
     assert first.share == pytest.approx(3 * second.share, rel=0.1)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     st.floats(0.5, 40),
     st.floats(0, 0.05),

@@ -4,6 +4,7 @@ from itertools import combinations, product
 from math import inf, log
 
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -141,7 +142,7 @@ def clusters(draw, most_gpus=4):
 # -- one set of GPUs -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     cluster=clusters(most_gpus=3),
     global_batch=st.sampled_from([16, 50, 64, 100, 130]),
@@ -257,7 +258,7 @@ def epoch_s(costs, gpus, trajectory, **options):
         return inf
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     cluster=clusters(most_gpus=6),
     global_batch=st.sampled_from([32, 64, 100, 200, 500]),
@@ -305,7 +306,7 @@ def test_one_set_trains_a_trajectory_of_several_batches(within):
         assert epoch_s(costs, [gpus[i] for i in each.gpus], trajectory) == pytest.approx(best_s)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     cluster=clusters(most_gpus=4), batches=st.lists(st.sampled_from([64, 100, 500]), min_size=2, max_size=3)
 )
