@@ -297,7 +297,7 @@ class AnythingGoes(_Run):
 
     @rule(seconds=st.sampled_from([None, -5.0, 30.0, 1000.0]))
     def deadline_moves(self, seconds):
-        self.driver.tell(ev.DeadlineMoved if seconds is None else self.driver.now + seconds)
+        self.driver.tell(ev.DeadlineMoved, deadline=None if seconds is None else self.driver.now + seconds)
 
     @rule(gpu=st.integers(0, 17))
     def device_lost(self, gpu):
