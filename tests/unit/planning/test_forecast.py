@@ -12,6 +12,15 @@ from hpcsched.errors import ConfigError
 from hpcsched.planning import forecast as module
 from hpcsched.planning.forecast import MARGIN, METHODS, RECENT, WINDOWS, forecast, with_fluctuations
 
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Threads of several test processes would wait for one another."""
+    limit = pytest.importorskip("threadpoolctl").threadpool_limits
+    with limit(1):
+        yield
+
+
 BOUNDS = {"low": 128.0, "high": 8192.0}
 CHEAP = ("last", "damped")
 EPOCH = 20
