@@ -1,4 +1,5 @@
-"""The one way in for bytes that this process did not write: files, pipes, messages.
+"""The one way in for bytes that this process did not write: files, pipes, messages. What programs say has its
+own decoders, in `hpcsched.contract`.
 
 Whatever is wrong with them is one exception, `BadInput`, with one printable line that says what. Size and
 depth are bounded before anything is built: what comes from outside costs its sender, and nobody else.
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,25 +17,17 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from hpcsched.contract.codec import MOST_DEPTH, is_deeper, said
 from hpcsched.errors import BadInput
-from hpcsched.printing import printable
 
 MOST_BYTES = 64 * 2**20
 """The longest document of all: a snapshot, or an inbox file with a long queue in it."""
 
-SMALL_BYTES = 2**20
-"""The longest file of the contract with programs: STATE.json, an answer."""
-
-MOST_DEPTH = 64
-"""The most tables and lists within each other: far below what any reader's recursion can take."""
-
 MOST_KEPT_DEPTH = 32
-"""The same in what is kept of a document, such as a job's `args`: it is put into other ones."""
+"""The most tables and lists within each other in what is kept of a document, such as a job's `args`: it is
+put into other ones."""
 
-_MOST_SAID = 300
 _AT_A_TIME = 2**20
-_NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
-_ALIKE = bytes.maketrans(b"{}", b"[]")
 
 T = TypeVar("T")
 
@@ -121,35 +113,6 @@ def read_file(
 def decode_file(path: Path, kind: type[T], *, most_bytes: int = MOST_BYTES) -> T:
     """A file's JSON document as `kind`; raises OSError and BadInput as `read_file` and `decode` do."""
     return decode(read_file(path, most_bytes=most_bytes), kind, most_bytes=most_bytes)
-
-
-def is_deeper(data: bytes, most: int) -> bool:
-    """Whether a JSON document has more than `most` tables and lists within each other.
-
-    Of one that is not well-formed it may say either: its decoder refuses it.
-    """
-    if data.count(b"[") + data.count(b"{") <= most:
-        return False
-    if b"\\" in data:
-        data = re.sub(rb"\\.", b"", data, flags=re.DOTALL)
-    # What is left are brackets outside of texts; each round takes the innermost ones away.
-    data = re.sub(rb'"[^"]*"', b"", data.translate(_ALIKE, _NO_BRACKETS))
-    for _ in range(most):
-        inner = data.replace(b"[]", b"")
-        if not inner or inner == data:
-            return False
-        data = inner
-    return True
-
-
-def said(error: Exception) -> str:
-    """An exception of a reader in one printable line."""
-    if isinstance(error, RecursionError):
-        return "too many tables and lists within each other"
-    if isinstance(error, UnicodeDecodeError):
-        return f"not UTF-8 text: byte 0x{error.object[error.start]:02x}"
-    text = printable(str(error)) or type(error).__name__
-    return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}..."
 
 
 def is_utf8(text: str) -> bool:

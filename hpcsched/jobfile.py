@@ -13,9 +13,10 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from hpcsched.contract.codec import said
 from hpcsched.core.model import JobSpec, Kind, Training
 from hpcsched.core.processes import Launcher, launcher_of
-from hpcsched.decoding import is_utf8, not_json, said
+from hpcsched.decoding import is_utf8, not_json
 from hpcsched.errors import ConfigError
 from hpcsched.strategies import DEFAULT_SHARDS, checked, most_ranks
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from hpcsched.agent.meeting import Meeting
-from hpcsched.agent.progress import MOST_STEPS, ProgressMeter
-from hpcsched.decoding import SMALL_BYTES, decode, read_file
+from hpcsched.agent.progress import ProgressMeter
+from hpcsched.contract import files, words
+from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.orders import Forget, Resize
+from hpcsched.contract.state import State
+from hpcsched.contract.words import Held, Ready, refusal
+from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, LaunchError
-from hpcsched.launch.base import SUSPENDED, Workers, attempt_code
+from hpcsched.launch.base import Workers, attempt_code
 
 REST_OF_GROUP_S = 5.0
 """How long the other ranks may live once one has failed, before they are killed."""
@@ -24,52 +26,17 @@ REST_OF_GROUP_S = 5.0
 READY_SOON_S = 10.0
 """So long after its launch an attempt is looked at often, so that a promotion does not wait for it."""
 
-_MOST_WORDS = 4096
 
-
-class JobRecord(msgspec.Struct, kw_only=True):
-    """STATE.json as programs write it; what we do not know of it is left alone."""
-
-    step: int
-    attempt: int | None = None
-    samples: int | None = None
-    checkpoint: str | None = None
-    metrics: dict[str, float | None] = {}
-
-
-class Word(msgspec.Struct, kw_only=True):
-    """What a program says in its ready file: that it can be resized in place, or at least be one of several
-    ranks (`parallel`), and how the last resize went.
-
-    `stopped_s`: seconds without training between the last step before it and the first one after.
-    """
-
-    in_place: bool = False
-    parallel: bool = False
-    step: int | None = None
-    stopped_s: float | None = None
-
-
-class Held(msgspec.Struct, kw_only=True):
-    """The state of `step` is in shared memory."""
-
-    step: int
-    samples: int | None = None
-
-
-def read_record(folder: Path, data: bytes | None = None) -> JobRecord | None:
+def read_record(folder: Path, data: bytes | None = None) -> State | None:
     """A job's STATE.json (or `data`, where that is newer), or None if there is none.
 
     Raises BadInput if it makes no sense.
     """
     try:
-        data = read_file(folder / "STATE.json", most_bytes=SMALL_BYTES) if data is None else data
+        data = read_file(folder / files.STATE, most_bytes=SMALL_BYTES) if data is None else data
     except OSError:
         return None
-    record = decode(data, JobRecord, most_bytes=SMALL_BYTES)
-    if not 0 <= record.step <= MOST_STEPS:
-        raise BadInput(f"step {record.step}, not one of 0 to {MOST_STEPS}")
-    return record
+    return State.decode(data)
 
 
 def forget_words(folder: Path, attempt: int, *, held: bool = True) -> None:
@@ -78,8 +45,8 @@ def forget_words(folder: Path, attempt: int, *, held: bool = True) -> None:
     A journal that lost its tail gives it again, and so does a resize that came to nothing. `held` False: not
     what says that a keeper is at work. Raises OSError.
     """
-    for name in ("ready", "refused", "unusable", *(["held"] if held else [])):
-        (folder / f"{name}.{attempt}").unlink(missing_ok=True)
+    for name in (files.ready, files.refused, files.unusable, *([files.held] if held else [])):
+        (folder / name(attempt)).unlink(missing_ok=True)
 
 
 @dataclass(slots=True)
@@ -99,7 +66,7 @@ class Resizing:
     began: float = field(default_factory=time.monotonic)
     failed: str = ""
     refused: bool = False
-    done: Word | None = None
+    done: Ready | None = None
     given_up: bool = False
 
 
@@ -206,7 +173,7 @@ class Attempt:
         """Whether rank 0 has let in who was to join: from then on they are as good as the others."""
         resizing = self.resizing
         if resizing and not resizing.done and not resizing.failed:
-            word = self._read(f"ready.{resizing.attempt}", self.workers.ready)
+            word = self._read(files.ready(resizing.attempt), self.workers.ready)
             resizing.done = None if word is None else read_word(word)
 
     def _reap_joining(self) -> None:
@@ -231,21 +198,21 @@ class Attempt:
 
     # -- resizing in place -----------------------------------------------------------------------------
 
-    def resize(self, resizing: Resizing, order: Mapping[str, Any]) -> None:
+    def resize(self, resizing: Resizing, order: Resize) -> None:
         """Ask rank 0 to let others in, or go."""
         self.resizing = resizing
         self.workers.expect(resizing.attempt)
-        self.workers.tell({"resize": order})
+        self.workers.tell(order)
 
     def give_up_resizing(self, sig: signal.Signals) -> None:
         """Something else is wanted of the job: who has not joined yet is not needed any more."""
         if self.resizing:
             self.resizing.given_up = True
-            self.workers.tell({"forget": {"attempt": self.resizing.attempt}})
+            self.workers.tell(Forget(self.resizing.attempt))
             if self.resizing.crew:
                 self.resizing.crew.signal(sig)
 
-    def resized(self) -> Word | Resizing | None:
+    def resized(self) -> Ready | Resizing | None:
         """How the resize has ended: what rank 0 says, or the one that failed; None while it goes on.
 
         Done is it when those who were to leave have left; failed, when those who were to join have ended.
@@ -259,9 +226,9 @@ class Attempt:
                 return None
             self._adopt(resizing)
             return resizing.done
-        if why := self._read(f"refused.{resizing.attempt}", self.workers.refused):
+        if why := self._read(files.refused(resizing.attempt), self.workers.refused):
             resizing.refused = True
-            self._fail(why.decode(errors="replace"))
+            self._fail(refusal(why))
         if resizing.failed and resizing.crew is None:
             self.resizing = None
             return resizing
@@ -271,7 +238,7 @@ class Attempt:
         assert self.resizing is not None
         if not self.resizing.failed:
             self.resizing.failed = why
-            self.workers.tell({"forget": {"attempt": self.resizing.attempt}})
+            self.workers.tell(Forget(self.resizing.attempt))
         if self.resizing.crew:
             self.resizing.crew.signal(signal.SIGKILL)  # they have nothing to save
 
@@ -285,12 +252,12 @@ class Attempt:
 
     # -- what it says ----------------------------------------------------------------------------------
 
-    def ready_word(self) -> Word | None:
+    def ready_word(self) -> Ready | None:
         """What the program said when it became ready; None while it is not."""
-        data = self._read(f"ready.{self.attempt}", self.workers.ready)
+        data = self._read(files.ready(self.attempt), self.workers.ready)
         return None if data is None else read_word(data)
 
-    def record(self) -> JobRecord | None:
+    def record(self) -> State | None:
         """The newest record: what the host of rank 0 sees may not have reached us yet, or the reverse.
 
         `unreadable` says afterwards why there is none that could be read, where one was written.
@@ -312,7 +279,7 @@ class Attempt:
         seen: int | bytes | None = self.workers.record
         if seen is None:
             try:
-                seen = (self.folder / "STATE.json").stat().st_mtime_ns
+                seen = (self.folder / files.STATE).stat().st_mtime_ns
             except OSError:
                 return False
         changed = seen != self._record_seen
@@ -323,26 +290,26 @@ class Attempt:
         """The step whose state a quick suspend has left in shared memory."""
         attempts = {self.attempt, self.resizing.attempt if self.resizing else self.attempt}
         for attempt in sorted(attempts, reverse=True):
-            data = self._read(f"held.{attempt}", self.workers.held)
+            data = self._read(files.held(attempt), self.workers.held)
             with contextlib.suppress(BadInput):
-                if data is not None and 0 <= (step := decode(data, Held).step) <= MOST_STEPS:
-                    return step
+                if data is not None:
+                    return Held.decode(data).step
         return None
 
     def _read(self, name: str, told: bytes | None) -> bytes | None:
         if told is not None:
             return told
         try:
-            return read_file(self.folder / name, most_bytes=_MOST_WORDS)
+            return read_file(self.folder / name, most_bytes=words.MOST_BYTES)
         except OSError:
             return None
         except BadInput:
             return b""  # all that it says is that it is there
 
 
-def read_word(data: bytes) -> Word:
+def read_word(data: bytes) -> Ready:
     """A ready file's content; an empty one, or one that makes no sense, only says that it is there."""
     try:
-        return decode(data, Word) if data.strip() else Word()
+        return Ready.decode(data)
     except BadInput:
-        return Word()
+        return Ready()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpcsched.contract import files
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput
 
@@ -56,7 +57,7 @@ def gpus_named(gpus: Sequence[int]) -> str:
 
 def _aside(folder: Path, attempt: int) -> Path:
     """The record of what a job had saved before this attempt began it once more (empty: nothing)."""
-    return folder / f"STATE.before.{attempt}.json"
+    return folder / files.state_before(attempt)
 
 
 def put_aside(folder: Path, checkpoints: Path, attempt: int) -> None:
@@ -68,9 +69,9 @@ def put_aside(folder: Path, checkpoints: Path, attempt: int) -> None:
     if aside.exists():
         return
     if checkpoints.exists():
-        checkpoints.rename(checkpoints.with_name(f"{checkpoints.name}.before.{attempt}"))
+        checkpoints.rename(checkpoints.with_name(files.checkpoint_before(checkpoints.name, attempt)))
     try:
-        (folder / "STATE.json").rename(aside)
+        (folder / files.STATE).rename(aside)
     except FileNotFoundError:
         aside.touch(mode=0o600)
 

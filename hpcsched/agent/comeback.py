@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcsched.batch.base import BatchSystem, EndReason
+from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core.leaving import CANCELLED, FROM_BATCH
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
@@ -98,20 +99,20 @@ def why_not(machine: Machine, plan: Plan, *, before: Standing, short_of_hosts: b
 def come_back(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str], None]) -> int:
     """Put the batch job back into its queue, or submit the one that follows; the exit code to leave with.
 
-    75 also when that fails: the run can be gone on with by hand. The id of the job that follows is put into
-    the snapshot, where `status` finds it. A job that was cancelled, or put back into its queue, while the run
-    came to its end is left at that: it is asked before each try, and where there is no answer, asked again
-    before the first.
+    WORK_LEFT also when that fails: the run can be gone on with by hand. The id of the job that follows is put
+    into the snapshot, where `status` finds it. A job that was cancelled, or put back into its queue, while
+    the run came to its end is left at that: it is asked before each try, and where there is no answer, asked
+    again before the first.
     """
     deadline = time.monotonic() + KEEP_TRYING_S
     while True:
         reason = batch.reason()
         if reason is EndReason.REQUEUED:
             say(BACK_ALREADY)
-            return 75
+            return WORK_LEFT
         if reason is EndReason.CANCELLED:
             say("stopped with work left, and its batch job was cancelled; go on with `hpcsched run --resume`")
-            return 75
+            return WORK_LEFT
         over = time.monotonic() > deadline
         if reason is EndReason.UNKNOWN and batch.says_none and not over:
             say("the batch system does not say whether this job was cancelled; trying again")
@@ -121,7 +122,7 @@ def come_back(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str
             except BatchError as error:
                 if over or not _PASSING.search(str(error)):
                     say(f"{error}; go on by hand with `hpcsched run --resume`")
-                    return 75
+                    return WORK_LEFT
                 say(f"{error}; trying again")
         time.sleep(TRY_AGAIN_S)
 
@@ -137,4 +138,4 @@ def _once(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str], N
         name_successor(rundir, job_id)
     except StoreError as error:
         say(f"{error}; `hpcsched status` will not know of the job that follows")
-    return 75
+    return WORK_LEFT

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import TypedDict
 
 from hpcsched.agent import room
-from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, JobRecord, Resizing, forget_words
+from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, Resizing, forget_words
 from hpcsched.agent.beginnings import gpus_named, last_line, mark, put_aside
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.meeting import APART_AFTER_S, Meeting
-from hpcsched.agent.orders import Site, give_layers, joining_plan, pack_of, plan_of, seat_devices, seats_table
+from hpcsched.agent.orders import Site, give_layers, joining_plan, pack_of, plan_of, seat_devices
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.unusable import Accusations
+from hpcsched.contract import orders
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.progress import Batching
+from hpcsched.contract.state import State
 from hpcsched.core import events as ev
 from hpcsched.core.actions import (
     Action,
@@ -34,9 +38,8 @@ from hpcsched.core.actions import (
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Kind, Progress
 from hpcsched.errors import LaunchError
-from hpcsched.launch.base import SUSPENDED, Launcher, Workers
+from hpcsched.launch.base import Launcher, Workers
 from hpcsched.printing import printable
-from hpcsched.store.status import Batching
 
 RECORD_PERIOD_S = 1.0
 """How often the records of running jobs are looked at for periodic checkpoints."""
@@ -89,7 +92,7 @@ class Effects:
             case Pace(share=share):
                 attempt = self._attempt_of(action)
                 if attempt:
-                    attempt.workers.tell({"pace": share})
+                    attempt.workers.tell(orders.Pace(share))
             case Suspend() | Terminate() | Kill():
                 attempt = self._attempt_of(action)
                 if attempt:
@@ -169,7 +172,7 @@ class Effects:
         number = _SIGNALS[type(action)]
         if isinstance(action, Suspend):
             attempt.asked_to_save = time.monotonic()
-            attempt.workers.tell({"suspend": {"quick": action.quick}})
+            attempt.workers.tell(orders.Suspend(quick=action.quick))
         # Who has only joined half-way has no state of its own to save.
         attempt.give_up_resizing(signal.SIGKILL if isinstance(action, Kill) else signal.SIGTERM)
         for crew in (attempt.workers, *attempt.joined):
@@ -204,14 +207,14 @@ class Effects:
         except (LaunchError, OSError, ValueError) as error:
             about = _About(job_id=action.job_id, attempt=action.attempt)
             return [ev.ResizeFailed(at=self._clock.now(), **about, error=str(error))]
-        order = {
-            "attempt": action.attempt + 1,
-            "world_size": len(new),
-            "keep": keep,
-            "one_host": one_host,
-            "where": where,
-            **({"seats": seats_table(action.seats)} if action.seats else {}),
-        }
+        order = orders.Resize(
+            attempt=action.attempt + 1,
+            world_size=len(new),
+            keep=tuple(keep),
+            one_host=one_host,
+            seats=tuple(action.seats),
+            where=where,
+        )
         attempt.resize(Resizing(action.attempt + 1, action.gpus, len(new), crew), order)
         return []
 
@@ -294,7 +297,7 @@ class Effects:
         )
         return [*news, exited]
 
-    def _outdated(self, record: JobRecord, attempt: Attempt) -> bool:
+    def _outdated(self, record: State, attempt: Attempt) -> bool:
         """Whether a record is an earlier attempt's and behind what is known to be saved, as what that attempt
         left in memory may not be on disk yet. One of this attempt may go back, one of none may be."""
         known = self._machine.jobs[attempt.job_id].saved_step or 0
@@ -416,7 +419,7 @@ class Effects:
         codes: list[tuple[int, int | None]] = []
         deadline = time.monotonic() + grace_s
         for attempt in self._attempts.values():
-            attempt.workers.tell({"suspend": {"quick": False}})
+            attempt.workers.tell(orders.Suspend(quick=False))
             attempt.give_up_resizing(signal.SIGTERM)
             attempt.send(signal.SIGTSTP if attempt.ready else signal.SIGTERM)
         killed = False

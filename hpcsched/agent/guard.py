@@ -10,9 +10,10 @@ import contextlib
 import os
 import signal
 
+from hpcsched.contract import variables
 from hpcsched.launch.orphans import Process, end, find_orphans
 
-VARIABLE = "HPCSCHED_NODE"
+VARIABLE = variables.NODE
 """In the environment of workers: whose they are, as `mark` gives it."""
 
 GRACE_S = 2.0

@@ -17,6 +17,7 @@ from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.outcomes import carried_out
 from hpcsched.agent.recorder import Recorder, lead_to_decisions, tell_of_ends
 from hpcsched.agent.resources import Resources
+from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, MakePlan
 from hpcsched.core.model import JobState
@@ -421,7 +422,7 @@ class Agent:
     def _give_up(self, error: StoreError) -> StoreError:
         """The journal cannot be written: nothing may be decided any more. Save what can be saved."""
         codes = self._r.effects.abandon(self._grace_s(), self._pump)
-        saved = sum(code in (0, 75) for _, code in codes)
+        saved = sum(code in (0, SUSPENDED) for _, code in codes)
         what = f"{saved} of {len(codes)} running jobs saved and left" if codes else "no job was running"
         return StoreError(f"{error}; {what}; make room, then go on with `hpcsched run --resume`")
 

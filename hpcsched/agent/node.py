@@ -24,6 +24,7 @@ from hpcsched.agent.line import Line
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.nodesite import address_towards, end_orphans, own_name, show_granted
 from hpcsched.agent.served import Served, sweep_answers
+from hpcsched.contract import orders, variables
 from hpcsched.core.cores import ON_CORES
 from hpcsched.core.model import Device
 from hpcsched.devices import Devices, open_devices
@@ -61,7 +62,7 @@ class NodeAgent:
             environ={
                 **os.environ,
                 guard.VARIABLE: guard.mark(join.life, name),
-                "HPCSCHED_RUN_ID": join.run_id,  # not all that it starts is an attempt's
+                variables.RUN_ID: join.run_id,  # not all that it starts is an attempt's
             },
             devices=self._inventory,
             standbys=join.standbys,
@@ -210,9 +211,10 @@ class NodeAgent:
             case wire.Signal(part=part, number=number):
                 if part in self._parts:
                     self._parts[part].workers.signal(signal.Signals(number))
-            case wire.Order(part=part, order=order):
-                if part in self._parts:
-                    self._parts[part].workers.tell(order)
+            case wire.Order(part=part, line=line):
+                with contextlib.suppress(BadInput):  # its rank 0 could do nothing with it either
+                    for said in orders.decode(line) if part in self._parts else ():
+                        self._parts[part].workers.tell(said)
             case wire.Expect(part=part, attempt=attempt):
                 if part in self._parts:
                     self._parts[part].expect(attempt, time.monotonic())

@@ -6,15 +6,18 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcsched.contract import files
+from hpcsched.contract.environment import Environment
+from hpcsched.contract.seats import Seat
 from hpcsched.core.actions import Launch, Resize
 from hpcsched.core.cores import device_of
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import Device, Kind, Seat
+from hpcsched.core.model import Device, Kind
 from hpcsched.core.packs import is_packed, key_of
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
@@ -55,7 +58,7 @@ def give_layers(job: Job, site: Site, device: str, folder: Path) -> None:
 
     Not if it has its own already, which it corrects as it trains. Without any it measures them itself.
     """
-    strategy, file = job.spec.strategy, folder / "layers.json"
+    strategy, file = job.spec.strategy, folder / files.LAYERS
     if strategy["kind"] != "burst" or {"plan", "profile"} & strategy.keys() or file.exists():
         return
     known = site.layers(job.spec.model, device)
@@ -122,7 +125,8 @@ def plan_of(
     if not action.seats:
         return plan
     if job.spec.kind is Kind.COMMAND:
-        return replace(plan, env={**plan.env, "HPCSCHED_DEVICES": ""}, share=action.seats[0].share)
+        none = Environment(devices=()).to_environ()
+        return replace(plan, env={**plan.env, **none}, share=action.seats[0].share)
     return replace(plan, env={**plan.env, **_seats_told(action.seats)})
 
 
@@ -131,13 +135,8 @@ def seat_devices(seats: Sequence[Seat]) -> tuple[Device, ...]:
     return tuple(device_of(seat) for seat in seats)
 
 
-def seats_table(seats: Sequence[Seat]) -> list[dict[str, Any]]:
-    """Seats as processes are told of them."""
-    return [asdict(seat) for seat in seats]
-
-
 def _seats_told(seats: Sequence[Seat]) -> dict[str, str]:
-    return {"HPCSCHED_DEVICES": "", "HPCSCHED_SEATS": json.dumps(seats_table(seats))}
+    return Environment(devices=(), seats=tuple(seats)).to_environ()
 
 
 def pack_of(job: Job, action: Launch, machine: Machine, site: Site) -> str | None:
@@ -177,7 +176,7 @@ def joining_plan(
         resume=True,
         lane=_lane(job, shared),
     )
-    told = {"HPCSCHED_DEVICES": ",".join(map(str, action.gpus))}
+    told = Environment(devices=tuple(map(str, action.gpus))).to_environ()
     env = {**plan.env, **(_seats_told(action.seats) if action.seats else told)}
     world_size = len(action.seats or action.gpus)
     return replace(plan, env=env, first_rank=staying, world_size=world_size, joins=where)

@@ -4,60 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import asdict
 from math import inf
 from typing import Any
 
-import msgspec
-
-from hpcsched.decoding import decode
+from hpcsched.contract.codec import LINE_BYTES
+from hpcsched.contract.progress import Line, Scaling, Usage
 from hpcsched.errors import BadInput
-from hpcsched.store.status import Batching
 
 LEAST_RATE = 1e-9
-MOST_STEPS = 2**53
 LEAST_SPAN_S = 1.0
 LEAST_STEPS = 5
 """A throughput is believed from this much time (seconds of the run's clock) and steps on."""
 
-MOST_LINE = 2**16
-"""Bytes of a report; a longer one counts for nothing."""
-
 MOST_READS = 16
 """Of 64 KiB at a time: a program that never stops writing must not keep the agent from the others."""
-
-
-class Scaling(msgspec.Struct, frozen=True):
-    """How many steps a second a program expects of its next epoch, by GPUs on each host, and its mean
-    batch."""
-
-    rates: dict[int, float]
-    batch: float
-
-
-class UsageLine(msgspec.Struct, frozen=True):
-    """What the processes of an attempt use: see `core.events.UsageMeasured`."""
-
-    attempt: int
-    rate: float
-    cpu: tuple[float, ...]
-    net: tuple[float, ...]
-    samples: int
-    stable: bool = True
-
-
-class Line(msgspec.Struct):
-    """One report: `step` steps done in all at Unix time `t`; `loss` if the program tells it.
-
-    `batching` is how a global batch is computed that changes, `scaling` the newest expectation, `usage` what
-    its processes use of CPU cores.
-    """
-
-    step: int
-    t: float
-    loss: float | None = None
-    batching: Batching | None = None
-    scaling: Scaling | None = None
-    usage: UsageLine | None = None
 
 
 class ProgressMeter:
@@ -74,8 +35,8 @@ class ProgressMeter:
         self._rest = b""
         self._first: Line | None = None
         self._scaling_told: Scaling | None = None
-        self._usage: UsageLine | None = None
-        self._usage_told: UsageLine | None = None
+        self._usage: Usage | None = None
+        self._usage_told: Usage | None = None
         self.last: Line | None = None
 
     def read(self) -> bool:
@@ -91,11 +52,11 @@ class ProgressMeter:
                 return False
             *lines, self._rest = (self._rest + data).split(b"\n")
             # A program that never ends its line must not fill our memory.
-            self._rest = self._rest[-MOST_LINE:]
+            self._rest = self._rest[-LINE_BYTES:]
             for line in lines:
                 # What is not a report is no reason to stop listening.
                 with contextlib.suppress(BadInput):
-                    self._take(decode(line, Line, most_bytes=MOST_LINE))
+                    self._take(Line.decode(line))
         return True
 
     def restart(self) -> None:
@@ -103,7 +64,7 @@ class ProgressMeter:
         self._first = None
 
     def _take(self, line: Line) -> None:
-        if not (self.last.step if self.last else 0) <= line.step <= MOST_STEPS:
+        if not (self.last.step if self.last else 0) <= line.step:
             return
         if self._first is None or line.step == self._first.step:
             self._first = line
@@ -129,7 +90,7 @@ class ProgressMeter:
         self._usage_told = found
         good = LEAST_RATE <= found.rate < inf and len(found.cpu) == len(found.net) and found.samples >= 1
         good = good and all(0 <= cpu < inf for cpu in found.cpu) and all(0 <= net <= 1 for net in found.net)
-        facts = msgspec.structs.asdict(found)
+        facts = asdict(found)
         del facts["attempt"]
         return facts if good else None
 

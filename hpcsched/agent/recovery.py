@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hpcsched.agent.attempts import read_record
 from hpcsched.agent.beginnings import is_aside
+from hpcsched.contract import files, variables
 from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
@@ -44,7 +45,7 @@ def open_run(rundir: RunDir, make_policy: PolicyMaker) -> Recovered:
 
 def refuse_lost_journal(rundir: RunDir) -> None:
     """Raise RunDirError where a run has been, but its journal is gone: it would begin anew, beside itself."""
-    has_been = rundir.status.exists() or any((rundir.root / "jobs").glob("*"))
+    has_been = rundir.status.exists() or any((rundir.root / files.JOBS).glob("*"))
     if rundir.begun or not has_been:
         return
     living = len(living_of(rundir, rundir.read_record()))
@@ -65,7 +66,7 @@ def living_of(
     """
     if record is not None:
         return find_orphans(record.id, known)
-    return find_orphans(str(rundir.root.resolve()), known, by="HPCSCHED_RUN_DIR")
+    return find_orphans(str(rundir.root.resolve()), known, by=variables.RUN_DIR)
 
 
 def _short(host: str) -> str:
@@ -113,7 +114,7 @@ def put_strangers_aside(rundir: RunDir, machine: Machine, checkpoints: Callable[
 
     `checkpoints` gives a job's folder of these. For who holds the run's lock. Raises StoreError.
     """
-    names = (name for name in os.listdir(rundir.root / "jobs") if name.isdecimal())  # noqa: PTH208
+    names = (name for name in os.listdir(rundir.root / files.JOBS) if name.isdecimal())  # noqa: PTH208
     said = []
     for job_id in sorted(int(name) for name in names if int(name) not in machine.jobs):
         for path in (rundir.job(job_id), checkpoints(job_id)):

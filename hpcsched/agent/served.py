@@ -6,10 +6,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpcsched.decoding import SMALL_BYTES, read_file
+from hpcsched.contract import files
+from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput
 from hpcsched.launch import wire
 from hpcsched.launch.workers import LocalWorkers
@@ -24,7 +26,10 @@ MOST_RECORD_BYTES = SMALL_BYTES
 PROGRESS_PERIOD_S = 0.1
 MOST_READS, READ_BYTES = 16, 65536
 
-_ANSWERS: dict[str, type[wire.Ready] | type[wire.Refused]] = {"ready": wire.Ready, "refused": wire.Refused}
+_ANSWERS: dict[Callable[[int], str], type[wire.Ready] | type[wire.Refused]] = {
+    files.ready: wire.Ready,
+    files.refused: wire.Refused,
+}
 
 
 class Served:
@@ -47,7 +52,7 @@ class Served:
     @property
     def ready(self) -> bool:
         """Whether the program has said that it can be suspended."""
-        self._ready = self._ready or self._file("ready").exists()
+        self._ready = self._ready or self._file(files.ready).exists()
         return self._ready
 
     def expect(self, attempt: int, now: float) -> None:
@@ -80,21 +85,21 @@ class Served:
         return min(self._ready_due, self._record_due) if self._awaits else self._record_due
 
     def _answer(self) -> Iterator[wire.NodeMessage]:
-        for kind, message in _ANSWERS.items() if self._awaits else ():
-            data = _read(self._file(kind))
+        for name, message in _ANSWERS.items() if self._awaits else ():
+            data = _read(self._file(name))
             if data is not None:
                 self._awaits = False
-                self._ready = self._ready or kind == "ready"
+                self._ready = self._ready or name is files.ready
                 yield message(self._part, self._attempt, data)
                 return
 
-    def _file(self, kind: str) -> Path:
-        return self._folder / f"{kind}.{self._attempt}"
+    def _file(self, name: Callable[[int], str]) -> Path:
+        return self._folder / name(self._attempt)
 
     def _record(self) -> Iterator[wire.NodeMessage]:
         with contextlib.suppress(OSError):
-            mtime_ns = (self._folder / "STATE.json").stat().st_mtime_ns
-            if mtime_ns != self._mtime_ns and (data := _read(self._folder / "STATE.json")):
+            mtime_ns = (self._folder / files.STATE).stat().st_mtime_ns
+            if mtime_ns != self._mtime_ns and (data := _read(self._folder / files.STATE)):
                 self._mtime_ns = mtime_ns
                 yield wire.Recorded(self._part, data)
 
@@ -132,7 +137,7 @@ class Served:
             return
         yield from self._answer()
         # Read after what is held: whoever makes that durable writes the record first.
-        yield wire.Exited(self._part, code, _read(self._folder / "STATE.json"), self.workers.held)
+        yield wire.Exited(self._part, code, _read(self._folder / files.STATE), self.workers.held)
 
     def ask_to_save(self) -> None:
         """SIGTSTP where the program has said that it knows it, else SIGTERM."""
@@ -141,9 +146,9 @@ class Served:
 
 def sweep_answers(folder: Path, attempt: int) -> None:
     """Before they can be given: on NFS this host may still see older ones, which the head has removed."""
-    for kind in _ANSWERS:
+    for name in _ANSWERS:
         with contextlib.suppress(OSError):
-            (folder / f"{kind}.{attempt}").unlink(missing_ok=True)
+            (folder / name(attempt)).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> bytes | None:

@@ -40,6 +40,7 @@ from hpcsched.agent.recovery import (
 from hpcsched.agent.resources import Observer, Resources, Source
 from hpcsched.agent.watch import AllocationWatch
 from hpcsched.batch.base import Allocation, BatchSystem
+from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core import events as ev
 from hpcsched.core.cores import most_cores
 from hpcsched.core.jobs import Job
@@ -133,15 +134,15 @@ class Life:
 
     @property
     def exit_code(self) -> int:
-        """0 all good, 1 a job failed, 2 an edit of the job file came to nothing, 75 stopped with work left,
-        130 killed by the user.
+        """0 all good, 1 a job failed, 2 an edit of the job file came to nothing, WORK_LEFT stopped with work
+        left, 130 killed by the user.
 
         An edit that was kept out is never covered by a 0; where nothing was left to do, by a 1 neither.
         """
         if self.killed:
             return 128 + signal.SIGINT
         if self.outcome is Outcome.STOPPED and not self.machine.finished:
-            return 75
+            return WORK_LEFT
         failed = any(job.state == "FAILED" for job in self.machine.jobs.values())
         idle = _attempts(self.machine) == self.attempts_before
         if (idle and self.edits.said) or (self.edits.ignored and not failed):

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from hpcsched.agent.attempts import Attempt
-from hpcsched.core.driver import finds_driver
-from hpcsched.decoding import decode_file
+from hpcsched.contract import files, words
+from hpcsched.contract.driver import finds_driver
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.words import Unusable
+from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput
-from hpcsched.launch.base import SUSPENDED
 from hpcsched.printing import printable
 
-_MOST_BYTES = 4096
 _MOST_WHY = 300
 _MOST_NAMES = 100
-
-
-class Unusable(msgspec.Struct, kw_only=True):
-    """What the worker says: which GPU, why, the file of the torch that could not use it, and which variables
-    that find the driver are not as the launcher gave them."""
-
-    gpu: int
-    why: str
-    torch: str = ""
-    changed: list[str] = []
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -53,14 +44,14 @@ class Accusations:
     ) -> Verdict | None:
         """Of an attempt that has ended; None if it has accused no GPU of its own.
 
-        `code`: what it ended with; a launcher may have made another one of the worker's 69. `env`: the job's
-        variables. `others`: the attempts that run.
+        `code`: what it ended with; a launcher may have made another one of the worker's NO_GPU. `env`: the
+        job's variables. `others`: the attempts that run.
         """
         if code in (0, SUSPENDED):
             return None
         try:
-            file = attempt.folder / f"unusable.{attempt.attempt}"
-            said = decode_file(file, Unusable, most_bytes=_MOST_BYTES)
+            file = attempt.folder / files.unusable(attempt.attempt)
+            said = Unusable.decode(read_file(file, most_bytes=words.MOST_BYTES))
         except (OSError, BadInput):
             return None
         if said.gpu not in attempt.gpus:
@@ -98,5 +89,5 @@ def _is_ours(torch: str) -> bool:
         return False
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return printable(", ".join(names)[:_MOST_NAMES])

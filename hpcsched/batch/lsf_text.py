@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsched.batch.base import EndReason, JobLife
+from hpcsched.contract.exits import CANNOT_SAVE, WORK_LEFT
 from hpcsched.errors import BadInput, BatchError
 
 _LIVES = {
@@ -270,5 +271,5 @@ def requeue_code(text: str) -> int | None:
 
 
 USUAL_REQUEUE_CODE = 99
-_FREE_CODES = (*range(100, 126), *range(76, 99), *range(3, 74))
+_FREE_CODES = (*range(100, 126), *range(WORK_LEFT + 1, 99), *range(3, CANNOT_SAVE))
 """Exit codes that mean nothing else: not those of shells and signals (from 126 on), nor our own."""

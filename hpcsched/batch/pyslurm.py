@@ -24,7 +24,8 @@ from typing import Any
 from hpcsched.batch import slurm_text as says
 from hpcsched.batch.base import COMMAND_TIMEOUT_S, JobLife
 from hpcsched.batch.command import Run, run_command
-from hpcsched.batch.slurm import SUSPENDED, Slurm, one_line, refused
+from hpcsched.batch.slurm import Slurm, one_line, refused
+from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.errors import BatchError
 
 Ask = Callable[..., Any]
@@ -106,7 +107,7 @@ class PySlurm(Slurm):
             self._ask("requeue", int(job_id))
         except BatchError as error:
             raise refused(job_id, str(error)) from None
-        return SUSPENDED
+        return WORK_LEFT
 
     def comment(self, text: str) -> None:
         job_id = self._job_id()

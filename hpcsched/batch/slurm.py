@@ -12,10 +12,8 @@ from hpcsched.batch import slurm_text as says
 from hpcsched.batch.base import Allocation, EndReason, Host, JobLife, Preemption
 from hpcsched.batch.command import Run, asked, run_command
 from hpcsched.batch.local import ssh
+from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.errors import BatchError
-
-SUSPENDED = 75
-"""What we leave with when the batch system is to start us again (EX_TEMPFAIL); Slurm itself does not mind."""
 
 LONGEST_COMMENT = 200
 LAUNCHERS = ("srun", "ssh", "local")
@@ -141,7 +139,7 @@ class Slurm:
         # what ended it is the very thing it asked for.
         if answer.code not in (0, -15, 143):
             raise refused(job_id, answer.complaint())
-        return SUSPENDED
+        return WORK_LEFT  # Slurm itself does not mind
 
     def submit_next(self, script: Path | None) -> str:
         """See `BatchSystem`.

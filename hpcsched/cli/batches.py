@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from hpcsched.contract.progress import Batching
 from hpcsched.errors import HpcschedError
 from hpcsched.store.rundir import RunDir
-from hpcsched.store.status import Batching, JobStatus, read_status
+from hpcsched.store.status import JobStatus, read_status
 
 
 def batch(job: JobStatus) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from hpcsched.cli.common import dir_option, find_run
+from hpcsched.contract import files
 from hpcsched.errors import StoreError
 from hpcsched.store.rundir import RunDir, RunLock
 
@@ -58,7 +59,7 @@ def repair(ctx: click.Context, dir_: str | None) -> int:
 
 
 def _has_been(rundir: RunDir) -> bool:
-    jobs = rundir.root / "jobs"
+    jobs = rundir.root / files.JOBS
     return rundir.record.exists() or rundir.status.exists() or any(jobs.glob("*"))
 
 
@@ -79,7 +80,7 @@ def _put_aside(rundir: RunDir) -> int:
     if living := living_of(rundir, rundir.read_record()):
         pids = ", ".join(str(pid) for pid, _ in living)
         raise StoreError(f"processes of the run still live on this host: {pids}; end them first")
-    left = [rundir.record, rundir.status, rundir.root / "jobs"]
+    left = [rundir.record, rundir.status, rundir.root / files.JOBS]
     moved = [(path, next_copy(path)) for path in left if path.exists()] if _has_been(rundir) else []
     for path, copy in moved:
         path.rename(copy)

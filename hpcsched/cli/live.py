@@ -10,12 +10,14 @@ from typing import Any
 from hpcsched.agent.beginnings import gpus_named
 from hpcsched.cli.cores import there
 from hpcsched.cli.status import clock
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, Pace, Resize, Suspend, Terminate
 from hpcsched.core.cores import WHOLE
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState, Seat
+from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Why
 from hpcsched.core.seats import cores_of, said_seats
 from hpcsched.printing import printable
@@ -140,7 +142,7 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
             f", {k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in job.metrics.items()
         )
         return f"completed{metrics}{bad}"
-    if event.code == 75 and not bad:
+    if event.code == SUSPENDED and not bad:
         return f"saved at step {job.saved_step}"
     again = "" if job.state.final else "; starts again"
     if again and job.saved_step is not None:

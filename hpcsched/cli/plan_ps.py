@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcsched.cli.common import Number, json_option, needs_numpy
+from hpcsched.contract.seats import Seat
 from hpcsched.core.cores import WHOLE
-from hpcsched.core.model import Attempt, JobSpec, JobState, Kind, Seat
+from hpcsched.core.model import Attempt, JobSpec, JobState, Kind
 from hpcsched.core.reasons import Why
 from hpcsched.core.seats import cores_of, said_seats
 from hpcsched.errors import ConfigError, HpcschedError

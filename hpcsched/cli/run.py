@@ -29,6 +29,7 @@ from hpcsched.cli.common import (
     say,
     warm_processes,
 )
+from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
 from hpcsched.core.machine import Machine
@@ -238,7 +239,7 @@ def conduct(
     code = life.exit_code
     if check is not None:
         check(life.machine)
-    if code == 75:  # first of all: nothing that happens to a report must keep us from coming back
+    if code == WORK_LEFT:  # first of all: nothing that happens to a report must keep us from coming back
         how = "requeue" if requeue else "chain" if chain else ""
         plan = Plan(how=how, most=max_restarts, script=chain_script)
         code = _stopped(life, system, rundir, plan, again)
@@ -274,7 +275,7 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, again: s
     cause = life.machine.drain_cause
     if cause == FROM_BATCH + EndReason.REQUEUED:
         say(BACK_ALREADY)
-        return 75
+        return WORK_LEFT
     if not plan.how and cause == FROM_BATCH + EndReason.PREEMPTED and life.requeued_when_preempted:
         # By leaving before it is made to, it must not lose what it would have got.
         plan = replace(plan, how="requeue")
@@ -288,7 +289,7 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, again: s
     left = life.machine.unfinished
     jobs = f"{left} job{'s' * (left != 1)} left"
     say(f"stopped with {jobs}; go on with `{again}`" + (f" (not by itself: {reason})" if reason else ""))
-    return 75
+    return WORK_LEFT
 
 
 def _again(command: str, root: Path) -> str:

@@ -17,6 +17,7 @@ import click
 from hpcsched.cli.common import check_chart, find_run
 from hpcsched.cli.run import KEPT_SEARCH, conduct, run
 from hpcsched.cli.status import clock
+from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event, LaunchFailed, WorkersExited
 from hpcsched.core.machine import Machine
@@ -191,7 +192,7 @@ class SearchView:
         if self._quiet or not isinstance(event, (WorkersExited, LaunchFailed)):
             return
         job = self._machine.jobs[event.job_id]
-        if isinstance(event, WorkersExited) and event.code not in (0, 75):
+        if isinstance(event, WorkersExited) and event.code not in (0, SUSPENDED):
             detail = f": {event.detail}" if event.detail else ""
             self.message(f"{job.spec.name} ended with exit code {event.code}{detail}")
         outcomes = outcomes_of(self._machine)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcsched.core.model import Role, Seat
+from hpcsched.contract.seats import Seat
+from hpcsched.core.model import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
 from hpcsched.core.cores import Grant, most_cores
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.lending import Lending
-from hpcsched.core.model import JobState, Role, Seat, SeatedAttempt, Usage
+from hpcsched.core.model import JobState, Role, SeatedAttempt, Usage
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.seats import cores_of
 from hpcsched.core.view import Allotting as Allots

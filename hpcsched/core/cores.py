@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hpcsched.core.model import Device, HostCores, Seat, Usage
+from hpcsched.contract.seats import Seat
+from hpcsched.core.model import Device, HostCores, Usage
 from hpcsched.core.queue import WaitingQueue
 
 WHOLE = 100

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from hpcsched.core.model import NOTHING, Attempt, JobSpec, JobState, Role, Seat
+from hpcsched.contract.seats import Seat
+from hpcsched.core.model import NOTHING, Attempt, JobSpec, JobState, Role
 from hpcsched.core.reasons import Note, Reason
 
 STORY_LENGTH = 60

@@ -11,6 +11,7 @@ from heapq import heappop
 from math import inf
 from typing import Any
 
+from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill
 from hpcsched.core.again import blocked_by
@@ -22,7 +23,6 @@ from hpcsched.core.obeying import Obeying
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.state import Life
 
-SAVED_AND_LEFT = 75
 """Exit code of a program that saved and left (EX_TEMPFAIL)."""
 
 VOID = "void"
@@ -340,15 +340,15 @@ class Machine(Obeying):
             self._finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
         elif event.no_room and event.code != 0:
             self._no_room(job, event.saved_step, event.no_room)
-        elif event.code == SAVED_AND_LEFT and event.unreadable:
+        elif event.code == SUSPENDED and event.unreadable:
             self._failed(
                 job, event.code, f"its STATE.json cannot be read: {event.unreadable}", event.lasted_s
             )
-        elif event.code == SAVED_AND_LEFT and (asked_to_save or moved or job.target):
+        elif event.code == SUSPENDED and (asked_to_save or moved or job.target):
             if not (asked_to_save or job.wanted or job.target):
                 self._leaves_pack(job)
             self._suspended(job, event.took_s, held=event.held)
-        elif event.code == SAVED_AND_LEFT and not told_to_end and self._leaves_pack(job):
+        elif event.code == SUSPENDED and not told_to_end and self._leaves_pack(job):
             self._attempt_lost(job, None, "its pack had no room for it", counts=False)
         elif job.wanted or job.state is JobState.SUSPENDING:
             why = (

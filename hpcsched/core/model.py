@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from hpcsched.contract.seats import Seat
 from hpcsched.core.reasons import Reason
 
 NOTHING: Mapping[str, Any] = {}
@@ -182,20 +183,6 @@ class HostCores:
     host: str
     own: tuple[int, ...] = ()
     numa: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """One process of a job on CPU cores: a parameter server or a worker, and what it may use (NEARCHUS,
-    section IV: a training node and its part of the DT-config).
-
-    `share` is how many cores' time it may use, `cores` which ones of its `host` (empty: any).
-    """
-
-    server: bool
-    share: float
-    host: str = ""
-    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from bisect import insort
 from typing import Any
 
+from hpcsched.contract.exits import CANNOT_SAVE, REFUSED
+from hpcsched.contract.seats import Seat
 from hpcsched.core.actions import Launch, Resize, Suspend, Terminate
 from hpcsched.core.jobs import Job, Target
-from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Kind, Role, Seat, SeatedAttempt
+from hpcsched.core.model import NOTHING, Attempt, Ended, JobState, Kind, Role, SeatedAttempt
 from hpcsched.core.processes import Because
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.seating import Seating
@@ -21,13 +23,9 @@ LOOK, LANES, PACKS = ("look", 0, 0), ("lanes", 0, 0), ("packs", 0, 0)
 """Keys of the run's own timers: when saving begins, when what has not left is told to end, and when the
 policy wants to be asked again, about all, about the background lanes, and about packs."""
 
-REFUSED = 2
-"""Exit code of a trainer whose arguments or surroundings are wrong: they are the same the next time."""
-
 FAST_S = 10.0
 """Seconds after its launch within which a program that fails has hardly begun."""
 
-_CANNOT_SAVE = 74
 
 MOST_LOSSES = 3
 """Attempts lost in a row without a new checkpoint before a job is given up."""
@@ -436,6 +434,6 @@ class Moves(Seating):
 def _fast(code: int, detail: str, lasted_s: float | None) -> tuple[int, str] | None:
     """What tells a failure that came at once from others; None for one that says nothing of the next time: it
     came later, without a word, by a signal, or because there was no room."""
-    if lasted_s is None or lasted_s > FAST_S or not detail or code > 128 or code == _CANNOT_SAVE:
+    if lasted_s is None or lasted_s > FAST_S or not detail or code > 128 or code == CANNOT_SAVE:
         return None
     return code, detail

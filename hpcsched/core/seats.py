@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from hpcsched.core.model import Seat
+from hpcsched.contract.seats import Seat
 
 
 def cores_of(seats: Sequence[Seat]) -> float:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from hpcsched.contract.seats import Seat
 from hpcsched.core.cores import Allotment, Grant
 from hpcsched.core.jobs import Job
 from hpcsched.core.lanes import Lanes
-from hpcsched.core.model import Device, HostCores, Role, Seat
+from hpcsched.core.model import Device, HostCores, Role
 from hpcsched.core.packs import Packs
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcsched.contract import files
 from hpcsched.errors import LaunchError
 from hpcsched.launch.proc import wait_ended
 from hpcsched.launch.warm import KEEPER
@@ -101,7 +102,7 @@ class Keep:
     @property
     def held(self) -> Path:
         """What tells that there is a state to keep; removed when it is durable, or given up."""
-        return self.folder / f"held.{self.attempt}"
+        return self.folder / files.held(self.attempt)
 
     def close(self) -> None:
         """Let go of its descriptors."""

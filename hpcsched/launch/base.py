@@ -6,12 +6,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.orders import Order
 from hpcsched.core.model import Device
-
-SUSPENDED = 75
-"""Exit code (EX_TEMPFAIL) of a program that saved and left."""
 
 LOST = 255
 """Stands for the exit code of a process that somebody else has reaped: not known, so never success."""
@@ -111,13 +110,13 @@ class Workers(Protocol):
 
     @property
     def progress_fd(self) -> int | None:
-        """Non-blocking read end of what rank 0 writes to HPCSCHED_PROGRESS_FD; None if there is none."""
+        """Non-blocking read end of what rank 0 writes to its progress descriptor; None if there is none."""
 
     def signal(self, sig: signal.Signals) -> None:
         """Send `sig` to each rank's process group; to nothing that is not surely ours."""
 
-    def tell(self, order: Mapping[str, Any]) -> None:
-        """Give rank 0 an order, as a JSON line on its control pipe; lost if rank 0 is gone or does not read.
+    def tell(self, order: Order) -> None:
+        """Give rank 0 an order, on its control pipe; lost if rank 0 is gone or does not read.
 
         Never blocks, never raises.
         """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpcsched.contract import files
+from hpcsched.contract.environment import Environment
+from hpcsched.contract.version import VERSION
 from hpcsched.core.model import AUTO, Device, JobSpec, Kind
 from hpcsched.core.processes import launcher_of
 from hpcsched.launch.base import LaunchPlan
@@ -16,13 +18,13 @@ from hpcsched.launch.keys import store_key
 
 def job_dir(run_dir: Path, job_id: int) -> Path:
     """A job's folder in a run directory; programs may know it from RUN_DIR and JOB_ID alone."""
-    return run_dir / "jobs" / str(job_id)
+    return run_dir / files.JOBS / str(job_id)
 
 
 def checkpoint_dir(run_dir: Path, run_id: str, job_id: int, checkpoints: Path | None) -> Path:
     """Where a job's checkpoints are: in its folder, or in `checkpoints`, which outlives the allocation."""
     if checkpoints is None:
-        return job_dir(run_dir, job_id) / "checkpoint"
+        return job_dir(run_dir, job_id) / files.CHECKPOINT
     return checkpoints / run_id / str(job_id)
 
 
@@ -55,55 +57,49 @@ def plan_attempt(
     program.
     """
     folder = job_dir(run_dir, job_id)
-    ours = {
-        "RUN_ID": run_id,
-        "RUN_DIR": str(run_dir),
-        "JOB_DIR": str(folder),
-        "JOB_ID": str(job_id),
-        "JOB_NAME": spec.name,
-        "ATTEMPT": str(attempt),
-        "DEVICES": ",".join(str(d.index) for d in devices),
-        "CHECKPOINT_DIR": str(checkpoint_dir(run_dir, run_id, job_id, checkpoints)),
-        "CHECKPOINT_EVERY_S": repr(spec.checkpoint_every_s),
-        "KEEP": str(spec.keep_checkpoints),
-        "RESUME": str(int(resume)),
-        "STORE_KEY": store_key(job_id),
-    }
-    if lane is not None:
-        ours["LANE"] = lane
-    if from_step is not None:
-        ours["FROM_STEP"] = str(from_step)
-    if spec.steps is not None:
-        ours["STEPS"] = str(spec.steps)
-    if spec.epochs is not None:
-        ours["EPOCHS"] = repr(spec.epochs)
-    if pack is not None:
-        ours["PACK"] = pack
-    if continues is not None:
-        ours["CONTINUES"] = str(checkpoint_dir(run_dir, run_id, continues, checkpoints))
+    trainer = stand_in is None and spec.kind is Kind.TRAINER
     argv = spec.command
     if stand_in is not None:
         argv = (sys.executable, "-m", "hpcsched.worker.standin")
-        ours["STANDIN"] = json.dumps(dict(stand_in))
-    elif spec.kind is Kind.TRAINER:
+    elif trainer:
         argv = (sys.executable, "-m", "hpcsched.worker")
-        ours["TRAINER"] = spec.trainer or ""
-        ours["STRATEGY"] = json.dumps(spec.strategy)
-    if spec.args or spec.kind is Kind.TRAINER:
-        ours["ARGS"] = json.dumps(spec.args)
+    told = Environment(
+        contract=VERSION,
+        run_id=run_id,
+        run_dir=str(run_dir),
+        job_dir=str(folder),
+        job_id=job_id,
+        job_name=spec.name,
+        attempt=attempt,
+        devices=tuple(str(device.index) for device in devices),
+        checkpoint_dir=str(checkpoint_dir(run_dir, run_id, job_id, checkpoints)),
+        checkpoint_every_s=spec.checkpoint_every_s,
+        keep=spec.keep_checkpoints,
+        resume=resume,
+        from_step=from_step,
+        continues=None if continues is None else str(checkpoint_dir(run_dir, run_id, continues, checkpoints)),
+        steps=spec.steps,
+        epochs=spec.epochs,
+        args=spec.args if spec.args or spec.kind is Kind.TRAINER else None,
+        trainer=spec.trainer or "" if trainer else None,
+        strategy=spec.strategy if trainer else None,
+        standin=stand_in,
+        lane=lane,
+        pack=pack,
+        store_key=store_key(job_id),
+    ).to_environ()
     per_gpu = per_gpu or stand_in is not None
     each = spec.processes if isinstance(spec.processes, int) else 1
     launcher = None if stand_in is not None else launcher_of(spec.command)
     once = launcher.once if launcher else spec.processes == AUTO
     parallel = per_gpu or (launcher is None and not once and each * spec.nodes > 1)
-    contract = {f"HPCSCHED_{name}": value for name, value in ours.items()}
     if parallel:
-        contract |= attempt_variables(run_id=run_id, job_id=job_id, attempt=attempt, retries=spec.retries)
+        told |= attempt_variables(run_id=run_id, job_id=job_id, attempt=attempt, retries=spec.retries)
     return LaunchPlan(
         job_id=job_id,
         attempt=attempt,
         argv=argv,
-        env={**spec.env, **contract},
+        env={**spec.env, **told},
         cwd=Path(spec.workdir),
         folder=folder,
         output=output,

@@ -12,8 +12,10 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from hpcsched.contract import variables
+from hpcsched.contract.environment import Environment
+from hpcsched.contract.ranks import TORCHELASTIC, tells_rank
 from hpcsched.core.processes import Launcher
-from hpcsched.core.ranks import OF_AN_ATTEMPT, tells_rank
 
 _OF_A_STEP = re.compile(
     # Slurm: https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES". The job's own stay.
@@ -27,27 +29,18 @@ _OF_A_STEP = re.compile(
     r"|LSF_PM_|JSM_|PBS_(TASKNUM|NODENUM|VNODENUM)"
 )
 
-_TOLD = frozenset(
-    f"HPCSCHED_{name}"
-    for name in (
-        *("JOB_ID", "JOB_NAME", "JOB_DIR", "RUN_DIR", "ATTEMPT", "DEVICES", "NOTIFY_PID", "LAUNCHED_AT"),
-        *("CHECKPOINT_DIR", "CHECKPOINT_EVERY_S", "KEEP", "RESUME", "FROM_STEP", "STEPS", "EPOCHS"),
-        *("CONTINUES", "LANE", "PACK", "PACE", "SEATS", "JOINING", "TRAINER", "STRATEGY", "ARGS", "STANDIN"),
-        *("CUDA_DEVICES", "DRIVER_VARIABLES", "STORE_KEY"),
-        *("PROGRESS_FD", "PROGRESS_ID", "CONTROL_FD", "CONTROL_ID", "ARENA_FD", "ARENA_ID"),
-    )
-)
-"""What an agent tells an attempt. Where we run in one of another hpcsched, it is not true of ours."""
-
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """What workers get of the environment that we were started in."""
+    """What workers get of the environment that we were started in.
+
+    Where that is an attempt of another hpcsched, what its agent told it is not true of ours.
+    """
     return {
         name: value
         for name, value in environ.items()
-        if not (_OF_A_STEP.match(name) or tells_rank(name) or name in _TOLD)
+        if not (_OF_A_STEP.match(name) or tells_rank(name) or name in variables.OF_AN_ATTEMPT)
     }
 
 
@@ -58,7 +51,7 @@ def attempt_variables(*, run_id: str, job_id: int, attempt: int, retries: int) -
     TORCHELASTIC_ERROR_FILE, which nobody would read.
     """
     told = {"RUN_ID": f"{run_id}.{job_id}", "RESTART_COUNT": attempt - 1, "MAX_RESTARTS": retries}
-    return {f"{OF_AN_ATTEMPT}{name}": str(value) for name, value in told.items()}
+    return {f"{TORCHELASTIC}{name}": str(value) for name, value in told.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +67,19 @@ class Rank:
 
     def variables(self) -> dict[str, str]:
         """What torchrun tells a rank of itself, and our own names for the first three."""
-        known = {"RANK": self.rank, "WORLD_SIZE": self.world_size, "LOCAL_RANK": self.local_rank}
+        ours = Environment(rank=self.rank, world_size=self.world_size, local_rank=self.local_rank)
         told = {
-            **known,
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
             "LOCAL_WORLD_SIZE": self.local_world_size,
             "GROUP_RANK": self.node_rank,
             "GROUP_WORLD_SIZE": self.nodes,
             "ROLE_NAME": "default",
             "ROLE_RANK": self.rank,
             "ROLE_WORLD_SIZE": self.world_size,
-            **{f"HPCSCHED_{name}": value for name, value in known.items()},
         }
-        return {name: str(value) for name, value in told.items()}
+        return {**{name: str(value) for name, value in told.items()}, **ours.to_environ()}
 
 
 def rank_variables(rank: Rank, environ: Mapping[str, str], where: tuple[str, int]) -> dict[str, str]:
@@ -143,7 +137,7 @@ def threads_of_all(
 
 
 def identities(descriptors: Mapping[str, int]) -> dict[str, str]:
-    """By what a process knows these descriptors again: HPCSCHED_X_ID beside HPCSCHED_X_FD.
+    """By what a process knows these descriptors again: the variable of each, and "device:inode".
 
     Whoever starts other programs closes what it does not know, and its children open files of their own under
     the same numbers. Raises OSError for a descriptor that is not open.
@@ -151,5 +145,5 @@ def identities(descriptors: Mapping[str, int]) -> dict[str, str]:
     found = {}
     for name, descriptor in descriptors.items():
         seen = os.fstat(descriptor)
-        found[f"{name.removesuffix('FD')}ID"] = f"{seen.st_dev}:{seen.st_ino}"
+        found[variables.IDENTITIES[name]] = f"{seen.st_dev}:{seen.st_ino}"
     return found

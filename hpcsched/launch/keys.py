@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from hpcsched.decoding import SMALL_BYTES, decode
+from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.decoding import decode
 from hpcsched.errors import BadInput, ConfigError, StoreError
 from hpcsched.launch.wire import PROTOCOL
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import math
 import os
 import signal
@@ -19,7 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpcsched.core import driver
+from hpcsched.contract import driver, files, variables
+from hpcsched.contract.environment import Environment
 from hpcsched.core.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
 from hpcsched.core.processes import Launcher, chooses_gpus, launcher_of
@@ -47,14 +47,12 @@ PORTS_RESTING = 4096  # at most; the kernel's ephemeral range holds 28,000
 _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
 )
-_ARENA_FD = "HPCSCHED_ARENA_FD"
-_GIVEN = "HPCSCHED_CUDA_DEVICES"
-_NOT_A_KEEPERS = (*RANK_0_FDS, _ARENA_FD, "HPCSCHED_JOINING", "HPCSCHED_LANE", "HPCSCHED_PACK")
+_NOT_A_KEEPERS = (*RANK_0_FDS, variables.ARENA_FD, variables.JOINING, variables.LANE, variables.PACK)
 """Said to ranks, and not to whoever makes durable what they have left."""
 
-_MARKS = frozenset({"HPCSCHED_RUN_ID", "HPCSCHED_JOB_ID", "HPCSCHED_ATTEMPT"})
+_MARKS = frozenset({variables.RUN_ID, variables.JOB_ID, variables.ATTEMPT})
 """By which what an attempt has started is known, in whatever session and process group it is."""
-_OF_OUR_BATCH_JOB = ("HPCSCHED_NODE", "SLURM_JOB_ID", "LSB_JOBID", "LSB_JOBINDEX")
+_OF_OUR_BATCH_JOB = (variables.NODE, "SLURM_JOB_ID", "LSB_JOBID", "LSB_JOBINDEX")
 """A batch job that a program submits inherits what the program was told, but for these."""
 
 
@@ -143,16 +141,17 @@ class LocalLauncher:
     def _start(self, plan: LaunchPlan, place: Place, workers: LocalWorkers) -> None:
         if plan.joins is None:
             workers.port = self._ports.take() if place.port is None else place.port
-        argv, variables = filled_in(plan, place, address=workers.address, port=workers.port)
+        argv, told_by_job = filled_in(plan, place, address=workers.address, port=workers.port)
         env = {
             **self._environ,
             **self._shown(plan),
-            **variables,
-            "HPCSCHED_NOTIFY_PID": str(os.getpid()),
-            "HPCSCHED_LAUNCHED_AT": repr(time.monotonic()),
+            **told_by_job,
+            **Environment(
+                notify_pid=os.getpid(),
+                launched_at=time.monotonic(),
+                joining=None if plan.joins is None else True,
+            ).to_environ(),
         }
-        if plan.joins is not None:
-            env["HPCSCHED_JOINING"] = "1"
         groups = [(device,) for device in plan.devices] if plan.per_rank else [plan.devices] * plan.processes
         world_size = place.world_size or len(groups)
         if env.get("CUDA_VISIBLE_DEVICES") and launcher_of(argv) is Launcher.DEEPSPEED and chooses_gpus(argv):
@@ -160,12 +159,12 @@ class LocalLauncher:
             raise LaunchError(why, transient=False)
         if not plan.parallel:
             env = {**self._launcher_told(plan, place, workers), **env}
-        if _GIVEN in env:
-            env[driver.GIVEN] = json.dumps(driver.checksums(env))
+        if variables.CUDA_DEVICES in env:
+            env |= driver.told(env)
         program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
         descriptors = {}
         if plan.arena:
-            descriptors[_ARENA_FD] = self._arenas.take(plan.job_id)
+            descriptors[variables.ARENA_FD] = self._arenas.take(plan.job_id)
             workers.at_end.append(lambda: self._arenas.leave(plan.job_id))
         output = _open_output(plan.output)
         starts = []
@@ -199,7 +198,7 @@ class LocalLauncher:
                     )
                 )
             if plan.arena and place.first_rank == 0:
-                (plan.folder / f"held.{plan.attempt}").unlink(missing_ok=True)  # of an earlier life
+                (plan.folder / files.held(plan.attempt)).unlink(missing_ok=True)  # of an earlier life
                 workers.on_held = lambda attempt: self._keep(plan, starts[0], attempt)
             if not plan.parallel and env.keys() >= _MARKS:
                 marks = {name: env[name] for name in (*_MARKS, *_OF_OUR_BATCH_JOB) if name in env}
@@ -277,9 +276,9 @@ class LocalLauncher:
 
         That is not the GPUs: the driver would take its first answer for good, so there is none.
         """
-        run = {name: value for name, value in start.env.items() if name == "HPCSCHED_RUN_ID"}
+        run = {name: value for name, value in start.env.items() if name == variables.RUN_ID}
         common = {**self._environ, **self._device_env(self._usual[:1]), **run}
-        if common.pop(_GIVEN, None):
+        if common.pop(variables.CUDA_DEVICES, None):
             common.pop("CUDA_VISIBLE_DEVICES", None)
         return common
 
@@ -297,7 +296,7 @@ class LocalLauncher:
                 folder=plan.folder,
                 cwd=plan.cwd,
                 output=plan.output,
-                env={**env, "HPCSCHED_ATTEMPT": str(attempt)},
+                env={**env, **Environment(attempt=attempt).to_environ()},
                 arena=os.dup(arena),
             )
         )
@@ -310,10 +309,10 @@ class LocalLauncher:
             start = Start(
                 program=keep.argv[0],
                 argv=keep.argv,
-                env={**keep.env, "HPCSCHED_NOTIFY_PID": str(os.getpid())},
+                env={**keep.env, **Environment(notify_pid=os.getpid()).to_environ()},
                 cwd=keep.cwd,
                 output=output,
-                inherited={_ARENA_FD: keep.arena},
+                inherited={variables.ARENA_FD: keep.arena},
                 cores=frozenset(os.sched_getaffinity(0)),
             )
             self._spawn([start], workers)

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 
+from hpcsched.contract import variables
 from hpcsched.launch.proc import stat, wait_ended
 
 Process = tuple[int, int]
@@ -19,10 +20,10 @@ KILL_WAIT_S = 5.0
 """How long a process may take to go after SIGKILL, e.g. in the middle of a large write."""
 
 
-def find_orphans(run_id: str, known: Iterable[Process], *, by: str = "HPCSCHED_RUN_ID") -> list[Process]:
+def find_orphans(run_id: str, known: Iterable[Process], *, by: str = variables.RUN_ID) -> list[Process]:
     """Live processes of this user on this host that were started for the run, by pid.
 
-    Those of `known` that are still the same process, and all with HPCSCHED_RUN_ID=<run_id> in the
+    Those of `known` that are still the same process, and all with the variable `by` = `run_id` in the
     environment they were started with: an agent can die between a spawn and its record. Never this
     process or one of its ancestors. `by`: another variable whose value tells, where the id is not known.
     """

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.orders import Order, encode
 from hpcsched.core.cores import ON_CORES
 from hpcsched.errors import LaunchError
 from hpcsched.launch import wire
-from hpcsched.launch.base import LOST, SUSPENDED, LaunchPlan, attempt_code
+from hpcsched.launch.base import LOST, LaunchPlan, attempt_code
 
 Send = Callable[[str, wire.HeadMessage], None]
 """Gives a message that must arrive to a host's node agent."""
@@ -131,11 +132,11 @@ class RemoteWorkers:
         """How many ranks live, as far as has been told."""
         return sum(part.living for part in self.parts)
 
-    def tell(self, order: Mapping[str, Any]) -> None:
+    def tell(self, order: Order) -> None:
         """Give rank 0 an order; lost if it is gone."""
         part = self.parts[0]
         if part.order.first_rank == 0 and not part.over:
-            self._send(part.host, wire.Order(part.order.part, dict(order)))
+            self._send(part.host, wire.Order(part.order.part, encode(order)))
 
     def expect(self, attempt: int) -> None:
         """From now on `ready` and `refused` are about `attempt`, and None until rank 0 has answered."""

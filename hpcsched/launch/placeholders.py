@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hpcsched.contract import variables
 from hpcsched.core.processes import substituted
 from hpcsched.launch.base import LaunchPlan, Place
 
@@ -27,6 +28,6 @@ def filled_in(
         "master_addr": address,
         "master_port": port,
     }
-    ours = {name for name in plan.env if name.startswith("HPCSCHED_")} - {"HPCSCHED_ARGS"}
+    ours = {name for name in plan.env if name.startswith(variables.PREFIX)} - {variables.ARGS}
     env = {name: text if name in ours else substituted(text, values) for name, text in plan.env.items()}
     return tuple(substituted(word, values) for word in plan.argv), env

@@ -17,7 +17,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcsched.core.ranks import tells_rank
+from hpcsched.contract import variables
+from hpcsched.contract.ranks import tells_rank
 from hpcsched.launch.spawn import Start, ignoring, spawn, standing_in
 
 TRAINING, KEEPER = PROGRAMS = ("hpcsched.worker", "hpcsched.worker.keeper")
@@ -41,7 +42,7 @@ _EARLY = (
     *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TMP", "TEMP"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "OPENBLAS", "BLIS_", "NUMEXPR", "NPY_", "NUMPY"),
     *("TORCH", "PYTORCH", "ATEN_", "TRITON", "CUDA", "CUBLAS", "CUDNN", "NVIDIA_", "NCCL", "GLOO", "UCX_"),
-    *("HIP_", "HSA_", "ROC", "MIOPEN", "HPCSCHED_RUN_ID"),
+    *("HIP_", "HSA_", "ROC", "MIOPEN", variables.RUN_ID),
 )
 """Variables that may be read when libraries are loaded; and the run's, by which orphans are found."""
 
@@ -139,7 +140,7 @@ class WarmProcesses:
                 env=env,
                 cwd=Path("/"),  # nothing is to be imported from where the agent happens to be
                 output=nowhere,
-                inherited={"HPCSCHED_ZYGOTE_FD": theirs.fileno()},
+                inherited={variables.ZYGOTE_FD: theirs.fileno()},
                 cores=self._rooms[0] if self._rooms else None,
             )
             stack.enter_context(standing_in(start.cwd))
@@ -158,7 +159,7 @@ class WarmProcesses:
             "cores": sorted(start.cores) if start.cores else None,
             "inherited": list(start.inherited),
             # One that has computed something has threads, and could not pass torch on to its pack's process.
-            "hurry": start.argv[2] == TRAINING and "HPCSCHED_PACK" not in start.env,
+            "hurry": start.argv[2] == TRAINING and variables.PACK not in start.env,
         }
         permit, go = os.pipe2(os.O_CLOEXEC)
         line.settimeout(ANSWER_WITHIN_S)

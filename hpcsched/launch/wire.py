@@ -8,14 +8,13 @@ gone. `Link` is one end of such a conversation.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import msgspec
 
 from hpcsched.core.model import Device, HostCores
 from hpcsched.decoding import decode_message
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised with every change of a message; both ends must have the same."""
 
 RESEND_S = 2.5
@@ -258,7 +257,7 @@ class Order(msgspec.Struct, frozen=True, tag="order"):
     """Give rank 0, of this part, an order through its control pipe."""
 
     part: int
-    order: dict[str, Any]
+    line: bytes
 
 
 class Expect(msgspec.Struct, frozen=True, tag="expect"):

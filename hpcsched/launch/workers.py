@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from hpcsched.decoding import SMALL_BYTES, read_file
+from hpcsched.contract import files, variables
+from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.orders import Order, encode
+from hpcsched.contract.words import Stop
+from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput
-from hpcsched.launch.base import LOST, SUSPENDED, LaunchPlan, Place, attempt_code
+from hpcsched.launch.base import LOST, LaunchPlan, Place, attempt_code
 from hpcsched.launch.proc import stat
 from hpcsched.launch.spawn import unhindered
 
@@ -23,7 +26,7 @@ LEAVING = (signal.SIGTSTP, signal.SIGTERM)
 KILLED_WITHIN_S = 5.0
 """How long a launch that failed half-way waits for the ranks it killed."""
 
-RANK_0_FDS = ("HPCSCHED_PROGRESS_FD", "HPCSCHED_CONTROL_FD")
+RANK_0_FDS = (variables.PROGRESS_FD, variables.CONTROL_FD)
 """What rank 0 is told its ends of the pipes by."""
 
 
@@ -142,9 +145,9 @@ class LocalWorkers:
 
     def forget_words(self) -> None:
         """Before they are started: nobody has asked these to leave, and none has left. Raises OSError."""
-        for word in ("stop", "left") if self._folder else ():
+        for name in (files.stop, files.left) if self._folder else ():
             assert self._folder
-            (self._folder / f"{word}.{self._attempts[0]}").unlink(missing_ok=True)
+            (self._folder / name(self._attempts[0])).unlink(missing_ok=True)
 
     def _write_stop(self, name: str) -> None:
         """For the attempt that they were started as, which they know, and the one that they may have become.
@@ -155,19 +158,20 @@ class LocalWorkers:
         for attempt in {self._attempts[0], self._attempts[-1]} if self._folder else ():
             with contextlib.suppress(OSError):
                 assert self._folder
-                temporary = self._folder / f".stop.{attempt}.{socket.gethostname()}.{os.getpid()}.tmp"
-                temporary.write_text(json.dumps({"signal": name}))
-                temporary.replace(self._folder / f"stop.{attempt}")
+                stop = files.stop(attempt)
+                temporary = self._folder / files.temporary(stop, socket.gethostname(), os.getpid())
+                temporary.write_bytes(Stop(name).encode())
+                temporary.replace(self._folder / stop)
 
     def _has_left(self) -> bool:
         """Whether rank 0 has said that the attempt is saved: a launcher's exit code is its own."""
-        return self._folder is not None and (self._folder / f"left.{self._attempts[0]}").exists()
+        return self._folder is not None and (self._folder / files.left(self._attempts[0])).exists()
 
-    def tell(self, order: Mapping[str, Any]) -> None:
+    def tell(self, order: Order) -> None:
         """Give rank 0 an order; lost if it is gone, or has left many unread."""
         if self._control is not None:
             with contextlib.suppress(OSError):
-                os.write(self._control, json.dumps(order).encode() + b"\n")
+                os.write(self._control, encode(order))
 
     def expect(self, attempt: int) -> None:
         """From now on what is found of `attempt` is of these processes too."""
@@ -215,7 +219,7 @@ class LocalWorkers:
     def _find_held(self) -> None:
         for attempt in reversed(self._attempts):
             with contextlib.suppress(OSError, BadInput):
-                held = self._folder / f"held.{attempt}" if self._folder else None
+                held = self._folder / files.held(attempt) if self._folder else None
                 self.held = read_file(held, most_bytes=SMALL_BYTES) if held else None
                 self.on_held(attempt)
                 return

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from hpcsched.contract.seats import Seat
 from hpcsched.core.cores import WHOLE, Grant, total
 from hpcsched.core.jobs import Job
-from hpcsched.core.model import Seat
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import CoresDecision, CoresView, Note, Reseat, StartOnCores
 from hpcsched.planning.ps.cores import lay_out

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from hpcsched.contract.seats import Seat
 from hpcsched.core.cores import WHOLE
-from hpcsched.core.model import Seat, Usage
+from hpcsched.core.model import Usage
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.policy.dtshapes import (
     EFFICIENT,

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcsched.contract.seats import Seat
 from hpcsched.core.cores import LEAST, WHOLE
-from hpcsched.core.model import Seat, Usage
+from hpcsched.core.model import Usage
 from hpcsched.core.seats import said_seats
 
 START = 0.15

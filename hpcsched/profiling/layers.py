@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import hpcsched
+from hpcsched.contract import variables
+from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.core.model import JobSpec
-from hpcsched.decoding import SMALL_BYTES, decode
+from hpcsched.decoding import decode
 from hpcsched.devices.base import Devices
 from hpcsched.errors import BadInput, ConfigError
 from hpcsched.launch.base import Launcher, LaunchPlan
@@ -84,7 +86,7 @@ class _Run(Probe):
             "batches": list(settings.batches),
         }
         argv = (sys.executable, "-m", "hpcsched.worker.layers")
-        env = {**plan.env, "HPCSCHED_LAYERS": json.dumps(request)}
+        env = {**plan.env, variables.LAYERS: json.dumps(request)}
         return replace(plan, argv=argv, env=env, arena=False)
 
     def _tell(self, line: bytes) -> None:

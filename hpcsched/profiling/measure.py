@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcsched.decoding import SMALL_BYTES, decode
+from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.decoding import decode
 from hpcsched.errors import BadInput
 
 

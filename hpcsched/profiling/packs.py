@@ -15,8 +15,10 @@ from statistics import median
 from typing import Any
 
 import hpcsched
+from hpcsched.contract import variables
+from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.core.model import JobSpec
-from hpcsched.decoding import SMALL_BYTES, decode
+from hpcsched.decoding import decode
 from hpcsched.devices.base import Devices
 from hpcsched.errors import BadInput, ConfigError
 from hpcsched.launch.base import Launcher, LaunchPlan
@@ -124,7 +126,7 @@ def plan_probe(
         "seconds": settings.seconds,
         "mode": settings.mode,
     }
-    env = {**jobs[-1].env, **plan.env, "HPCSCHED_PACKS": json.dumps(request)}
+    env = {**jobs[-1].env, **plan.env, variables.PACKS: json.dumps(request)}
     argv = (sys.executable, "-m", "hpcsched.worker.packed.probe")
     return replace(plan, argv=argv, env=env, arena=False)
 

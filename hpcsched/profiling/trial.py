@@ -13,12 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core.model import Device, JobSpec
 from hpcsched.core.processes import shape_of
-from hpcsched.decoding import SMALL_BYTES, decode_file
+from hpcsched.decoding import decode_file
 from hpcsched.devices.base import Devices
 from hpcsched.errors import BadInput, HpcschedError
-from hpcsched.launch.base import SUSPENDED, Launcher, LaunchPlan, Workers
+from hpcsched.launch.base import Launcher, LaunchPlan, Workers
 from hpcsched.launch.contract import job_dir, plan_attempt
 from hpcsched.launch.proc import wait_ended
 from hpcsched.profiling.measure import Meter, Window, parse_report

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import hpcsched
+from hpcsched.contract import variables
+from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.core.model import Device, JobSpec
-from hpcsched.decoding import SMALL_BYTES, decode
+from hpcsched.decoding import decode
 from hpcsched.devices.base import Devices
 from hpcsched.errors import BadInput, ConfigError, LaunchError
 from hpcsched.launch.base import Launcher
@@ -196,7 +198,7 @@ class Measurement:
         folder, result = scratch / "vsw", scratch / "result.json"
         folder.mkdir(mode=0o700)
         plan = plan_of(self._job, self._devices, chosen, folder, attempt=1)
-        env = {**plan.env, "HPCSCHED_VSW": json.dumps({**request, "result": str(result)})}
+        env = {**plan.env, variables.VSW: json.dumps({**request, "result": str(result)})}
         argv = (sys.executable, "-m", "hpcsched.worker.vsw")
         watch, timeout_s = self._watch, self._settings.timeout_s
         row = partial(watch.row, chosen[0].kind)

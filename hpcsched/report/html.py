@@ -14,7 +14,8 @@ from string import Template
 
 from msgspec import UNSET
 
-from hpcsched.core.model import Attempt, JobState, Seat
+from hpcsched.contract.seats import Seat
+from hpcsched.core.model import Attempt, JobState
 from hpcsched.core.seats import cores_of, said_seats
 from hpcsched.planning.workers import WorkerOptions
 from hpcsched.printing import printable

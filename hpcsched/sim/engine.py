@@ -13,12 +13,14 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, MakePlan, Resize, SetTimer, Suspend, Terminate
 from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.jobs import Job
-from hpcsched.core.machine import SAVED_AND_LEFT, Machine
-from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Progress, Role, Seat
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Progress, Role
 from hpcsched.core.moves import LANES, LOOK, PACKS
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
@@ -216,7 +218,7 @@ class Simulation:
             if job.state is JobState.SUSPENDING:
                 free_s = (job.current.signalled_s or now) + course.suspend_s
                 run.course = replace(course, steps=course.from_step)
-                self._will_exit(job.id, run, max(now, free_s), SAVED_AND_LEFT, course.from_step)
+                self._will_exit(job.id, run, max(now, free_s), SUSPENDED, course.from_step)
             elif job.wanted not in ("", "suspend", "drain"):
                 self._end_now(job.id, run)
             else:
@@ -385,7 +387,7 @@ class Simulation:
         run.leaves = True
         if run.whole and step > run.course.steps:  # it stands still
             step, free_s = run.course.steps, since_s + whole.suspend_s
-        code = 0 if step >= whole.steps else SAVED_AND_LEFT
+        code = 0 if step >= whole.steps else SUSPENDED
         run.course, run.whole = replace(whole, steps=step), None
         self._will_exit(job_id, run, run.launched + free_s, code, step)
 

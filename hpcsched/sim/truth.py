@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcsched.contract.seats import Seat
 from hpcsched.core.actions import Resize
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobSpec, Kind, Seat
+from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
 from hpcsched.planning.costs import course_of, require_profiles

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from hpcsched.decoding import SMALL_BYTES, decode_file
+from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, StoreError
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir

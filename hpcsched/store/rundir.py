@@ -12,7 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from hpcsched.decoding import SMALL_BYTES, decode_file
+from hpcsched.contract import files
+from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, NoSuchRun, StoreError
 from hpcsched.store.files import write_atomically
 
@@ -95,14 +97,14 @@ class RunDir:
             return False
 
     def job(self, job_id: int) -> Path:
-        return self.root / "jobs" / str(job_id)
+        return self.root / files.JOBS / str(job_id)
 
     def make(self) -> None:
         """Make the directory and what belongs in it, for this user only.
 
         Raises RunDirError if it cannot be written or belongs to somebody else.
         """
-        inside = (self.inbox, *(self.inbox / n for n in ("tmp", "new", "ack")), self.root / "jobs")
+        inside = (self.inbox, *(self.inbox / n for n in ("tmp", "new", "ack")), self.root / files.JOBS)
         try:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             for folder in (self.root, *inside):

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from hpcsched.contract.progress import Batching
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Ended, JobState, Progress
@@ -20,16 +21,7 @@ from hpcsched.errors import StoreError
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, last_word
 from hpcsched.store.spare import Spare
-from hpcsched.store.status import (
-    AgentStatus,
-    Batching,
-    CoresStatus,
-    GpuStatus,
-    JobStatus,
-    Page,
-    RunStatus,
-    read_page,
-)
+from hpcsched.store.status import AgentStatus, CoresStatus, GpuStatus, JobStatus, Page, RunStatus, read_page
 
 
 class SnapshotWriter:

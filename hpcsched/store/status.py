@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from hpcsched.contract.progress import Batching
 from hpcsched.core.model import JobState
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, StoreError
@@ -58,23 +59,6 @@ class GpuStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
     utilisation: float | None
     memory_mib: float | None
     loan: bool = False
-
-
-class Batching(msgspec.Struct, kw_only=True, frozen=True):
-    """How a job computes a global batch that changes: samples of the batch and of each worker's part of it,
-    the workers of each rank, and how many of them compute at once.
-
-    `similarity` or `noise_scale` is what was measured last of the gradient (None: nothing yet); `epoch` is
-    how many there have been.
-    """
-
-    global_batch: int
-    local_batch: int
-    workers: list[int]
-    at_once: list[int]
-    epoch: float
-    similarity: float | None = None
-    noise_scale: float | None = None
 
 
 class CoresStatus(msgspec.Struct, kw_only=True, frozen=True):

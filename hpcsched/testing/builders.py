@@ -7,11 +7,12 @@ from dataclasses import fields
 from math import floor
 from typing import Any
 
+from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Launch, MakePlan, Resize, SetTimer, Suspend
 from hpcsched.core.invariants import check
 from hpcsched.core.jobs import Job
-from hpcsched.core.machine import SAVED_AND_LEFT, Machine
+from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device, HostCores, JobSpec, Kind, Progress
 from hpcsched.core.moves import LOOK
 from hpcsched.core.profile import Cost, Profile
@@ -226,7 +227,7 @@ class Driver:
 
     def leaves(self, job: int | str, step: int) -> list[Action]:
         """The job saves and leaves, as it was asked to."""
-        return self.exits(job, SAVED_AND_LEFT, step, step)
+        return self.exits(job, SUSPENDED, step, step)
 
     def cancel(self, job: int | str) -> list[Action]:
         return self.tell(ev.CancelRequested, job)
@@ -310,7 +311,7 @@ class Story:
             return machine.jobs[job_id].spec.name
 
         if isinstance(event, ev.WorkersExited):
-            what = {0: "is done", SAVED_AND_LEFT: "has left"}.get(event.code, f"exits {event.code}")
+            what = {0: "is done", SUSPENDED: "has left"}.get(event.code, f"exits {event.code}")
             self.lines.append(f"{event.at:.0f}: {name(event.job_id)} {what}")
         elif isinstance(event, ev.WorkersResized):
             gpus = ",".join(map(str, machine.jobs[event.job_id].current.gpus))

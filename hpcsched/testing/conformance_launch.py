@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hpcsched.contract.orders import Resize, Suspend
 from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import Launcher, LaunchPlan, Workers
@@ -131,12 +132,12 @@ class LaunchConformance:
         workers = self.launched(self.waiting(tmp_path, 2))
         workers.expect(2)
         for _ in range(self.orders):  # more than a pipe holds that nobody reads
-            workers.tell({"suspend": {"quick": True, "why": "." * 2000}})
+            workers.tell(Resize(2, 1, keep=(0,), one_host=True, where="." * 2000))
         workers.signal(signal.SIGTSTP)
         assert reaped(workers) == 75
-        workers.tell({"suspend": {"quick": True}})
+        workers.tell(Suspend(quick=True))
         workers.close()
-        workers.tell({"suspend": {"quick": True}})
+        workers.tell(Suspend(quick=True))
 
     def test_ranks_that_join_meet_where_they_are_told_to(self, tmp_path: Path) -> None:
         launcher, wanted = self.waiting(tmp_path, 2)

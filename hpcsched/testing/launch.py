@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcsched.contract.exits import SUSPENDED
 from hpcsched.errors import LaunchError
-from hpcsched.launch.base import SUSPENDED, LaunchPlan, attempt_code
+from hpcsched.launch.base import LaunchPlan, attempt_code
 
 FIRST_PID = 2**22 + 1  # beyond the kernel's largest pid: a fake pid that leaks harms nobody
 FIRST_PORT = 29500

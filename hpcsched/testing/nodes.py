@@ -21,11 +21,12 @@ from pathlib import Path
 from hpcsched.agent.line import Line
 from hpcsched.batch.base import Host
 from hpcsched.batch.local import Local
+from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core.model import Device
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
 from hpcsched.launch import wire
-from hpcsched.launch.base import SUSPENDED, Workers
+from hpcsched.launch.base import Workers
 from hpcsched.launch.keys import Join, read_join
 from hpcsched.launch.remote import Hosts
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcsched import jobfile
+from hpcsched.contract.exits import REFUSED
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, JobState
-from hpcsched.core.moves import REFUSED
 from hpcsched.core.reasons import Why
 from hpcsched.errors import ConfigError
 from hpcsched.tuning.grouping import BATCH_KEYS, STRATEGIES, packs_of

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from hpcsched.contract import variables
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.worker.contract import JobEnv, say
 from hpcsched.worker.lanes.entry import before_torch, hosting
@@ -24,7 +25,7 @@ def main() -> int:
         if env is None:
             raise ConfigError(
                 where="environment",
-                key="HPCSCHED_JOB_ID",
+                key=variables.JOB_ID,
                 got="not set",
                 accepted="a start by `hpcsched run`, which sets it",
             )

@@ -1,13 +1,12 @@
-"""What the agent and a training program say to each other: environment, files, signals. No torch.
+"""What the agent and a training program say to each other, from the program's side. No torch.
 
-A program in any language can do the same: see `hpcsched/examples/plain.sh`.
+The words are the contract's (`hpcsched.contract`); a program in any language can say the same: see
+`hpcsched/examples/plain.sh`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import select
 import signal
@@ -16,26 +15,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hpcsched.core.model import Seat
-from hpcsched.errors import ConfigError
-from hpcsched.planning.lanes.pacing import share_of
+from hpcsched.contract import exits, files, orders, variables
+from hpcsched.contract.environment import Environment, Reader, needed
+from hpcsched.contract.progress import Batching, Line, Scaling, Usage
+from hpcsched.contract.ranks import own_rank
+from hpcsched.contract.seats import Seat
+from hpcsched.contract.state import State
+from hpcsched.contract.words import Held, Ready
+from hpcsched.errors import BadInput
 from hpcsched.worker.hosted import surroundings
 from hpcsched.worker.offered import offered
-from hpcsched.worker.ranks import own_rank
-from hpcsched.worker.variables import Variables
-
-EXIT_SUSPENDED = 75
-"""Saved and left (EX_TEMPFAIL)."""
-EXIT_CANNOT_SAVE = 74
-"""Asked to save, and could not (EX_IOERR)."""
-
-PACE = "HPCSCHED_PACE"
-"""The variable with the pace of a job that the agent has told to another process of the same attempt."""
-
-SEATS = "HPCSCHED_SEATS"
-"""The variable with the seats of all ranks of a job on CPU cores, as JSON."""
 
 _PROGRESS_INTERVAL_S = 0.05
 
@@ -51,7 +42,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     Raises OSError when it cannot be written; the old content is then still there.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(files.temporary(path.name, os.getpid()))
     try:
         with open(temporary, "wb", opener=private) as file:
             file.write(data)
@@ -125,55 +116,57 @@ class JobEnv:
 
         Raises ConfigError naming the variable that is missing or makes no sense.
         """
-        read = Variables(surroundings() if environ is None else environ)
-        if read.text("HPCSCHED_JOB_ID") is None:
+        environ = surroundings() if environ is None else environ
+        if not environ.get(variables.JOB_ID):
             return None
-        job_id = read.number("HPCSCHED_JOB_ID", int)
-        which = own_rank(read)
-        job_dir = read.text("HPCSCHED_JOB_DIR")
+        told = Environment.from_environ(environ)
+        assert told.job_id is not None
+        which = own_rank(environ)
+        job_dir = told.job_dir
         if job_dir is None:
-            job_dir = f"{read.needed('HPCSCHED_RUN_DIR')}/jobs/{job_id}"
+            job_dir = f"{needed(environ, variables.RUN_DIR)}/{files.JOBS}/{told.job_id}"
+        meeting = Reader(environ)
         return cls(
-            job_id=job_id,
-            attempt=read.number("HPCSCHED_ATTEMPT", int, 1),
+            job_id=told.job_id,
+            attempt=1 if told.attempt is None else told.attempt,
             rank=which.rank,
             world_size=which.world_size,
             local_rank=which.local_rank,
             launched=which.launched,
-            devices=tuple(filter(None, (read.text("HPCSCHED_DEVICES") or "").split(","))),
+            devices=told.devices or (),
             job_dir=Path(job_dir).resolve(),
-            checkpoint_dir=Path(read.text("HPCSCHED_CHECKPOINT_DIR") or f"{job_dir}/checkpoint").resolve(),
-            resume=bool(read.number("HPCSCHED_RESUME", int, 0)),
-            notify_pid=read.maybe("HPCSCHED_NOTIFY_PID"),
-            master_addr=read.text("MASTER_ADDR") or "127.0.0.1",
-            master_port=read.number("MASTER_PORT", int, 29500),
-            progress_fd=offered(read, "PROGRESS"),
-            control_fd=offered(read, "CONTROL"),
-            arena_fd=offered(read, "ARENA"),
-            joining=bool(read.number("HPCSCHED_JOINING", int, 0)),
-            from_step=read.maybe("HPCSCHED_FROM_STEP"),
-            steps=read.maybe("HPCSCHED_STEPS"),
-            epochs=read.number("HPCSCHED_EPOCHS", float, 0.0) or None,
-            continues=Path(told) if (told := read.text("HPCSCHED_CONTINUES")) else None,
-            checkpoint_every_s=read.number("HPCSCHED_CHECKPOINT_EVERY_S", float, 600.0),
-            keep=max(1, read.number("HPCSCHED_KEEP", int, 2)),
-            trainer=read.text("HPCSCHED_TRAINER"),
-            args=read.table("HPCSCHED_ARGS", {}),
-            strategy=read.table("HPCSCHED_STRATEGY", {"kind": "ddp"}),
-            seats=_seats_of(read.text(SEATS)),
+            checkpoint_dir=Path(told.checkpoint_dir or f"{job_dir}/{files.CHECKPOINT}").resolve(),
+            resume=bool(told.resume),
+            notify_pid=told.notify_pid,
+            master_addr=meeting.text("MASTER_ADDR") or "127.0.0.1",
+            master_port=meeting.number("MASTER_PORT", 29500),
+            progress_fd=offered(told.progress_fd, told.progress_id),
+            control_fd=offered(told.control_fd, told.control_id),
+            arena_fd=offered(told.arena_fd, told.arena_id),
+            joining=bool(told.joining),
+            from_step=told.from_step,
+            steps=told.steps,
+            epochs=told.epochs or None,
+            continues=Path(told.continues) if told.continues else None,
+            checkpoint_every_s=600.0 if told.checkpoint_every_s is None else told.checkpoint_every_s,
+            keep=max(1, 2 if told.keep is None else told.keep),
+            trainer=told.trainer,
+            args=told.args or {},
+            strategy={"kind": "ddp"} if told.strategy is None else told.strategy,
+            seats=told.seats or (),
         )
 
-    def mark_ready(self, **facts: Any) -> None:
+    def mark_ready(self, word: Ready) -> None:
         """Tell the agent that this attempt can be suspended from now on, and what else it can."""
-        self.leave_word(f"ready.{self.attempt}", json.dumps(facts))
+        self.leave_word(files.ready(self.attempt), word.encode())
 
     def refuse(self, attempt: int, why: str) -> None:
         """Tell the agent that this attempt will not become `attempt` by a resize in place."""
-        self.leave_word(f"refused.{attempt}", why)
+        self.leave_word(files.refused(attempt), why.encode(errors="replace"))
 
     def mark_held(self, *, step: int, samples: int) -> None:
         """Tell the agent that the state of `step` is in shared memory, not on disk yet. Raises OSError."""
-        self.leave_word(f"held.{self.attempt}", json.dumps({"step": step, "samples": samples}))
+        self.leave_word(files.held(self.attempt), Held(step, samples).encode())
 
     def leave(self) -> int:
         """The exit code to leave with now that all is saved; rank 0 also tells the agent, if need be.
@@ -183,22 +176,22 @@ class JobEnv:
         """
         if self.rank == 0 and os.getppid() != self.notify_pid:
             try:
-                self.leave_word(f"left.{self.attempt}", "")
+                self.leave_word(files.left(self.attempt), b"")
             except OSError:  # no room: at least it must not seem to be done
-                return EXIT_SUSPENDED
-        return 0 if self.launched else EXIT_SUSPENDED
+                return exits.SUSPENDED
+        return 0 if self.launched else exits.SUSPENDED
 
     @property
     def stop_file(self) -> Path:
         """What appears when this attempt is to save and leave, besides the signal."""
-        return self.job_dir / f"stop.{self.attempt}"
+        return self.job_dir / files.stop(self.attempt)
 
-    def leave_word(self, name: str, text: str) -> None:
+    def leave_word(self, name: str, data: bytes) -> None:
         """Put a file into the job's folder for the agent. Raises OSError."""
         # Renamed, so that nobody reads half of it; not synced, as it means nothing after a crash of the host.
         self.job_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self.job_dir / f".{name}.tmp"
-        temporary.write_text(text)
+        temporary = self.job_dir / files.temporary(name)
+        temporary.write_bytes(data)
         temporary.replace(self.job_dir / name)
 
     def write_state(
@@ -211,20 +204,16 @@ class JobEnv:
         loss: float | None = None,
     ) -> None:
         """Replace STATE.json: what the newest good checkpoint holds. Raises OSError."""
-        state: dict[str, Any] = {
-            "schema": 1,
-            "step": step,
-            "samples": samples,
-            "checkpoint": str(checkpoint.resolve()),
-            "attempt": self.attempt,
-        }
-        if metrics is not None:
-            # JSON has no NaN, and one must not make the record unreadable: null is what is not finite.
-            state["metrics"] = {k: float(v) if math.isfinite(v) else None for k, v in metrics.items()}
-        if loss is not None:
-            state["loss"] = loss
+        state = State(
+            step=step,
+            samples=samples,
+            checkpoint=str(checkpoint.resolve()),
+            attempt=self.attempt,
+            metrics={name: float(value) for name, value in (metrics or {}).items()},
+            loss=loss,
+        )
         self.job_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(self.job_dir / "STATE.json", json.dumps(state).encode() + b"\n")
+        write_atomically(self.job_dir / files.STATE, state.encode())
 
     def wake_agent(self) -> None:
         """Send SIGUSR1 to the agent, which then looks at STATE.json; losing it does no harm."""
@@ -234,69 +223,25 @@ class JobEnv:
                 os.kill(self.notify_pid, signal.SIGUSR1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeOrder:
-    """Become attempt `attempt` with `world_size` ranks.
-
-    The ranks `keep` stay and are numbered from 0 in that order, rank 0 first; the others leave. The rest of
-    `world_size` join: they are started beside us, all on this host if `one_host`. `seats` are those of all
-    ranks from then on, where the ranks share CPU cores. `where`: "address:port" to which those who join come.
-    """
-
-    attempt: int
-    world_size: int
-    keep: tuple[int, ...]
-    one_host: bool
-    seats: tuple[Seat, ...] = ()
-    where: str | None = None
-
-    @property
-    def joining(self) -> int:
-        """How many ranks join."""
-        return self.world_size - len(self.keep)
-
-
-def seats_of(table: list[dict[str, Any]]) -> tuple[Seat, ...]:
-    """Seats in their JSON form; raises KeyError, TypeError or ValueError for what is none."""
-    return tuple(
-        Seat(
-            server=bool(seat["server"]),
-            share=float(seat["share"]),
-            host=str(seat.get("host", "")),
-            cores=tuple(int(core) for core in seat.get("cores", ())),
-        )
-        for seat in table
-    )
-
-
-def _seats_of(text: str | None) -> tuple[Seat, ...]:
-    """The seats in a variable; raises ConfigError."""
-    try:
-        return seats_of(json.loads(text)) if text else ()
-    except (ValueError, TypeError, KeyError, AttributeError):
-        accepted = '[{"server": true, "share": 0.5, "cores": [0]}, ...]'
-        raise ConfigError(where="environment", key=SEATS, got=repr(text), accepted=accepted) from None
-
-
 class Orders:
     """What the agent asks of rank 0 beyond signals: JSON objects, one a line. Reading never blocks.
 
     `quick`: the devices are wanted at once, so the state may be left in shared memory when suspended.
     `resize`: the newest resize that was asked for and not forgotten. `pace`: for which share of the time to
-    work; at first what HPCSCHED_PACE says. What makes no sense is passed over.
+    work; at first what the environment says. What makes no sense is passed over.
     """
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
         self._rest = b""
         self.quick = False
-        self.resize: ResizeOrder | None = None
+        self.resize: orders.Resize | None = None
         self.pace = 1.0
-        if told := surroundings().get(PACE):
+        if told := surroundings().get(variables.PACE):
             try:
-                self.pace = share_of(json.loads(told), PACE)
-            except (ValueError, ConfigError):
-                say(f"{PACE}: {told[:200]!r} makes no sense")
+                self.pace = orders.Pace.decode(told).share
+            except BadInput:
+                say(f"{variables.PACE}: {told[:200]!r} makes no sense")
         if descriptor is not None:
             try:
                 os.set_blocking(descriptor, False)
@@ -324,31 +269,31 @@ class Orders:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             try:
-                self._take(json.loads(line))
-            except (ValueError, TypeError, KeyError, AttributeError, ConfigError):
-                say(f"an order of the agent's makes no sense: {line[:200]!r}")
+                for order in orders.decode(line):
+                    self._take(order)
+            except BadInput as error:
+                say(f"an order of the agent's makes no sense: {line[:200]!r}: {error}")
 
-    def _take(self, order: dict[str, Any]) -> None:
-        for name, facts in order.items():
-            if name == "suspend":
-                self.quick = bool(facts.get("quick"))
-            elif name == "resize":
-                keep = tuple(int(rank) for rank in facts["keep"])
-                asked = ResizeOrder(
-                    attempt=int(facts["attempt"]),
-                    world_size=int(facts["world_size"]),
-                    keep=keep,
-                    one_host=bool(facts["one_host"]),
-                    seats=seats_of(facts.get("seats", [])),
-                    where=facts.get("where"),
-                )
-                if keep[:1] != (0,) or len(set(keep)) != len(keep) or asked.joining < 0:
-                    raise ValueError("rank 0 has to stay")
-                self.resize = asked
-            elif name == "pace":
-                self.pace = share_of(facts, "order")
-            elif name == "forget" and self.resize and self.resize.attempt == facts["attempt"]:
-                self.resize = None
+    def _take(self, order: orders.Order) -> None:
+        if isinstance(order, orders.Suspend):
+            self.quick = order.quick
+        elif isinstance(order, orders.Resize):
+            self.resize = order
+        elif isinstance(order, orders.Pace):
+            self.pace = order.share
+        elif self.resize and self.resize.attempt == order.attempt:
+            self.resize = None
+
+
+class Facts(NamedTuple):
+    """What the agent is told beside a step."""
+
+    batching: Batching | None = None
+    scaling: Scaling | None = None
+    usage: Usage | None = None
+
+
+NOTHING_ELSE = Facts()
 
 
 class Progress:
@@ -372,7 +317,7 @@ class Progress:
         loss: Callable[[], float | None],
         *,
         force: bool = False,
-        facts: Callable[[], Mapping[str, Any]] = dict,
+        facts: Callable[[], Facts] = lambda: NOTHING_ELSE,
     ) -> None:
         """Write one line; `loss` is only asked when a line is due, for it may wait for a GPU.
 
@@ -382,12 +327,11 @@ class Progress:
         if self._descriptor is None or (now < self._next and not force):
             return
         self._next = now + _PROGRESS_INTERVAL_S
-        line: dict[str, Any] = {"step": step, "t": time.time(), **facts()}
-        if (value := loss()) is not None:
-            line["loss"] = value
-        data = json.dumps(line).encode() + b"\n"
+        more = facts()
+        line = Line(step, time.time(), loss(), more.batching, more.scaling, more.usage)
+        data = line.encode()
         if len(data) > select.PIPE_BUF:  # what is about hundreds of ranks
-            data = json.dumps({key: line[key] for key in ("step", "t")}).encode() + b"\n"
+            data = Line(line.step, line.t).encode()
         try:
             # A pipe takes the whole line or nothing of it.
             os.write(self._descriptor, data)

@@ -13,18 +13,15 @@ from typing import Self
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcsched.contract import exits
+from hpcsched.contract.environment import Environment
+from hpcsched.contract.orders import Resize
+from hpcsched.contract.words import Ready
 from hpcsched.errors import ConfigError, LaunchError, StoreError
 from hpcsched.worker import rng
 from hpcsched.worker.arena import Held
 from hpcsched.worker.checkpoint import storable
-from hpcsched.worker.contract import (
-    EXIT_SUSPENDED,
-    JobEnv,
-    Orders,
-    Progress,
-    ResizeOrder,
-    say,
-)
+from hpcsched.worker.contract import JobEnv, Orders, Progress, say
 from hpcsched.worker.gradients import GradientSum
 from hpcsched.worker.lanes.rest import Rest
 from hpcsched.worker.rendezvous import Peers, own_device
@@ -77,7 +74,7 @@ class Elastic(Training):
         self._loss = None
         self._in_place = False
         self._answer = None
-        self._asked: ResizeOrder | None = None
+        self._asked: Resize | None = None
         self._begun = 0
         if scheduler is not None:
             storable(scheduler.state_dict(), "scheduler")  # better now than at the first save
@@ -117,8 +114,7 @@ class Elastic(Training):
         if env is not None and self.rank == 0 and not cannot:
             self._in_place = in_place and not self._spread and env.control_fd is not None
             # Behind a launcher, maybe in a script, what the agent starts is not one of several ranks.
-            facts = {"parallel": not env.launched, "in_place": self._in_place}
-            env.mark_ready(**{name: True for name, said in facts.items() if said})
+            env.mark_ready(Ready(parallel=not env.launched, in_place=self._in_place))
 
     def _spread_over_ranks(
         self, env: JobEnv | None, checkpoint_dir: str | Path | None, *, reproducible: bool
@@ -185,7 +181,7 @@ class Elastic(Training):
     def _suspend(self) -> None:
         self._report(force=True)
         self._save_or_exit(quick=self._orders.quick)
-        code = self._env.leave() if self._env is not None else EXIT_SUSPENDED
+        code = self._env.leave() if self._env is not None else exits.SUSPENDED
         if self.rank == 0 and self._env is not None:
             self._env.wake_agent()
         self._part()
@@ -193,7 +189,7 @@ class Elastic(Training):
 
     # -- resizing in place -----------------------------------------------------------------------------
 
-    def _ready_to_resize(self, order: ResizeOrder | None) -> ResizeOrder | None:
+    def _ready_to_resize(self, order: Resize | None) -> Resize | None:
         """On rank 0: the order, once all who are to join wait for it; one that cannot be is refused."""
         if order is None or self._env is None:
             return None
@@ -240,7 +236,7 @@ class Elastic(Training):
         began = time.monotonic()
         if self.rank == 0 and self._orders.resize is not self._asked:
             self._asked = None  # taken back since we asked
-        order: ResizeOrder | None = self._peers.tell(self._asked, ResizeOrder | None)
+        order: Resize | None = self._peers.tell(self._asked, Resize | None)
         self._asked = self._orders.resize = None
         if order is None:
             return
@@ -257,8 +253,8 @@ class Elastic(Training):
         except (RuntimeError, StoreError) as error:
             self._stranded(error)
         if self.rank == 0 and self._env is not None:
-            facts = {"in_place": True, "step": self.step, "stopped_s": time.monotonic() - began}
-            self._env.mark_ready(**facts)
+            stopped_s = time.monotonic() - began
+            self._env.mark_ready(Ready(in_place=True, step=self.step, stopped_s=stopped_s))
             self._env.wake_agent()
 
     def _enter(self, rehearse: Callable[[Self], object] | None) -> None:
@@ -276,7 +272,7 @@ class Elastic(Training):
             raise LaunchError(f"could not join the others: {error}", transient=True) from error
         self._answer = lambda: (False, False, False)  # we come in the middle of the others' step boundary
 
-    def _exchange(self, held: Held | None, order: ResizeOrder | None) -> None:
+    def _exchange(self, held: Held | None, order: Resize | None) -> None:
         """In the new group: those that have just joined (with no `order`) get the state of the others."""
         mine = held, order is not None and order.joining > 0
         held, joined = self._peers.tell(mine, tuple[Held | None, bool])
@@ -296,9 +292,9 @@ class Elastic(Training):
         self._env = self._saves.env = replace(
             self._env, attempt=attempt, rank=self.rank, world_size=self.world_size
         )
-        for name, value in (("RANK", self.rank), ("WORLD_SIZE", self.world_size)):
-            os.environ[name] = os.environ[f"HPCSCHED_{name}"] = str(value)
-        os.environ["HPCSCHED_ATTEMPT"] = str(attempt)
+        os.environ.update(RANK=str(self.rank), WORLD_SIZE=str(self.world_size))
+        now = Environment(attempt=attempt, rank=self.rank, world_size=self.world_size)
+        os.environ.update(now.to_environ())
 
     def _leave_for_good(self) -> None:
         """This rank's part is done; the others go on without it."""
@@ -315,4 +311,4 @@ class Elastic(Training):
             self._save_or_exit()
             if self._env is not None:
                 self._env.wake_agent()
-        raise SystemExit(EXIT_SUSPENDED)
+        raise SystemExit(exits.SUSPENDED)

@@ -14,18 +14,15 @@ import sys
 import warnings
 from typing import Any, NoReturn
 
-from hpcsched.core.driver import changed
+from hpcsched.contract import files
+from hpcsched.contract.driver import changed
+from hpcsched.contract.exits import NO_GPU
+from hpcsched.contract.variables import CUDA_DEVICES
+from hpcsched.contract.words import Unusable
 from hpcsched.worker.contract import JobEnv, say
 from hpcsched.worker.hosted import surroundings
 
-GIVEN = "HPCSCHED_CUDA_DEVICES"
-"""The variable with the GPUs that the agent has given, as CUDA_VISIBLE_DEVICES named them at the start; not
-there, or empty: none."""
-
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-EXIT_NO_GPU = 69
-"""Cannot use the GPU that it was given (EX_UNAVAILABLE)."""
 
 _NOT_INITIALIZED = 3
 """CUDA_ERROR_NOT_INITIALIZED: what the driver answers before `cuInit`, without doing anything."""
@@ -64,13 +61,13 @@ def device_files_open() -> bool:
 
 def given() -> tuple[str, ...]:
     """The names of the GPUs that the agent has given; () also where the program has chosen others itself."""
-    told, now = surroundings().get(GIVEN, ""), surroundings().get(VISIBLE, "")
+    told, now = surroundings().get(CUDA_DEVICES, ""), surroundings().get(VISIBLE, "")
     return tuple(told.split(",")) if told and told == now else ()
 
 
 def chosen() -> str | None:
     """What CUDA_VISIBLE_DEVICES says where the program names other GPUs than it was given; None if not."""
-    told, now = surroundings().get(GIVEN, ""), surroundings().get(VISIBLE, "")
+    told, now = surroundings().get(CUDA_DEVICES, ""), surroundings().get(VISIBLE, "")
     return now if told and now != told and now not in _NONE else None
 
 
@@ -105,15 +102,15 @@ def leave_unusable(env: JobEnv | None, number: int, why: str) -> NoReturn:
     if env is not None and env.devices and not env.joining:
         each = len(env.devices) // env.world_size  # more than one where a process has several
         with contextlib.suppress(OSError, ValueError, IndexError):  # without a word it is the job's fault
-            word = {
-                "gpu": int(env.devices[env.rank * each]),
-                "why": why,
-                "torch": torch.__file__,
-                "changed": [name[:_MOST_NAME] for name in changed(surroundings())[:_MOST_NAMES]],
-            }
-            env.leave_word(f"unusable.{env.attempt}", json.dumps(word))
+            word = Unusable(
+                gpu=int(env.devices[env.rank * each]),
+                why=why,
+                torch=torch.__file__,
+                changed=tuple(name[:_MOST_NAME] for name in changed(surroundings())[:_MOST_NAMES]),
+            )
+            env.leave_word(files.unusable(env.attempt), word.encode())
     say(f"GPU {given()[number]} cannot be used: {why}")
-    raise SystemExit(EXIT_NO_GPU)
+    raise SystemExit(NO_GPU)
 
 
 def multiplied() -> dict[str, Any]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcsched.errors import ConfigError, HpcschedError, StoreError
-from hpcsched.worker.contract import EXIT_CANNOT_SAVE, JobEnv, say
+from hpcsched.contract import exits, files, variables
+from hpcsched.contract.state import State
+from hpcsched.errors import BadInput, ConfigError, HpcschedError, StoreError
+from hpcsched.worker.contract import JobEnv, say
 from hpcsched.worker.startup import fewer_collections, run_to_the_end
 
 if TYPE_CHECKING:
@@ -38,13 +39,13 @@ def main() -> int:
     try:
         env = JobEnv.from_environ()
         if env is None:
-            raise ConfigError(where="environment", key="HPCSCHED_JOB_ID", got="not set", accepted="a number")
+            raise ConfigError(where="environment", key=variables.JOB_ID, got="not set", accepted="a number")
         _keep(env)
-        (env.job_dir / f"held.{env.attempt}").unlink(missing_ok=True)
+        (env.job_dir / files.held(env.attempt)).unlink(missing_ok=True)
     except (HpcschedError, OSError) as error:
         with contextlib.suppress(OSError):  # whoever read our output may have gone
             say(f"what was left in shared memory could not be saved: {error}")
-        return EXIT_CANNOT_SAVE
+        return exits.CANNOT_SAVE
     return 0
 
 
@@ -60,7 +61,7 @@ def _keep(env: JobEnv) -> None:
         step, samples = state["step"], state["samples"]
         path = _save(CheckpointStore(env.checkpoint_dir, env.keep), state)
     with arena.alone_with_state_file():
-        if not _is_recorded(env.job_dir / "STATE.json", step) and path.exists():
+        if not _is_recorded(env.job_dir / files.STATE, step) and path.exists():
             env.write_state(step=step, samples=samples, checkpoint=path)
 
 
@@ -79,9 +80,9 @@ def _save(store: CheckpointStore, state: dict[str, Any]) -> Path:
 def _is_recorded(path: Path, step: int) -> bool:
     """Whether STATE.json tells of a checkpoint of this step, or a later one, that is there."""
     try:
-        record = json.loads(path.read_bytes())
-        return int(record["step"]) >= step and Path(record["checkpoint"]).exists()
-    except (OSError, ValueError, KeyError, TypeError):
+        record = State.decode(path.read_bytes())
+        return record.step >= step and record.checkpoint is not None and Path(record.checkpoint).exists()
+    except (OSError, BadInput):
         return False
 
 

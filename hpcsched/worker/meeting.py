@@ -12,9 +12,6 @@ import torch.distributed as dist
 
 LOOPBACK = "127.0.0.1"
 
-STORE_KEY = "HPCSCHED_STORE_KEY"
-"""The variable with what all keys of the store begin with: nobody else knows it."""
-
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _said: str | None = None
 """What we have said there ourselves."""

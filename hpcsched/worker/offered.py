@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 
-from hpcsched.worker.variables import Variables
 
-
-def offered(read: Variables, name: str) -> int | None:
-    """The descriptor of HPCSCHED_<name>_FD, if what is open there is what HPCSCHED_<name>_ID says.
+def offered(number: int | None, identity: str | None) -> int | None:
+    """This descriptor, if what is open there is what `identity` ("device:inode") says.
 
     A launcher closes what it does not know, and the programs that it starts open files of their own under the
-    same number. None if it is gone, or was not offered. Raises ConfigError for what is no number.
+    same number. None if it is gone, or was not offered.
     """
-    number, identity = read.maybe(f"HPCSCHED_{name}_FD"), read.text(f"HPCSCHED_{name}_ID")
     if number is None or identity is None:
         return number
     try:

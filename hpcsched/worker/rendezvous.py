@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from hpcsched.contract import variables
+from hpcsched.contract.orders import Resize
 from hpcsched.errors import LaunchError
 from hpcsched.worker import gpu
-from hpcsched.worker.contract import JobEnv, ResizeOrder, say
+from hpcsched.worker.contract import JobEnv, say
 from hpcsched.worker.hosted import surroundings
-from hpcsched.worker.meeting import LOOPBACK, STORE_KEY, life, listen_towards, open_store
+from hpcsched.worker.meeting import LOOPBACK, life, listen_towards, open_store
 from hpcsched.worker.messages import from_first, packed, packed_state, to_first, unpacked, unpacked_state
 
 JOIN_TIMEOUT_S = 300.0
@@ -39,7 +41,7 @@ _SIGNAL_CHECK_S = 0.2
 def own_device(env: JobEnv | None) -> torch.device:
     """The GPU of this rank, or the CPU where the launcher left no GPU visible.
 
-    Ends the process, with EXIT_NO_GPU, where it was given a GPU that torch cannot use. Raises LaunchError
+    Ends the process, with exits.NO_GPU, where it was given a GPU that torch cannot use. Raises LaunchError
     where there are fewer GPUs than ranks.
     """
     number = env.local_rank if env else 0
@@ -121,7 +123,7 @@ class Peers:
         self._store, self._where = store, where
 
     def _keys_of(self, attempt: int) -> Any:
-        key = surroundings().get(STORE_KEY, "")
+        key = surroundings().get(variables.STORE_KEY, "")
         return dist.PrefixStore(f"{key}{life()}/attempt-{attempt}", self._store)  # type: ignore[attr-defined]
 
     def _meet_anew(self, keys: Any) -> None:
@@ -157,7 +159,7 @@ class Peers:
 
     # -- resizing in place -----------------------------------------------------------------------------
 
-    def joined(self, order: ResizeOrder) -> bool:
+    def joined(self, order: Resize) -> bool:
         """On rank 0: whether all ranks that are to join wait to be let in.
 
         Raises LaunchError when they cannot come.
@@ -169,7 +171,7 @@ class Peers:
             self._open(self._place_of(order))
             return bool(self._keys_of(order.attempt).add("built", 0) >= order.joining)
 
-    def _place_of(self, order: ResizeOrder) -> tuple[str, int]:
+    def _place_of(self, order: Resize) -> tuple[str, int]:
         """Where the ranks of the new group meet: those that stay alone can do so where they did."""
         assert self._env is not None
         if order.where and order.joining:
@@ -177,7 +179,7 @@ class Peers:
             return address, int(port)
         return self._where or _place(self._env)
 
-    def let_in(self, order: ResizeOrder) -> None:
+    def let_in(self, order: Resize) -> None:
         """On rank 0: have the joining ranks come."""
         if order.joining:
             self._keys_of(order.attempt).set("come", "yes")
@@ -194,7 +196,7 @@ class Peers:
             _wait(keys, "come", JOIN_TIMEOUT_S, given_up)
             self._meet_anew(keys)
 
-    def regroup(self, order: ResizeOrder) -> bool:
+    def regroup(self, order: Resize) -> bool:
         """Become the group of `order`, together with the ranks let in; False: this rank is to leave.
 
         All ranks of the old group come here, after the last message of that group. Raises RuntimeError when

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hpcsched.contract import files
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.worker.arena import Arena, Held
 from hpcsched.worker.checkpoint import CheckpointStore, read_checkpoint
@@ -100,7 +101,8 @@ class Saves:
                     step=step, samples=samples, checkpoint=self._checkpoint, metrics=metrics, loss=loss
                 )
         except OSError as error:
-            raise StoreError(f"{self.env.job_dir}/STATE.json: cannot be written: {error.strerror}") from error
+            where = f"{self.env.job_dir}/{files.STATE}"
+            raise StoreError(f"{where}: cannot be written: {error.strerror}") from error
 
     def hand_over(self, state: Mapping[str, Any]) -> Held | None:
         """Put the state into the arena for other ranks of this host; None if it has no room."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from hpcsched.contract import exits
 from hpcsched.errors import StoreError
-from hpcsched.worker.contract import EXIT_CANNOT_SAVE, say
+from hpcsched.worker.contract import say
 from hpcsched.worker.elastic import Elastic
 from hpcsched.worker.sampler import share
 
@@ -181,7 +182,7 @@ class Session(Elastic):
                 self._saves.record(self.step, self.samples, loss=self._last_loss(), metrics=values)
             except StoreError as error:
                 say(f"the metrics could not be saved: {error}")
-                raise SystemExit(EXIT_CANNOT_SAVE) from None
+                raise SystemExit(exits.CANNOT_SAVE) from None
         self._flag.close()
 
     # How it works.

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Mapping
 
+from hpcsched.contract import variables
 from hpcsched.planning.standin import STILL, Course
 
 SUSPENDED = 75  # EX_TEMPFAIL: saved and left
@@ -31,32 +32,32 @@ class StandIn:
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        task = json.loads(env["HPCSCHED_STANDIN"])
-        self.rank = int(env.get("HPCSCHED_RANK", 0))
-        self.attempt = int(env["HPCSCHED_ATTEMPT"])
+        task = json.loads(env[variables.STANDIN])
+        self.rank = int(env.get(variables.RANK, 0))
+        self.attempt = int(env[variables.ATTEMPT])
         self.speed = float(task["speed"])
-        self.launched_at = float(env["HPCSCHED_LAUNCHED_AT"])
-        job_dir = env["HPCSCHED_JOB_DIR"]
+        self.launched_at = float(env[variables.LAUNCHED_AT])
+        job_dir = env[variables.JOB_DIR]
         self.state_path = os.path.join(job_dir, "STATE.json")  # noqa: PTH118 - pathlib costs start-up time
         self.ready_path = os.path.join(job_dir, f"ready.{self.attempt}")  # noqa: PTH118
-        self.world_size = int(env.get("HPCSCHED_WORLD_SIZE", 1))
+        self.world_size = int(env.get(variables.WORLD_SIZE, 1))
         steps = int(task["steps"])
         self.course = Course(
-            from_step=min(self._resume_step(), steps) if env.get("HPCSCHED_RESUME") == "1" else 0,
+            from_step=min(self._resume_step(), steps) if env.get(variables.RESUME) == "1" else 0,
             steps=steps,
             rate=float(task["rate"]),
             start_s=float(task["start_s"]),
             suspend_s=float(task["suspend_s"]),
         )
-        self.checkpoint_every_s = float(env.get("HPCSCHED_CHECKPOINT_EVERY_S", "inf"))
+        self.checkpoint_every_s = float(env.get(variables.CHECKPOINT_EVERY_S, "inf"))
         self.saved_step = self.course.from_step
-        self.notify_pid = int(env.get("HPCSCHED_NOTIFY_PID", 0))
+        self.notify_pid = int(env.get(variables.NOTIFY_PID, 0))
         self.parent = self.notify_pid or os.getppid()
-        progress_fd = env.get("HPCSCHED_PROGRESS_FD") if self.rank == 0 else None
+        progress_fd = env.get(variables.PROGRESS_FD) if self.rank == 0 else None
         self.progress_fd = None if progress_fd is None else int(progress_fd)
         if self.progress_fd is not None:
             os.set_blocking(self.progress_fd, False)  # an agent that does not read must not stop us
-        control_fd = env.get("HPCSCHED_CONTROL_FD") if self.rank == 0 else None
+        control_fd = env.get(variables.CONTROL_FD) if self.rank == 0 else None
         self.control_fd = None if control_fd is None else int(control_fd)
         if self.control_fd is not None:
             os.set_blocking(self.control_fd, False)

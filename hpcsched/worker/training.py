@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 import torch
 
+from hpcsched.contract import exits
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.worker import rng
 from hpcsched.worker.arena import Held
-from hpcsched.worker.contract import EXIT_CANNOT_SAVE, JobEnv, Progress, say
+from hpcsched.worker.contract import JobEnv, Progress, say
 from hpcsched.worker.rendezvous import Peers
 from hpcsched.worker.sampler import Sampler
 from hpcsched.worker.saving import Saves
@@ -91,7 +92,7 @@ class Training:
             if self.rank == 0:
                 say(f"step {self.step} could not be saved: {error}")
             self._part()
-            raise SystemExit(EXIT_CANNOT_SAVE)
+            raise SystemExit(exits.CANNOT_SAVE)
 
     def _save(self, *, quick: bool = False, background: bool = False) -> str | None:
         """Save the state of this step, all ranks together; returns what went wrong, the same on all.

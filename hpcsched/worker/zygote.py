@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from hpcsched.contract import variables
 from hpcsched.worker import memory
 from hpcsched.worker.forked import (
     MOST_BYTES,
@@ -275,8 +276,8 @@ def main(arguments: Sequence[str]) -> Task | None:
     """Serve to the end; in a process forked to do something else: what that is.
 
     `arguments`: how many standbys to keep, how long the launcher awaits an answer in seconds, and the sets of
-    cores for standbys, each as numbers with commas between. HPCSCHED_ZYGOTE_FD: the descriptor of the line to
-    the launcher.
+    cores for standbys, each as numbers with commas between. `variables.ZYGOTE_FD`: the descriptor of the line
+    to the launcher.
     """
     end_quickly()
     die_with_parent(os.getppid())
@@ -288,7 +289,7 @@ def main(arguments: Sequence[str]) -> Task | None:
         return None
     gc.collect()
     gc.freeze()  # else each collection in a worker would copy what it shares with the others
-    line = socket.socket(fileno=int(os.environ["HPCSCHED_ZYGOTE_FD"]))
+    line = socket.socket(fileno=int(os.environ[variables.ZYGOTE_FD]))
     line.set_inheritable(False)
     cores = [frozenset(map(int, room.split(","))) for room in rooms]
     server = Server(line, int(most), float(patience_s), cores)

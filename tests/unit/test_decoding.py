@@ -17,7 +17,8 @@ from hpcsched import trust
 from hpcsched.agent.attempts import Attempt, Held, JobRecord, Word, read_record, read_word
 from hpcsched.agent.inbox import Command, Inbox
 from hpcsched.agent.progress import Line, ProgressMeter
-from hpcsched.decoding import decode, is_deeper, read_file
+from hpcsched.contract.codec import is_deeper
+from hpcsched.decoding import decode, read_file
 from hpcsched.errors import BadInput, ConfigError, HpcschedError
 from hpcsched.launch import wire
 from hpcsched.printing import printable

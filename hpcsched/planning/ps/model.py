@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hpcsched.core.model import Seat
+from hpcsched.contract.seats import Seat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hpcsched.core.model import Seat
+from hpcsched.contract.seats import Seat
 from hpcsched.planning.ps.model import Link, PsModel, Usage, even_seats, loads, usage
 
 NODE_CPUS = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcsched.core.model import Seat
+from hpcsched.contract.seats import Seat
 from hpcsched.planning.ps.model import Link, PsModel, usage
 from hpcsched.planning.standin import Course
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hpcsched.contract import variables
 from hpcsched.worker.lanes import settings
 from hpcsched.worker.lanes.settings import Mode
 
@@ -19,7 +20,7 @@ def before_torch() -> int | None:
     """
     lane = settings.lane(os.environ)
     if lane is None:
-        if os.environ.get(settings.PACK):
+        if os.environ.get(variables.PACK):
             from hpcsched.worker.packed.guest import be_member
 
             return be_member(os.environ)

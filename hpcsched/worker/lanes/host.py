@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
+from hpcsched.contract import exits, variables
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.planning.lanes.admission import Footprint, admit
 from hpcsched.planning.lanes.pacing import Duty, Pacer, share_of
 from hpcsched.planning.lanes.referee import Referee
-from hpcsched.worker.contract import EXIT_SUSPENDED, PACE, JobEnv, say
+from hpcsched.worker.contract import JobEnv, say
 from hpcsched.worker.hosted import Gone, Hosted, be_hosted
 from hpcsched.worker.lanes import settings
 from hpcsched.worker.lanes.apart import (
@@ -137,7 +138,7 @@ class Host:
 
         def build_and_watch(args: dict[str, Any]) -> Any:
             parts = build(args)
-            sums = int(self._environ.get("HPCSCHED_WORLD_SIZE") or 1) > 1
+            sums = int(self._environ.get(variables.WORLD_SIZE) or 1) > 1
             self._watch = Watch(parts.model, parts.optimizer, self._device, sums=sums)
             parts.optimizer.register_step_post_hook(lambda *_: self._between_steps())
             return parts
@@ -227,11 +228,11 @@ class Host:
             raise NotHostable(
                 "the foreground runs in another working directory or another Python environment"
             )
-        environ["HPCSCHED_LOCAL_RANK"] = environ["LOCAL_RANK"] = self._environ.get("HPCSCHED_LOCAL_RANK", "0")
-        for name in ("HPCSCHED_CONTROL_FD", "HPCSCHED_ARENA_FD", "HPCSCHED_PROGRESS_FD", PACE):
+        environ[variables.LOCAL_RANK] = environ["LOCAL_RANK"] = self._environ.get(variables.LOCAL_RANK, "0")
+        for name in (variables.CONTROL_FD, variables.ARENA_FD, variables.PROGRESS_FD, variables.PACE):
             environ.pop(name, None)
         if len(descriptors) > 2:
-            environ["HPCSCHED_PROGRESS_FD"] = str(descriptors[2])
+            environ[variables.PROGRESS_FD] = str(descriptors[2])
         env = JobEnv.from_environ(environ)
         if env is None or env.world_size != 1 or not env.trainer:
             raise NotHostable("only a trainer of one rank can be a guest")
@@ -257,7 +258,7 @@ class Host:
             guest.end = {"refused": str(error)}
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-            left = code == EXIT_SUSPENDED and self._leaving.is_set()
+            left = code == exits.SUSPENDED and self._leaving.is_set()
             guest.end = {"left": "the foreground has left"} if left else {"exit": code}
         except HpcschedError as error:
             say(str(error))
@@ -278,7 +279,7 @@ class Host:
     def _train(self, guest: _Guest) -> None:
         visit = Visit(guest.given_up)
         if not self._stand.wait(visit):
-            raise Gone if guest.hosted.gone else SystemExit(EXIT_SUSPENDED)
+            raise Gone if guest.hosted.gone else SystemExit(exits.SUSPENDED)
         watch = self._watch
         assert watch is not None
         try:
@@ -326,7 +327,7 @@ class Host:
             return
         # Still to come: gradients, and for most optimizers two more numbers for each.
         weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        names = [known.get("HPCSCHED_JOB_NAME", "") for known in (self._environ, environ)]
+        names = [known.get(variables.JOB_NAME, "") for known in (self._environ, environ)]
         needs = taken, taken_bytes(self._device) - taken + 3 * weights
         both = [Footprint(name, need) for name, need in zip(names, needs, strict=True)]
         try:

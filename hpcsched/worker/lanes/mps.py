@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from hpcsched.contract.variables import LANE_MODE, RUN_ID
 from hpcsched.errors import ConfigError
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -24,9 +25,7 @@ BACKGROUND_PERCENT = "50"
 
 def folder(environ: Mapping[str, str]) -> Path:
     """Where this run's daemon has its pipes and logs on this host."""
-    return (
-        Path(tempfile.gettempdir()) / f"hpcsched-mps-{os.getuid()}-{environ.get('HPCSCHED_RUN_ID', 'none')}"
-    )
+    return Path(tempfile.gettempdir()) / f"hpcsched-mps-{os.getuid()}-{environ.get(RUN_ID, 'none')}"
 
 
 def variables(environ: Mapping[str, str], *, background: bool) -> dict[str, str]:
@@ -51,7 +50,7 @@ def use(environ: MutableMapping[str, str], *, background: bool) -> None:
 
     def refuse(got: str) -> ConfigError:
         accepted = "a host where its users may start it, or another mode"
-        return ConfigError(where="environment", key="HPCSCHED_LANE_MODE=mps", got=got, accepted=accepted)
+        return ConfigError(where="environment", key=f"{LANE_MODE}=mps", got=got, accepted=accepted)
 
     program = shutil.which(CONTROL, path=environ.get("PATH"))
     if program is None:

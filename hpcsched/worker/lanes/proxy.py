@@ -21,7 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hpcsched.worker.contract import EXIT_SUSPENDED, PACE, JobEnv, Orders, say
+from hpcsched.contract import exits, variables
+from hpcsched.contract.orders import Pace
+from hpcsched.worker.contract import JobEnv, Orders, say
 from hpcsched.worker.lanes import settings
 from hpcsched.worker.lanes.wire import Line, connect
 
@@ -58,7 +60,7 @@ def _why_alone(env: JobEnv) -> str | None:
 
 def _leave_at_once(number: int, frame: FrameType | None) -> None:
     """All there is of the job is saved, until its training has begun again and takes the signals over."""
-    os._exit(EXIT_SUSPENDED)
+    os._exit(exits.SUSPENDED)
 
 
 class Proxy(ABC):
@@ -76,7 +78,7 @@ class Proxy(ABC):
         """Have the job done; its exit code, or None: it is to go on in this process."""
         former = {number: signal.signal(number, self._note) for number in (signal.SIGTSTP, signal.SIGTERM)}
         former_wakeup = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
-        code: int | None = EXIT_SUSPENDED
+        code: int | None = exits.SUSPENDED
         try:
             code = self._run()
             return code
@@ -111,8 +113,8 @@ class Proxy(ABC):
 
     def _resume_from_newest(self) -> None:
         """What a host had of the job is saved, or lost: from here on the newest checkpoint counts."""
-        self._environ["HPCSCHED_RESUME"] = "1"
-        self._environ.pop("HPCSCHED_FROM_STEP", None)
+        self._environ[variables.RESUME] = "1"
+        self._environ.pop(variables.FROM_STEP, None)
 
     def _await(self, descriptors: Sequence[int], within_s: float) -> list[int]:
         """Those that have become readable, in time or until a signal comes; looks for the agent, too."""
@@ -141,7 +143,7 @@ class _Proxy(Proxy):
         code = super().run()
         if code is None:
             self._orders.look()
-            self._environ[PACE] = str(self._orders.pace)  # nobody will say it again
+            self._environ[variables.PACE] = Pace(self._orders.pace).encode()  # nobody will say it again
         return code
 
     def _run(self) -> int | None:
@@ -149,7 +151,7 @@ class _Proxy(Proxy):
         while True:
             line = self._find()
             if self._stop is not None:
-                return EXIT_SUSPENDED  # all that there is of it is saved
+                return exits.SUSPENDED  # all that there is of it is saved
             if line is None:
                 say("no foreground on this device takes guests: in a process of its own")
                 return None
@@ -162,7 +164,7 @@ class _Proxy(Proxy):
             if not host_gone:
                 return code
             if self._stop is not None:
-                return EXIT_SUSPENDED
+                return exits.SUSPENDED
             if (why := _why_alone(self._env)) is not None:
                 say(f"in a process of its own: {why}")
                 return None
@@ -189,7 +191,7 @@ class _Proxy(Proxy):
             left_s = inf if begun else deadline - time.monotonic()
             if left_s <= 0:
                 say("in a process of its own: the foreground on this device does not come to take it in")
-                return (EXIT_SUSPENDED if self._stop is not None else None), False
+                return (exits.SUSPENDED if self._stop is not None else None), False
             if self._stop is not None and not stopped:
                 stopped = True
                 line.say({"stop": self._stop})
@@ -209,7 +211,7 @@ class _Proxy(Proxy):
                 self._begun = begun = True
             if "refused" in word:
                 say(f"in a process of its own: {word['refused']}")
-                return (EXIT_SUSPENDED if self._stop is not None else None), False
+                return (exits.SUSPENDED if self._stop is not None else None), False
             if "left" in word:
                 say(f"{word['left']}: looking for another foreground")
                 return None, True

@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
+from hpcsched.contract import files
+from hpcsched.contract.variables import DEVICES, LANE, LANE_MODE, RANK, RUN_ID
 from hpcsched.errors import ConfigError
-
-LANE = "HPCSCHED_LANE"
-MODE = "HPCSCHED_LANE_MODE"
-PACK = "HPCSCHED_PACK"
-"""What the pack on this rank's device is called, where its members train in one process."""
 
 
 class Mode(StrEnum):
-    """How two jobs share a GPU: the values of HPCSCHED_LANE_MODE, without `auto`."""
+    """How two jobs share a GPU: the values of `variables.LANE_MODE`, without `auto`."""
 
     STREAMS = "streams"
     """In the foreground's process, on streams of different priority."""
@@ -47,22 +44,22 @@ def mode(environ: Mapping[str, str]) -> Mode:
 
     Raises ConfigError for other words, and for modes that need a GPU where there is none.
     """
-    word = environ.get(MODE) or "auto"
+    word = environ.get(LANE_MODE) or "auto"
     gpu = environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
     if word == "auto":
         return Mode.STREAMS if gpu else Mode.PROCESS
     accepted = ["auto", *(known.value for known in Mode)]
     if word not in accepted:
-        raise ConfigError(where="environment", key=MODE, got=repr(word), accepted=", ".join(accepted))
+        raise ConfigError(where="environment", key=LANE_MODE, got=repr(word), accepted=", ".join(accepted))
     if word in (Mode.GREEN, Mode.MPS) and not gpu:
-        raise ConfigError(where="environment", key=MODE, got=f"{word!r} without a GPU", accepted="a GPU")
+        raise ConfigError(where="environment", key=LANE_MODE, got=f"{word!r} without a GPU", accepted="a GPU")
     return Mode(word)
 
 
 def device_of(environ: Mapping[str, str]) -> str | None:
     """The index, in the allocation, of the device that this rank is on; None where none is told."""
-    devices = [word for word in environ.get("HPCSCHED_DEVICES", "").split(",") if word]
-    rank = int(environ.get("HPCSCHED_RANK") or 0)
+    devices = [word for word in environ.get(DEVICES, "").split(",") if word]
+    rank = int(environ.get(RANK) or 0)
     return devices[rank] if rank < len(devices) else None
 
 
@@ -72,10 +69,10 @@ def address(environ: Mapping[str, str]) -> str | None:
     In no file system: run directories lie on ones that have no sockets. Who is at the other end has to be
     asked, as anybody on the host may take the name.
     """
-    run, device = environ.get("HPCSCHED_RUN_ID"), device_of(environ)
+    run, device = environ.get(RUN_ID), device_of(environ)
     return f"\0hpcsched/{run}/lane/{device}" if run and device is not None else None
 
 
 def note_of_fault(job_dir: str | Path) -> Path:
     """The file whose being there says that the job is nobody's guest any more, and why."""
-    return Path(job_dir) / "never-a-guest"
+    return Path(job_dir) / files.NEVER_A_GUEST

@@ -1,6 +1,6 @@
 """`python -m hpcsched.worker.layers`: measure the layers of the trainer that the environment names.
 
-HPCSCHED_LAYERS tells what is wanted, as a JSON object (see `Request`). After each batch the file `result` is
+The environment tells what is wanted, as a JSON object (see `Request`). After each batch the file `result` is
 replaced by {"profile": the layer profile so far, "left_out": {batch: reason}}.
 """
 
@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcsched.contract import variables
+from hpcsched.contract.environment import Reader
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.worker.__main__ import _trainer
 from hpcsched.worker.contract import JobEnv, say, write_atomically
 from hpcsched.worker.startup import fewer_collections, run_to_the_end
-from hpcsched.worker.variables import Variables
 
 if TYPE_CHECKING:
     import torch
@@ -51,11 +52,11 @@ def main() -> int:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        env, asked = JobEnv.from_environ(), Variables(os.environ).table("HPCSCHED_LAYERS", {})
+        env, asked = JobEnv.from_environ(), Reader(os.environ).table(variables.LAYERS)
         if env is None or not asked:
             raise ConfigError(
                 where="environment",
-                key="HPCSCHED_LAYERS",
+                key=variables.LAYERS,
                 got="not set",
                 accepted="a start by `hpcsched profile layers`, which sets it",
             )

@@ -9,7 +9,6 @@ are done twice. A host that does not answer is ended by the first job that canno
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -19,7 +18,10 @@ from math import inf
 from types import FrameType
 from typing import Any
 
-from hpcsched.worker.contract import EXIT_SUSPENDED, JobEnv, say
+from hpcsched.contract import exits, files
+from hpcsched.contract.state import State
+from hpcsched.errors import BadInput
+from hpcsched.worker.contract import JobEnv, say
 from hpcsched.worker.lanes.proxy import Proxy
 from hpcsched.worker.lanes.wire import Line, connect, peer, take
 from hpcsched.worker.packed.guest_start import address_of, start_host
@@ -153,7 +155,7 @@ class _Guest(Proxy):
         while True:
             host = self._reach()
             if host is None:
-                return None if self._stop is None else EXIT_SUSPENDED
+                return None if self._stop is None else exits.SUSPENDED
             try:
                 word = self._follow(host)
             finally:
@@ -163,7 +165,7 @@ class _Guest(Proxy):
             if "exit" in word:
                 return int(word["exit"])
             if self._stop is not None:  # all that there is of it is saved
-                return EXIT_SUSPENDED
+                return exits.SUSPENDED
             if "refused" in word:
                 say(f"in a process of its own: {word['refused']}")
                 return None
@@ -257,8 +259,8 @@ class _Guest(Proxy):
 
     def _saved_step(self) -> int:
         try:
-            return int(json.loads((self._env.job_dir / "STATE.json").read_bytes())["step"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return State.decode((self._env.job_dir / files.STATE).read_bytes()).step
+        except (OSError, BadInput):
             return 0
 
 

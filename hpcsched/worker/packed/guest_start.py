@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from hpcsched.core.ranks import tells_rank
-from hpcsched.worker.gpu import GIVEN
+from hpcsched.contract import variables
+from hpcsched.contract.ranks import tells_rank
 from hpcsched.worker.lanes import settings
 from hpcsched.worker.startup import run_to_the_end
 
@@ -28,7 +28,7 @@ PROGRAM = "hpcsched.worker.packed.guest_start"
 BACKLOG = 128
 """So many jobs may call before the host hears them."""
 
-_KEPT = frozenset({"HPCSCHED_RUN_ID", "HPCSCHED_NODE", GIVEN})
+_KEPT = frozenset({variables.RUN_ID, variables.NODE, variables.CUDA_DEVICES})
 """Of what a job is told, what its host is told too: who ends what a run has left behind looks for these, and
 which GPU it is to use."""
 
@@ -38,17 +38,17 @@ PROBED_WITHIN_S = 5
 
 def address_of(environ: Mapping[str, str]) -> str | None:
     """The abstract socket of the pack that the environment names; None: there is none."""
-    name = environ.get(settings.PACK)
+    name = environ.get(variables.PACK)
     if not name:
         return None
     # Hashed, for an address is at most 107 bytes long.
-    known = hashlib.sha256(f"{environ.get('HPCSCHED_RUN_ID', '')}/{name}".encode()).hexdigest()
+    known = hashlib.sha256(f"{environ.get(variables.RUN_ID, '')}/{name}".encode()).hexdigest()
     return f"\0hpcsched/pack/{known[:32]}"
 
 
 def log_of(environ: Mapping[str, str]) -> Path:
     """The file that the host of this rank's device writes to."""
-    run_dir = environ.get("HPCSCHED_RUN_DIR") or Path(environ["HPCSCHED_JOB_DIR"]).parent.parent
+    run_dir = environ.get(variables.RUN_DIR) or Path(environ[variables.JOB_DIR]).parent.parent
     return Path(run_dir) / "packs" / f"{settings.device_of(environ) or '0'}.log"
 
 
@@ -58,7 +58,7 @@ def common(environ: Mapping[str, str]) -> dict[str, str]:
         name: value
         for name, value in environ.items()
         # LC_CTYPE is set by an interpreter that starts from nothing, not by one that was forked.
-        if name in _KEPT or not (name.startswith("HPCSCHED_") or tells_rank(name) or name == "LC_CTYPE")
+        if name in _KEPT or not (name.startswith(variables.PREFIX) or tells_rank(name) or name == "LC_CTYPE")
     }
 
 

@@ -21,8 +21,9 @@ from functools import partial
 
 import torch
 
+from hpcsched.contract import exits
 from hpcsched.errors import ConfigError
-from hpcsched.worker.contract import EXIT_SUSPENDED, say
+from hpcsched.worker.contract import say
 from hpcsched.worker.hosted import Gone
 from hpcsched.worker.lanes.voices import divide_output
 from hpcsched.worker.packed.failures import Failed, OutOfMemory, out_of_memory
@@ -180,7 +181,7 @@ class Host:
         self._clear_away()
 
     def _dismiss(self, guest: Guest, word: Word) -> None:
-        if self._told_to_end and word.get("exit") == EXIT_SUSPENDED and not guest.asked:
+        if self._told_to_end and word.get("exit") == exits.SUSPENDED and not guest.asked:
             word = {"left": _TOLD_TO_END}
         say(f"{guest.name} leaves: {word or 'its own process has gone'}")
         self._lines.end(guest, word)
@@ -280,7 +281,7 @@ class Host:
         if guest.hosted.gone:
             return NOTHING
         if guest.hosted.stop is not None:  # all there is of it is saved
-            return {"exit": EXIT_SUSPENDED}
+            return {"exit": exits.SUSPENDED}
         if guest.mode != self._pack.mode:
             if crowded:
                 return {"refused": f"the pack on this device is of the mode {self._pack.mode!r}"}

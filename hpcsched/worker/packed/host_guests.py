@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from hpcsched.contract import exits, variables
 from hpcsched.errors import HpcschedError
 from hpcsched.worker import rng
-from hpcsched.worker.contract import EXIT_SUSPENDED, PACE, JobEnv, say
+from hpcsched.worker.contract import JobEnv, say
 from hpcsched.worker.hosted import Gone, Hosted, be_hosted
 from hpcsched.worker.lanes.apart import NotHostable, process_settings, put_back
 from hpcsched.worker.lanes.wire import Line
@@ -47,10 +48,10 @@ class Guest:
     def __init__(self, line: Line, facts: Mapping[str, Any], environ: Mapping[str, str]) -> None:
         theirs = {str(name): str(value) for name, value in facts["environ"].items()}
         _check_alike((str(facts["cwd"]), str(facts["python"]), common(theirs)), environ)
-        for name in ("HPCSCHED_CONTROL_FD", "HPCSCHED_ARENA_FD", "HPCSCHED_PROGRESS_FD", PACE):
+        for name in (variables.CONTROL_FD, variables.ARENA_FD, variables.PROGRESS_FD, variables.PACE):
             theirs.pop(name, None)
         if len(line.descriptors) > 2:
-            theirs["HPCSCHED_PROGRESS_FD"] = str(line.descriptors[2])
+            theirs[variables.PROGRESS_FD] = str(line.descriptors[2])
         env = JobEnv.from_environ(theirs)
         if env is None or env.world_size != 1 or not env.trainer or env.strategy.get("kind") != "packed":
             raise NotHostable("only a packed trainer of one rank can be a member")
@@ -122,9 +123,9 @@ class Guest:
     def save_and_leave(self) -> Word:
         """It was asked to leave, and is out of the pack."""
         if self.member.torn:  # what it had of the step cannot be saved: its newest checkpoint stays that
-            return {"exit": EXIT_SUSPENDED}
+            return {"exit": exits.SUSPENDED}
         word = self.after(self.member.look)
-        return {"exit": EXIT_SUSPENDED} if word is None else word
+        return {"exit": exits.SUSPENDED} if word is None else word
 
     def make_room(self, why: str) -> Word:
         """The device is full, and it is the one to leave."""
@@ -137,7 +138,7 @@ class Guest:
         """Its own code has raised this."""
         if crowded and out_of_memory(error):
             self._say(f"{NO_ROOM}; taken out of it as it was saved last")
-            return {"exit": EXIT_SUSPENDED}
+            return {"exit": exits.SUSPENDED}
         if isinstance(error, NotHostable):
             return {"refused": str(error)}
         if isinstance(error, Left):

@@ -1,7 +1,7 @@
 """`python -m hpcsched.worker.packed.probe`: what steps take alone and packed (pack, section 4.2).
 
-HPCSCHED_PACKS tells what is wanted, as a JSON object (see `Request`). After each finding the file `result` is
-replaced by all that is known so far (see `Found`).
+The environment tells what is wanted, as a JSON object (see `Request`). After each finding the file `result`
+is replaced by all that is known so far (see `Found`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from hpcsched.contract import variables
+from hpcsched.contract.environment import Reader
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.worker.__main__ import _trainer
 from hpcsched.worker.contract import JobEnv, say, write_atomically
 from hpcsched.worker.startup import fewer_collections, run_to_the_end
-from hpcsched.worker.variables import Variables
 
 if TYPE_CHECKING:
     from hpcsched.worker.packed import Member, Pack
@@ -88,16 +89,16 @@ def main() -> int:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        env, asked = JobEnv.from_environ(), Variables(os.environ).table("HPCSCHED_PACKS", {})
+        env, asked = JobEnv.from_environ(), Reader(os.environ).table(variables.PACKS)
         if env is None or not asked:
             raise ConfigError(
                 where="environment",
-                key="HPCSCHED_PACKS",
+                key=variables.PACKS,
                 got="not set",
                 accepted="a start by `hpcsched profile pack`, which sets it",
             )
         # Its sessions are those of programs by themselves: nothing is saved, and a signal ends them.
-        del os.environ["HPCSCHED_JOB_ID"]
+        del os.environ[variables.JOB_ID]
         Probe(Request(**asked), env).run()
     except HpcschedError as error:
         say(str(error))

@@ -10,9 +10,12 @@ from typing import Any, Self
 
 import torch
 
+from hpcsched.contract import exits
+from hpcsched.contract.orders import Resize
+from hpcsched.contract.words import Ready
 from hpcsched.errors import LaunchError
 from hpcsched.worker import rng
-from hpcsched.worker.contract import EXIT_SUSPENDED, JobEnv, ResizeOrder, say
+from hpcsched.worker.contract import JobEnv, say
 from hpcsched.worker.ps.carry import carry
 from hpcsched.worker.ps.client import Client
 from hpcsched.worker.ps.crew import Crew, Roles
@@ -35,7 +38,7 @@ class _Change:
     By the new numbers, `owners` is who has what at present, and `workers` are those who were workers before.
     """
 
-    order: ResizeOrder
+    order: Resize
     owners: Owners
     workers: tuple[int, ...]
     step: int
@@ -236,11 +239,11 @@ class Changing(Session):
                 self._env.wake_agent()
         elif server:
             self._gather_state()
-        raise SystemExit(EXIT_SUSPENDED)
+        raise SystemExit(exits.SUSPENDED)
 
     # -- changes in place ------------------------------------------------------------------------------
 
-    def _ready_to_resize(self, order: ResizeOrder | None) -> ResizeOrder | None:
+    def _ready_to_resize(self, order: Resize | None) -> Resize | None:
         if order is not None:
             self._coming = Roles(order.seats)
         return super()._ready_to_resize(order)
@@ -255,7 +258,7 @@ class Changing(Session):
         began = time.monotonic()
         if self.rank == 0 and self._orders.resize is not self._asked:
             self._asked = None  # taken back since we asked
-        order: ResizeOrder | None = self._peers.tell(self._asked, ResizeOrder | None)
+        order: Resize | None = self._peers.tell(self._asked, Resize | None)
         self._asked = self._orders.resize = None
         if order is None:
             return
@@ -273,11 +276,11 @@ class Changing(Session):
         self._env = self._saves.env = replace(self._env, seats=order.seats)
         self._share.set(roles.seats[self.rank].share, roles.seats[self.rank].cores)
         if self.rank == 0:
-            facts = {"in_place": True, "step": self.step, "stopped_s": time.monotonic() - began}
-            self._env.mark_ready(**facts)
+            stopped_s = time.monotonic() - began
+            self._env.mark_ready(Ready(in_place=True, step=self.step, stopped_s=stopped_s))
             self._env.wake_agent()
 
-    def _change(self, order: ResizeOrder, roles: Roles, *, alike: bool) -> None:
+    def _change(self, order: Resize, roles: Roles, *, alike: bool) -> None:
         """Those that leave hand over what they have; then the others meet with those that join."""
         owners = share_out(self._shard.sizes, roles.servers, cut=self._shard.cut)
         between = before_leaving(self._owners, owners, order.keep)

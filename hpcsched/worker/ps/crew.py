@@ -10,9 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpcsched.core.model import Seat
+from hpcsched.contract import variables
+from hpcsched.contract.seats import Seat
 from hpcsched.errors import ConfigError
-from hpcsched.worker.contract import SEATS, JobEnv
+from hpcsched.worker.contract import JobEnv
 from hpcsched.worker.ps.wire import Wire
 from hpcsched.worker.rendezvous import MEET_TIMEOUT_S, STEP_TIMEOUT_S, Peers
 
@@ -53,7 +54,7 @@ class Roles:
         roles = cls(env.seats)
         if why := roles.cannot_be(env.world_size, global_batch):
             accepted = "a seat for each rank: a server first, and workers for no more than the global batch"
-            raise ConfigError(where="environment", key=SEATS, got=why, accepted=accepted)
+            raise ConfigError(where="environment", key=variables.SEATS, got=why, accepted=accepted)
         return roles
 
 

@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass
 from statistics import median
 from typing import Any
 
+from hpcsched.contract.progress import Usage
 from hpcsched.planning.ps.stability import COUNT, Stability
 from hpcsched.worker.contract import say
 from hpcsched.worker.ps.link import Link
@@ -102,7 +103,7 @@ class Collector:
         self._samples: deque[tuple[list[float], list[tuple[int, int]]]] = deque(maxlen=COUNT)
         self._told: tuple[float, ...] = ()
         self._due, self._pause = 0.0, PAUSES_S[0]
-        self._usage: dict[str, Any] | None = None
+        self._usage: Usage | None = None
 
     def look(self, step: int) -> None:
         """Read the notes, and see what they come to: about once a second, when the chief ends `step`."""
@@ -122,7 +123,7 @@ class Collector:
         self._stability.add((last.step - first.step) / (last.at_s - first.at_s), sum(cpu))
         self._report()
 
-    def take(self) -> dict[str, Any] | None:
+    def take(self) -> Usage | None:
         """What is to be reported and has not been yet."""
         usage, self._usage = self._usage, None
         return usage
@@ -162,14 +163,14 @@ class Collector:
         self._pause = first if changed or not self._told else min(longest, 2 * self._pause)
         self._due, self._told = now + self._pause, medians
         cpus, nets = zip(*self._samples, strict=True)
-        self._usage = {
-            "attempt": self._attempt,
-            "rate": round(medians[0], 6),
-            "cpu": [round(median(cpu), 4) for cpu in zip(*cpus, strict=True)],
-            "net": [round(_busy(windows), 4) for windows in zip(*nets, strict=True)],
-            "samples": self._stability.samples,
-            "stable": self._stability.stable,
-        }
+        self._usage = Usage(
+            attempt=self._attempt,
+            rate=round(medians[0], 6),
+            cpu=tuple(round(median(cpu), 4) for cpu in zip(*cpus, strict=True)),
+            net=tuple(round(_busy(windows), 4) for windows in zip(*nets, strict=True)),
+            samples=self._stability.samples,
+            stable=self._stability.stable,
+        )
 
 
 def _busy(windows: tuple[tuple[int, int], ...]) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from hpcsched.worker.contract import JobEnv
+from hpcsched.worker.contract import Facts, JobEnv
 from hpcsched.worker.ps.changing import Changing
 from hpcsched.worker.ps.client import Client
 from hpcsched.worker.ps.meter import Collector, Meter
@@ -138,7 +138,6 @@ class PsSession(Changing):
     def _report(self, *, force: bool) -> None:
         self._progress.report(self.step, self._last_loss, force=force, facts=self._told)
 
-    def _told(self) -> Mapping[str, Any]:
+    def _told(self) -> Facts:
         """What the agent is told besides."""
-        usage = self._collector.take() if self._collector is not None else None
-        return {"usage": usage} if usage is not None else {}
+        return Facts(usage=self._collector.take() if self._collector is not None else None)

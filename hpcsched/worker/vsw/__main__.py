@@ -1,6 +1,6 @@
 """`python -m hpcsched.worker.vsw`: what the workers of the trainer that the environment names take here.
 
-HPCSCHED_VSW tells what is wanted, as a JSON object (see `Request`). After each point the file `result` is
+The environment tells what is wanted, as a JSON object (see `Request`). After each point the file `result` is
 replaced by {"profile": all that is known so far, "global_batch": the trainer's own}; after sums over several
 ranks by {"line": {"per_byte_s": ..., "latency_s": ...}}.
 """
@@ -17,11 +17,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from hpcsched.contract import variables
+from hpcsched.contract.environment import Reader
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.worker.__main__ import _trainer
 from hpcsched.worker.contract import JobEnv, say, write_atomically
 from hpcsched.worker.startup import fewer_collections, run_to_the_end
-from hpcsched.worker.variables import Variables
 
 if TYPE_CHECKING:
     import torch
@@ -62,11 +63,11 @@ def main() -> int:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        env, asked = JobEnv.from_environ(), Variables(os.environ).table("HPCSCHED_VSW", {})
+        env, asked = JobEnv.from_environ(), Reader(os.environ).table(variables.VSW)
         if env is None or not asked:
             raise ConfigError(
                 where="environment",
-                key="HPCSCHED_VSW",
+                key=variables.VSW,
                 got="not set",
                 accepted="a start by `hpcsched profile vsw`, which sets it",
             )

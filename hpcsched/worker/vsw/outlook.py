@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpcsched.contract.progress import Scaling
 from hpcsched.planning.forecast import forecast, with_fluctuations
 from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, scale
 from hpcsched.planning.workers import local_batches
@@ -82,9 +83,10 @@ class Expectation:
     rates: Mapping[int, float]
     batch: float
 
-    def to_table(self) -> dict[str, Any]:
-        rates = {str(count): float(f"{rate:.6g}") for count, rate in self.rates.items()}
-        return {"rates": rates, "batch": round(self.batch, 1)}
+    def told(self) -> Scaling:
+        """As the agent is told of it."""
+        rates = {count: float(f"{rate:.6g}") for count, rate in self.rates.items()}
+        return Scaling(rates, round(self.batch, 1))
 
 
 def expect(control: Control, trajectory: Trajectory, size: int, *, quick: bool = False) -> Expectation | None:

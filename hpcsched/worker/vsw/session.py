@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from hpcsched.contract.progress import Batching
 from hpcsched.errors import ConfigError
 from hpcsched.planning.workers import WorkerOptions
-from hpcsched.worker.contract import say
+from hpcsched.worker.contract import Facts, say
 from hpcsched.worker.gradients import GradientSum, in_buckets
 from hpcsched.worker.session import Session
 from hpcsched.worker.trainer import Parts, Place, rehearse, to_device
@@ -349,30 +350,35 @@ class WorkerSession(Session):
 
     def _facts(self) -> dict[str, Any]:
         """Where the training is, for people."""
-        course, control = self._course_now, self._control
-        shares = [(share.workers, share.at_once) if share else (0, 0) for share in course.shares]
-        metric = control.batching.metric.name.replace("-", "_")
         return {
             "attempt": self._env.attempt if self._env else 0,
             "step": self.step,
             "samples": self.samples,
-            "epoch": round(self._trajectory.epoch, 4),
-            "global_batch": course.batch,
-            "local_batch": course.local_batch,
-            "workers": [workers for workers, _ in shares],
-            "at_once": [at_once for _, at_once in shares],
-            metric: control.seen,
+            **self._batching().table(),
         }
+
+    def _batching(self) -> Batching:
+        course, control = self._course_now, self._control
+        shares = [(share.workers, share.at_once) if share else (0, 0) for share in course.shares]
+        metric = control.batching.metric.name.replace("-", "_")
+        return Batching(
+            global_batch=course.batch,
+            local_batch=course.local_batch,
+            workers=tuple(workers for workers, _ in shares),
+            at_once=tuple(at_once for _, at_once in shares),
+            epoch=round(self._trajectory.epoch, 4),
+            **{metric: control.seen},
+        )
 
     def _report(self, *, force: bool) -> None:
         self._progress.report(self.step, self._last_loss, force=force, facts=self._told)
 
-    def _told(self) -> dict[str, Any]:
+    def _told(self) -> Facts:
         """What the agent is told besides."""
         if self._course is None:
-            return {}
-        scaling = {"scaling": self._expectation.to_table()} if self._expectation else {}
-        return {"batching": self._facts(), **scaling}
+            return Facts()
+        scaling = self._expectation.told() if self._expectation else None
+        return Facts(batching=self._batching(), scaling=scaling)
 
     def _aim(self) -> None:
         self._read_for = self._group

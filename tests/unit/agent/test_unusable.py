@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hpcsched.core.driver import GIVEN, changed
 
 from hpcsched.agent.attempts import Attempt
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
-from hpcsched.core.driver import GIVEN, changed
 from hpcsched.core.events import DeviceLost, WorkersExited
 
 WHY = "torch 9: no CUDA-capable device is detected"

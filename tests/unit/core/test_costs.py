@@ -8,9 +8,9 @@ import pytest
 
 from hpcsched.cli.archive import _learnt
 from hpcsched.cli.results import overhead_s
+from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import MOST_MEASURED, Measured
-from hpcsched.core.machine import SAVED_AND_LEFT
 from hpcsched.core.state import DEFAULT_RESIZE_S, DEFAULT_START_S, DEFAULT_SUSPEND_S
 from hpcsched.planning.costs import lost_s
 from hpcsched.sim.whatif import past_of
@@ -35,7 +35,7 @@ def starts(driver, took_s, after_s=7.0, **rest):
 
 def leaves(driver, took_s, after_s=3.0):
     driver.now += after_s
-    driver.exits("x", SAVED_AND_LEFT, 10, 10, took_s=took_s)
+    driver.exits("x", SUSPENDED, 10, 10, took_s=took_s)
 
 
 def suspends(driver, took_s, **rest):

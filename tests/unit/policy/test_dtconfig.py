@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from hpcsched.core.model import Seat, Usage
+from hpcsched.contract.seats import Seat
+from hpcsched.core.model import Usage
 from hpcsched.core.reasons import Why
 from hpcsched.policy.dtconfig import MOST_CHANGES, Found, Move, Search, look
 from hpcsched.policy.dtshapes import Rules, Seen, Shape

@@ -22,7 +22,8 @@ from simulatebench import make_place
 from hpcsched.cli.archive import archive
 from hpcsched.cli.main import cli
 from hpcsched.cli.results import bounds_of, overhead_s, result_of
-from hpcsched.core.model import Ended, Role, Seat, SeatedAttempt, Usage
+from hpcsched.contract.seats import Seat
+from hpcsched.core.model import Ended, Role, SeatedAttempt, Usage
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.report.cores import draw
 from hpcsched.report.gantt import _stacked, gantt_svg

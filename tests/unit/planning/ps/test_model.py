@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsched.core.model import Seat
+from hpcsched.contract.seats import Seat
 from hpcsched.planning.ps.calibrated import CLUSTERS, GBPS, WORKLOADS, measured, workload
 from hpcsched.planning.ps.model import Link, PsModel, even_seats, loads, usage
 from hpcsched.planning.ps.search import fixed

@@ -6,8 +6,7 @@ import json
 import zlib
 from collections.abc import Mapping
 
-GIVEN = "HPCSCHED_DRIVER_VARIABLES"
-"""The variable that says which of these an attempt was given, each with a checksum of its value, as JSON."""
+from hpcsched.contract.variables import DRIVER_VARIABLES
 
 _PREFIXES = ("CUDA_", "NVIDIA_", "LD_")
 
@@ -26,12 +25,18 @@ def checksums(environ: Mapping[str, str]) -> dict[str, int]:
     }
 
 
+def told(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variable that says which of these an attempt was given, each with a checksum of its value, as
+    JSON."""
+    return {DRIVER_VARIABLES: json.dumps(checksums(environ))}
+
+
 def changed(environ: Mapping[str, str]) -> list[str]:
     """Names of those that are not as they were given; of all where nobody says, or says what makes no sense,
     how they were."""
     try:
-        given = dict(json.loads(environ.get(GIVEN, "")))
-    except (ValueError, TypeError):
+        given = dict(json.loads(environ.get(DRIVER_VARIABLES, "")))
+    except (ValueError, TypeError, RecursionError):
         given = {}
     now = checksums(environ)
-    return sorted(name for name in {*given, *now} if given.get(name) != now.get(name))
+    return sorted(str(name) for name in {*given, *now} if given.get(name) != now.get(name))
