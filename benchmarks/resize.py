@@ -30,6 +30,8 @@ from pathlib import Path
 
 from common import Report, main, median, ms, wait_for
 
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.orders import Resize, Suspend
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.devices import open_devices
 from hpcsched.launch.base import LaunchPlan
@@ -104,7 +106,7 @@ class Training:
     def leave(self, *, quick: bool) -> tuple[float, float]:
         """Suspend it; returns when that was asked for, and when its devices were free."""
         asked = time.monotonic()
-        self.workers[0].tell({"suspend": {"quick": quick}})
+        self.workers[0].tell(Suspend(quick=quick))
         for crew in self.workers:
             crew.signal(signal.SIGTSTP)
         self._until(lambda: all(crew.reap() is not None for crew in self.workers), "the suspend")
@@ -112,7 +114,7 @@ class Training:
         codes = [crew.reap() for crew in self.workers]
         for crew in self.workers:
             crew.close()
-        if 75 not in codes:
+        if SUSPENDED not in codes:
             raise RuntimeError(f"not suspended: {codes}; {(self.folder / 'output').read_text()[-2000:]}")
         self.launcher.wait_kept(DEADLINE_S)
         return asked, free
@@ -120,7 +122,7 @@ class Training:
     def resize(self, old: int, new: int, *, one_host: bool = True) -> None:
         self._use_memory()
         self.attempt += 1
-        keep = list(range(min(old, new)))
+        keep = tuple(range(min(old, new)))
         self.workers[0].expect(self.attempt)
         if new > old:
             joins = self.workers[0].where
@@ -128,8 +130,7 @@ class Training:
                 self.plan(range(old, new), resume=True), first_rank=old, world_size=new, joins=joins
             )
             self.workers.append(self.launcher.launch(plan))
-        order = {"attempt": self.attempt, "world_size": new, "keep": keep, "one_host": one_host}
-        self.workers[0].tell({"resize": order})
+        self.workers[0].tell(Resize(self.attempt, new, keep, one_host))
         self._until((self.job / f"ready.{self.attempt}").exists, "the resize")
         self._until(lambda: sum(crew.living for crew in self.workers) == new, "leaving ranks")
 

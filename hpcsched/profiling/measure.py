@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from hpcsched.contract.codec import SMALL_BYTES
-from hpcsched.decoding import decode
+from hpcsched.contract.progress import Line
 from hpcsched.errors import BadInput
 
 
@@ -75,9 +72,7 @@ def median_and_spread(rates: Sequence[float]) -> tuple[float, float | None]:
 def parse_report(line: bytes) -> tuple[int, float] | None:
     """(step, seconds) of a progress line {"step": n, "t": s}; None for anything else."""
     try:
-        report = decode(line, dict[str, Any], most_bytes=SMALL_BYTES)
-        step, t = report["step"], report["t"]
-    except (BadInput, KeyError):
+        report = Line.decode(line)
+    except BadInput:
         return None
-    fits = type(step) is int and step >= 0 and type(t) in (int, float) and math.isfinite(t)
-    return (step, float(t)) if fits else None
+    return report.step, report.t

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -11,13 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from hpcsched.contract import files, variables
 from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.state import State
+from hpcsched.contract.words import Ready
 from hpcsched.core.model import Device, JobSpec
 from hpcsched.core.processes import shape_of
-from hpcsched.decoding import decode_file
+from hpcsched.decoding import read_file
 from hpcsched.devices.base import Devices
 from hpcsched.errors import BadInput, HpcschedError
 from hpcsched.launch.base import Launcher, LaunchPlan, Workers
@@ -111,9 +112,10 @@ class Trial:
         result.memory_mib = self._memory_mib
         if result.suspend_s is not None:
             record = self._record()
-            result.checkpoint_mib = _size_mib(record.get("checkpoint"), self._job_dir)
-            result.global_batch = _batch(record)
-            result.resume_s = self._resume(_count(record, "step"), rate)
+            if record is not None:
+                result.checkpoint_mib = _size_mib(record.checkpoint, self._job_dir)
+                result.global_batch = _batch(record)
+            result.resume_s = self._resume(record.step if record else None, rate)
         return result
 
     @property
@@ -173,14 +175,14 @@ class Trial:
     def _says_parallel(self) -> bool:
         """What its ready file says, as far as it can be read."""
         try:
-            word = json.loads((self._job_dir / "ready.1").read_bytes())
-        except (OSError, ValueError, RecursionError):
+            word = Ready.decode(read_file(self._job_dir / files.ready(1), most_bytes=SMALL_BYTES))
+        except (OSError, BadInput):
             return False
-        return isinstance(word, dict) and bool(word.get("parallel") or word.get("in_place"))
+        return word.parallel or word.in_place
 
     def _suspend(self, workers: Workers) -> float | None:
         """Seconds from SIGTSTP until all ranks have saved and left; None, with a word, if they do not."""
-        if not (self._job_dir / "ready.1").exists():
+        if not (self._job_dir / files.ready(1)).exists():
             self._no_costs("it does not say that it can be suspended")
             return None
         asked = time.monotonic()
@@ -199,7 +201,7 @@ class Trial:
     def _resume(self, from_step: int | None, rate: float) -> float | None:
         """Seconds a resumed program needs before its steps go on; None where it recorded no step."""
         if from_step is None:
-            self._no_costs("it saved no STATE.json with its step")
+            self._no_costs(f"it saved no {files.STATE} with its step")
             return None
         meter = Meter(warmup_s=0.0, seconds=0.0, repeats=1, from_step=from_step)
         try:
@@ -213,12 +215,12 @@ class Trial:
     def _no_costs(self, why: str) -> None:
         self.say(f"on {self._on()}: not all costs of a restart are known: {why}")
 
-    def _record(self) -> dict[str, Any]:
-        """STATE.json, as far as it can be read."""
+    def _record(self) -> State | None:
+        """What it has saved, where that can be read."""
         try:
-            return decode_file(self._job_dir / "STATE.json", dict[str, Any], most_bytes=SMALL_BYTES)
+            return State.decode(read_file(self._job_dir / files.STATE, most_bytes=SMALL_BYTES))
         except (OSError, BadInput):
-            return {}
+            return None
 
     def _memory(self) -> dict[int, float]:
         """Used memory of the chosen devices in MiB, of those that can be measured."""
@@ -245,7 +247,7 @@ class Trial:
         what = "no progress" if meter.first is None else f"no progress past step {meter.step}"
         raise TrialFailed(
             f"on {self._on()}: {what} in {self.settings.timeout_s:g} s; the program has to write lines like"
-            f' {{"step": 1, "t": 0.5}} to the descriptor in HPCSCHED_PROGRESS_FD,'
+            f' {{"step": 1, "t": 0.5}} to the descriptor in {variables.PROGRESS_FD},'
             f" or needs a longer --timeout{self._last_words()}"
         )
 
@@ -320,21 +322,16 @@ def _overhead(to_first_step_s: float, meter: Meter, rate: float) -> float:
     return max(0.0, to_first_step_s - steps / rate)
 
 
-def _count(record: dict[str, Any], key: str) -> int | None:
-    value = record.get(key)
-    return value if type(value) is int and value >= 0 else None
-
-
-def _batch(record: dict[str, Any]) -> int | None:
+def _batch(record: State) -> int | None:
     """Samples a step, where the record has both and they go together."""
-    step, samples = _count(record, "step"), _count(record, "samples")
-    return samples // step if step and samples and samples % step == 0 else None
+    step, samples = record.step, record.samples
+    return samples // step if step and samples and samples > 0 and samples % step == 0 else None
 
 
-def _size_mib(path: object, folder: Path) -> float | None:
+def _size_mib(path: str | None, folder: Path) -> float | None:
     """Size of a checkpoint, a file or a folder; None if there is none."""
-    if not isinstance(path, str) or not path:
+    if not path:
         return None
     found = folder / path
-    files = [found] if found.is_file() else [f for f in found.rglob("*") if f.is_file()]
-    return sum(f.stat().st_size for f in files) / 2**20 if files else None
+    inside = [found] if found.is_file() else [f for f in found.rglob("*") if f.is_file()]
+    return sum(f.stat().st_size for f in inside) / 2**20 if inside else None

@@ -7,7 +7,7 @@ Imports little: a set of thousand jobs starts it thousand times.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 import os
 import signal
@@ -15,10 +15,13 @@ import sys
 import time
 from collections.abc import Mapping
 
-from hpcsched.contract import variables
+from hpcsched.contract import exits, files, orders, variables
+from hpcsched.contract.environment import Environment, needed
+from hpcsched.contract.progress import Line
+from hpcsched.contract.state import State
+from hpcsched.errors import BadInput, HpcschedError
 from hpcsched.planning.standin import STILL, Course
 
-SUSPENDED = 75  # EX_TEMPFAIL: saved and left
 LEAVE = (signal.SIGTSTP, signal.SIGTERM)
 TICK_S = 0.2  # between progress lines and looks at the parent, in real seconds
 LISTENING_WITHIN_S = 10.0  # a rank that is not there by then never will be: stay rigid
@@ -28,37 +31,39 @@ STAGE_S = 0.02  # the last checkpoint is put on disk so long before the end, and
 class StandIn:
     """One rank of an attempt. Rank 0 speaks and saves for all; the others only live and leave like it.
 
-    Raises KeyError and ValueError for an environment that does not keep the contract.
+    Raises ConfigError, KeyError, TypeError and ValueError for an environment that does not keep the contract.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        task = json.loads(env[variables.STANDIN])
-        self.rank = int(env.get(variables.RANK, 0))
-        self.attempt = int(env[variables.ATTEMPT])
+        told = Environment.from_environ(env)
+        task = told.standin or {}
+        self.rank = told.rank or 0
+        self.attempt = int(needed(env, variables.ATTEMPT))
         self.speed = float(task["speed"])
-        self.launched_at = float(env[variables.LAUNCHED_AT])
-        job_dir = env[variables.JOB_DIR]
-        self.state_path = os.path.join(job_dir, "STATE.json")  # noqa: PTH118 - pathlib costs start-up time
-        self.ready_path = os.path.join(job_dir, f"ready.{self.attempt}")  # noqa: PTH118
-        self.world_size = int(env.get(variables.WORLD_SIZE, 1))
+        self.launched_at = float(needed(env, variables.LAUNCHED_AT))
+        job_dir = needed(env, variables.JOB_DIR)
+        self.state_path = os.path.join(job_dir, files.STATE)  # noqa: PTH118 - pathlib costs start-up time
+        self.ready_path = os.path.join(job_dir, files.ready(self.attempt))  # noqa: PTH118
+        self.listening_paths = [
+            os.path.join(job_dir, files.listening(self.attempt, rank))  # noqa: PTH118
+            for rank in range(1, told.world_size or 1)
+        ]
         steps = int(task["steps"])
         self.course = Course(
-            from_step=min(self._resume_step(), steps) if env.get(variables.RESUME) == "1" else 0,
+            from_step=min(self._resume_step(), steps) if told.resume else 0,
             steps=steps,
             rate=float(task["rate"]),
             start_s=float(task["start_s"]),
             suspend_s=float(task["suspend_s"]),
         )
-        self.checkpoint_every_s = float(env.get(variables.CHECKPOINT_EVERY_S, "inf"))
+        self.checkpoint_every_s = math.inf if told.checkpoint_every_s is None else told.checkpoint_every_s
         self.saved_step = self.course.from_step
-        self.notify_pid = int(env.get(variables.NOTIFY_PID, 0))
+        self.notify_pid = told.notify_pid or 0
         self.parent = self.notify_pid or os.getppid()
-        progress_fd = env.get(variables.PROGRESS_FD) if self.rank == 0 else None
-        self.progress_fd = None if progress_fd is None else int(progress_fd)
+        self.progress_fd = told.progress_fd if self.rank == 0 else None
         if self.progress_fd is not None:
             os.set_blocking(self.progress_fd, False)  # an agent that does not read must not stop us
-        control_fd = env.get(variables.CONTROL_FD) if self.rank == 0 else None
-        self.control_fd = None if control_fd is None else int(control_fd)
+        self.control_fd = told.control_fd if self.rank == 0 else None
         if self.control_fd is not None:
             os.set_blocking(self.control_fd, False)
         self.rate, self.share = self.course.rate, 1.0
@@ -85,7 +90,7 @@ class StandIn:
                 return self._leave(*self._left_at(self._now()))
             if os.getppid() != self.parent:
                 self._save(self.course.step_at(self._now()))
-                return SUSPENDED
+                return exits.SUSPENDED
             if not staged:
                 checkpoint -= self._obey()
         return self._complete(staged)
@@ -111,11 +116,9 @@ class StandIn:
         *lines, self._orders = (self._orders + data).split(b"\n")
         share = self.share
         for line in lines:
-            try:
-                pace = float(json.loads(line)["pace"])
-            except (ValueError, TypeError, KeyError):
-                continue  # an order for others
-            share = min(max(pace, 0.0), 1.0)
+            with contextlib.suppress(BadInput):
+                for order in orders.decode(line):
+                    share = order.share if isinstance(order, orders.Pace) else share
         if share == self.share:
             return 0.0
         self.course, later = self.course.at_rate(self._now(), self.rate * (share or STILL))
@@ -124,7 +127,7 @@ class StandIn:
 
     def _say_ready(self) -> None:
         """Rank 0 says so for all, once every other rank has said that it listens."""
-        others = [f"{self.ready_path}.rank{rank}" for rank in range(1, self.world_size)]
+        others = self.listening_paths
         if self.rank == 0:
             deadline = time.monotonic() + LISTENING_WITHIN_S
             while others and time.monotonic() < deadline:
@@ -153,7 +156,7 @@ class StandIn:
         # By its parent a process cannot be mistaken; a number alone may be another process by now.
         if self.rank == 0 and self.notify_pid and os.getppid() == self.notify_pid:
             os.kill(self.notify_pid, signal.SIGUSR1)
-        return SUSPENDED
+        return exits.SUSPENDED
 
     def _now(self) -> float:
         """Profile seconds since the launch."""
@@ -167,9 +170,8 @@ class StandIn:
     def _report(self, step: int) -> None:
         if self.progress_fd is None:
             return
-        line = json.dumps({"step": step, "t": time.time()}) + "\n"
         try:
-            os.write(self.progress_fd, line.encode())
+            os.write(self.progress_fd, Line(step, time.time()).encode())
         except BlockingIOError:
             pass  # the pipe is full: the next line says more anyway
         except OSError:
@@ -178,9 +180,9 @@ class StandIn:
     def _resume_step(self) -> int:
         """The step in STATE.json; 0 if there is none to read, as after a crash before the first save."""
         try:
-            with open(self.state_path, encoding="utf-8") as file:  # noqa: PTH123
-                return max(0, int(json.load(file)["step"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            with open(self.state_path, "rb") as file:  # noqa: PTH123
+                return State.decode(file.read()).step
+        except (OSError, BadInput) as error:
             sys.stderr.write(f"standin: starting from step 0: {self.state_path}: {error}\n")
             return 0
 
@@ -193,9 +195,9 @@ class StandIn:
         """Put the checkpoint of `step` on disk under its temporary name."""
         if self.rank != 0:
             return
-        state = {"step": step, "samples": None, "checkpoint": self.state_path, "attempt": self.attempt}
-        with open(self.state_path + ".tmp", "w", encoding="utf-8", opener=_private) as file:
-            json.dump(state, file)
+        state = State(step, checkpoint=self.state_path, attempt=self.attempt)
+        with open(self.state_path + ".tmp", "wb", opener=_private) as file:
+            file.write(state.encode())
             file.flush()
             os.fsync(file.fileno())
         self.saved_step = step
@@ -210,14 +212,14 @@ def _private(path: str, flags: int) -> int:
 
 
 def main() -> int:
-    """Run one rank; 0 done, 75 saved and left, 2 for an environment that does not keep the contract."""
+    """Run one rank; returns the exit code."""
     # Blocked before `ready` says that we listen; from here on they are only ever waited for.
     signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)
     try:
         standin = StandIn(os.environ)
-    except (KeyError, ValueError, TypeError) as error:
+    except (HpcschedError, KeyError, ValueError, TypeError) as error:
         sys.stderr.write(f"standin: the environment does not keep the contract: {error!r}\n")
-        return 2
+        return exits.REFUSED
     return standin.run()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,13 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hpcsched.contract.orders import Resize, Suspend, decode
 from hpcsched.devices import Sample
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import Hosts
 from hpcsched.testing.nodes import code_of, local_hosts, no_descriptor_left_open, pump_until
 
-QUICK = {"suspend": {"quick": True}}
-RESIZE = {"resize": {"attempt": 3, "world_size": 4, "keep": [0], "one_host": False, "within_s": 60.0}}
+QUICK = Suspend(quick=True)
+RESIZE = Resize(attempt=3, world_size=4, keep=(0,), one_host=False)
 
 ECHO = """
 import os, signal
@@ -70,7 +70,8 @@ def plan(hosts: Hosts[Sample], folder: Path, argv: Sequence[str], gpus: Sequence
 
 def orders(folder: Path, rank: int = 0) -> list[object]:
     file = folder / f"orders.{rank}"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    return [order for line in lines for order in decode(line)]
 
 
 def said(folder: Path, rank: int) -> list[str]:
@@ -174,7 +175,7 @@ def test_the_answer_to_a_resize_is_told(hosts: Hosts[Sample], tmp_path: Path) ->
     pump_until(hosts, lambda: workers.refused == b"no\n")
     assert workers.ready is None
     workers.expect(4)
-    workers.tell({"resize": {**RESIZE["resize"], "attempt": 4}})
+    workers.tell(replace(RESIZE, attempt=4))
     pump_until(hosts, lambda: workers.ready == b"yes\n")
     assert workers.refused is None
     workers.signal(signal.SIGTSTP)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.core.driver import GIVEN, changed
+from hpcsched.contract.driver import changed
+from hpcsched.contract.variables import DRIVER_VARIABLES
 from hpcsched.core.model import Device
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.local import LocalLauncher
@@ -20,7 +21,9 @@ def test_a_worker_knows_what_has_been_changed_since_its_launch(
     """Whatever the agent has inherited itself."""
     shown = {"CUDA_VISIBLE_DEVICES": "3", "HPCSCHED_CUDA_DEVICES": "3"}
     outer = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/site", "NVIDIA_TF32_OVERRIDE": "0"}
-    launcher = LocalLauncher(device_env=lambda devices: shown, environ=outer | {GIVEN: "an outer run's"})
+    launcher = LocalLauncher(
+        device_env=lambda devices: shown, environ=outer | {DRIVER_VARIABLES: "an outer run's"}
+    )
     starts: list[Start] = []
     monkeypatch.setattr(launcher, "_spawn", lambda some, workers: starts.extend(some))
     plan = LaunchPlan(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hpcsched.contract.orders import Forget, Pace, Suspend
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.launch import arenas, local, proc
 from hpcsched.launch.arenas import Arenas, Keep
@@ -311,8 +312,8 @@ def test_a_keeper_gives_way_to_launches_first(
 def test_orders_reach_rank_0_line_by_line(launcher: LocalLauncher, tmp_path: Path) -> None:
     script = 'test $RANK = 1 || { eval "exec 0<&$HPCSCHED_CONTROL_FD"; read a; read b; echo "$a|$b"; }'
     workers = launch(launcher, tmp_path, script, devices=plan(tmp_path, ["x"], ranks=2).devices)
-    workers.tell({"suspend": {"quick": True}})
-    workers.tell({"forget": {"attempt": 4}})
+    workers.tell(Suspend(quick=True))
+    workers.tell(Forget(4))
     assert end(workers) == 0
     assert said(tmp_path) == ['{"suspend": {"quick": true}}|{"forget": {"attempt": 4}}']
 
@@ -330,7 +331,7 @@ def test_orders_end_when_the_agent_closes(launcher: LocalLauncher, tmp_path: Pat
 @pytest.mark.parametrize("changes", [{"per_rank": False, "arena": False}, {"first_rank": 1}])
 def test_who_gets_no_orders(launcher: LocalLauncher, tmp_path: Path, changes: dict[str, object]) -> None:
     workers = launch(launcher, tmp_path, 'echo "${HPCSCHED_CONTROL_FD:-none}"', **changes)
-    workers.tell({"suspend": {}})
+    workers.tell(Suspend())
     assert end(workers) == 0
     assert said(tmp_path) == ["none"]
 
@@ -378,10 +379,10 @@ def test_rank_0_can_use_all_that_it_is_given(launcher: LocalLauncher, tmp_path: 
         'echo "$line"; cat /proc/self/fd/$HPCSCHED_ARENA_FD'
     )
     workers = launch(launcher, tmp_path, script)
-    workers.tell({})
+    workers.tell(Pace(0.5))
     assert reaped(workers) == 0
     assert workers.progress_fd is not None and os.read(workers.progress_fd, 9) == b"p\n"
-    assert said(tmp_path) == ["{}", "a"]
+    assert said(tmp_path) == ['{"pace": 0.5}', "a"]
     workers.close()
 
 

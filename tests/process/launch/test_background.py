@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcsched.agent.orders import Site, joining_plan
+from hpcsched.contract.orders import Pace, Suspend
 from hpcsched.core.actions import Resize
 from hpcsched.core.model import Device, Role
 from hpcsched.launch import spawn as module
@@ -256,7 +257,7 @@ def steps_in(workers, seconds: float) -> float:
 
 def told(workers, share: float) -> None:
     """Give the order, and let what was said before it go by."""
-    workers.tell({"pace": share})
+    workers.tell(Pace(share))
     steps_in(workers, 0.5)
 
 
@@ -278,7 +279,8 @@ def test_a_stand_in_that_pauses_saves_and_leaves_at_once(stand_in, tmp_path):
 
 
 def test_a_stand_in_passes_over_orders_that_are_not_for_it(stand_in):
-    for order in ({"suspend": {"quick": True}}, {"pace": "fast"}, {"pace": None}):
-        stand_in.tell(order)
+    stand_in.tell(Suspend(quick=True))
+    for line in (b'{"pace": "fast"}\n', b'{"pace": null}\n', b"\xff\n", b'{"dance": 1}\n'):
+        os.write(stand_in._control, line)
     told(stand_in, 0.5)
     assert steps_in(stand_in, 0.6) == pytest.approx(500, rel=0.3)

@@ -16,13 +16,13 @@ import pytest
 from places import DATA
 
 from hpcsched.agent.unusable import Accusations, Verdict
-from hpcsched.core import driver
+from hpcsched.contract import driver
+from hpcsched.contract.exits import NO_GPU
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.spawn import Start
 from hpcsched.launch.warm import WarmProcesses
 from hpcsched.worker import forked
 from hpcsched.worker.contract import JobEnv
-from hpcsched.worker.gpu import EXIT_NO_GPU
 
 GPU = DATA / "gpu"
 
@@ -125,7 +125,8 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         for name, value in told.items():
             monkeypatch.setenv(f"HPCSCHED_{name}", value)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-        monkeypatch.setenv(driver.GIVEN, json.dumps(driver.checksums(os.environ)))
+        [(name, value)] = driver.told(os.environ).items()
+        monkeypatch.setenv(name, value)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given if visible is None else visible)
         env = JobEnv.from_environ()
         assert env is not None
@@ -177,7 +178,7 @@ def test_one_that_cannot_be_used_ends_the_worker(
     with pytest.raises(SystemExit) as end:
         own_device(rank("0,3"))
     why = f"torch {torch.__version__}: The NVIDIA driver is too old"
-    assert end.value.code == EXIT_NO_GPU
+    assert end.value.code == NO_GPU
     assert capfd.readouterr().err == f"hpcsched: GPU 3 cannot be used: {why}\n"
     said = json.loads((tmp_path / "unusable.2").read_text())
     assert said == {"gpu": 6, "why": why, "torch": torch.__file__, "changed": []}
@@ -259,14 +260,14 @@ def says(folder: Path, **facts: Any) -> None:
     (folder / "unusable.2").write_text(json.dumps({"gpu": 6, "why": "w", "torch": torch.__file__} | facts))
 
 
-def judged(folder: Path, code: int = EXIT_NO_GPU, env: dict[str, str] | None = None, **facts: Any) -> Any:
+def judged(folder: Path, code: int = NO_GPU, env: dict[str, str] | None = None, **facts: Any) -> Any:
     attempt = SimpleNamespace(job_id=3, folder=folder, attempt=2, gpus=(4, 6), ready=False)
     return Accusations().judge(SimpleNamespace(**{**vars(attempt), **facts}), code, env or {}, ())
 
 
 def test_the_gpu_is_to_blame(tmp_path: Path) -> None:
     says(tmp_path)
-    for code in (EXIT_NO_GPU, 1):  # 1: what torchrun makes of it
+    for code in (NO_GPU, 1):  # 1: what torchrun makes of it
         assert judged(tmp_path, code, {"PYTHONPATH": "/mine"}) == Verdict(6, "w")
 
 
@@ -293,9 +294,9 @@ def test_the_job_is_to_blame(
     [
         ({}, 0),
         ({}, 75),
-        ({"gpu": 5}, EXIT_NO_GPU),
-        ({"gpu": "six"}, EXIT_NO_GPU),
-        ({"changed": 1}, EXIT_NO_GPU),
+        ({"gpu": 5}, NO_GPU),
+        ({"gpu": "six"}, NO_GPU),
+        ({"changed": 1}, NO_GPU),
     ],
 )
 def test_it_has_not_failed_or_what_it_says_makes_no_sense(

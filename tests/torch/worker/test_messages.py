@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from hpcsched.contract.orders import Resize  # noqa: E402
 from hpcsched.worker import meeting  # noqa: E402
 from hpcsched.worker.arena import Held  # noqa: E402
-from hpcsched.worker.contract import ResizeOrder  # noqa: E402
 from hpcsched.worker.messages import packed, packed_state, unpacked, unpacked_state  # noqa: E402
 
 WORKER = Path(meeting.__file__).parent
@@ -43,13 +43,13 @@ def test_nothing_is_pickled_between_ranks() -> None:
 
 
 def test_a_fact_is_read_as_what_it_is_expected_to_be() -> None:
-    order = ResizeOrder(attempt=2, world_size=3, keep=(0, 1), one_host=True)
-    assert unpacked(packed(order), ResizeOrder | None) == order
+    order = Resize(attempt=2, world_size=3, keep=(0, 1), one_host=True)
+    assert unpacked(packed(order), Resize | None) == order
     assert unpacked(packed((Held(1, 2, 3), True)), tuple[Held | None, bool]) == (Held(1, 2, 3), True)
     assert unpacked(packed("\udce8"), str) == "?"
     for bad in (packed("text"), torch.zeros(0, dtype=torch.uint8), packed({"keep": "all"})):
         with pytest.raises(RuntimeError, match="makes no sense"):
-            unpacked(bad, ResizeOrder)
+            unpacked(bad, Resize)
 
 
 class _Runs:

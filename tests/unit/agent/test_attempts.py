@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.agent.attempts import Attempt, Resizing, Word
+from hpcsched.agent.attempts import Attempt, Resizing
+from hpcsched.contract.orders import Forget, Resize
+from hpcsched.contract.words import Ready
 from hpcsched.testing.launch import FIRST_PID, FakeWorkers, Script
 
-ORDER = {"attempt": 2, "world_size": 3, "keep": [0], "one_host": True}
+ORDER = Resize(attempt=2, world_size=3, keep=(0,), one_host=True)
 
 
 def crew(*pids: int) -> FakeWorkers:
@@ -45,10 +47,10 @@ def says(attempt: Attempt, **facts: object) -> None:
 
 
 def test_a_resize_is_done_when_rank_0_says_so(attempt: Attempt, joining: FakeWorkers) -> None:
-    assert attempt.workers.told == [{"resize": ORDER}]
+    assert attempt.workers.told == [ORDER]
     assert attempt.resized() is None
     says(attempt, in_place=True, step=7, stopped_s=0.5)
-    assert attempt.resized() == Word(in_place=True, step=7, stopped_s=0.5)
+    assert attempt.resized() == Ready(in_place=True, step=7, stopped_s=0.5)
     assert (attempt.attempt, attempt.gpus, attempt.resizing) == (2, (4, 0, 1), None)
     attempt.workers.end(0, 0)
     assert attempt.reap() is None, "those that joined still live"
@@ -65,7 +67,7 @@ def test_a_shrink_is_done_when_those_who_leave_have_left(attempt: Attempt) -> No
     workers.end(1, 0)
     assert attempt.resized() is None
     workers.end(2, 0)
-    assert attempt.resized() == Word(step=7)
+    assert attempt.resized() == Ready(step=7)
     workers.end(0, 75)
     assert attempt.reap() == 75
 
@@ -77,7 +79,7 @@ def test_a_job_that_ends_before_anybody_has_looked_has_not_failed_to_resize(
     joining.end(0, 0)
     joining.end(1, 0)
     assert attempt.reap() is None, "rank 0 evaluates"
-    assert attempt.resized() == Word(step=7)
+    assert attempt.resized() == Ready(step=7)
     attempt.workers.end(0, 0)
     assert attempt.reap() == 0
 
@@ -89,7 +91,7 @@ def test_a_joining_rank_that_fails_takes_only_those_that_join_with_it(
     assert attempt.reap() is None
     assert joining.signals == [signal.SIGKILL]
     assert attempt.workers.signals == []
-    assert attempt.workers.told[-1] == {"forget": {"attempt": 2}}
+    assert attempt.workers.told[-1] == Forget(2)
     assert attempt.resized() is None, "one of them still lives"
     joining.end(1, 137)
     assert attempt.reap() is None

@@ -10,15 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hpcsched.core.driver import GIVEN, changed
 
 from hpcsched.agent.attempts import Attempt
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
+from hpcsched.contract.driver import changed
+from hpcsched.contract.exits import NO_GPU
+from hpcsched.contract.variables import DRIVER_VARIABLES
 from hpcsched.core.events import DeviceLost, WorkersExited
 
 WHY = "torch 9: no CUDA-capable device is detected"
-NO_GPU = 69
 
 
 class Ended:
@@ -118,4 +119,4 @@ def test_a_gpu_that_another_job_works_on_can_be_used(agent: Agent) -> None:
 @pytest.mark.parametrize("told", [None, "", "[1]", "7", "{"])
 def test_where_nobody_says_what_was_given_all_counts_as_changed(told: str | None) -> None:
     env = {"CUDA_VISIBLE_DEVICES": "3", "HOME": "/h"}
-    assert changed(env if told is None else env | {GIVEN: told}) == ["CUDA_VISIBLE_DEVICES"]
+    assert changed(env if told is None else env | {DRIVER_VARIABLES: told}) == ["CUDA_VISIBLE_DEVICES"]

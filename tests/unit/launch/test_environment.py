@@ -105,7 +105,7 @@ def test_descriptors_are_known_again_by_what_they_are(tmp_path: Path) -> None:
     other = os.dup(write)
     try:
         (told,) = identities({"HPCSCHED_PROGRESS_FD": write}).items()
-        assert told == ("HPCSCHED_PROGRESS_ID", identities({"X_FD": other})["X_ID"])
+        assert told == ("HPCSCHED_PROGRESS_ID", identities({"HPCSCHED_ARENA_FD": other})["HPCSCHED_ARENA_ID"])
         with (tmp_path / "mine").open("w") as file:  # what a program opens when the number is free
             os.dup2(file.fileno(), write)
         assert identities({"HPCSCHED_PROGRESS_FD": write}) != dict([told])

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from hpcsched.contract.orders import Resize, encode
 from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch import wire
 from hpcsched.launch.base import LOST, LaunchPlan
 from hpcsched.launch.parts import Part, RemoteWorkers, part_orders
 
-RESIZE = {"resize": {"attempt": 3, "world_size": 3, "keep": [0, 1], "one_host": False, "within_s": 60.0}}
+RESIZE = Resize(attempt=3, world_size=3, keep=(0, 1), one_host=False)
 PLAN = LaunchPlan(
     job_id=1,
     attempt=2,
@@ -107,7 +108,7 @@ def test_living_ranks_are_those_that_were_told(crew: Crew) -> None:
 def test_orders_go_to_rank_0_s_host_while_it_lives(crew: Crew, joiners: Crew) -> None:
     crew.all_run()
     crew.workers.tell(RESIZE)
-    assert crew.sent == [("a", wire.Order(7, RESIZE))]
+    assert crew.sent == [("a", wire.Order(7, encode(RESIZE)))]
     crew.workers.ended(crew.a, 75)
     crew.workers.tell(RESIZE)
     crew.workers.expect(3)

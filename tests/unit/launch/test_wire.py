@@ -12,6 +12,7 @@ import pytest
 
 from hpcsched.agent.node import main
 from hpcsched.agent.nodesite import address_towards, own_name, show_granted
+from hpcsched.contract.orders import Resize, encode
 from hpcsched.core.model import Device
 from hpcsched.errors import BadInput, ConfigError
 from hpcsched.launch import wire
@@ -60,7 +61,7 @@ def test_messages_survive_the_wire() -> None:
 
 
 def test_an_order_for_rank_0_survives_the_wire_as_it_is() -> None:
-    order = wire.Order(3, {"resize": {"attempt": 4, "keep": [0, 1], "one_host": True, "within_s": 60.0}})
+    order = wire.Order(3, encode(Resize(attempt=4, world_size=2, keep=(0, 1), one_host=True)))
     assert wire.read_to_node(wire.Link().passing(order)).body == order
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from hpcsched.contract.progress import Usage  # noqa: E402
 from hpcsched.worker.ps.link import MIB, Link  # noqa: E402
 from hpcsched.worker.ps.meter import Collector, Meter  # noqa: E402
 
@@ -36,7 +36,7 @@ class Bench:
         self.rate, self.cores = 10.0, [0.25] + [1.0] * (ranks - 1)
         self.silent: set[int] = set()
         self.board = Board()
-        self.told: list[dict[str, Any]] = []
+        self.told: list[Usage] = []
         self.at: list[float] = []
         links = [Link(capacity, 0.0), *[None] * (ranks - 1)]
         self.meters = [
@@ -69,14 +69,14 @@ def test_the_first_report_comes_with_the_fifth_sample_of_a_steady_training() -> 
     assert bench.told == []
     bench.pass_by(2.0)
     assert bench.told == [
-        {
-            "attempt": 7,
-            "rate": pytest.approx(10.0, rel=1e-3),
-            "cpu": pytest.approx([0.25, 1.0, 1.0], rel=1e-3),
-            "net": [0.0, 0.0, 0.0],
-            "samples": 5,
-            "stable": True,
-        }
+        Usage(
+            attempt=7,
+            rate=pytest.approx(10.0, rel=1e-3),
+            cpu=pytest.approx((0.25, 1.0, 1.0), rel=1e-3),
+            net=(0.0, 0.0, 0.0),
+            samples=5,
+            stable=True,
+        )
     ]
 
 
@@ -101,8 +101,8 @@ def test_a_change_is_told_soon(what: str) -> None:
     bench.pass_by(10.0)
     assert len(bench.told) > before
     usage = bench.told[-1]
-    assert usage["rate"] == pytest.approx(bench.rate, rel=0.01)
-    assert usage["cpu"] == pytest.approx(bench.cores, rel=0.01)
+    assert usage.rate == pytest.approx(bench.rate, rel=0.01)
+    assert usage.cpu == pytest.approx(tuple(bench.cores), rel=0.01)
 
 
 def test_a_training_that_never_goes_steadily_is_told_of_after_thirty_samples() -> None:
@@ -111,7 +111,7 @@ def test_a_training_that_never_goes_steadily_is_told_of_after_thirty_samples() -
     bench.pass_by(29.0, jitter)
     assert bench.told == []
     bench.pass_by(30.0, jitter)
-    assert bench.told[0]["samples"] == 30 and not bench.told[0]["stable"]
+    assert bench.told[0].samples == 30 and not bench.told[0].stable
 
 
 def test_slow_steps_make_longer_samples() -> None:
@@ -120,7 +120,7 @@ def test_slow_steps_make_longer_samples() -> None:
     bench.pass_by(50.0)
     assert bench.told == []
     bench.pass_by(20.0)
-    assert bench.told[0]["rate"] == pytest.approx(0.5) and bench.told[0]["samples"] == 5
+    assert bench.told[0].rate == pytest.approx(0.5) and bench.told[0].samples == 5
 
 
 def test_without_the_notes_of_a_rank_nothing_is_reported_and_that_is_said_once(
@@ -155,4 +155,4 @@ def test_the_share_of_busy_windows_is_that_of_the_samples_told_of(monkeypatch: p
     for _ in range(40):  # 0.6 s of every second
         bench.link.inward.transfer(int(0.6 * MIB), bench.now)
         bench.pass_by(1.0)
-    assert bench.told[-1]["net"] == [pytest.approx(0.6, abs=0.1), 0.0, 0.0]
+    assert bench.told[-1].net == (pytest.approx(0.6, abs=0.1), 0.0, 0.0)
