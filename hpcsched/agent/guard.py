@@ -10,11 +10,8 @@ import contextlib
 import os
 import signal
 
-from hpcsched.contract import variables
+from hpcsched.contract.variables import NODE
 from hpcsched.launch.orphans import Process, end, find_orphans
-
-VARIABLE = variables.NODE
-"""In the environment of workers: whose they are, as `mark` gives it."""
 
 GRACE_S = 2.0
 """How long workers may take to save after SIGTERM: the head waits little longer (host.FENCE_S)."""
@@ -23,13 +20,13 @@ _BYE = b"."
 
 
 def mark(life: str, name: str) -> str:
-    """The value of VARIABLE for workers of this host's node agent in this life of the head."""
+    """The value of `NODE` for workers of this host's node agent in this life of the head."""
     return f"{life}:{name}"
 
 
 def marked(processes: list[Process], start: str) -> set[Process]:
     """Those of them whose mark begins so."""
-    wanted = f"{VARIABLE}={start}".encode()
+    wanted = f"{NODE}={start}".encode()
     return {process for process in processes if any(v.startswith(wanted) for v in _environment(process[0]))}
 
 

@@ -61,7 +61,7 @@ class NodeAgent:
             shielded=frozenset(map(signal.Signals, join.shielded)),
             environ={
                 **os.environ,
-                guard.VARIABLE: guard.mark(join.life, name),
+                variables.NODE: guard.mark(join.life, name),
                 variables.RUN_ID: join.run_id,  # not all that it starts is an attempt's
             },
             devices=self._inventory,

@@ -148,7 +148,7 @@ def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
         else:
             if (step := record.step if record else 0) < (job.saved_step or 0):
                 steps[job.id] = step
-            for held in rundir.job(job.id).glob("held.*"):
+            for held in rundir.job(job.id).glob(f"{files.HELD}.*"):
                 with contextlib.suppress(OSError):  # the job's own folder of that name
                     held.unlink(missing_ok=True)
     return steps

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcsched.contract.variables import CUDA_DEVICES
 from hpcsched.core.model import Device
 from hpcsched.devices.base import Sample
 
@@ -93,7 +94,7 @@ class NvmlDevices:
         shown = {
             "CUDA_VISIBLE_DEVICES": names,
             "CUDA_DEVICE_ORDER": order,
-            "HPCSCHED_CUDA_DEVICES": names,  # stays as it is, so that a worker knows what it was given
+            CUDA_DEVICES: names,  # stays as it is, so that a worker knows what it was given
         }
         if "OMP_NUM_THREADS" not in os.environ:
             # Else each rank has as many threads as there are cores. One number serves all ranks of a group.

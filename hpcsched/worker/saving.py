@@ -198,7 +198,7 @@ class Saves:
 def _touched(folder: Path) -> dict[str, int]:
     """The states that are being made durable, and when somebody has last said so."""
     found = {}
-    for path in folder.glob("held.*"):
+    for path in folder.glob(f"{files.HELD}.*"):
         with contextlib.suppress(OSError):  # just removed
             found[path.name] = path.stat().st_mtime_ns
     return found

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hpcsched.contract import files
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst import planner
 from hpcsched.planning.burst.costs import ModelCosts, Network, Spot
@@ -23,7 +24,7 @@ from hpcsched.worker.burst.feedback import Timing, corrected, pays
 from hpcsched.worker.burst.wires import Wires
 from hpcsched.worker.contract import say, write_atomically
 
-LAYERS, PLAN = "layers.json", "plan.json"
+PLAN = "plan.json"
 """In the job's folder: what is known of the layers, and the plan that is run."""
 
 SWITCH_S = 0.02
@@ -73,7 +74,7 @@ class Chooser:
                 raise ConfigError(where=str(self.profile_file), key="layers", got=got, accepted=accepted)
         else:
             self.profile = self._kept() or self.measure()
-        self._keep(LAYERS, self.profile.to_table())
+        self._keep(files.LAYERS, self.profile.to_table())
         plan = self._plan()
         try:
             self.fits(plan)
@@ -86,7 +87,7 @@ class Chooser:
         if not timings:
             return None
         self.profile = corrected(self.profile, timings)
-        self._keep(LAYERS, self.profile.to_table())
+        self._keep(files.LAYERS, self.profile.to_table())
         try:
             new = self._plan()
             self.fits(new)
@@ -101,7 +102,7 @@ class Chooser:
 
     def _kept(self) -> LayerProfile | None:
         """What the job's folder has, if it is about this model: that may have changed since."""
-        path = self.folder / LAYERS
+        path = self.folder / files.LAYERS
         if not path.exists():
             return None
         try:
