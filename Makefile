@@ -45,7 +45,7 @@ bench: $(VENV)/.installed-dev
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(BIN)/python setup.cfg constraints.txt
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) install -q $(CONSTRAINTS) -e '.[torch,report,plan,examples]'
 	touch $@
 

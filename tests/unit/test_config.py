@@ -108,10 +108,3 @@ def test_a_shipped_site_file_is_found_by_its_bare_name_and_right(path: Path, tmp
 def test_an_unknown_bare_name_lists_the_shipped_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'sumit'.*generic-lsf, generic-slurm, single-node, summit-like"):
         settings(tmp_path, HPCSCHED_SITE_CONFIG="sumit")
-
-
-def test_every_shipped_file_goes_into_the_package() -> None:
-    listed = (ROOT / "setup.cfg").read_text()
-    for folder in ("site-config", "jobscripts/slurm", "jobscripts/lsf"):
-        for path in (ROOT / folder).iterdir():
-            assert f"    {folder}/{path.name}\n" in listed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from hpcsched.store.profiles import choose, load_profiles, shipped
+from hpcsched.store.profiles import choose, load_profiles
 
 FILES = sorted((ROOT / "profiles").glob("*.json"))
 
@@ -31,16 +30,6 @@ def test_the_readme_counts_the_profiles() -> None:
     assert f"| {counts['gavel-v100']}, {counts['gavel-p100']}, {counts['gavel-k80']} |" in text
     for name in ("marble-summit", "pollux-t4", "tf-benchmarks-2017"):
         assert f"`{name}.json` | {counts[name]} |" in text
-
-
-def test_every_data_file_is_installed() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    installed = setup["options.data_files"]["share/hpcsched/profiles"].split()
-    tables = (ROOT / "profiles").glob("*.csv")
-    there = ["profiles/README.md", *(f"profiles/{path.name}" for path in [*FILES, *tables])]
-    assert sorted(installed) == sorted(there)
-    assert set(shipped()) >= {path.stem for path in FILES}
 
 
 def test_marble_has_the_optimal_counts_of_the_paper() -> None:
