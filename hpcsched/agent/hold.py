@@ -10,7 +10,8 @@ from hpcsched.store.rundir import STALE_AFTER_S, RunDir, RunDirError, RunLock
 
 
 def refuse_other_run(rundir: RunDir, *, resume: bool) -> None:
-    """Raise ConfigError where a run is that is not to be gone on with."""
+    """Raise ConfigError where a run is that is not to be gone on with, NewerRun where it cannot be."""
+    rundir.refuse_newer()
     if rundir.begun and not resume:
         raise ConfigError(
             where=str(rundir.root),

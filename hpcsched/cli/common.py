@@ -47,9 +47,16 @@ def json_option(command: F) -> F:
 
 
 def find_run(ctx: click.Context, dir_: str | None) -> RunDir:
-    """The run directory meant: the command's --dir, the global one, $HPCSCHED_DIR, files, default."""
+    """The run directory meant; raises NewerRun if a newer hpcsched has written there."""
+    rundir = RunDir(run_folder(ctx, dir_))
+    rundir.refuse_newer()
+    return rundir
+
+
+def run_folder(ctx: click.Context, dir_: str | None) -> Path:
+    """Where that is: the command's --dir, the global one, $HPCSCHED_DIR, files, default."""
     settings: config.Settings = ctx.obj
-    return RunDir(config.run_dir(dir_ or settings.values.get("dir")))
+    return config.run_dir(dir_ or settings.values.get("dir"))
 
 
 @contextlib.contextmanager

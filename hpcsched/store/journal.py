@@ -20,6 +20,7 @@ from hpcsched.core import events as ev
 from hpcsched.decoding import decode as bytes_as
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, StoreError
+from hpcsched.store.rundir import NewerRun
 from hpcsched.store.spare import keep_room
 
 VERSION = 1
@@ -105,7 +106,7 @@ def read(path: Path) -> Iterator[tuple[ev.Event, int]]:
             if seq != expected:
                 raise ValueError(f"record {seq} where {expected} belongs")
         except OfAnother as error:
-            raise StoreError(f"{path} is not of this hpcsched: record {expected}: {error}") from error
+            raise NewerRun(f"{path} is not of this hpcsched: record {expected}: {error}") from error
         except (ValueError, BadInput) as error:
             if is_torn(data[offset:]):
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import time
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+import hpcsched
 from hpcsched.contract import files
 from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.decoding import decode_file
@@ -33,6 +35,12 @@ class RunDirError(StoreError):
     exit_code = 2
 
 
+class NewerRun(StoreError):
+    """A newer hpcsched has written here. A matter of usage."""
+
+    exit_code = 2
+
+
 class RunRecord(msgspec.Struct, kw_only=True):
     """run.json: who runs this, where, since when."""
 
@@ -48,6 +56,12 @@ class RunRecord(msgspec.Struct, kw_only=True):
     devices: str
     policy: str
     allocation: dict[str, str | None] = {}
+
+
+class _Version(msgspec.Struct):
+    """What every version can read of run.json."""
+
+    version: str
 
 
 class _Writer(msgspec.Struct):
@@ -137,13 +151,32 @@ class RunDir:
         except (OSError, BadInput):
             return None
 
+    def refuse_newer(self) -> None:
+        """Raise NewerRun where the hpcsched that wrote here last is newer, by its minor version."""
+        try:
+            version = decode_file(self.record, _Version, most_bytes=SMALL_BYTES).version
+        except (OSError, BadInput):
+            return
+        if _minor(version) > _minor(hpcsched.__version__):
+            raise NewerRun(
+                f"{self.root} holds a run of hpcsched {version[:40]}, this is {hpcsched.__version__}:"
+                " use that version, or name another run with --dir"
+            )
+
     def write_record(self, record: RunRecord) -> None:
         write_atomically(self.record, msgspec.json.encode(record), durable=True)
 
     def require(self) -> None:
-        """Raise NoSuchRun unless a run (or an inbox for one) is here."""
+        """Raise NoSuchRun unless a run (or its inbox) is here, NewerRun if a newer hpcsched wrote it."""
         if not self.root.is_dir() or not (self.journal.exists() or self.inbox.is_dir()):
             raise NoSuchRun(f"no run in {self.root}; start one with `hpcsched run`, or name it with --dir")
+        self.refuse_newer()
+
+
+def _minor(version: str) -> tuple[int, int]:
+    """The first two numbers of a version; (0, 0) for what is none."""
+    found = re.match(r"(\d{1,6})\.(\d{1,6})", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 class RunLock:

@@ -170,7 +170,8 @@ S = TypeVar("S", Status, Page, _Brief)
 def read_status(rundir: RunDir) -> Status:
     """The newest snapshot, `stale` set if its agent should be alive and is not.
 
-    Raises NoSuchRun if there is none, StoreError if it cannot be understood.
+    Raises NoSuchRun if there is none, NewerRun where it is of a newer hpcsched, StoreError if it cannot be
+    understood.
     """
     return _read(rundir, Status)
 
@@ -181,6 +182,7 @@ def read_page(rundir: RunDir) -> Page:
 
 
 def _read(rundir: RunDir, kind: type[S]) -> S:
+    rundir.refuse_newer()
     try:
         status = decode_file(rundir.status, kind, most_bytes=MOST_SNAPSHOT_BYTES)
         age_s(status.run)
