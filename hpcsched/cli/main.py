@@ -13,6 +13,7 @@ import click
 from hpcsched import __version__, config
 from hpcsched.errors import HpcschedError
 from hpcsched.printing import printable
+from hpcsched.stability import marked
 
 _COMMANDS = {
     "run": ("run:run", "Run a set of jobs in this allocation until all have ended."),
@@ -54,17 +55,32 @@ class _LazyGroup(click.Group):
         module, _, attribute = _COMMANDS[name][0].partition(":")
         command = getattr(importlib.import_module(f"hpcsched.cli.{module}"), attribute)
         assert isinstance(command, click.Command)
+        _mark(command, name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+            formatter.write_dl([(name, marked(text)) for name, (_, text) in _COMMANDS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             raise click.UsageError(f"{error.format_message()} (see hpcsched --help)", ctx) from None
+
+
+def _mark(command: click.Command, path: str) -> None:
+    """Mark in a command's help what is experimental, and in that of its subcommands."""
+    short = command.get_short_help_str(limit=80)
+    if marked(short, command=path) != short:
+        command.short_help = marked(short, command=path)
+    command.help = marked(command.help or "", command=path)
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.help:
+            parameter.help = marked(parameter.help)
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            _mark(below, f"{path} {name}")
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
