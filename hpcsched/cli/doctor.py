@@ -20,12 +20,16 @@ from typing import TYPE_CHECKING
 import click
 
 import hpcsched
-from hpcsched.cli.common import database_path, dir_option, find_run, json_option, option, plural
+from hpcsched.cli.bundle import USUAL
+from hpcsched.cli.bundle import write as write_bundle
+from hpcsched.cli.common import database_path, dir_option, json_option, option, plural, run_folder
 from hpcsched.cli.status import clock
 from hpcsched.errors import BatchError, HpcschedError
 
 if TYPE_CHECKING:
     from hpcsched.batch.base import Allocation, BatchSystem
+
+_BUNDLE = f"Write all that a ticket needs ({USUAL}), at most 16 MiB before compression."
 
 Finding = tuple[str, bool, str]
 """What was looked at, whether it is as it should be, and what was found."""
@@ -39,6 +43,16 @@ Finding = tuple[str, bool, str]
 @option("--hosts", metavar="A,B,...", default="", help="Hosts to use where no batch system grants them.")
 @option("--pyslurm", metavar="auto|off", default="auto", help="Whether pyslurm is used where it is there.")
 @option("--database", metavar="F", help="SQLite file with profiles and history.")
+@click.option(
+    "--bundle",
+    is_flag=False,
+    flag_value=USUAL,
+    type=click.Path(path_type=Path),
+    metavar="[F.tar.gz]",
+    help=_BUNDLE,
+)
+@click.option("--with-logs", is_flag=True, help="With --bundle: also the ends of the newest jobs' outputs.")
+@click.option("--anonymise", is_flag=True, help="With --bundle: user, home and host names are replaced.")
 @json_option
 @click.pass_context
 def doctor(
@@ -50,6 +64,9 @@ def doctor(
     hosts: str,
     pyslurm: str,
     database: str | None,
+    bundle: Path | None,
+    with_logs: bool,
+    anonymise: bool,
     as_json: bool,
 ) -> int:
     """What was found here: batch system, devices, hosts, run directory, database, optional parts.
@@ -59,7 +76,9 @@ def doctor(
     """
     from hpcsched.batch import open_batch
 
-    root = find_run(ctx, dir_).root
+    if bundle is None and (with_logs or anonymise):
+        raise click.UsageError("--with-logs and --anonymise say what --bundle writes: give that too")
+    root = run_folder(ctx, dir_)
     path = database_path(database)
     named = [name.strip() for name in hosts.split(",") if name.strip()]
     system = open_batch(batch, environ=os.environ, hosts=named, launcher=launcher, pyslurm=pyslurm)
@@ -80,6 +99,7 @@ def doctor(
     findings = [*found, *(check() for check in checks)]
     if several and allocation is not None:
         findings += _hosts(system, allocation, root, devices)
+    lines = [f"{'ok     ' if ok else 'PROBLEM'}  {what}: {text}" for what, ok, text in findings]
     if as_json:
         import msgspec
 
@@ -90,8 +110,22 @@ def doctor(
         }
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
     else:
-        for what, ok, text in findings:
-            click.echo(f"{'ok     ' if ok else 'PROBLEM'}  {what}: {text}")
+        click.echo("\n".join(lines))
+    if bundle is not None:
+        from hpcsched.cli.settings import rows, shown
+
+        settings = "".join(f"{key} = {shown(value)}    # {origin}\n" for key, value, origin in rows(ctx.obj))
+        held = write_bundle(
+            bundle,
+            root=root,
+            findings="\n".join(lines) + "\n",
+            settings=settings,
+            environ=os.environ,
+            with_logs=with_logs,
+            anonymise=anonymise,
+        )
+        click.echo(f"{bundle} holds {', '.join(held)}", err=True)
+        click.echo("look through it before you send it: secrets are found by their names only", err=True)
     return int(not all(ok for _, ok, _ in findings))
 
 

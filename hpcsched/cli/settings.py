@@ -55,7 +55,20 @@ def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
     settings: config.Settings = ctx.find_root().obj
     for line in settings.passed_over:
         click.echo(f"hpcsched: {line}", err=True)
-    rows = []
+    found = rows(settings)
+    if as_json:
+        import msgspec
+
+        page = {"schema": 1, "settings": {k: {"value": v, "origin": s} for k, v, s in found}}
+        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        return
+    for key, value, source in found:
+        click.echo(f"{key} = {shown(value)}" + (f"    # {source}" if origin else ""))
+
+
+def rows(settings: config.Settings) -> list[tuple[str, Any, str]]:
+    """Each setting in force with its value, and where that comes from."""
+    found: list[tuple[str, Any, str]] = []
     for key, default in DEFAULTS.items():
         variable = config.environment_name(key)
         if settings.origins.get(key) in ("--dir", "HPCSCHED_DIR"):
@@ -66,17 +79,9 @@ def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
             value, source = settings.values[key], settings.origins[key]
         else:
             value, source = default, "default"
-        rows.append((key, value, source))
+        found.append((key, value, source))
     script = settings.values.get("script", {})
-    rows += [(f"script.{key}", script[key], settings.origins[f"script.{key}"]) for key in script]
-    if as_json:
-        import msgspec
-
-        page = {"schema": 1, "settings": {k: {"value": v, "origin": s} for k, v, s in rows}}
-        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
-        return
-    for key, value, source in rows:
-        click.echo(f"{key} = {_shown(value)}" + (f"    # {source}" if origin else ""))
+    return found + [(f"script.{key}", script[key], settings.origins[f"script.{key}"]) for key in script]
 
 
 @config_group.command("trust")
@@ -88,13 +93,13 @@ def trust_file(file: str) -> None:
     """
     path = Path(file).absolute()
     content, why = trust.read(path)
-    shown = str(path) if str(path).isprintable() else repr(str(path))
+    name = str(path) if str(path).isprintable() else repr(str(path))
     if not why:
-        click.echo(f"hpcsched: {shown} is obeyed anyway: only you can write it", err=True)
+        click.echo(f"hpcsched: {name} is obeyed anyway: only you can write it", err=True)
         return
     trust.accept(path, content, os.environ)
-    click.echo(f"hpcsched: {shown} is obeyed from now on, as it is now ({why})", err=True)
+    click.echo(f"hpcsched: {name} is obeyed from now on, as it is now ({why})", err=True)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,142 @@
+"""`doctor --bundle`: what is in the archive, and what never is."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hpcsched.cli import bundle
+from hpcsched.cli.main import cli
+from hpcsched.errors import ConfigError
+
+SECRET = "s3cr3t-V4lue"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("HPCSCHED_", "SLURM_", "LSB_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HPCSCHED_SITE_CONFIG", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("HPCSCHED_DATABASE", str(tmp_path / "db"))
+    monkeypatch.setenv("HPCSCHED_STORE_KEY", SECRET)
+    monkeypatch.setenv("USUAL_NAME", SECRET)
+    monkeypatch.setenv("HOME", str(tmp_path / "home-of-ada"))
+    monkeypatch.setenv("LOGNAME", "ada")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    job = folder / "jobs" / "1"
+    (job / "checkpoint").mkdir(parents=True)
+    (job / "checkpoint" / "step-1.pt").write_text("weights")
+    (job / "hpcsched-1.out").write_text(f"loss 1\nWANDB_API_KEY={SECRET}\n")
+    (folder / "run.json").write_text(json.dumps({"host": platform.node(), "user": "ada"}))
+    (folder / "status.json").write_text("{}")
+    line = json.dumps({"env": {"HF_TOKEN": SECRET}, "at": 1}) + "\n"
+    (folder / "journal.jsonl").write_text(line * 40_000)  # more than is taken
+    return folder
+
+
+def call(*words: object) -> Result:
+    words = ("doctor", "--devices", "cpu:2", "--batch", "none", "--pyslurm", "off", *map(str, words))
+    return CliRunner().invoke(cli, words, standalone_mode=False)
+
+
+def content(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as archive:
+        members = archive.getmembers()
+        assert all(m.isfile() and m.mode == 0o600 and m.uid == 0 and not m.uname for m in members)
+        found = {}
+        for member in members:
+            file = archive.extractfile(member)
+            assert file
+            found[member.name.partition("/")[2]] = file.read().decode()
+    return found
+
+
+def test_a_bundle_holds_what_a_ticket_needs_and_no_secret(root: Path, tmp_path: Path) -> None:
+    done = call("--dir", root, "--bundle")
+    assert done.return_value == 0, done.output
+    path = tmp_path / "hpcsched-bundle.tar.gz"
+    assert path.stat().st_mode & 0o777 == 0o600
+    files = content(path)
+    assert set(files) == {
+        *(
+            "README.txt",
+            "doctor.txt",
+            "versions.txt",
+            "settings.txt",
+            "environment.txt",
+            "gpus.txt",
+            "batch.txt",
+        ),
+        *("run/run.json", "run/status.json", "run/journal.jsonl"),
+    }
+    assert not any(SECRET in text or "weights" in text for text in files.values())
+    assert "devices: 2 x cpu" in files["doctor.txt"] and "devices: 2 x cpu" in done.stdout
+    assert files["versions.txt"].startswith("hpcsched ") and "\nmsgspec " in files["versions.txt"]
+    assert "policy = marble    # default" in files["settings.txt"]
+    assert "HPCSCHED_STORE_KEY=<removed>" in files["environment.txt"]
+    assert "USUAL_NAME" not in files["environment.txt"]
+    first, *lines = files["run/journal.jsonl"].splitlines()
+    assert first == "... the last 1024 KiB" and len(lines) > 10_000
+    assert set(lines) == {'{"env": {"HF_TOKEN": "<removed>"}, "at": 1}'}, "whole lines only"
+    assert all(name in files["README.txt"] and name in done.stderr for name in set(files) - {"README.txt"})
+    assert "look through it before you send it" in done.stderr
+
+
+def test_outputs_come_if_asked_for_and_names_go(root: Path, tmp_path: Path) -> None:
+    call("--dir", root, "--bundle", tmp_path / "b.tar.gz", "--with-logs", "--anonymise")
+    files = content(tmp_path / "b.tar.gz")
+    assert files["run/jobs/1/hpcsched-1.out"] == "loss 1\nWANDB_API_KEY=<removed>\n"
+    assert json.loads(files["run/run.json"]) == {"host": "HOST", "user": "USER"}
+    assert not any("home-of-ada" in text for text in files.values())
+    assert not any("checkpoint" in name for name in files)
+
+
+def test_nothing_behind_a_link_is_taken(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x.out").write_text("private words")
+    (root / "status.json").unlink()
+    (root / "status.json").symlink_to(outside / "x.out")
+    (root / "nodes.log").symlink_to("/etc/passwd")
+    (root / "jobs" / "2").symlink_to(outside)
+    (root / "jobs" / "1" / "y.out").symlink_to(outside / "x.out")
+    os.mkfifo(root / "jobs" / "1" / "z.out")
+    call("--dir", root, "--bundle", tmp_path / "b.tar.gz", "--with-logs")
+    files = content(tmp_path / "b.tar.gz")
+    assert not any("private words" in text or "root:" in text for text in files.values())
+    assert files["run/status.json"] == files["run/nodes.log"] == "left out: it is a link\n"
+    assert files["run/jobs/2/x.out"] == "left out: it lies behind a link\n"
+    assert files["run/jobs/1/z.out"] == "left out: it is no file\n"
+
+
+def test_a_bundle_has_a_bound(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "MOST_IN_ALL", 2**15)
+    call("--dir", root, "--bundle", tmp_path / "b.tar.gz")
+    files = content(tmp_path / "b.tar.gz")
+    assert "doctor.txt" in files and "run/journal.jsonl" not in files
+    assert sum(map(len, files.values())) < 2**16
+
+
+def test_a_bundle_replaces_nothing_and_its_options_need_it(root: Path, tmp_path: Path) -> None:
+    there = tmp_path / "b.tar.gz"
+    there.write_text("mine")
+    done = call("--dir", root, "--bundle", there)
+    assert isinstance(done.exception, ConfigError) and "is there already" in str(done.exception)
+    assert there.read_text() == "mine"
+    assert isinstance(call("--bundle", tmp_path / "no" / "b.tar.gz").exception, ConfigError)
+    assert "give that too" in str(call("--with-logs").exception)
+    # A run of a newer version can be asked about too.
+    (root / "run.json").write_text('{"version": "99.0.0"}')
+    assert call("--dir", root, "--bundle", tmp_path / "c.tar.gz").return_value == 0
