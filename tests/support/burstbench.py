@@ -24,12 +24,12 @@ def random_problem(rng, prev):
     gpus = rng.choice([2, 3, 4])
     counts = [1, 2, 4] if gpus == 4 and rng.random() < 0.7 else list(range(1, gpus + 1))
     layers, transfers = [], []
-    for i, befores in enumerate(prev):
+    for i, earlier in enumerate(prev):
         work = rng.randint(10, 1000)
         time_us = {str(c): round(work / c ** rng.random() + rng.randint(0, 20), 1) for c in counts}
         sync_us = {str(c): 0 if c == 1 else rng.randint(0, 60) for c in counts}
-        layers.append({"id": i, "name": f"l{i}", "prev": befores, "time_us": time_us, "sync_us": sync_us})
-        for before in befores:
+        layers.append({"id": i, "name": f"l{i}", "prev": earlier, "time_us": time_us, "sync_us": sync_us})
+        for before in earlier:
             if rng.random() < 0.9:
                 most = rng.choice([5, 40, 200])
                 lags = {
@@ -84,8 +84,8 @@ def _makespan(costs, counts, lags, order, gpus):
 def _orders(prev, done):
     if len(done) == len(prev):
         yield done
-    for layer, befores in enumerate(prev):
-        if layer not in done and all(before in done for before in befores):
+    for layer, earlier in enumerate(prev):
+        if layer not in done and all(before in done for before in earlier):
             yield from _orders(prev, (*done, layer))
 
 

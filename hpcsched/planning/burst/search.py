@@ -108,8 +108,8 @@ class Search:
     def blocked(self) -> str:
         """The first layer that nothing the limit allows leads to."""
         for layer in self._series.layers:
-            befores = self._costs.prev[layer] or (SOURCE,)
-            if not all(np.isfinite(self._costs.edge_us(before, layer)).any() for before in befores):
+            earlier = self._costs.prev[layer] or (SOURCE,)
+            if not all(np.isfinite(self._costs.edge_us(before, layer)).any() for before in earlier):
                 return self._costs.names[layer]
         return ""
 
@@ -165,7 +165,7 @@ class Search:
     def _read_by(self, layer: int) -> tuple[int, ...]:
         if layer != self._costs.sink:
             return self._costs.prev[layer]
-        read = {before for befores in self._costs.prev for before in befores}
+        read = {before for earlier in self._costs.prev for before in earlier}
         return tuple(before for before in range(self._costs.sink) if before not in read)
 
     def _block_table(self, block: Block, first: int, last: int) -> Array:

@@ -53,7 +53,7 @@ def structure(prev: Sequence[Sequence[int]]) -> Series:
     """
     sink = len(prev)
     reads = {layer: tuple(before) or (SOURCE,) for layer, before in enumerate(prev)}
-    read = {before for befores in reads.values() for before in befores}
+    read = {before for earlier in reads.values() for before in earlier}
     reads[sink] = tuple(layer for layer in range(sink) if layer not in read)
     return _series(SOURCE, sink, list(range(sink)), reads)
 
