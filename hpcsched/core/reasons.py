@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import field
 from typing import Any
+
+from hpcsched.compat import StrEnum, dataclass
 
 
 class Why(StrEnum):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import Optional
 
+from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 
 
@@ -133,7 +134,7 @@ class Batching:
         return min(self.high, max(self.low, units * self.unit))
 
 
-Rule = Callable[[float, Halves | None, int], float]
+Rule = Callable[[float, Optional[Halves], int], float]
 """By which factor a learning rate changes: of the batch over the trainer's own batch, what was last measured
 of the gradient, and the trainer's own batch."""
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
+from hpcsched.compat import dataclass, zip
 from hpcsched.errors import ConfigError
 
 Array = npt.NDArray[np.float64]

@@ -7,7 +7,9 @@ differ only by the time a signal and a process need.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from hpcsched.compat import dataclass
 
 EPSILON = 1e-6
 """Steps by which an exact step boundary may be missed through rounding, and still counts as one."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 from hpcsched.planning.batching import METRICS, RULES, Batching, bounds, worker_count
 

@@ -22,11 +22,11 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hpcsched.compat import dataclass
 from hpcsched.errors import StoreError
 from hpcsched.worker.checkpoint import storable
 from hpcsched.worker.contract import say

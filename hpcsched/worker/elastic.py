@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Optional
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +30,9 @@ from hpcsched.worker.saving import Saves, ShardedSaves
 from hpcsched.worker.shards import VirtualShards, deterministic, pin_threads
 from hpcsched.worker.stopping import StopFlag
 from hpcsched.worker.training import Stateful, Training
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class Elastic(Training):
@@ -236,7 +239,7 @@ class Elastic(Training):
         began = time.monotonic()
         if self.rank == 0 and self._orders.resize is not self._asked:
             self._asked = None  # taken back since we asked
-        order: Resize | None = self._peers.tell(self._asked, Resize | None)
+        order: Resize | None = self._peers.tell(self._asked, Optional[Resize])
         self._asked = self._orders.resize = None
         if order is None:
             return
@@ -275,7 +278,7 @@ class Elastic(Training):
     def _exchange(self, held: Held | None, order: Resize | None) -> None:
         """In the new group: those that have just joined (with no `order`) get the state of the others."""
         mine = held, order is not None and order.joining > 0
-        held, joined = self._peers.tell(mine, tuple[Held | None, bool])
+        held, joined = self._peers.tell(mine, tuple[Optional[Held], bool])
         if held is not None and order is None:
             self._take(self._saves.load(held, self._own), "shared memory")
         elif held is None and joined:

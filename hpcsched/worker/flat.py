@@ -7,11 +7,11 @@ import mmap
 import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hpcsched.compat import dataclass, zip
 from hpcsched.errors import StoreError
 
 _ALIGNMENT = 64
@@ -124,8 +124,8 @@ class _Copies:
             for key, value in item.items():
                 item[key] = self.of(value, mine.get(key))
             return item
-        if isinstance(item, list | tuple):
-            owned = own if isinstance(own, list | tuple) and len(own) == len(item) else [None] * len(item)
+        if isinstance(item, (list, tuple)):
+            owned = own if isinstance(own, (list, tuple)) and len(own) == len(item) else [None] * len(item)
             return type(item)(self.of(*pair) for pair in zip(item, owned, strict=True))
         return item
 

@@ -13,10 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
+from hpcsched.compat import dataclass, zip
 from hpcsched.worker.gpu import VISIBLE, device_files_open, driver_in_use
 from hpcsched.worker.startup import run_to_the_end
 
@@ -129,7 +129,7 @@ def become(task: Task) -> None:
 
     sys.argv = task.argv[1:2]
     sys.orig_argv = list(task.argv)
-    if not sys.flags.safe_path:
+    if not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
         if _hides_something(task.cwd):
             _start_from_nothing(task)
         sys.path[0] = task.cwd

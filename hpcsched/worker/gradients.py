@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 
+from hpcsched.compat import zip
 from hpcsched.worker.rendezvous import Peers
 
 _FIRST_BUCKET_BYTES = 1 << 20

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
+import struct
+from array import array
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 LOOPBACK = "127.0.0.1"
+
+_SIOCGIFCONF = 0x8912
+_IFREQ_BYTES = 40
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _said: str | None = None
@@ -74,7 +83,19 @@ def _interface_towards(address: str) -> str | None:
                 own = probe.getsockname()[0]
     if own.startswith("127.") or own == "::1":
         return "lo"
-    import psutil  # on several hosts only
+    return next((name for name, there in _addresses() if own == there), None)
 
-    there = psutil.net_if_addrs().items()
-    return next((name for name, addresses in there if own in [a.address for a in addresses]), None)
+
+def _addresses() -> Iterator[tuple[str, str]]:
+    """Interfaces and their addresses, as Linux tells them."""
+    for line in _IPV6_ADDRESSES.read_text().splitlines() if _IPV6_ADDRESSES.exists() else []:
+        digits, *_, name = line.split()
+        yield name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+    room = array("B", bytes(_IFREQ_BYTES * 256))
+    request = struct.pack("iL", len(room), room.buffer_info()[0])  # a struct ifconf
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        size, _ = struct.unpack("iL", fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, request))
+    for start in range(0, size, _IFREQ_BYTES):
+        one = bytes(room[start : start + _IFREQ_BYTES])  # 16 bytes of name, a sockaddr
+        label = os.fsdecode(one[:16].partition(b"\0")[0])
+        yield label.partition(":")[0], socket.inet_ntoa(one[20:24])

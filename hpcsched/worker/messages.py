@@ -1,6 +1,6 @@
 """What ranks say to each other, as bytes in a tensor: nothing that is read can run code.
 
-Facts of known types travel as msgpack, states of a training as a checkpoint holds them.
+Facts of known types travel as JSON, states of a training as a checkpoint holds them.
 """
 
 from __future__ import annotations
@@ -8,35 +8,27 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import msgspec
-import numpy as np
 import torch
 import torch.distributed as dist
 
+from hpcsched.compat import zip
 from hpcsched.worker.checkpoint import storable
+from hpcsched.worker.facts import decoded, encoded
 
 _PIECE_BYTES = 64 << 20
 
 
 def packed(item: Any) -> torch.Tensor:
     """A fact (dataclasses, containers, numbers, text), shape [bytes], uint8. Raises TypeError for others."""
-    if isinstance(item, str):  # a path in an error's text need not be UTF-8
-        item = item.encode(errors="replace").decode()
-    return torch.frombuffer(bytearray(msgspec.msgpack.encode(item, enc_hook=_plain)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(encoded(item)), dtype=torch.uint8)
 
 
 def unpacked(data: torch.Tensor, kind: Any) -> Any:
     """What was `packed`, of this type. Raises RuntimeError for anything else."""
     try:
-        return msgspec.msgpack.decode(data.numpy().tobytes(), type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return decoded(data.numpy().tobytes(), kind)
+    except ValueError as error:
         raise RuntimeError(f"a message of another rank makes no sense: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"a {type(value).__name__} cannot be told to other ranks")
 
 
 def packed_state(state: Any) -> torch.Tensor:

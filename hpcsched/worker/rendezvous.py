@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from hpcsched.compat import zip
 from hpcsched.contract import variables
 from hpcsched.contract.orders import Resize
 from hpcsched.errors import LaunchError

@@ -9,7 +9,6 @@ that wait for their neighbour, and messages that travel after the backward pass,
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 from collections import defaultdict
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, default_collate
 
+from hpcsched.compat import pairwise, zip
 from hpcsched.errors import ConfigError
 from hpcsched.worker import rng
 from hpcsched.worker.tree import TreeSum, shards_of
@@ -148,7 +148,7 @@ class VirtualShards:
     def split(self, share: Any) -> list[Any]:
         """This rank's samples of a global batch (anything that can be sliced), shard by shard."""
         cuts = [self._cut(shard) - self.place.start for shard in (*self.mine, self.mine.stop)]
-        return [share[first:end] for first, end in itertools.pairwise(cuts)]
+        return [share[first:end] for first, end in pairwise(cuts)]
 
     def begin(self, step: int) -> None:
         """Begin a step; one that was left half-way is forgotten.

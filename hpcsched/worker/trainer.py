@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 from hpcsched.worker.contract import say
 from hpcsched.worker.shards import Seeded

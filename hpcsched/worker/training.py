@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Optional, Protocol, Union
 
 import torch
 
@@ -112,7 +112,7 @@ class Training:
                     self._saves.save(state, loss=self._last_loss(), background=background)
             except StoreError as problem:
                 error = str(problem)
-        told: str | None = self._peers.tell(error, str | None)
+        told: str | None = self._peers.tell(error, Optional[str])
         return told or None
 
     def _gather_state(self) -> None:
@@ -187,7 +187,7 @@ class Training:
             if found is None and self._env is not None and self._env.continues is not None:
                 found, state = self._saves.of_another(self._env.continues)
         named = os.fsencode(found) if isinstance(found, Path) else found
-        told = self._peers.tell(named, bytes | Held | None)
+        told = self._peers.tell(named, Union[bytes, Held, None])
         found = Path(os.fsdecode(told)) if isinstance(told, bytes) else told
         if found is None:
             if not self._spread:

@@ -22,9 +22,10 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NoReturn
 
+from hpcsched.compat import dataclass
 from hpcsched.contract import variables
 from hpcsched.worker import memory
 from hpcsched.worker.forked import (

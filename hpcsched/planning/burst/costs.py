@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, isfinite
 
 import numpy as np
 import numpy.typing as npt
 
+from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.graph import LayerProfile, times_at
 from hpcsched.planning.burst.structure import SOURCE

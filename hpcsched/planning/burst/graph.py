@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 
 Times = Mapping[int, float]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, NoReturn
 
+from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.graph import MOST_GPUS
 

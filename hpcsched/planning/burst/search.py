@@ -14,12 +14,12 @@ the link's GPUs begin with the first of the layer before (HOME), or not (AWAY).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
+from hpcsched.compat import dataclass
 from hpcsched.planning.burst.costs import AWAY, HOME, Array, Costs, Spot
 from hpcsched.planning.burst.structure import SOURCE, Block, Edge, Knot, Link, Series
 

@@ -8,7 +8,9 @@ cannot be told apart into branches and are planned as one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Union
+
+from hpcsched.compat import dataclass
 
 SOURCE = -1
 """Where the model's input comes from: a layer that costs nothing."""
@@ -34,7 +36,7 @@ class Knot:
     layers: tuple[int, ...]
 
 
-Link = Edge | Block | Knot
+Link = Union[Edge, Block, Knot]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from any cost model."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Any, NoReturn
 
 import numpy as np
 
+from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.costs import Array, Costs, Spot
 from hpcsched.planning.burst.graph import MOST_GPUS, MOST_US, counted

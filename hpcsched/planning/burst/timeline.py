@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
+from hpcsched.compat import dataclass
 from hpcsched.planning.burst.costs import Costs, Spot
 from hpcsched.planning.burst.search import Placement
 

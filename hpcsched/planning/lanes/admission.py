@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 
 RESERVE_BYTES = 1 << 30

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 from statistics import median
+
+from hpcsched.compat import dataclass
 
 SAMPLES = 9
 """Of which the median is taken: one odd time of a busy machine must not bar a chunk."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 
+from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 
 MOST_CREDIT_US = 5_000.0

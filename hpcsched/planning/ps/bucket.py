@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from hpcsched.compat import dataclass
 
 CREDIT_S = 0.1
 """An idle process saves up this much of its share's time, and of one core's time if its share is larger.

@@ -6,6 +6,8 @@ from collections import deque
 from math import sqrt
 from statistics import fmean, median
 
+from hpcsched.compat import zip
+
 LIMIT = 0.05
 """Of the coefficient of variation."""
 COUNT = 5

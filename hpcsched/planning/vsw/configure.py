@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from hpcsched.compat import dataclass, zip
 from hpcsched.errors import HpcschedError
 from hpcsched.planning.batching import worker_count
 from hpcsched.planning.vsw import sets

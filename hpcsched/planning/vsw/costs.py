@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
 import numpy as np
+
+from hpcsched.compat import dataclass
 
 MIB = 2**20
 BUCKET_BYTES = 25 * MIB

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from hpcsched.compat import dataclass
 from hpcsched.planning.packing.reading import Reader
 from hpcsched.planning.vsw.configure import Gpu
 from hpcsched.planning.vsw.costs import Costs, GpuCosts, Line, Network, Speed, Times

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsched.compat import dataclass
 from hpcsched.planning.vsw.costs import Costs, Unknown, after_s
 from hpcsched.planning.vsw.solver import Option
 

@@ -8,10 +8,10 @@ on whether the set is on one host, which are searched separately.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from hpcsched.compat import dataclass, zip
 from hpcsched.planning.vsw.rounds import Floats, Ints, Rounds
 
 _HALVINGS = 48

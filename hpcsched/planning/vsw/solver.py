@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsched.compat import bit_count, zip
 from hpcsched.errors import HpcschedError
 
 Runs = list[tuple[int, int]]
@@ -156,7 +157,7 @@ def _add(sums: int, own: _Set, mask: int) -> int:
     """All sums of a bit of `sums` and a number of the set, as bits."""
     runs = own.runs
     # Shifted once for each run of one of them: better that with fewer.
-    if (sums & ~(sums << 1)).bit_count() < len(runs):
+    if bit_count(sums & ~(sums << 1)) < len(runs):
         runs, sums = _Set.of(np.flatnonzero(_bits(sums, sums.bit_length()))).runs, own.bits
     total = 0
     for first, length in runs:

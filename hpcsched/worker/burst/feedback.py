@@ -6,11 +6,12 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 import torch
 
+from hpcsched.compat import dataclass
 from hpcsched.planning.burst.graph import LayerProfile, time_at
 
 EVERY, FIRST = 100, 20

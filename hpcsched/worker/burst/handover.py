@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hpcsched.compat import zip
 from hpcsched.planning.burst.plan import Plan
 from hpcsched.worker.burst.owners import Belonging
 from hpcsched.worker.burst.wires import Wires

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from hpcsched.compat import dataclass
 from hpcsched.worker.sampler import share
 
 

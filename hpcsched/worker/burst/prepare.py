@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from hpcsched.compat import zip
 from hpcsched.errors import ConfigError
 from hpcsched.worker import rng
 from hpcsched.worker.burst.draws import SampleDropout

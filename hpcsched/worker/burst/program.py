@@ -10,10 +10,9 @@ value, the last to add to it, is done.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from hpcsched.compat import dataclass, pairwise
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.plan import Plan
 from hpcsched.worker.burst.moves import Moves, moves
@@ -125,7 +124,7 @@ def _runs(plan: Plan, *, apart: bool) -> list[range]:
         for turn in range(count)
         if apart or turn == 0 or plan.layers[turn].ranks != plan.layers[turn - 1].ranks
     ]
-    return [range(start, stop) for start, stop in itertools.pairwise([*cuts, count])]
+    return [range(start, stop) for start, stop in pairwise([*cuts, count])]
 
 
 def check(plan: Plan, layers: Layers, *, world_size: int, batch: int, where: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
@@ -16,7 +16,7 @@ from hpcsched.worker.layers.graph import StandIn, capture_inputs
 from hpcsched.worker.session import Session
 from hpcsched.worker.trainer import Parts, Place, read
 
-Replan = Callable[[list[Timing], Plan, int], Plan | None]
+Replan = Callable[[list[Timing], Plan, int], Optional[Plan]]
 """On rank 0: of what was measured, the present plan and the steps left, a better plan, if there is one."""
 
 
@@ -165,7 +165,7 @@ class BurstSession(Session):
         if self.rank == 0:
             steps_left = self._last_step(None) - self.step
             plan = self._replan([t for found in timings for t in found], engine.plan, steps_left)
-        plan = self._peers.tell(plan, Plan | None)
+        plan = self._peers.tell(plan, Optional[Plan])
         if plan is not None:
             self.switch(plan)
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpcsched.compat import zip
 from hpcsched.errors import HpcschedError
 
 

@@ -7,12 +7,12 @@ that has begun runs to its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
+from hpcsched.compat import pairwise, zip
 from hpcsched.errors import ConfigError
 from hpcsched.worker import rng
 from hpcsched.worker.contract import say

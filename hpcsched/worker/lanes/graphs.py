@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from hpcsched.compat import zip
 from hpcsched.worker.lanes.apart import draws_so_far
 
 WARM_UPS = 3

@@ -17,10 +17,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
+from hpcsched.compat import zip
 from hpcsched.contract import exits, variables
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.planning.lanes.admission import Footprint, admit
@@ -57,7 +58,7 @@ ENDS_WITHIN_S = 10.0
 """How long a guest whose process has gone is waited for; no other is taken in before it has ended."""
 _LOOK_S = 0.2
 
-Load = Callable[[str | None], Any]
+Load = Callable[[Optional[str]], Any]
 Strategy = Callable[[dict[str, Any]], Any]
 
 

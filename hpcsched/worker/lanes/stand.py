@@ -7,10 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import FrameType
 from typing import Any
 
+from hpcsched.compat import dataclass
 from hpcsched.worker.lanes.apart import NotHostable, process_settings, put_back
 
 STANDS_WITHIN_S = 110.0

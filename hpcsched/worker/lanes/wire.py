@@ -18,8 +18,10 @@ import select
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from hpcsched.compat import dataclass
 
 MOST_BYTES = 1 << 20
 """Of one message; an environment is the longest."""

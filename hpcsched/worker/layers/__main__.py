@@ -12,10 +12,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcsched.compat import dataclass
 from hpcsched.contract import variables
 from hpcsched.contract.environment import Reader
 from hpcsched.errors import ConfigError, HpcschedError

@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from hpcsched.compat import zip
 from hpcsched.errors import ConfigError
 from hpcsched.worker.layers.fuse import Op, fuse
 from hpcsched.worker.layers.passes import ByMode, overwrites

@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
+from hpcsched.compat import dataclass, zip
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst import graph as profiles
 from hpcsched.worker.layers.graph import Layer, Layers, Value

@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from hpcsched.compat import zip
 from hpcsched.errors import ConfigError
 from hpcsched.worker.layers.symbols import STATIC, Tracer, name_of
 

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
+from hpcsched.compat import zip
 from hpcsched.errors import ConfigError
 
 BATCHES = (7, 11)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from hpcsched.compat import zip
 from hpcsched.worker.packed.failures import Refused, line_of, out_of_memory
 from hpcsched.worker.packed.likeness import Memory
 from hpcsched.worker.packed.member import Member

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hpcsched.compat import zip
 from hpcsched.worker.packed.alone import alone
 from hpcsched.worker.packed.failures import Failures, Refused, line_of, out_of_memory
 from hpcsched.worker.packed.member import Member

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcsched.compat import zip
 from hpcsched.worker.packed.failures import Failures
 from hpcsched.worker.packed.member import Member
 from hpcsched.worker.packed.modes import Batches, Loop, Runner, Trial

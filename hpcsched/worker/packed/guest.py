@@ -13,11 +13,11 @@ import os
 import signal
 import time
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 from math import inf
 from types import FrameType
 from typing import Any
 
+from hpcsched.compat import dataclass
 from hpcsched.contract import exits, files
 from hpcsched.contract.state import State
 from hpcsched.errors import BadInput

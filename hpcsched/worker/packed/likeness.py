@@ -13,7 +13,6 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import pairwise
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ReferenceType
@@ -21,6 +20,8 @@ from weakref import ReferenceType
 import numpy as np
 import torch
 from torch import nn
+
+from hpcsched.compat import pairwise, zip
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 """Types whose values are all there is to them."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from hpcsched.compat import zip
 from hpcsched.errors import StoreError
 from hpcsched.worker import rng
 from hpcsched.worker.packed import draws

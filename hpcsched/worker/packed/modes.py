@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from hpcsched.compat import zip
 from hpcsched.worker.packed.failures import Failed, Failures, Spoiled, out_of_memory
 from hpcsched.worker.packed.member import Member
 from hpcsched.worker.packed.stacking import Forward, Stack

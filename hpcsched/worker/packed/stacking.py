@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten
 
+from hpcsched.compat import zip
 from hpcsched.worker.packed.alone import (
     Alone,
     NotStackable,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hpcsched.compat import zip
 from hpcsched.worker.packed.likeness import PLAIN
 from hpcsched.worker.sampler import Sampler
 from hpcsched.worker.shards import Seeded

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import nn
 
-Home = tuple[dict[str, torch.Tensor | None], str]
+from hpcsched.compat import zip
+
+Home = tuple[dict[str, Optional[torch.Tensor]], str]
 """Where a buffer lives: among which module's, and its name there."""
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from hpcsched.compat import zip
+
 Slices = Sequence[Sequence[torch.Tensor]]
 """By model, its parameters in the order of the stack."""
 

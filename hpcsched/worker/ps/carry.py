@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hpcsched.compat import zip
 from hpcsched.worker.messages import packed_state, unpacked_state
 from hpcsched.worker.ps.shard import Fragment
 from hpcsched.worker.ps.slices import Move, Piece

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 
+from hpcsched.compat import dataclass, zip
 from hpcsched.contract import exits
 from hpcsched.contract.orders import Resize
 from hpcsched.contract.words import Ready
@@ -29,6 +30,9 @@ from hpcsched.worker.rendezvous import own_device
 from hpcsched.worker.sampler import Sampler
 from hpcsched.worker.session import Session
 from hpcsched.worker.trainer import Parts, rehearse
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +262,7 @@ class Changing(Session):
         began = time.monotonic()
         if self.rank == 0 and self._orders.resize is not self._asked:
             self._asked = None  # taken back since we asked
-        order: Resize | None = self._peers.tell(self._asked, Resize | None)
+        order: Resize | None = self._peers.tell(self._asked, Optional[Resize])
         self._asked = self._orders.resize = None
         if order is None:
             return

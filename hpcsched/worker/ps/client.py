@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hpcsched.compat import zip
 from hpcsched.worker.contract import say
 from hpcsched.worker.ps.server import BYTES, CLOCK, LOSS, MEET, SENT_NS, STOP, frames
 from hpcsched.worker.ps.shard import Shard

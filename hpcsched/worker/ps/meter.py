@@ -9,10 +9,11 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from statistics import median
 from typing import Any
 
+from hpcsched.compat import dataclass, zip
 from hpcsched.contract.progress import Usage
 from hpcsched.planning.ps.stability import COUNT, Stability
 from hpcsched.worker.contract import say

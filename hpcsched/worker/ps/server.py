@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from hpcsched.compat import zip
 from hpcsched.worker.packed.undo import Weights
 from hpcsched.worker.ps.link import Link
 from hpcsched.worker.ps.shard import Shard

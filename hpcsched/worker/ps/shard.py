@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from hpcsched.compat import dataclass, zip
 from hpcsched.errors import ConfigError
 from hpcsched.worker.ps.slices import Piece, Size
 from hpcsched.worker.vsw.updates import can_be_split

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from hpcsched.compat import dataclass, zip
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hpcsched.compat import dataclass, zip
 from hpcsched.worker.flat import round_up
 from hpcsched.worker.rendezvous import STEP_TIMEOUT_S
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Union
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -173,7 +174,7 @@ def _agree(session: BurstSession, choose: Callable[[], Plan]) -> Plan:
             answer = choose()
         except HpcschedError as found:
             error, answer = found, found.exit_code
-    told: Plan | int = session.tell(answer, Plan | int)
+    told: Plan | int = session.tell(answer, Union[Plan, int])
     if error is not None:
         raise error
     if isinstance(told, int):

@@ -12,11 +12,12 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from hpcsched.compat import dataclass
 from hpcsched.contract import variables
 from hpcsched.contract.environment import Reader
 from hpcsched.errors import ConfigError, HpcschedError

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean, median
+from typing import Union
 
 import torch
+
+from hpcsched.compat import dataclass, pairwise, zip
 
 Kind = tuple[int, int]
 """The samples of a local batch, and how many workers compute one at the same time."""
@@ -17,7 +18,7 @@ Kind = tuple[int, int]
 KEPT = 512
 """So many of the newest rounds of a kind are kept."""
 
-Mark = float | torch.cuda.Event
+Mark = Union[float, torch.cuda.Event]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 from hpcsched.planning.batching import RULES, Batching, Halves, worker_count
 from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, Share, configure

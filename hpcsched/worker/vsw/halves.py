@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from hpcsched.compat import zip
 from hpcsched.planning.batching import Halves
 from hpcsched.worker.gradients import Bucket, GradientSum
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from hpcsched.compat import dataclass, zip
 from hpcsched.contract.progress import Scaling
 from hpcsched.planning.forecast import forecast, with_fluctuations
 from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, scale

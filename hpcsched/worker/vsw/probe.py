@@ -7,11 +7,12 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 
 import torch
 
+from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.costs import GpuCosts, Speed, Times
 from hpcsched.worker.gradients import GradientSum, in_buckets

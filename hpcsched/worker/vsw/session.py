@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Union
 
 import torch
 
+from hpcsched.compat import zip
 from hpcsched.contract.progress import Batching
 from hpcsched.errors import ConfigError
 from hpcsched.planning.workers import WorkerOptions
@@ -298,7 +299,7 @@ class WorkerSession(Session):
                 answer = self._control.course(self.world_size)
             except ConfigError as error:
                 refusal, answer = error, error.exit_code
-        course: Course | int = self._peers.tell(answer, Course | int)
+        course: Course | int = self._peers.tell(answer, Union[Course, int])
         if refusal is not None:
             raise refusal
         if isinstance(course, int):

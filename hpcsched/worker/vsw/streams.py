@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from hpcsched.compat import zip
+
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
 

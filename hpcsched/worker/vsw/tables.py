@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 from typing import Any
 
+from hpcsched.compat import dataclass
 from hpcsched.planning.vsw.costs import Costs, GpuCosts, Line, Network, Speed, Times
 from hpcsched.worker.vsw.clock import Kind, Round, Taken
 

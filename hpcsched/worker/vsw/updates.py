@@ -11,6 +11,8 @@ import torch
 from torch import optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from hpcsched.compat import zip
+
 BY_PARAMETER = (
     optim.SGD,
     optim.Adam,

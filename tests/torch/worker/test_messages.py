@@ -46,7 +46,7 @@ def test_a_fact_is_read_as_what_it_is_expected_to_be() -> None:
     order = Resize(attempt=2, world_size=3, keep=(0, 1), one_host=True)
     assert unpacked(packed(order), Resize | None) == order
     assert unpacked(packed((Held(1, 2, 3), True)), tuple[Held | None, bool]) == (Held(1, 2, 3), True)
-    assert unpacked(packed("\udce8"), str) == "?"
+    assert unpacked(packed("\udce8"), str) == "\udce8"
     for bad in (packed("text"), torch.zeros(0, dtype=torch.uint8), packed({"keep": "all"})):
         with pytest.raises(RuntimeError, match="makes no sense"):
             unpacked(bad, Resize)

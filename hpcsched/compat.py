@@ -1,0 +1,78 @@
+"""What Python 3.9 lacks of the standard library that the worker and what it needs are written with.
+
+Modules of `hpcsched-worker` take these names from here. Where Python has them they are Python's own.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if sys.version_info >= (3, 11):
+    from enum import StrEnum as StrEnum
+else:
+    from enum import Enum
+
+    class StrEnum(str, Enum):
+        """Members are text, in `str` and in format strings too."""
+
+        __str__ = str.__str__
+        __format__ = str.__format__
+
+
+if sys.version_info >= (3, 10):
+    from builtins import zip as zip
+    from dataclasses import dataclass as dataclass
+    from itertools import pairwise as pairwise
+
+    bit_count = int.bit_count
+else:
+    import builtins
+    import dataclasses
+    import itertools
+
+    def dataclass(cls=None, *, slots=False, kw_only=False, **options):
+        """Without slots, which only save memory; with `kw_only`, arguments have names only."""
+        if cls is None:
+            return lambda cls: dataclass(cls, slots=slots, kw_only=kw_only, **options)
+        if not kw_only:
+            return dataclasses.dataclass(**options)(cls)
+        if "__init__" not in vars(cls):
+            cls.__init__ = _init
+        return dataclasses.dataclass(init=False, **options)(cls)
+
+    def _init(self, **given):
+        for field in dataclasses.fields(self):
+            if field.name in given:
+                value = given.pop(field.name)
+            elif field.default is not dataclasses.MISSING:
+                value = field.default
+            elif field.default_factory is not dataclasses.MISSING:
+                value = field.default_factory()
+            else:
+                raise TypeError(f"{type(self).__name__}: missing argument {field.name!r}")
+            object.__setattr__(self, field.name, value)
+        if given:
+            raise TypeError(f"{type(self).__name__}: unexpected arguments {', '.join(given)}")
+        getattr(self, "__post_init__", lambda: None)()
+
+    def pairwise(items):
+        """Each item with the next one."""
+        first, second = itertools.tee(items)
+        next(second, None)
+        return builtins.zip(first, second)
+
+    def bit_count(number):
+        """How many bits of it are 1."""
+        return bin(number).count("1")
+
+    _END = object()
+
+    def zip(*iterables, strict=False):
+        """The same; with `strict`, ValueError where one is shorter than the others."""
+        return _strict(iterables) if strict else builtins.zip(*iterables)
+
+    def _strict(iterables):
+        for items in itertools.zip_longest(*iterables, fillvalue=_END):
+            if any(item is _END for item in items):
+                raise ValueError("zip(): the arguments have different lengths")
+            yield items
