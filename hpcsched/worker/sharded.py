@@ -24,14 +24,19 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.worker import checkpoint as files
 from hpcsched.worker.checkpoint import CheckpointStore, storable
 from hpcsched.worker.contract import say, sync_folder, write_atomically
 from hpcsched.worker.messages import from_first, packed, unpacked
+
+try:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+except ImportError:  # before torch 2.6
+    from torch.distributed._composable.fsdp import FSDPModule  # type: ignore[no-redef,attr-defined]
+    from torch.distributed._tensor import DTensor  # type: ignore[no-redef,attr-defined]
 
 _REST = "rest.pt"
 _FAILURES = (CheckpointException, OSError, RuntimeError, ValueError, LookupError)
@@ -46,8 +51,14 @@ def sum_gradients(model: torch.nn.Module, world_size: int) -> None:
     """Have `fully_shard` add gradients up over the ranks, where it would take their mean.
 
     Raises ConfigError when that would not be the whole gradient: with parameters that `fully_shard` does
-    not manage, or that are spread in another way than over all ranks, each of which has its own samples.
+    not manage, or that are spread in another way than over all ranks, each of which has its own samples; or
+    when torch is too old to leave the sum alone.
     """
+    if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        got = f"a model that is spread over the ranks, under torch {torch.__version__}"
+        raise ConfigError(
+            where="model", got=got, accepted="that with torch 2.8 or later; a whole model with this"
+        )
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             got = f"{name} is not spread over the ranks"
