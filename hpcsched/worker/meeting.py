@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 LOOPBACK = "127.0.0.1"
@@ -39,6 +40,8 @@ def open_store(where: tuple[str, int], *, first: bool, ranks: int, timeout_s: fl
     if first:  # torch's own socket would listen on all interfaces
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listening["master_listen_fd"] = socket.create_server(where, family=family).detach()
+        if torch.__version__ < "2.8":  # the newer kind of store takes no socket in torch 2.4
+            listening["use_libuv"] = False
     return dist.TCPStore(  # type: ignore[attr-defined]
         address,
         port,

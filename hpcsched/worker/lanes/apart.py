@@ -73,6 +73,8 @@ class Generators(TorchDispatchMode):
         own = _overload_with_generator(func)
         if own is not None:
             return own(*args, **kwargs, generator=self.of(_device_of(args, kwargs)))
+        if func.overloadpacket in _FILLING:  # in torch 2.4 they have no overload with a generator
+            return self._like(func.overloadpacket, *args, **kwargs)
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
             with self:
                 return func.decompose(*args, **kwargs)
@@ -85,6 +87,20 @@ class Generators(TorchDispatchMode):
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
         mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=self.of(x.device))
         return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
+
+    def _like(self, func: Any, x: torch.Tensor, *bounds: int, **options: Any) -> torch.Tensor:
+        room = torch.empty_like(x, **options)
+        bounds = (0, *bounds) if len(bounds) == 1 else bounds
+        filled: torch.Tensor = _FILLING[func](room, *bounds, generator=self.of(room.device))
+        return filled
+
+
+_FILLING: dict[Any, Any] = {
+    torch.ops.aten.rand_like: torch.Tensor.uniform_,
+    torch.ops.aten.randn_like: torch.Tensor.normal_,
+    torch.ops.aten.randint_like: torch.Tensor.random_,
+}
+"""What fills the new tensor, by their own definition."""
 
 
 def _takes_generator(func: Any) -> bool:

@@ -74,7 +74,7 @@ def let_go(error: BaseException | None) -> None:
 
 def told_of(error: BaseException) -> str:
     """An error as Python tells it, to be kept when all that it holds is let go."""
-    return "".join(traceback.format_exception(error))
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
 def line_of(error: BaseException) -> str:

@@ -199,7 +199,7 @@ class Host:
         try:
             torch.cuda.synchronize(self._device)
         except RuntimeError:
-            traceback.print_exception(error, file=sys.__stderr__)
+            traceback.print_exception(type(error), error, error.__traceback__, file=sys.__stderr__)
             os._exit(DEVICE_FAILED)
 
     # -- between steps -----------------------------------------------------------------------------------
