@@ -217,7 +217,7 @@ class Pack:
         last = self.members[-1]
         if len(self.members) == 1:
             alone = MemoryError(why)
-            alone.add_note(told)
+            alone.__notes__ = [told]  # add_note came with Python 3.11
             raise Failed([(last, alone)])
         raise OutOfMemory(last, why)
 
