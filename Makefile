@@ -12,7 +12,7 @@ AT_ONCE ?= 4
 PART ?= 0/8
 PYTEST = $(BIN)/python -m pytest --dist loadgroup
 
-.PHONY: demo check test test-all test-part lint bench clean
+.PHONY: demo check test test-all test-part lint bench dist clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh jobscripts/demo/demo.sh
@@ -40,6 +40,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+dist: $(VENV)/.installed-dev
+	$(BIN)/python packaging/build.py
+
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/run_all.py
 
@@ -55,4 +58,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-run build *.egg-info
+	rm -rf $(VENV) demo-run build dist *.egg-info

@@ -1,0 +1,57 @@
+"""Build the distributions, sdist and wheel of each: hpcsched and hpcsched-worker, both from this tree.
+
+    python packaging/build.py [--out DIR] [hpcsched] [hpcsched-worker]
+
+The interpreter needs `build` and `setuptools`, which are among the development dependencies: nothing is
+fetched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import closure
+
+WORKER = "hpcsched-worker"
+DISTRIBUTIONS = ("hpcsched", WORKER)
+
+
+def stage(folder: Path, root: Path = closure.ROOT) -> None:
+    """Lay the source tree of hpcsched-worker into an empty folder."""
+    for name in [*closure.files(root), *map(Path, closure.DATA)]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / name, folder / name)
+    for name in ("packaging/worker/pyproject.toml", "packaging/worker/README.md", "LICENSE"):
+        shutil.copyfile(root / name, folder / Path(name).name)
+
+
+def build(source: Path, out: Path) -> None:
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build sdist and wheel of the distributions.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="hpcsched or hpcsched-worker; both if none")
+    parser.add_argument("--out", type=Path, default=Path("dist"), help="where to; dist by default")
+    given = parser.parse_args()
+    if unknown := set(given.names) - {*DISTRIBUTIONS}:
+        parser.error(
+            f"no such distribution: {', '.join(sorted(unknown))}; there are {' and '.join(DISTRIBUTIONS)}"
+        )
+    for name in given.names or DISTRIBUTIONS:
+        if name == WORKER:
+            with tempfile.TemporaryDirectory() as folder:
+                stage(Path(folder))
+                build(Path(folder), given.out.resolve())
+        else:
+            build(closure.ROOT, given.out.resolve())
+
+
+if __name__ == "__main__":
+    main()
