@@ -85,6 +85,7 @@ KEYS: dict[str, Key] = {
         "auto, off, or how many warm processes wait on a host: a whole number",
     ),
     "cpus_per_gpu": _whole(0, "cores kept for the jobs of each GPU: a whole number"),
+    "python": _text("the Python interpreter of jobs that name no environment"),
     "script": Key(lambda value: isinstance(value, dict), "a table: what `hpcsched script` writes"),
 }
 

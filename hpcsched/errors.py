@@ -58,6 +58,15 @@ class LaunchError(HpcschedError):
         self.transient, self.host_fault = transient, host_fault
 
 
+class BadEnvironment(LaunchError):
+    """A job's Python cannot run it: one line says what is there, what is needed, and how to get it."""
+
+    exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, transient=False)
+
+
 class BatchError(HpcschedError):
     """The batch system did not answer, refused, or said what cannot be understood."""
 

@@ -8,25 +8,29 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import msgspec
 
 from hpcsched.contract.codec import said
-from hpcsched.core.model import JobSpec, Kind, Training
+from hpcsched.core.model import JobSpec, Kind, PythonEnvironment, Training
 from hpcsched.core.processes import Launcher, launcher_of
 from hpcsched.decoding import is_utf8, not_json
+from hpcsched.durations import parse_duration
 from hpcsched.errors import ConfigError
 from hpcsched.strategies import DEFAULT_SHARDS, checked, most_ranks
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TRAINER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 MOST_STEPS = 2**53
 """Steps are counted exactly up to here, in floating-point arithmetic too."""
+
+KINDS = ("trainer", "command", "replay")
+ENVIRONMENTS = ("python", "venv", "conda")
+"""Keys of which a job has one; and at most one."""
 
 MOST_PROCESSES = 256
 """On a host, of one job."""
@@ -58,6 +62,9 @@ _ACCEPTED = {
     "keep_checkpoints": "1 or more",
     "workdir": "a folder",
     "processes": '"auto", "per-gpu", "one" or a number, 1 to 256',
+    "python": "a Python interpreter: its path, or its name in PATH",
+    "venv": "the folder of a virtual environment",
+    "conda": "the name or the folder of a conda environment",
 }
 """What is right for each key of a job."""
 
@@ -93,6 +100,9 @@ class _Job(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     keep_checkpoints: int = 2
     workdir: str | None = None
     processes: Literal["auto", "per-gpu", "one"] | int = "auto"
+    python: str | None = None
+    venv: str | None = None
+    conda: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +165,11 @@ def parse(
         _refuse(where, "job", "no jobs", "at least one [[job]] table")
     if "name" in defaults:
         _refuse(where, "defaults.name", "a name for all jobs", "a unique name in each [[job]]")
-    # A job's own way to run replaces the default one: exactly one of the three counts.
+    # A job's own way to run replaces the default one, and so does its environment: one of each counts.
     specs = []
     for number, job in enumerate(jobs):
-        own = {"trainer", "command", "replay"} & job.keys()
-        base = {k: v for k, v in defaults.items() if not (own and k in ("trainer", "command", "replay"))}
+        replaced = {key for ways in (KINDS, ENVIRONMENTS) if job.keys() & ways for key in ways}
+        base = {k: v for k, v in defaults.items() if k not in replaced}
         place = f"job[{number}]"
         specs.append(spec_of({**base, **job}, where=where, place=place, workdir=workdir, user=user))
     check_names(specs, where=where, known=known, again=again)
@@ -299,6 +309,14 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
             accepted = f"at most as many ranks as shards ({strategy.get('shards', DEFAULT_SHARDS)})"
             refuse("gpus", least * job.nodes, accepted)
         most = ranks if most is None else min(most, ranks)
+    named = {key: word for key in ENVIRONMENTS if (word := getattr(job, key)) is not None}
+    if len(named) > 1:
+        _refuse(where, place, " and ".join(named), f"at most one of {', '.join(ENVIRONMENTS)}")
+    environment = None
+    for key, word in named.items():
+        environment = _environment(key, word, workdir)
+        if not word.strip() or "\0" in environment.name or not is_utf8(environment.name):
+            refuse(key, word)
     training = None
     if job.epochs is not None or job.continues is not None:
         training = Training(epochs=job.epochs, continues=job.continues)
@@ -327,7 +345,15 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         user=user,
         background=job.background,
         max_foreground_slowdown=job.max_foreground_slowdown,
+        environment=environment,
     )
+
+
+@lru_cache(maxsize=256)
+def _environment(kind: Literal["python", "venv", "conda"], word: str, workdir: Path) -> PythonEnvironment:
+    """One object for all jobs that name the same; paths are relative to where programs run by default."""
+    path = kind == "venv" or "/" in word
+    return PythonEnvironment(kind=kind, name=str(workdir / word) if path else word)
 
 
 def _kinds(job: _Job) -> dict[str, bool]:
@@ -372,29 +398,6 @@ def _seconds(value: float | str, key: str, refuse: Callable[[str, object, str], 
         return parse_duration(value)
     except (ValueError, OverflowError):
         refuse(key, value, _TIME)
-
-
-def parse_duration(value: float | str) -> float:
-    """Seconds of a number, of "90s", "10m", "2h", "1d", or of Slurm's "D-HH:MM:SS" and "MM:SS".
-
-    Raises ValueError for anything else, for negative and for not finite numbers, OverflowError for
-    what no number holds.
-    """
-    if isinstance(value, str):
-        text = value.strip().lower()
-        if match := _DURATION.fullmatch(text):
-            days, first, second, third = match.groups()
-            if int(second) > 59 or int(third or 0) > 59:
-                raise ValueError(value)
-            if third is None and days is None:
-                return int(first) * 60.0 + int(second)
-            hours = int(days or 0) * 24 + int(first)
-            return hours * 3600.0 + int(second) * 60.0 + int(third or 0)
-        factor = _UNITS.get(text[-1:], 0.0)
-        value = float(text[:-1]) * factor if factor else float(text)
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(value)
-    return float(value)
 
 
 def check_names(

@@ -40,7 +40,7 @@ def as_table(spec: JobSpec) -> dict[str, Any]:
     """The [[job]] table that says what the spec does."""
     on_cores = spec.strategy.get("kind") in ("ps", "cpu") and (spec.gpus_min, spec.gpus_max) == (0, 0)
     gpus = {"min": spec.gpus_min, "max": spec.gpus_max}
-    table = {
+    table: dict[str, Any] = {
         "name": spec.name,
         "model": spec.model,
         "trainer": spec.trainer,
@@ -63,6 +63,7 @@ def as_table(spec: JobSpec) -> dict[str, Any]:
         "checkpoint_every": spec.checkpoint_every_s,
         "keep_checkpoints": spec.keep_checkpoints,
         "workdir": spec.workdir,
+        **({spec.environment.kind: spec.environment.name} if spec.environment else {}),
         # In 0.1.0 there was no other word for a launcher's one process.
         "processes": None if spec.processes == "per-gpu" and launcher_of(spec.command) else spec.processes,
     }

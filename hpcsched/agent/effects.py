@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from itertools import chain
 from pathlib import Path
 from typing import TypedDict
 
@@ -14,6 +15,7 @@ from hpcsched.agent import room
 from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, Resizing, forget_words
 from hpcsched.agent.beginnings import gpus_named, last_line, mark, put_aside
 from hpcsched.agent.clock import RunClock
+from hpcsched.agent.deferred import Deferred
 from hpcsched.agent.meeting import APART_AFTER_S, Meeting
 from hpcsched.agent.orders import Site, give_layers, joining_plan, pack_of, plan_of, seat_devices
 from hpcsched.agent.progress import ProgressMeter
@@ -62,13 +64,14 @@ class Effects:
         clock: RunClock,
         selector: selectors.BaseSelector,
     ) -> None:
-        self._machine, self._launcher = machine, launcher
-        self._site, self._clock, self._selector = site, clock, selector
+        self._machine, self._launcher, self._site = machine, launcher, site
+        self._clock, self._selector = clock, selector
         self._attempts: dict[int, Attempt] = {}
         self._timers: list[tuple[float, tuple[str, int, int]]] = []
         self._due: dict[tuple[str, int, int], float] = {}
         self._records_due = 0.0
         self._accusations = Accusations()
+        self._deferred = Deferred(self.perform)  # while it is being found out what their interpreters have
         self._launched: set[int] = set()
         """Ids of jobs that may have left something in memory."""
         self.outputs: dict[int, Path] = {}
@@ -78,9 +81,11 @@ class Effects:
 
     def perform(self, action: Action) -> list[ev.Event]:
         """Do what the core asked for; returns what is known at once of how it went."""
+        if isinstance(action, AttemptAction) and self._deferred.takes(action.job_id, action):
+            return []
         match action:
             case Launch():
-                return [self._launch(action)] if self._attempt_of(action) is None else []
+                return self._launch(action) if self._attempt_of(action) is None else []
             case MakePlan():
                 return [ev.PlanMade(at=self._clock.now(), plan=self._machine.make_plan())]
             case SetTimer(key=key, due=due):
@@ -90,12 +95,10 @@ class Effects:
                 attempt = self._attempt_of(action)
                 return self._resize(attempt, action) if attempt else []
             case Pace(share=share):
-                attempt = self._attempt_of(action)
-                if attempt:
+                if attempt := self._attempt_of(action):
                     attempt.workers.tell(orders.Pace(share))
             case Suspend() | Terminate() | Kill():
-                attempt = self._attempt_of(action)
-                if attempt:
+                if attempt := self._attempt_of(action):
                     self._have_leave(attempt, action)
         return []
 
@@ -103,7 +106,7 @@ class Effects:
         attempt = self._attempts.get(action.job_id)
         return attempt if attempt and attempt.attempt == action.attempt else None
 
-    def _launch(self, action: Launch) -> ev.Event:
+    def _launch(self, action: Launch) -> list[ev.Event]:
         job = self._machine.jobs[action.job_id]
         devices = tuple(self._machine.devices[gpu] for gpu in action.gpus) or seat_devices(action.seats)
         about = _About(job_id=job.id, attempt=action.attempt)
@@ -119,6 +122,9 @@ class Effects:
                 continues=self._machine.by_name.get(job.spec.continues or ""),
                 pack=pack_of(job, action, self._machine, self._site),
             )
+            if not self._launcher.ready_for(plan):
+                self._deferred.put_off(job.id, action)
+                return []
             folder.mkdir(mode=0o700, exist_ok=True)
             give_layers(job, self._site, devices[0].kind, folder)
             forget_words(folder, action.attempt, held=job.id not in self._launcher.keeping())
@@ -136,7 +142,7 @@ class Effects:
             if not isinstance(error, LaunchError):
                 said = str(error) if isinstance(error, OSError | ValueError) else repr(error)
                 error = LaunchError(said, transient=False)
-            return self._failed(error, about, no_room=where)
+            return [self._failed(error, about, no_room=where)]
         attempt = Attempt(
             job_id=job.id,
             attempt=action.attempt,
@@ -149,8 +155,8 @@ class Effects:
             teaches=job.spec.kind is not Kind.REPLAY and not self._site.stand_ins,
         )
         self._watch(attempt, workers)
-        address, _, port = workers.where.rpartition(":")
-        if job.spec.kind is Kind.COMMAND and plan.per_rank and len(devices) > 1 and address == "127.0.0.1":
+        here, _, port = workers.where.rpartition(":")
+        if job.spec.kind is Kind.COMMAND and plan.per_rank and len(devices) > 1 and here == "127.0.0.1":
             attempt.meeting = Meeting(int(port), len(devices))
         if workers.progress_fd is not None:
             attempt.meter = ProgressMeter(workers.progress_fd, speed=self._clock.speed)
@@ -159,9 +165,8 @@ class Effects:
         self._attempts[job.id] = attempt
         self._launched.add(job.id)
         self.outputs[job.id] = plan.output
-        return ev.WorkersSpawned(
-            at=self._clock.now(), processes=workers.processes, host=devices[0].host, **about
-        )
+        at, processes, host = self._clock.now(), workers.processes, devices[0].host
+        return [ev.WorkersSpawned(at=at, processes=processes, host=host, **about)]
 
     def _watch(self, attempt: Attempt, crew: Workers) -> None:
         for descriptor in crew.pidfds:
@@ -314,8 +319,8 @@ class Effects:
                 self._unwatch(attempt, descriptor)
             crew.close()
         if isinstance(end, Resizing):
-            error = printable(end.failed)
-            yield ev.ResizeFailed(at=self._clock.now(), **about, error=error, refused=end.refused)
+            at, error = self._clock.now(), printable(end.failed)
+            yield ev.ResizeFailed(at=at, **about, error=error, refused=end.refused)
         elif end is not None:
             lasted_s = time.monotonic() - began
             yield ev.WorkersResized(
@@ -334,6 +339,7 @@ class Effects:
             if self._due.get(key) == due:  # else a later one has replaced it
                 del self._due[key]
                 yield ev.TimerFired(at=now, key=key)
+        yield from chain.from_iterable(self._deferred.again())
         self._launcher.keeping()  # it begins what is due, and sees to what hangs
         look_at_records = time.monotonic() >= self._records_due
         if look_at_records:
@@ -364,8 +370,7 @@ class Effects:
 
     def _forget_the_finished(self) -> None:
         """What is kept in memory for a job's next attempt goes when there will be none."""
-        over = [job_id for job_id in self._launched if self._machine.jobs[job_id].state.final]
-        for job_id in over:
+        for job_id in [i for i in self._launched if self._machine.jobs[i].state.final]:
             self._launched.discard(job_id)
             self._launcher.forget(job_id)
 
@@ -399,7 +404,8 @@ class Effects:
     def wait_s(self) -> float:
         """Real seconds until `collect` should be called again, at most a quarter of one."""
         now = time.monotonic()
-        soonest = 0.05 if any(attempt.soon(now) for attempt in self._attempts.values()) else 0.25
+        soon = self._deferred or any(attempt.soon(now) for attempt in self._attempts.values())
+        soonest = 0.05 if soon else 0.25
         if self._timers:
             soonest = min(soonest, self._clock.until(self._timers[0][0]))
         return soonest
@@ -416,8 +422,7 @@ class Effects:
 
         Those that have not left after `grace_s` are killed. `between` is called again and again meanwhile.
         """
-        codes: list[tuple[int, int | None]] = []
-        deadline = time.monotonic() + grace_s
+        codes, deadline = list[tuple[int, int | None]](), time.monotonic() + grace_s
         for attempt in self._attempts.values():
             attempt.workers.tell(orders.Suspend(quick=False))
             attempt.give_up_resizing(signal.SIGTERM)

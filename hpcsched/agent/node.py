@@ -14,26 +14,26 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
 from hpcsched.agent import guard
+from hpcsched.agent.deferred import Deferred
 from hpcsched.agent.hostcores import host_cores
 from hpcsched.agent.line import Line
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.nodesite import address_towards, end_orphans, own_name, show_granted
 from hpcsched.agent.served import Served, sweep_answers
 from hpcsched.contract import orders, variables
-from hpcsched.core.cores import ON_CORES
-from hpcsched.core.model import Device
 from hpcsched.devices import Devices, open_devices
 from hpcsched.errors import BadInput, ConfigError, LaunchError
 from hpcsched.launch import wire
-from hpcsched.launch.base import LaunchPlan, Place
 from hpcsched.launch.keys import Join, read_join
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.parts import plan_of
 from hpcsched.launch.proc import stat
 
 JOIN_WITHIN_S = 60.0
@@ -74,6 +74,8 @@ class NodeAgent:
         for descriptor in self._line.filenos:
             self._selector.register(descriptor, selectors.EVENT_READ, ("line", None))
         self._parts: dict[int, Served] = {}
+        self._deferred = Deferred(self._obey)
+        """Launches until it is known what their interpreters have, and what comes for these parts."""
         self._muted: dict[int, Served] = {}  # by progress descriptor: not to be read before its time
         self._readings: tuple[wire.Reading, ...] = tuple(wire.Reading() for _ in self._inventory)
         self._monitor = Monitor(devices.sample, interval_s=wire.BEAT_S, wake=lambda: None)
@@ -127,6 +129,7 @@ class NodeAgent:
                 self._progress(key.fd, served)
         for data in self._line.receive():
             self._take(data)
+        deque(self._deferred.again(), maxlen=0)
         now = time.monotonic()
         for served in self._parts.values():
             for message in served.look(now):
@@ -145,7 +148,7 @@ class NodeAgent:
         dues = [self._beat_due, self._serve_until, *(served.due() for served in self._parts.values())]
         dues += [served.progress_due for served in self._muted.values()]
         dues += [self._leave[0][0]] if self._leave else []
-        dues += [time.monotonic() + KEEPING_PERIOD_S] if self._keeping else []
+        dues += [time.monotonic() + KEEPING_PERIOD_S] if self._keeping or self._deferred else []
         return min(dues)
 
     def _beat(self, now: float) -> None:
@@ -202,7 +205,11 @@ class NodeAgent:
             return
         if not self._link.take(envelope, time.monotonic()):
             return
-        match envelope.body:
+        if not self._deferred.takes(getattr(envelope.body, "part", None), envelope.body):
+            self._obey(envelope.body)
+
+    def _obey(self, message: wire.HeadMessage) -> None:
+        match message:
             case wire.Welcome():
                 if not self._welcome:
                     self._welcome, self._beat_due = True, 0.0
@@ -228,36 +235,10 @@ class NodeAgent:
             error = f"{self._name}'s node agent leaves: {self.left}"
             self._send(wire.LaunchFailed(order.part, error, transient=True, host_fault=True))
             return
-        plan = LaunchPlan(
-            job_id=order.job_id,
-            attempt=order.attempt,
-            argv=order.argv,
-            env=order.env,
-            cwd=Path(order.cwd),
-            folder=Path(order.folder),
-            output=Path(order.output),
-            devices=(
-                *(self._inventory[index] for index in order.devices),
-                *(Device(index=-1, host=self._name, kind=ON_CORES, handle=cores) for cores in order.cores),
-            ),
-            per_rank=order.per_rank,
-            processes=order.processes,
-            parallel=order.parallel,
-            first_rank=order.first_rank,
-            world_size=order.world_size,
-            joins=order.joins,
-            arena=order.arena,
-            idle=order.idle,
-            share=order.share,
-        )
-        place = Place(
-            first_rank=order.first_rank,
-            world_size=order.world_size,
-            node_rank=order.node_rank,
-            nodes=order.nodes,
-            address=order.address,
-            port=order.port,
-        )
+        plan, place = plan_of(order, self._inventory, self._name)
+        if not self._launcher.ready_for(plan):
+            self._deferred.put_off(order.part, order)
+            return
         if order.first_rank == 0:
             sweep_answers(plan.folder, order.attempt)
         try:

@@ -17,7 +17,7 @@ from hpcsched.core.actions import Launch, Resize
 from hpcsched.core.cores import device_of
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import Device, Kind
+from hpcsched.core.model import Device, Kind, PythonEnvironment
 from hpcsched.core.packs import is_packed, key_of
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
@@ -37,7 +37,7 @@ class Site:
     `stand_ins`: the devices are pretended ones, so every job runs as a stand-in of its profile.
     `layers` gives the layer profile of a model on a type of device, in its JSON form, where there is one.
     `checkpoints`: where checkpoints go, in a folder for each run and job; None: the job's folder in the run
-    directory.
+    directory. `environment`: that of jobs that name none.
     """
 
     rundir: RunDir
@@ -46,6 +46,7 @@ class Site:
     speed: float
     stand_ins: bool
     checkpoints: Path | None = None
+    environment: PythonEnvironment | None = None
     layers: FindLayers = lambda model, device: None
 
     def checkpoints_of(self, job_id: int) -> Path:
@@ -120,6 +121,7 @@ def plan_of(
         from_step=job.saved_step,
         continues=continues,
         pack=pack,
+        environment=site.environment,
         stand_in=stand_in,
     )
     if not action.seats:
@@ -174,6 +176,7 @@ def joining_plan(
         checkpoints=site.checkpoints,
         devices=devices,
         resume=True,
+        environment=site.environment,
         lane=_lane(job, shared),
     )
     told = Environment(devices=tuple(map(str, action.gpus))).to_environ()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcsched.agent.address import own_address
+from hpcsched.agent.ending import ends
 from hpcsched.agent.hostcores import CPUS_PER_GPU, host_cores
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core.model import Device, HostCores
@@ -16,6 +17,7 @@ from hpcsched.devices import open_devices
 from hpcsched.devices.base import Sample
 from hpcsched.errors import ConfigError
 from hpcsched.launch.base import Launcher
+from hpcsched.launch.interpreters import Interpreters
 from hpcsched.launch.keys import SERVE_ON_S
 from hpcsched.launch.local import LocalLauncher
 
@@ -41,6 +43,8 @@ class Place:
     close: Callable[[], object]
     cores: tuple[HostCores, ...] = ()
     hosts: Hosts[Sample] | None = None
+    interpreters: Interpreters | None = None
+    """Those of this host, where it is the only one."""
     granted: int = 1
     """How many hosts the allocation has; fewer may have come."""
     host_of: dict[int, str] = field(init=False)
@@ -100,6 +104,7 @@ def this_host(
         speed=devices.speed,
         inventory=devices.inventory(),
         launcher=launcher,
+        interpreters=launcher.interpreters,
         sample=devices.sample,
         close=close,
         cores=(
@@ -164,3 +169,13 @@ def node_agents(
         hosts=hosts,
         granted=len(allocation.hosts),
     )
+
+
+def described(allocation: Allocation, place: Place) -> str:
+    """The allocation in one line."""
+    come, granted = len(place.host_names), place.granted
+    hosts = f"{come} host{'s' * (come > 1)}" if come == granted else f"{come} of {granted} hosts"
+    again = f", restart {allocation.restart_count}" if allocation.restart_count else ""
+    devices = f"{len(place.inventory)} x {place.kind}"
+    job = f"{allocation.kind} job {allocation.id}{again}"
+    return f"{job} on {hosts} with {devices}; it {ends(allocation.deadline)}"

@@ -21,14 +21,14 @@ from hpcsched.agent.admission import Admission, Edits
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.comeback import Standing
 from hpcsched.agent.effects import Effects
-from hpcsched.agent.ending import Ending, ends, forced_s, on_run_clock
+from hpcsched.agent.ending import Ending, forced_s, on_run_clock
 from hpcsched.agent.hold import lock, refuse_other_run
 from hpcsched.agent.hostcores import CPUS_PER_GPU
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.loop import Agent, Outcome
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.orders import FindLayers, Site, output_path
-from hpcsched.agent.place import Place, node_agents, this_host
+from hpcsched.agent.place import Place, described, node_agents, this_host
 from hpcsched.agent.recovery import (
     end_orphans,
     open_run,
@@ -45,7 +45,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.cores import most_cores
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobSpec
+from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.launch.keys import SERVE_ON_S
@@ -76,8 +76,8 @@ class Order:
     address) that hosts meet on, `checkpoints` a directory to use for them instead of the run directory,
     `standbys` the most warm processes that wait on a host, None for none at all (see `LocalLauncher`).
     `cpus_per_gpu` cores are kept for the jobs of each GPU: the others are for jobs that need none.
-    `source` gives more jobs as the run goes on. `update`: what `jobs`, read in `workdir`, say of jobs that
-    the run has already is taken; else it keeps its own.
+    `environment`: of jobs that name none. `source` gives more jobs as the run goes on. `update`: what `jobs`,
+    read in `workdir`, say of jobs that the run has already is taken; else it keeps its own.
     """
 
     dir: Path
@@ -96,6 +96,7 @@ class Order:
     checkpoints: Path | None = None
     standbys: int | None = None
     cpus_per_gpu: int = CPUS_PER_GPU
+    environment: PythonEnvironment | None = None
     source: Source | None = None
 
 
@@ -255,6 +256,7 @@ def run(
             speed=place.speed,
             stand_ins=place.stand_ins,
             checkpoints=order.checkpoints,
+            environment=order.environment,
             layers=find_layers,
         )
         for line in put_strangers_aside(rundir, machine, site.checkpoints_of):
@@ -316,7 +318,7 @@ def run(
         for job_id, what in edits.said.items():
             say(f"job {machine.jobs[job_id].spec.name}: {what}")
         if allocation.kind != "none":
-            say(_described(allocation, place))
+            say(described(allocation, place))
             if _without_exec(os.environ):
                 say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:
@@ -385,10 +387,21 @@ def _submitted(
 ) -> list[ev.Event]:
     """What brings the order's jobs in that the run does not have yet; raises ConfigError."""
     new = [job for job in order.jobs if job.name not in machine.by_name]
+    _check_environments(order, new, place)
     if not new:
         return []
     admission = _admission(machine, place, find_profiles, find_parallel)
     return admission.events(new, at=machine.now, gpus=place.gpus_per_host, where=order.where)
+
+
+def _check_environments(order: Order, jobs: Sequence[JobSpec], place: Place) -> None:
+    """Raises BadEnvironment where jobs, or those of the source, could not start on this host."""
+    if place.interpreters is None or place.stand_ins:
+        return  # node agents find out on their hosts
+    for job in {(job.kind, job.environment): job for job in reversed(jobs)}.values():
+        place.interpreters.check(job, order.environment)
+    if order.source is not None:
+        place.interpreters.trainers(order.environment)
 
 
 def _edits(order: Order, machine: Machine, admission: Admission, place: Place) -> Edits:
@@ -414,16 +427,6 @@ def _host_of(job: Job, place: Place) -> str:
         return job.current.seats[0].host
     gpus = job.current.gpus if job.attempts else ()
     return place.host_of.get(gpus[0], place.host_names[0]) if gpus else place.host_names[0]
-
-
-def _described(allocation: Allocation, place: Place) -> str:
-    """The allocation in one line."""
-    come, granted = len(place.host_names), place.granted
-    hosts = f"{come} host{'s' * (come > 1)}" if come == granted else f"{come} of {granted} hosts"
-    again = f", restart {allocation.restart_count}" if allocation.restart_count else ""
-    devices = f"{len(place.inventory)} x {place.kind}"
-    job = f"{allocation.kind} job {allocation.id}{again}"
-    return f"{job} on {hosts} with {devices}; it {ends(allocation.deadline)}"
 
 
 def _without_exec(environ: Mapping[str, str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import itertools
 import shlex
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,11 @@ import click
 from hpcsched import jobfile
 from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
 from hpcsched.cli.common import Number, dir_option, find_run, option, select
+from hpcsched.cli.environments import check_here, environment_options, filled_in, was_said
 from hpcsched.cli.status import clock
 from hpcsched.core.definitions import differing
 from hpcsched.core.jobs import Job
-from hpcsched.core.model import JobSpec
+from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
 from hpcsched.store.rundir import RunDir, agent_alive, agent_works
 from hpcsched.store.status import Status, age_s, read_status
@@ -161,6 +163,7 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
 )
 @click.option("--parsable", is_flag=True, help="Print the ids only.")
 @click.pass_context
+@environment_options
 def submit(
     ctx: click.Context,
     words: tuple[str, ...],
@@ -176,6 +179,7 @@ def submit(
     one_process: bool,
     update: bool,
     parsable: bool,
+    environment: PythonEnvironment | None,
 ) -> int:
     """Put jobs into a run: `submit JOBS.toml`, or `submit [options] -- COMMAND...`; prints their ids.
 
@@ -205,6 +209,9 @@ def submit(
         jobs = jobfile.parse(table, where=where, workdir=here, user=user, known=taken, again=update).jobs
     else:
         raise click.UsageError("name a job file (JOBS.toml), or a command after --")
+    jobs = tuple(filled_in(jobs, environment if was_said(ctx) else None))
+    record = rundir.read_record() if living else None
+    check_here(jobs, elsewhere=record is not None and record.host != socket.gethostname())
     command = Command(command="submit", jobs=list(jobs), update=update, workdir=str(Path.cwd()))
     answer = _ask(rundir, command) if living else _leave(rundir, command, taken)
     outcomes = answer.outcomes or [""] * len(jobs)

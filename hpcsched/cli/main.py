@@ -103,7 +103,7 @@ def cli(ctx: click.Context, dir_: str | None, config_file: str | None, verbose: 
     ctx.obj = settings
     shared = {k: v for k, v in settings.values.items() if k not in ("dir", "policy_option", "script")}
     ctx.default_map = dict.fromkeys(_COMMANDS, shared) | {
-        "profile": {"run": shared, **shared},
+        "profile": {**dict.fromkeys(("run", "layers", "pack", "vsw"), shared), **shared},
         # What `run` reads from the same files when the batch job starts needs no place in the script.
         "script": {k: v for k, v in shared.items() if k in ("margin", "max_restarts")},
     }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcsched.cli.common import Number
+from hpcsched.cli.environments import environment_options, filled_in
 from hpcsched.cli.profile_layers import layers
 from hpcsched.cli.profile_pack import pack
 from hpcsched.cli.profile_vsw import vsw
@@ -22,7 +23,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.store.profiles import format_profiles, load_profiles, save_profiles
 
 if TYPE_CHECKING:
-    from hpcsched.core.model import JobSpec
+    from hpcsched.core.model import JobSpec, PythonEnvironment
     from hpcsched.devices.base import Devices
     from hpcsched.profiling.sweep import Measured
     from hpcsched.profiling.trial import Settings
@@ -95,6 +96,7 @@ profile.add_command(vsw)
 @_database
 @_json
 @click.pass_context
+@environment_options
 def run(
     ctx: click.Context,
     jobs: Path | None,
@@ -115,6 +117,7 @@ def run(
     dry_run: bool,
     database: Path | None,
     as_json: bool,
+    environment: PythonEnvironment | None,
 ) -> None:
     """Measure throughput on 1..N devices, start, suspend and resume times, and keep them.
 
@@ -138,7 +141,7 @@ def run(
     specs = _from_file(jobs, job) if jobs else [_from_words(trainer, arguments, command, processes)]
     if model is not None and len(specs) > 1:
         raise click.UsageError(f"--model names one profile, {jobs} has {len(specs)} models: add --job NAME")
-    specs = [replace(one, model=model or one.model) for one in specs]
+    specs = filled_in((replace(one, model=model or one.model) for one in specs), environment)
     settings = Settings(seconds=seconds, repeats=repeats, warmup_s=warmup, timeout_s=timeout, costs=costs)
     opened = open_devices(devices, socket.gethostname())
     try:
@@ -354,7 +357,7 @@ def _say_plans(
 ) -> None:
     """What `profile run` would launch, on standard output."""
     from hpcsched.core.processes import Because, shape_of
-    from hpcsched.profiling.trial import plan_of
+    from hpcsched.profiling.trial import argv_of, plan_of
 
     least_s = settings.warmup_s + settings.repeats * settings.seconds
     trials: list[dict[str, Any]] = []
@@ -365,7 +368,7 @@ def _say_plans(
             plan = plan_of(spec, devices, devices.inventory()[:count], Path("<scratch>"), attempt=1)
             ranks = count if plan.per_rank else plan.processes
             about = {"model": spec.model, "device": devices.kind, "gpus": count, "processes": ranks}
-            trials.append({**about, "argv": plan.argv, "cwd": str(plan.cwd), "seconds_at_least": least_s})
+            trials.append({**about, "argv": argv_of(plan), "cwd": str(plan.cwd), "seconds_at_least": least_s})
     if as_json:
         click.echo(json.dumps({"schema": 1, "trials": trials}))
     for trial in [] if as_json else trials:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcsched.cli.common import Number, json_option, option
+from hpcsched.cli.environments import environment_options, filled_in
 from hpcsched.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpcsched.core.model import JobSpec
+    from hpcsched.core.model import JobSpec, PythonEnvironment
     from hpcsched.planning.burst.graph import LayerProfile
 
 _BUILT_IN = (
@@ -52,6 +53,7 @@ _NETWORK = "hpcsched.examples.models:Network"
     "--database", type=click.Path(path_type=Path), help="The database file; default: in your data directory."
 )
 @json_option
+@environment_options
 def layers(
     target: str | None,
     arguments: tuple[str, ...],
@@ -65,6 +67,7 @@ def layers(
     stored: bool,
     database: Path | None,
     as_json: bool,
+    environment: PythonEnvironment | None,
 ) -> None:
     """Time each layer of a model on one device, forward and backward, for several batches.
 
@@ -85,6 +88,7 @@ def layers(
         if stored:
             found = _stored(db.layers(target), str(target), str(db.path))
         else:
+            (job,) = filled_in([job], environment)
             found = _measure(job, counts, devices, seconds, timeout)
             db.record_layers(found.to_table())
     if output is not None:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcsched.cli.common import Number, json_option, needs_place, option, plural
+from hpcsched.cli.environments import environment_options, filled_in
 from hpcsched.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpcsched.core.model import JobSpec
+    from hpcsched.core.model import JobSpec, PythonEnvironment
     from hpcsched.devices.base import Devices
     from hpcsched.profiling.packs import Settings
     from hpcsched.profiling.packs_found import Measured, Pair
@@ -47,6 +48,7 @@ MOST = 4096
     "--database", type=click.Path(path_type=Path), help="The database file; default: in your data directory."
 )
 @json_option
+@environment_options
 def pack(
     jobs: Path,
     names: tuple[str, ...],
@@ -61,6 +63,7 @@ def pack(
     dry_run: bool,
     database: Path | None,
     as_json: bool,
+    environment: PythonEnvironment | None,
 ) -> None:
     """Measure what training several models as one on a device gains, needs and costs.
 
@@ -76,6 +79,7 @@ def pack(
 
     settings = Settings(counts=_counts(counts), seconds=seconds, mode=mode, timeout_s=timeout)
     members = jobs_with_trainers(jobfile.load(jobs, workdir=Path.cwd()).jobs, names, jobs)
+    members = filled_in(members, environment)
     models, notes = _by_model(members)
     two = _pairs(models, jobs) if pairs else []
     for place, file in (("-o", output), ("--costs", costs)):
@@ -166,6 +170,9 @@ def _pairs(jobs: Sequence[JobSpec], path: Path) -> list[tuple[JobSpec, JobSpec]]
     if len({job.workdir for job in jobs}) > 1:
         got, accepted = "jobs with different `workdir`s", "one for all: a pair is trained by one process"
         raise ConfigError(where=f"--pairs: {path}", got=got, accepted=accepted)
+    if len({job.environment for job in jobs}) > 1:
+        got, accepted = "jobs with different environments", "one for all: a pair is trained by one process"
+        raise ConfigError(where=f"--pairs: {path}", got=got, accepted=accepted)
     return list(combinations(jobs, 2))
 
 
@@ -232,6 +239,7 @@ def _say_plans(
 ) -> None:
     """What would be launched, on standard output."""
     from hpcsched.profiling.packs import plan_probe
+    from hpcsched.profiling.trial import argv_of
 
     trials: list[dict[str, Any]] = []
     for chosen in [*((job,) for job in jobs), *two]:
@@ -244,7 +252,7 @@ def _say_plans(
             "packs": list(map(len, packs)),
         }
         least_s = settings.seconds * (1.25 * len(chosen) + len(packs))
-        trials.append({**about, "argv": plan.argv, "cwd": str(plan.cwd), "seconds_at_least": least_s})
+        trials.append({**about, "argv": argv_of(plan), "cwd": str(plan.cwd), "seconds_at_least": least_s})
     if as_json:
         click.echo(json.dumps({"schema": 1, "trials": trials}))
     for trial in [] if as_json else trials:

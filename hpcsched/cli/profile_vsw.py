@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcsched.cli.common import Number, needs_place, option
+from hpcsched.cli.environments import environment_options, filled_in
 from hpcsched.cli.profile_layers import trainer_arguments
 from hpcsched.cli.profile_pack import jobs_with_trainers
 from hpcsched.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpcsched.core.model import JobSpec
+    from hpcsched.core.model import JobSpec, PythonEnvironment
     from hpcsched.devices.base import Devices
     from hpcsched.planning.vsw.profile import Profile
     from hpcsched.profiling.workers import Row, Settings
@@ -47,6 +48,7 @@ _COLUMNS = ("LOCAL-BATCH", "AT-ONCE", "READ(ms)", "FORWARD(ms)", "BACKWARD(ms)",
 @click.option("--seconds", type=Number(0, 3600), default=1.0, show_default=True, help="For each measurement.")
 @click.option("--timeout", type=Number(0, 86400, min_open=True), default=120.0, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the costs here.")
+@environment_options
 def vsw(
     jobs: Path | None,
     name: str | None,
@@ -58,6 +60,7 @@ def vsw(
     seconds: float,
     timeout: float,
     output: Path,
+    environment: PythonEnvironment | None,
 ) -> None:
     """Measure a trainer's stream workers, for `hpcsched plan vsw`.
 
@@ -78,6 +81,7 @@ def vsw(
     if arguments and trainer is None:
         raise click.UsageError("--args goes with --trainer")
     job = _of_file(jobs, name) if jobs else _of_words(str(trainer), arguments)
+    (job,) = filled_in([job], environment)
     said = WorkerOptions.parse(job.strategy) if job.strategy.get("kind") == "vsw" else None
     settings = Settings(
         local_batch=_range(local_batch) if local_batch else said.local_batch if said else None,

@@ -29,11 +29,12 @@ from hpcsched.cli.common import (
     say,
     warm_processes,
 )
+from hpcsched.cli.environments import environment_options
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState
+from hpcsched.core.model import JobState, PythonEnvironment
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput, ConfigError, HpcschedError
 
@@ -100,6 +101,7 @@ KEPT_SEARCH = "search.toml"
 @option("--quiet", "-q", is_flag=True, help="Do not tell what happens.")
 @json_option
 @click.pass_context
+@environment_options
 def run(ctx: click.Context, /, **options: Any) -> int:
     """Run the jobs in JOBS.toml in this allocation (or on this machine) until all have ended.
 
@@ -146,6 +148,7 @@ def conduct(
     report: Callable[[Any], int] | None = None,
     keep: Callable[[Any, Path], None] | None = None,
     update: bool = False,
+    environment: PythonEnvironment | None = None,
     command: str = "run",
     root: Path | None = None,
 ) -> int:
@@ -155,7 +158,7 @@ def conduct(
     `source` gives more jobs, `view` shows what happens, `check` raises when there is
     no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it returns
     the exit code of a run without work left. `keep` puts more of it into the database. `update`: what the job
-    file says of jobs that the run has is taken.
+    file says of jobs that the run has is taken. `environment`: that of jobs that name none.
     """
     from hpcsched.agent import start
     from hpcsched.agent.comeback import Plan
@@ -221,6 +224,7 @@ def conduct(
         checkpoints=checkpoints.absolute() if checkpoints else None,
         standbys=warm_processes(warm),
         cpus_per_gpu=cpus_per_gpu,
+        environment=environment,
         source=source,
     )
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from hpcsched import config, jobfile
+from hpcsched import config, durations, jobfile
 from hpcsched.cli import wrappers
 from hpcsched.cli.common import Number, dir_option, option
 from hpcsched.cli.status import clock
@@ -226,7 +226,7 @@ def _seconds(value: str | int | None) -> float | None:
         # Of "2:00" one batch system thinks minutes and seconds, the other hours and minutes.
         if text.count(":") == 1 and "-" not in text:
             raise ValueError(text)
-        seconds = float(text) * 60 if re.fullmatch(r"\d+", text) else jobfile.parse_duration(text)
+        seconds = float(text) * 60 if re.fullmatch(r"\d+", text) else durations.parse_duration(text)
         if seconds <= 0:
             raise ValueError(text)
     except (ValueError, OverflowError):

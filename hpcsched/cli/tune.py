@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from hpcsched.cli.common import check_chart, find_run
+from hpcsched.cli.environments import OPTIONS, environment_options
 from hpcsched.cli.run import KEPT_SEARCH, conduct, run
 from hpcsched.cli.status import clock
 from hpcsched.contract.exits import SUSPENDED
@@ -26,7 +27,7 @@ from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
 from hpcsched.tuning import Search, Tuning, parse_search, read_search
 from hpcsched.tuning.feeding import Feeder, check_results, outcomes_of
-from hpcsched.tuning.search import PACKINGS
+from hpcsched.tuning.search import PACKINGS, environment_of
 from hpcsched.tuning.source import JobSource
 
 SHOWN = 10
@@ -61,6 +62,7 @@ class Found:
 )
 @click.option("--svg", type=click.Path(path_type=Path), metavar="F.svg", help="Draw the trials at the end.")
 @click.pass_context
+@environment_options
 def tune(
     ctx: click.Context,
     /,
@@ -103,7 +105,8 @@ def tune(
     return code
 
 
-tune.params += [parameter for parameter in run.params if parameter.name not in ("jobs", "compare", "gantt")]
+_NOT_OF_A_SEARCH = ("jobs", "compare", "gantt", *OPTIONS)
+tune.params += [parameter for parameter in run.params if parameter.name not in _NOT_OF_A_SEARCH]
 
 
 def _search(
@@ -151,7 +154,7 @@ def _search(
         root=root,
         compare=(),
         gantt=None,
-        **options,
+        **{**options, "environment": environment_of(asked) or options["environment"]},
     )
     return code, results[0] if results else None
 

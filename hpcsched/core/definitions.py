@@ -15,6 +15,7 @@ _KEYS = {
     "workdir": "",
     "user": "",
     "processes": "",
+    "environment": "",
     "name": "",
 }
 """The key of a job file for each field that is not called like it; empty: looked at apart, or not at all."""
@@ -33,6 +34,8 @@ def differing(old: JobSpec, new: JobSpec, *, called_in: str = "") -> tuple[str, 
     if new.kind is Kind.COMMAND and _processes(old) != _processes(new):
         keys.append("processes")
     keys += [key for key in ("epochs", "continues") if getattr(old, key) != getattr(new, key)]
+    if old.environment != new.environment:
+        keys += sorted({named.kind for named in (old.environment, new.environment) if named})
     if old.workdir != new.workdir:
         unnamed = bool(called_in) and new.workdir == called_in
         below = unnamed and old.workdir.startswith(f"{called_in.rstrip('/')}/")

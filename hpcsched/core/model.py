@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from hpcsched.compat import StrEnum, dataclass
 from hpcsched.contract.seats import Seat
@@ -105,6 +105,17 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PythonEnvironment:
+    """The Python environment that a job names: by its interpreter, or as a virtual or a conda environment.
+
+    `name` is a path, or (`python`, `conda`) a name that is looked up where the job starts.
+    """
+
+    kind: Literal["python", "venv", "conda"]
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What the user asked for; never changes.
 
@@ -113,7 +124,8 @@ class JobSpec:
     not known). Times are seconds. `background`: it has low priority, and runs on one GPU's background lane.
     `max_foreground_slowdown` is the share of its speed that a job in the foreground gives up, at most, for
     those beside it (0: it shares no GPU). `processes`: on each host, where the program is a command:
-    "per-gpu", a number, or "auto" (see `core.processes`).
+    "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its trainer (None:
+    the run's; see `launch.interpreters`); jobs of one file share the object.
     """
 
     name: str
@@ -140,6 +152,7 @@ class JobSpec:
     user: str = ""
     background: bool = False
     max_foreground_slowdown: float = 0.05
+    environment: PythonEnvironment | None = None
 
     @property
     def epochs(self) -> float | None:

@@ -72,12 +72,12 @@ def can_ride(spec: JobSpec, device: Device) -> bool:
 
 
 def key_of(spec: JobSpec) -> tuple[object, ...]:
-    """What jobs have in common that may be in one process: their program, its surroundings, and what their
-    users say belongs together."""
+    """What jobs have in common that may be in one process: their program, its interpreter and surroundings,
+    and what their users say belongs together."""
 
     def sorted_items(table: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         return tuple(sorted(table.items()))
 
     strategy = spec.strategy
-    where = spec.workdir, sorted_items(spec.env)
+    where = spec.environment, spec.workdir, sorted_items(spec.env)
     return spec.kind, spec.trainer, *where, strategy.get("pack"), strategy.get("mode", "auto")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcsched.contract import files
@@ -80,8 +79,9 @@ class Arenas:
 class Keep:
     """The state of one quick suspend: what its keeper is given, and how far it is.
 
-    `arena`: a descriptor of its own. `env`: that of the attempt's rank 0. `due`: when it is to start or,
-    once it runs, counts as hung. `moved`: how far its process was when it was last looked at.
+    `arena`: a descriptor of its own. `env`: that of the attempt's rank 0. `python`: the interpreter with the
+    worker that reads what was left. `due`: when it is to start or, once it runs, counts as hung. `moved`: how
+    far its process was when it was last looked at.
     """
 
     job_id: int
@@ -91,13 +91,18 @@ class Keep:
     output: Path
     env: Mapping[str, str]
     arena: int
+    python: str
     due: float = 0.0
     look_at: float = 0.0
     tries: int = 0
     moved: tuple[int, ...] = ()
     pid: int = 0
     pidfd: int = -1
-    argv: tuple[str, ...] = field(default=(sys.executable, "-m", KEEPER))
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """What its keeper runs."""
+        return self.python, "-m", KEEPER
 
     @property
     def held(self) -> Path:

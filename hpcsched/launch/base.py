@@ -10,7 +10,7 @@ from typing import Protocol
 
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.orders import Order
-from hpcsched.core.model import Device
+from hpcsched.core.model import Device, PythonEnvironment
 
 LOST = 255
 """Stands for the exit code of a process that somebody else has reaped: not known, so never success."""
@@ -19,6 +19,9 @@ LOST = 255
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
     """What to start for one attempt.
+
+    `argv` is what the processes run; or they run `module`, one of the worker's, by the Python of
+    `environment` (None: see `launch.interpreters`), whose programs come first for any other program too.
 
     `env` is laid over the launcher's own environment: the job's variables and those of the contract
     that all ranks share. The launcher adds what differs by host or rank: what shows the devices to the
@@ -39,7 +42,9 @@ class LaunchPlan:
 
     job_id: int
     attempt: int
-    argv: tuple[str, ...]
+    argv: tuple[str, ...] = ()
+    module: str = ""
+    environment: PythonEnvironment | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path
     folder: Path
@@ -147,6 +152,12 @@ class Launcher(Protocol):
 
         Raises LaunchError: transient when a resource was short for a moment, not transient when the
         command, the directory or the output cannot be used as they are.
+        """
+
+    def ready_for(self, plan: LaunchPlan) -> bool:
+        """Whether `launch` would not wait: what has to be found out before is being found out from now on.
+
+        Never blocks, never raises.
         """
 
     def forget(self, job_id: int) -> None:

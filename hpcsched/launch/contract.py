@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcsched.contract import files
 from hpcsched.contract.environment import Environment
 from hpcsched.contract.version import VERSION
-from hpcsched.core.model import AUTO, Device, JobSpec, Kind
+from hpcsched.core.model import AUTO, Device, JobSpec, Kind, PythonEnvironment
 from hpcsched.core.processes import launcher_of
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.environment import attempt_variables
@@ -44,6 +44,7 @@ def plan_attempt(
     from_step: int | None = None,
     continues: int | None = None,
     pack: str | None = None,
+    environment: PythonEnvironment | None = None,
     stand_in: Mapping[str, float] | None = None,
 ) -> LaunchPlan:
     """What to start for an attempt of `spec` on `devices`.
@@ -54,15 +55,13 @@ def plan_attempt(
     both; on CPU slots the background gets what the foreground leaves. `from_step`: the step that it is
     expected to go on from. `continues`: the id of the job whose final state it begins with. `pack`: the name
     of the pack that it belongs to. `stand_in`: the course that a stand-in follows in place of the job's own
-    program.
+    program. `environment`: whose Python runs it if it names none.
     """
     folder = job_dir(run_dir, job_id)
     trainer = stand_in is None and spec.kind is Kind.TRAINER
     argv = spec.command
     if stand_in is not None:
         argv = (sys.executable, "-m", "hpcsched.worker.standin")
-    elif trainer:
-        argv = (sys.executable, "-m", "hpcsched.worker")
     told = Environment(
         contract=VERSION,
         run_id=run_id,
@@ -99,6 +98,8 @@ def plan_attempt(
         job_id=job_id,
         attempt=attempt,
         argv=argv,
+        module="hpcsched.worker" if trainer else "",
+        environment=None if stand_in is not None else spec.environment or environment,
         env={**spec.env, **told},
         cwd=Path(spec.workdir),
         folder=folder,

@@ -23,7 +23,7 @@ from hpcsched.contract.environment import Environment
 from hpcsched.core.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
 from hpcsched.core.processes import Launcher, chooses_gpus, launcher_of
-from hpcsched.errors import LaunchError
+from hpcsched.errors import BadEnvironment, LaunchError
 from hpcsched.launch.arenas import Arenas, Keep, Keepers
 from hpcsched.launch.base import LaunchPlan, Place
 from hpcsched.launch.environment import (
@@ -34,11 +34,12 @@ from hpcsched.launch.environment import (
     rank_variables,
     threads_of_all,
 )
+from hpcsched.launch.interpreters import Interpreter, Interpreters
 from hpcsched.launch.orphans import kill_rest
 from hpcsched.launch.placeholders import filled_in
 from hpcsched.launch.shares import Shares
 from hpcsched.launch.spawn import Start, ignoring, only_when_idle, spawn, standing_in
-from hpcsched.launch.warm import WarmProcesses, may_be_warm
+from hpcsched.launch.warm import KEEPER, PROGRAMS, WarmPools
 from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
 
 PORT_REST_S = 30.0  # a port is not handed out again for so long: its owner may not have bound it yet
@@ -68,8 +69,8 @@ class LocalLauncher:
         environ: what workers inherit below the plan's variables, less what is not a worker's (see
             `environment.inherited`); default: this process's, as it is now.
         devices: those that workers will be started on.
-        standbys: how many warm processes wait for tasks (see `WarmProcesses`), at most one a device; None:
-            every process is started from nothing.
+        standbys: how many warm processes of an interpreter wait for tasks (see `WarmProcesses`), at most one
+            a device; None: every process is started from nothing.
 
     Where a plan's directory is not the agent's own, the agent stands in it for the fraction of a
     millisecond that the spawn takes: no other thread may use relative paths meanwhile.
@@ -90,6 +91,8 @@ class LocalLauncher:
         self._environ = inherited(os.environ if environ is None else environ)
         if signal.SIGINT in shielded:  # torchrun takes it over, ignored or not, and would end its ranks
             self._environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGQUIT")
+        self.interpreters = Interpreters(self._environ)
+        """Those of the jobs that are started here."""
         self._ports = _Ports()
         self._arenas = Arenas()
         self._shares = Shares()
@@ -98,7 +101,7 @@ class LocalLauncher:
         self._warm = None
         if standbys is not None:
             standbys = min(standbys, len(devices))
-            self._warm = WarmProcesses(standbys=standbys, rooms=rooms, shielded=self._shielded)
+            self._warm = WarmPools(standbys=standbys, rooms=rooms, shielded=self._shielded)
         _keep_descriptors_to_ourselves()
 
     def launch(self, plan: LaunchPlan, place: Place | None = None) -> LocalWorkers:
@@ -115,6 +118,10 @@ class LocalLauncher:
             workers.abandon()
             raise
         return workers
+
+    def ready_for(self, plan: LaunchPlan) -> bool:
+        """Whether it is known what the interpreter has of which the plan needs something."""
+        return not (plan.module or plan.arena) or self.interpreters.ready(plan.environment)
 
     def forget(self, job_id: int) -> None:
         """The job is over: let go of its arena."""
@@ -142,6 +149,9 @@ class LocalLauncher:
         if plan.joins is None:
             workers.port = self._ports.take() if place.port is None else place.port
         argv, told_by_job = filled_in(plan, place, address=workers.address, port=workers.port)
+        interpreter = self._interpreter_of(plan)
+        if plan.module and interpreter:
+            argv = (interpreter.python, "-m", plan.module)
         env = {
             **self._environ,
             **self._shown(plan),
@@ -152,6 +162,8 @@ class LocalLauncher:
                 joining=None if plan.joins is None else True,
             ).to_environ(),
         }
+        if interpreter:
+            env = interpreter.activated(env)
         groups = [(device,) for device in plan.devices] if plan.per_rank else [plan.devices] * plan.processes
         world_size = place.world_size or len(groups)
         if env.get("CUDA_VISIBLE_DEVICES") and launcher_of(argv) is Launcher.DEEPSPEED and chooses_gpus(argv):
@@ -162,8 +174,8 @@ class LocalLauncher:
         if variables.CUDA_DEVICES in env:
             env |= driver.told(env)
         program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
-        descriptors = {}
-        if plan.arena:
+        descriptors, keeper = {}, self._keeper_of(plan)
+        if keeper:
             descriptors[variables.ARENA_FD] = self._arenas.take(plan.job_id)
             workers.at_end.append(lambda: self._arenas.leave(plan.job_id))
         output = _open_output(plan.output)
@@ -197,19 +209,30 @@ class LocalLauncher:
                         idle=plan.idle,
                     )
                 )
-            if plan.arena and place.first_rank == 0:
+            if keeper and place.first_rank == 0:
                 (plan.folder / files.held(plan.attempt)).unlink(missing_ok=True)  # of an earlier life
-                workers.on_held = lambda attempt: self._keep(plan, starts[0], attempt)
+                workers.on_held = lambda attempt: self._keep(plan, starts[0], keeper, attempt)
             if not plan.parallel and env.keys() >= _MARKS:
                 marks = {name: env[name] for name in (*_MARKS, *_OF_OUR_BATCH_JOB) if name in env}
                 workers.after_failure.append(lambda: kill_rest(marks))
-            self._spawn(starts, workers)
+            self._spawn(starts, workers, module=plan.module)
         finally:
             os.close(output)
             workers.close_theirs()
         if plan.share is not None and plan.share < len(starts[0].cores or ()):
             self._hold(plan.share, workers)
         workers.go()
+
+    def _interpreter_of(self, plan: LaunchPlan) -> Interpreter | None:
+        """Raises BadEnvironment, with its line in the job's output too."""
+        find = self.interpreters.trainers if plan.module else self.interpreters.programs
+        try:
+            return find(plan.environment)
+        except BadEnvironment as error:
+            output = _open_output(plan.output)
+            os.write(output, f"hpcsched: {error}\n".encode(errors="replace"))
+            os.close(output)
+            raise
 
     @staticmethod
     def _launcher_told(plan: LaunchPlan, place: Place, workers: LocalWorkers) -> dict[str, str]:
@@ -221,12 +244,13 @@ class LocalLauncher:
             where=(workers.address, workers.port),
         )
 
-    def _spawn(self, starts: Sequence[Start], workers: LocalWorkers) -> None:
-        """From the zygote as far as it can, the others from nothing."""
+    def _spawn(self, starts: Sequence[Start], workers: LocalWorkers, *, module: str) -> None:
+        """From the zygote of their interpreter as far as it can, the others from nothing."""
         begun = 0
-        if self._warm and may_be_warm(starts[0].argv):
+        if self._warm and module in PROGRAMS:
+            warm = self._warm.of(starts[0].argv[0])
             for start in starts:
-                found = self._warm.spawn(start, self._usual_environment(start))
+                found = warm.spawn(start, self._usual_environment(start))
                 if found is None:
                     break
                 if start.idle:
@@ -284,7 +308,13 @@ class LocalLauncher:
 
     # -- keeping ---------------------------------------------------------------------------------------
 
-    def _keep(self, plan: LaunchPlan, first: Start, attempt: int) -> None:
+    def _keeper_of(self, plan: LaunchPlan) -> str:
+        """Who makes durable what a job leaves in its arena; "": nobody, so there is no arena."""
+        with contextlib.suppress(BadEnvironment):
+            return self.interpreters.trainers(plan.environment).python if plan.arena else ""
+        return ""
+
+    def _keep(self, plan: LaunchPlan, first: Start, python: str, attempt: int) -> None:
         """The attempt has left its state in the arena: have it made durable."""
         env = {name: value for name, value in first.env.items() if name not in _NOT_A_KEEPERS}
         arena = self._arenas.take(plan.job_id)
@@ -298,6 +328,7 @@ class LocalLauncher:
                 output=plan.output,
                 env={**env, **Environment(attempt=attempt).to_environ()},
                 arena=os.dup(arena),
+                python=python,
             )
         )
 
@@ -315,7 +346,7 @@ class LocalLauncher:
                 inherited={variables.ARENA_FD: keep.arena},
                 cores=frozenset(os.sched_getaffinity(0)),
             )
-            self._spawn([start], workers)
+            self._spawn([start], workers, module=KEEPER)
             workers.go()
             return workers.processes[0][0], os.dup(workers.pidfds[0])
         except BaseException:

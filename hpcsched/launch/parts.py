@@ -6,15 +6,17 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.orders import Order, encode
 from hpcsched.core.cores import ON_CORES
+from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch import wire
-from hpcsched.launch.base import LOST, LaunchPlan, attempt_code
+from hpcsched.launch.base import LOST, LaunchPlan, Place, attempt_code
 
 Send = Callable[[str, wire.HeadMessage], None]
 """Gives a message that must arrive to a host's node agent."""
@@ -52,6 +54,8 @@ def part_orders(
                 job_id=plan.job_id,
                 attempt=plan.attempt,
                 argv=plan.argv,
+                module=plan.module,
+                environment=plan.environment,
                 env=dict(plan.env),
                 cwd=str(plan.cwd),
                 folder=str(plan.folder),
@@ -74,6 +78,43 @@ def part_orders(
             )
         )
     return orders
+
+
+def plan_of(order: wire.Launch, inventory: Sequence[Device], host: str) -> tuple[LaunchPlan, Place]:
+    """What a host is to start, as its launcher takes it; `inventory` are the host's devices."""
+    plan = LaunchPlan(
+        job_id=order.job_id,
+        attempt=order.attempt,
+        argv=order.argv,
+        module=order.module,
+        environment=order.environment,
+        env=order.env,
+        cwd=Path(order.cwd),
+        folder=Path(order.folder),
+        output=Path(order.output),
+        devices=(
+            *(inventory[index] for index in order.devices),
+            *(Device(index=-1, host=host, kind=ON_CORES, handle=cores) for cores in order.cores),
+        ),
+        per_rank=order.per_rank,
+        processes=order.processes,
+        parallel=order.parallel,
+        first_rank=order.first_rank,
+        world_size=order.world_size,
+        joins=order.joins,
+        arena=order.arena,
+        idle=order.idle,
+        share=order.share,
+    )
+    place = Place(
+        first_rank=order.first_rank,
+        world_size=order.world_size,
+        node_rank=order.node_rank,
+        nodes=order.nodes,
+        address=order.address,
+        port=order.port,
+    )
+    return plan, place
 
 
 class Part:

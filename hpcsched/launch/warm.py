@@ -12,8 +12,8 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -56,21 +56,56 @@ _NO_ZYGOTE = frozenset({"OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def may_be_warm(argv: Sequence[str]) -> bool:
-    """Whether a program is one that the zygote can run."""
-    return len(argv) == 3 and (*argv[:2],) == (sys.executable, "-m") and argv[2] in PROGRAMS
+MOST_ENVIRONMENTS = 4
+"""So many interpreters have a zygote at a time: each takes some 200 MB, and its standbys as much more."""
+
+
+class WarmPools:
+    """Warm processes of each interpreter that is in use; those used last are kept.
+
+    See `WarmProcesses` for the arguments.
+    """
+
+    def __init__(
+        self, *, standbys: int, rooms: Sequence[frozenset[int]], shielded: frozenset[signal.Signals]
+    ) -> None:
+        self._standbys, self._rooms, self._shielded = standbys, rooms, shielded
+        self._pools: OrderedDict[str, WarmProcesses] = OrderedDict()
+
+    def of(self, python: str) -> WarmProcesses:
+        """Those of this interpreter."""
+        if python not in self._pools:
+            self._pools[python] = WarmProcesses(
+                python, standbys=self._standbys, rooms=self._rooms, shielded=self._shielded
+            )
+        self._pools.move_to_end(python)
+        if len(self._pools) > MOST_ENVIRONMENTS:
+            self._pools.popitem(last=False)[1].close()
+        return self._pools[python]
+
+    def close(self) -> None:
+        """End all zygotes and what waits in them."""
+        for pool in self._pools.values():
+            pool.close()
 
 
 class WarmProcesses:
-    """Our side of the zygote: started when first of use, and again when it has ended.
+    """Our side of the zygote of an interpreter, `python`: started when first of use, and again when it has
+    ended.
 
     `standbys`: how many forked processes it keeps that only wait for their task. `rooms`: sets of cores that
     workers get, all of one size; () if workers are not pinned.
     """
 
     def __init__(
-        self, *, standbys: int, rooms: Sequence[frozenset[int]], shielded: frozenset[signal.Signals]
+        self,
+        python: str,
+        *,
+        standbys: int,
+        rooms: Sequence[frozenset[int]],
+        shielded: frozenset[signal.Signals],
     ) -> None:
+        self._python = python
         self._standbys, self._rooms, self._shielded = standbys, tuple(rooms), shielded
         self._line: socket.socket | None = None
         self._pid = 0
@@ -135,8 +170,8 @@ class WarmProcesses:
             nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             stack.callback(os.close, nowhere)
             start = Start(
-                program=sys.executable,
-                argv=(sys.executable, "-m", ZYGOTE, str(self._standbys), str(ANSWER_WITHIN_S), *rooms),
+                program=self._python,
+                argv=(self._python, "-m", ZYGOTE, str(self._standbys), str(ANSWER_WITHIN_S), *rooms),
                 env=env,
                 cwd=Path("/"),  # nothing is to be imported from where the agent happens to be
                 output=nowhere,

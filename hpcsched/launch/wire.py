@@ -11,7 +11,7 @@ from collections import deque
 
 import msgspec
 
-from hpcsched.core.model import Device, HostCores
+from hpcsched.core.model import Device, HostCores, PythonEnvironment
 from hpcsched.decoding import decode_message
 
 PROTOCOL = 4
@@ -220,6 +220,8 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     job_id: int
     attempt: int
     argv: tuple[str, ...]
+    module: str = ""
+    environment: PythonEnvironment | None = None
     env: dict[str, str]
     cwd: str
     folder: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -85,9 +84,8 @@ class _Run(Probe):
             "seconds": settings.seconds,
             "batches": list(settings.batches),
         }
-        argv = (sys.executable, "-m", "hpcsched.worker.layers")
         env = {**plan.env, variables.LAYERS: json.dumps(request)}
-        return replace(plan, argv=argv, env=env, arena=False)
+        return replace(plan, module="hpcsched.worker.layers", env=env, arena=False)
 
     def _tell(self, line: bytes) -> None:
         with contextlib.suppress(BadInput, KeyError, TypeError, ZeroDivisionError):  # what others write there

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -127,8 +126,7 @@ def plan_probe(
         "mode": settings.mode,
     }
     env = {**jobs[-1].env, **plan.env, variables.PACKS: json.dumps(request)}
-    argv = (sys.executable, "-m", "hpcsched.worker.packed.probe")
-    return replace(plan, argv=argv, env=env, arena=False)
+    return replace(plan, module="hpcsched.worker.packed.probe", env=env, arena=False)
 
 
 def _probe(

@@ -23,6 +23,8 @@ from hpcsched.devices.base import Devices
 from hpcsched.errors import BadInput, HpcschedError
 from hpcsched.launch.base import Launcher, LaunchPlan, Workers
 from hpcsched.launch.contract import job_dir, plan_attempt
+from hpcsched.launch.environment import inherited
+from hpcsched.launch.interpreters import Interpreters
 from hpcsched.launch.proc import wait_ended
 from hpcsched.profiling.measure import Meter, Window, parse_report
 
@@ -283,6 +285,13 @@ def plan_of(
         resume=attempt > 1,
         per_gpu=shape_of(spec, None, ()).per_gpu,
     )
+
+
+def argv_of(plan: LaunchPlan) -> tuple[str, ...]:
+    """A plan's command, in words for people; raises BadEnvironment."""
+    if not plan.module:
+        return plan.argv
+    return Interpreters(inherited(os.environ)).trainers(plan.environment).python, "-m", plan.module
 
 
 def output_of(folder: Path) -> Path:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -199,12 +198,12 @@ class Measurement:
         folder.mkdir(mode=0o700)
         plan = plan_of(self._job, self._devices, chosen, folder, attempt=1)
         env = {**plan.env, variables.VSW: json.dumps({**request, "result": str(result)})}
-        argv = (sys.executable, "-m", "hpcsched.worker.vsw")
+        plan = replace(plan, module="hpcsched.worker.vsw", env=env, arena=False)
         watch, timeout_s = self._watch, self._settings.timeout_s
         row = partial(watch.row, chosen[0].kind)
         run = _Points(output_of(folder), timeout_s, result, row, learn)
         with kept_if_it_fails(scratch, folder) as keep:
-            with started(self._launcher, replace(plan, argv=argv, env=env, arena=False)) as workers:
+            with started(self._launcher, plan) as workers:
                 code = run.follow(workers)
             run.learn()
             if code not in (0, ConfigError.exit_code):

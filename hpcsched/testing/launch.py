@@ -57,6 +57,9 @@ class FakeLauncher:
             workers.end(rank, code)
         return workers
 
+    def ready_for(self, plan: LaunchPlan) -> bool:
+        return True
+
     def forget(self, job_id: int) -> None:
         self.forgotten.append(job_id)
 

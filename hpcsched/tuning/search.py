@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcsched import jobfile
+from hpcsched.core.model import PythonEnvironment
 from hpcsched.errors import ConfigError
 from hpcsched.tuning.hyperband import Bracket, brackets, halving
 from hpcsched.tuning.space import Space, parse_space
 
 METHODS = ("hyperband", "halving", "random", "grid")
 PACKINGS = ("off", "auto", "knn", "batch", "random")
-DEFAULTS = ("env", "retries", "checkpoint_every")
+DEFAULTS = ("env", "retries", "checkpoint_every", *jobfile.ENVIRONMENTS)
 """Keys of a job that [defaults] may give to all jobs of a search."""
 
 MOST_TRIALS = 100_000
@@ -151,6 +152,14 @@ def parse_search(text: str, *, where: str) -> Search:
     _check_method(search, where)
     search.brackets()
     return search
+
+
+def environment_of(search: Search) -> PythonEnvironment | None:
+    """What its [defaults] say of the trials' environment."""
+    named = {key: word for key, word in search.defaults.items() if key in jobfile.ENVIRONMENTS}
+    table = {"name": "trial", "trainer": search.trainer, **named}
+    spec = jobfile.spec_of(table, where=search.where, place="", workdir=Path.cwd(), user="")
+    return spec.environment
 
 
 def _check_method(search: Search, where: str) -> None:

@@ -19,6 +19,7 @@ from hpcsched.core.model import Device  # noqa: E402
 from hpcsched.launch.base import LaunchPlan  # noqa: E402
 from hpcsched.launch.local import LocalLauncher  # noqa: E402
 from hpcsched.launch.proc import stat  # noqa: E402
+from hpcsched.launch.warm import WarmProcesses  # noqa: E402
 from hpcsched.launch.workers import LocalWorkers  # noqa: E402
 from hpcsched.testing.conformance_launch import plan, reaped  # noqa: E402
 
@@ -134,7 +135,8 @@ class Bench:
             "STEPS": "12",
         }  # fmt: skip
         return replace(
-            plan(job, [sys.executable, "-m", "hpcsched.worker"], ranks=ranks),
+            plan(job, [], ranks=ranks),
+            module="hpcsched.worker",
             job_id=self._jobs,
             env={f"HPCSCHED_{name}": value for name, value in contract.items()} | (env or {}),
             cwd=self.folder,
@@ -160,14 +162,17 @@ class Bench:
         wait_for(lambda: len(self.waiting()) == self.standbys)
 
     def ready(self) -> bool:
+        self.warm.look()
+        return self.warm.ready
+
+    @property
+    def warm(self) -> WarmProcesses:
         assert self.launcher._warm
-        self.launcher._warm.look()
-        return self.launcher._warm.ready
+        return self.launcher._warm.of(sys.executable)
 
     @property
     def zygote(self) -> int:
-        assert self.launcher._warm
-        return self.launcher._warm._pid
+        return self.warm._pid
 
     def waiting(self) -> list[int]:
         """The standbys that are warm: they sleep, and have used no processor for a while."""

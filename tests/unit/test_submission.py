@@ -42,7 +42,9 @@ SETS = [
     {"command": ["x"], "strategy": {"kind": "cpu", "cpus": 1.5}},
     {"trainer": "a.b:C", "epochs": 2.5, "args": {"x": [1, {"y": 2.5}]}, "keep_checkpoints": 5},
     {"trainer": "a.b:C", "continues": "b", "strategy": {"kind": "ps", "cpus": 4}},
-    {"trainer": "a.b:C", "strategy": "packed"},
+    {"trainer": "a.b:C", "strategy": "packed", "venv": "/envs/a"},
+    {"command": ["x"], "python": "python3.12"},
+    {"trainer": "a.b:C", "conda": "torch24"},
     {"trainer": "a.b:C", "strategy": {"kind": "ddp", "reproducible": True, "shards": 4}},
     {"replay": True, "model": "m", "steps": 5, "output": "%x.out"},
 ]
@@ -93,6 +95,7 @@ WRONG = {
     "user": "a\x1b[2J",
     "background": True,
     "max_foreground_slowdown": 7.0,
+    "environment": {"kind": "python", "name": "\0"},
 }
 
 
@@ -105,6 +108,7 @@ MORE = [
     ("strategy", {"kind": 7}),
     ("strategy", {"kind": "ps", "cpus": 4}),
     ("nodes", -3),
+    ("environment", {"kind": "venv", "name": " "}),
     ("gpus_max", 2**70),
     ("args", {"deep": reduce(lambda inner, _: [inner], range(40))}),
 ]

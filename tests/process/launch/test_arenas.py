@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import time
@@ -16,7 +15,7 @@ import pytest
 
 from hpcsched.contract.orders import Forget, Pace, Suspend
 from hpcsched.core.model import JobSpec, Kind
-from hpcsched.launch import arenas, local, proc
+from hpcsched.launch import arenas, proc
 from hpcsched.launch.arenas import Arenas, Keep
 from hpcsched.launch.base import Place
 from hpcsched.launch.contract import plan_attempt
@@ -52,7 +51,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Gives keepers another program."""
 
     def be(script: str) -> None:
-        monkeypatch.setattr(local, "Keep", functools.partial(Keep, argv=("/bin/sh", "-c", script)))
+        monkeypatch.setattr(Keep, "argv", ("/bin/sh", "-c", script))
 
     return be
 
@@ -243,7 +242,7 @@ def test_a_keeper_that_moves_has_time_and_what_it_keeps_is_said_to_be_on_its_way
     monkeypatch.setattr(arenas.os, "killpg", lambda pid, number: killed.append(pid))
     reader, writer = os.pipe()  # stands for a pidfd: readable means ended
     keepers = arenas.Keepers(lambda keep: (4711, reader))
-    keep = Keep(1, 1, tmp_path, tmp_path, tmp_path / "out", {}, arena=-1)
+    keep = Keep(1, 1, tmp_path, tmp_path, tmp_path / "out", {}, arena=-1, python="python")
     keep.held.touch()
     keepers.keep(keep)
     for _ in range(50):  # ten times as long as one that does nothing has

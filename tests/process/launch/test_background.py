@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -204,9 +205,8 @@ def test_one_that_the_zygote_has_forked_yields_before_it_begins(tmp_path):
             return pid, go
 
     launcher = LocalLauncher()
-    launcher._warm = Zygote()
-    warm = [sys.executable, "-m", "hpcsched.worker"]
-    workers = launcher.launch(replace(plan(tmp_path, warm), idle=True))
+    launcher._warm = SimpleNamespace(of=lambda python: Zygote())
+    workers = launcher.launch(replace(plan(tmp_path, []), module="hpcsched.worker", idle=True))
     try:
         assert reaped(workers) == 0
     finally:

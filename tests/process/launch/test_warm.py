@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -215,8 +216,7 @@ def test_standbys_that_hang_are_passed_over(make: Callable[..., Bench]) -> None:
 @pytest.mark.slow
 def test_a_zygote_that_always_ends_is_given_up(make: Callable[..., Bench]) -> None:
     bench = make(0)
-    warm = bench.launcher._warm
-    assert warm
+    warm = bench.warm
     for started in range(1, 6):
         bench.run(code=0)
         assert warm._starts == min(started, 4)
@@ -350,7 +350,7 @@ def test_starts_before_an_hour_of_service_are_forgotten(monkeypatch: pytest.Monk
     now = 0.0
     monkeypatch.setattr(warm, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(warm, "spawn", lambda *how: os.posix_spawnp("sleep", ["sleep", "600"], {}))
-    processes = warm.WarmProcesses(standbys=0, rooms=(), shielded=frozenset())
+    processes = warm.WarmProcesses(sys.executable, standbys=0, rooms=(), shielded=frozenset())
     for served, starts in ((3599.0, 1), (10.0, 2), (3600.0, 0), (3599.0, 1)):
         processes._begin({})
         processes.ready = True

@@ -86,7 +86,7 @@ def test_after_one_that_is_of_no_use_no_other_is_made() -> None:
 
 def fits(given: dict[str, str], wanted: dict[str, str]) -> bool:
     """Whether a zygote with one environment is for a worker with another."""
-    processes = WarmProcesses(standbys=1, rooms=(), shielded=frozenset())
+    processes = WarmProcesses(sys.executable, standbys=1, rooms=(), shielded=frozenset())
     processes._early = dict(given)
     argv = (sys.executable, "-m", "hpcsched.worker")
     return processes._fits(Start(program=argv[0], argv=argv, env=wanted, cwd=Path("/"), output=1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched import jobfile
+from hpcsched import durations, jobfile
 from hpcsched.core.model import Kind
 from hpcsched.errors import ConfigError
 
@@ -294,7 +294,7 @@ def test_what_is_right_is_taken(tmp_path):
     ],
 )
 def test_durations(text, seconds):
-    assert jobfile.parse_duration(text) == seconds
+    assert durations.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_durations(text, seconds):
 )
 def test_what_is_no_duration(text):
     with pytest.raises(ValueError):
-        jobfile.parse_duration(text)
+        durations.parse_duration(text)
 
 
 @pytest.mark.parametrize(

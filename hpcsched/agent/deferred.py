@@ -1,0 +1,45 @@
+"""Orders that have to wait, those for the same receiver in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
+
+Order = TypeVar("Order")
+Result = TypeVar("Result")
+
+
+class Deferred(Generic[Order, Result]):
+    """What cannot be carried out yet, and what comes for the same receiver meanwhile.
+
+    `carry_out` may put an order off again: what follows it then waits on.
+    """
+
+    def __init__(self, carry_out: Callable[[Order], Result]) -> None:
+        self._carry_out = carry_out
+        self._waiting: dict[Hashable, list[Order]] = {}
+
+    def put_off(self, receiver: Hashable, order: Order) -> None:
+        """The order waits, and with it all that comes for this receiver."""
+        self._waiting.setdefault(receiver, []).append(order)
+
+    def takes(self, receiver: Hashable, order: Order) -> bool:
+        """Whether the order waits now, as another one for this receiver does."""
+        if receiver not in self._waiting:
+            return False
+        self._waiting[receiver].append(order)
+        return True
+
+    def again(self) -> Iterator[Result]:
+        """Try all once more; what comes of those that are carried out."""
+        for receiver in list(self._waiting):
+            for order in self._waiting.pop(receiver):
+                if not self.takes(receiver, order):
+                    yield self._carry_out(order)
+
+    def __iter__(self) -> Iterator[Order]:
+        """The first orders, one for each receiver."""
+        return iter([orders[0] for orders in self._waiting.values()])
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)

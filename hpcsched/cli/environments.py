@@ -1,0 +1,93 @@
+"""--python, --venv and --conda: the environment of jobs that name none themselves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+from click.core import ParameterSource
+
+from hpcsched import jobfile
+from hpcsched.cli.common import option
+from hpcsched.core.model import JobSpec, PythonEnvironment
+from hpcsched.errors import BadEnvironment, ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OPTIONS = jobfile.ENVIRONMENTS
+_HELP = {
+    "python": "Interpreter for jobs that name none.",
+    "venv": "Virtual environment for these.",
+    "conda": "Conda environment for these.",
+}
+
+
+def environment_options(command: F) -> F:
+    """Adds the three options; the command is given an `environment`, None if they are not."""
+
+    @functools.wraps(command)
+    def with_environment(*args: Any, **options: Any) -> Any:
+        words = {key: options.pop(key) for key in OPTIONS}
+        return command(*args, environment=_environment(click.get_current_context(), words), **options)
+
+    with_options = with_environment
+    for key in reversed(OPTIONS):
+        settings: dict[str, Any] = {"metavar": key[0].upper(), "help": _HELP[key]}
+        # One setting is enough for files and variables: it can be any environment's interpreter.
+        add = option(f"--{key}", **settings) if key == "python" else click.option(f"--{key}", **settings)
+        with_options = add(with_options)
+    return cast(F, with_options)
+
+
+def was_said(ctx: click.Context) -> bool:
+    """Whether it was said to this command, and not in a file of settings."""
+    told = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    return any(ctx.get_parameter_source(key) in told for key in OPTIONS)
+
+
+def filled_in(specs: Iterable[JobSpec], environment: PythonEnvironment | None) -> list[JobSpec]:
+    """The jobs, those that name no environment in this one."""
+    return [
+        replace(s, environment=environment) if s.environment is None and environment else s for s in specs
+    ]
+
+
+def _environment(ctx: click.Context, words: dict[str, str | None]) -> PythonEnvironment | None:
+    said = {key: word for key, word in words.items() if word is not None}
+    flags = {key for key in said if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE}
+    said = {key: word for key, word in said.items() if not flags or key in flags}
+    if len(said) > 1:
+        raise click.UsageError(f"give one of {', '.join(f'--{key}' for key in OPTIONS)}")
+    table = {"name": "job", "command": ["true"], **said}
+    try:
+        return jobfile.spec_of(table, where="", place="", workdir=Path.cwd(), user="").environment
+    except ConfigError as error:
+        (key,) = said
+        raise ConfigError(where=f"--{key}", got=error.got, accepted=error.accepted) from None
+
+
+def check_here(specs: Iterable[JobSpec], *, elsewhere: bool) -> None:
+    """Refuse jobs whose environment cannot run them; raises BadEnvironment.
+
+    `elsewhere`: they will run on another host, which may have what this one has not.
+    """
+    import os
+
+    from hpcsched.launch.environment import inherited
+    from hpcsched.launch.interpreters import Interpreters
+
+    interpreters = Interpreters(inherited(os.environ))
+    for spec in specs:
+        if spec.environment is None:
+            continue
+        try:
+            interpreters.programs(spec.environment)
+        except BadEnvironment:
+            if elsewhere:
+                continue
+            raise
+        interpreters.check(spec)

@@ -1,0 +1,32 @@
+"""Lengths of time as people write them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(value: float | str) -> float:
+    """Seconds of a number, of "90s", "10m", "2h", "1d", or of Slurm's "D-HH:MM:SS" and "MM:SS".
+
+    Raises ValueError for anything else, for negative and for not finite numbers, OverflowError for
+    what no number holds.
+    """
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if match := _DURATION.fullmatch(text):
+            days, first, second, third = match.groups()
+            if int(second) > 59 or int(third or 0) > 59:
+                raise ValueError(value)
+            if third is None and days is None:
+                return int(first) * 60.0 + int(second)
+            hours = int(days or 0) * 24 + int(first)
+            return hours * 3600.0 + int(second) * 60.0 + int(third or 0)
+        factor = _UNITS.get(text[-1:], 0.0)
+        value = float(text[:-1]) * factor if factor else float(text)
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(value)
+    return float(value)
