@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +23,14 @@ import hpcsched
 from hpcsched.cli.bundle import USUAL
 from hpcsched.cli.bundle import write as write_bundle
 from hpcsched.cli.common import database_path, dir_option, json_option, option, plural, run_folder
+from hpcsched.cli.environments import environment_options
 from hpcsched.cli.status import clock
-from hpcsched.errors import BatchError, HpcschedError
+from hpcsched.errors import BadEnvironment, BatchError, HpcschedError
 
 if TYPE_CHECKING:
     from hpcsched.batch.base import Allocation, BatchSystem
+    from hpcsched.core.model import Environment
+    from hpcsched.launch.interpreters import Interpreter, Interpreters
 
 _BUNDLE = f"Write all that a ticket needs ({USUAL}), at most 16 MiB before compression."
 
@@ -55,6 +58,7 @@ Finding = tuple[str, bool, str]
 @click.option("--anonymise", is_flag=True, help="With --bundle: user, home and host names are replaced.")
 @json_option
 @click.pass_context
+@environment_options
 def doctor(
     ctx: click.Context,
     dir_: str | None,
@@ -68,8 +72,10 @@ def doctor(
     with_logs: bool,
     anonymise: bool,
     as_json: bool,
+    environment: Environment | None,
 ) -> int:
-    """What was found here: batch system, devices, hosts, run directory, database, optional parts.
+    """What was found here: batch system, devices, hosts, run directory, database, optional parts, and the
+    Python that runs trainers (of the environment named, or of jobs that name none).
 
     Inside an allocation with several hosts each of them is asked. Exit code 1 if something that a run
     needs does not work.
@@ -90,12 +96,12 @@ def doctor(
         lambda: _database(path),
         lambda: _zmq(needed=several),
         lambda: _pyslurm(pyslurm),
-        lambda: _module("torch", "trainer jobs", "torch"),
         lambda: _module("matplotlib", "Gantt charts", "report"),
     ]
     if allocation is None or allocation.here is not None:
         here = [h.gpus for h in allocation.hosts if h.name == allocation.here] if allocation else []
-        found += _devices(devices, granted=len(here[0] or ()) if here else 0)
+        found += _devices(devices, environment, granted=len(here[0] or ()) if here else 0)
+    found += _environments(environment)
     findings = [*found, *(check() for check in checks)]
     if several and allocation is not None:
         findings += _hosts(system, allocation, root, devices)
@@ -135,8 +141,40 @@ def _python() -> Finding:
     return "version", linux, where + ("" if linux else "; needs Linux with pidfd (5.3 or later)")
 
 
-def _devices(spec: str, *, granted: int) -> list[Finding]:
-    """What there is, and of each GPU whether torch can use it."""
+def _environments(environment: Environment | None) -> Iterator[Finding]:
+    """The interpreters that may run trainers, and what each has."""
+    from hpcsched.launch.interpreters import Has
+
+    used = _trainers(environment)
+    for python, has in _interpreters().candidates(environment):
+        if not isinstance(has, Has):
+            yield f"python {python}", environment is None, has
+            continue
+        worker = f"hpcsched-worker {has.worker}" if has.worker else "no hpcsched-worker"
+        text = f"Python {has.python}, {worker}, {f'torch {has.torch}' if has.torch else 'no torch'}"
+        why = has.why_not(python)
+        if used and used.python == has.executable:
+            text += "; runs trainers" if environment else "; runs trainers of jobs that name no environment"
+        yield f"python {python}", not (why and environment), f"{text}; {why}" if why else text
+
+
+def _interpreters() -> Interpreters:
+    from hpcsched.launch.environment import inherited
+    from hpcsched.launch.interpreters import Interpreters
+
+    return Interpreters(inherited(os.environ))
+
+
+def _trainers(environment: Environment | None) -> Interpreter | None:
+    """The interpreter that runs trainers; None: there is none that can."""
+    try:
+        return _interpreters().trainers(environment)
+    except BadEnvironment:
+        return None
+
+
+def _devices(spec: str, environment: Environment | None, *, granted: int) -> list[Finding]:
+    """What there is, and of each GPU whether the torch of trainers can use it."""
     from hpcsched.cli.gpucheck import check_gpus
     from hpcsched.devices import open_devices
 
@@ -152,8 +190,9 @@ def _devices(spec: str, *, granted: int) -> list[Finding]:
             said = f"{plural(granted, 'GPU')} granted, but NVML sees none: it would be {text}"
             return [("devices", False, said)]
         gpus = opened.environment(inventory).get("CUDA_VISIBLE_DEVICES")
-        asked = inventory if gpus and importlib.util.find_spec("torch") else ()
-        return [("devices", bool(inventory), text), *check_gpus(opened, asked)]
+        interpreter = _trainers(environment) if gpus else None
+        checked = check_gpus(opened, inventory, interpreter) if interpreter else []
+        return [("devices", bool(inventory), text), *checked]
     finally:
         opened.close()
 

@@ -1,7 +1,6 @@
 """What `hpcsched doctor` has torch do on each GPU of this host.
 
-Each in a process of its own: nothing is left on the GPU, and one that hangs is ended. It is this Python that
-trainers are started with.
+Each in a process of its own: nothing is left on the GPU, and one that hangs is ended.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
 from hpcsched.core.model import Device
 from hpcsched.devices import Devices
+from hpcsched.launch.interpreters import Interpreter
 
 ANSWER_WITHIN_S = 120.0
 """Importing torch takes that long on a shared filesystem that is busy."""
@@ -25,20 +24,20 @@ _ENDS_WITHIN_S = 5.0
 _READ_WITHIN_S = 1.0
 """So long each is listened to though the time is over: another, which hangs, may have used it up."""
 
-PROGRAM = (sys.executable, "-m", "hpcsched.worker.gpu")
+PROGRAM = ("-m", "hpcsched.worker.gpu")
 
 
 def check_gpus(
-    devices: Devices, chosen: Sequence[Device], *, within_s: float = ANSWER_WITHIN_S
+    devices: Devices, chosen: Sequence[Device], interpreter: Interpreter, *, within_s: float = ANSWER_WITHIN_S
 ) -> list[tuple[str, bool, str]]:
     """For each device what it is, whether torch can compute on it, and what was found; takes `within_s`, and
-    little more, at most."""
+    little more, at most. `interpreter`: the one with that torch, which runs trainers."""
     until = time.monotonic() + within_s
     running = []
     for device in chosen:
         process = subprocess.Popen(
-            PROGRAM,
-            env={**os.environ, **devices.environment([device])},
+            (interpreter.python, *PROGRAM),
+            env=interpreter.activated({**os.environ, **devices.environment([device])}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -24,6 +24,9 @@ from hpcsched.cli.hostcheck import check_hosts
 from hpcsched.cli.main import cli
 from hpcsched.devices import open_devices
 from hpcsched.errors import BatchError
+from hpcsched.launch.interpreters import Interpreter
+
+OWN = Interpreter(python=sys.executable, folder="", named=False)
 
 
 @pytest.fixture(autouse=True)
@@ -214,9 +217,10 @@ def test_each_gpu_is_tried_in_a_process_of_its_own(
     monkeypatch: pytest.MonkeyPatch, program: str, ok: bool, says: str
 ) -> None:
     two_gpus(monkeypatch)
-    monkeypatch.setattr(gpucheck, "PROGRAM", (sys.executable, "-c", program))
+    monkeypatch.setattr(gpucheck, "PROGRAM", ("-c", program))
     devices = open_devices("cuda:2", "here")
-    found = gpucheck.check_gpus(devices, devices.inventory(), within_s=1.0 if "sleep" in program else 60.0)
+    within_s = 1.0 if "sleep" in program else 60.0
+    found = gpucheck.check_gpus(devices, devices.inventory(), OWN, within_s=within_s)
     assert found == [(f"GPU {gpu}", ok, says.format(gpu)) for gpu in (0, 1)]
 
 
@@ -226,12 +230,12 @@ def test_a_gpu_that_hangs_takes_nothing_from_the_others(monkeypatch: pytest.Monk
         "import os, time; os.environ['CUDA_VISIBLE_DEVICES'] == '0' and time.sleep(60);"
         'print(\'{"ok": true, "found": "computes"}\')'
     )
-    monkeypatch.setattr(gpucheck, "PROGRAM", (sys.executable, "-S", "-c", program))
+    monkeypatch.setattr(gpucheck, "PROGRAM", ("-S", "-c", program))
     devices = open_devices("cuda:2", "here")
-    (_, hangs, _), works = gpucheck.check_gpus(devices, devices.inventory(), within_s=1.0)
+    (_, hangs, _), works = gpucheck.check_gpus(devices, devices.inventory(), OWN, within_s=1.0)
     assert not hangs and works == ("GPU 1", True, "computes")
 
 
 def test_cpu_slots_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpucheck, "PROGRAM", ("/no/such/program",))
+    monkeypatch.setattr(gpucheck, "PROGRAM", ("-c", "import no_such_module"))
     assert not [what for what in findings("--devices", "cpu:2") if what.startswith("GPU")]

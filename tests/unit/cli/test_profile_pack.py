@@ -269,7 +269,7 @@ def test_each_model_is_measured_once_and_kept(probes: Probes, tmp_path: Path) ->
         ([[0], [0, 0]], 3.0, "auto")
     ] * 2
     (plan, workers), _ = probes.launched
-    assert plan.argv[1:] == ("-m", "hpcsched.worker.packed.probe")
+    assert plan.module == "hpcsched.worker.packed.probe"
     assert (len(plan.devices), plan.arena, workers.closed) == (1, False, True)
     assert done.stderr.splitlines() == [
         "note: job a-too has other args than job a, but the same model 'small': they count as one, and a is"
