@@ -12,7 +12,7 @@ AT_ONCE ?= 4
 PART ?= 0/8
 PYTEST = $(BIN)/python -m pytest --dist loadgroup
 
-.PHONY: demo check test test-all test-part lint bench dist clean
+.PHONY: demo check test test-all test-part lint docs bench dist clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh jobscripts/demo/demo.sh
@@ -43,6 +43,11 @@ lint: $(VENV)/.installed-dev
 dist: $(VENV)/.installed-dev
 	$(BIN)/python packaging/build.py
 
+# The documentation as a site, in build/docs; any link that leads nowhere is an error.
+docs: $(VENV)/.installed-docs
+	$(BIN)/sphinx-build -q -W --keep-going -n -c docs -d build/doctrees . build/docs
+	@echo build/docs/docs/index.html
+
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/run_all.py
 
@@ -55,6 +60,10 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) install -q $(CONSTRAINTS) -e '.[torch,report,plan,examples,dev]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) install -q $(CONSTRAINTS) -e '.[docs]'
 	touch $@
 
 clean:

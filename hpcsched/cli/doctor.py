@@ -29,7 +29,7 @@ from hpcsched.errors import BadEnvironment, BatchError, HpcschedError
 
 if TYPE_CHECKING:
     from hpcsched.batch.base import Allocation, BatchSystem
-    from hpcsched.core.model import Environment
+    from hpcsched.core.model import PythonEnvironment
     from hpcsched.launch.interpreters import Interpreter, Interpreters
 
 _BUNDLE = f"Write all that a ticket needs ({USUAL}), at most 16 MiB before compression."
@@ -72,7 +72,7 @@ def doctor(
     with_logs: bool,
     anonymise: bool,
     as_json: bool,
-    environment: Environment | None,
+    environment: PythonEnvironment | None,
 ) -> int:
     """What was found here: batch system, devices, hosts, run directory, database, optional parts, and the
     Python that runs trainers (of the environment named, or of jobs that name none).
@@ -141,7 +141,7 @@ def _python() -> Finding:
     return "version", linux, where + ("" if linux else "; needs Linux with pidfd (5.3 or later)")
 
 
-def _environments(environment: Environment | None) -> Iterator[Finding]:
+def _environments(environment: PythonEnvironment | None) -> Iterator[Finding]:
     """The interpreters that may run trainers, and what each has."""
     from hpcsched.launch.interpreters import Has
 
@@ -165,7 +165,7 @@ def _interpreters() -> Interpreters:
     return Interpreters(inherited(os.environ))
 
 
-def _trainers(environment: Environment | None) -> Interpreter | None:
+def _trainers(environment: PythonEnvironment | None) -> Interpreter | None:
     """The interpreter that runs trainers; None: there is none that can."""
     try:
         return _interpreters().trainers(environment)
@@ -173,7 +173,7 @@ def _trainers(environment: Environment | None) -> Interpreter | None:
         return None
 
 
-def _devices(spec: str, environment: Environment | None, *, granted: int) -> list[Finding]:
+def _devices(spec: str, environment: PythonEnvironment | None, *, granted: int) -> list[Finding]:
     """What there is, and of each GPU whether the torch of trainers can use it."""
     from hpcsched.cli.gpucheck import check_gpus
     from hpcsched.devices import open_devices

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--last", "-n", type=click.IntRange(min=1), help="The last N only.")
 @click.option("--states", "-s", metavar="S", help="These states only: names or codes, with commas.")
 @click.option("--trials", is_flag=True, help="What came of the trials of searches (hpcsched tune) instead.")
-@click.option("--parsable", "-P", is_flag=True, help="Columns separated by |.")
+@click.option("--parsable", "-P", is_flag=True, help="Columns with a vertical bar between them.")
 @option("--database", metavar="F", help="SQLite file with profiles and history.")
 @json_option
 @click.pass_context

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpcsched.batch import batch_of, open_batch
+from hpcsched.batch import KINDS, LAUNCHERS, batch_of, open_batch
 from hpcsched.batch.base import Host
+from hpcsched.config import KEYS
 from hpcsched.errors import ConfigError
 from hpcsched.testing.batch import LSF_JOB, SLURM_JOB
 
@@ -23,6 +24,11 @@ from hpcsched.testing.batch import LSF_JOB, SLURM_JOB
 )
 def test_detection(environ: dict[str, str], hosts: list[str], kind: str) -> None:
     assert open_batch(environ=environ, hosts=hosts).kind == kind
+
+
+def test_settings_files_accept_the_same_words() -> None:
+    assert KEYS["batch"].accepted == ", ".join(KINDS[:-1]) + f" or {KINDS[-1]}"
+    assert KEYS["launcher"].accepted == ", ".join(LAUNCHERS[:-1]) + f" or {LAUNCHERS[-1]}"
 
 
 def test_what_is_asked_for_counts() -> None:
