@@ -19,6 +19,8 @@ Metrics = Mapping[str, float]
 class Session(Elastic):
     """One training as seen by one rank: restores it at the start, saves it, leaves when asked to.
 
+    In a loop::
+
         session = Session(model=model, optimizer=optimizer, dataset_size=len(x), global_batch=64,
                           total_steps=1000)
         for indices in session.steps():               # this rank's samples of the next global batch
@@ -29,28 +31,30 @@ class Session(Elastic):
 
     The global batch is the same at every rank count, and gradients are means over all of it. Run
     without hpcsched, it is an ordinary single-process loop on the GPU, if there is one, or the CPU.
+    `rank`, `world_size`, `device`, `step` and `samples` (both: done so far) can be read at any time.
 
     Args:
-        model: moved to `session.device` in place; use it as it is, it needs no wrapper.
-        optimizer: built on the model's parameters.
-        dataset_size: samples in the training set.
-        global_batch: samples in a step, over all ranks.
-        total_steps: steps of the whole training; the job file's `steps` goes first, None leaves it
+        model: the model, moved to `session.device` in place; use it as it is, it needs no wrapper.
+        optimizer: an optimizer over the model's parameters.
+        dataset_size: the samples in the training set.
+        global_batch: the samples of a step over all ranks.
+        total_steps: the steps of the whole training; the job file's `steps` goes first, None leaves it
             to that or to `steps(until)`.
-        scheduler: learning-rate scheduler (the loop calls its `step`), saved and restored.
-        seed: of the order of samples, and of what each rank draws at random.
+        scheduler: a learning-rate scheduler (the loop calls its `step`), saved and restored.
+        seed: the seed of the order of samples, and of what each rank draws at random.
         also: more things to save and restore, by name (a GradScaler, averaged weights).
         in_place: the loop allows that `rank`, `world_size` and its share of the batch change between two
             steps: ranks then come and go while it trains, without a restart.
         reproducible: the result is the same to the last bit over any rank counts, on one type of device; the
-            loop then computes each part that `shards` yields by itself. Costs time: see docs/elastic.md.
-        shards: into how many parts each global batch is then cut (8); there cannot be more ranks than that.
-        rehearse: called on a rank that is about to join a running training, to pay for what the first step
-            costs more; what it changes in model and optimizer is overwritten.
+            loop then computes each part that `shards` yields by itself. Costs time: see docs/resizing.md.
+        shards: the parts into which each global batch is then cut (8); there cannot be more ranks than that.
+        rehearse: a function called on a rank that is about to join a running training, to pay for
+            what the first step costs more; what it changes in model and optimizer is overwritten.
         ranks: what `join()` gave; for models that need the process group before, as `fully_shard` does. Such
             a model is not moved, and saved by all ranks together.
-        checkpoint_dir, checkpoint_every_s: for runs without hpcsched, which otherwise save nothing;
+        checkpoint_dir: a folder for checkpoints, for runs without hpcsched, which otherwise save nothing;
             such a run goes on from the newest checkpoint in there.
+        checkpoint_every_s: the seconds between these checkpoints.
 
     Raises ConfigError when the arguments do not fit the environment or the checkpoint, LaunchError
     when the ranks do not find each other.
@@ -163,7 +167,7 @@ class Session(Elastic):
             self.total_steps = self.steps_for(told or epochs or 1)
 
     def steps_for(self, epochs: float) -> int:
-        """Steps that cover the dataset this many times."""
+        """The steps that cover the dataset this many times, rounded up."""
         return -int(-epochs * self._sampler.size // self.global_batch)
 
     def finish(self, metrics: Metrics | Callable[[], Metrics] | None = None) -> None:

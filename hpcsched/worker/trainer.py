@@ -30,25 +30,26 @@ class Scheduler(Stateful, Protocol):
 
 @dataclass(kw_only=True)
 class Parts:
-    """What a training is made of.
+    """The parts of a training.
 
     Attributes:
-        model: trained in place; built on the CPU, moved to the device by the library.
-        optimizer: over the model's parameters.
+        model: the model, built on the CPU; the library moves it to the device and trains it in place.
+        optimizer: an optimizer over the model's parameters.
         dataset: anything with `len` and integer indexing; or a tuple of tensors, or a TensorDataset,
             with the samples along the first dimension (fast: indexed a whole batch at a time).
-        global_batch: samples in a step over all ranks; the same at every rank count.
-        loss: of (model, batch), the losses of the samples, shape [samples]. The library averages over
-            the global batch. `batch` is a tuple of tensors for tensor datasets, else what `collate`
-            makes of a list of samples; its tensors are on the model's device.
-        scheduler: learning-rate scheduler, advanced after every step.
-        evaluate: of the model (in evaluation mode, no gradients), numbers by name; asked at the end.
-        collate: list of samples to batch; default: torch's default_collate.
-        seed: of the order of the samples and of the ranks' random numbers.
-        epochs: how long to train when the job names no number of steps; default 1.
-        loaders: processes that read a map-style dataset ahead (0: read in the training process).
-        data: what the dataset is called; jobs that are packed read it once if all call it the same (default:
-            if what it holds is the same).
+        global_batch: the samples of a step over all ranks; the same at every rank count.
+        loss: a function of (model, batch) that returns the losses of the samples, shape [samples]. The
+            library averages over the global batch. `batch` is a tuple of tensors for tensor datasets, else
+            what `collate` makes of a list of samples; its tensors are on the model's device.
+        scheduler: a learning-rate scheduler, advanced after every step.
+        evaluate: a function of the model (in evaluation mode, no gradients) that returns numbers by name;
+            called once, at the end.
+        collate: a function that makes a batch of a list of samples; default: torch's default_collate.
+        seed: the seed of the order of the samples and of the ranks' random numbers.
+        epochs: the passes over the data when the job names no number of steps; default 1.
+        loaders: the processes that read a map-style dataset ahead (0: read in the training process).
+        data: a name of the dataset; packed jobs read it once if all give the same name (default: if their
+            datasets hold the same).
     """
 
     model: torch.nn.Module
@@ -87,11 +88,21 @@ class Parts:
 
 
 class Trainer(ABC):
-    """A training job; name it in a job file as `trainer = "package.module:Name"`."""
+    """A training job: a subclass that builds its parts.
+
+    A job file names it as `trainer = "package.module:Name"`.
+    """
 
     @abstractmethod
     def build(self, args: dict[str, Any]) -> Parts:
-        """Make the parts; `args` are the job file's. Called once in every rank, with the same seed."""
+        """Make the parts of the training.
+
+        Called once in every rank, with torch, numpy and Python seeded alike, so that all build the
+        same.
+
+        Args:
+            args: the job file's `args`.
+        """
 
 
 def build(trainer: Trainer, args: Mapping[str, Any]) -> Parts:
