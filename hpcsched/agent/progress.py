@@ -17,7 +17,7 @@ LEAST_SPAN_S = 1.0
 LEAST_STEPS = 5
 """A throughput is believed from this much time (seconds of the run's clock) and steps on."""
 
-MOST_READS = 16
+MOST_READS = 4
 """Of 64 KiB at a time: a program that never stops writing must not keep the agent from the others."""
 
 

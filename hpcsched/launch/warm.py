@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import signal
 import socket
@@ -19,6 +18,8 @@ from pathlib import Path
 
 from hpcsched.contract import variables
 from hpcsched.contract.ranks import tells_rank
+from hpcsched.contract.zygote import READY, Request, decode_answer
+from hpcsched.errors import BadInput
 from hpcsched.launch.spawn import Start, ignoring, spawn, standing_in
 
 TRAINING, KEEPER = PROGRAMS = ("hpcsched.worker", "hpcsched.worker.keeper")
@@ -140,7 +141,7 @@ class WarmProcesses:
                 said = b""
             if not said:
                 self._end()
-            elif said == b"ready":
+            elif said == READY:
                 self.ready = True
 
     def close(self) -> None:
@@ -187,27 +188,25 @@ class WarmProcesses:
         self._begun_at = time.monotonic()
 
     def _ask(self, line: socket.socket, start: Start) -> tuple[int, int] | None:
-        task = {
-            "argv": start.argv,
-            "env": dict(start.env),
-            "cwd": str(start.cwd),
-            "cores": sorted(start.cores) if start.cores else None,
-            "inherited": list(start.inherited),
+        request = Request(
+            argv=start.argv,
+            env=start.env,
+            cwd=str(start.cwd),
+            cores=tuple(sorted(start.cores)) if start.cores else None,
+            inherited=tuple(start.inherited),
             # One that has computed something has threads, and could not pass torch on to its pack's process.
-            "hurry": start.argv[2] == TRAINING and variables.PACK not in start.env,
-        }
+            hurry=start.argv[2] == TRAINING and variables.PACK not in start.env,
+        )
         permit, go = os.pipe2(os.O_CLOEXEC)
         line.settimeout(ANSWER_WITHIN_S)
         try:
             _take_orphans(True)
             try:
-                socket.send_fds(
-                    line, [json.dumps(task).encode()], [start.output, permit, *start.inherited.values()]
-                )
-                pid = json.loads(line.recv(64) or "0")
+                socket.send_fds(line, [request.encode()], [start.output, permit, *start.inherited.values()])
+                pid = decode_answer(line.recv(64))
             finally:
                 _take_orphans(False)
-        except (OSError, ValueError) as error:
+        except (OSError, BadInput) as error:
             if isinstance(error, OSError) and error.errno == errno.EMSGSIZE:  # a long environment: never sent
                 line.setblocking(False)
             else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import json
 import os
 import runpy
 import signal
@@ -17,6 +16,7 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from hpcsched.compat import dataclass, zip
+from hpcsched.contract.zygote import Request
 from hpcsched.worker.gpu import VISIBLE, device_files_open, driver_in_use
 from hpcsched.worker.startup import run_to_the_end
 
@@ -52,7 +52,16 @@ class Task:
 
     @classmethod
     def received(cls, data: bytes, descriptors: Sequence[int]) -> Task:
-        return cls(**json.loads(data), descriptors=list(descriptors))
+        said = Request.decode(data)
+        return cls(
+            argv=list(said.argv),
+            env=dict(said.env),
+            cwd=said.cwd,
+            cores=None if said.cores is None else list(said.cores),
+            inherited=list(said.inherited),
+            hurry=said.hurry,
+            descriptors=list(descriptors),
+        )
 
 
 def wait_for_task(line: socket.socket, *, warm_up: bool, room: frozenset[int] | None) -> Task:

@@ -35,6 +35,7 @@ class StandIn:
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
+        needed(env, variables.STANDIN)
         told = Environment.from_environ(env)
         task = told.standin or {}
         self.rank = told.rank or 0

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import select
 import shutil
@@ -27,6 +26,7 @@ from typing import NoReturn
 
 from hpcsched.compat import dataclass
 from hpcsched.contract import variables
+from hpcsched.contract.zygote import READY, Request, encode_answer
 from hpcsched.worker import memory
 from hpcsched.worker.forked import (
     MOST_BYTES,
@@ -129,7 +129,7 @@ class Server:
 
     def serve(self) -> None:
         """Until the launcher has gone. Raises _Become in processes that have got a task."""
-        self.launcher.send(b"ready")
+        self.launcher.send(READY)
         self._refill_at = time.monotonic() + REFILL_AFTER_S
         while True:
             heard = self._listen()
@@ -141,7 +141,7 @@ class Server:
                     return
                 answer = self._launch(data)
                 self._put_down()
-                self.launcher.send(json.dumps(answer).encode())
+                self.launcher.send(encode_answer(answer))
                 self._refill_at = time.monotonic() + REFILL_AFTER_S
             elif self._short and time.monotonic() >= self._refill_at:
                 self._refill()
@@ -181,7 +181,7 @@ class Server:
 
     def _launch(self, data: bytes) -> int | None:
         """The pid of who has taken the task, now the launcher's child; None if nobody has."""
-        hurry = json.loads(data)["hurry"]
+        hurry = Request.decode(data).hurry
         for child in (self._standby() if hurry else None, None):
             child = child or self._fork(warm_up=False)
             if child.assign(data, self._in_hand):

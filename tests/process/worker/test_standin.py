@@ -86,6 +86,7 @@ def test_it_ends_when_the_course_says(start: Start, tmp_path: Path) -> None:
     assert reaped(workers) == 0
     assert 2.0 <= time.monotonic() - begun < 2.0 + SLACK_S
     assert state(tmp_path) == {
+        "schema": 1,
         "step": 4000,
         "samples": None,
         "checkpoint": str(tmp_path / "STATE.json"),

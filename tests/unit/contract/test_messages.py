@@ -18,6 +18,7 @@ from hpcsched.contract.progress import Batching, Line, Scaling, Usage
 from hpcsched.contract.seats import Seat, of_table, to_table
 from hpcsched.contract.state import State
 from hpcsched.contract.words import Held, Ready, Stop, Unusable
+from hpcsched.contract.zygote import Request, decode_answer, encode_answer
 from hpcsched.errors import BadInput
 
 wholes = st.integers(-(2**63) + 1, 2**63 - 1)
@@ -75,15 +76,22 @@ resizes = st.integers(1, 5).flatmap(
         maybe(texts),
     )
 )
+requests = st.builds(
+    Request,
+    st.lists(st.text(max_size=9), min_size=3, max_size=4).map(tuple),
+    st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=4),
+    st.text(max_size=9),
+    maybe(tuples(wholes)),
+    tuples(st.text(max_size=9)),
+    st.booleans(),
+)
 ordered = st.one_of(
     st.builds(Suspend, st.booleans()), resizes, st.builds(Forget, wholes), st.builds(Pace, st.floats(0, 1))
 )
 
 
-@given(states | words | lines)
-def test_what_a_program_says_is_heard_as_it_was(
-    message: State | Ready | Held | Unusable | Stop | Line,
-) -> None:
+@given(states | words | lines | requests)
+def test_what_a_program_says_is_heard_as_it_was(message: Any) -> None:
     assert type(message).decode(message.encode()) == message
 
 
@@ -97,6 +105,12 @@ def test_orders_arrive_as_they_were_given(given_: list[orders.Order]) -> None:
 @given(st.builds(Pace, st.floats(0, 1)))
 def test_a_pace_passes_through_a_variable(pace: Pace) -> None:
     assert Pace.decode(pace.encode()) == pace
+
+
+@given(maybe(wholes))
+def test_an_answer_arrives_as_it_was_given(pid: int | None) -> None:
+    assert decode_answer(encode_answer(pid)) == pid
+    assert decode_answer(b"") is None
 
 
 @given(seats)
@@ -132,6 +146,11 @@ DOORS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
             Pace(0.25),
         ),
     ),
+    "request": (
+        Request.decode,
+        Request(("python", "-m", "x"), {"A": "\udce8"}, "/", (0, 1), ("B",), True).encode(),
+    ),
+    "answer": (decode_answer, encode_answer(4711)),
     "pace": (lambda data: Pace.decode(data.decode(errors="surrogateescape")), b"0.25"),
 }
 
@@ -187,7 +206,7 @@ def test_any_bytes_are_a_message_or_bad_input(data: bytes, door: str) -> None:
         assert str(error).isprintable()
 
 
-@pytest.mark.parametrize("door", sorted(DOORS.keys() - {"pace"}))
+@pytest.mark.parametrize("door", sorted(DOORS.keys() - {"pace", "answer"}))
 def test_what_is_not_known_is_passed_over(door: str) -> None:
     """A newer minor version may say more."""
     decode, sample = DOORS[door]

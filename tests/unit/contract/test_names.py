@@ -125,3 +125,14 @@ def test_no_name_of_a_file_and_no_exit_code_is_made_elsewhere() -> None:
         )
     }
     assert not found
+
+
+def test_the_package_is_python_3_9() -> None:
+    """It is imported by programs that run in another Python than hpcsched's."""
+    for path, text in sources("contract").items():
+        tree = ast.parse(text, path, feature_version=(3, 9))
+        keywords = {
+            keyword.arg for node in ast.walk(tree) if isinstance(node, ast.Call) for keyword in node.keywords
+        }
+        assert not keywords & {"slots", "kw_only", "strict"}, path
+        assert "from __future__ import annotations" in text or path == "contract/__init__.py", path
