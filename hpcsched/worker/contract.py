@@ -13,10 +13,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcsched.compat import dataclass
 from hpcsched.contract import exits, files, orders, variables
 from hpcsched.contract.environment import Environment, Reader, needed
 from hpcsched.contract.progress import Batching, Line, Scaling, Usage

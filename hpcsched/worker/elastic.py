@@ -32,7 +32,7 @@ from hpcsched.worker.stopping import StopFlag
 from hpcsched.worker.training import Stateful, Training
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self  # novermin
 
 
 class Elastic(Training):

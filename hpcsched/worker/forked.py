@@ -137,7 +137,7 @@ def become(task: Task) -> None:
     import torch
 
     sys.argv = task.argv[1:2]
-    sys.orig_argv = list(task.argv)
+    sys.orig_argv = list(task.argv)  # novermin
     if not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
         if _hides_something(task.cwd):
             _start_from_nothing(task)

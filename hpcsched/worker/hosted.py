@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TextIO
+
+from hpcsched.compat import dataclass
 
 
 class Gone(BaseException):

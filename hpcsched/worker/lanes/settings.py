@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 
+from hpcsched.compat import StrEnum
 from hpcsched.contract import files
 from hpcsched.contract.variables import DEVICES, LANE, LANE_MODE, RANK, RUN_ID
 from hpcsched.errors import ConfigError

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
@@ -25,7 +25,7 @@ from hpcsched.worker.packed.guest_start import common
 from hpcsched.worker.packed.host_session import LiveMember, bring, mode_of
 from hpcsched.worker.trainer import Trainer
 
-Load = Callable[[str | None], Trainer]
+Load = Callable[[Optional[str]], Trainer]
 Word = dict[str, Any]
 
 NOTHING: Word = {}
@@ -146,7 +146,7 @@ class Guest:
         if isinstance(error, HpcschedError):
             self._say(str(error))
             return {"exit": error.exit_code}
-        traceback.print_exception(error, file=self.hosted.errors)
+        traceback.print_exception(type(error), error, error.__traceback__, file=self.hosted.errors)
         return {"exit": 1}
 
     def end(self, word: Word) -> None:

@@ -32,7 +32,7 @@ from hpcsched.worker.session import Session
 from hpcsched.worker.trainer import Parts, rehearse
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self  # novermin
 
 
 @dataclass(frozen=True, kw_only=True)
