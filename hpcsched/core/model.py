@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
-from hpcsched.compat import StrEnum, dataclass
 from hpcsched.contract.seats import Seat
 from hpcsched.core.reasons import Reason
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
-
-from hpcsched.compat import StrEnum, dataclass
 
 
 class Why(StrEnum):
