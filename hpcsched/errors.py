@@ -67,6 +67,12 @@ class BadEnvironment(LaunchError):
         super().__init__(message, transient=False)
 
 
+class WrongContract(HpcschedError):
+    """A worker and the agent that has started it do not fit."""
+
+    exit_code = 76
+
+
 class BatchError(HpcschedError):
     """The batch system did not answer, refused, or said what cannot be understood."""
 

@@ -165,8 +165,8 @@ class Effects:
         self._attempts[job.id] = attempt
         self._launched.add(job.id)
         self.outputs[job.id] = plan.output
-        at, processes, host = self._clock.now(), workers.processes, devices[0].host
-        return [ev.WorkersSpawned(at=at, processes=processes, host=host, **about)]
+        where = devices[0].host
+        return [ev.WorkersSpawned(at=self._clock.now(), processes=workers.processes, host=where, **about)]
 
     def _watch(self, attempt: Attempt, crew: Workers) -> None:
         for descriptor in crew.pidfds:

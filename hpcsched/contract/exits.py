@@ -5,6 +5,9 @@ from __future__ import annotations
 SUSPENDED = 75
 """A program has saved and left (EX_TEMPFAIL)."""
 
+WRONG_CONTRACT = 76
+"""A worker and the agent that has started it do not fit: see `contract.version` (EX_PROTOCOL)."""
+
 CANNOT_SAVE = 74
 """A program was asked to save, and could not (EX_IOERR)."""
 

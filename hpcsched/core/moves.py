@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import insort
 from typing import Any
 
-from hpcsched.contract.exits import CANNOT_SAVE, REFUSED
+from hpcsched.contract.exits import CANNOT_SAVE, REFUSED, WRONG_CONTRACT
 from hpcsched.contract.seats import Seat
 from hpcsched.core.actions import Launch, Resize, Suspend, Terminate
 from hpcsched.core.jobs import Job, Target
@@ -281,7 +281,7 @@ class Moves(Seating):
             self._back_to_waiting(job)
             return
         job.failures += 1
-        refused = job.spec.kind is Kind.TRAINER and code == REFUSED
+        refused = job.spec.kind is Kind.TRAINER and code in (REFUSED, WRONG_CONTRACT)
         if job.failures > job.spec.retries or refused:
             facts = {"code": code, "detail": f": {detail}" if detail else ""}
             self._finish(job, JobState.FAILED, Reason(Why.EXITED, facts))

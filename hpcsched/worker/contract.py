@@ -17,6 +17,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import hpcsched
 from hpcsched.compat import dataclass
 from hpcsched.contract import exits, files, orders, variables
 from hpcsched.contract.environment import Environment, Reader, needed
@@ -24,8 +25,9 @@ from hpcsched.contract.progress import Batching, Line, Scaling, Usage
 from hpcsched.contract.ranks import own_rank
 from hpcsched.contract.seats import Seat
 from hpcsched.contract.state import State
+from hpcsched.contract.version import Version, fits
 from hpcsched.contract.words import Held, Ready
-from hpcsched.errors import BadInput
+from hpcsched.errors import BadInput, WrongContract
 from hpcsched.worker.hosted import surroundings
 from hpcsched.worker.offered import offered
 
@@ -68,6 +70,20 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _check_version(environ: Mapping[str, str]) -> None:
+    """Raise WrongContract if the agent that has started this says a version that does not fit ours."""
+    said = environ.get(variables.CONTRACT)
+    if not said:
+        return  # an agent of before there were versions, or somebody else who plays its part
+    try:
+        why = fits(Version.parse(said))
+    except BadInput as error:
+        why = str(error)
+    if why:
+        what = f"hpcsched-worker {hpcsched.__version__} does not fit the scheduler that has started it: {why}"
+        raise WrongContract(f"{what}: {sys.executable} -m pip install 'hpcsched-worker==<as the scheduler>'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +131,13 @@ class JobEnv:
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> JobEnv | None:
         """Read it; None when this process was not started by hpcsched.
 
-        Raises ConfigError naming the variable that is missing or makes no sense.
+        Raises ConfigError naming the variable that is missing or makes no sense, WrongContract for an agent
+        of another version.
         """
         environ = surroundings() if environ is None else environ
         if not environ.get(variables.JOB_ID):
             return None
+        _check_version(environ)
         told = Environment.from_environ(environ)
         assert told.job_id is not None
         which = own_rank(environ)

@@ -11,7 +11,7 @@ from budget import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcsched.core.model import Device, HostCores, JobSpec, Kind, Progress, Training
+from hpcsched.core.model import Device, HostCores, JobSpec, Kind, Progress, PythonEnvironment, Training
 from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.profile import Profile
 from hpcsched.store import journal
@@ -76,6 +76,8 @@ profiles = st.builds(
     note=text,
 )
 BY_TYPE[Training | None] = st.none() | of(Training)
+kinds = st.sampled_from(["python", "venv", "conda"])
+BY_TYPE[PythonEnvironment | None] = st.none() | st.builds(PythonEnvironment, kind=kinds, name=text)
 BY_TYPE |= {
     tuple[Device, ...]: st.lists(of(Device), max_size=2).map(tuple),
     tuple[JobSpec, ...]: st.lists(of(JobSpec), max_size=2).map(tuple),
