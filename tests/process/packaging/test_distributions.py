@@ -1,0 +1,145 @@
+"""The sdist and the wheel: they pass the usual checks, hold what they should, and the wheel runs elsewhere.
+
+They are built here from a copy of the tree, or are those in $HPCSCHED_DIST, as `make dist` has built them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import hpcsched
+
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE_S = 300
+NOT_OURS = shutil.ignore_patterns(
+    ".*", "__pycache__", "*.egg-info", "build", "dist", "_build", "*-run", "*.log"
+)
+GRAFTED = ("benchmarks", "docs", "hpcsched", "jobscripts", "profiles", "site-config", "tests", "tools")
+
+
+def call(*words: object, cwd: Path, **env: str) -> str:
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env={k: v for k, v in os.environ.items() if not k.startswith(("HPCSCHED_", "PYTHON"))} | env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an sdist, and the wheel that was made from it."""
+    for module in ("build", "twine", "check_wheel_contents"):
+        pytest.importorskip(module, reason="the extra dev")
+    if given := os.environ.get("HPCSCHED_DIST"):
+        return Path(given).absolute()
+    folder = tmp_path_factory.mktemp("dist")
+    tree = folder / "tree"
+    shutil.copytree(ROOT, tree, ignore=NOT_OURS)
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", tree, cwd=folder)
+    return folder / "dist"
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (found,) = built.glob("hpcsched-*.whl")
+    assert found.name == f"hpcsched-{hpcsched.__version__}-py3-none-any.whl"
+    return found
+
+
+def test_they_pass_the_usual_checks(built: Path) -> None:
+    files = sorted([*built.glob("*.whl"), *built.glob("*.tar.gz")])
+    assert len(files) >= 2
+    call(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *files, cwd=ROOT)
+    for file in built.glob("*.whl"):
+        call(sys.executable, "-m", "check_wheel_contents", file, cwd=ROOT)
+
+
+def test_an_sdist_holds_what_tests_and_documentation_need(built: Path) -> None:
+    with tarfile.open(built / f"hpcsched-{hpcsched.__version__}.tar.gz") as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    there = set()
+    for folder in GRAFTED:
+        for path in (ROOT / folder).rglob("*"):
+            parts = path.relative_to(ROOT).parts
+            if path.is_file() and not NOT_OURS(str(path.parent), [path.name]):
+                skipped = any(NOT_OURS("", [part]) for part in parts)
+                there |= set() if skipped else {"/".join(parts)}
+    assert len(there) > 500 and not there - held
+    more = (
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "SECURITY.md",
+        "constraints.txt",
+    )
+    assert {*more, "pyproject.toml", "PKG-INFO"} <= held
+    assert not any(name.endswith((".pyc", ".db")) or "/.venv/" in name for name in held)
+
+
+def test_a_wheel_holds_the_package_alone(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.partition("/")[0] for name in names}
+    stem = f"hpcsched-{hpcsched.__version__}"
+    assert tops == {"hpcsched", f"{stem}.data", f"{stem}.dist-info"}
+    assert "hpcsched/py.typed" in names and f"{stem}.dist-info/licenses/LICENSE" in names
+    assert "hpcsched/store/migrations/script.py.mako" in names
+
+
+def test_a_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    """Its dependencies are those of this environment: what it declares is installed by the next test."""
+    python = environment(tmp_path)
+    install(python, "--no-index", "--no-deps", wheel)
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    runs(python, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_wheel_brings_what_it_needs(wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path)
+    install(python, wheel)
+    runs(python, tmp_path)
+
+
+def environment(folder: Path) -> Path:
+    """Without pip, whose making takes longest: that of this environment installs into it."""
+    call(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    return folder / "venv" / "bin" / "python"
+
+
+def install(python: Path, *words: object) -> None:
+    call(sys.executable, "-m", "pip", "--python", python, "install", "-q", *words, cwd=python.parent)
+
+
+def runs(python: Path, folder: Path) -> None:
+    own = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "HPCSCHED_SITE_CONFIG": "generic-slurm"}
+    command = python.with_name("hpcsched")
+    where = call(python, "-c", "import hpcsched; print(hpcsched.__file__)", cwd=folder).strip()
+    assert Path(where).is_relative_to(folder)
+    said = call(command, "--version", cwd=folder, **own)
+    assert said == f"hpcsched, version {hpcsched.__version__}\n"
+    words = ("--devices", "cpu:2", "--batch", "none", "--database", folder / "db")
+    assert "ok       devices: 2 x cpu" in call(command, "doctor", *words, cwd=folder, **own)
+    jobs = ROOT / "jobscripts" / "marble" / "set1.toml"
+    shipped = ("--profiles", "marble-summit", "--database", folder / "db")
+    told = call(command, "simulate", jobs, "--gpus", "6", *shipped, "--json", cwd=folder, **own)
+    assert len(json.loads(told)["jobs"]) == 3
