@@ -79,7 +79,7 @@ def test_the_versions_are_the_same_everywhere() -> None:
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {newest}\n" in citation and f"\ndate-released: {day}\n" in citation
     minor = newest.rpartition(".")[0]
-    assert f"version {minor}." in (ROOT / "README.md").read_text()
+    assert f"\nVersion {minor}." in (ROOT / "README.md").read_text()
 
 
 def test_there_is_room_for_what_comes_next() -> None:
