@@ -39,6 +39,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vermin -q -t=3.9- --eval-annotations --no-tips $$($(BIN)/python packaging/closure.py)
 
 dist: $(VENV)/.installed-dev
 	$(BIN)/python packaging/build.py

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 if sys.version_info >= (3, 11):
-    from enum import StrEnum as StrEnum
+    from enum import StrEnum as StrEnum  # novermin
 else:
     from enum import Enum
 
@@ -22,9 +22,9 @@ else:
 if sys.version_info >= (3, 10):
     from builtins import zip as zip
     from dataclasses import dataclass as dataclass
-    from itertools import pairwise as pairwise
+    from itertools import pairwise as pairwise  # novermin
 
-    bit_count = int.bit_count
+    bit_count = int.bit_count  # novermin
 else:
     import builtins
     import dataclasses
@@ -33,7 +33,7 @@ else:
     def dataclass(cls=None, *, slots=False, kw_only=False, **options):
         """Without slots, which only save memory; with `kw_only`, arguments have names only."""
         if cls is None:
-            return lambda cls: dataclass(cls, slots=slots, kw_only=kw_only, **options)
+            return lambda cls: dataclass(cls, slots=slots, kw_only=kw_only, **options)  # novermin
         if not kw_only:
             return dataclasses.dataclass(**options)(cls)
         if "__init__" not in vars(cls):
@@ -42,14 +42,16 @@ else:
 
     def _init(self, **given):
         for field in dataclasses.fields(self):
-            if field.name in given:
+            if field.init and field.name in given:
                 value = given.pop(field.name)
             elif field.default is not dataclasses.MISSING:
                 value = field.default
             elif field.default_factory is not dataclasses.MISSING:
                 value = field.default_factory()
-            else:
+            elif field.init:
                 raise TypeError(f"{type(self).__name__}: missing argument {field.name!r}")
+            else:
+                continue
             object.__setattr__(self, field.name, value)
         if given:
             raise TypeError(f"{type(self).__name__}: unexpected arguments {', '.join(given)}")
