@@ -12,7 +12,7 @@ AT_ONCE ?= 4
 PART ?= 0/8
 PYTEST = $(BIN)/python -m pytest --dist loadgroup
 
-.PHONY: demo check test test-all test-part lint docs bench dist clean
+.PHONY: demo check test test-all test-part lint docs bench dist old-env clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh jobscripts/demo/demo.sh
@@ -43,6 +43,10 @@ lint: $(VENV)/.installed-dev
 
 dist: $(VENV)/.installed-dev
 	$(BIN)/python packaging/build.py
+
+# Python 3.9 with torch 2.4, for the slow tests of hpcsched-worker; prints how these are told of it.
+old-env:
+	@packaging/old_env.sh .venv-old
 
 # The documentation as a site, in build/docs; any link that leads nowhere is an error.
 docs: $(VENV)/.installed-docs

@@ -1,0 +1,197 @@
+"""The wheel of hpcsched-worker in an environment of its own, and under the scheduler of this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import pythons
+from livebench import Bench
+from places import ROOT
+
+from hpcsched.contract.environment import Environment
+
+BUILD_S, INSTALL_S, IMPORT_S = 300, 300, 300
+
+IMPORTS = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+assert not {"torch", "hpcsched.cli", "hpcsched.core"} & set(sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "packaging/build.py", "--out", str(out), "hpcsched-worker"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=BUILD_S)
+    (found,) = out.glob("*.whl")
+    assert len(list(out.glob("*.tar.gz"))) == 1
+    return found
+
+
+def test_the_oldest_python_imports_what_needs_no_torch_and_runs_the_standin(
+    wheel: Path, tmp_path: Path
+) -> None:
+    oldest = pythons.oldest()
+    if oldest is None:
+        pytest.skip("no other Python from 3.9 on is here")
+    place, folder = tmp_path / "env", tmp_path / "job"
+    folder.mkdir()
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PIP_", "HPCSCHED_"))}
+
+    def run(*command: str | Path, seconds: float, **told: str) -> None:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environ | told, capture_output=True, text=True, timeout=seconds
+        )
+        assert done.returncode == 0, done.stderr
+
+    run(oldest, "-m", "venv", place, seconds=INSTALL_S)
+    python = place / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", wheel, seconds=INSTALL_S)
+    contract = [f"hpcsched.contract.{path.stem}" for path in (ROOT / "hpcsched/contract").glob("[a-z]*.py")]
+    planning = ["batching", "burst.plan", "lanes.pacing", "lanes.admission", "ps.stability", "standin"]
+    run(
+        python,
+        "-c",
+        IMPORTS,
+        *contract,
+        *(f"hpcsched.planning.{name}" for name in planning),
+        "hpcsched.worker.contract",
+        "hpcsched.worker.keeper",
+        seconds=IMPORT_S,
+    )
+    told = Environment(
+        standin={"rate": 1e6, "start_s": 0.0, "suspend_s": 0.0, "steps": 10, "speed": 1.0},
+        job_dir=str(folder),
+        attempt=1,
+        resume=False,
+        launched_at=time.time(),
+        rank=0,
+        world_size=1,
+        notify_pid=0,
+        checkpoint_every_s=600.0,
+    )
+    run(python, "-m", "hpcsched.worker.standin", seconds=IMPORT_S, **told.to_environ())
+    assert json.loads((folder / "STATE.json").read_text())["step"] == 10
+
+
+TRAINER = """
+import torch
+from torch import nn
+from hpcsched.worker import Parts, Trainer
+
+class Net(Trainer):
+    def build(self, args):
+        torch.manual_seed(0)
+        x = torch.randn(240, 8)
+        y = (x.sum(1) > 0).long()
+        width = args.get("width", 16)
+        model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2))
+        return Parts(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+            dataset=(x, y),
+            global_batch=12,
+            loss=loss,
+        )
+
+def loss(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+"""
+
+JOBS = """
+schema = 1
+[defaults]
+python = "{python}"
+env = {{ PYTHONPATH = "{path}" }}
+trainer = "net:Net"
+steps = 60
+[[job]]
+name = "ddp"
+gpus = 1
+[[job]]
+name = "ddp-2"
+gpus = 2
+[[job]]
+name = "reproducible"
+gpus = 2
+strategy = {{ kind = "ddp", reproducible = true }}
+[[job]]
+name = "burst"
+gpus = 2
+strategy = {{ kind = "burst" }}
+[[job]]
+name = "vsw"
+gpus = 2
+strategy = {{ kind = "vsw", workers = 3 }}
+[[job]]
+name = "ps"
+strategy = {{ kind = "ps", cpus = 2 }}
+"""
+
+PACK = """
+schema = 1
+[defaults]
+python = "{python}"
+env = {{ PYTHONPATH = "{path}" }}
+trainer = "net:Net"
+steps = 200
+strategy = {{ kind = "packed", mode = "{mode}" }}
+[[job]]
+name = "a"
+[[job]]
+name = "b"
+[[job]]
+name = "c"
+"""
+
+
+@pytest.fixture(params=pythons.named() or [None], ids=str)
+def other(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Another interpreter with torch, and a folder with the worker, and a trainer, for it."""
+    if request.param is None:
+        pytest.skip(f"{pythons.NAMED} names no interpreter with torch")
+    folder = tmp_path / "site"
+    command = [request.param, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", folder]
+    subprocess.run([*command, wheel], check=True, timeout=INSTALL_S)
+    (folder / "net.py").write_text(TRAINER)
+    yield request.param, folder
+
+
+@pytest.mark.slow
+def test_every_module_is_imported_by_another_python(other: tuple[Path, Path], tmp_path: Path) -> None:
+    python, folder = other
+    names = [
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in (folder / "hpcsched").rglob("*.py")
+        if path.name not in ("__main__.py", "digits.py")
+    ]
+    program = IMPORTS.partition("assert")[0]
+    environ = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [python, "-c", program, *(name.removesuffix(".__init__") for name in names)]
+    subprocess.run(command, check=True, cwd=tmp_path, env=environ, timeout=IMPORT_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("jobs", "mode", "devices"),
+    [(JOBS, "", 2), (PACK, "stacked", 1), (PACK, "loop", 1)],
+    ids=["ranks", "stacked", "loop"],
+)
+def test_every_strategy_trains_in_another_python(
+    jobs: str, mode: str, devices: int, other: tuple[Path, Path], bench: Bench
+) -> None:
+    python, folder = other
+    file = bench.folder / "jobs.toml"
+    file.write_text(jobs.format(python=python, path=folder, mode=mode))
+    done = bench("run", file, "--devices", f"cpu:{devices}", timeout_s=1200)
+    assert done.returncode == 0, done.stderr
+    assert set(bench.states().values()) == {"COMPLETED"}
