@@ -278,8 +278,8 @@ class Effects:
         if saved is not None and code in (0, SUSPENDED):
             steps.append(saved)
         asked = attempt.asked_to_save if attempt.teaches and code == SUSPENDED else None
-        env, others = self._machine.jobs[attempt.job_id].spec.env, self._attempts.values()
-        unusable = self._accusations.judge(attempt, code, env, others)
+        spec, others = self._machine.jobs[attempt.job_id].spec, self._attempts.values()
+        unusable = self._accusations.judge(attempt, code, spec, others)
         if unusable and unusable.lost is not None:  # before the end, which is no failure of the job then
             news.append(ev.DeviceLost(at=self._clock.now(), gpu=unusable.lost, why=unusable.why))
         last_words = unusable.why if unusable else printable(last_line(attempt.output))
@@ -350,6 +350,7 @@ class Effects:
             about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
             if not attempt.ready and (word := attempt.ready_word()):
                 attempt.ready = True
+                self._accusations.trains(self._machine.jobs[attempt.job_id].spec)
                 took_s = time.monotonic() - attempt.began if attempt.teaches else None
                 in_place, parallel = word.in_place, word.parallel
                 yield ev.WorkersReady(at=now, **about, in_place=in_place, parallel=parallel, took_s=took_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ from hpcsched.contract import files, words
 from hpcsched.contract.driver import finds_driver
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.words import Unusable
+from hpcsched.core.model import JobSpec, Kind, PythonEnvironment
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput
 from hpcsched.printing import printable
@@ -36,11 +37,18 @@ class Accusations:
     """
 
     def __init__(self) -> None:
+        self._trained: set[PythonEnvironment | None] = set()
+        """The environments whose torch has trained on a GPU."""
         self._believed: dict[int, int] = {}
         """By job the GPU that it has taken out."""
 
+    def trains(self, spec: JobSpec) -> None:
+        """A job is ready: if it is a trainer, the torch of its environment can use a GPU."""
+        if spec.kind is Kind.TRAINER:
+            self._trained.add(spec.environment)
+
     def judge(
-        self, attempt: Attempt, code: int, env: Mapping[str, str], others: Collection[Attempt]
+        self, attempt: Attempt, code: int, spec: JobSpec, others: Collection[Attempt]
     ) -> Verdict | None:
         """Of an attempt that has ended; None if it has accused no GPU of its own.
 
@@ -57,20 +65,19 @@ class Accusations:
         if said.gpu not in attempt.gpus:
             return None
         why = printable(said.why[:_MOST_WHY])
-        if fault := self._fault(said, attempt, env, others):
+        if fault := self._fault(said, attempt, spec, others):
             return Verdict(None, f"GPU {said.gpu} cannot be used: {why}; the job's own failure, as {fault}")
         self._believed[attempt.job_id] = said.gpu
         return Verdict(said.gpu, why)
 
-    def _fault(
-        self, said: Unusable, attempt: Attempt, env: Mapping[str, str], others: Collection[Attempt]
-    ) -> str:
+    def _fault(self, said: Unusable, attempt: Attempt, spec: JobSpec, others: Collection[Attempt]) -> str:
         """Why the job is to blame; "" if the GPU is."""
         if attempt.ready:
             return "it was ready, so it had a GPU"
-        if own := sorted(filter(finds_driver, env)):
+        if own := sorted(filter(finds_driver, spec.env)):
             return f"it sets {_listed(own)}"
-        if not _is_ours(said.torch):
+        known = spec.kind is Kind.TRAINER and spec.environment in self._trained
+        if not (known or _is_ours(said.torch)):
             return "it has another torch than hpcsched"
         if said.changed:
             return f"its program has changed {_listed(said.changed)}"

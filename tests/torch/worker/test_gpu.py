@@ -18,6 +18,7 @@ from places import DATA
 from hpcsched.agent.unusable import Accusations, Verdict
 from hpcsched.contract import driver
 from hpcsched.contract.exits import NO_GPU
+from hpcsched.core.model import JobSpec, Kind
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.spawn import Start
 from hpcsched.launch.warm import WarmProcesses
@@ -260,15 +261,32 @@ def says(folder: Path, **facts: Any) -> None:
     (folder / "unusable.2").write_text(json.dumps({"gpu": 6, "why": "w", "torch": torch.__file__} | facts))
 
 
-def judged(folder: Path, code: int = NO_GPU, env: dict[str, str] | None = None, **facts: Any) -> Any:
+def judged(
+    folder: Path,
+    code: int = NO_GPU,
+    env: dict[str, str] | None = None,
+    *,
+    trained: bool = False,
+    **facts: Any,
+) -> Any:
     attempt = SimpleNamespace(job_id=3, folder=folder, attempt=2, gpus=(4, 6), ready=False)
-    return Accusations().judge(SimpleNamespace(**{**vars(attempt), **facts}), code, env or {}, ())
+    spec = JobSpec(name="a", kind=Kind.TRAINER, model="m", env=env or {})
+    accusations = Accusations()
+    if trained:
+        accusations.trains(spec)
+    return accusations.judge(SimpleNamespace(**{**vars(attempt), **facts}), code, spec, ())
 
 
 def test_the_gpu_is_to_blame(tmp_path: Path) -> None:
     says(tmp_path)
     for code in (NO_GPU, 1):  # 1: what torchrun makes of it
         assert judged(tmp_path, code, {"PYTHONPATH": "/mine"}) == Verdict(6, "w")
+
+
+def test_the_torch_of_another_environment_is_believed_once_it_has_trained(tmp_path: Path) -> None:
+    says(tmp_path, torch="/envs/mine/torch/__init__.py")
+    assert judged(tmp_path).lost is None
+    assert judged(tmp_path, trained=True) == Verdict(6, "w")
 
 
 @pytest.mark.parametrize(
