@@ -67,9 +67,8 @@ class Effects:
         self._machine, self._launcher, self._site = machine, launcher, site
         self._clock, self._selector = clock, selector
         self._attempts: dict[int, Attempt] = {}
-        self._timers: list[tuple[float, tuple[str, int, int]]] = []
+        self._timers, self._records_due = list[tuple[float, tuple[str, int, int]]](), 0.0
         self._due: dict[tuple[str, int, int], float] = {}
-        self._records_due = 0.0
         self._accusations = Accusations()
         self._deferred = Deferred(self.perform)  # while it is being found out what their interpreters have
         self._launched: set[int] = set()
@@ -165,8 +164,8 @@ class Effects:
         self._attempts[job.id] = attempt
         self._launched.add(job.id)
         self.outputs[job.id] = plan.output
-        where = devices[0].host
-        return [ev.WorkersSpawned(at=self._clock.now(), processes=workers.processes, host=where, **about)]
+        host = devices[0].host
+        return [ev.WorkersSpawned(at=self._clock.now(), processes=workers.processes, host=host, **about)]
 
     def _watch(self, attempt: Attempt, crew: Workers) -> None:
         for descriptor in crew.pidfds:
@@ -352,8 +351,8 @@ class Effects:
                 attempt.ready = True
                 self._accusations.trains(self._machine.jobs[attempt.job_id].spec)
                 took_s = time.monotonic() - attempt.began if attempt.teaches else None
-                in_place, parallel = word.in_place, word.parallel
-                yield ev.WorkersReady(at=now, **about, in_place=in_place, parallel=parallel, took_s=took_s)
+                says = {"in_place": word.in_place, "parallel": word.parallel}
+                yield ev.WorkersReady(at=now, **about, **says, took_s=took_s)
             if attempt.meeting and (met := attempt.meeting.news(ready=attempt.ready)) is not None:
                 ranks = attempt.meeting.ranks
                 yield ev.WorkersApart(at=now, **about, processes=ranks, seconds=APART_AFTER_S, met=met)
@@ -364,10 +363,9 @@ class Effects:
             if attempt.kill_at is not None and time.monotonic() >= attempt.kill_at:
                 attempt.kill_at = None
                 attempt.send(signal.SIGKILL)
-            if look_at_records and attempt.record_changed():
-                record = attempt.record()
-                if record and record.attempt == attempt.attempt:
-                    yield ev.CheckpointSaved(at=now, **about, step=record.step)
+            record = attempt.record() if look_at_records and attempt.record_changed() else None
+            if record and record.attempt == attempt.attempt:
+                yield ev.CheckpointSaved(at=now, **about, step=record.step)
 
     def _forget_the_finished(self) -> None:
         """What is kept in memory for a job's next attempt goes when there will be none."""
@@ -423,12 +421,11 @@ class Effects:
 
         Those that have not left after `grace_s` are killed. `between` is called again and again meanwhile.
         """
-        codes, deadline = list[tuple[int, int | None]](), time.monotonic() + grace_s
+        codes, deadline, killed = list[tuple[int, int | None]](), time.monotonic() + grace_s, False
         for attempt in self._attempts.values():
             attempt.workers.tell(orders.Suspend(quick=False))
             attempt.give_up_resizing(signal.SIGTERM)
             attempt.send(signal.SIGTSTP if attempt.ready else signal.SIGTERM)
-        killed = False
         # What was left in memory before is made durable meanwhile.
         while self._attempts or (self._launcher.keeping() and time.monotonic() < deadline):
             for attempt in list(self._attempts.values()):

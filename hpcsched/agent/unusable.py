@@ -52,8 +52,8 @@ class Accusations:
     ) -> Verdict | None:
         """Of an attempt that has ended; None if it has accused no GPU of its own.
 
-        `code`: what it ended with; a launcher may have made another one of the worker's NO_GPU. `env`: the
-        job's variables. `others`: the attempts that run.
+        `code`: what it ended with; a launcher may have made another one of the worker's NO_GPU. `spec`: the
+        job's. `others`: the attempts that run.
         """
         if code in (0, SUSPENDED):
             return None

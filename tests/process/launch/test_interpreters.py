@@ -1,0 +1,183 @@
+"""Interpreters are asked what they have, and run what needs them. These are scripts that play a part."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from hpcsched.contract.exits import WRONG_CONTRACT
+from hpcsched.contract.version import VERSION
+from hpcsched.core.model import PythonEnvironment
+from hpcsched.errors import BadEnvironment
+from hpcsched.launch.interpreters import Has, Interpreters, ask, own_versions
+from hpcsched.launch.local import LocalLauncher
+from hpcsched.testing.conformance_launch import plan, reaped
+
+PATIENCE_S = 60.0
+GOOD = {"python": "3.11.7", "worker": "0.2", "contract": str(VERSION), "torch": "2.4.0", "prefix": "/"}
+
+
+def interpreter(folder: Path, *, first: str = "", **has: Any) -> Path:
+    """A script that says this of itself, counts how often it is asked, and tells what else it is to run."""
+    python = folder / "bin" / "python3"
+    python.parent.mkdir(parents=True, exist_ok=True)
+    says = Has(**{**GOOD, "executable": str(python), **has})
+
+    answer = msgspec.json.encode(says).decode()
+    python.write_text(
+        f"#!/bin/sh\n{first}\n"
+        f"if [ \"$1\" = -c ]; then echo asked >> {folder}/asked; echo noise; echo '{answer}'; exit; fi\n"
+        'echo "ran $2 with $HPCSCHED_CONTRACT in $VIRTUAL_ENV"\n'
+    )
+    python.chmod(0o755)
+    (folder / "bin" / "python").unlink(missing_ok=True)
+    (folder / "bin" / "python").symlink_to("python3")
+    (folder / "pyvenv.cfg").touch()
+    return python
+
+
+def asked(folder: Path) -> int:
+    path = folder / "asked"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def venv(folder: Path) -> PythonEnvironment:
+    return PythonEnvironment(kind="venv", name=str(folder))
+
+
+def environ(*folders: Path) -> dict[str, str]:
+    return {"PATH": os.pathsep.join([*(str(folder / "bin") for folder in folders), "/usr/bin:/bin"])}
+
+
+def test_one_is_asked_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
+    python, site = interpreter(tmp_path, watched=[str(tmp_path / "site")]), tmp_path / "site"
+    site.mkdir()
+    found = Interpreters(environ())
+    for _ in range(3):
+        assert found.trainers(venv(tmp_path)).python == str(python)
+    assert asked(tmp_path) == 1
+    (site / "new-1.0.dist-info").mkdir()  # pip install
+    os.utime(site, (1, 1))
+    found.trainers(venv(tmp_path))
+    assert asked(tmp_path) == 2
+
+
+def test_what_is_put_right_is_seen_by_the_next_launch(tmp_path: Path) -> None:
+    interpreter(tmp_path, worker=None)
+    found = Interpreters(environ())
+    with pytest.raises(BadEnvironment, match="no hpcsched-worker"):
+        found.trainers(venv(tmp_path))
+    interpreter(tmp_path)
+    os.utime(tmp_path / "bin" / "python3", (1, 1))
+    assert found.trainers(venv(tmp_path)).named
+
+
+def test_the_first_in_path_runs_trainers_if_it_can_and_else_our_own(tmp_path: Path) -> None:
+    good, bare, torchless = (tmp_path / name for name in ("good", "bare", "torchless"))
+    interpreter(good)
+    interpreter(bare, worker=None, torch=None)
+    interpreter(torchless, torch=None)
+    assert Interpreters(environ(good, bare)).trainers(None).python == str(good / "bin" / "python3")
+    for first in (bare, torchless):
+        if own_versions().torch:
+            assert Interpreters(environ(first, good)).trainers(None).python == sys.executable
+    own = Path(sys.executable).parents[1]
+    assert Interpreters(environ(own, good)).ready(None), "our own is asked nothing"
+    if own_versions().torch:
+        assert Interpreters(environ(own, good)).trainers(None).python == sys.executable
+
+
+def test_one_in_path_that_can_but_does_not_fit_is_told_and_not_passed_over(tmp_path: Path) -> None:
+    interpreter(tmp_path, contract="99.0")
+    with pytest.raises(BadEnvironment, match=r"hpcsched-worker 0\.2, but version 99\.0"):
+        Interpreters(environ(tmp_path)).trainers(None)
+
+
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        ("exit 3", r"it cannot say what it has \(exit code 3: no word\)"),
+        ("echo '{\"executable\": 7}'; exit", "it cannot say what it has"),
+        ("echo nonsense >&2; exit 1", r"exit code 1: nonsense"),
+        ("exec sleep 60", "it has not said within 0.5 s what it has"),
+    ],
+)
+def test_one_that_says_nothing_of_use_is_named_in_one_line(tmp_path: Path, first: str, says: str) -> None:
+    said = ask(str(interpreter(tmp_path, first=first)), environ(), within_s=0.5 if "sleep" in first else 60)
+    assert isinstance(said, str) and said.isprintable()
+    assert re.search(says, said)
+
+
+def test_this_interpreter_says_what_it_has() -> None:
+    said = ask(sys.executable, dict(os.environ))
+    assert isinstance(said, Has)
+    assert said.worker and said.contract == str(VERSION)
+    assert said.torch == own_versions().torch and said.watched
+
+
+def test_a_launch_is_not_ready_before_the_answer_and_waits_for_nobody(tmp_path: Path) -> None:
+    interpreter(tmp_path / "env", first=f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done")
+    launcher = LocalLauncher(environ=environ())
+    wanted = replace(plan(tmp_path, []), module="hpcsched.worker", environment=venv(tmp_path / "env"))
+    assert not launcher.ready_for(wanted) and not launcher.ready_for(wanted)
+    assert launcher.ready_for(plan(tmp_path, ["true"])), "a command asks for nothing"
+    (tmp_path / "go").touch()
+    until = time.monotonic() + PATIENCE_S
+    while not launcher.ready_for(wanted):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert asked(tmp_path / "env") == 1
+    workers = launcher.launch(wanted)
+    assert reaped(workers) == 0
+    workers.close()
+    launcher.close()
+    said = (tmp_path / "logs" / "out").read_text()
+    assert said == f"ran hpcsched.worker with  in {tmp_path}/env\n"
+
+
+def test_a_command_finds_the_programs_of_its_environment_first(tmp_path: Path) -> None:
+    interpreter(tmp_path / "env")
+    launcher = LocalLauncher(environ=environ())
+    wanted = replace(plan(tmp_path, ["python", "-m", "mine"]), environment=venv(tmp_path / "env"))
+    workers = launcher.launch(wanted)
+    assert reaped(workers) == 0
+    workers.close()
+    launcher.close()
+    assert (tmp_path / "logs" / "out").read_text() == f"ran mine with  in {tmp_path}/env\n"
+    assert asked(tmp_path / "env") == 0
+
+
+def test_what_does_not_do_is_no_transient_error_and_stands_in_the_output(tmp_path: Path) -> None:
+    interpreter(tmp_path / "env", worker=None)
+    launcher = LocalLauncher(environ=environ())
+    wanted = replace(plan(tmp_path, []), module="hpcsched.worker", environment=venv(tmp_path / "env"))
+    with pytest.raises(BadEnvironment) as refused:
+        launcher.launch(wanted)
+    launcher.close()
+    assert not refused.value.transient
+    assert (tmp_path / "logs" / "out").read_text() == f"hpcsched: {refused.value}\n"
+
+
+@pytest.mark.parametrize("contract", [f"{VERSION.major + 1}.0", "nonsense"])
+def test_a_worker_that_does_not_fit_its_agent_says_so_and_ends_with_its_code(contract: str) -> None:
+    told = {"HPCSCHED_JOB_ID": "1", "HPCSCHED_CONTRACT": contract}
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcsched.worker"],
+        env={**os.environ, **told},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == WRONG_CONTRACT
+    (line,) = done.stderr.splitlines()
+    assert "does not fit the scheduler" in line and "pip install" in line
