@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import chain
 from pathlib import Path
+from selectors import EVENT_READ, BaseSelector, SelectorKey
 from typing import TypedDict
 
 from hpcsched.agent import room
@@ -56,13 +56,7 @@ class Effects:
     """Performs the core's actions on this host. Doing one twice does no harm."""
 
     def __init__(
-        self,
-        *,
-        machine: Machine,
-        launcher: Launcher,
-        site: Site,
-        clock: RunClock,
-        selector: selectors.BaseSelector,
+        self, *, machine: Machine, launcher: Launcher, site: Site, clock: RunClock, selector: BaseSelector
     ) -> None:
         self._machine, self._launcher, self._site = machine, launcher, site
         self._clock, self._selector = clock, selector
@@ -160,7 +154,7 @@ class Effects:
         if workers.progress_fd is not None:
             attempt.meter = ProgressMeter(workers.progress_fd, speed=self._clock.speed)
             attempt.watched.add(workers.progress_fd)
-            self._selector.register(workers.progress_fd, selectors.EVENT_READ, ("progress", attempt))
+            self._selector.register(workers.progress_fd, EVENT_READ, ("progress", attempt))
         self._attempts[job.id] = attempt
         self._launched.add(job.id)
         self.outputs[job.id] = plan.output
@@ -170,7 +164,7 @@ class Effects:
     def _watch(self, attempt: Attempt, crew: Workers) -> None:
         for descriptor in crew.pidfds:
             attempt.watched.add(descriptor)
-            self._selector.register(descriptor, selectors.EVENT_READ, ("exit", attempt))
+            self._selector.register(descriptor, EVENT_READ, ("exit", attempt))
 
     def _have_leave(self, attempt: Attempt, action: Suspend | Terminate | Kill) -> None:
         number = _SIGNALS[type(action)]
@@ -234,7 +228,7 @@ class Effects:
 
     # --- events -----------------------------------------------------------------------------
 
-    def on_readable(self, key: selectors.SelectorKey) -> list[ev.Event]:
+    def on_readable(self, key: SelectorKey) -> list[ev.Event]:
         """A descriptor of an attempt has news: a rank ended, or progress was reported."""
         kind, attempt = key.data
         if key.fd not in attempt.watched:
@@ -351,8 +345,8 @@ class Effects:
                 attempt.ready = True
                 self._accusations.trains(self._machine.jobs[attempt.job_id].spec)
                 took_s = time.monotonic() - attempt.began if attempt.teaches else None
-                says = {"in_place": word.in_place, "parallel": word.parallel}
-                yield ev.WorkersReady(at=now, **about, **says, took_s=took_s)
+                in_place, parallel = word.in_place, word.parallel
+                yield ev.WorkersReady(at=now, **about, in_place=in_place, parallel=parallel, took_s=took_s)
             if attempt.meeting and (met := attempt.meeting.news(ready=attempt.ready)) is not None:
                 ranks = attempt.meeting.ranks
                 yield ev.WorkersApart(at=now, **about, processes=ranks, seconds=APART_AFTER_S, met=met)
