@@ -1,0 +1,126 @@
+"""Jobs whose Python is another than the scheduler's, under the real agent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import livebench
+import msgspec
+import pytest
+from livebench import Bench, job
+
+import hpcsched
+from hpcsched.contract.version import VERSION
+from hpcsched.launch.interpreters import Has
+
+OWN = str(Path(sys.executable).parents[1])
+
+TRAINER = """
+import sys, torch
+from torch import nn
+from hpcsched.worker import Parts, Trainer
+
+class Small(Trainer):
+    def build(self, args):
+        print("built by", sys.prefix, flush=True)
+        model = nn.Linear(4, 1)
+        x = torch.ones(16, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return Parts(model=model, optimizer=optimizer, dataset=(x, x[:, :1]), global_batch=8,
+                     loss=lambda model, batch: ((model(batch[0]) - batch[1]) ** 2).squeeze(1))
+"""
+
+BLOCKS = """
+import sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "numpy"):
+            raise ModuleNotFoundError("No module named " + repr(name), name=name)
+
+sys.meta_path.insert(0, Without())
+"""
+
+
+@pytest.fixture
+def torchless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line of a scheduler in an environment without torch and numpy."""
+    venv = tmp_path / "sched"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=60)
+    site = next((venv / "lib").iterdir()) / "site-packages"
+    (site / "blocks.py").write_text(BLOCKS)
+    lines = [sysconfig.get_paths()["purelib"], str(Path(hpcsched.__file__).parents[1]), "import blocks"]
+    (site / "rest.pth").write_text("\n".join(lines) + "\n")
+    script = tmp_path / "hpcsched"
+    script.write_text(f'#!/bin/sh\nexec {venv}/bin/python -m hpcsched "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(livebench, "COMMAND", str(script))
+
+
+def interpreter(folder: Path) -> Path:
+    """A script that says that it has all, until the file `broken` is there; then it has no worker."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    good = Has(
+        executable=str(python),
+        prefix=str(folder),
+        python="3.11.7",
+        worker="0.2",
+        contract=str(VERSION),
+        torch="2.4",
+        watched=[str(folder)],
+    )
+    says = [msgspec.json.encode(has).decode() for has in (good, msgspec.structs.replace(good, worker=None))]
+    python.write_text(f"#!/bin/sh\n[ -e {folder}/broken ] && echo '{says[1]}' || echo '{says[0]}'\n")
+    python.chmod(0o755)
+    return folder
+
+
+def test_a_scheduler_without_torch_runs_trainers_of_an_environment_that_has_it(
+    bench: Bench, torchless: None
+) -> None:
+    pytest.importorskip("torch")
+    bench.env["PATH"] = "/usr/bin:/bin"
+    (bench.folder / "small.py").write_text(TRAINER)
+    jobs = bench.set_of(job("a", trainer="small:Small", steps=5, gpus=1))
+    refused = bench("run", jobs, "--devices", "cpu:1")
+    assert refused.returncode == 2 and not bench.dir.exists()
+    assert "has no torch; trainers need 2.4 or later" in refused.stderr and "job a" in refused.stderr
+    done = bench("run", jobs, "--devices", "cpu:1", "--venv", OWN)
+    assert done.returncode == 0, done.stderr
+    assert f"built by {OWN}" in bench.output()
+
+
+def test_an_environment_that_breaks_under_a_run_fails_the_job_once_and_says_why(bench: Bench) -> None:
+    env = interpreter(bench.folder / "env")
+    jobs = bench.set_of(
+        job("breaks", f"touch {env}/broken"),
+        job("late", trainer="small:Small", steps=5, gpus=1, venv=str(env), after=["breaks"], retries=3),
+    )
+    done = bench("run", jobs, "--devices", "cpu:1")
+    line = f"{env}/bin/python (Python 3.11.7) has no hpcsched-worker"
+    assert done.returncode == 1 and line in done.stderr, done.stderr
+    late = bench.job("late")
+    assert late["state"] == "FAILED" and late["attempt"] == 1
+    assert late["reason"] == "LaunchFailed" and line in late["detail"]
+    assert line in bench("explain", "late").stdout
+    assert line in bench.output(2)
+
+
+def test_what_cannot_run_is_refused_by_submit_and_what_can_is_taken(bench: Bench) -> None:
+    agent = bench.start(bench.set_of(job("stays", "sleep 60")), "--devices", "cpu:2")
+    bench.until(lambda: bench.states().get("stays") == "RUNNING")
+    refused = bench("submit", "--venv", bench.folder / "none", "--", "true")
+    assert refused.returncode == 2 and "none/bin/python: no such file" in refused.stderr
+    assert bench("submit", "--venv", "a", "--conda", "b", "--", "true").returncode == 2
+    taken = bench(
+        "submit", "--python", sys.executable, "--name", "shows", "--", "sh", "-c", "echo $VIRTUAL_ENV"
+    )
+    assert taken.returncode == 0, taken.stderr
+    bench.until(lambda: bench.states().get("shows") == "COMPLETED")
+    assert bench.output(2).strip() == (OWN if (Path(OWN) / "pyvenv.cfg").exists() else "")
+    bench("cancel", "stays")
+    agent.wait()
