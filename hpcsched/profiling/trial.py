@@ -291,7 +291,8 @@ def argv_of(plan: LaunchPlan) -> tuple[str, ...]:
     """A plan's command, in words for people; raises BadEnvironment."""
     if not plan.module:
         return plan.argv
-    return Interpreters(inherited(os.environ)).trainers(plan.environment).python, "-m", plan.module
+    named = Interpreters(inherited(os.environ)).programs(plan.environment)
+    return named.python if named else "python", "-m", plan.module
 
 
 def output_of(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from hpcsched.contract.driver import changed
 from hpcsched.contract.exits import NO_GPU
 from hpcsched.contract.variables import DRIVER_VARIABLES
 from hpcsched.core.events import DeviceLost, WorkersExited
+from hpcsched.core.model import JobSpec, Kind
 
 WHY = "torch 9: no CUDA-capable device is detected"
 
@@ -45,7 +46,7 @@ class Agent:
 
     def __init__(self, root: Path) -> None:
         self._root, self._attempts = root, 0
-        job = SimpleNamespace(spec=SimpleNamespace(env={}), saved_step=0)
+        job = SimpleNamespace(spec=JobSpec(name="a", kind=Kind.COMMAND, model="m"), saved_step=0)
         self.effects = Effects(
             machine=SimpleNamespace(jobs=dict.fromkeys((1, 2, 3), job)),
             launcher=SimpleNamespace(),

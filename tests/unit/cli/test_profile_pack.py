@@ -402,7 +402,7 @@ def test_a_probe_that_says_nothing_is_ended_at_the_deadline(probes: Probes) -> N
 
 def test_a_dry_run_says_what_would_be_launched(probes: Probes, tmp_path: Path) -> None:
     done = call("jobs.toml", "--dry-run", "--pairs", "--counts", "1,2", "--seconds", "4")
-    assert [line.partition(": /")[0] for line in done.stdout.splitlines()] == [
+    assert [line.partition(": python ")[0] for line in done.stdout.splitlines()] == [
         "small on one cpu: alone, then packs of 1, 2, at least 13 s",
         "large on one cpu: alone, then packs of 1, 2, at least 13 s",
         "small and large on one cpu: alone, then packs of 2, at least 14 s",
