@@ -253,7 +253,7 @@ def test_another_number_of_cores_goes_cold(make: Callable[..., Bench]) -> None:
 
 
 def test_other_programs_are_started_from_nothing(steady: Bench) -> None:
-    job = replace(steady.plan(), argv=("sh", "-c", "echo hello; exit 3"))
+    job = replace(steady.plan(), module="", argv=("sh", "-c", "echo hello; exit 3"))
     workers = steady.launcher.launch(job)
     assert (reaped(workers), output(job.folder)) == (3, "hello\n")
     workers.close()
