@@ -50,7 +50,9 @@ class Watched:
             with open("seen." + rank + "." + str(os.getpid()), "a") as file:
                 file.write(json.dumps(batch[2].tolist()) + "\\n")
         if not os.path.exists("go"):
-            time.sleep(self.args.get("pause", 0.0))
+            # On a busy machine a resize takes long: there must be steps left for all of them.
+            crawls = self.seen >= self.args.get("crawl_at", self.seen + 1)
+            time.sleep(0.5 if crawls else self.args.get("pause", 0.0))
         return super().loss(model, batch[:2])
 
 class WatchedExact(Watched, Exact): pass

@@ -40,7 +40,7 @@ def job(tmp_path: Path) -> Iterator[Elastic]:
 
 @pytest.mark.parametrize("one_host", [True, False], ids=["shared memory", "broadcast"])
 def test_ranks_join_and_leave_and_no_sample_is_lost_or_seen_twice(job: Elastic, one_host: bool) -> None:
-    ranks = job.begin(1, pause=0.05)
+    ranks = job.begin(1, pause=0.05, crawl_at=150)
     assert job.word() == {"parallel": True, "in_place": True}
     for old, new in ((1, 3), (3, 2), (2, 4), (4, 1)):
         ranks += job.resize(old, new, one_host=one_host)
@@ -70,7 +70,7 @@ def test_the_result_is_the_same_to_the_last_bit_over_any_resizes(tmp_path: Path,
     job.env["HPCSCHED_STRATEGY"] = strategy
     choice = random.Random(trainer)
     with woken_by():
-        now, ranks = 2, job.begin(2, pause=0.01)
+        now, ranks = 2, job.begin(2, pause=0.01, crawl_at=400)
         job.word()
         for _ in range(10):
             now, before = choice.choice([n for n in (1, 2, 3) if n != now]), now
