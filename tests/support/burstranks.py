@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import random
 import socket
 import traceback
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from forkserver import SERVER
 from torch import nn
 from torch.nn import functional
 
@@ -21,10 +21,6 @@ from hpcsched.planning.burst.plan import Plan, PlannedLayer
 from hpcsched.worker.burst.engine import Engine
 from hpcsched.worker.burst.wires import Wires
 from hpcsched.worker.layers.graph import Layers, trace
-
-# Torch takes seconds to import, so ranks are forked from one process that has done it.
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["torch", "torch._dynamo", "hpcsched.worker.strategies.burst", "burstranks"])
 
 DEADLINE_S = 120.0
 
@@ -36,10 +32,10 @@ class Ranks:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
-        pairs = [_SERVER.Pipe() for _ in range(world_size)]
+        pairs = [SERVER.Pipe() for _ in range(world_size)]
         self._lines = [ours for ours, _ in pairs]
         self._processes = [
-            _SERVER.Process(target=_serve, args=(theirs, rank, world_size, port), daemon=True)
+            SERVER.Process(target=_serve, args=(theirs, rank, world_size, port), daemon=True)
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process in self._processes:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rankjobs import _SERVER, free_port, same
+from forkserver import SERVER
+from rankjobs import free_port, same
 
 torch = pytest.importorskip("torch")
 
@@ -107,7 +108,7 @@ class Party:
             "OMP_NUM_THREADS": "1",
             **(env or {}),
         }
-        process = _SERVER.Process(target=_be_rank, args=(str(self.folder), f"output{job}", environ))
+        process = SERVER.Process(target=_be_rank, args=(str(self.folder), f"output{job}", environ))
         process.start()
         self.started.append(process)
         return process

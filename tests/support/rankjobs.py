@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -17,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forkserver import SERVER
 
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.torch
 
-# Torch takes seconds to import, so most ranks are forked from one process that has done it.
-_SERVER = multiprocessing.get_context("forkserver")
 
 _DEADLINE_S = 300.0
 
@@ -172,7 +170,7 @@ class Job:
 
     def fork(self, env: dict[str, str]) -> BaseProcess:
         """Start one rank."""
-        process = _SERVER.Process(target=_be_rank, args=(str(self.folder), env))
+        process = SERVER.Process(target=_be_rank, args=(str(self.folder), env))
         process.start()
         return process
 

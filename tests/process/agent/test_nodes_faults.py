@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -24,6 +23,7 @@ from places import ROOT
 from hpcsched.agent import guard
 from hpcsched.batch.base import Host
 from hpcsched.batch.local import Local
+from hpcsched.contract.orders import Resize, encode
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
 from hpcsched.launch import conversation, host, remote, wire
@@ -381,14 +381,15 @@ def test_orders_on_their_way_when_a_connection_breaks(
         workers = hosts.launch(plan(hosts, tmp_path, "echo >up; exec cat <&$HPCSCHED_CONTROL_FD >>orders"))
         pump_until(hosts, (tmp_path / "up").exists)
         wires[0].cut()
-        orders = [{"forget": {"attempt": number, "much": "." * 10_000}} for number in range(4)]
+        keep = tuple(range(2500))  # more than 10 KB each
+        orders = [Resize(attempt=n, world_size=2500, keep=keep, one_host=True) for n in range(4)]
         for order in orders[:3]:
             workers.tell(order)
         pump_until(hosts, lambda: wires[0].swallowed > 30_000)
         wires[0].mend()
         workers.tell(orders[3])
         pump_until(hosts, lambda: (tmp_path / "orders").read_text().count("\n") >= 4)
-        assert [json.loads(line) for line in (tmp_path / "orders").read_text().splitlines()] == orders
+        assert (tmp_path / "orders").read_bytes() == b"".join(encode(order) for order in orders)
         workers.signal(signal.SIGKILL)
         assert code_of(hosts, workers) == 128 + signal.SIGKILL
         workers.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forkserver import SERVER
 from places import ROOT
 
 torch = pytest.importorskip("torch")
@@ -29,8 +29,6 @@ from hpcsched.worker.checkpoint import CheckpointStore, load_checkpoint  # noqa:
 from hpcsched.worker.contract import JobEnv  # noqa: E402
 from hpcsched.worker.keeper import _save  # noqa: E402
 
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["torch", "hpcsched.worker.arena"])
 _DEADLINE_S = 300.0
 
 
@@ -89,7 +87,7 @@ class Job:
 
     def start(self, **options: Any) -> BaseProcess:
         arguments = (os.getpid(), self.descriptor, str(self.folder), self.environment)
-        keeper = _SERVER.Process(target=_be_keeper, args=arguments, kwargs=options)
+        keeper = SERVER.Process(target=_be_keeper, args=arguments, kwargs=options)
         keeper.start()
         return keeper
 

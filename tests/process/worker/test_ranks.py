@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 from places import ROOT
-from rankjobs import _DEADLINE_S, _SERVER, Job, woken_by
+from rankjobs import _DEADLINE_S, Job, woken_by
 
 pytestmark = pytest.mark.torch
-
-_SERVER.set_forkserver_preload(["torch", "torch._dynamo", "hpcsched.worker.strategies.ddp", "torch.testing"])
 
 
 @pytest.mark.parametrize(

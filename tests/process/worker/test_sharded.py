@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import resource
 import shutil
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from budget import slow
+from forkserver import SERVER
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -30,8 +30,6 @@ from hpcsched.worker import load_checkpoint  # noqa: E402
 from hpcsched.worker.checkpoint import CheckpointStore  # noqa: E402
 from hpcsched.worker.sharded import ShardedStore, is_sharded, sum_gradients  # noqa: E402
 
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["torch", "hpcsched.worker.sharded"])
 _DEADLINE_S = 300.0
 BATCH = 12
 KINDS = {
@@ -121,7 +119,7 @@ def spread(world: int, work: Callable[..., Any], *arguments: Any) -> None:
         port = listener.getsockname()[1]
     ranks = []
     for rank in range(world):
-        ranks.append(_SERVER.Process(target=_be_rank, args=(rank, world, port, work, arguments)))
+        ranks.append(SERVER.Process(target=_be_rank, args=(rank, world, port, work, arguments)))
     for process in ranks:
         process.start()
     for process in ranks:

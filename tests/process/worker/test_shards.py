@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import random
 from datetime import timedelta
 from multiprocessing.connection import wait as wait_for
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forkserver import SERVER
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -25,9 +25,6 @@ from torch.utils.data import DataLoader  # noqa: E402
 from hpcsched.worker.sampler import Sampler  # noqa: E402
 from hpcsched.worker.shards import Seeded, VirtualShards, deterministic, pin_threads  # noqa: E402
 
-# Torch takes seconds to import, so ranks are forked from one process that has done it.
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["torch", "torch._dynamo", "hpcsched.worker.strategies.ddp", "torch.testing"])
 _DEADLINE_S = 120.0
 STEPS = 14
 
@@ -132,7 +129,7 @@ def train(folder: Path, kind: str, plan: Plan, *, count: int, batch: int) -> lis
 
 
 def run_all(target: Any, calls: list[tuple[Any, ...]]) -> None:
-    processes = [_SERVER.Process(target=target, args=args) for args in calls]
+    processes = [SERVER.Process(target=target, args=args) for args in calls]
     for process in processes:
         process.start()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from rankjobs import Job, same, woken_by  # noqa: E402
-
-_PRELOADED = ["torch", "torch._dynamo", "hpcsched.worker.strategies.burst", "torch.testing"]
-multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
 
 NOISY, EXACT, EXACT_NORMED = ["0", "4", "6"], ["0", "2"], ["0", "3"]
 """The layers of the trainers, each called after what it begins with."""

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rankjobs import _SERVER, free_port, same
+from forkserver import SERVER
+from rankjobs import free_port, same
 
 from hpcsched.launch.orphans import find_orphans
 from hpcsched.launch.proc import stat
@@ -64,7 +65,7 @@ class Digits(Trainer):
         self.seen += 1
         args = self.args
         if "hold_until" in args and self.seen >= 5 and not os.path.exists(args["hold_until"]):
-            time.sleep(0.02)  # slowly, so that others can come in
+            time.sleep(0.2)  # slowly, so that others can come in
         time.sleep(args.get("slow", 0))
         if self.seen == 3 and "say" in args:
             print(args["say"])
@@ -118,7 +119,7 @@ class Packs:
     def start(self, job: int, **options: Any) -> BaseProcess:
         """The job's own process, which has torch at hand."""
         environ = self.environ(job, **options)
-        process = _SERVER.Process(target=_be_job, args=(str(self.folder), f"output{job}", environ))
+        process = SERVER.Process(target=_be_job, args=(str(self.folder), f"output{job}", environ))
         process.start()
         self.started.append(process)
         return process
