@@ -381,8 +381,8 @@ def test_orders_on_their_way_when_a_connection_breaks(
         workers = hosts.launch(plan(hosts, tmp_path, "echo >up; exec cat <&$HPCSCHED_CONTROL_FD >>orders"))
         pump_until(hosts, (tmp_path / "up").exists)
         wires[0].cut()
-        keep = tuple(range(2500))  # more than 10 KB each
-        orders = [Resize(attempt=n, world_size=2500, keep=keep, one_host=True) for n in range(4)]
+        keep = tuple(range(1900))  # 10 KB each
+        orders = [Resize(attempt=n, world_size=1900, keep=keep, one_host=True) for n in range(4)]
         for order in orders[:3]:
             workers.tell(order)
         pump_until(hosts, lambda: wires[0].swallowed > 30_000)
