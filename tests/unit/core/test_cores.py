@@ -44,6 +44,12 @@ def test_a_job_starts_with_one_server_two_workers_and_a_part_of_its_budget() -> 
     assert {seat.host for seat in launch.seats} == {"n1"}
 
 
+def test_a_profile_of_its_model_on_gpus_says_nothing_of_a_job_on_cores() -> None:
+    driver = run(a_core_job("a", 8), profiles=[a_profile("a", [1.0, 1.9])])
+    assert driver.machine.loaded(driver.job("a")) is not None
+    assert driver.machine.profile(driver.job("a")) is None
+
+
 def test_three_jobs_of_the_whole_host_start_at_once_on_cores_of_their_own() -> None:
     driver = run(*(a_core_job(name, 8) for name in "abc"))
     assert driver.states() == ["STARTING"] * 3

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsched.core.learning import Seen, _solve, as_seen, contradicts, corrected, estimated
+from hpcsched.core.learning import Seen, _solve, as_seen, contradicts, corrected, differs, estimated
 from hpcsched.core.profile import Profile
 
 LINE = Profile(model="m", device="d", throughput={g: 10.0 * g for g in range(1, 9)})
@@ -34,6 +34,17 @@ def test_a_noisy_throughput_contradicts_later_than_a_steady_one():
     spread = Profile(model="m", device="d", throughput={1: 10.0}, spread={1: 0.08})
     assert not contradicts(spread, 1, seen(11.0))
     assert contradicts(spread, 1, seen(12.0))
+
+
+def test_what_comes_later_differs_by_more_than_either_is_uncertain():
+    found = seen(11.0)
+    found.told = (10.0, 0.0)
+    assert differs(found)
+    found.told = (10.0, 0.15)  # what was believed was uncertain
+    assert not differs(found)
+    found = seen(11.0, spread=0.3)  # what is seen now is
+    found.told = (10.0, 0.0)
+    assert not differs(found)
 
 
 def test_what_was_seen_twice_as_often_pulls_more():

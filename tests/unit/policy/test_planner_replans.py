@@ -60,6 +60,20 @@ def test_arrivals_failures_losses_and_cancellations_are_news():
     assert driver.plans == 4
 
 
+def test_of_a_queue_longer_than_a_plan_the_end_waits_until_half_of_the_plan_has_started(monkeypatch):
+    monkeypatch.setattr("hpcsched.policy.planner.WINDOW", 20)
+    driver = planned(*(a_job(f"j{i}", "line", 100) for i in range(45)), gpus=1)
+    plans = []
+    for _ in range(15):
+        (job,) = driver.machine.active.values()
+        driver.runs(job.spec.name)
+        driver.now += 10.0
+        driver.exits(job.spec.name, 0)
+        plans.append(driver.plans)
+    assert plans.index(plans[0] + 1) == 10  # 11 of the 20 planned have ended: fewer than half wait
+    assert plans[-1] == plans[0] + 1
+
+
 def test_learning_is_news():
     driver = planned(a_job("a", "line", 90_000), a_job("b", "line", 90_000))
     driver.runs("a", "b") if len(driver.machine.active) == 2 else driver.runs("a")

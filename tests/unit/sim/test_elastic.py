@@ -334,6 +334,15 @@ def test_the_planner_goes_by_what_a_job_proposes() -> None:
     assert driver.counts() == {"x": 6}
 
 
+def test_only_another_best_count_is_news_for_a_plan() -> None:
+    driver = alone()
+    before = driver.machine.news
+    proposes(driver, "x", {1: 1.0, 2: 1.8, 3: 1.8})  # two GPUs are best, as its profile says
+    assert driver.machine.news == before
+    proposes(driver, "x", STEEP)
+    assert driver.machine.news == before + 1
+
+
 def test_proposals_are_facts_a_replay_knows_them() -> None:
     driver = alone()
     proposes(driver, "x", STEEP)

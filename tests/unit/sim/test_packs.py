@@ -286,6 +286,7 @@ def test_nobody_parts_for_what_is_not_worth_its_cost_or_while_another_waits():
 
 def test_one_whose_work_is_not_known_parts_when_it_has_trained_long_enough_to_be_worth_it():
     driver = Driver(gpus=2, profiles=[])
+    driver.now = 1000.0
     epochs = {"kind": Kind.TRAINER, "trainer": "m:T", "steps": None, "strategy": {"mode": "loop"}}
     driver.submit(*(packed(name, **epochs) for name in "abc"))
     for name in "abc":
@@ -297,6 +298,8 @@ def test_one_whose_work_is_not_known_parts_when_it_has_trained_long_enough_to_be
     assert c.state is JobState.RUNNING
     wait(driver, 1.0)
     assert c.state is JobState.SUSPENDING
+    (parted,) = (note.reason for note in c.story if note.reason.why is Why.PARTED)
+    assert parted.facts["sooner"] == pytest.approx(cost_s)  # half of what it has trained so far
     driver.exits("c", 75, 20, 20)
     assert (c.state, c.gpus) == (JobState.STARTING, (1,))
 

@@ -127,6 +127,7 @@ def test_a_promotion_pays_by_the_steps_until_the_allocation_ends():
 
     # 2 -> 6 GPUs, 2 -> 6 steps/s; 13 s of switching: (left - 13) * 6 > left * 2 from left = 19.5 s on.
     assert at(400 - 60 - 5 - 25)
+    assert not at(400 - 60 - 5 - 19.5)  # just as far: not worth a restart
     assert not at(400 - 60 - 5 - 18)
 
 
@@ -138,6 +139,8 @@ def test_who_does_not_save_in_time_is_ended_before_the_batch_system_does_it():
     assert due(driver, HURRY) == 500 - 40
     driver.now = due(driver, HURRY)
     assert [type(action) for action in driver.tell(ev.TimerFired, key=HURRY)] == [Terminate]
+    told = [note.reason for note in driver.job("a").story if note.reason.why is Why.TIME_IS_UP]
+    assert told[-1].facts == {"left": 40.0, "how": "SIGTERM"}
     driver.now = due(driver, ("term", 1, 1))
     assert driver.now == 500 - 20
     assert [type(action) for action in driver.tell(ev.TimerFired, key=("term", 1, 1))] == [Kill]
