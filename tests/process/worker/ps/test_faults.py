@@ -75,7 +75,7 @@ def test_an_error_of_the_users_own_is_not_a_lost_rank(tmp_path: Path) -> None:
 def test_a_joining_rank_that_dies_costs_the_others_nothing(tmp_path: Path) -> None:
     plain = plain_one(tmp_path / "plain", steps=80)
     job = PsJob(tmp_path / "ps", steps=80)
-    ranks = job.begin_as((2, 1), pause=0.02)
+    ranks = job.begin_as((2, 1), pause=0.2)
     job.word()
     serves = job.serves
     (joining,) = job.become((2, 2))
