@@ -141,13 +141,6 @@ def brought_up(work: Path, **settings: str) -> Iterator[RealSlurm]:
         subprocess.run((sys.executable, str(HERE / "down"), str(folder)), check=False)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process of the runner has the cluster, and all of its tests."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("slurm"))
-
-
 @pytest.fixture(scope="session")
 def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSlurm]:
     with brought_up(tmp_path_factory.mktemp("slurm")) as cluster:

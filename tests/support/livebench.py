@@ -24,8 +24,8 @@ from hpcsched.store.rundir import RunDir
 
 COMMAND = str(Path(sys.executable).with_name("hpcsched"))
 
-PATIENCE_S = 50.0
-"""How long anything may take that is not about time; shorter than the `sleep 60` that must be ended."""
+PATIENCE_S = 150.0
+"""How long anything may take that is not about time; shorter than the `sleep 600` that must be ended."""
 
 FOREVER = 100_000
 """Steps of a job that is not to end by itself."""

@@ -111,7 +111,7 @@ def test_an_environment_that_breaks_under_a_run_fails_the_job_once_and_says_why(
 
 
 def test_what_cannot_run_is_refused_by_submit_and_what_can_is_taken(bench: Bench) -> None:
-    agent = bench.start(bench.set_of(job("stays", "sleep 60")), "--devices", "cpu:2")
+    agent = bench.start(bench.set_of(job("stays", "sleep 600")), "--devices", "cpu:2")
     bench.until(lambda: bench.states().get("stays") == "RUNNING")
     refused = bench("submit", "--venv", bench.folder / "none", "--", "true")
     assert refused.returncode == 2 and "none/bin/python: no such file" in refused.stderr

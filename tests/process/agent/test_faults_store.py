@@ -123,7 +123,7 @@ def test_somebody_elses_run_directory_is_refused(bench: Bench) -> None:
 
 
 def test_a_second_agent_is_refused(bench: Bench) -> None:
-    agent = bench.start(bench.set_of(job("a", "sleep 60", gpus=1)), *CPU)
+    agent = bench.start(bench.set_of(job("a", "sleep 600", gpus=1)), *CPU)
     bench.until(lambda: bench.states().get("a") == "RUNNING")
     for words in (["--resume"], ["set.toml", "--resume"]):
         done = bench("run", *words, *CPU)
@@ -134,7 +134,7 @@ def test_a_second_agent_is_refused(bench: Bench) -> None:
 
 
 def test_what_others_put_into_the_inbox_is_refused(bench: Bench) -> None:
-    agent = bench.start(bench.set_of(job("a", "sleep 60", gpus=1)), *CPU, "--grace", "0.1")
+    agent = bench.start(bench.set_of(job("a", "sleep 600", gpus=1)), *CPU, "--grace", "0.1")
     bench.until(lambda: bench.states().get("a") == "RUNNING")
     new = bench.dir / "inbox" / "new"
 

@@ -74,7 +74,7 @@ def test_a_program_that_dies_at_start_is_tried_again_and_its_last_words_are_show
 def test_when_one_rank_dies_the_others_are_ended(bench: Bench) -> None:
     script = """
         if [ "$RANK" = 1 ]; then while [ ! -e listening ]; do sleep 0.01; done; exit 5; fi
-        trap "echo told; exit 1" TERM; : >listening; sleep 60 & wait
+        trap "echo told; exit 1" TERM; : >listening; sleep 600 & wait
     """
     ranks = {"gpus": 2, "processes": "per-gpu"}
     bench.set_of(job("a", command=["sh", "-c", script], retries=0, **ranks))

@@ -143,7 +143,7 @@ def test_too_few_devices_are_said_and_nothing_is_lost(bench: Bench) -> None:
 
 
 def test_policy_options_that_do_not_fit_the_run_are_refused_before_they_are_on_record(bench: Bench) -> None:
-    script = "[ $HPCSCHED_ATTEMPT = 2 ] || sleep 60"
+    script = "[ $HPCSCHED_ATTEMPT = 2 ] || sleep 600"
     agent = bench.start(bench.set_of(job("a", script, gpus=1)), *CPU, "--policy", "exclusive")
     bench.until(lambda: bench.states().get("a") == "RUNNING")
     agent.kill()

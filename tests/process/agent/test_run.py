@@ -87,7 +87,7 @@ def test_a_program_that_never_says_it_is_ready_runs_rigidly(bench: Bench) -> Non
 
 
 def test_a_rigid_job_is_ended_and_put_back_on_drain(bench: Bench) -> None:
-    script = "if [ $HPCSCHED_ATTEMPT = 1 ]; then trap 'echo STOPPED' TSTP; sleep 60; fi; echo again"
+    script = "if [ $HPCSCHED_ATTEMPT = 1 ]; then trap 'echo STOPPED' TSTP; sleep 600; fi; echo again"
     words = ["--devices", "cpu:1", "--grace", "0.3"]
     agent = bench.start(bench.set_of(job("a", script, gpus=1)), *words)
     bench.until(lambda: bench.states().get("a") == "RUNNING")
@@ -127,7 +127,7 @@ def test_the_snapshot_is_whole_at_any_time_and_grows(bench: Bench) -> None:
 
 
 def test_an_idle_agent_is_not_taken_for_dead(bench: Bench) -> None:
-    agent = bench.start(bench.set_of(job("a", "sleep 60", gpus=1)), "--devices", "cpu:1")
+    agent = bench.start(bench.set_of(job("a", "sleep 600", gpus=1)), "--devices", "cpu:1")
     bench.until(lambda: bench.states().get("a") == "RUNNING")
     seq = bench.status()["run"]["seq"]
     bench.until(lambda: bench.status()["run"]["seq"] > seq + 1, "a sign of life")

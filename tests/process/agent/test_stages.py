@@ -25,12 +25,13 @@ PROFILE = {
 }
 
 
+@pytest.mark.slow  # slowly, as a plan that reality is late for is made anew
 def test_a_stage_plan_goes_live_as_in_the_simulator(bench: Bench) -> None:
     profiles = bench.folder / "profiles.json"
     profiles.write_text(json.dumps({"schema": 1, "profiles": [PROFILE]}))
     jobs = bench.set_of(*(job(f"j{i}", replay=True, model="two", steps=4000, gpus=2) for i in range(3)))
     words = ["--policy", "planner", "--policy-option", "goal=makespan", "--policy-option", "eps=inf"]
-    done = bench("run", jobs, "--devices", "replay:4@15", "--profiles", profiles, "--json", "-q", *words)
+    done = bench("run", jobs, "--devices", "replay:4@5", "--profiles", profiles, "--json", "-q", *words)
     assert done.returncode == 0, done.stderr
 
     wanted = []

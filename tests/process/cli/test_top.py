@@ -108,7 +108,7 @@ def test_on_a_terminal_it_stays_until_told_to_leave(run_here: Path, leave: bytes
         assert process.poll() is None
         os.write(ours, leave)
         _read_until(ours, lambda text: process.poll() is not None)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         os.close(ours)

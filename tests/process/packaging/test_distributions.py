@@ -21,7 +21,6 @@ import hpcsched
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 300
-pytestmark = pytest.mark.xdist_group("distributions")  # which are built once
 NOT_OURS = shutil.ignore_patterns(
     ".*", "__pycache__", "*.egg-info", "build", "dist", "_build", "*-run", "*.log"
 )

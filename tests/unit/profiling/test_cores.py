@@ -66,7 +66,7 @@ def test_its_share_reaches_another_host() -> None:
         _name="n1",
         _inventory=(),
         _send=lambda message: None,
-        _launcher=SimpleNamespace(launch=launch),
+        _launcher=SimpleNamespace(launch=launch, ready_for=lambda plan: True),
     )
     NodeAgent._launch(node, order)
     assert started[0].share == 1.5 and started[0].devices == plan.devices

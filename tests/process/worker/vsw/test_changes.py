@@ -78,14 +78,14 @@ def test_a_local_batch_that_does_not_fit_is_given_up_and_the_step_made_again(
     tmp_path: Path, world: int, tight: str
 ) -> None:
     """All ranks agree to go on with a smaller one; no attempt is lost, and none of the samples."""
-    job = a_job(tmp_path, "Tight", {"local_batch": [2, 16], "global_batch": [32, 32]})
+    job = a_job(tmp_path, "Tight", {"local_batch": [2, 16], "global_batch": [32, 32]}, 300)
     assert job.run(world, batch=32, room=4, tight=tight) == [0] * world, job.output
     assert "no room for 1 local batches of 8 at once: no room" in job.output
     assert json.loads((job.dir / "too-large.json").read_text()) == [[8, 1]]
     assert {course["local_batch"] for course in courses(job)} <= {2, 4}
     state = job.final()
-    assert state["samples"] == 60 * 32
-    same_weights(state, trained(tmp_path / "whole", {"kind": "ddp"}, 1, 60, batch=32))
+    assert state["samples"] == 300 * 32
+    same_weights(state, trained(tmp_path / "whole", {"kind": "ddp"}, 1, 300, batch=32))
 
 
 def test_what_does_not_fit_any_more_is_known_to_the_next_attempt(tmp_path: Path) -> None:
