@@ -123,7 +123,8 @@ def test_an_interrupt_drains(bench: Bench) -> None:
 
 def test_a_second_interrupt_kills(bench: Bench) -> None:
     script = "trap '' TSTP TERM; : > $HPCSCHED_JOB_DIR/ready.1; while :; do sleep 0.05; done"
-    agent = bench.start(bench.set_of(job("a", script, gpus=1, retries=0), job("b", "sleep 600", gpus=1)), *CPU)
+    jobs = bench.set_of(job("a", script, gpus=1, retries=0), job("b", "sleep 600", gpus=1))
+    agent = bench.start(jobs, *CPU)
     bench.ready("a")
     agent.kill(signal.SIGINT)
     bench.until(lambda: bench.states()["a"] == "SUSPENDING")
