@@ -22,10 +22,10 @@ def test_a_worker_knows_what_has_been_changed_since_its_launch(
     shown = {"CUDA_VISIBLE_DEVICES": "3", "HPCSCHED_CUDA_DEVICES": "3"}
     outer = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/site", "NVIDIA_TF32_OVERRIDE": "0"}
     launcher = LocalLauncher(
-        device_env=lambda devices, **_: shown, environ=outer | {DRIVER_VARIABLES: "an outer run's"}
+        device_env=lambda devices: shown, environ=outer | {DRIVER_VARIABLES: "an outer run's"}
     )
     starts: list[Start] = []
-    monkeypatch.setattr(launcher, "_spawn", lambda some, workers: starts.extend(some))
+    monkeypatch.setattr(launcher, "_spawn", lambda some, workers, **_: starts.extend(some))
     plan = LaunchPlan(
         job_id=1,
         attempt=1,
