@@ -18,12 +18,12 @@ PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh jobscripts/demo/demo.sh
 
-# While you work: what needs no process, no torch and no clock. A minute.
+# While you work: what needs no process, no torch and no clock.
 check: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory lint
 	$(PYTEST) -n 2 -m "not slow" --hypothesis-profile=check tests/unit
 
-# Before a change lands: every feature once, a real Slurm among them. Ten minutes.
+# Before a change lands: every feature once, a real Slurm among them.
 test: $(VENV)/.installed-dev
 	$(PYTEST) -n $(AT_ONCE) -m "not slow" tests
 
