@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from budget import examples
 
 import hpcsched
 from hpcsched import trust
@@ -29,7 +30,7 @@ from hpcsched.store.batches import read_batches
 from hpcsched.store.rundir import RunDir, last_word
 from hpcsched.store.status import my_runs, read_page, read_status
 
-INPUTS = 1000
+INPUTS = examples(1000)
 """To each door."""
 
 NASTY = [

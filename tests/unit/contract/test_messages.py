@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from budget import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -188,7 +189,7 @@ def test_what_is_no_message_is_bad_input_in_one_printable_line(door: str) -> Non
     decode, sample = DOORS[door]
     decode(sample)
     rng, told = random.Random(door), set()
-    for _ in range(1000):
+    for _ in range(examples(1000)):
         data = mutated(sample, rng)
         try:
             decode(data)

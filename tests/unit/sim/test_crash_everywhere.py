@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from budget import slow
+from budget import share, slow
 
 from hpcsched.core import events as ev
 from hpcsched.core.model import Ended, JobState, Kind
@@ -129,7 +129,8 @@ def test_a_crash_at_every_record(rehearsal, torn):
     """
     expected = {job.spec.name: job.state for job in rehearsal.machine.jobs.values()}
     again = 0
-    for records in range(rehearsal.records + (not torn)):
+    cuts = range(rehearsal.records + (not torn))
+    for records in (tried := share(cuts)):
         before, end = rehearsal.crash(records, torn=torn)
         assert {job.spec.name: job.state for job in end.jobs.values()} == expected, records
         for job_id, job in before.jobs.items():
@@ -145,7 +146,7 @@ def test_a_crash_at_every_record(rehearsal, torn):
             again += after.repeated
             if after.state is JobState.COMPLETED:
                 assert after.step == job.spec.steps
-    assert again > 0
+    assert again > 0 or len(tried) < len(cuts)
 
 
 def test_a_held_job_is_still_held_after_a_crash(tmp_path):

@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+from budget import share
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,7 +53,7 @@ def test_all_small_cases_of_two_groups(use_all):
         [Option(w, t) for w, t in zip((1, 2, 4), times, strict=True) if t]
         for times in product((0, 1, 2), repeat=3)
     ]
-    for one, other in product(sets, repeat=2):
+    for one, other in share([*product(sets, repeat=2)]):
         for workers in range(1, 9):
             check([one, other], workers, use_all)
 
