@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from budget import slow
 
 from hpcsched.planning.lanes.feedback import Feedback
 from hpcsched.planning.lanes.pacing import Duty, Pacer
@@ -98,6 +99,7 @@ def test_priorities_alone_change_little_as_launches_queue_up_in_front_of_the_dev
     assert ranked.slowdown == pytest.approx(naive.slowdown, rel=0.1)
 
 
+@pytest.mark.slow
 def test_short_kernels_launched_one_by_one_leave_the_device_idle_and_graphs_do_not() -> None:
     inception = (Chunk("many short kernels", kernels(60, 4, 200)),)
     assert alone(inception) > 1.5 * alone(inception, graphs=False)
@@ -123,6 +125,7 @@ def test_no_more_launches_are_outstanding_than_the_pacer_allows() -> None:
     assert outcome.foreground.most_outstanding == 2
 
 
+@pytest.mark.slow
 def test_feedback_keeps_the_background_out_of_what_suffers_and_lets_it_in_elsewhere() -> None:
     without, with_it = collocate(limit=2), collocate(limit=2, feedback=True)
     assert with_it.slowdown < 0.25 * without.slowdown
@@ -153,6 +156,7 @@ def test_with_all_of_it_the_foreground_loses_5_percent_at_most_and_the_backgroun
     assert outcome.throughput >= 0.40
 
 
+@pytest.mark.slow
 def test_what_the_feedback_tells_is_what_the_foreground_really_loses() -> None:
     outcome = collocate(limit=2, feedback=True, batch=4)
     assert outcome.referee is not None and outcome.referee.feedback is not None
@@ -169,7 +173,7 @@ def test_the_background_paced_to_a_quarter_does_about_a_quarter() -> None:
 
 
 @pytest.mark.parametrize("long_us", [10.0, 100.0, 1000.0])
-@pytest.mark.parametrize("own_us", [10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("own_us", [slow(10.0), 100.0, 1000.0])
 def test_only_short_urgent_kernels_suffer_from_long_ones_of_low_priority(
     own_us: float, long_us: float
 ) -> None:
