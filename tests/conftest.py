@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +17,9 @@ settings.register_profile("check", max_examples=10, derandomize=True, **_ANY)
 settings.register_profile("test", max_examples=25, derandomize=True, **_ANY)
 settings.register_profile("all", max_examples=100, **_ANY)
 settings.load_profile("test")
+
+# As in an activated environment: the first `python` in PATH is the one that runs the tests.
+os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
