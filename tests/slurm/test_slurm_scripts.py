@@ -169,7 +169,7 @@ def running(slurm: Any, work: Path, job: str) -> None:
         lambda: log.read_text() if log.exists() else slurm.state(job),
     )
     # Saving is asked of a program only once it has said that it can.
-    until(lambda: list((work / "hpcsched-run" / "jobs" / "1").glob("ready.*")), lambda: "never ready")
+    until(lambda: list((work / "hpcsched-run" / "jobs" / "1").glob("ready.[0-9]")), lambda: "never ready")
 
 
 def warn(slurm: Any, job: str) -> None:

@@ -8,60 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
+from rundirs import a_status
 
-from hpcsched.core.model import JobState
 from hpcsched.store.rundir import RunDir
-from hpcsched.store.status import AgentStatus, GpuStatus, JobStatus, RunStatus, Status
-
-
-def a_status(
-    jobs: int = 5, hosts: int = 1, *, state: str = "RUNNING", stale: bool = False, age_s: float = 0.0
-) -> Status:
-    """Job 2 runs on all GPUs, 1 has completed, the others wait."""
-    now = datetime.now(UTC)
-    run = RunStatus(
-        dir="/scratch/me/hpcsched-run",
-        state=state,
-        stale=stale,
-        seq=1,
-        written_at=(now - timedelta(seconds=age_s)).isoformat(),
-        policy="marble",
-        agent=AgentStatus(host="n1", pid=1),
-        allocation={"kind": "slurm", "id": "123", "deadline": (now + timedelta(hours=2)).isoformat()},
-    )
-    gpus = [
-        GpuStatus(
-            index=h * 4 + g, host=f"node{h}", job=2, lane="foreground", utilisation=0.5, memory_mib=None
-        )
-        for h in range(hosts)
-        for g in range(4)
-    ]
-    states = {1: JobState.COMPLETED, 2: JobState.RUNNING}
-    rows = [
-        JobStatus(
-            id=i,
-            name=f"a-training-with-quite-a-long-name-{i}",
-            state=states.get(i, JobState.PENDING),
-            reason=None if i < 3 else "Resources",
-            role="primary" if i == 2 else None,
-            gpus=[0, 1, 2, 3] if i == 2 else [],
-            hosts=["node0"] if i == 2 else [],
-            step=50 if i == 2 else None,
-            steps=100,
-            elapsed_s=60.0,
-            eta_s=60.0 if i == 2 else None,
-            attempt=1,
-            suspensions=0,
-            exit=None,
-        )
-        for i in range(1, jobs + 1)
-    ]
-    return Status(run=run, gpus=gpus, jobs=list(reversed(rows)))
 
 
 @pytest.fixture
