@@ -108,6 +108,9 @@ def test_a_job_grows_by_what_it_has_measured_and_gives_way_to_the_next_one(place
     assert "shrunk from 2 to 1 GPU, which it had before nothing waited" in told
     machine, _ = place.replayed()
     assert str(machine.jobs[1].state) == "COMPLETED"
+    proposals = [e for e, _ in journal.read(place.rundir.journal) if isinstance(e, ev.ScalingProposed)]
+    assert proposals[0].rates[2] > 1.3 * proposals[0].rates[1]
+    assert proposals[0].batch >= 12
 
 
 def test_status_shows_batch_similarity_and_workers(place: Bench) -> None:
@@ -157,16 +160,6 @@ def _is_rank(pid: int) -> bool:
         return b"HPCSCHED_RANK=0" in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
-
-
-def test_what_was_proposed_is_in_the_journal(place: Bench) -> None:
-    agent = place.start(place.set_of(adaptive()), "--devices", "cpu:2")
-    place.until(lambda: len(place.job("x").get("gpus", [])) == 2, "grown")
-    go(place)
-    assert agent.wait() == 0, agent.said
-    proposals = [e for e, _ in journal.read(place.rundir.journal) if isinstance(e, ev.ScalingProposed)]
-    assert proposals[0].rates[2] > 1.3 * proposals[0].rates[1]
-    assert proposals[0].batch >= 12
 
 
 @pytest.mark.parametrize(

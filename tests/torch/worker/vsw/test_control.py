@@ -274,3 +274,12 @@ def test_pinned_workers_expect_nothing() -> None:
     one = control(48, workers=2)
     one.tables = measured(0.01)
     assert expect(one, Trajectory(100), 100) is None
+
+
+def test_a_trajectory_begins_where_others_ended_and_never_falls_behind_its_own_end() -> None:
+    seen = Trajectory(size=10)
+    seen.begin(20)
+    assert seen.epoch == 2
+    seen.add(10)
+    seen.begin(20)
+    assert seen.epoch == 3
