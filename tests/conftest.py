@@ -21,8 +21,8 @@ settings.load_profile("test")
 # As in an activated environment: the first `python` in PATH is the one that runs the tests.
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 
-# Threads of a training that wait for each other sleep: spinning ones take the cores that the awaited ones need
-# where several tests share these, and steps then take ten times as long.
+# Threads of a training that wait for each other sleep: where several tests share the cores, spinning ones
+# take what the awaited ones need, and steps take ten times as long.
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
