@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -18,6 +19,8 @@ settings.register_profile("test", max_examples=25, derandomize=True, **_ANY)
 settings.register_profile("all", max_examples=100, **_ANY)
 settings.load_profile("test")
 
+BEGAN = time.monotonic()
+
 # As in an activated environment: the first `python` in PATH is the one that runs the tests.
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 
@@ -28,6 +31,13 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", metavar="K/N", help="only the K-th of N parts of the tests, K from 0")
+    parser.addoption("--within", metavar="SECONDS", type=float, help="skip what has not begun by then")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    within_s = item.config.getoption("--within")
+    if within_s is not None and time.monotonic() > BEGAN + within_s:
+        pytest.skip("the time is up")
 
 
 @pytest.hookimpl(trylast=True)

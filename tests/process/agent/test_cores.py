@@ -108,6 +108,7 @@ def test_three_jobs_start_at_once_and_grow_without_a_restart(place: Bench) -> No
     assert first.usage is not None and first.usage.rate > 0
 
 
+@pytest.mark.slow
 def test_a_suspended_job_goes_on_with_what_it_had_found(place: Bench) -> None:
     agent = place.start(place.set_of(on_cores(start=0.5, workers=1)), "--devices", "cpu:2")
     place.ready("x")

@@ -117,6 +117,7 @@ def test_what_is_trained_in_a_pack_is_what_is_trained_alone(bench: Bench) -> Non
             assert torch.equal(value, alone[name]), (i, name)
 
 
+@pytest.mark.slow
 def test_one_that_fails_and_one_whose_agent_is_killed(bench: Bench) -> None:
     (bench.folder / "small.py").write_text(TRAINER)
     (bench.folder / "bad").touch()

@@ -202,6 +202,7 @@ def test_what_else_is_wanted_of_a_job_goes_before_its_resize(place: Bench, comma
         assert samples(place, "grows") == whole_stream()
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_while_a_rank_is_to_join_has_simply_ended(place: Bench) -> None:
     (place.folder / "broken").write_text("hang")
     agent = start(place, slow("short", gpus=1), slow("grows", model="big"))

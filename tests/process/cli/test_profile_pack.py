@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from budget import slow
 
 from hpcsched.store.database import Database
 
@@ -133,7 +134,7 @@ def test_too_many_for_the_memory_end_the_list(here: Path) -> None:
     [
         ("mine:Nobody", "", (), "m: trainer 'mine:Nobody': mine has no Nobody; accepted: "),
         ("mine:Mine", "room = 0", (), "m: mine:Mine: out of memory with one model alone; accepted: "),
-        ("mine:Mine", "", ("--mode", "stacked"), "'stacked' (the models draw random numbers"),
+        slow("mine:Mine", "", ("--mode", "stacked"), "'stacked' (the models draw random numbers"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(
@@ -146,6 +147,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
     assert list((here / "tmp").glob("hpcsched-*")) == []
 
 
+@pytest.mark.slow
 def test_an_error_in_the_trainer_is_told_with_where_its_output_is(here: Path) -> None:
     done = pack(here, JOBS.format(name="m", trainer="mine:Crash", args=""), "--counts", "2")
     assert done.returncode == 2

@@ -126,6 +126,7 @@ def test_a_search_that_is_killed_goes_on_to_the_same_end(bench: Bench, packing: 
     assert again["best"]["metric"] == pytest.approx(whole["best"]["metric"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_search_does_not_go_on_as_another_one(bench: Bench) -> None:
     search(bench, prepare(bench, packing="off"), "run")
     refused = bench("tune", prepare(bench, packing="off", seed=8), "--devices", "cpu:2", "--resume")

@@ -183,6 +183,7 @@ def parent(workers: LocalWorkers) -> int:
     return seen.parent
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_zygote_that_does_not_answer_is_replaced(make: Callable[..., Bench]) -> None:
     bench = make(0)
@@ -198,6 +199,7 @@ def test_a_zygote_that_does_not_answer_is_replaced(make: Callable[..., Bench]) -
     assert bench.zygote != before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_standbys_that_hang_are_passed_over(make: Callable[..., Bench]) -> None:
     bench = make(2)
@@ -227,7 +229,7 @@ def test_a_zygote_that_always_ends_is_given_up(make: Callable[..., Bench]) -> No
 
 
 @pytest.mark.parametrize(
-    "env", [{"OMP_NUM_THREADS": "7"}, {"MALLOC_ARENA_MAX": "3"}, {"HPCSCHED_RUN_ID": "another"}]
+    "env", [{"OMP_NUM_THREADS": "7"}, slow({"MALLOC_ARENA_MAX": "3"}), {"HPCSCHED_RUN_ID": "another"}]
 )
 def test_what_libraries_read_when_loaded_goes_cold(steady: Bench, env: dict[str, str]) -> None:
     job, workers = steady.launch(env=env, wait=0.5)
@@ -238,6 +240,7 @@ def test_what_libraries_read_when_loaded_goes_cold(steady: Bench, env: dict[str,
     workers.close()
 
 
+@pytest.mark.slow
 def test_another_number_of_cores_goes_cold(make: Callable[..., Bench]) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

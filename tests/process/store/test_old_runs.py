@@ -156,6 +156,7 @@ TRAINED += [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize(("version", "run"), TRAINED)
 def test_an_old_checkpoint_is_trained_on(version: str, run: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from budget import slow
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.torch
 from rankjobs import Job, same, wait, woken_by  # noqa: E402
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [slow(1), 2, slow(3)])
 def test_suspended_and_resumed_is_equal_to_the_last_bit(tmp_path: Path, world: int) -> None:
     plain = Job(tmp_path / "plain")
     assert plain.run(world) == [0] * world

@@ -87,7 +87,7 @@ def test_the_result_is_the_same_to_the_last_bit_over_any_resizes(tmp_path: Path,
 # Suspended into shared memory.
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [1, slow(2)])
 def test_a_quick_suspend_touches_no_disk_and_changes_no_bit(tmp_path: Path, job: Elastic, world: int) -> None:
     plain = Elastic(tmp_path / "plain", "WatchedNoisy")
     assert plain.run(world) == [0] * world

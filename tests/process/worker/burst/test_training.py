@@ -67,6 +67,7 @@ PLAN = table(NOISY, [[0, 2], [1], [1, 2]], 3)
 """The loss is known to ranks 1 and 2 only, batch norm is on 0 and 2, and nobody has the whole model."""
 
 
+@pytest.mark.slow
 def test_a_suspended_burst_training_ends_with_the_same_bits(tmp_path: Path) -> None:
     plain = burst(tmp_path / "plain", plan=PLAN)
     assert plain.run(3) == [0, 0, 0], plain.output

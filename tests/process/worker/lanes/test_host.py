@@ -91,6 +91,7 @@ def test_when_the_foreground_ends_its_guest_is_saved_and_goes_on_in_its_own_proc
     assert models_same(party.final(2), party.alone(4, steps=400))
 
 
+@pytest.mark.slow
 def test_a_guest_whose_foreground_is_killed_goes_on_by_itself_from_what_it_had_saved(party: Party) -> None:
     env = {"HPCSCHED_CHECKPOINT_EVERY_S": "0.05"}
     front = party.start(1, "foreground", steps=10**9)

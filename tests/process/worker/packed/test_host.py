@@ -295,6 +295,7 @@ def test_the_next_job_finds_the_process_of_the_last_one_which_goes_when_it_is_to
     assert packs.output(1) == packs.output(2) == ""
 
 
+@pytest.mark.slow
 def test_a_process_that_has_threads_does_not_fork_the_packs(packs: Packs) -> None:
     assert code_of(packs.start(1, env={"TEST_THREADS": "2"})) == 0, packs.output(1) + packs.log
     assert packs.output(1) == ""
@@ -421,6 +422,7 @@ def test_a_process_that_is_stuck_with_nobody_waiting_for_it_ends(packs: Packs) -
     assert "in loss" in packs.log  # where it was stuck
 
 
+@pytest.mark.slow
 def test_a_member_that_blocks_and_whose_own_process_is_killed_does_not_hold_up_the_others(
     packs: Packs,
 ) -> None:
