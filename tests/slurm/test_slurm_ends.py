@@ -98,7 +98,7 @@ def test_why_a_batch_job_ends_is_told_apart(slurm: Any, tmp_path: Path) -> None:
     assert ends.sites["warned"].status()["run"]["state"] == "RUNNING"
     slurm.run("scancel", ends.jobs["warned"], ends.jobs["cancelled"])
     ends.scontrol("requeue", ends.jobs["requeued"])
-    urgent = slurm.sbatch("sleep 60", "--partition=urgent", here, "--cpus-per-task=10")
+    urgent = slurm.sbatch("sleep 600", "--partition=urgent", here, "--cpus-per-task=10")
 
     for name in ("warned", "cancelled"):
         ends.saved(name)
