@@ -191,11 +191,15 @@ class Peers:
         Raises LaunchError when nobody lets it in, within JOIN_TIMEOUT_S or until `given_up` is true.
         """
         with _as_launch_error(env):
-            self._open(_place(env))
-            keys = self._keys_of(env.attempt)
-            keys.add("built", 1)
-            _wait(keys, "come", JOIN_TIMEOUT_S, given_up)
-            self._meet_anew(keys)
+            _hearing_signals(lambda: self._wait_to_be_let_in(env), given_up)
+            self._meet_anew(self._keys_of(env.attempt))
+
+    def _wait_to_be_let_in(self, env: JobEnv) -> None:
+        """Raises RuntimeError, OSError."""
+        self._open(_place(env))
+        keys = self._keys_of(env.attempt)
+        keys.add("built", 1)
+        keys.wait(["come"], timedelta(seconds=JOIN_TIMEOUT_S))
 
     def regroup(self, order: Resize) -> bool:
         """Become the group of `order`, together with the ranks let in; False: this rank is to leave.
@@ -337,22 +341,28 @@ def _place(env: JobEnv) -> tuple[str, int]:
     return env.master_addr, env.master_port
 
 
-def _wait(keys: Any, key: str, timeout_s: float, given_up: Callable[[], object]) -> None:
-    """Wait for a key of the store, hearing signals meanwhile; RuntimeError after `timeout_s`, or given up."""
-    come = threading.Event()
+def _hearing_signals(wait: Callable[[], object], given_up: Callable[[], object]) -> None:
+    """Wait in a thread until `wait` returns; raises what it raises, RuntimeError when given up.
 
-    def wait() -> None:
-        with contextlib.suppress(RuntimeError):
-            keys.wait([key], timedelta(seconds=timeout_s))
-            come.set()
+    Python's signal handlers do not run inside a wait for the store, or for its host to listen, and many short
+    waits would each write a warning.
+    """
+    failed: list[BaseException] = []
 
-    # In a thread, as Python's signal handlers do not run inside a wait for the store, and many short waits
-    # would each write a warning.
-    waiting = threading.Thread(target=wait, name="waits to be let in", daemon=True)
+    def waits() -> None:
+        try:
+            wait()
+        except BaseException as error:
+            failed.append(error)
+
+    waiting = threading.Thread(target=waits, name="waits to be let in", daemon=True)
     waiting.start()
-    while not come.wait(_SIGNAL_CHECK_S):
-        if given_up() or not waiting.is_alive():
+    while waiting.is_alive():
+        waiting.join(_SIGNAL_CHECK_S)
+        if waiting.is_alive() and given_up():
             raise RuntimeError("nobody lets this rank in")
+    if failed:
+        raise failed[0]
 
 
 def _patience_can_change() -> bool:

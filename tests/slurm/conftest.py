@@ -73,6 +73,8 @@ class RealSlurm:
             if time.monotonic() > deadline:
                 shown = [self.run("scontrol", "-o", "show", "job", job, check=False) for job in self.jobs]
                 logs = [self.log(job) for job in self.jobs]
+                for log in sorted(self.folder.glob("slurmd-*.log")):
+                    logs += [f"{log.name}:", *log.read_text(errors="replace").splitlines()[-20:]]
                 pytest.fail("\n".join((f"no {file.name} after {timeout_s:g} s", *logs, *shown)))
             time.sleep(0.05)
         return file.read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -251,7 +250,8 @@ def test_warm_processes_go_with_their_node_agent(tmp_path: Path, monkeypatch: py
                 LaunchPlan(
                     job_id=1,
                     attempt=1,
-                    argv=(sys.executable, "-m", "hpcsched.worker"),  # fails, having been told of no job
+                    argv=(),
+                    module="hpcsched.worker",  # fails, having been told of no job
                     cwd=folder,
                     folder=folder,
                     output=folder / "out",
