@@ -24,6 +24,10 @@ BEGAN = time.monotonic()
 # As in an activated environment: the first `python` in PATH is the one that runs the tests.
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 
+# The tests start some thousand processes: none of them compiles hpcsched anew, whatever is set here.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Threads of a training that wait for each other sleep: where several tests share the cores, spinning ones
 # take what the awaited ones need, and steps take ten times as long.
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
