@@ -9,6 +9,7 @@ SERVER.set_forkserver_preload(
     [
         "torch",
         "torch._dynamo",
+        "torch.distributed.fsdp",
         "torch.testing",
         "hpcsched.worker.arena",
         "hpcsched.worker.sharded",

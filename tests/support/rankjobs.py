@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -119,6 +120,8 @@ class Job:
     steps: int = 12
     env: dict[str, str] = field(default_factory=dict)
     attempt: int = 0
+    program: str = ""
+    """A script of the user's own in the folder, instead of a trainer."""
 
     def __post_init__(self) -> None:
         self.dir.mkdir(parents=True, exist_ok=True)
@@ -170,7 +173,7 @@ class Job:
 
     def fork(self, env: dict[str, str]) -> BaseProcess:
         """Start one rank."""
-        process = SERVER.Process(target=_be_rank, args=(str(self.folder), env))
+        process = SERVER.Process(target=_be_rank, args=(str(self.folder), env, self.program))
         process.start()
         return process
 
@@ -223,7 +226,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _be_rank(folder: str, env: dict[str, str]) -> None:
+def _be_rank(folder: str, env: dict[str, str], program: str) -> None:
     os.chdir(folder)
     output = os.open("output", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(output, 1)
@@ -233,6 +236,9 @@ def _be_rank(folder: str, env: dict[str, str]) -> None:
             env[f"HPCSCHED_{name}_FD"] = str(os.open(path, os.O_RDWR | os.O_NONBLOCK))
     os.environ.update(env)
     torch.set_num_threads(1)
+    if program:
+        runpy.run_path(program, run_name="__main__")
+        return
     from hpcsched.worker.__main__ import main
 
     sys.exit(main())

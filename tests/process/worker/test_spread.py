@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from places import ROOT
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from rankjobs import Job, free_port, woken_by  # noqa: E402
+from rankjobs import Job, wait, woken_by  # noqa: E402
 
 LOOP = """
 import os, time
@@ -49,42 +45,21 @@ session.finish()
 """
 
 
-@dataclass
-class Loop(Job):
-    """The ranks of a loop of the user's own, each a process of its own."""
-
-    spread: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        (self.folder / "loop.py").write_text(LOOP)
-        self.env |= {"SPREAD": "1" if self.spread else "", "PYTHONPATH": str(ROOT)}
-
-    def spawn_all(self, world: int) -> list[subprocess.Popen[bytes]]:
-        self.attempt += 1
-        port = free_port()
-        with (self.folder / "output").open("ab") as output:
-            return [
-                subprocess.Popen(
-                    [sys.executable, "loop.py"],
-                    cwd=self.folder,
-                    env={**os.environ, **self.environment(rank, world, port, {})},
-                    stdout=output,
-                    stderr=output,
-                )
-                for rank in range(world)
-            ]
+def loop(folder: Path, *, spread: bool, **env: str) -> Job:
+    job = Job(folder, steps=30, program="loop.py", env={"SPREAD": "1" if spread else "", **env})
+    (folder / "loop.py").write_text(LOOP)
+    return job
 
 
 def test_a_model_spread_over_ranks_goes_on_over_any_number_of_them(tmp_path: Path) -> None:
-    plain = Loop(tmp_path / "plain", steps=30, spread=False)
+    plain = loop(tmp_path / "plain", spread=False)
     (plain.folder / "go").touch()
-    assert [rank.wait(120) for rank in plain.spawn_all(1)] == [0], plain.output
+    assert plain.run() == [0], plain.output
 
-    job = Loop(tmp_path / "spread", steps=30, env={"HPCSCHED_CHECKPOINT_EVERY_S": "0.2"})
+    job = loop(tmp_path / "spread", spread=True, HPCSCHED_CHECKPOINT_EVERY_S="0.2")
     with woken_by():
         for world in (2, 1):
-            ranks = job.spawn_all(world)
+            ranks = job.start(world)
             ready = job.dir / f"ready.{job.attempt}"
             deadline = time.monotonic() + 120
             while not ready.exists() and time.monotonic() < deadline:
@@ -96,12 +71,11 @@ def test_a_model_spread_over_ranks_goes_on_over_any_number_of_them(tmp_path: Pat
             ):
                 time.sleep(0.02)
             for rank in ranks:
-                rank.send_signal(signal.SIGTSTP)
-            assert [rank.wait(120) for rank in ranks] == [75] * world, job.output
+                os.kill(rank.pid or 0, signal.SIGTSTP)
+            assert wait(ranks) == [75] * world, job.output
             assert 0 < job.state["step"] < 30
         (job.folder / "go").touch()
-        ranks = job.spawn_all(3)
-        assert [rank.wait(120) for rank in ranks] == [0] * 3, job.output
+        assert job.run(3) == [0] * 3, job.output
     assert (job.state["step"], job.state["samples"]) == (30, 210)
     ours, theirs = job.final(), plain.final()
     assert ours["model"].keys() == theirs["model"].keys()
