@@ -26,7 +26,8 @@ def test_random_models_learn_the_same_by_random_plans(
     """Twenty steps; half of the trainings change their plan after ten. 204 cases in all."""
     group = Ranks(ranks)
     try:
-        found = group.ask(cases, list(models), plans, dtype, adam)[0]
+        # Model by model: all together may take longer than ranks may be silent, on a busy machine.
+        found = [case for model in models for case in group.ask(cases, [model], plans, dtype, adam)[0]]
     finally:
         group.close()
     assert len(found) == len(models) * plans
