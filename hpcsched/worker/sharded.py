@@ -55,10 +55,9 @@ def sum_gradients(model: torch.nn.Module, world_size: int) -> None:
     when torch is too old to leave the sum alone.
     """
     if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
-        got = f"a model that is spread over the ranks, under torch {torch.__version__}"
-        raise ConfigError(
-            where="model", got=got, accepted="that with torch 2.8 or later; a whole model with this"
-        )
+        got = f"spread over the ranks by fully_shard, under torch {torch.__version__}"
+        accepted = "torch 2.8 or later for that, or a model that every rank has whole"
+        raise ConfigError(where="model", got=got, accepted=accepted)
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             got = f"{name} is not spread over the ranks"
