@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -154,30 +154,83 @@ name = "c"
 """
 
 
-@pytest.fixture(params=pythons.named() or [None], ids=str)
-def other(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Another interpreter with torch, and a folder with the worker, and a trainer, for it."""
+SPREAD = """
+import torch
+from torch import nn
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # before torch 2.6
+    from torch.distributed._composable.fsdp import fully_shard
+from hpcsched.worker import Session, join
+
+ranks = join()
+torch.manual_seed(0)
+x, y = torch.randn(48, 8), torch.randint(0, 3, (48,))
+model = nn.Linear(8, 3).to(ranks.device)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+session = Session(model=model, optimizer=optimizer, dataset_size=48, global_batch=12, ranks=ranks)
+for indices in session.steps():
+    optimizer.zero_grad()
+    session.backward(nn.functional.cross_entropy(model(x[indices]), y[indices], reduction="none"))
+    optimizer.step()
+session.finish()
+"""
+
+SPREAD_JOB = """
+schema = 1
+[[job]]
+name = "spread"
+python = "{python}"
+command = ["python", "{path}/spread.py"]
+processes = "per-gpu"
+gpus = 2
+steps = 20
+retries = 0
+"""
+
+
+@pytest.fixture(scope="module", params=pythons.named() or [None], ids=str)
+def other(
+    request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """An environment with the worker on top of another interpreter with torch, and a folder of programs."""
     if request.param is None:
         pytest.skip(f"{pythons.NAMED} names no interpreter with torch")
-    folder = tmp_path / "site"
-    command = [request.param, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", folder]
-    subprocess.run([*command, wheel], check=True, timeout=INSTALL_S)
-    (folder / "net.py").write_text(TRAINER)
-    yield request.param, folder
+    folder = tmp_path_factory.mktemp("other")
+    place, trainers = folder / "env", folder / "trainers"
+    subprocess.run([request.param, "-m", "venv", place], check=True, timeout=INSTALL_S)
+    python = place / "bin" / "python"
+    command = [python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", wheel]
+    subprocess.run(command, check=True, timeout=INSTALL_S)
+    # Not --system-site-packages: the interpreter that is named may be that of a virtual environment itself.
+    program = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    theirs, ours = (
+        subprocess.run([which, "-c", program], check=True, capture_output=True, text=True, timeout=IMPORT_S)
+        for which in (request.param, python)
+    )
+    Path(ours.stdout.strip(), "torch.pth").write_text(theirs.stdout)
+    trainers.mkdir()
+    (trainers / "net.py").write_text(TRAINER)
+    (trainers / "spread.py").write_text(SPREAD)
+    return python, trainers
 
 
 @pytest.mark.slow
-def test_every_module_is_imported_by_another_python(other: tuple[Path, Path], tmp_path: Path) -> None:
-    python, folder = other
+def test_every_module_is_imported_by_another_python(
+    other: tuple[Path, Path], wheel: Path, tmp_path: Path
+) -> None:
+    python, _ = other
+    with zipfile.ZipFile(wheel) as archive:
+        files = [Path(name) for name in archive.namelist() if name.endswith(".py")]
     names = [
-        ".".join(path.relative_to(folder).with_suffix("").parts)
-        for path in (folder / "hpcsched").rglob("*.py")
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        for path in files
         if path.name not in ("__main__.py", "digits.py")
     ]
+    assert len(names) > 50
     program = IMPORTS.partition("assert")[0]
-    environ = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [python, "-c", program, *(name.removesuffix(".__init__") for name in names)]
-    subprocess.run(command, check=True, cwd=tmp_path, env=environ, timeout=IMPORT_S)
+    subprocess.run([python, "-c", program, *names], check=True, cwd=tmp_path, timeout=IMPORT_S)
 
 
 @pytest.mark.slow
@@ -189,9 +242,29 @@ def test_every_module_is_imported_by_another_python(other: tuple[Path, Path], tm
 def test_every_strategy_trains_in_another_python(
     jobs: str, mode: str, devices: int, other: tuple[Path, Path], bench: Bench
 ) -> None:
-    python, folder = other
+    python, trainers = other
     file = bench.folder / "jobs.toml"
-    file.write_text(jobs.format(python=python, path=folder, mode=mode))
+    file.write_text(jobs.format(python=python, path=trainers, mode=mode))
     done = bench("run", file, "--devices", f"cpu:{devices}", timeout_s=1200)
     assert done.returncode == 0, done.stderr
     assert set(bench.states().values()) == {"COMPLETED"}
+
+
+@pytest.mark.slow
+def test_a_model_spread_by_fully_shard_trains_or_is_refused_in_one_line(
+    other: tuple[Path, Path], bench: Bench
+) -> None:
+    python, trainers = other
+    command = [python, "-c", "import torch; print(torch.__version__)"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=IMPORT_S)
+    version = said.stdout.strip()
+    file = bench.folder / "jobs.toml"
+    file.write_text(SPREAD_JOB.format(python=python, path=trainers))
+    done = bench("run", file, "--devices", "cpu:2", timeout_s=300)
+    if tuple(int(number) for number in version.split(".")[:2]) >= (2, 8):
+        assert done.returncode == 0, done.stderr
+        assert bench.states() == {"spread": "COMPLETED"}
+        return
+    assert bench.states() == {"spread": "FAILED"}
+    line = f"model: spread over the ranks by fully_shard, under torch {version}; accepted: torch 2.8 or later"
+    assert line in bench.job("spread")["detail"], bench.job("spread")
