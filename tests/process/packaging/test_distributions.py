@@ -129,6 +129,36 @@ def test_a_wheel_brings_what_it_needs(wheel: Path, tmp_path: Path) -> None:
     runs(python, tmp_path)
 
 
+@pytest.mark.slow
+def test_both_in_one_environment_are_one_until_one_is_uninstalled(
+    built: Path, wheel: Path, tmp_path: Path
+) -> None:
+    python = environment(tmp_path)
+    (worker,) = built.glob("hpcsched_worker-*.whl")
+    install(python, "--no-index", "--no-deps", wheel, worker)
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(worker) as part:
+        common = [name for name in part.namelist() if ".dist-info/" not in name]
+        assert len(common) > 100 and all(part.read(name) == whole.read(name) for name in common)
+    call(python, "-c", "import hpcsched.worker, hpcsched.contract.version", cwd=tmp_path)
+    call(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "uninstall",
+        "-q",
+        "-y",
+        "hpcsched-worker",
+        cwd=tmp_path,
+    )
+    call(python, "-c", "import hpcsched", cwd=tmp_path)
+    with pytest.raises(AssertionError, match="No module named 'hpcsched"):
+        call(python, "-c", "import hpcsched.worker", cwd=tmp_path)
+    install(python, "--no-index", "--no-deps", "--force-reinstall", wheel)
+    call(python, "-c", "import hpcsched.worker", cwd=tmp_path)
+
+
 def environment(folder: Path) -> Path:
     """Without pip, whose making takes longest: that of this environment installs into it."""
     call(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
