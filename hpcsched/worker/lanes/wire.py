@@ -53,7 +53,7 @@ class Line:
         self.socket.settimeout(within_s)
         try:
             data, descriptors, _, _ = socket.recv_fds(self.socket, MOST_BYTES, len(DESCRIPTORS))
-        except (TimeoutError, BlockingIOError):
+        except (socket.timeout, BlockingIOError):  # no TimeoutError before Python 3.10
             return None
         except OSError:
             data, descriptors = b"", []

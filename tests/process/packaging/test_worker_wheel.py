@@ -27,6 +27,16 @@ assert not {"torch", "hpcsched.cli", "hpcsched.core"} & set(sys.modules)
 """
 
 
+WAITS = """
+import socket
+from hpcsched.worker.lanes.wire import Line
+
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line = Line(ours)
+assert line.hear(0.01) is None and not line.closed, "silence was taken for a line that is closed"
+"""
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
@@ -68,6 +78,7 @@ def test_the_oldest_python_imports_what_needs_no_torch_and_runs_the_standin(
         "hpcsched.worker.keeper",
         seconds=IMPORT_S,
     )
+    run(python, "-c", WAITS, seconds=IMPORT_S)
     told = Environment(
         standin={"rate": 1e6, "start_s": 0.0, "suspend_s": 0.0, "steps": 10, "speed": 1.0},
         job_dir=str(folder),
