@@ -13,7 +13,7 @@ from hpcsched.core.model import JobState, Role, SeatedAttempt, Usage
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.seats import cores_of
 from hpcsched.core.view import Allotting as Allots
-from hpcsched.core.view import CoresView, Note, Reseat, StartOnCores
+from hpcsched.core.view import CoresView, Reseat, StartOnCores
 
 
 class Allotting(Lending):
@@ -47,7 +47,7 @@ class Allotting(Lending):
                     self._start_on_cores(decision.job, decision)
                 case Reseat():
                     self._change_seats(decision.job, decision)
-                case Note():
+                case _:  # a note
                     self.allotment(decision.job).memory = decision.memory
                     if decision.reason:
                         self._note(decision.job, decision.reason)
@@ -93,8 +93,12 @@ class Allotting(Lending):
 
     def _usage_measured(self, event: ev.UsageMeasured) -> None:
         job = self._running(event)
-        if job is None or not len(event.cpu) == len(event.net) == len(job.current.seats) > 0:
-            self.stale += job is not None
+        if job is None:
+            return
+        attempt = job.current
+        counts = {len(event.cpu), len(event.net), len(attempt.seats)}
+        if not isinstance(attempt, SeatedAttempt) or len(counts) > 1:
+            self.stale += 1
             return
         if job.resizing:
             return  # those that are to join use cores too, until they have started
@@ -102,8 +106,7 @@ class Allotting(Lending):
             rate=event.rate, cpu=event.cpu, net=event.net, samples=event.samples, stable=event.stable
         )
         self.allotment(job).usage = usage
-        if isinstance(job.current, SeatedAttempt):
-            job.current.usage = usage
+        attempt.usage = usage
         self._decide_after = True
 
     def _cores_lost(self, event: ev.CoresLost) -> None:

@@ -18,16 +18,15 @@ class Crowding(Moves):
 
     def _no_room(self, job: Job, saved_step: int | None, where: str) -> None:
         """An attempt came to nothing as a file system is full: no fault of the job's, which is tried again
-        after a while, each time a longer one."""
+        after a while, each time a longer one. Not for a job that is being cancelled."""
         self._saved(job, saved_step)
         before = self.no_space.get(job.id)
         tries = before.tries + 1 if before else 1
         until = self.now + min(NO_ROOM_S * 2 ** min(tries - 1, 10), MOST_NO_ROOM_S)
         self.no_space[job.id] = NoSpace(where, tries, until)
         self._attempt_lost(job, None, f"no room in {where}", counts=False)
-        if not job.state.final:
-            self._note(job, Reason(Why.NO_SPACE, {"where": where, "again": until, "tries": tries}))
-            self._expect(job, until)
+        self._note(job, Reason(Why.NO_SPACE, {"where": where, "again": until, "tries": tries}))
+        self._expect(job, until)
 
     def _room_may_be_back(self) -> None:
         """Who takes a run up again has seen to the disks."""

@@ -78,5 +78,4 @@ class Seating(Teaching):
         for gpu, (host, lent) in list(self.cores.loans.items()):
             if fits(lent, self.cores.free(host)):
                 del self.cores.loans[gpu]
-                if gpu in self.devices:
-                    self.free.add(gpu)
+                self.free.add(gpu)
