@@ -194,3 +194,14 @@ def test_what_differs_is_named_in_the_words_of_a_job_file():
     assert differing(old, a_job("x", "m", workdir="/here")) == ("command", "replay")
     trainer = replace(old, training=Training(continues="y"), after=("y",))
     assert differing(old, trainer) == ("continues",)
+
+
+def test_one_that_is_to_wait_for_a_job_that_was_cancelled_is_cancelled_too():
+    driver = Driver(a_job("x", "m", gpus=6), a_job("y", "m"), a_job("z", "m"), profiles=PROFILES)
+    driver.cancel("y")
+    assert driver.states() == ["STARTING", "CANCELLED", "PENDING"]
+    driver.define(a_job("z", "m", after=("y",)))
+    assert driver.job("z").state is JobState.CANCELLED
+    assert str(driver.job("z").reason).count("y") and driver.job("z").reason.why is (
+        Why.DEPENDENCY_NEVER_SATISFIED
+    )

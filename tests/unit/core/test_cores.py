@@ -365,3 +365,85 @@ def test_a_program_that_could_never_start_keeps_nobody_waiting() -> None:
     assert not driver.machine.stuck
     driver.exits("q", 0)
     assert driver.machine.stuck
+
+
+# --- what is lost, and what is asked meanwhile ------------------------------------------------------
+
+
+def test_cores_are_lost_once() -> None:
+    driver = run(a_core_job("a", 8), hosts=2, gpus=1)
+    host = driver.machine.cores.of[1].host
+    driver.runs("a", in_place=True)
+    assert driver.tell(ev.CoresLost, host=host, why="no word") != []
+    told = len(driver.job("a").story)
+    assert driver.tell(ev.CoresLost, host=host, why="no word") == []
+    assert len(driver.job("a").story) == told
+
+
+def test_a_job_that_was_to_get_more_of_lost_cores_starts_elsewhere_on_what_it_had() -> None:
+    driver = run(a_core_job("a", 8), hosts=2, gpus=1)
+    host = driver.machine.cores.of[1].host
+    driver.runs("a", in_place=True)
+    driver.uses("a", rate=2.0)
+    assert driver.job("a").resizing
+    actions = driver.tell(ev.CoresLost, host=host, why="no word")
+    assert [type(action) for action in actions] == [Terminate]
+    assert driver.job("a").target is None
+    driver.exits("a", 143, step=10, saved=5)
+    assert driver.machine.cores.of[1].host != host and has(driver, "a") == 1.2
+
+
+def test_a_job_that_is_saving_when_its_cores_are_lost_is_not_told_to_end() -> None:
+    """It may still manage to; its grace timer is set."""
+    driver = run(a_core_job("a", 8), hosts=2, gpus=1)
+    host = driver.machine.cores.of[1].host
+    driver.runs("a", in_place=True)
+    driver.suspend("a")
+    assert driver.tell(ev.CoresLost, host=host, why="no word") == []
+    assert str(driver.job("a").story[-1].reason).count(host)
+    driver.leaves("a", 40)
+    assert driver.states() == ["SUSPENDED"] and driver.job("a").step == 40
+    driver.resume("a")
+    assert driver.machine.cores.of[1].host != host
+
+
+def test_a_job_that_gets_another_strategy_begins_its_search_anew() -> None:
+    driver = run(a_core_job("a", 8))
+    driver.runs("a", in_place=True)
+    grow(driver, "a", 1.0)
+    driver.uses("a", 2.0)
+    driver.suspend("a")
+    driver.leaves("a", 50)
+    driver.define(a_core_job("a", 8, start=0.3))
+    driver.resume("a")
+    assert has(driver, "a") == 2.4  # 30 % of 8, and not the 1.8 that were its fastest
+    assert "as when it was fastest" not in str(driver.job("a").story[-1].reason)
+
+
+def test_a_job_that_could_not_save_any_more_is_not_started_on_cores() -> None:
+    driver = run(a_core_job("a", 2), deadline=100.0, reserve_s=99.0)
+    assert driver.states() == ["PENDING"]
+    assert driver.machine.waiting_reason(driver.job("a")).why is Why.WALLTIME_TOO_SHORT
+    assert driver.machine.cores.taken("n1") == {}
+    driver.tell(ev.DeadlineMoved, deadline=100_000.0)
+    assert driver.states() == ["STARTING"]
+
+
+def test_a_change_that_is_made_after_all_while_the_job_saves_for_it_is_what_it_goes_on_with() -> None:
+    driver = run(a_core_job("a", 8))
+    driver.runs("a", in_place=True)
+    driver.uses("a", 2.0)
+    driver.ring("resize", "a")  # not done in time: it is to be suspended and started again for it
+    assert driver.states() == ["SUSPENDING"]
+    driver.resized("a", 10)
+    assert has(driver, "a") == 1.8
+    driver.leaves("a", 20)
+    assert driver.states() == ["STARTING"] and has(driver, "a") == 1.8
+    assert sum(driver.machine.cores.of[1].held.values()) == 180
+
+
+def test_what_a_job_on_gpus_uses_of_cores_is_nobodys_news() -> None:
+    driver = Driver(a_job("g", gpus=1), gpus=1)
+    driver.runs("g")
+    driver.tell(ev.UsageMeasured, "g", rate=1.0, cpu=(), net=(), samples=5, stable=True)
+    assert driver.machine.stale == 1 and driver.machine.cores.of == {}

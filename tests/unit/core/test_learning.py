@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsched.core.learning import Seen, _solve, as_seen, contradicts, corrected, differs, estimated
+from hpcsched.core.learning import (
+    LEAST_SAMPLES,
+    Lessons,
+    Seen,
+    _solve,
+    as_seen,
+    contradicts,
+    corrected,
+    differs,
+    estimated,
+)
 from hpcsched.core.profile import Profile
 
 LINE = Profile(model="m", device="d", throughput={g: 10.0 * g for g in range(1, 9)})
@@ -113,3 +123,12 @@ def test_a_median_takes_no_notice_of_one_sample():
     found = seen(10.0, samples=8)
     found.add(1_000_000, 1.0)
     assert found.rate == pytest.approx(10.0)
+
+
+def test_too_few_samples_of_an_unknown_model_are_no_belief():
+    lessons = Lessons(seen={("m", 1): {2: seen(10.0, samples=1)}})
+    lessons.believe(("m", 1), None)
+    assert (lessons.beliefs, lessons.curves) == ({}, {})
+    lessons.seen["m", 1][2] = seen(10.0, samples=LEAST_SAMPLES)
+    lessons.believe(("m", 1), None)
+    assert lessons.beliefs["m", 1].throughput == {2: pytest.approx(10.0)}

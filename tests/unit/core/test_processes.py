@@ -11,7 +11,7 @@ from hpcsched.cli.profiles_found import parallel_found
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, MakePlan
 from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind
-from hpcsched.core.processes import Because, Launcher, launcher_of, program_of, shape_of, substituted
+from hpcsched.core.processes import Because, Launcher, is_told, launcher_of, program_of, shape_of, substituted
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Why
 from hpcsched.errors import ConfigError
@@ -196,3 +196,23 @@ def test_a_program_is_remembered_by_its_model(tmp_path) -> None:
         database.record_parallel([("m", "train.py"), ("n", "train.py")])
         database.record_parallel([("m", "train.py")])
     assert parallel_found(tmp_path / "db", {"m", "x"}) == (("m", "train.py"),)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (program(processes=PER_GPU), "one process on each GPU: the job file says so"),
+        (program(processes=3), "3 processes on each host: the job file says so"),
+        (program(), "one process: nothing says that its program is parallel"),
+        (program(command=("mpirun", "{gpus}")), "one process: a launcher starts the ranks itself"),
+    ],
+)
+def test_a_shape_is_said_in_a_few_words(spec, words):
+    assert str(shape_of(spec, None, ())) == words
+
+
+@pytest.mark.parametrize(
+    ("args", "told"), [({"n": 4, "deep": [1.5, None]}, False), ({"n": [{"k": "{gpus}"}]}, True)]
+)
+def test_a_launcher_is_told_by_texts_and_not_by_numbers(args, told):
+    assert is_told(program(command=("accelerate", "launch"), args=args)) is told

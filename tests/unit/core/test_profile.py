@@ -71,3 +71,21 @@ def test_a_resume_costs_what_a_start_does_where_that_is_all_that_is_known():
 def test_what_is_no_profile(wrong, message):
     with pytest.raises(ValueError, match=message):
         Profile(model="m", device="d", **wrong)
+
+
+def packed(**rest):
+    return Profile(model="m", device="d", throughput={1: 10.0}, **rest)
+
+
+def test_a_step_of_several_models_as_one_is_read_between_and_beyond_what_was_measured():
+    profile = packed(packed_s={1: 0.1, 2: 0.12, 4: 0.16})
+    assert [profile.packed_step_s(models) for models in (1, 2, 3, 4, 6)] == pytest.approx(
+        [0.1, 0.12, 0.14, 0.16, 0.2]
+    )
+    assert packed().packed_step_s(2) is None
+
+
+def test_models_whose_common_memory_was_never_measured_take_what_they_take_apart():
+    assert packed(packed_mib={1: 4000.0, 2: 5000.0}).packed_memory_mib(2) == 5000.0
+    assert packed(memory_mib={1: 3000.0}).packed_memory_mib(3) == 9000.0
+    assert packed().packed_memory_mib(2) is None

@@ -386,3 +386,14 @@ def test_whatever_jobs_propose_no_gpu_idles_while_a_job_that_fits_waits(data: st
         assert not waiting or any(other.resizing for other in driver.machine.active.values())
         for other in driver.machine.active.values():
             assert other.width >= other.spec.gpus_min
+
+
+def test_who_gives_up_a_part_of_what_it_grew_by_still_gives_the_rest_back() -> None:
+    driver = alone()
+    for rates, width in ((STEEP, 6), ({**STEEP, 5: 1.0, 6: 1.0}, 4)):
+        proposes(driver, "x", rates)
+        driver.resized("x", 500)
+        assert driver.job("x").width == width
+    (resize,) = driver.submit(a_job("next", steps=100, gpus=4))
+    assert isinstance(resize, Resize)
+    assert resize.gpus == (0, 1)

@@ -245,3 +245,14 @@ def test_not_even_when_the_host_is_not_known_to_be_lost_yet():
     driver.tell(ev.LaunchFailed, "a", error="n1 is lost", host_fault=True)
     assert driver.job("a").state is JobState.STARTING
     assert (driver.job("a").failures, driver.job("a").losses) == (0, 1)  # not for ever, though
+
+
+def test_one_that_was_told_to_end_shortly_before_is_not_told_twice():
+    driver = Driver(a_job("a", "m"), profiles=(MODEL,), deadline=500.0, reserve_s=60.0, grace_s=300.0)
+    driver.runs("a")
+    driver.now = due(driver)
+    driver.tell(ev.TimerFired, key=DRAIN)
+    driver.now = due(driver, HURRY) - 1
+    assert [type(action) for action in driver.cancel("a")] == [Terminate]
+    driver.now += 1
+    assert driver.tell(ev.TimerFired, key=HURRY) == []

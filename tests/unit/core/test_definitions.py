@@ -1,0 +1,36 @@
+"""How two definitions of a job of one name differ, in the words of a job file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hpcsched.core.definitions import differing, was_unsaid
+from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind
+from hpcsched.testing.builders import a_job
+
+
+def command(**rest: Any) -> JobSpec:
+    return a_job("x", "m", kind=Kind.COMMAND, command=("train",), **rest)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "keys"),
+    [(1, 2, ("processes",)), (PER_GPU, AUTO, ("processes",)), ("one", 1, ()), (3, 3, ())],
+)
+def test_of_a_command_it_counts_how_many_processes_it_is(old: Any, new: Any, keys: tuple[str, ...]) -> None:
+    assert differing(command(processes=old), command(processes=new)) == keys
+
+
+def test_of_anything_else_it_does_not() -> None:
+    trainer = a_job("x", "m", kind=Kind.TRAINER, trainer="m:T")
+    assert differing(replace(trainer, processes=PER_GPU), replace(trainer, processes=AUTO)) == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "unsaid"), [(PER_GPU, AUTO, True), (AUTO, PER_GPU, False), (2, AUTO, False)]
+)
+def test_what_0_1_0_took_for_granted_was_not_said(old: Any, new: Any, unsaid: bool) -> None:
+    assert was_unsaid(command(processes=old), command(processes=new)) is unsaid
