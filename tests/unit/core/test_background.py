@@ -175,6 +175,27 @@ def test_guests_join_a_foreground_job_one_after_the_other_as_far_as_there_is_roo
     assert full.job("y").state is JobState.PENDING
 
 
+def test_nobody_joins_one_that_is_faster_than_alone_until_that_has_been_measured_again():
+    """4 % are too much for one more; twice the speed would be room enough, were it not of another time."""
+    run = Driver(gpus=2, profiles=PROFILES)
+    run.submit(front(gpus=2), back("x"), back("y"))
+    run.runs("f", "x")
+    trains(run, "f", 120, costing(0.04, own=40.0))
+    assert run.machine.lanes.speeds[1].own == pytest.approx(40.0)
+    trains(run, "f", 80, costing(0.04, own=80.0))
+    assert run.job("y").state is JobState.PENDING
+    why = dict(why_waiting(run.machine.lane_view(), run.job("y")))
+    assert why[0] == "job 1 (f) is faster than alone: its own speed has to be measured again"
+
+
+def test_one_for_which_there_is_no_time_is_told_nothing_of_a_gpu_that_it_could_have():
+    run = Driver(gpus=2, profiles=PROFILES, deadline=75.0, reserve_s=60.0)
+    run.submit(front(max_foreground_slowdown=0.0), back())
+    assert run.machine.free == {1} and run.job("b").state is JobState.PENDING
+    assert list(why_waiting(run.machine.lane_view(), run.job("b"))) == [(0, "job 1 (f) shares no GPU")]
+    assert run.machine.waiting_reason(run.job("b")).why is Why.WALLTIME_TOO_SHORT
+
+
 def test_where_there_is_most_room_first():
     run = Driver(gpus=2, profiles=PROFILES)
     run.submit(front("f"), front("g", max_foreground_slowdown=0.2))
@@ -390,6 +411,16 @@ def test_a_guest_beside_which_a_job_hardly_goes_on_leaves_for_its_speed_to_be_me
     run.runs("b")
     assert crawls() == [Suspend]
     assert ("front", "back") in run.machine.lanes.costly
+
+
+def test_a_job_that_is_looked_at_too_seldom_for_a_speed_keeps_its_guest_if_it_goes_on_as_it_should():
+    run = beside()
+    for _ in range(3):
+        run.now += 200
+        news = Progress(job_id=1, attempt=1, step=run.job("f").step + 2000, done_s=run.now)
+        assert but_timers(run.tell(ev.ProgressObserved, progress=(news,))) == []
+    assert run.machine.lanes.speeds[1].contended is None
+    assert run.job("b").state is JobState.RUNNING
 
 
 def test_what_a_shared_job_does_teaches_nothing_of_its_model():

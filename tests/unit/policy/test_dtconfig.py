@@ -11,7 +11,7 @@ from hpcsched.contract.seats import Seat
 from hpcsched.core.model import Usage
 from hpcsched.core.reasons import Why
 from hpcsched.policy.dtconfig import MOST_CHANGES, Found, Move, Search, look
-from hpcsched.policy.dtshapes import Rules, Seen, Shape
+from hpcsched.policy.dtshapes import Rules, Seen, Shape, balanced
 
 RULES = Rules(budget=10_000)
 
@@ -403,3 +403,25 @@ def test_a_way_back_that_fails_is_not_tried_for_ever() -> None:
             break
     assert asked <= len(Move) and job.search.rests and job.search.base is not None
     assert job.search.base.shape == job.shape
+
+
+def test_from_what_it_has_not_any_more_it_tries_nothing() -> None:
+    """It has come down from there, and others have the cores by now."""
+    job = Job(servers=(100,), workers=(300, 300), budget=900)
+    large, small = job.seats, seats_of((100,), (100, 100))
+    base = Seen.of(large, usage_of(large, 0.5, 1.0))
+    job.search = Search(
+        base=base, best=base, trial=Move.TRIM, shape=Shape.of(small), tried=frozenset({Move.OUT})
+    )
+    job.seats = small
+    found = job.measured(0.7, 0.5, room=0)  # half as fast: back, if it could
+    assert found is not None and job.search.base is not None
+    assert job.search.base.shape == Shape.of(small)
+    assert job.shape.cores <= 300
+
+
+def test_the_smallest_processes_have_nothing_to_share_out() -> None:
+    """In proportion each would get the least there is, and a little less as numbers are rounded."""
+    seats = seats_of((10,), (10,) * 7)
+    used = {"servers": (0.0008 / 1.1,), "workers": (0.0008,) * 7}  # a server counts for a tenth more
+    assert balanced(replace(Seen.of(seats, usage_of(seats, 0.5, 1.0)), **used)) is None

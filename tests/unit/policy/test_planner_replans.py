@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from hpcsched.core import events as ev
-from hpcsched.core.actions import MakePlan
+from hpcsched.core.actions import Launch, MakePlan
 from hpcsched.core.model import Device
 from hpcsched.policy.planner import JITTER_S
 from hpcsched.sim.engine import Simulation
@@ -145,3 +146,31 @@ def test_jobs_that_end_together_go_as_planned(seed):
     assert makespan(ran["planner"]) <= makespan(ran["marble"]) + 1e-6
     for job in ran["planner"].jobs.values():
         assert job.ended_s == pytest.approx(plan.ends[job.id], abs=1e-6)
+
+
+def goes_by(driver, **changed):
+    """From now on the plan is a list plan, with this changed."""
+    plan = replace(driver.machine.make_plan(), rule="list", **changed)
+    return driver.handle(ev.PlanMade(at=driver.now, plan=plan))
+
+
+def test_one_that_starts_is_not_resized_in_the_same_breath():
+    """Its launch costs nothing: by the plan's own rule it would start on its cap and grow at once."""
+    driver = Driver(a_job("a", "line", 9000), gpus=4, profiles=(LINE,), policy="planner")
+    (launch,) = goes_by(driver, caps={1: 2})
+    assert isinstance(launch, Launch) and len(launch.gpus) == 2
+
+
+@pytest.mark.parametrize(("left_s", "grows"), [(40.0, True), (12.0, False)])
+def test_one_that_ends_after_the_allocation_grows_only_if_that_gets_it_farther(left_s, grows):
+    """A restart takes 10 s, and 4 GPUs are twice as fast as 2: worth it with more than 20 s left."""
+    slow = a_profile("slow", [10.0, 20.0, 30.0, 40.0], start_s=5.0, suspend_s=5.0, resume_s=5.0)
+    jobs = a_job("a", "slow", 10**6), a_job("b", "slow", 10**6, gpus=2)
+    driver = Driver(*jobs, gpus=4, profiles=(slow,), policy="planner", deadline=10_000.0, reserve_s=60.0)
+    goes_by(driver, caps={1: 2, 2: 2}, order=(1, 2))
+    driver.runs("a", "b")
+    driver.now = 10_000.0 - 60.0 - 5.0 - left_s
+    driver.tell(ev.ProgressObserved, progress=())
+    driver.exits("b", 0)
+    goes_by(driver, caps={1: 2})
+    assert (driver.job("a").target is not None) == grows

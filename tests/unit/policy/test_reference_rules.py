@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from budget import examples
 from histories import PROFILES, AnythingGoes
 from hypothesis import given, settings
@@ -162,3 +163,21 @@ class AnythingGoesHere(AnythingGoes):
 
 TestAnythingGoesHere = AnythingGoesHere.TestCase
 TestAnythingGoesHere.settings = settings(max_examples=examples(150), stateful_step_count=50)
+
+
+@pytest.mark.parametrize("policy", ["optimus", "planner", "marble", "equal", "exclusive"])
+def test_without_stories_a_policy_hears_all_that_it_decides_by(policy):
+    """A large simulation leaves out the progress of jobs that no decision depends on."""
+    line = a_profile("line", [1.0, 2.0, 2.5, 2.8], start_s=5.0, suspend_s=5.0)
+    jobs = [a_job(f"j{i}", "line", 300 * (i + 1), submit_at=70.0 * i) for i in range(4)]
+    ends = [
+        [
+            job.ended_s
+            for job in Simulation(jobs, (line,), gpus=4, policy=policy, options=options, stories=stories)
+            .run()
+            .jobs.values()
+        ]
+        for options in [{"interval": 100.0} if policy == "optimus" else {}]
+        for stories in (True, False)
+    ]
+    assert ends[0] == ends[1]

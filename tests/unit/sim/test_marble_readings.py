@@ -101,6 +101,21 @@ def test_two_secondaries_compete_and_the_older_one_wins():
     assert len(driver.job("young").target.gpus) == 4
 
 
+def test_when_an_older_one_has_taken_the_last_gpu_nothing_is_said_to_the_next():
+    line = a_profile("line", [1.0, 2.0, 3.0])
+    driver = Driver(gpus=5, profiles=[*ALL, line], promote="always")
+    driver.submit(a_job("fixed", "three", gpus=2), a_job("one", "three", gpus=1))
+    driver.submit(a_job("x", "line"), a_job("y", "line"))
+    assert leases(driver) == {"fixed": (0, 1), "one": (2,), "x": (3, 4)}
+    driver.exits("fixed", 0)
+    assert driver.job("y").gpus == (0, 1)
+    driver.runs("x", "y")
+    told = len(driver.job("y").story)
+    (suspend,) = driver.exits("one", 0)
+    assert suspend.job_id == driver.job("x").id
+    assert len(driver.job("y").story) == told
+
+
 def test_older_means_submitted_earlier_not_started_earlier():
     specs = [a_job("a", "three"), a_job("old", "five", gpus=(2, None)), a_job("young", "five")]
     driver = Driver(*specs, gpus=6, profiles=ALL, promote="always")

@@ -197,6 +197,21 @@ def test_explain_tells_with_whom_a_job_trains_and_why_one_that_waits_does_not():
     assert "not on GPU 0: job 1 (a) is of another kind" in told["d"]
 
 
+def test_explain_names_no_gpu_to_one_that_left_its_pack_and_none_whose_job_is_not_packed():
+    driver = Driver(gpus=2, profiles=[])
+    trainer = {"kind": Kind.TRAINER, "trainer": "m:T"}
+    driver.submit(a_job("plain", "plain", gpus=1))
+    driver.submit(*(packed(name, most=2, **trainer) for name in "abc"))
+    driver.runs("plain", "a", "b")
+    assert (driver.job("plain").gpus, driver.job("a").gpus) == ((0,), (1,))
+    told = what_is_next(driver.machine, driver.job("c"))
+    assert "not on GPU 1: 2 train there, at most 2 may" in told and "GPU 0" not in told
+    driver.exits("b", 75, 0, None)
+    assert driver.job("b").state is JobState.PENDING
+    assert driver.job("b").id in driver.machine.packs.alone
+    assert "not on GPU" not in what_is_next(driver.machine, driver.job("b"))
+
+
 def test_in_a_gantt_chart_packed_jobs_are_one_above_the_other():
     machine = run([packed("short", steps=500), packed("long", steps=1000), packed("last", steps=800)])
     result = summarise(machine.jobs.values(), policy="marble", gpus=1)
