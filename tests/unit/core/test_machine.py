@@ -28,6 +28,17 @@ def test_a_void_that_is_about_no_job_of_the_run_changes_nothing(job_id: int | No
     assert state_of(driver.machine) == before
 
 
+@pytest.mark.parametrize("attempt", [1, None], ids=["of an attempt that is over", "of none"])
+def test_a_void_that_is_not_about_the_newest_attempt_is_told_and_leaves_it_alone(attempt: int | None) -> None:
+    driver = running()
+    driver.exits("a", 1)
+    assert driver.job("a").attempt == 2
+    about = {"job_id": 1, "attempt": attempt, "record": 9, "error": "KeyError: 3"}
+    assert driver.handle(ev.EventVoided(at=driver.now, kind="WorkersExited", ended=True, **about)) == []
+    assert driver.job("a").story[-1].reason.why is Why.VOIDED
+    assert (driver.states(), driver.job("a").attempt) == (["STARTING"], 2)
+
+
 def test_a_void_about_a_job_that_is_being_cancelled_leaves_it_cancelled() -> None:
     driver = running()
     driver.cancel("a")

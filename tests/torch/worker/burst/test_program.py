@@ -278,23 +278,25 @@ def chooser(folder: Path, fits: Callable[[Plan], object] = lambda plan: None) ->
 
 
 @pytest.mark.parametrize(
-    ("kept", "anew"),
+    ("kept", "anew", "said"),
     [
-        (json.dumps(profile_of(SHAPE).to_table()), 0),
-        (json.dumps(profile_of([("0", ()), ("other", (0,))]).to_table()), 1),
-        ('{"schema": 1}', 1),
-        (None, 1),
+        (json.dumps(profile_of(SHAPE).to_table()), 0, ""),
+        (json.dumps(profile_of([("0", ()), ("other", (0,))]).to_table()), 1, "is about other layers"),
+        ('{"schema": 1}', 1, "; the layers are measured anew"),
+        (None, 1, ""),
     ],
     ids=["the model's", "another model's", "broken", "none"],
 )
 def test_layers_are_measured_where_the_folder_has_no_times_of_this_model(
-    tmp_path: Path, kept: str | None, anew: int
+    tmp_path: Path, kept: str | None, anew: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if kept is not None:
         (tmp_path / "layers.json").write_text(kept)
     found, measured = chooser(tmp_path)
     assert [layer.name for layer in found.first().layers] == ["0", "1"]
     assert len(measured) == anew
+    words = capsys.readouterr().err
+    assert (said in words and f"hpcsched: {tmp_path / 'layers.json'}" in words) if said else words == ""
     assert json.loads((tmp_path / "layers.json").read_text()) == profile_of(SHAPE).to_table()
 
 

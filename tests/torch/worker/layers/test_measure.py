@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -12,6 +13,7 @@ from torch import nn  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.planning.burst.graph import Layer, LayerProfile  # noqa: E402
+from hpcsched.worker.layers import measure as measuring  # noqa: E402
 from hpcsched.worker.layers.graph import trace  # noqa: E402
 from hpcsched.worker.layers.measure import Measured, describe, measure  # noqa: E402
 from hpcsched.worker.layers.times import LayerTimes  # noqa: E402
@@ -160,3 +162,26 @@ def test_a_profile_has_the_medians_of_the_batches_that_all_layers_have() -> None
     times.drop(4)
     with pytest.raises(ValueError, match="no batch"):
         times.profile()
+
+
+@pytest.mark.parametrize(("took_s", "times"), [(0.0, 20), (1e-5, 20), (2e-4, 5), (0.0007, 1), (0.5, 1)])
+def test_short_passes_are_replayed_so_often_in_a_row_that_starting_them_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, took_s: float, times: int
+) -> None:
+    """On a GPU that is none: captured is nothing, and a replay takes as long as is said here."""
+    asked: list[int] = []
+
+    def replay(graph: object, count: int) -> float:
+        asked.append(count)
+        return took_s
+
+    for name in ("CUDAGraph", "Stream", "current_stream", "stream", "graph", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(measuring, "_replay", replay)
+    layer, given, _ = next(
+        measuring._walk(trace(nn.Sequential(nn.Linear(3, 2)), (torch.ones(2, 3),)), (torch.ones(2, 3),))
+    )
+    found = measuring._captured(layer, given)
+    assert found is not None
+    assert [next(found) for _ in range(3)] == [(took_s, took_s)] * 3
+    assert asked == [1, 1, *[times] * 4], "forward and backward, first once"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import nn  # noqa: E402
 from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.planning.workers import WorkerOptions  # noqa: E402
 from hpcsched.worker.trainer import Parts  # noqa: E402
+from hpcsched.worker.vsw.memory import remembered  # noqa: E402
 from hpcsched.worker.vsw.session import WorkerSession  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -84,3 +87,22 @@ def test_the_batch_grows_no_larger_than_the_dataset() -> None:
     assert max(sizes) == 40
     with pytest.raises(ConfigError, match="from 44 samples, more than the 40 of the dataset"):
         made(global_batch=[44, 88])
+
+
+def test_a_local_batch_without_room_is_remembered_for_the_next_attempt_of_a_job(tmp_path: Path) -> None:
+    def loss(model: nn.Module, batch: Any) -> Any:
+        if len(batch[0]) > 2:
+            raise torch.OutOfMemoryError("no room")
+        return model(batch[0]).squeeze(1)
+
+    for env in (None, SimpleNamespace(job_dir=tmp_path, attempt=1)):
+        model = nn.Linear(3, 1)
+        one = session(model, list(model.parameters()), loss, local_batch=[2, 8])
+        one._env = env  # None: a program that somebody has started by hand
+        for _ in one.steps():
+            one.take_step()
+        assert one.step == 12
+        assert one._table.too_large == {(4, 1)}
+        assert remembered(tmp_path) == (set() if env is None else {(4, 1)})
+    one._remember_too_large((2, 1))
+    assert remembered(tmp_path) == {(4, 1)}, "the smallest has to do"
