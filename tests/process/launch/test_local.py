@@ -28,6 +28,7 @@ from hpcsched.launch.base import LOST, LaunchPlan, attempt_code
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.proc import stat as proc_stat
 from hpcsched.launch.shares import Shares
+from hpcsched.launch.workers import LocalWorkers
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
 
 PYTHON = Path(sys.executable)
@@ -487,3 +488,20 @@ def test_what_a_killed_launcher_leaves_in_other_sessions_is_killed(
         workers.close()
         other.kill()
         other.wait()
+
+
+@pytest.mark.parametrize(("permitted", "code"), [(True, 0), (False, 1)])
+def test_who_waits_for_a_permit_begins_with_it_and_not_without(permitted: bool, code: int) -> None:
+    permit, go = os.pipe()
+    child = ["sh", "-c", '[ "$(head -c 1)" = . ]']
+    actions = [(os.POSIX_SPAWN_DUP2, permit, 0)]
+    pid = os.posix_spawnp("sh", child, dict(os.environ), file_actions=actions, setsid=True)
+    os.close(permit)
+    workers = LocalWorkers()
+    workers.add(pid, go)
+    if permitted:
+        workers.go()
+    else:
+        workers._close_permits()  # as it is when the launcher gives up, or is gone
+    assert reaped(workers) == code
+    workers.close()
