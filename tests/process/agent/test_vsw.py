@@ -63,7 +63,7 @@ STRATEGY = {
 @pytest.fixture
 def place(bench: Bench) -> Bench:
     (bench.folder / "slow.py").write_text(TRAINER)
-    bench.env["HPCSCHED_WARM"] = "off"  # so few ranks are started that warm processes cost more than they save
+    bench.env["HPCSCHED_WARM"] = "off"  # for so few ranks, warm processes cost more than they save
     return bench
 
 
