@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import zlib
@@ -27,6 +28,11 @@ os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.envir
 # The tests start some thousand processes: none of them compiles hpcsched anew, whatever is set here.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A signal that is ignored here (by `nohup`, or as a script's `make test &`) is ignored by all that tests start.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda number, frame: None)
 
 # Threads of a training that wait for each other sleep: where several tests share the cores, spinning ones
 # take what the awaited ones need, and steps take ten times as long.
