@@ -6,8 +6,8 @@ BIN = $(VENV)/bin
 # constraints.txt pins torch to a build that also exists for CPUs; CONSTRAINTS= leaves the choice to pip.
 CONSTRAINTS ?= -c constraints.txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check
-# Tests that start processes wait half of their time, so that three at a time keep two cores busy.
-AT_ONCE ?= 3
+# Tests that start processes wait half of their time, so that four at a time keep two cores busy.
+AT_ONCE ?= 4
 # Which share of all tests `make test-part` takes: the K-th of N, K from 0; and no test begins after so many seconds.
 # It always tries the same random examples; `make test-all` tries new ones.
 PART ?= 0/8
