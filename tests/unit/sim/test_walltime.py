@@ -69,6 +69,14 @@ def test_a_deadline_that_comes_nearer_counts_at_once():
     assert due(driver) == 400 - 60 - 5
 
 
+def test_a_deadline_that_is_told_again_sets_no_timer_again():
+    driver = Driver(a_job("a", "m"), profiles=(MODEL,), deadline=500.0)
+    driver.runs("a")
+    driver.actions.clear()
+    driver.tell(ev.DeadlineMoved, deadline=500.0)
+    assert driver.actions == []
+
+
 def test_no_job_is_started_that_cannot_reach_its_first_checkpoint():
     driver = Driver(
         a_job("slow", "slow"), a_job("quick", "m", gpus=6), profiles=(MODEL, SLOW), deadline=180.0
