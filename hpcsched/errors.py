@@ -59,12 +59,15 @@ class LaunchError(HpcschedError):
 
 
 class BadEnvironment(LaunchError):
-    """A job's Python cannot run it: one line says what is there, what is needed, and how to get it."""
+    """A job's Python cannot run it: one line says what is there, what is needed, and how to get it.
+
+    `transient`: it did not say what it has, which may pass.
+    """
 
     exit_code = 2
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, transient=False)
+    def __init__(self, message: str, *, transient: bool = False) -> None:
+        super().__init__(message, transient=transient)
 
 
 class WrongContract(HpcschedError):

@@ -29,7 +29,7 @@ os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.envir
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A signal that is ignored here (by `nohup`, or as a script's `make test &`) is ignored by all that tests start.
+# What is ignored here (by `nohup`, or in `make test &` of a script) would be by all that tests start.
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda number, frame: None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import itertools
 import os
 import selectors
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcsched
+from hpcsched.accounts import user_name
 from hpcsched.agent.admission import Admission, Edits
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.comeback import Standing
@@ -45,7 +45,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.cores import most_cores
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobSpec, PythonEnvironment
+from hpcsched.core.model import JobSpec, Kind, PythonEnvironment
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.launch.keys import SERVE_ON_S
@@ -169,7 +169,7 @@ def run(
     allocation = batch.allocation()
     refuse_other_run(rundir, resume=order.resume)
     make_policy(order.policy or "marble", order.policy_options if order.policy else {})
-    host, user = socket.gethostname(), getpass.getuser()
+    host, user = socket.gethostname(), user_name()
     with contextlib.ExitStack() as stack:
         # Its warnings would end us while the loop does not listen; the end time is followed anyway.
         stack.enter_context(ignoring(frozenset({signal.SIGUSR1, signal.SIGUSR2})))
@@ -398,7 +398,11 @@ def _check_environments(order: Order, jobs: Sequence[JobSpec], place: Place) -> 
     """Raises BadEnvironment where jobs, or those of the source, could not start on this host."""
     if place.interpreters is None or place.stand_ins:
         return  # node agents find out on their hosts
-    for job in {(job.kind, job.environment): job for job in reversed(jobs)}.values():
+    distinct = {(job.kind, job.environment): job for job in reversed(jobs)}.values()
+    for job in distinct:
+        if job.kind is Kind.TRAINER:
+            place.interpreters.ready(job.environment or order.environment)  # all are asked at once
+    for job in distinct:
         place.interpreters.check(job, order.environment)
     if order.source is not None:
         place.interpreters.trainers(order.environment)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import itertools
 import shlex
 import socket
@@ -14,6 +13,7 @@ from typing import Any
 import click
 
 from hpcsched import jobfile
+from hpcsched.accounts import user_name
 from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
 from hpcsched.cli.common import Number, dir_option, find_run, option, select
 from hpcsched.cli.environments import check_here, environment_options, filled_in, was_said
@@ -190,7 +190,7 @@ def submit(
     living, taken = _names(rundir)
     if len(words) == 1 and words[0].endswith(".toml"):
         path = Path(words[0])
-        user = getpass.getuser()
+        user = user_name()
         jobs = jobfile.load(path, workdir=Path.cwd(), user=user, known=taken, again=True).jobs
     elif words:
         job: dict[str, Any] = {
@@ -204,14 +204,15 @@ def submit(
         job["processes"] = 1 if one_process else int(processes) if processes.isdecimal() else processes
         table = {"schema": 1, "job": [job]}
         where = f"submit -- {shlex.join(words)}"
-        user = getpass.getuser()
+        user = user_name()
         here = Path.cwd()
         jobs = jobfile.parse(table, where=where, workdir=here, user=user, known=taken, again=update).jobs
     else:
         raise click.UsageError("name a job file (JOBS.toml), or a command after --")
     jobs = tuple(filled_in(jobs, environment if was_said(ctx) else None))
     record = rundir.read_record() if living else None
-    check_here(jobs, elsewhere=record is not None and record.host != socket.gethostname())
+    for doubt in check_here(jobs, here=record is not None and record.host == socket.gethostname()):
+        click.echo(f"hpcsched: submitted all the same: {doubt} (on this host, with this PATH)", err=True)
     command = Command(command="submit", jobs=list(jobs), update=update, workdir=str(Path.cwd()))
     answer = _ask(rundir, command) if living else _leave(rundir, command, taken)
     outcomes = answer.outcomes or [""] * len(jobs)

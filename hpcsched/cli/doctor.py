@@ -22,7 +22,7 @@ import click
 import hpcsched
 from hpcsched.cli.bundle import USUAL
 from hpcsched.cli.bundle import write as write_bundle
-from hpcsched.cli.common import database_path, dir_option, json_option, option, plural, run_folder
+from hpcsched.cli.common import database_path, dir_option, json_option, option, plural, run_folder, say
 from hpcsched.cli.environments import environment_options
 from hpcsched.cli.status import clock
 from hpcsched.errors import BadEnvironment, BatchError, HpcschedError
@@ -116,7 +116,7 @@ def doctor(
         }
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
     else:
-        click.echo("\n".join(lines))
+        say("\n".join(lines))
     if bundle is not None:
         from hpcsched.cli.settings import rows, shown
 
@@ -155,7 +155,9 @@ def _environments(environment: PythonEnvironment | None) -> Iterator[Finding]:
         why = has.why_not(python)
         if used and used.python == has.executable:
             text += "; runs trainers" if environment else "; runs trainers of jobs that name no environment"
-        yield f"python {python}", not (why and environment), f"{text}; {why}" if why else text
+        # One that means to train, and cannot, is not passed over by a run either.
+        refused = bool(why) and (environment is not None or (used is None and has.trains))
+        yield f"python {python}", not refused, f"{text}; {why}" if why else text
 
 
 def _interpreters() -> Interpreters:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -70,10 +70,11 @@ def _environment(ctx: click.Context, words: dict[str, str | None]) -> PythonEnvi
         raise ConfigError(where=f"--{key}", got=error.got, accepted=error.accepted) from None
 
 
-def check_here(specs: Iterable[JobSpec], *, elsewhere: bool) -> None:
-    """Refuse jobs whose environment cannot run them; raises BadEnvironment.
+def check_here(specs: Iterable[JobSpec], *, here: bool) -> Iterator[str]:
+    """What is wrong here with the environments of jobs; raises BadEnvironment where it will be so for them.
 
-    `elsewhere`: they will run on another host, which may have what this one has not.
+    That is where their agent is on this host (`here`), and the environment a path: an agent looks names up in
+    its own PATH.
     """
     import os
 
@@ -85,9 +86,8 @@ def check_here(specs: Iterable[JobSpec], *, elsewhere: bool) -> None:
         if spec.environment is None:
             continue
         try:
-            interpreters.programs(spec.environment)
-        except BadEnvironment:
-            if elsewhere:
-                continue
-            raise
-        interpreters.check(spec)
+            interpreters.check(spec)
+        except BadEnvironment as error:
+            if here and "/" in spec.environment.name and not error.transient:
+                raise
+            yield str(error)

@@ -63,5 +63,5 @@ def _answer(process: subprocess.Popen[str], until: float, within_s: float) -> tu
     try:
         answer = json.loads(last)
         return bool(answer["ok"]), str(answer["found"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return False, f"exit code {process.returncode}: {last or 'no word'}"

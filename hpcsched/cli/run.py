@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from hpcsched import jobfile
+from hpcsched.accounts import user_name
 from hpcsched.cli import policies
 from hpcsched.cli.common import (
     Number,
@@ -186,7 +186,7 @@ def conduct(
     record = rundir.read_record() if resume and rundir.journal.exists() else None
     if record and ctx.get_parameter_source("devices") is click.core.ParameterSource.DEFAULT:
         devices = record.devices
-    file = jobfile.load(jobs, workdir=Path.cwd(), user=getpass.getuser()) if jobs else None
+    file = jobfile.load(jobs, workdir=Path.cwd(), user=user_name()) if jobs else None
     if file and jobs:
         policies.check_file(file, jobs)
     own = policies.of_run(rundir) if resume else None

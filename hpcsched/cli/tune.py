@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import shutil
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import click
 
+from hpcsched.accounts import user_name
 from hpcsched.cli.common import check_chart, find_run
 from hpcsched.cli.environments import OPTIONS, environment_options
 from hpcsched.cli.run import KEPT_SEARCH, conduct, run
@@ -145,7 +145,7 @@ def _search(
     code = conduct(
         ctx,
         jobs=None,
-        source=Feeder(source, workdir=Path.cwd(), user=getpass.getuser()),
+        source=Feeder(source, workdir=Path.cwd(), user=user_name()),
         view=view,
         check=lambda machine: check_results(source, machine),
         report=report,

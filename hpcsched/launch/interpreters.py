@@ -10,12 +10,13 @@ import contextlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -26,13 +27,20 @@ from hpcsched.core.model import JobSpec, Kind, PythonEnvironment
 from hpcsched.decoding import decode
 from hpcsched.errors import BadEnvironment, BadInput
 from hpcsched.launch import probe
+from hpcsched.launch.last_words import last_words
 from hpcsched.printing import printable
 
 WITHIN_S = 60.0
 """How long an interpreter may take to say what it has: it starts slowly on a busy shared filesystem."""
 
+FRESH_S = 5.0
+"""So long an answer counts without a look at what it depends on, and one that told nothing at most."""
+
 PYTHON, TORCH = (3, 9), (2, 4)
 """The oldest ones that run trainers."""
+
+_Version = Annotated[str, msgspec.Meta(max_length=100)]
+_Path = Annotated[str, msgspec.Meta(max_length=4096, pattern="^[^\x00]*$")]
 
 _PACKAGE = "hpcsched-worker"
 _NAMES = ("python3", "python")
@@ -42,13 +50,14 @@ _MOST_SAID = 200
 class Has(msgspec.Struct, frozen=True, kw_only=True):
     """What an interpreter has (`probe.found`); None: it is not there."""
 
-    executable: str
-    prefix: str
-    python: str
-    worker: str | None = None
-    contract: str | None = None
-    torch: str | None = None
-    watched: list[str] = []
+    executable: _Path
+    prefix: _Path
+    python: _Version
+    worker: _Version | None = None
+    contract: _Version | None = None
+    torch: _Version | None = None
+    watched: dict[_Path, int] = {}
+    """Folders that it imports from: when each was changed last, in nanoseconds."""
 
     @property
     def trains(self) -> bool:
@@ -56,7 +65,10 @@ class Has(msgspec.Struct, frozen=True, kw_only=True):
         return self.worker is not None and self.torch is not None
 
     def why_not(self, python: str) -> str:
-        """Why this `python` cannot run trainers, and what helps; "" if it can."""
+        """Why this `python` cannot run trainers, and what helps, in one line; "" if it can."""
+        return printable(self._why_not(python))
+
+    def _why_not(self, python: str) -> str:
         pip = f"{shlex.quote(python)} -m pip install"
         if _numbers(self.python) < PYTHON:
             return f"{python} is Python {self.python}; trainers need {_said(PYTHON)} or later"
@@ -76,12 +88,14 @@ class Has(msgspec.Struct, frozen=True, kw_only=True):
 class Interpreter:
     """The Python of a job: `python` is its file, `folder` the one with the environment's programs.
 
-    `named`: the job has named it, so its programs come first.
+    `named`: the job has named it, so its programs come first. `stamp`: another one when what it imports has
+    been changed, so that no process that has imported the old is used for the new.
     """
 
     python: str
     folder: str
     named: bool = True
+    stamp: int = 0
 
     def activated(self, env: Mapping[str, str]) -> dict[str, str]:
         """Variables as after the environment's activation, of which no shell line is run."""
@@ -101,27 +115,37 @@ class Interpreter:
 class Interpreters:
     """The interpreters of jobs on this host; each is asked once, and again when it has changed.
 
-    `environ` is what workers inherit: its PATH counts, and what it says of conda.
+    `environ` is what workers inherit: its PATH counts, and what it says of conda. `clock` is monotonic, in s.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self._known: dict[str, tuple[_Stamp, Has | str]] = {}
-        self._asking: dict[str, threading.Thread] = {}
+    def __init__(self, environ: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._environ, self._clock = environ, clock
+        self._known: dict[str, _Answer] = {}
+        self._asking: dict[str, _Asking] = {}
 
-    def ready(self, environment: PythonEnvironment | None) -> bool:
-        """Whether `trainers` would answer at once; what it has to ask is being asked from now on."""
+    def ready(self, environment: PythonEnvironment | None, who: Hashable = None) -> bool:
+        """Whether `trainers` would answer at once; what it has to ask is being asked from now on.
+
+        Whoever has waited for an answer takes it. One that told nothing counts for nobody else: a filesystem
+        that was busy for a minute does not fail all jobs of an environment.
+        """
         try:
             python = self._to_ask(environment)
         except BadEnvironment:
             return True
-        if python is None or self._answer(python) is not None:
+        if python is None:
             return True
-        thread = self._asking.get(python)
-        if thread is None or not thread.is_alive():
-            thread = threading.Thread(target=self._ask, args=(python,), name="interpreter", daemon=True)
-            self._asking[python] = thread
-            thread.start()
+        if isinstance(self._answer(python, look=True), Has):
+            return True
+        asking = self._asking.get(python)
+        if asking is not None and asking.thread.is_alive():
+            asking.waiting.add(who)
+            return False
+        if asking is not None and who in asking.waiting and self._answer(python) is not None:
+            return True
+        thread = threading.Thread(target=self._ask, args=(python,), name="interpreter", daemon=True)
+        self._asking[python] = _Asking(thread, {who})
+        thread.start()
         return False
 
     def trainers(self, environment: PythonEnvironment | None) -> Interpreter:
@@ -130,19 +154,18 @@ class Interpreters:
         has = self._has(python) if python is not None else None
         if environment is not None:
             assert python is not None
-            folder = str(Path(python).parent)
-            return Interpreter(python=self._good(python, has), folder=folder)
-        first = f"{python} is first in PATH, but {has}" if isinstance(has, str) else ""
+            return self._good(python, has, folder=str(Path(python).parent))
+        first = f"{printable(python or '')} is first in PATH, but {has}" if isinstance(has, str) else ""
         if isinstance(has, Has) and python is not None:
             if has.trains:
-                return Interpreter(python=self._good(python, has), folder="", named=False)
+                return self._good(python, has, named=False)
             first = has.why_not(python)
         own = own_versions()
         why = own.why_not(sys.executable)
         if why:
             either = f"; or {first}" if first else ""
             name = "name the environment of the trainings (python, venv or conda)"
-            raise BadEnvironment(f"{why}{either}; or {name}")
+            raise BadEnvironment(f"{why}{either}; or {name}", transient=isinstance(has, str))
         return Interpreter(python=sys.executable, folder="", named=False)
 
     def programs(self, environment: PythonEnvironment | None) -> Interpreter | None:
@@ -163,7 +186,7 @@ class Interpreters:
             elif spec.kind is Kind.COMMAND:
                 self.programs(spec.environment or default)
         except BadEnvironment as error:
-            raise BadEnvironment(f"job {spec.name}: {error}") from None
+            raise BadEnvironment(f"job {spec.name}: {error}", transient=error.transient) from None
 
     def candidates(self, environment: PythonEnvironment | None) -> Iterator[tuple[str, Has | str]]:
         """The interpreter that the environment names, or else those that may be the one of a job that names
@@ -193,7 +216,7 @@ class Interpreters:
             found = name if "/" in name else next(self._in_path([name]), "")
             if not found:
                 path = self._environ.get("PATH", os.defpath)
-                raise BadEnvironment(f"python = {name!r}: not found in PATH={path}")
+                raise BadEnvironment(f"python = {name!r}: not found in PATH={printable(path)}")
         else:
             prefix = name if environment.kind == "venv" or "/" in name else self._conda(name)
             found = os.path.join(prefix, "bin", "python")  # noqa: PTH118 - as it is written
@@ -201,7 +224,7 @@ class Interpreters:
             raise BadEnvironment(f"{environment.kind} = {name!r}: not an absolute path")
         if not (os.path.isfile(found) and os.access(found, os.X_OK)):  # noqa: PTH113
             what = "no such file" if not Path(found).exists() else "not a program"
-            raise BadEnvironment(f"{environment.kind} = {name!r}: {found}: {what}")
+            raise BadEnvironment(f"{environment.kind} = {name!r}: {printable(found)}: {what}")
         return found
 
     def _in_path(self, names: list[str] | tuple[str, ...]) -> Iterator[str]:
@@ -215,24 +238,29 @@ class Interpreters:
     def _conda(self, name: str) -> str:
         """The folder of the conda environment of this name."""
         looked = list(dict.fromkeys(self._conda_folders()))
-        for folder in looked:
+        for folder in looked if name not in (".", "..") else ():
             path = folder.parent if name == "base" and folder.name == "envs" else folder / name
             if (path / "conda-meta").is_dir():
                 return str(path)
-        where = (
-            ", ".join(map(str, looked)) or "no conda is known here: CONDA_EXE and CONDA_ENVS_PATH are not set"
-        )
+        unset = "no conda is known here: CONDA_EXE and CONDA_ENVS_PATH are not set"
+        where = printable(", ".join(map(str, looked))) or unset
         raise BadEnvironment(f"conda = {name!r}: no environment of this name ({where}); its folder will do")
 
     def _conda_folders(self) -> Iterator[Path]:
-        """Where conda keeps environments by name: what is set, its installation, the user's own."""
+        """Where conda keeps environments by name: what is set, its installation, the user's own.
+
+        A folder that is not an absolute path is that of nobody knows which working directory.
+        """
+        return (folder for folder in self._said_of_conda() if folder.is_absolute())
+
+    def _said_of_conda(self) -> Iterator[Path]:
         environ = self._environ
         for variable in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS"):
-            yield from map(Path, filter(None, environ.get(variable, "").split(os.pathsep)))
+            yield from map(Path, environ.get(variable, "").split(os.pathsep))
         if root := environ.get("MAMBA_ROOT_PREFIX"):
             yield Path(root) / "envs"
         for program in filter(None, (environ.get("CONDA_EXE"), *self._in_path(["conda"]))):
-            yield Path(program).parents[1] / "envs"
+            yield Path(program).parent.parent / "envs"
         if active := environ.get("CONDA_PREFIX"):
             prefix = Path(active)
             yield prefix.parent if prefix.parent.name == "envs" else prefix / "envs"
@@ -242,66 +270,80 @@ class Interpreters:
     # -- what it has -----------------------------------------------------------------------------------
 
     def _has(self, python: str) -> Has | str:
+        if asking := self._asking.get(python):
+            asking.thread.join()  # it has its own limit
         known = self._answer(python)
         return self._ask(python) if known is None else known
 
-    def _answer(self, python: str) -> Has | str | None:
-        """What it said, unless it has changed since, or was never asked."""
-        stamp, said = self._known.get(python, (None, None))
-        return said if stamp is not None and stamp.holds() else None
+    def _answer(self, python: str, *, look: bool = False) -> Has | str | None:
+        """What it said; None: never asked, changed since, or it told nothing and that was a while ago.
+
+        `look`: whether it has changed is looked at in any case.
+        """
+        known, now = self._known.get(python), self._clock()
+        if known is None:
+            return None
+        if now - known.at >= FRESH_S or (look and isinstance(known.said, Has)):
+            if isinstance(known.said, str) or not known.holds():
+                return None
+            known.at = now
+        return known.said
 
     def _ask(self, python: str) -> Has | str:
+        before = _changed(python)
         said = ask(python, self._environ)
-        watched = said.watched if isinstance(said, Has) else []
-        self._known[python] = _Stamp.of([python, *watched]), said
+        watched = said.watched if isinstance(said, Has) else {}
+        self._known[python] = _Answer(said=said, changed={**watched, python: before}, at=self._clock())
         return said
 
-    @staticmethod
-    def _good(python: str, has: Has | str | None) -> str:
+    def _good(
+        self, python: str, has: Has | str | None, *, folder: str = "", named: bool = True
+    ) -> Interpreter:
         """The file to start: a script in the place of an interpreter, such as a shim, only says which."""
-        why = has.why_not(python) if isinstance(has, Has) else f"{python}: {has}"
-        if why or not isinstance(has, Has):
+        if not isinstance(has, Has):
+            raise BadEnvironment(f"{printable(python)}: {has}", transient=True)
+        if why := has.why_not(python):
             raise BadEnvironment(why)
-        return has.executable or python
+        stamp = hash(tuple(sorted(has.watched.items())))
+        return Interpreter(python=has.executable or python, folder=folder, named=named, stamp=stamp)
 
 
 @dataclass(frozen=True, slots=True)
-class _Stamp:
-    """When some files and folders were changed last, in nanoseconds (None: they are not there)."""
+class _Asking:
+    """An interpreter being asked, and who waits for the answer."""
 
+    thread: threading.Thread
+    waiting: set[Hashable]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What an interpreter said; `at`: when that was known to hold, by the clock of who asked."""
+
+    said: Has | str
     changed: Mapping[str, int | None]
-
-    @classmethod
-    def of(cls, paths: list[str]) -> _Stamp:
-        return cls({path: _changed(path) for path in paths})
+    """When files and folders that it depends on were changed last, in nanoseconds (None: not there)."""
+    at: float
 
     def holds(self) -> bool:
         return all(_changed(path) == at for path, at in self.changed.items())
 
 
 def ask(python: str, environ: Mapping[str, str], *, within_s: float = WITHIN_S) -> Has | str:
-    """What an interpreter has, or why it does not say; takes so long at most."""
+    """What an interpreter has, or in one line why it does not say; takes so long at most."""
     program = Path(probe.__file__).read_text(encoding="utf-8")
     try:
-        done = subprocess.run(
-            [python, "-c", program],
-            env=dict(environ),
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=within_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        code, out, err = last_words([python, "-c", program], environ=environ, within_s=within_s)
+    except TimeoutError:
         return f"it has not said within {within_s:g} s what it has"
     except (OSError, ValueError) as error:
-        return f"it cannot be started: {getattr(error, 'strerror', None) or error}"
-    lines = done.stdout.strip().splitlines()
-    if done.returncode == 0 and lines:
+        return f"it cannot be started: {printable(getattr(error, 'strerror', None) or str(error))}"
+    lines = out.strip().splitlines()
+    if code == 0 and lines:
         with contextlib.suppress(BadInput):
             return decode(lines[-1], Has, most_bytes=SMALL_BYTES)
-    last = (done.stderr.strip().splitlines() or [b"no word"])[-1].decode(errors="replace")
-    return f"it cannot say what it has (exit code {done.returncode}: {printable(last[:_MOST_SAID])})"
+    last = (err.strip().splitlines() or [b"no word"])[-1].decode(errors="replace")
+    return f"it cannot say what it has, as a Python 3 does (exit code {code}: {printable(last[:_MOST_SAID])})"
 
 
 def own_versions() -> Has:
@@ -340,7 +382,7 @@ def _why_apart(contract: str | None) -> str | None:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """The first two numbers of a version; those that are missing count as 0."""
-    return tuple(int(number) for number in (*re.findall(r"\d+", version)[:2], "0", "0")[:2])
+    return tuple(int(number) for number in (*re.findall(r"[0-9]+", version)[:2], "0", "0")[:2])
 
 
 def _said(version: tuple[int, ...]) -> str:

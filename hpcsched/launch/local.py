@@ -121,7 +121,9 @@ class LocalLauncher:
 
     def ready_for(self, plan: LaunchPlan) -> bool:
         """Whether it is known what the interpreter has of which the plan needs something."""
-        return not (plan.module or plan.arena) or self.interpreters.ready(plan.environment)
+        return not (plan.module or plan.arena) or self.interpreters.ready(
+            plan.environment, (plan.job_id, plan.attempt)
+        )
 
     def forget(self, job_id: int) -> None:
         """The job is over: let go of its arena."""
@@ -215,7 +217,8 @@ class LocalLauncher:
             if not plan.parallel and env.keys() >= _MARKS:
                 marks = {name: env[name] for name in (*_MARKS, *_OF_OUR_BATCH_JOB) if name in env}
                 workers.after_failure.append(lambda: kill_rest(marks))
-            self._spawn(starts, workers, module=plan.module)
+            stamp = interpreter.stamp if interpreter else 0
+            self._spawn(starts, workers, module=plan.module, stamp=stamp)
         finally:
             os.close(output)
             workers.close_theirs()
@@ -244,11 +247,11 @@ class LocalLauncher:
             where=(workers.address, workers.port),
         )
 
-    def _spawn(self, starts: Sequence[Start], workers: LocalWorkers, *, module: str) -> None:
+    def _spawn(self, starts: Sequence[Start], workers: LocalWorkers, *, module: str, stamp: int = 0) -> None:
         """From the zygote of their interpreter as far as it can, the others from nothing."""
         begun = 0
         if self._warm and module in PROGRAMS:
-            warm = self._warm.of(starts[0].argv[0])
+            warm = self._warm.of(starts[0].argv[0], stamp)
             for start in starts:
                 found = warm.spawn(start, self._usual_environment(start))
                 if found is None:

@@ -9,13 +9,14 @@ import importlib.util
 import json
 import re
 import sys
-import sysconfig
 from pathlib import Path
 
 
 def found() -> "dict[str, object]":
-    """Versions (None: it is not there), where they are from, and the paths that change with them."""
+    """Versions (None: it is not there), where they are from, and when the folders that pip changes were."""
     sys.path[:] = [path for path in sys.path if path]  # not what happens to be in the working directory
+    folders = [Path(path) for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    watched = {str(folder): folder.stat().st_mtime_ns for folder in folders if folder.is_dir()}
     worker, contract = None, None
     try:
         if importlib.util.find_spec("hpcsched.worker") is not None:
@@ -24,7 +25,6 @@ def found() -> "dict[str, object]":
             contract = str(module.VERSION)
     except Exception:
         pass  # what is there of hpcsched is of before the contract had a version, or of none that can be read
-    folders = {sysconfig.get_paths().get(scheme) for scheme in ("purelib", "platlib")}
     return {
         "executable": sys.executable or "",
         "prefix": sys.prefix,
@@ -32,7 +32,7 @@ def found() -> "dict[str, object]":
         "worker": worker,
         "contract": contract,
         "torch": _torch(),
-        "watched": sorted(folder for folder in folders if folder),
+        "watched": watched,
     }
 
 

@@ -72,9 +72,17 @@ class WarmPools:
     ) -> None:
         self._standbys, self._rooms, self._shielded = standbys, rooms, shielded
         self._pools: OrderedDict[str, WarmProcesses] = OrderedDict()
+        self._stamps: dict[str, int] = {}
 
-    def of(self, python: str) -> WarmProcesses:
-        """Those of this interpreter."""
+    def of(self, python: str, stamp: int = 0) -> WarmProcesses:
+        """Those of this interpreter; new ones when its stamp is new, as it imports something else then.
+
+        A stamp of 0 is not known.
+        """
+        if stamp and self._stamps.setdefault(python, stamp) != stamp:
+            self._stamps[python] = stamp
+            if python in self._pools:
+                self._pools.pop(python).close()
         if python not in self._pools:
             self._pools[python] = WarmProcesses(
                 python, standbys=self._standbys, rooms=self._rooms, shielded=self._shielded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -71,7 +72,7 @@ def interpreter(folder: Path) -> Path:
         worker="0.2",
         contract=str(VERSION),
         torch="2.4",
-        watched=[str(folder)],
+        watched={str(folder): folder.stat().st_mtime_ns},
     )
     says = [msgspec.json.encode(has).decode() for has in (good, msgspec.structs.replace(good, worker=None))]
     python.write_text(f"#!/bin/sh\n[ -e {folder}/broken ] && echo '{says[1]}' || echo '{says[0]}'\n")
@@ -124,3 +125,21 @@ def test_what_cannot_run_is_refused_by_submit_and_what_can_is_taken(bench: Bench
     assert bench.output(2).strip() == (OWN if (Path(OWN) / "pyvenv.cfg").exists() else "")
     bench("cancel", "stays")
     agent.wait()
+
+
+def test_what_submit_cannot_know_it_only_doubts(bench: Bench) -> None:
+    """A name is looked up in the agent's PATH, and without an agent here nobody knows on which host."""
+    here, there = bench.folder / "here" / "bin", bench.folder / "there"
+    none = bench("submit", "--venv", there, "--parsable", "--", "true")
+    assert none.returncode == 0 and none.stdout == "1\n"
+    assert "submitted all the same: job true: venv" in none.stderr and "no such file" in none.stderr
+    here.mkdir(parents=True)
+    (here / "mypython").symlink_to(sys.executable)
+    path = bench.env["PATH"]
+    bench.env["PATH"] = f"{here}{os.pathsep}{path}"
+    bench.start(bench.set_of(job("stays", "sleep 600", gpus=1)), "--devices", "cpu:2")
+    bench.until(lambda: bench.states().get("true") == "FAILED")
+    bench.env["PATH"] = path
+    named = bench("submit", "--python", "mypython", "--name", "named", "--", "true")
+    assert named.returncode == 0 and "not found in PATH" in named.stderr
+    bench.until(lambda: bench.states().get("named") == "COMPLETED")

@@ -239,3 +239,26 @@ def test_a_gpu_that_hangs_takes_nothing_from_the_others(monkeypatch: pytest.Monk
 def test_cpu_slots_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpucheck, "PROGRAM", ("-c", "import no_such_module"))
     assert not [what for what in findings("--devices", "cpu:2") if what.startswith("GPU")]
+
+
+def test_a_python_that_is_to_run_trainers_and_does_not_fit_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run refuses it too: it is first in PATH, and has what a trainer needs."""
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    says = json.dumps(
+        {
+            "executable": "/p",
+            "prefix": "/",
+            "python": "3.11.7",
+            "worker": "9",
+            "contract": "99.0",
+            "torch": "2.4",
+        }
+    )
+    python.write_text(f"#!/bin/sh\necho '{says}'\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{python.parent}:/usr/bin:/bin")
+    found = findings(code=1)[f"python {python}"]
+    assert not found["ok"] and "but version 99.0" in found["found"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,8 @@ from hpcsched.contract.exits import WRONG_CONTRACT
 from hpcsched.contract.version import VERSION
 from hpcsched.core.model import PythonEnvironment
 from hpcsched.errors import BadEnvironment
-from hpcsched.launch.interpreters import Has, Interpreters, ask, own_versions
+from hpcsched.launch.interpreters import FRESH_S, Has, Interpreters, ask, own_versions
+from hpcsched.launch.last_words import MOST_BYTES, last_words
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.testing.conformance_launch import plan, reaped
 
@@ -45,6 +50,12 @@ def interpreter(folder: Path, *, first: str = "", **has: Any) -> Path:
     return python
 
 
+def saying(**has: Any) -> str:
+    """What a script does that says this of itself, right or wrong."""
+    says = json.dumps({**GOOD, "executable": "/p", **has})
+    return f"printf '%s\\n' '{says}'; exit"
+
+
 def asked(folder: Path) -> int:
     path = folder / "asked"
     return len(path.read_text().splitlines()) if path.exists() else 0
@@ -58,26 +69,67 @@ def environ(*folders: Path) -> dict[str, str]:
     return {"PATH": os.pathsep.join([*(str(folder / "bin") for folder in folders), "/usr/bin:/bin"])}
 
 
+def later() -> Callable[[], float]:
+    """A clock by which every look comes so late that it counts."""
+    return partial(next, itertools.count(step=2 * FRESH_S))
+
+
 def test_one_is_asked_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
-    python, site = interpreter(tmp_path, watched=[str(tmp_path / "site")]), tmp_path / "site"
+    site = tmp_path / "site"
     site.mkdir()
-    found = Interpreters(environ())
-    for _ in range(3):
-        assert found.trainers(venv(tmp_path)).python == str(python)
+    python = interpreter(tmp_path, watched={str(site): site.stat().st_mtime_ns})
+    found = Interpreters(environ(), clock=later())
+    stamps = {found.trainers(venv(tmp_path)).stamp for _ in range(3)}
+    assert found.trainers(venv(tmp_path)).python == str(python)
     assert asked(tmp_path) == 1
     (site / "new-1.0.dist-info").mkdir()  # pip install
     os.utime(site, (1, 1))
-    found.trainers(venv(tmp_path))
-    assert asked(tmp_path) == 2
+    interpreter(tmp_path, watched={str(site): site.stat().st_mtime_ns})
+    stamps.add(found.trainers(venv(tmp_path)).stamp)
+    assert asked(tmp_path) == 2 and len(stamps) == 2
+
+
+def test_between_the_answer_and_the_launch_nobody_is_asked(tmp_path: Path) -> None:
+    """The agent's loop launches in the moment in which the answer is there."""
+    site = tmp_path / "site"
+    interpreter(tmp_path, watched={str(site): 7})
+    found = Interpreters(environ(), clock=lambda: 0.0)
+    for _ in range(3):
+        found.trainers(venv(tmp_path))
+    assert asked(tmp_path) == 1
 
 
 def test_what_is_put_right_is_seen_by_the_next_launch(tmp_path: Path) -> None:
     interpreter(tmp_path, worker=None)
-    found = Interpreters(environ())
-    with pytest.raises(BadEnvironment, match="no hpcsched-worker"):
+    found = Interpreters(environ(), clock=later())
+    with pytest.raises(BadEnvironment, match="no hpcsched-worker") as raised:
         found.trainers(venv(tmp_path))
+    assert not raised.value.transient
     interpreter(tmp_path)
     os.utime(tmp_path / "bin" / "python3", (1, 1))
+    assert found.trainers(venv(tmp_path)).named
+
+
+def test_what_told_nothing_counts_for_those_who_have_waited_and_may_pass(tmp_path: Path) -> None:
+    """As on a filesystem that is busy for a minute: the interpreter has not changed, and is asked again."""
+    interpreter(tmp_path, first=f"[ -e {tmp_path}/quiet ] || {{ echo asked >> {tmp_path}/asked; exit 9; }}")
+    found = Interpreters(environ())
+
+    def known(who: int) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while not found.ready(venv(tmp_path), who):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    for who in (1, 2):
+        assert not found.ready(venv(tmp_path), who)
+        known(who)
+        with pytest.raises(BadEnvironment, match="exit code 9") as raised:
+            found.trainers(venv(tmp_path))
+        assert raised.value.transient
+    assert asked(tmp_path) == 2
+    (tmp_path / "quiet").touch()
+    known(3)
     assert found.trainers(venv(tmp_path)).named
 
 
@@ -105,16 +157,32 @@ def test_one_in_path_that_can_but_does_not_fit_is_told_and_not_passed_over(tmp_p
 @pytest.mark.parametrize(
     ("first", "says"),
     [
-        ("exit 3", r"it cannot say what it has \(exit code 3: no word\)"),
+        ("exit 3", r"it cannot say what it has, as a Python 3 does \(exit code 3: no word\)"),
         ("echo '{\"executable\": 7}'; exit", "it cannot say what it has"),
         ("echo nonsense >&2; exit 1", r"exit code 1: nonsense"),
-        ("exec sleep 60", "it has not said within 0.5 s what it has"),
+        ("sleep 60", "it has not said within 0.5 s what it has"),
+        ("exec cat /dev/zero", "it has not said within 0.5 s what it has"),
+        (saying(watched={"/a\0": 1}), "it cannot say what it has"),
+        (saying(python="3." + 5000 * "9"), "it cannot say what it has"),
     ],
 )
 def test_one_that_says_nothing_of_use_is_named_in_one_line(tmp_path: Path, first: str, says: str) -> None:
-    said = ask(str(interpreter(tmp_path, first=first)), environ(), within_s=0.5 if "sleep" in first else 60)
+    within_s = 0.5 if "0.5" in says else 60
+    said = ask(str(interpreter(tmp_path, first=first)), environ(), within_s=within_s)
     assert isinstance(said, str) and said.isprintable()
     assert re.search(says, said)
+
+
+def test_what_it_says_is_held_within_bounds_and_what_it_leaves_is_ended(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    first = f"sleep 600 & echo $! > {left}; head -c {3 * MOST_BYTES} /dev/zero | tr '\\0' x; echo"
+    python = interpreter(tmp_path, first=first)
+    code, out, err = last_words([str(python), "-c", ""], environ=environ(), within_s=PATIENCE_S)
+    assert code == 0 and len(out) <= MOST_BYTES and b"executable" in out and err == b""
+    until = time.monotonic() + PATIENCE_S
+    while Path(f"/proc/{left.read_text().strip()}/cmdline").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_this_interpreter_says_what_it_has() -> None:

@@ -56,6 +56,19 @@ def test_one_line_says_what_is_there_what_is_needed_and_how_to_get_it(changes: d
     assert has(**changes).why_not("/p") == line
 
 
+def test_what_an_interpreter_says_of_itself_comes_in_one_line() -> None:
+    line = has(worker="0.2\n\x1b[2J", contract="99.0").why_not("/p\nq")
+    assert line.isprintable() and line.startswith("/p\\nq has hpcsched-worker 0.2\\n\\x1b")
+
+
+@pytest.mark.parametrize("conda", ["conda", "/conda", "bin/conda", "."])
+def test_odd_words_about_conda_are_no_fault(conda: str) -> None:
+    environ = {"PATH": "/usr/bin", "CONDA_EXE": conda, "CONDA_ENVS_PATH": "::relative:", "CONDA_PREFIX": "p"}
+    for name in ("none", "..", "."):
+        with pytest.raises(BadEnvironment, match="no environment of this name"):
+            Interpreters(environ).programs(PythonEnvironment(kind="conda", name=name))
+
+
 @pytest.mark.parametrize("contract", [None, "99.0", minor(2), "nonsense", ""])
 def test_a_worker_of_another_contract_is_told_which_version_fits(contract: str | None) -> None:
     line = has(contract=contract).why_not("/p")

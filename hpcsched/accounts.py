@@ -1,0 +1,14 @@
+"""Whose processes these are."""
+
+from __future__ import annotations
+
+import getpass
+import os
+
+
+def user_name() -> str:
+    """The name of the user; the number where nobody knows a name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError: from Python 3.13 on
+        return str(os.getuid())
