@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hpcsched.launch.warm import MOST_ENVIRONMENTS, WarmPools
+import pytest
+
+from hpcsched.launch.spawn import Start
+from hpcsched.launch.warm import MOST_ENVIRONMENTS, TRAINING, WarmPools, WarmProcesses
 
 
 def test_an_interpreter_that_imports_something_else_gets_new_ones() -> None:
@@ -22,3 +25,23 @@ def test_the_environments_used_last_are_kept() -> None:
     pools.of("another")
     assert pools.of("0") is made["0"]
     assert pools.of("1") is not made["1"]
+
+
+@pytest.mark.parametrize(
+    ("begun_with", "task", "fits"),
+    [
+        ({}, {"CUDA_VISIBLE_DEVICES": "1"}, True),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}, True),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, False),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {}, False),
+        ({}, {"PYTHONPATH": "/other"}, False),
+    ],
+)
+def test_a_task_is_for_a_zygote_that_has_not_read_anything_else(
+    begun_with: dict[str, str], task: dict[str, str], fits: bool
+) -> None:
+    """What is read late may still come with the task, unless the zygote was given it."""
+    zygote = WarmProcesses("/p", standbys=0, rooms=(), shielded=frozenset())
+    zygote._early = begun_with
+    start = Start(program="/p", argv=("/p", "-m", TRAINING), env=task, cwd="/", output=1)
+    assert zygote._fits(start) is fits

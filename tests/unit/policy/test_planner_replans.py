@@ -40,7 +40,8 @@ def two_at_work():
 
 
 @pytest.mark.parametrize(
-    ("off_s", "plans"), [(0.0, 0), (JITTER_S + 0.05 * 450 - 1, 0), (30.0, 1), (-30.0, 1)]
+    ("off_s", "plans"),
+    [(0.0, 0), (JITTER_S + 0.05 * 450 - 1, 0), (JITTER_S + 0.05 * 450 + 0.5, 1), (-30.0, 1)],
 )
 def test_a_job_that_ends_as_planned_is_no_news(off_s, plans):
     driver = two_at_work()
