@@ -1,53 +1,90 @@
 """Takes out of text what looks like a secret, and on request what tells who and where. Pure.
 
-No rule finds all: what is made with this says that it should be looked through.
+No rule finds all: what is made with this says that it should be looked through. Every rule takes time in
+proportion to the text: programs write into it what they like.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 REMOVED = "<removed>"
 
-_SECRET = (
-    r"secret|token|passw|passphrase|credential|cookie|private|bearer"
-    r"|(?<![a-z])(?:key|auth|pwd)(?![a-z])|api-?_?key|access-?_?key"
+_STRONG = re.compile(
+    r"secret|token(?![a-z])|passw|passphrase|credential|cookie|private|bearer|authorization|jwt|webhook"
+    r"|api-?key|access-?key"
 )
-_NAME = re.compile(_SECRET, re.IGNORECASE)
-_WORD = rf"[\w.-]*?(?:{_SECRET})[\w.-]*"
-_TEXT = r'(?:[^"\\]|\\.)*'
-_SINGLE = r"(?:[^'\\]|\\.)*"
-_RULES = tuple(
+"""In names of what is a secret whatever it looks like."""
+_WEAK = re.compile(r"(?<![a-z])(?:keys?|auth|pwd|pass|pw|dsn|signature)(?![a-z])")
+"""In names of what may be one, if it is text."""
+_MOST_OF_A_NAME = 200
+
+_NAME = re.compile(r"[\w.-]++")
+_OPEN = r"\$?(?P<quote>\\*[\"'])"
+_QUOTED = rf"{_OPEN}(?:(?!(?P=quote))(?:\\.|.))*+(?P<end>(?P=quote)|\Z)"
+_ASSIGNED = re.compile(
+    rf"\\*[\"']?(?P<sign>\s{{0,8}}(?:=>?|:)\s{{0,8}})(?![=:])(?:{_QUOTED}|(?P<bare>\[[^\]]{{0,4096}}\]?|[^\s\"'\\]+))",
+    re.DOTALL,
+)
+_FOLLOWING = re.compile(
+    rf"(?P<sign>\\*[\"']\s{{0,8}},\s{{0,8}}|\s{{1,8}})(?:{_QUOTED}|(?P<bare>[^\s\"',;-][^\s\"',;]*))",
+    re.DOTALL,
+)
+_LINE = re.compile(r"[^\"'\n]*")
+_FORMS = tuple(
     (re.compile(pattern, re.IGNORECASE | re.DOTALL), to)
     for pattern, to in (
-        # The values of a JSON or TOML document, also one that is cut off; a command's words behind --token.
-        (rf'("{_WORD}"\s*[:=]\s*")(?:{_TEXT})("|\Z)', rf"\1{REMOVED}\2"),
-        (rf'("-{{1,2}}{_WORD}"\s*,\s*")(?:{_TEXT})("|\Z)', rf"\1{REMOVED}\2"),
-        (rf"('-{{1,2}}{_WORD}'\s*,\s*')(?:{_SINGLE})('|\Z)", rf"\1{REMOVED}\2"),
-        (rf'(?<![\w"])({_WORD}\s*=\s*")(?:{_TEXT})("|\Z)', rf"\1{REMOVED}\2"),
-        # NAME=value and --name=value, --name value in running text.
-        (rf"(?<![\w])({_WORD}=)(?!=)(?![\"' ])[^\s\"',;]+", rf"\1{REMOVED}"),
-        (rf"((?<!\w)--{_WORD}\s+)(?!-)[^\s\"',;]+", rf"\1{REMOVED}"),
-        (r"(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}", rf"\1{REMOVED}"),
-        (r"(\w+://)[^\s/@\"']+@", rf"\1{REMOVED}@"),
-        # Tokens that are known by their form alone.
-        (r"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|sk-|xox[abp]-|AKIA)[\w-]{12,}", REMOVED),
-        (r"-----BEGIN [^-]*PRIVATE KEY-----.*?(?:-----END [^-]*-----|\Z)", REMOVED),
+        (r"-----BEGIN [^-]{0,40}PRIVATE KEY-----.*?(?:-----END [^-]{0,40}-----|\Z)", REMOVED),
+        (r"(\b(?:bearer|basic)\s{1,8})[\w.~+/=-]{8,}+", rf"\1{REMOVED}"),
+        (r"(\w{1,20}://)(?=[^\s/@\"']{0,500}[:@])[^\s\"']{0,500}@", rf"\1{REMOVED}@"),
+        (
+            r"(?<![\w.-])(?:hf_|gh[oprsu]_|github_pat_|glpat-|npm_|sk-|xox[abprs]-|A[KS]IA|AIza)[\w-]{12,}+",
+            REMOVED,
+        ),
+        (r"(?<![\w.-])eyJ[\w-]{8,}+(?:\.[\w-]++){1,2}", REMOVED),
     )
 )
+"""Secrets that are known by their form alone."""
 
 
 def is_secret(name: str) -> bool:
     """Whether a variable or a key of this name is likely to hold a secret."""
-    return _NAME.search(name.replace("_", "-").lower()) is not None
+    word = _plain(name)
+    return _STRONG.search(word) is not None or _WEAK.search(word) is not None
 
 
 def without_secrets(text: str) -> str:
-    """The text with the values of secret names, and what looks like a token, replaced by `REMOVED`."""
-    for pattern, to in _RULES:
+    """The text with the values of secret names, and what looks like a token, replaced by `REMOVED`.
+
+    Values are what follows as in NAME=value, NAME: value, `--name value`, quoted or not, also within quotes.
+    """
+    for pattern, to in _FORMS:
         text = pattern.sub(to, text)
-    return text
+    parts, at, name = [], 0, _NAME.search(text)
+    while name is not None:
+        if found := _value(text, name):
+            start, end = found
+            parts += [text[at:start], REMOVED]
+            at = end
+        name = _NAME.search(text, max(at, name.end()))
+    return "".join([*parts, text[at:]])
+
+
+def document_without_secrets(text: str) -> str:
+    """The same of a JSON document, or of one a line, which stay such documents; other text as text.
+
+    Values of secret names go whatever they are, those of options of a command too, also in documents that are
+    a value themselves.
+    """
+    try:
+        return _dumped(json.loads(text), text)
+    except (ValueError, RecursionError):
+        if "\n" not in text.rstrip("\n"):
+            return without_secrets(text)
+    return "".join(document_without_secrets(line) for line in text.splitlines(keepends=True))
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
@@ -57,3 +94,66 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
         return text
     either = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in wanted))
     return either.sub(lambda found: names[found[0]], text)
+
+
+def _plain(name: str) -> str:
+    return name[-_MOST_OF_A_NAME:].replace("_", "-").lower()
+
+
+def _value(text: str, name: re.Match[str]) -> tuple[int, int] | None:
+    """Where the value of a secret name stands that is followed by one."""
+    word = _plain(name[0])
+    strong = _STRONG.search(word) is not None
+    if not strong and _WEAK.search(word) is None:
+        return None
+    found = _ASSIGNED.match(text, name.end())
+    if found is None and name[0].startswith("-"):
+        found = _FOLLOWING.match(text, name.end())
+    if found is None:
+        return None
+    if found["quote"]:
+        return found.end("quote"), found.start("end")
+    start = found.start("bare")
+    if name[0].startswith("-") or found["sign"] == "=":
+        return start, found.end()
+    if not strong:
+        return None  # such as `key = function(...)` in a line of a program
+    whole = ":" in found["sign"] and re.search("cookie|authorization", word)
+    line = _LINE.match(text, start) if whole else None
+    return start, (line or found).end()
+
+
+def _dumped(value: Any, text: str) -> str:
+    end = text[len(text.rstrip()) :]
+    gap = (",", ":") if ": " not in text else (", ", ": ")
+    return json.dumps(_cleaned(value), ensure_ascii=False, separators=gap) + end
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {without_secrets(key): _of(key, one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_word(before, one) for before, one in zip([None, *value], value, strict=False)]
+    if not isinstance(value, str):
+        return value
+    return document_without_secrets(value) if value.lstrip()[:1] in ("{", "[") else without_secrets(value)
+
+
+def _of(key: str, value: Any) -> Any:
+    """The value of this key."""
+    if value is None or isinstance(value, bool):
+        return value
+    if _STRONG.search(_plain(key)) or (isinstance(value, str) and is_secret(key)):
+        return REMOVED
+    return _cleaned(value)
+
+
+def _word(before: Any, word: Any) -> Any:
+    """A word of a list, maybe of a command: the value of the option before it, or one with its value."""
+    if not isinstance(word, str):
+        return _cleaned(word)
+    name, sign, _ = word.partition("=")
+    if word.startswith("-"):
+        return f"{name}={REMOVED}" if sign and is_secret(name) else _cleaned(word)
+    option = isinstance(before, str) and before.startswith("-") and "=" not in before
+    return REMOVED if option and is_secret(before) else _cleaned(word)

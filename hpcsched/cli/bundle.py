@@ -5,9 +5,9 @@ Bounded, without secrets as far as they can be told by their names, and without 
 
 from __future__ import annotations
 
-import getpass
 import importlib.metadata
 import io
+import json
 import os
 import platform
 import shutil
@@ -16,11 +16,14 @@ import tarfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import hpcsched
+from hpcsched.accounts import user_name
+from hpcsched.batch.hostlist import expand
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, BatchError, ConfigError
-from hpcsched.redaction import REMOVED, is_secret, renamed, without_secrets
+from hpcsched.redaction import REMOVED, document_without_secrets, is_secret, renamed, without_secrets
 
 MOST_OF_A_FILE = 2**20
 MOST_IN_ALL = 16 * 2**20
@@ -65,6 +68,13 @@ replaced by {removed}; a secret under another name is still here. Of each file o
 {most} KiB are here; checkpoints, programs and data are not{logs}.
 
 """
+_DOCUMENTS = (".json", ".jsonl")
+
+_USER = ("USER", "LOGNAME", "SLURM_JOB_USER", "LSFUSER")
+_HOST = ("SLURM_SUBMIT_HOST", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "LSB_SUB_HOST", "HOSTNAME")
+_HOSTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST", "LSB_HOSTS", "LSB_MCPU_HOSTS")
+_TELL_WHERE = ("SLURM_JOB_ACCOUNT", "SLURM_CLUSTER_NAME", "LSB_PROJECT_NAME", "LSF_CLUSTER_NAME")
+"""Variables with names that `--anonymise` takes out wherever they stand."""
 
 Said = tuple[str, str]
 """The name of a file in the bundle, and its text."""
@@ -80,15 +90,16 @@ def write(
     with_logs: bool,
     anonymise: bool,
 ) -> list[str]:
-    """Write the archive, mode 0600, and return the names of the files in it, each with its length.
+    """Write the archive, mode 0600; the names of the files in it, each with its length, and what is missing.
 
     `root` is the run directory (there may be none). Raises ConfigError where `to` is there already or cannot
     be written.
     """
     names = _names(environ) if anonymise else {}
 
-    def fit(text: str) -> bytes:
-        return renamed(without_secrets(text), names).encode(errors="replace")
+    def fit(text: str, name: str = "") -> bytes:
+        clean = document_without_secrets if name.endswith(_DOCUMENTS) else without_secrets
+        return renamed(clean(text), names).encode(errors="replace")
 
     said = [
         ("doctor.txt", findings),
@@ -99,14 +110,16 @@ def write(
         ("batch.txt", _answers(_BATCH, environ)),
     ]
     files: list[tuple[str, bytes]] = []
+    missing = [] if root.is_dir() else [fit(f"no run: {root} is not there (--dir)").decode()]
     room = MOST_IN_ALL
     for name, text in _chain(said, _of_run(root), _outputs(root) if with_logs else ()):
-        data = fit(text)
+        data, shown = fit(text, name), fit(name).decode()
         if len(data) > room:
-            break
+            missing.append(f"no {shown}: {len(data)} bytes more than the {MOST_IN_ALL} that a bundle holds")
+            continue
         room -= len(data)
-        files.append((fit(name).decode(), data))
-    listed = [f"{name} ({len(data)} bytes)" for name, data in files]
+        files.append((shown, data))
+    listed = [*(f"{name} ({len(data)} bytes)" for name, data in files), *missing]
     logs = "" if with_logs else ", nor are the outputs of jobs (`--with-logs`)"
     readme = (
         _README.format(removed=REMOVED, most=MOST_OF_A_FILE // 1024, logs=logs) + "\n".join(listed) + "\n"
@@ -123,14 +136,12 @@ def _chain(*parts: Iterable[Said]) -> Iterator[Said]:
 def _archive(to: Path, files: Sequence[tuple[str, bytes]]) -> None:
     folder = to.name.removesuffix(".tar.gz").removesuffix(".tgz")
     try:
-        with (
-            os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file,
-            tarfile.open(fileobj=file, mode="w:gz") as archive,
-        ):
-            for name, data in files:
-                entry = tarfile.TarInfo(f"{folder}/{name}")
-                entry.size, entry.mode, entry.mtime = len(data), 0o600, int(time.time())
-                archive.addfile(entry, io.BytesIO(data))
+        with os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            try:
+                _pack(file, folder, files)
+            except OSError:
+                to.unlink(missing_ok=True)  # a part of one would only be in the way of the next
+                raise
     except FileExistsError:
         raise ConfigError(where="--bundle", got=f"{to} is there already", accepted="a new file") from None
     except OSError as error:
@@ -138,6 +149,15 @@ def _archive(to: Path, files: Sequence[tuple[str, bytes]]) -> None:
         raise ConfigError(
             where="--bundle", got=got, accepted="a file in a folder that you can write"
         ) from error
+
+
+def _pack(file: IO[bytes], folder: str, files: Sequence[tuple[str, bytes]]) -> None:
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name, data in files:
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size, entry.mode, entry.mtime = len(data), 0o600, int(time.time())
+            archive.addfile(entry, io.BytesIO(data))
+    file.flush()
 
 
 def _versions() -> str:
@@ -193,11 +213,37 @@ def _of_run(root: Path) -> Iterator[Said]:
 
 
 def _outputs(root: Path) -> Iterator[Said]:
-    """The ends of what the newest jobs have written."""
+    """The ends of what the newest jobs have written, each host's."""
+    named = _named_outputs(root)
     folders = [path for path in root.glob("jobs/*") if path.name.isdecimal() and len(path.name) < 10]
     for folder in sorted(folders, key=lambda path: int(path.name), reverse=True)[:NEWEST_JOBS]:
-        for path in sorted((*folder.glob("*.out"), *folder.glob("*.log"))):
+        found = {path for ways in ("*.out", "*.out.*", "*.log") for path in folder.glob(ways)}
+        for output in named.get(folder.name, ()):
+            if output.parent == folder:
+                found |= {
+                    output,
+                    *(path for path in folder.iterdir() if path.name.startswith(f"{output.name}.")),
+                }
+            else:
+                yield (
+                    f"run/jobs/{folder.name}/elsewhere.txt",
+                    f"left out: {output} is not in the job's folder\n",
+                )
+        for path in sorted(path for path in found if path.exists() or path.is_symlink()):
             yield f"run/jobs/{folder.name}/{path.name}", _tail(path, root, MOST_OF_AN_OUTPUT)
+
+
+def _named_outputs(root: Path) -> dict[str, list[Path]]:
+    """By the number of a job, the output that status.json names."""
+    named: dict[str, list[Path]] = {}
+    try:
+        jobs = json.loads(_tail(root / "status.json", root, MOST_IN_ALL))["jobs"]
+        for job in jobs:
+            if job["output"]:
+                named.setdefault(str(job["id"]), []).append(Path(str(job["output"])))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass  # outputs of the usual names are found without it
+    return named
 
 
 def _tail(path: Path, root: Path, most: int) -> str:
@@ -218,11 +264,22 @@ def _tail(path: Path, root: Path, most: int) -> str:
     return f"... the last {most // 1024} KiB\n{text.partition(chr(10))[2] or 'left out: it is one line'}"
 
 
+def _hosts(text: str) -> set[str]:
+    """The hosts of a list as Slurm writes it, and the list; or LSF's words, some of which are numbers."""
+    try:
+        return {text, *expand(text.replace(" ", ","))}
+    except ValueError:
+        return {text, *text.split()}
+
+
 def _names(environ: Mapping[str, str]) -> dict[str, str]:
     """Names that tell who and where, each with what stands for it."""
-    names = {str(Path.home()): "~", getpass.getuser(): "USER", platform.node(): "HOST"}
-    names |= {platform.node().partition(".")[0]: "HOST"}
-    names |= {
-        environ[name]: name for name in ("SLURM_JOB_ACCOUNT", "SLURM_CLUSTER_NAME") if environ.get(name)
-    }
-    return {name: shown for name, shown in names.items() if len(name) > 1}
+    names = {environ[name]: name for name in _TELL_WHERE if environ.get(name)}
+    hosts = {platform.node(), *(environ.get(name, "") for name in _HOST)}
+    for name in _HOSTS:
+        hosts |= _hosts(environ.get(name, ""))
+    hosts |= {host.partition(".")[0] for host in hosts}
+    names |= dict.fromkeys(sorted(hosts - {"localhost"}), "HOST")
+    names |= {environ[name]: "USER" for name in _USER if environ.get(name)}
+    names |= {user_name(): "USER", str(Path.home()): "~"}
+    return {name: shown for name, shown in names.items() if len(name) > 1 and not name.isdecimal()}

@@ -55,7 +55,9 @@ Finding = tuple[str, bool, str]
     help=_BUNDLE,
 )
 @click.option("--with-logs", is_flag=True, help="With --bundle: also the ends of the newest jobs' outputs.")
-@click.option("--anonymise", is_flag=True, help="With --bundle: user, home and host names are replaced.")
+@click.option(
+    "--anonymise", is_flag=True, help="With --bundle: names of user, home, hosts, account are replaced."
+)
 @json_option
 @click.pass_context
 @environment_options

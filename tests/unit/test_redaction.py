@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hpcsched.redaction import REMOVED, is_secret, renamed, without_secrets
+from hpcsched.redaction import REMOVED, document_without_secrets, is_secret, renamed, without_secrets
 
 SECRET = "s3cr3t-V4lue"
 
@@ -28,6 +28,25 @@ SECRET = "s3cr3t-V4lue"
         f"Authorization: Bearer {SECRET}",
         f"hf_{SECRET.replace('-', '')}aaaa",
         f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----",
+        f"TOKEN='{SECRET}' python t.py",
+        f"export WANDB_API_KEY='a {SECRET}'",
+        f"password = {SECRET}",
+        f"password: {SECRET}",
+        f"{{'password': '{SECRET}'}}",
+        f"--token 'a {SECRET}'",
+        json.dumps({"CONFIG": json.dumps({"api_key": SECRET})}),
+        json.dumps({"command": ["sh", "-c", f'TOKEN="{SECRET}" python']}),
+        json.dumps({"secrets": ["a", SECRET]}),
+        f"DB_PASS={SECRET}",
+        f"SLURM_JWT={SECRET}",
+        f"SLACK_WEBHOOK_URL=https://host/{SECRET}",
+        f"password=ab,{SECRET}",
+        f"https://me:a@{SECRET}@host/path",
+        f"https://me:a/{SECRET}@host/path",
+        f"Cookie: a=1; session={SECRET}",
+        f"Authorization: token {SECRET}",
+        f"ghs_{SECRET.replace('-', '')}aaaa",
+        f"eyJhbGciOiJIUzI1NiJ9.{SECRET}.x",
     ],
 )
 def test_a_secret_is_taken_out(text: str) -> None:
@@ -43,6 +62,11 @@ def test_a_secret_is_taken_out(text: str) -> None:
         "python train.py --lr 0.1 --keyboard us",
         "job 3 (monkey) starts on GPU 0",
         "https://host/path?x=1",
+        "https://host/@ada",
+        "    key = function(value)",
+        "KeyError: 'lr'; 3 passed, tokenizer: gpt2, max_tokens=5, tokens_per_s: 7.5",
+        json.dumps({"kind": "TimerFired", "key": ["drain", 0, 0], "at": 1.5}),
+        "a == b; key == c",
     ],
 )
 def test_other_text_stays_as_it_is(text: str) -> None:
@@ -53,6 +77,44 @@ def test_what_is_left_of_a_document_is_still_one() -> None:
     document = {"env": {"A_TOKEN": 'x"y\\', "B": "1"}, "command": ["x", "--key", "v", "--lr", "2"]}
     clean = json.loads(without_secrets(json.dumps(document)))
     assert clean == {"env": {"A_TOKEN": REMOVED, "B": "1"}, "command": ["x", "--key", REMOVED, "--lr", "2"]}
+
+
+def test_values_of_any_kind_go_from_documents_which_stay_documents() -> None:
+    told = {
+        "password": 123,
+        "secrets": ["a", {"b": 1}],
+        "key": ["drain", 0],
+        "token": None,
+        "config": json.dumps({"api_key": "x", "lr": 0.1}),
+        "command": ["t.py", "--token=a b", "--key", "v", "--lr", "2"],
+        "t\u00f6ken": "stays",
+    }
+    clean = {
+        **told,
+        "password": REMOVED,
+        "secrets": REMOVED,
+        "config": json.dumps({"api_key": REMOVED, "lr": 0.1}),
+        "command": ["t.py", f"--token={REMOVED}", "--key", REMOVED, "--lr", "2"],
+    }
+    lines = "".join(json.dumps(table) + "\n" for table in (told, {"n": 1}))
+    found = document_without_secrets(lines + "TOKEN=x, not JSON\n" + json.dumps(told)[:20])
+    first, second, third, _ = found.split("\n")
+    assert json.loads(first) == clean and second == '{"n": 1}' and third == f"TOKEN={REMOVED} not JSON"
+    assert json.loads(document_without_secrets(json.dumps(told, indent=1))) == clean
+
+
+ANYTHING = (
+    *(".", "key.", '"', "'", "\\", ":", "://", "a://b:", "=", "key=", "key='", "[", "{", "-", "x"),
+    *("token: [", "--key ", "eyJ", "eyJ-", "sk-", "basic ", "key\\'", "key:   "),
+    "-----BEGIN PRIVATE KEY-----",
+)
+
+
+@pytest.mark.parametrize("piece", ANYTHING)
+def test_much_of_anything_is_done_in_no_time(piece: str) -> None:
+    """Rules that go back over what they have read would take hours."""
+    text = piece * (2**17 // len(piece))
+    assert len(document_without_secrets(text)) <= 20 * len(text)
 
 
 def test_names_of_variables_are_told_apart() -> None:

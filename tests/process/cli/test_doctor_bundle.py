@@ -103,6 +103,45 @@ def test_outputs_come_if_asked_for_and_names_go(root: Path, tmp_path: Path) -> N
     assert not any("checkpoint" in name for name in files)
 
 
+def test_outputs_of_any_name_come_each_hosts_too(root: Path, tmp_path: Path) -> None:
+    folder = root / "jobs" / "1"
+    other = tmp_path / "train.txt"
+    for path in (folder / "train.txt", folder / "train.txt.node2", folder / "x.out.node3", other):
+        path.write_text("words of a job")
+    jobs = [{"id": 1, "output": str(folder / "train.txt")}, {"id": 1, "output": str(other)}]
+    (root / "status.json").write_text(json.dumps({"jobs": jobs}))
+    call("--dir", root, "--bundle", tmp_path / "b.tar.gz", "--with-logs")
+    files = content(tmp_path / "b.tar.gz")
+    found = {name.rpartition("/")[2] for name, text in files.items() if text == "words of a job"}
+    assert found == {"train.txt", "train.txt.node2", "x.out.node3"}
+    assert files["run/jobs/1/elsewhere.txt"] == f"left out: {other} is not in the job's folder\n"
+
+
+def test_names_of_the_allocation_go_too(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "tux[1-3],login7")
+    monkeypatch.setenv("SLURM_JOB_USER", "grace")
+    monkeypatch.setenv("LSB_MCPU_HOSTS", "ibm1 4 ibm2 8")
+    (root / "jobs" / "1" / "a.out").write_text("grace on tux2, ibm2 and login7: 4 GPUs\n")
+    call("--dir", root, "--bundle", tmp_path / "b.tar.gz", "--with-logs", "--anonymise")
+    files = content(tmp_path / "b.tar.gz")
+    assert files["run/jobs/1/a.out"] == "USER on HOST, HOST and HOST: 4 GPUs\n"
+    assert not any("tux" in text or "ibm1" in text for text in files.values())
+
+
+def test_what_is_missing_is_said(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = call("--dir", tmp_path / "no-run", "--bundle", tmp_path / "b.tar.gz")
+    for said in (done.stderr, content(tmp_path / "b.tar.gz")["README.txt"]):
+        assert f"no run: {tmp_path}/no-run is not there (--dir)" in said
+
+    def full(*words: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bundle.tarfile, "open", full)
+    done = call("--dir", root, "--bundle", tmp_path / "c.tar.gz")
+    assert isinstance(done.exception, ConfigError) and "No space left" in str(done.exception)
+    assert not (tmp_path / "c.tar.gz").exists()
+
+
 def test_nothing_behind_a_link_is_taken(root: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -126,6 +165,7 @@ def test_a_bundle_has_a_bound(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     call("--dir", root, "--bundle", tmp_path / "b.tar.gz")
     files = content(tmp_path / "b.tar.gz")
     assert "doctor.txt" in files and "run/journal.jsonl" not in files
+    assert "run/status.json" in files and "no run/journal.jsonl: " in files["README.txt"]
     assert sum(map(len, files.values())) < 2**16
 
 
