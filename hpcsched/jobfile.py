@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import graphlib
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -352,6 +353,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
 @lru_cache(maxsize=256)
 def _environment(kind: Literal["python", "venv", "conda"], word: str, workdir: Path) -> PythonEnvironment:
     """One object for all jobs that name the same; paths are relative to where programs run by default."""
+    word = os.path.expanduser(word) if word.startswith("~/") else word  # noqa: PTH111
     path = kind == "venv" or "/" in word
     return PythonEnvironment(kind=kind, name=str(workdir / word) if path else word)
 

@@ -21,9 +21,10 @@ def specs(*tables: dict[str, Any], **defaults: Any) -> tuple[JobSpec, ...]:
     return jobfile.parse(table, where="jobs.toml", workdir=Path("/here")).jobs
 
 
-def test_paths_are_relative_to_where_programs_run_and_names_stay() -> None:
+def test_paths_are_relative_to_where_programs_run_and_names_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
     tables = [{"python": "bin/python"}, {"python": "python3.12"}, {"venv": ".venv"}, {"conda": "torch"}]
-    tables += [{"conda": "../envs/a"}, {"venv": "/abs"}, {}]
+    tables += [{"conda": "../envs/a"}, {"venv": "/abs"}, {}, {"venv": "~/e"}, {"conda": "~"}]
     named = [job.environment and (job.environment.kind, job.environment.name) for job in specs(*tables)]
     assert named == [
         ("python", "/here/bin/python"),
@@ -33,6 +34,8 @@ def test_paths_are_relative_to_where_programs_run_and_names_stay() -> None:
         ("conda", "/here/../envs/a"),
         ("venv", "/abs"),
         None,
+        ("venv", "/home/ada/e"),
+        ("conda", "~"),
     ]
 
 
