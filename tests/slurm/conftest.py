@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -154,10 +155,12 @@ def slurm_by_cgroup(tmp_path: Path) -> Iterator[RealSlurm]:
     """A cluster of its own that keeps processes, cores and GPUs apart, as production machines do."""
     work = tmp_path / "slurm"
     work.mkdir()
-    own = {"HPCSCHED_TEST_SLURM_DIR": str(tmp_path / "cluster"), "HPCSCHED_TEST_SLURM_PORTS": ""}
-    with brought_up(work, SLURM_TEST_CGROUP="1", **own) as cluster:
-        yield cluster
-        cluster.tidy()
+    # Slurm's sockets are below it, and the path of a socket has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="slurm-") as short:
+        own = {"HPCSCHED_TEST_SLURM_DIR": f"{short}/cluster", "HPCSCHED_TEST_SLURM_PORTS": ""}
+        with brought_up(work, SLURM_TEST_CGROUP="1", **own) as cluster:
+            yield cluster
+            cluster.tidy()
 
 
 @pytest.fixture

@@ -205,7 +205,7 @@ def test_one_that_the_zygote_has_forked_yields_before_it_begins(tmp_path):
             return pid, go
 
     launcher = LocalLauncher()
-    launcher._warm = SimpleNamespace(of=lambda python: Zygote())
+    launcher._warm = SimpleNamespace(of=lambda python, stamp: Zygote())
     workers = launcher.launch(replace(plan(tmp_path, []), module="hpcsched.worker", idle=True))
     try:
         assert reaped(workers) == 0
