@@ -7,8 +7,8 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
