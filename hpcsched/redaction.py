@@ -6,6 +6,7 @@ proportion to the text: programs write into it what they like.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Mapping
@@ -21,19 +22,22 @@ _STRONG = re.compile(
 _WEAK = re.compile(r"(?<![a-z])(?:keys?|auth|pwd|pass|pw|dsn|signature)(?![a-z])")
 """In names of what may be one, if it is text."""
 _MOST_OF_A_NAME = 200
+_HOST = re.compile(r"\w[\w.-]*+")
 
 _NAME = re.compile(r"[\w.-]++")
-_OPEN = r"\$?(?P<quote>\\*[\"'])"
+_OPEN = r"(?:\$|[bru]{1,2})?(?P<quote>\\*(?:\"\"\"|'''|[\"']))"
 _QUOTED = rf"{_OPEN}(?:(?!(?P=quote))(?:\\.|.))*+(?P<end>(?P=quote)|\Z)"
 _ASSIGNED = re.compile(
-    rf"\\*[\"']?(?P<sign>\s{{0,8}}(?:=>?|:)\s{{0,8}})(?![=:])(?:{_QUOTED}|(?P<bare>\[[^\]]{{0,4096}}\]?|[^\s\"'\\]+))",
+    rf"\\*[\"']?\]?(?P<sign>\s{{0,8}}(?:=>?|:)\s{{0,8}})(?![=:])(?:{_QUOTED}|(?P<bare>\[[^\]]{{0,4096}}\]?|[^\s\"'\\]+))",
     re.DOTALL,
 )
 _FOLLOWING = re.compile(
     rf"(?P<sign>\\*[\"']\s{{0,8}},\s{{0,8}}|\s{{1,8}})(?:{_QUOTED}|(?P<bare>[^\s\"',;-][^\s\"',;]*))",
     re.DOTALL,
 )
-_LINE = re.compile(r"[^\"'\n]*")
+_REST = {quote: re.compile(rf"[^\n{quote}]*") for quote in ("", '"', "'")}
+"""What is left of a line, or of what is quoted there."""
+_OPTION = re.compile(r"--[\w-]+(?:=.*)?|-\w", re.DOTALL)
 _FORMS = tuple(
     (re.compile(pattern, re.IGNORECASE | re.DOTALL), to)
     for pattern, to in (
@@ -79,21 +83,35 @@ def document_without_secrets(text: str) -> str:
     Values of secret names go whatever they are, those of options of a command too, also in documents that are
     a value themselves.
     """
-    try:
-        return _dumped(json.loads(text), text)
-    except (ValueError, RecursionError):
-        if "\n" not in text.rstrip("\n"):
-            return without_secrets(text)
-    return "".join(document_without_secrets(line) for line in text.splitlines(keepends=True))
+    if (clean := _clean_document(text)) is not None:
+        return clean
+    parts, other = [], ""
+    for line in io.StringIO(text, newline="\n"):
+        clean = _clean_document(line) if line.lstrip()[:1] in ("{", "[") else None
+        if clean is None:
+            other += line
+        else:
+            parts += [without_secrets(other), clean]
+            other = ""
+    return "".join([*parts, without_secrets(other)])
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
     """The text with these names (of users, folders, hosts) replaced, the longest first."""
-    wanted = sorted(filter(None, names), key=len, reverse=True)
-    if not wanted:
-        return text
-    either = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in wanted))
-    return either.sub(lambda found: names[found[0]], text)
+    odd = sorted((name for name in names if name and not _HOST.fullmatch(name)), key=len, reverse=True)
+    if odd:
+        either = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in odd))
+        text = either.sub(lambda found: names[found[0]], text)
+    return _HOST.sub(lambda found: _renamed(found[0], names), text)
+
+
+def _renamed(word: str, names: Mapping[str, str]) -> str:
+    """A word that may be a name, of a host in its domain too, or be made of such: a look-up, however many."""
+    whole = word.rstrip(".-")
+    for part in (whole, whole.partition(".")[0]):
+        if part in names:
+            return names[part] + word[len(part) :]
+    return re.sub(r"\w+", lambda found: names.get(found[0], found[0]), word)
 
 
 def _plain(name: str) -> str:
@@ -118,9 +136,19 @@ def _value(text: str, name: re.Match[str]) -> tuple[int, int] | None:
         return start, found.end()
     if not strong:
         return None  # such as `key = function(...)` in a line of a program
-    whole = ":" in found["sign"] and re.search("cookie|authorization", word)
-    line = _LINE.match(text, start) if whole else None
-    return start, (line or found).end()
+    if ":" not in found["sign"] or not re.search("cookie|authorization", word):
+        return start, found.end()
+    before = text[max(0, name.start() - 1) : name.start()]
+    rest = _REST[before if before in _REST else ""].match(text, start)
+    return start, (rest or found).end()
+
+
+def _clean_document(text: str) -> str | None:
+    """A document without secrets; None: it is no JSON."""
+    try:
+        return _dumped(json.loads(text), text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _dumped(value: Any, text: str) -> str:
@@ -136,7 +164,8 @@ def _cleaned(value: Any) -> Any:
         return [_word(before, one) for before, one in zip([None, *value], value, strict=False)]
     if not isinstance(value, str):
         return value
-    return document_without_secrets(value) if value.lstrip()[:1] in ("{", "[") else without_secrets(value)
+    clean = _clean_document(value) if value.lstrip()[:1] in ("{", "[") else None
+    return without_secrets(value) if clean is None else clean
 
 
 def _of(key: str, value: Any) -> Any:
@@ -150,10 +179,10 @@ def _of(key: str, value: Any) -> Any:
 
 def _word(before: Any, word: Any) -> Any:
     """A word of a list, maybe of a command: the value of the option before it, or one with its value."""
-    if not isinstance(word, str):
-        return _cleaned(word)
-    name, sign, _ = word.partition("=")
-    if word.startswith("-"):
-        return f"{name}={REMOVED}" if sign and is_secret(name) else _cleaned(word)
-    option = isinstance(before, str) and before.startswith("-") and "=" not in before
-    return REMOVED if option and is_secret(before) else _cleaned(word)
+    takes = isinstance(before, str) and before.startswith("-") and "=" not in before and is_secret(before)
+    if isinstance(word, str):
+        name, sign, _ = word.partition("=")
+        if sign and before != "-c" and _NAME.fullmatch(name) and is_secret(name):
+            return f"{name}={REMOVED}"
+        takes = takes and not _OPTION.fullmatch(word)
+    return REMOVED if takes and isinstance(word, str | int | float) else _cleaned(word)

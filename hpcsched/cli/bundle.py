@@ -5,6 +5,7 @@ Bounded, without secrets as far as they can be told by their names, and without 
 
 from __future__ import annotations
 
+import glob
 import importlib.metadata
 import io
 import json
@@ -219,11 +220,8 @@ def _outputs(root: Path) -> Iterator[Said]:
     for folder in sorted(folders, key=lambda path: int(path.name), reverse=True)[:NEWEST_JOBS]:
         found = {path for ways in ("*.out", "*.out.*", "*.log") for path in folder.glob(ways)}
         for output in named.get(folder.name, ()):
-            if output.parent == folder:
-                found |= {
-                    output,
-                    *(path for path in folder.iterdir() if path.name.startswith(f"{output.name}.")),
-                }
+            if os.path.realpath(output.parent) == os.path.realpath(folder):
+                found |= {folder / output.name, *folder.glob(f"{glob.escape(output.name)}.*")}
             else:
                 yield (
                     f"run/jobs/{folder.name}/elsewhere.txt",
@@ -239,7 +237,7 @@ def _named_outputs(root: Path) -> dict[str, list[Path]]:
     try:
         jobs = json.loads(_tail(root / "status.json", root, MOST_IN_ALL))["jobs"]
         for job in jobs:
-            if job["output"]:
+            if job["output"] and "\0" not in job["output"]:
                 named.setdefault(str(job["id"]), []).append(Path(str(job["output"])))
     except (ValueError, TypeError, KeyError, RecursionError):
         pass  # outputs of the usual names are found without it

@@ -211,10 +211,11 @@ def submit(
         raise click.UsageError("name a job file (JOBS.toml), or a command after --")
     jobs = tuple(filled_in(jobs, environment if was_said(ctx) else None))
     record = rundir.read_record() if living else None
-    for doubt in check_here(jobs, here=record is not None and record.host == socket.gethostname()):
-        click.echo(f"hpcsched: submitted all the same: {doubt} (on this host, with this PATH)", err=True)
+    doubts = list(check_here(jobs, here=record is not None and record.host == socket.gethostname()))
     command = Command(command="submit", jobs=list(jobs), update=update, workdir=str(Path.cwd()))
     answer = _ask(rundir, command) if living else _leave(rundir, command, taken)
+    for doubt in doubts:
+        click.echo(f"hpcsched: submitted all the same: {doubt} (on this host, with this PATH)", err=True)
     outcomes = answer.outcomes or [""] * len(jobs)
     for job_id, spec, outcome in zip(answer.ids, jobs, outcomes, strict=True):
         if outcome:

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from hpcsched import jobfile
 from hpcsched.cli.common import option
-from hpcsched.core.model import JobSpec, PythonEnvironment
+from hpcsched.core.model import JobSpec, Kind, PythonEnvironment
 from hpcsched.errors import BadEnvironment, ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,12 +82,14 @@ def check_here(specs: Iterable[JobSpec], *, here: bool) -> Iterator[str]:
     from hpcsched.launch.interpreters import Interpreters
 
     interpreters = Interpreters(inherited(os.environ))
-    for spec in specs:
-        if spec.environment is None:
-            continue
+    distinct = {(spec.kind, spec.environment): spec for spec in specs if spec.environment is not None}
+    for spec in distinct.values():
+        if spec.kind is Kind.TRAINER:
+            interpreters.ready(spec.environment)  # all are asked at once
+    for spec in distinct.values():
         try:
             interpreters.check(spec)
         except BadEnvironment as error:
-            if here and "/" in spec.environment.name and not error.transient:
+            if here and spec.environment is not None and "/" in spec.environment.name and not error.transient:
                 raise
             yield str(error)

@@ -144,8 +144,8 @@ class Interpreters:
         if asking is not None and who in asking.waiting and self._answer(python) is not None:
             return True
         thread = threading.Thread(target=self._ask, args=(python,), name="interpreter", daemon=True)
-        self._asking[python] = _Asking(thread, {who})
         thread.start()
+        self._asking[python] = _Asking(thread, {who})
         return False
 
     def trainers(self, environment: PythonEnvironment | None) -> Interpreter:
@@ -270,9 +270,10 @@ class Interpreters:
     # -- what it has -----------------------------------------------------------------------------------
 
     def _has(self, python: str) -> Has | str:
-        if asking := self._asking.get(python):
+        known, asking = self._answer(python), self._asking.get(python)
+        if known is None and asking is not None:
             asking.thread.join()  # it has its own limit
-        known = self._answer(python)
+            known = self._answer(python)
         return self._ask(python) if known is None else known
 
     def _answer(self, python: str, *, look: bool = False) -> Has | str | None:
@@ -331,8 +332,8 @@ class _Answer:
 
 def ask(python: str, environ: Mapping[str, str], *, within_s: float = WITHIN_S) -> Has | str:
     """What an interpreter has, or in one line why it does not say; takes so long at most."""
-    program = Path(probe.__file__).read_text(encoding="utf-8")
     try:
+        program = Path(probe.__file__).read_text(encoding="utf-8")
         code, out, err = last_words([python, "-c", program], environ=environ, within_s=within_s)
     except TimeoutError:
         return f"it has not said within {within_s:g} s what it has"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 MOST_BYTES = 2**20
 """The end of what a program says is kept, so long at most, of each of its two outputs."""
 
-_PIECE = 2**16
+_PIECE = 2**20
 _ENDS_WITHIN_S = 5.0
 
 
@@ -51,30 +51,26 @@ def last_words(
 def _listen(process: subprocess.Popen[bytes], outputs: tuple[int, int], until: float) -> tuple[bytes, bytes]:
     """What it says until it ends; those that it has started may hold its outputs for longer."""
     said = {descriptor: bytearray() for descriptor in outputs}
-    end = os.pidfd_open(process.pid)
-    with contextlib.closing(selectors.DefaultSelector()) as selector:
-        try:
-            for descriptor in said:
-                os.set_blocking(descriptor, False)
-                selector.register(descriptor, selectors.EVENT_READ)
-            selector.register(end, selectors.EVENT_READ)
-            over = False
-            while not over:
-                ready = [key.fd for key, _ in selector.select(max(0.0, until - time.monotonic()))]
-                if not ready or time.monotonic() > until:
-                    raise TimeoutError
-                over = end in ready
-                for descriptor in said if over else ready:
-                    if not _read(descriptor, said[descriptor]) and not over:
-                        selector.unregister(descriptor)
-        finally:
-            os.close(end)
+    with selectors.DefaultSelector() as selector, os.fdopen(os.pidfd_open(process.pid)) as ended:
+        for descriptor in said:
+            os.set_blocking(descriptor, False)
+            selector.register(descriptor, selectors.EVENT_READ)
+        selector.register(ended, selectors.EVENT_READ)
+        over = False
+        while not over:
+            ready = [key.fd for key, _ in selector.select(max(0.0, until - time.monotonic()))]
+            if not ready or time.monotonic() > until:
+                raise TimeoutError
+            over = ended.fileno() in ready
+            for descriptor in said if over else ready:
+                if not _read(descriptor, said[descriptor]) and not over:
+                    selector.unregister(descriptor)
     out, err = said.values()
     return bytes(out), bytes(err)
 
 
 def _read(descriptor: int, into: bytearray) -> bool:
-    """What is there now, as much as a pipe holds; False at the end of it."""
+    """What is there now, as much as a pipe of any size holds; False at the end of it."""
     try:
         piece = os.read(descriptor, _PIECE)
     except BlockingIOError:

@@ -4,6 +4,7 @@ Standard library only, and no later syntax than Python 3.6. Nothing is imported 
 torch: its version is read from its files.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -15,8 +16,11 @@ from pathlib import Path
 def found() -> "dict[str, object]":
     """Versions (None: it is not there), where they are from, and when the folders that pip changes were."""
     sys.path[:] = [path for path in sys.path if path]  # not what happens to be in the working directory
-    folders = [Path(path) for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    watched = {str(folder): folder.stat().st_mtime_ns for folder in folders if folder.is_dir()}
+    watched = {}
+    for path in sys.path:
+        with contextlib.suppress(OSError):
+            if Path(path).name in ("site-packages", "dist-packages"):
+                watched[path] = Path(path).stat().st_mtime_ns
     worker, contract = None, None
     try:
         if importlib.util.find_spec("hpcsched.worker") is not None:

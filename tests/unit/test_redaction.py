@@ -47,6 +47,10 @@ SECRET = "s3cr3t-V4lue"
         f"Authorization: token {SECRET}",
         f"ghs_{SECRET.replace('-', '')}aaaa",
         f"eyJhbGciOiJIUzI1NiJ9.{SECRET}.x",
+        f'Authorization: Digest username="x", response="{SECRET}"',
+        f"{{'token': b'{SECRET}'}}",
+        f'password="""{SECRET}"""',
+        f'os.environ["TOKEN"] = "{SECRET}"',
     ],
 )
 def test_a_secret_is_taken_out(text: str) -> None:
@@ -103,6 +107,20 @@ def test_values_of_any_kind_go_from_documents_which_stay_documents() -> None:
     assert json.loads(document_without_secrets(json.dumps(told, indent=1))) == clean
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        json.dumps({"c": f"[a]\n-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----"}),
+        json.dumps({"secrets": ["a", SECRET]}, indent=1)[2:],  # the end of a longer one
+        f"{{PASSWORD='one\n{SECRET}'",
+        json.dumps(["env", f"PASSWORD=correct {SECRET} battery"]),
+        json.dumps(["--token", f"-{SECRET}"]),
+    ],
+)
+def test_a_secret_of_several_lines_or_words_is_taken_out(document: str) -> None:
+    assert SECRET not in document_without_secrets(document)
+
+
 ANYTHING = (
     *(".", "key.", '"', "'", "\\", ":", "://", "a://b:", "=", "key=", "key='", "[", "{", "-", "x"),
     *("token: [", "--key ", "eyJ", "eyJ-", "sk-", "basic ", "key\\'", "key:   "),
@@ -128,3 +146,7 @@ def test_names_of_variables_are_told_apart() -> None:
 def test_names_are_replaced_as_whole_words_the_longest_first() -> None:
     names = {"/home/ada": "~", "ada": "USER", "": "nobody"}
     assert renamed("/home/ada/x of ada, not adamant", names) == "~/x of USER, not adamant"
+    hosts = {"node-1": "HOST", "node-1.site.org": "HOST", "tux[1-2]": "HOST", "ada": "USER"}
+    assert renamed("node-1.site.org, node-1: x-ada-1 on tux[1-2], node-12.", hosts) == (
+        "HOST, HOST: x-USER-1 on HOST, node-12."
+    )

@@ -99,6 +99,29 @@ def test_between_the_answer_and_the_launch_nobody_is_asked(tmp_path: Path) -> No
     assert asked(tmp_path) == 1
 
 
+def test_who_knows_the_answer_does_not_wait_for_the_next(tmp_path: Path) -> None:
+    python = interpreter(tmp_path)
+    found = Interpreters(environ(), clock=lambda: 0.0)
+    found.trainers(venv(tmp_path))
+    os.utime(python, (1, 1))
+    python.write_text(
+        python.read_text().replace("#!/bin/sh", f"#!/bin/sh\nuntil [ -e {tmp_path}/go ]; do sleep 0.01; done")
+    )
+    assert not found.ready(venv(tmp_path), 1)
+    assert found.trainers(venv(tmp_path)).named
+    (tmp_path / "go").touch()
+    until = time.monotonic() + PATIENCE_S
+    while not found.ready(venv(tmp_path), 1):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_folders_that_cannot_be_looked_at_are_passed_over(tmp_path: Path) -> None:
+    path = os.pathsep.join((f"/{'x' * 300}/site-packages", str(tmp_path / "site-packages")))
+    said = ask(sys.executable, {**os.environ, "PYTHONPATH": path})
+    assert isinstance(said, Has) and said.watched and not any("xxx" in folder for folder in said.watched)
+
+
 def test_what_is_put_right_is_seen_by_the_next_launch(tmp_path: Path) -> None:
     interpreter(tmp_path, worker=None)
     found = Interpreters(environ(), clock=later())
