@@ -17,7 +17,7 @@ import tarfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import hpcsched
 from hpcsched.accounts import user_name
@@ -76,6 +76,9 @@ _HOST = ("SLURM_SUBMIT_HOST", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "LSB_SUB
 _HOSTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST", "LSB_HOSTS", "LSB_MCPU_HOSTS")
 _TELL_WHERE = ("SLURM_JOB_ACCOUNT", "SLURM_CLUSTER_NAME", "LSB_PROJECT_NAME", "LSF_CLUSTER_NAME")
 """Variables with names that `--anonymise` takes out wherever they stand."""
+_TOLD = {"host": "HOST", "user": "USER", "cluster": "CLUSTER"}
+"""Keys in status.json that hold such names."""
+_OF_A_RUN = ("run.json", "status.json", "journal.jsonl")
 
 Said = tuple[str, str]
 """The name of a file in the bundle, and its text."""
@@ -96,7 +99,8 @@ def write(
     `root` is the run directory (there may be none). Raises ConfigError where `to` is there already or cannot
     be written.
     """
-    names = _names(environ) if anonymise else {}
+    status = _status(root)
+    names = _names(environ, status) if anonymise else {}
 
     def fit(text: str, name: str = "") -> bytes:
         clean = document_without_secrets if name.endswith(_DOCUMENTS) else without_secrets
@@ -111,12 +115,15 @@ def write(
         ("batch.txt", _answers(_BATCH, environ)),
     ]
     files: list[tuple[str, bytes]] = []
-    missing = [] if root.is_dir() else [fit(f"no run: {root} is not there (--dir)").decode()]
+    missing = [fit(line).decode() for line in _missing(root)]
     room = MOST_IN_ALL
-    for name, text in _chain(said, _of_run(root), _outputs(root) if with_logs else ()):
+    for name, text in _chain(said, _of_run(root), _outputs(root, status) if with_logs else ()):
         data, shown = fit(text, name), fit(name).decode()
         if len(data) > room:
             missing.append(f"no {shown}: {len(data)} bytes more than the {MOST_IN_ALL} that a bundle holds")
+            if room < MOST_OF_AN_OUTPUT:
+                missing.append("nor what comes after it")
+                break  # what is left may be thousands of outputs, each read for nothing
             continue
         room -= len(data)
         files.append((shown, data))
@@ -140,7 +147,7 @@ def _archive(to: Path, files: Sequence[tuple[str, bytes]]) -> None:
         with os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             try:
                 _pack(file, folder, files)
-            except OSError:
+            except BaseException:
                 to.unlink(missing_ok=True)  # a part of one would only be in the way of the next
                 raise
     except FileExistsError:
@@ -202,20 +209,22 @@ def _answers(commands: Iterable[Sequence[str]], environ: Mapping[str, str]) -> s
     return "\n".join(said)
 
 
+def _missing(root: Path) -> list[str]:
+    """What a run would have here, a line each."""
+    if not root.is_dir():
+        return [f"no run: {root} is not there (--dir)"]
+    return [f"no run/{name}: it is not there" for name in _OF_A_RUN if not os.path.lexists(root / name)]
+
+
 def _of_run(root: Path) -> Iterator[Said]:
-    for path in (
-        root / "run.json",
-        root / "status.json",
-        root / "journal.jsonl",
-        *sorted(root.glob("*.log")),
-    ):
+    for path in (*(root / name for name in _OF_A_RUN), *sorted(root.glob("*.log"))):
         if path.exists() or path.is_symlink():
             yield f"run/{path.name}", _tail(path, root, MOST_OF_A_FILE)
 
 
-def _outputs(root: Path) -> Iterator[Said]:
+def _outputs(root: Path, status: Any) -> Iterator[Said]:
     """The ends of what the newest jobs have written, each host's."""
-    named = _named_outputs(root)
+    named = _named_outputs(status)
     folders = [path for path in root.glob("jobs/*") if path.name.isdecimal() and len(path.name) < 10]
     for folder in sorted(folders, key=lambda path: int(path.name), reverse=True)[:NEWEST_JOBS]:
         found = {path for ways in ("*.out", "*.out.*", "*.log") for path in folder.glob(ways)}
@@ -231,15 +240,22 @@ def _outputs(root: Path) -> Iterator[Said]:
             yield f"run/jobs/{folder.name}/{path.name}", _tail(path, root, MOST_OF_AN_OUTPUT)
 
 
-def _named_outputs(root: Path) -> dict[str, list[Path]]:
+def _status(root: Path) -> Any:
+    """The run's snapshot; None where there is none that can be read."""
+    try:
+        return json.loads(_tail(root / "status.json", root, MOST_IN_ALL))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _named_outputs(status: Any) -> dict[str, list[Path]]:
     """By the number of a job, the output that status.json names."""
     named: dict[str, list[Path]] = {}
     try:
-        jobs = json.loads(_tail(root / "status.json", root, MOST_IN_ALL))["jobs"]
-        for job in jobs:
+        for job in status["jobs"]:
             if job["output"] and "\0" not in job["output"]:
                 named.setdefault(str(job["id"]), []).append(Path(str(job["output"])))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (TypeError, KeyError):
         pass  # outputs of the usual names are found without it
     return named
 
@@ -270,14 +286,32 @@ def _hosts(text: str) -> set[str]:
         return {text, *text.split()}
 
 
-def _names(environ: Mapping[str, str]) -> dict[str, str]:
+def _told(document: Any) -> dict[str, str]:
+    """Names in a document of the run, of any depth, each with what stands for it."""
+    names: dict[str, str] = {}
+    left: list[tuple[str, Any]] = [("", document)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += value.items()
+        elif isinstance(value, list):
+            left += [("", one) for one in value]
+        elif isinstance(value, str) and key in _TOLD:
+            names[value] = _TOLD[key]
+    return names
+
+
+def _names(environ: Mapping[str, str], status: Any) -> dict[str, str]:
     """Names that tell who and where, each with what stands for it."""
-    names = {environ[name]: name for name in _TELL_WHERE if environ.get(name)}
+    told = _told(status)
+    names = told | {environ[name]: name for name in _TELL_WHERE if environ.get(name)}
     hosts = {platform.node(), *(environ.get(name, "") for name in _HOST)}
+    hosts |= {name for name, shown in told.items() if shown == "HOST"}
     for name in _HOSTS:
         hosts |= _hosts(environ.get(name, ""))
     hosts |= {host.partition(".")[0] for host in hosts}
     names |= dict.fromkeys(sorted(hosts - {"localhost"}), "HOST")
+    names.pop("localhost", None)
     names |= {environ[name]: "USER" for name in _USER if environ.get(name)}
     names |= {user_name(): "USER", str(Path.home()): "~"}
     return {name: shown for name, shown in names.items() if len(name) > 1 and not name.isdecimal()}

@@ -51,6 +51,15 @@ SECRET = "s3cr3t-V4lue"
         f"{{'token': b'{SECRET}'}}",
         f'password="""{SECRET}"""',
         f'os.environ["TOKEN"] = "{SECRET}"',
+        f'passwd=a"{SECRET}',
+        f"TOKEN=a\\ {SECRET}",
+        f'password := "{SECRET}"',
+        f'{{"password": {{"a": "{SECRET}"}}}}',
+        f"https://me:{'a' * 2000}{SECRET}@host/path",
+        f"DB_PASS: {SECRET}",
+        f"WANDB_KEY = {SECRET}",
+        f"HF_TOKENS={SECRET}",
+        f'encryptionKey: "{SECRET}"',
     ],
 )
 def test_a_secret_is_taken_out(text: str) -> None:
@@ -71,6 +80,12 @@ def test_a_secret_is_taken_out(text: str) -> None:
         "KeyError: 'lr'; 3 passed, tokenizer: gpt2, max_tokens=5, tokens_per_s: 7.5",
         json.dumps({"kind": "TimerFired", "key": ["drain", 0, 0], "at": 1.5}),
         "a == b; key == c",
+        "token_loss: 1.2, val/token_acc=0.5, tokens=1.2k/s, token_count=5, pad_token_id=0, forward_pass=0.31",
+        "keys=3, num_keys: 7, passes=2, key frame: none, tokens=[1, 2]",
+        "train/token.py:12: no secret: yes",
+        "PWD=/home/ada/runs",
+        "MAX_TOKENS=512 python t.py --num-keys 3",
+        json.dumps({"tokens_per_s": 7.5, "token_count": 3, "env": {"PWD": "/x"}, "use_token": True}),
     ],
 )
 def test_other_text_stays_as_it_is(text: str) -> None:
@@ -86,19 +101,23 @@ def test_what_is_left_of_a_document_is_still_one() -> None:
 def test_values_of_any_kind_go_from_documents_which_stay_documents() -> None:
     told = {
         "password": 123,
+        "DB_PASS": 123,
         "secrets": ["a", {"b": 1}],
         "key": ["drain", 0],
         "token": None,
         "config": json.dumps({"api_key": "x", "lr": 0.1}),
-        "command": ["t.py", "--token=a b", "--key", "v", "--lr", "2"],
+        "command": ["t.py", "--token=a b", "--key", "v", "--lr", "2", "--keys", "3"],
         "t\u00f6ken": "stays",
+        "env": {"MAX_TOKENS": "512", "MY_KEY": "512"},
     }
     clean = {
         **told,
         "password": REMOVED,
+        "DB_PASS": REMOVED,
         "secrets": REMOVED,
         "config": json.dumps({"api_key": REMOVED, "lr": 0.1}),
-        "command": ["t.py", f"--token={REMOVED}", "--key", REMOVED, "--lr", "2"],
+        "command": ["t.py", f"--token={REMOVED}", "--key", REMOVED, "--lr", "2", "--keys", "3"],
+        "env": {"MAX_TOKENS": "512", "MY_KEY": REMOVED},
     }
     lines = "".join(json.dumps(table) + "\n" for table in (told, {"n": 1}))
     found = document_without_secrets(lines + "TOKEN=x, not JSON\n" + json.dumps(told)[:20])
@@ -124,6 +143,7 @@ def test_a_secret_of_several_lines_or_words_is_taken_out(document: str) -> None:
 ANYTHING = (
     *(".", "key.", '"', "'", "\\", ":", "://", "a://b:", "=", "key=", "key='", "[", "{", "-", "x"),
     *("token: [", "--key ", "eyJ", "eyJ-", "sk-", "basic ", "key\\'", "key:   "),
+    *("key:a", "key=>", "key: [", "token={", "key=1", 'token=a"', "token=\\", "x" * 20 + "://u"),
     "-----BEGIN PRIVATE KEY-----",
 )
 
@@ -138,8 +158,11 @@ def test_much_of_anything_is_done_in_no_time(piece: str) -> None:
 def test_names_of_variables_are_told_apart() -> None:
     secret = ("HF_TOKEN", "WANDB_API_KEY", "PGPASSWORD", "MY_KEY", "apikey", "SSH_AUTH_SOCK")
     assert all(map(is_secret, secret))
+    assert all(
+        map(is_secret, ("DB_PASS", "AWS_KEYS", "SLURM_JWT", "A_WEBHOOK_URL", "DSN", "SIGNATURE", "myKey"))
+    )
     assert not any(
-        map(is_secret, ("PATH", "OMP_NUM_THREADS", "MONKEY", "HPCSCHED_DIR", "CUDA_VISIBLE_DEVICES"))
+        map(is_secret, ("PATH", "PWD", "OMP_NUM_THREADS", "MONKEY", "HPCSCHED_DIR", "CUDA_VISIBLE_DEVICES"))
     )
 
 

@@ -128,10 +128,29 @@ def test_names_of_the_allocation_go_too(root: Path, tmp_path: Path, monkeypatch:
     assert not any("tux" in text or "ibm1" in text for text in files.values())
 
 
+def test_names_of_the_run_go_where_there_is_no_allocation(root: Path, tmp_path: Path) -> None:
+    status = {
+        "run": {"agent": {"host": "tux1.site.org"}, "allocation": {"cluster": "arctic"}},
+        "gpus": [{"host": "tux2"}],
+        "jobs": [{"id": 1, "user": "grace", "hosts": [], "output": str(root / "jobs/1/a.out")}],
+    }
+    (root / "status.json").write_text(json.dumps(status))
+    for name in ("a.out", "a.out.tux2"):
+        (root / "jobs" / "1" / name).write_text("grace on tux1 and tux2 of arctic\n")
+    call("--dir", root, "--bundle", tmp_path / "b.tar.gz", "--with-logs", "--anonymise")
+    files = content(tmp_path / "b.tar.gz")
+    assert files["run/jobs/1/a.out"] == files["run/jobs/1/a.out.HOST"] == "USER on HOST and HOST of CLUSTER\n"
+    assert not any(name in text for text in files.values() for name in ("tux", "grace", "arctic"))
+
+
 def test_what_is_missing_is_said(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = call("--dir", tmp_path / "no-run", "--bundle", tmp_path / "b.tar.gz")
     for said in (done.stderr, content(tmp_path / "b.tar.gz")["README.txt"]):
         assert f"no run: {tmp_path}/no-run is not there (--dir)" in said
+
+    (tmp_path / "other").mkdir()
+    call("--dir", tmp_path / "other", "--bundle", tmp_path / "o.tar.gz")
+    assert "no run/journal.jsonl: it is not there" in content(tmp_path / "o.tar.gz")["README.txt"]
 
     def full(*words: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
@@ -167,6 +186,27 @@ def test_a_bundle_has_a_bound(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert "doctor.txt" in files and "run/journal.jsonl" not in files
     assert "run/status.json" in files and "no run/journal.jsonl: " in files["README.txt"]
     assert sum(map(len, files.values())) < 2**16
+
+
+def test_a_full_bundle_reads_no_more(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "MOST_IN_ALL", 2**17)
+    for host in range(50):
+        (root / "jobs" / "1" / f"a.out.node{host:02}").write_text("x\n" * 2**14)
+    call("--dir", root, "--bundle", tmp_path / "b.tar.gz", "--with-logs")
+    readme = content(tmp_path / "b.tar.gz")["README.txt"]
+    assert "a.out.node02 (" in readme and "node20" not in readme
+    assert "nor what comes after it" in readme
+
+
+def test_an_interrupt_leaves_no_part_of_a_bundle(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*words: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bundle.tarfile, "open", interrupted)
+    call("--dir", root, "--bundle", tmp_path / "b.tar.gz")
+    assert not (tmp_path / "b.tar.gz").exists()
 
 
 def test_a_bundle_replaces_nothing_and_its_options_need_it(root: Path, tmp_path: Path) -> None:
