@@ -45,7 +45,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.cores import most_cores
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobSpec, Kind, PythonEnvironment
+from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.launch.keys import SERVE_ON_S
@@ -398,11 +398,7 @@ def _check_environments(order: Order, jobs: Sequence[JobSpec], place: Place) -> 
     """Raises BadEnvironment where jobs, or those of the source, could not start on this host."""
     if place.interpreters is None or place.stand_ins:
         return  # node agents find out on their hosts
-    distinct = {(job.kind, job.environment): job for job in reversed(jobs)}.values()
-    for job in distinct:
-        if job.kind is Kind.TRAINER:
-            place.interpreters.ready(job.environment or order.environment)  # all are asked at once
-    for job in distinct:
+    for job in place.interpreters.unlike(jobs, order.environment):
         place.interpreters.check(job, order.environment)
     if order.source is not None:
         place.interpreters.trainers(order.environment)

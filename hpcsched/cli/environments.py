@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from hpcsched import jobfile
 from hpcsched.cli.common import option
-from hpcsched.core.model import JobSpec, Kind, PythonEnvironment
+from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.errors import BadEnvironment, ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,11 +82,7 @@ def check_here(specs: Iterable[JobSpec], *, here: bool) -> Iterator[str]:
     from hpcsched.launch.interpreters import Interpreters
 
     interpreters = Interpreters(inherited(os.environ))
-    distinct = {(spec.kind, spec.environment): spec for spec in specs if spec.environment is not None}
-    for spec in distinct.values():
-        if spec.kind is Kind.TRAINER:
-            interpreters.ready(spec.environment)  # all are asked at once
-    for spec in distinct.values():
+    for spec in interpreters.unlike(spec for spec in specs if spec.environment is not None):
         try:
             interpreters.check(spec)
         except BadEnvironment as error:

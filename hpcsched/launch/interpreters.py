@@ -13,7 +13,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -177,6 +177,18 @@ class Interpreters:
             return None
         python = self._find(environment)
         return Interpreter(python=python, folder=str(Path(python).parent))
+
+    def unlike(self, specs: Iterable[JobSpec], default: PythonEnvironment | None = None) -> list[JobSpec]:
+        """The first job of each kind and environment: what `check` says of it, it says of all.
+
+        Their interpreters are being asked from now on, all at once.
+        """
+        found: dict[object, JobSpec] = {}
+        for spec in specs:
+            environment = spec.environment or default
+            if found.setdefault((spec.kind, environment), spec) is spec and spec.kind is Kind.TRAINER:
+                self.ready(environment)
+        return list(found.values())
 
     def check(self, spec: JobSpec, default: PythonEnvironment | None = None) -> None:
         """Raise BadEnvironment, with the job's name, if it could not. `default`: where it names none."""
