@@ -36,7 +36,7 @@ _SERVER = multiprocessing.get_context("forkserver")
 
 
 def measure(options: argparse.Namespace) -> Report:
-    _SERVER.set_forkserver_preload(["torch", "torch._dynamo", "hpcsched.worker.strategies.burst"])
+    _SERVER.set_forkserver_preload(["torch", "torch._dynamo", "hpcsched.worker.burst.strategy"])
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -93,8 +93,8 @@ def _say(
 def _rank(rank: int, port: int, line: Connection, quick: bool, cuda: bool) -> None:
     import torch
 
-    from hpcsched.worker.contract import JobEnv
-    from hpcsched.worker.rendezvous import Peers
+    from hpcsched.worker.process.contract import JobEnv
+    from hpcsched.worker.ranks.process_group import Peers
 
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
@@ -198,7 +198,7 @@ class _Bench:
     def ddp(self, key: str) -> Iterator[None]:
         """As the strategy trains, a step at a time."""
         from hpcsched.worker import Session
-        from hpcsched.worker.strategies.ddp import _batches
+        from hpcsched.worker.ddp.strategy import _batches
 
         parts = self.parts(key)
         session = Session(**self.arguments(parts))
@@ -211,9 +211,9 @@ class _Bench:
 
     def burst(self, key: str, *, local_norms: bool = False) -> tuple[Iterator[None], Any, Any]:
         """The same by a plan; the session and the layers too."""
+        from hpcsched.worker.burst.channels import Wires
         from hpcsched.worker.burst.engine import Engine
         from hpcsched.worker.burst.session import BurstSession
-        from hpcsched.worker.burst.wires import Wires
         from hpcsched.worker.layers.graph import trace
 
         parts = self.parts(key)

@@ -25,8 +25,8 @@ from pathlib import Path
 import psutil
 from common import Report, main, median
 
+from hpcsched.launch.cpu_shares import DutyCycle
 from hpcsched.launch.proc import stat
-from hpcsched.launch.shares import DutyCycle
 
 TARGETS = (0.1, 0.25, 0.5, 0.8)
 STEPS_MS = (5, 20, 100)
@@ -37,7 +37,7 @@ STOP_S = 30.0
 TRAINING = """
 import sys, threading, time
 import torch
-from hpcsched.worker.ps.shares import CpuShare
+from hpcsched.worker.ps.cpu_throttle import CpuShare
 
 step_s, core = float(sys.argv[1]), int(sys.argv[2])
 share = CpuShare(1.0, [core])
@@ -66,7 +66,7 @@ while True:
 """
 REST = """
 import os, time
-from hpcsched.worker.ps.shares import CpuShare
+from hpcsched.worker.ps.cpu_throttle import CpuShare
 
 def time_calls():
     began = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hpcsched.examples.digits import Digits
-from hpcsched.worker.trainer import Parts
+from hpcsched.worker.session.trainer import Parts
 
 
 class ExactDigits(Digits):

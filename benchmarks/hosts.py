@@ -27,9 +27,9 @@ from common import ROOT, Report, Scratch, main, median, ms
 
 from hpcsched.batch.base import Host
 from hpcsched.devices import Sample
-from hpcsched.launch import wire
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.remote import Hosts
+from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.launcher import Hosts
 from hpcsched.testing.nodes import simulated
 
 HOSTS, QUICK_HOSTS = 100, 5
@@ -109,7 +109,7 @@ def head(folder: Path, count: int, watch_s: float, rounds: int) -> dict[str, lis
 def _watch(hosts: Hosts[Sample], watch_s: float, results: dict[str, list[float]]) -> None:
     windows = max(1, round(watch_s / WINDOW_S))
     cpu, wall = [], []
-    with _told(hosts, wire.Beat) as beats:
+    with _told(hosts, protocol.Beat) as beats:
         for _ in range(windows):
             wall_0, cpu_0 = time.monotonic(), time.process_time()
             _until(hosts, lambda end=wall_0 + watch_s / windows: time.monotonic() >= end)  # type: ignore[misc]
@@ -155,7 +155,7 @@ def _until(hosts: Hosts[Sample], condition: Callable[[], bool], deadline_s: floa
 
 def _round(hosts: Hosts[Sample], folder: Path, results: dict[str, list[float]]) -> dict[str, Any]:
     """One launch over all hosts, signalled; then one launch on each host; which parts, and when."""
-    with _told(hosts, wire.Launched) as answers:
+    with _told(hosts, protocol.Launched) as answers:
         began = time.monotonic()
         spread = hosts.launch(_plan(hosts, folder, range(len(hosts.inventory()))))
         heard = _until(hosts, lambda: len(answers) == len(spread.parts))

@@ -36,15 +36,15 @@ from torch.nn.functional import cross_entropy
 
 from hpcsched.errors import ConfigError
 from hpcsched.examples.models import make
-from hpcsched.planning.lanes.admission import largest_batch
-from hpcsched.planning.lanes.pacing import Pacer
-from hpcsched.planning.lanes.referee import Referee
-from hpcsched.worker.lanes import mps
-from hpcsched.worker.lanes.chunks import Chunked
-from hpcsched.worker.lanes.lane import Lane
-from hpcsched.worker.lanes.settings import Mode
-from hpcsched.worker.lanes.streams import background_stream, foreground_stream
-from hpcsched.worker.lanes.watch import Follower
+from hpcsched.planning.background.admission import largest_batch
+from hpcsched.planning.background.pacing import Pacer
+from hpcsched.planning.background.referee import Referee
+from hpcsched.worker.background import mps
+from hpcsched.worker.background.chunks import Chunked
+from hpcsched.worker.background.lane import Lane
+from hpcsched.worker.background.settings import Mode
+from hpcsched.worker.background.streams import background_stream, foreground_stream
+from hpcsched.worker.background.timing import Follower
 
 cuda_api: Any = torch.cuda
 cudnn: Any = torch.backends.cudnn

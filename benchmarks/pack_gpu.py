@@ -23,8 +23,9 @@ from torch import nn
 
 from hpcsched.errors import ConfigError
 from hpcsched.worker import Parts, Session
-from hpcsched.worker.packed import Failed, OutOfMemory, Pack, load, pack
-from hpcsched.worker.strategies.ddp import _batches
+from hpcsched.worker.ddp.strategy import _batches
+from hpcsched.worker.packed import Failed, OutOfMemory, Pack, load
+from hpcsched.worker.packing import engine
 
 MODES = ("loop", "streams", "graph", "stacked", "auto")
 BATCH, BATCHES, QUICK_BATCH = 32, (50, 64, 80, 100), 2
@@ -210,7 +211,7 @@ class Bench:
 
     def packed(self, net: str, size: int, batch: int, mode: str) -> Pack:
         members = [load(self.parts(net, s, batch), name=str(s), steps=10**9) for s in range(size)]
-        return pack(members, mode=mode)
+        return engine(members, mode=mode)
 
     def parts(self, net: str, seed: int, batch: int) -> Parts:
         return network(net, batch, seed=seed, dtype=self.dtype, small=self.quick)

@@ -132,7 +132,7 @@ class Case:
     def alone(self, seed: int) -> Iterator[None]:
         """As `ddp` trains, a step at a time."""
         from hpcsched.worker import Session
-        from hpcsched.worker.strategies.ddp import _batches
+        from hpcsched.worker.ddp.strategy import _batches
 
         parts = self.parts(seed)
         session = Session(
@@ -150,7 +150,8 @@ class Case:
             yield
 
     def packed(self, mode: str) -> Any:
-        from hpcsched.worker.packed import load, pack
+        from hpcsched.worker.packed import load
+        from hpcsched.worker.packing import engine as pack
 
         members = [load(self.parts(seed), name=str(seed), steps=10**9) for seed in range(self.size)]
         return pack(members, mode=mode)

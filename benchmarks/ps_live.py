@@ -23,7 +23,7 @@ from common import Report, Scratch, hpcsched, main, median
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.reasons import Why
-from hpcsched.core.seats import said_seats
+from hpcsched.core.resources.cpu_layout import said_seats
 from hpcsched.policy import make_policy
 from hpcsched.store import journal
 

@@ -36,7 +36,7 @@ _SERVER = multiprocessing.get_context("forkserver")
 def measure(options: argparse.Namespace) -> Report:
     steps = QUICK_STEPS if options.quick else STEPS
     _SERVER.set_forkserver_preload(
-        ["torch", "torch._dynamo", "torch.distributed", "sklearn.datasets", "hpcsched.worker.strategies.ddp"]
+        ["torch", "torch._dynamo", "torch.distributed", "sklearn.datasets", "hpcsched.worker.ddp.strategy"]
     )
     report = Report()
     with tempfile.TemporaryDirectory(prefix="hpcsched-bench-") as folder:

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from common import Report, main, median, ms
 
-from hpcsched.planning.forecast import METHODS, forecast
+from hpcsched.planning.vsw.forecast import METHODS, forecast
 
 Array = npt.NDArray[np.float64]
 

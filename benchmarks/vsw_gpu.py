@@ -27,8 +27,8 @@ from networks import NETS, deterministic, distance, network, short, usable_devic
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.costs import Speed
-from hpcsched.planning.workers import WorkerOptions
-from hpcsched.worker.trainer import Parts
+from hpcsched.planning.vsw.options import WorkerOptions
+from hpcsched.worker.session.trainer import Parts
 from hpcsched.worker.vsw.probe import MOST_AT_ONCE, Found, Point, Probe, doubled
 from hpcsched.worker.vsw.session import WorkerSession
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsched.planning.batching import METRICS, Batching
-from hpcsched.planning.forecast import forecast, with_fluctuations
+from hpcsched.planning.vsw.batching import METRICS, Batching
+from hpcsched.planning.vsw.forecast import forecast, with_fluctuations
 
 EVERY, RATE, THRESHOLD = 100, 0.1, 0.1
 """The rule of section 6.1 with the paper's settings (Table 4: for its convolutional networks)."""

@@ -51,8 +51,8 @@ import json, os, sys, time
 import torch
 torch.set_num_threads(1)
 from importlib import import_module
-from hpcsched.planning.workers import WorkerOptions
-from hpcsched.worker.trainer import build
+from hpcsched.planning.vsw.options import WorkerOptions
+from hpcsched.worker.session.trainer import build
 from hpcsched.worker.vsw.session import WorkerSession
 
 trainer, steps, every = json.loads(sys.argv[1])

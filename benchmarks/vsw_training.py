@@ -104,7 +104,7 @@ def trained(
     trainer: str, args: dict[str, Any], epochs: float, strategy: dict[str, Any]
 ) -> tuple[float, dict[str, float]]:
     """CPU seconds of a whole training in this process, and what it reached."""
-    from hpcsched.worker.contract import JobEnv
+    from hpcsched.worker.process.contract import JobEnv
 
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "jobs" / "1"
@@ -123,7 +123,9 @@ def trained(
             home, _, name = trainer.partition(":")
             env = JobEnv.from_environ()
             assert env is not None
-            module = import_module(f"hpcsched.worker.strategies.{strategy['kind']}")
+            from hpcsched.worker.__main__ import STRATEGIES
+
+            module = import_module(STRATEGIES[strategy["kind"]])
             began = time.process_time()
             module.run(getattr(import_module(home), name)(), env)
             seconds = time.process_time() - began

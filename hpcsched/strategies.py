@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
-from hpcsched.core.cores import LEAST, WHOLE
+from hpcsched.core.resources.cpu import LEAST, WHOLE
 from hpcsched.errors import ConfigError
-from hpcsched.planning.workers import WorkerOptions
+from hpcsched.planning.vsw.options import WorkerOptions
 
 ROUNDING = 1e-6
 
@@ -60,7 +60,7 @@ _OPTIONS: dict[str, dict[str, str]] = {
 STRATEGIES = (*_OPTIONS, "vsw")
 
 DEFAULT_SHARDS = 8
-"""As in `worker.shards`: parts of a global batch where the result is to be reproducible."""
+"""As in `worker.ranks.reproducible`: parts of a global batch where the result is to be reproducible."""
 
 
 def checked(given: str | Mapping[str, Any], *, where: str, key: str, trainer: bool) -> dict[str, Any]:

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from hpcsched import jobfile, submission
 from hpcsched.agent.inbox import Answer, Command
 from hpcsched.core import events as ev
-from hpcsched.core.cores import WHOLE
 from hpcsched.core.definitions import differing, was_unsaid
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, JobState, Kind
 from hpcsched.core.processes import Program, program_of
 from hpcsched.core.profile import Profile, cost_at
+from hpcsched.core.resources.cpu import WHOLE
 from hpcsched.errors import ConfigError
-from hpcsched.planning.costs import require_profiles
-from hpcsched.policy.dtshapes import Rules
+from hpcsched.planning.jobs.costs import require_profiles
+from hpcsched.policy.cpu.configurations import Rules
 
 
 @dataclass(frozen=True, kw_only=True)

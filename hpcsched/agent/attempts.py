@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcsched.agent.meeting import Meeting
 from hpcsched.agent.progress import ProgressMeter
+from hpcsched.agent.rendezvous_check import Meeting
 from hpcsched.contract import files, words
 from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.contract.exits import SUSPENDED

@@ -11,15 +11,15 @@ from pathlib import Path
 from selectors import EVENT_READ, BaseSelector, SelectorKey
 from typing import TypedDict
 
-from hpcsched.agent import room
+from hpcsched.agent import disk_space
 from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, Resizing, forget_words
-from hpcsched.agent.beginnings import gpus_named, last_line, mark, put_aside
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.deferred import Deferred
-from hpcsched.agent.meeting import APART_AFTER_S, Meeting
-from hpcsched.agent.orders import Site, give_layers, joining_plan, pack_of, plan_of, seat_devices
+from hpcsched.agent.gpu_faults import Accusations
+from hpcsched.agent.job_folder import gpus_named, last_line, mark, put_aside
+from hpcsched.agent.launch_plans import Site, give_layers, joining_plan, pack_of, plan_of, seat_devices
 from hpcsched.agent.progress import ProgressMeter
-from hpcsched.agent.unusable import Accusations
+from hpcsched.agent.rendezvous_check import APART_AFTER_S, Meeting
 from hpcsched.contract import orders
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.progress import Batching
@@ -131,7 +131,7 @@ class Effects:
         except MemoryError:
             raise
         except Exception as error:  # whatever is wrong with a job, the others go on
-            where = room.missing_for(error, folder)
+            where = disk_space.missing_for(error, folder)
             if not isinstance(error, LaunchError):
                 said = str(error) if isinstance(error, OSError | ValueError) else repr(error)
                 error = LaunchError(said, transient=False)
@@ -262,7 +262,7 @@ class Effects:
         del self._attempts[attempt.job_id]
         about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
         if failure is not None:
-            return [self._failed(failure, about, no_room=room.missing_for(failure, attempt.folder))]
+            return [self._failed(failure, about, no_room=disk_space.missing_for(failure, attempt.folder))]
         record = attempt.record()
         saved, held = None if record is None or self._outdated(record, attempt) else record.step, False
         if code == SUSPENDED and (step := attempt.held_step()) is not None:
@@ -288,7 +288,7 @@ class Effects:
             unreadable=unreadable,
             no_room=""
             if code == 0 or (code == SUSPENDED and not unreadable)
-            else room.missing_in(attempt.written),
+            else disk_space.missing_in(attempt.written),
             took_s=None if asked is None else time.monotonic() - asked,
             lasted_s=time.monotonic() - attempt.began if attempt.teaches else None,
             held=held,

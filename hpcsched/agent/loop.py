@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from types import FrameType
 
+from hpcsched.agent.command_outcomes import carried_out
 from hpcsched.agent.inbox import Answer, Command
-from hpcsched.agent.outcomes import carried_out
 from hpcsched.agent.recorder import Recorder, lead_to_decisions, tell_of_ends
 from hpcsched.agent.resources import Resources
 from hpcsched.contract.exits import SUSPENDED

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcsched.agent.attempts import read_record
-from hpcsched.agent.beginnings import is_aside
+from hpcsched.agent.job_folder import is_aside
 from hpcsched.contract import files, variables
-from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
+from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, HpcschedError, StoreError
 from hpcsched.launch.orphans import end, find_orphans
 from hpcsched.store import journal

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpcsched.agent.admission import Admission
+from hpcsched.agent.allocation.ending import Ending
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
-from hpcsched.agent.ending import Ending
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.monitor import Monitor
 from hpcsched.core import events as ev
@@ -36,7 +36,7 @@ class Observer(Protocol):
 
 
 class RemoteHosts(Protocol):
-    """The agent's side of the node agents, as far as the loop has to do with them (`launch.remote`)."""
+    """The agent's side of the node agents, for the loop (`launch.remote.launcher`)."""
 
     def fileno(self) -> int:
         """Readable when a message has come."""

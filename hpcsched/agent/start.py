@@ -18,17 +18,17 @@ from typing import Any
 import hpcsched
 from hpcsched.accounts import user_name
 from hpcsched.agent.admission import Admission, Edits
+from hpcsched.agent.allocation.ending import Ending, forced_s, on_run_clock
+from hpcsched.agent.allocation.requeue import Standing
+from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.clock import RunClock
-from hpcsched.agent.comeback import Standing
+from hpcsched.agent.cpu_cores import CPUS_PER_GPU
 from hpcsched.agent.effects import Effects
-from hpcsched.agent.ending import Ending, forced_s, on_run_clock
-from hpcsched.agent.hold import lock, refuse_other_run
-from hpcsched.agent.hostcores import CPUS_PER_GPU
+from hpcsched.agent.hosts import Place, described, node_agents, this_host
 from hpcsched.agent.inbox import Inbox
+from hpcsched.agent.launch_plans import FindLayers, Site, output_path
 from hpcsched.agent.loop import Agent, Outcome
 from hpcsched.agent.monitor import Monitor
-from hpcsched.agent.orders import FindLayers, Site, output_path
-from hpcsched.agent.place import Place, described, node_agents, this_host
 from hpcsched.agent.recovery import (
     end_orphans,
     open_run,
@@ -38,17 +38,17 @@ from hpcsched.agent.recovery import (
     seen_steps,
 )
 from hpcsched.agent.resources import Observer, Resources, Source
-from hpcsched.agent.watch import AllocationWatch
+from hpcsched.agent.run_lock import lock, refuse_other_run
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core import events as ev
-from hpcsched.core.cores import most_cores
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
-from hpcsched.launch.keys import SERVE_ON_S
+from hpcsched.core.resources.cpu import most_cores
+from hpcsched.launch.remote.keys import SERVE_ON_S
 from hpcsched.launch.spawn import ignoring
 from hpcsched.policy import make_policy
 from hpcsched.store.registry import register

@@ -87,7 +87,7 @@ def code_of(rundir: RunDir) -> int:
 
 def warm_processes(text: str) -> int | None:
     """How many warm processes wait on a host, from auto, off or a number; None: none at all."""
-    from hpcsched.launch.warm import STANDBYS
+    from hpcsched.launch.zygote import STANDBYS
 
     if text in ("auto", "off"):
         return STANDBYS if text == "auto" else None

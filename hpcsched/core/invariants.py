@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from hpcsched.core.cores import fits, total
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Ended, JobState, Role
-from hpcsched.core.packs import key_of
 from hpcsched.core.reasons import Why
+from hpcsched.core.resources.cpu import fits, total
+from hpcsched.core.resources.packing import key_of
 
 
 def check(machine: Machine) -> None:

@@ -14,14 +14,14 @@ from typing import Any
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill
-from hpcsched.core.again import blocked_by
-from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Ended, JobState
-from hpcsched.core.moves import DRAIN, HURRY, LANES, LOOK, PACKS
-from hpcsched.core.obeying import Obeying
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.state import Life
+from hpcsched.core.run import Life
+from hpcsched.core.transitions.attempts import DRAIN, HURRY, LANES, LOOK, PACKS
+from hpcsched.core.transitions.commands import Obeying
+from hpcsched.core.transitions.decisions import PolicyMaker
+from hpcsched.core.transitions.rerun import blocked_by
 
 """Exit code of a program that saved and left (EX_TEMPFAIL)."""
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from hpcsched.contract.seats import Seat
-from hpcsched.core.cores import Allotment, Grant
 from hpcsched.core.jobs import Job
-from hpcsched.core.lanes import Lanes
 from hpcsched.core.model import Device, HostCores, Role
-from hpcsched.core.packs import Packs
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile
-from hpcsched.core.proposals import Proposals
-from hpcsched.core.queue import WaitingQueue
 from hpcsched.core.reasons import Reason
-from hpcsched.core.rooms import Fits, Rooms
+from hpcsched.core.resources.background import Lanes
+from hpcsched.core.resources.cpu import Allotment, Grant
+from hpcsched.core.resources.gpus import Fits, Rooms
+from hpcsched.core.resources.packing import Packs
+from hpcsched.core.resources.proposals import Proposals
+from hpcsched.core.resources.queue import WaitingQueue
 
 
 class LaunchCost(Protocol):

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker.trainer import Parts, Trainer
+from hpcsched.worker.session.trainer import Parts, Trainer
 
 DEFAULTS: dict[str, Any] = {
     "kind": "mlp",

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from hpcsched.errors import ConfigError
 from hpcsched.examples.models.transformer import Block
-from hpcsched.worker.trainer import Parts, Trainer
+from hpcsched.worker.session.trainer import Parts, Trainer
 
 DEFAULTS: dict[str, Any] = {
     "width": 64,

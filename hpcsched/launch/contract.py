@@ -13,7 +13,7 @@ from hpcsched.core.model import AUTO, Device, JobSpec, Kind, PythonEnvironment
 from hpcsched.core.processes import launcher_of
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.environment import attempt_variables
-from hpcsched.launch.keys import store_key
+from hpcsched.launch.remote.keys import store_key
 
 
 def job_dir(run_dir: Path, job_id: int) -> Path:

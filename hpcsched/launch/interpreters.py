@@ -27,7 +27,7 @@ from hpcsched.core.model import JobSpec, Kind, PythonEnvironment
 from hpcsched.decoding import decode
 from hpcsched.errors import BadEnvironment, BadInput
 from hpcsched.launch import probe
-from hpcsched.launch.last_words import last_words
+from hpcsched.launch.bounded_run import last_words
 from hpcsched.printing import printable
 
 WITHIN_S = 60.0

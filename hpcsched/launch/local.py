@@ -20,12 +20,12 @@ from pathlib import Path
 
 from hpcsched.contract import driver, files, variables
 from hpcsched.contract.environment import Environment
-from hpcsched.core.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
 from hpcsched.core.processes import Launcher, chooses_gpus, launcher_of
+from hpcsched.core.resources.cpu import ON_CORES, cores_of
 from hpcsched.errors import BadEnvironment, LaunchError
-from hpcsched.launch.arenas import Arenas, Keep, Keepers
 from hpcsched.launch.base import LaunchPlan, Place
+from hpcsched.launch.cpu_shares import Shares
 from hpcsched.launch.environment import (
     Rank,
     identities,
@@ -37,10 +37,10 @@ from hpcsched.launch.environment import (
 from hpcsched.launch.interpreters import Interpreter, Interpreters
 from hpcsched.launch.orphans import kill_rest
 from hpcsched.launch.placeholders import filled_in
-from hpcsched.launch.shares import Shares
+from hpcsched.launch.shared_memory import Arenas, Keep, Keepers
 from hpcsched.launch.spawn import Start, ignoring, only_when_idle, spawn, standing_in
-from hpcsched.launch.warm import KEEPER, PROGRAMS, WarmPools
 from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
+from hpcsched.launch.zygote import KEEPER, PROGRAMS, WarmPools
 
 PORT_REST_S = 30.0  # a port is not handed out again for so long: its owner may not have bound it yet
 PORTS_RESTING = 4096  # at most; the kernel's ephemeral range holds 28,000

@@ -7,12 +7,12 @@ from typing import Any
 
 from hpcsched.core.view import Policy
 from hpcsched.errors import ConfigError
-from hpcsched.policy.equal import Equal
+from hpcsched.policy.baselines.equal import Equal
+from hpcsched.policy.baselines.optimus import Optimus
 from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
-from hpcsched.policy.optimus import Optimus
 from hpcsched.policy.options import Accepted, read, said
-from hpcsched.policy.planner import Planner
+from hpcsched.policy.planner.planner import Planner
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "marble": Marble,

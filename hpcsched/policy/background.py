@@ -12,12 +12,12 @@ from itertools import islice
 from math import inf, isfinite
 
 from hpcsched.core.jobs import Job
-from hpcsched.core.lanes import PACES, Guest, Speed, can_be_paced, own_speed, slowdown
 from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
 from hpcsched.core.model import JobState, Kind
-from hpcsched.core.packs import is_packed
 from hpcsched.core.profile import cost_at
 from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.resources.background import PACES, Guest, Speed, can_be_paced, own_speed, slowdown
+from hpcsched.core.resources.packing import is_packed
 from hpcsched.core.view import LaneDecision, LaneView, LookAgain, Pace, Share, Yield
 
 WINDOW = 100

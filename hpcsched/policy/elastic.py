@@ -13,7 +13,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.model import Role
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.rooms import Rooms
+from hpcsched.core.resources.gpus import Rooms
 from hpcsched.core.view import Resize, View
 
 

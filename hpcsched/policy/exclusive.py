@@ -9,11 +9,11 @@ from __future__ import annotations
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Role
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.rooms import Rooms
+from hpcsched.core.resources.gpus import Rooms
 from hpcsched.core.view import Decision, Start, View
 from hpcsched.policy.background import WithBackground
-from hpcsched.policy.cores import WithCores
-from hpcsched.policy.packs import WithPacks
+from hpcsched.policy.cpu.allocation import WithCores
+from hpcsched.policy.packing import WithPacks
 
 
 class Exclusive(WithBackground, WithPacks, WithCores):

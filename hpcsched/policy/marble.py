@@ -10,11 +10,11 @@ from hpcsched.core.model import JobState, Role
 from hpcsched.core.processes import shape_of
 from hpcsched.core.reasons import Reason, Why, said_cost
 from hpcsched.core.view import Decision, Remark, Resize, Start, View
-from hpcsched.planning.costs import lost_s, time_left
+from hpcsched.planning.jobs.costs import lost_s, time_left
 from hpcsched.policy.background import WithBackground
-from hpcsched.policy.cores import WithCores
+from hpcsched.policy.cpu.allocation import WithCores
 from hpcsched.policy.elastic import WithElastic
-from hpcsched.policy.packs import WithPacks
+from hpcsched.policy.packing import WithPacks
 
 
 class Marble(WithBackground, WithPacks, WithElastic, WithCores):

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpcsched.planning.workers import WorkerOptions
+from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.report.drawing import FRAME, INK, PALETTE, SMALL, beside, draw_panels, legend_beside, save_svg
 from hpcsched.store.batches import Decision
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcsched.core.model import Attempt
-from hpcsched.core.seats import cores_of, counted
+from hpcsched.core.resources.cpu_layout import cores_of, counted
 from hpcsched.report.drawing import (
     FRAME,
     INK,

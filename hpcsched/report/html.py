@@ -16,8 +16,8 @@ from msgspec import UNSET
 
 from hpcsched.contract.seats import Seat
 from hpcsched.core.model import Attempt, JobState
-from hpcsched.core.seats import cores_of, said_seats
-from hpcsched.planning.workers import WorkerOptions
+from hpcsched.core.resources.cpu_layout import cores_of, said_seats
+from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.printing import printable
 from hpcsched.report.drawing import INK, PALETTE
 from hpcsched.report.result import JobResult, Result

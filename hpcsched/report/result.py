@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hpcsched.core.model import NOTHING, Attempt, Ended, JobSpec, JobState, Role
-from hpcsched.core.seats import cores_of
+from hpcsched.core.resources.cpu_layout import cores_of
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):

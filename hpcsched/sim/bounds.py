@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, chain
 
 from hpcsched.core.profile import Profile, cost_at
-from hpcsched.planning.patterns import ROUNDING, configuration_lp
+from hpcsched.planning.jobs.configuration_lp import ROUNDING, configuration_lp
 
 LP_JOBS = 40
 LP_GPUS = 1024
@@ -62,9 +62,9 @@ def lower_bound_s(jobs: Sequence[BoundJob], gpus: int, hosts: int = 1) -> float 
 
     It is the largest of three bounds. Critical path: a chain of dependent jobs, each in its best time.
     Area: the GPU-seconds, each job on its most economical count, of all jobs that cannot start before
-    some time, spread over all GPUs from that time on. Configuration LP: see `planning.patterns`, with GPUs
-    counted over all hosts, and jobs released when they can start at the earliest. With scipy only, and for
-    at most LP_JOBS jobs and LP_GPUS GPUs.
+    some time, spread over all GPUs from that time on. Configuration LP: see `planning.jobs.configuration_lp`,
+    with GPUs counted over all hosts, and jobs released when they can start at the earliest. With scipy only,
+    and for at most LP_JOBS jobs and LP_GPUS GPUs.
 
     Raises ValueError if `after` has a cycle, or if a job needs more GPUs or hosts than there are.
     """

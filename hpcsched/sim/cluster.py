@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hpcsched.planning.background.feedback import Feedback
+from hpcsched.planning.background.pacing import Pacer
+from hpcsched.planning.background.referee import Referee
 from hpcsched.planning.burst.graph import Layer, LayerProfile
 from hpcsched.planning.burst.plan import Plan
-from hpcsched.planning.lanes.feedback import Feedback
-from hpcsched.planning.lanes.pacing import Pacer
-from hpcsched.planning.lanes.referee import Referee
 from hpcsched.sim.device import Chunk, Device, Kernel, Lane, Model
 
 KERNEL_US = 100.0

@@ -56,7 +56,7 @@ class Model:
 
 
 class Gate(Protocol):
-    """Decides when a lane may launch; `planning.lanes.Referee` is one."""
+    """Decides when a lane may launch; `planning.background.Referee` is one."""
 
     def may_launch(self, key: object, now_us: float) -> bool: ...
 
@@ -66,7 +66,7 @@ class Gate(Protocol):
 
 
 class Watcher(Protocol):
-    """Is told which chunk of a lane the device is in; `planning.lanes.Referee` is one."""
+    """Is told which chunk of a lane the device is in; `planning.background.Referee` is one."""
 
     def began(self, chunk: int, now_us: float) -> None: ...
 

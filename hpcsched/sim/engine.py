@@ -1,6 +1,6 @@
 """A virtual clock around the machine: the same decisions as live, in milliseconds instead of hours.
 
-Workers follow `planning.standin.Course`, which the live stand-in program follows too.
+Workers follow `planning.jobs.course.Course`, which the live stand-in program follows too.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, MakePlan, Resize, SetTimer, Suspend, Terminate
-from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Progress, Role
-from hpcsched.core.moves import LANES, LOOK, PACKS
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
+from hpcsched.core.transitions.attempts import LANES, LOOK, PACKS
+from hpcsched.core.transitions.decisions import PolicyMaker
+from hpcsched.planning.jobs.course import STILL, Course
 from hpcsched.planning.ps.training import Training
-from hpcsched.planning.standin import STILL, Course
 from hpcsched.policy import make_policy
 from hpcsched.sim.interference import Interference
 from hpcsched.sim.truth import Truth

@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from hpcsched.core.cores import WHOLE
-from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.jobs import Job
 from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.resources.cpu import WHOLE
+from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.core.view import CoresDecision, CoresView, Reseat, StartOnCores
 from hpcsched.planning.ps.optimus import EVERY_S, START, Fit, next_node, profiled, sampled
 from hpcsched.planning.ps.search import NODE_CPUS, best_fixed
 from hpcsched.planning.ps.training import Training
 from hpcsched.policy import make_policy
-from hpcsched.policy.cores import granted, seated
-from hpcsched.policy.dtshapes import Shape
+from hpcsched.policy.cpu.allocation import granted, seated
+from hpcsched.policy.cpu.configurations import Shape
 from hpcsched.policy.marble import Marble
 
 NODE = round(WHOLE * NODE_CPUS)

@@ -13,9 +13,9 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
-from hpcsched.planning.costs import course_of, require_profiles
+from hpcsched.planning.jobs.costs import course_of, require_profiles
+from hpcsched.planning.jobs.course import Course
 from hpcsched.planning.ps.training import Training
-from hpcsched.planning.standin import Course
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcsched.core import events as ev
-from hpcsched.core.deciding import PolicyMaker
+from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, StoreError
 from hpcsched.store import journal
 from hpcsched.store.files import sync_folder, write_atomically

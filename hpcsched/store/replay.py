@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcsched.core import events as ev
-from hpcsched.core.deciding import PolicyMaker
 from hpcsched.core.machine import Machine
+from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, StoreError
 from hpcsched.store import journal
 

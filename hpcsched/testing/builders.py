@@ -14,8 +14,8 @@ from hpcsched.core.invariants import check
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device, HostCores, JobSpec, Kind, Progress
-from hpcsched.core.moves import LOOK
 from hpcsched.core.profile import Cost, Profile
+from hpcsched.core.transitions.attempts import LOOK
 from hpcsched.policy import make_policy
 from hpcsched.sim.engine import Simulation
 

@@ -18,17 +18,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcsched.agent.line import Line
+from hpcsched.agent.node.connection import Line
 from hpcsched.batch.base import Host
 from hpcsched.batch.local import Local
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core.model import Device
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
-from hpcsched.launch import wire
 from hpcsched.launch.base import Workers
-from hpcsched.launch.keys import Join, read_join
-from hpcsched.launch.remote import Hosts
+from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.keys import Join, read_join
+from hpcsched.launch.remote.launcher import Hosts
 
 GPUS = 8
 DEADLINE_S = 60.0
@@ -119,10 +119,10 @@ class SimulatedNode:
 
     def __post_init__(self) -> None:
         self._line = Line(self.join, self.name)
-        self._link = wire.Link()
+        self._link = protocol.Link()
         self._welcome = self.left = False
-        self._readings = tuple(wire.Reading(0.5, 1024.0) for _ in range(GPUS))
-        self._orders: dict[int, wire.Launch] = {}
+        self._readings = tuple(protocol.Reading(0.5, 1024.0) for _ in range(GPUS))
+        self._orders: dict[int, protocol.Launch] = {}
 
     @property
     def filenos(self) -> tuple[int, int]:
@@ -131,12 +131,12 @@ class SimulatedNode:
     def beat(self) -> None:
         """What it says once a second."""
         if self._welcome:
-            self._line.send(self._link.passing(wire.Beat(time.time(), self._readings)))
+            self._line.send(self._link.passing(protocol.Beat(time.time(), self._readings)))
             for data in self._link.again(time.monotonic()):
                 self._line.send(data)
             return
         devices = tuple(Device(index=i, host=self.name, kind="fake", handle=str(i)) for i in range(GPUS))
-        hello = wire.Hello(
+        hello = protocol.Hello(
             name=self.name,
             hostname=self.name,
             pid=os.getpid(),
@@ -152,30 +152,30 @@ class SimulatedNode:
     def read(self) -> None:
         """Take in and answer what has arrived."""
         for data in self._line.receive():
-            envelope = wire.read_to_node(data)
+            envelope = protocol.read_to_node(data)
             now = time.monotonic()
             if self._link.take(envelope, now):
                 self._answer(envelope.body, now)
 
-    def _answer(self, message: wire.HeadMessage, now: float) -> None:
+    def _answer(self, message: protocol.HeadMessage, now: float) -> None:
         match message:
-            case wire.Welcome():
+            case protocol.Welcome():
                 self._welcome = True
-            case wire.Launch(part=part):
+            case protocol.Launch(part=part):
                 self.log.append((f"launch {part}", now))
                 self._orders[part] = message
-                self._say(wire.Launched(part, message.port or 12345))
+                self._say(protocol.Launched(part, message.port or 12345))
                 if message.first_rank == 0:
-                    self._say(wire.Ready(part, message.attempt, b"{}"))
-            case wire.Signal(part=part, number=number):
+                    self._say(protocol.Ready(part, message.attempt, b"{}"))
+            case protocol.Signal(part=part, number=number):
                 self.log.append((f"signal {part}", now))
                 if self._orders.pop(part, None):
-                    self._say(wire.Exited(part, SUSPENDED if number == signal.SIGTSTP else 128 + number))
-            case wire.Leave():
-                self._say(wire.Gone("the head says so"))
+                    self._say(protocol.Exited(part, SUSPENDED if number == signal.SIGTSTP else 128 + number))
+            case protocol.Leave():
+                self._say(protocol.Gone("the head says so"))
                 self.left = True
 
-    def _say(self, message: wire.NodeMessage) -> None:
+    def _say(self, message: protocol.NodeMessage) -> None:
         self._line.send(self._link.kept(message, time.monotonic()))
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         now = time.monotonic()
         for i, node in enumerate(nodes):
             if beats[i] <= now and not node.left:
-                beats[i] += wire.BEAT_S
+                beats[i] += protocol.BEAT_S
                 node.beat()
                 node.read()
         ready = epoll.poll(max(0.0, min(beats) - time.monotonic()))

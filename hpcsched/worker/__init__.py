@@ -10,19 +10,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcsched.worker.checkpoint import load_checkpoint
-    from hpcsched.worker.rendezvous import join
-    from hpcsched.worker.session import Session
-    from hpcsched.worker.trainer import Parts, Trainer
+    from hpcsched.worker.checkpoint.files import load_checkpoint
+    from hpcsched.worker.ranks.process_group import join
+    from hpcsched.worker.session.session import Session
+    from hpcsched.worker.session.trainer import Parts, Trainer
 
 __all__ = ["Parts", "Session", "Trainer", "join", "load_checkpoint"]
 
 _HOMES = {
-    "Parts": "trainer",
-    "Trainer": "trainer",
-    "Session": "session",
-    "join": "rendezvous",
-    "load_checkpoint": "checkpoint",
+    "Parts": "session.trainer",
+    "Trainer": "session.trainer",
+    "Session": "session.session",
+    "join": "ranks.process_group",
+    "load_checkpoint": "checkpoint.files",
 }
 
 

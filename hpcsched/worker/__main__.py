@@ -10,9 +10,17 @@ from typing import Any
 
 from hpcsched.contract import variables
 from hpcsched.errors import ConfigError, HpcschedError
-from hpcsched.worker.contract import JobEnv, say
-from hpcsched.worker.lanes.entry import before_torch, hosting
-from hpcsched.worker.startup import fewer_collections, leave_torch_as_it_is, run_to_the_end
+from hpcsched.worker.entry import before_torch, hosting
+from hpcsched.worker.process.contract import JobEnv, say
+from hpcsched.worker.process.startup import fewer_collections, leave_torch_as_it_is, run_to_the_end
+
+STRATEGIES = {
+    "ddp": "hpcsched.worker.ddp.strategy",
+    "burst": "hpcsched.worker.burst.strategy",
+    "packed": "hpcsched.worker.packing.strategy",
+    "ps": "hpcsched.worker.ps.strategy",
+    "vsw": "hpcsched.worker.vsw.strategy",
+}
 
 
 def main() -> int:
@@ -49,17 +57,9 @@ def main() -> int:
 def _strategy(table: dict[str, Any]) -> Any:
     """The module that runs this strategy, its options known to it."""
     kind = table.pop("kind", None)
-    name = f"hpcsched.worker.strategies.{kind}"
-    try:
-        if not (isinstance(kind, str) and kind.isidentifier()):
-            raise ModuleNotFoundError(name=name)
-        module = import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise ConfigError(
-            where="strategy", key="kind", got=repr(kind), accepted="a strategy this version has, e.g. 'ddp'"
-        ) from None
+    if kind not in STRATEGIES:
+        raise ConfigError(where="strategy", key="kind", got=repr(kind), accepted=", ".join(STRATEGIES))
+    module = import_module(STRATEGIES[kind])
     for key in table:
         if key not in module.OPTIONS:
             accepted = ", ".join(module.OPTIONS) or "no options"
@@ -85,7 +85,7 @@ def _trainer(name: str | None) -> Any:
             accepted="a module that can be imported from the job's directory",
         ) from None
     found = getattr(module, attribute, None)
-    from hpcsched.worker.trainer import Trainer
+    from hpcsched.worker.session.trainer import Trainer
 
     if not (isinstance(found, type) and issubclass(found, Trainer)):
         got = f"{home} has no {attribute}" if found is None else f"{attribute} is not a Trainer class"

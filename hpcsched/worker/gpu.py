@@ -19,8 +19,8 @@ from hpcsched.contract.driver import changed
 from hpcsched.contract.exits import NO_GPU
 from hpcsched.contract.variables import CUDA_DEVICES
 from hpcsched.contract.words import Unusable
-from hpcsched.worker.contract import JobEnv, say
-from hpcsched.worker.hosted import surroundings
+from hpcsched.worker.process.contract import JobEnv, say
+from hpcsched.worker.process.guest import surroundings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from hpcsched.contract import exits, files, variables
 from hpcsched.contract.state import State
 from hpcsched.errors import BadInput, ConfigError, HpcschedError, StoreError
-from hpcsched.worker.contract import JobEnv, say
-from hpcsched.worker.startup import fewer_collections, run_to_the_end
+from hpcsched.worker.process.contract import JobEnv, say
+from hpcsched.worker.process.startup import fewer_collections, run_to_the_end
 
 if TYPE_CHECKING:
-    from hpcsched.worker.checkpoint import CheckpointStore
+    from hpcsched.worker.checkpoint.files import CheckpointStore
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -51,8 +51,8 @@ def main() -> int:
 
 def _keep(env: JobEnv) -> None:
     with fewer_collections():
-        from hpcsched.worker.arena import Arena
-        from hpcsched.worker.checkpoint import CheckpointStore
+        from hpcsched.worker.checkpoint.files import CheckpointStore
+        from hpcsched.worker.checkpoint.shared_memory import Arena
 
     arena = Arena.open(env.arena_fd)
     if arena is None:

@@ -20,7 +20,7 @@ from hpcsched.contract.environment import Environment, needed
 from hpcsched.contract.progress import Line
 from hpcsched.contract.state import State
 from hpcsched.errors import BadInput, HpcschedError
-from hpcsched.planning.standin import STILL, Course
+from hpcsched.planning.jobs.course import STILL, Course
 
 LEAVE = (signal.SIGTSTP, signal.SIGTERM)
 TICK_S = 0.2  # between progress lines and looks at the parent, in real seconds

@@ -27,8 +27,9 @@ from typing import NoReturn
 from hpcsched.compat import dataclass
 from hpcsched.contract import variables
 from hpcsched.contract.zygote import READY, Request, encode_answer
-from hpcsched.worker import memory
-from hpcsched.worker.forked import (
+from hpcsched.worker.gpu import device_files_open, driver_in_use
+from hpcsched.worker.process import memory
+from hpcsched.worker.process.forked import (
     MOST_BYTES,
     MOST_DESCRIPTORS,
     NO_USE,
@@ -37,8 +38,7 @@ from hpcsched.worker.forked import (
     die_with_parent,
     wait_for_task,
 )
-from hpcsched.worker.gpu import device_files_open, driver_in_use
-from hpcsched.worker.startup import end_quickly, fewer_collections
+from hpcsched.worker.process.startup import end_quickly, fewer_collections
 
 PRELOADED = (
     "numpy",
@@ -47,10 +47,10 @@ PRELOADED = (
     "torch.distributed",
     "torch.optim",
     "torch.utils.data",
-    "hpcsched.worker.session",
-    "hpcsched.worker.strategies.ddp",
-    "hpcsched.worker.strategies.burst",
-    "hpcsched.worker.packed.host",
+    "hpcsched.worker.session.session",
+    "hpcsched.worker.ddp.strategy",
+    "hpcsched.worker.burst.strategy",
+    "hpcsched.worker.packing.host.host",
 )
 
 HUNG_AFTER = 0.4

@@ -20,9 +20,9 @@ from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from hpcsched.planning.burst.plan import Plan, PlannedLayer  # noqa: E402
-from hpcsched.worker.burst.draws import uniform_bits  # noqa: E402
+from hpcsched.worker.burst.channels import Wires  # noqa: E402
 from hpcsched.worker.burst.engine import Engine  # noqa: E402
-from hpcsched.worker.burst.wires import Wires  # noqa: E402
+from hpcsched.worker.burst.sample_rng import uniform_bits  # noqa: E402
 from hpcsched.worker.layers.graph import trace  # noqa: E402
 
 TRAINER = """

@@ -26,11 +26,11 @@ from lanesparty import Party, code_of, models_same  # noqa: E402
 from torch import nn  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402
-from hpcsched.planning.lanes.pacing import Pacer  # noqa: E402
-from hpcsched.planning.lanes.referee import Referee  # noqa: E402
-from hpcsched.worker.lanes.chunks import Chunked  # noqa: E402
-from hpcsched.worker.lanes.lane import Lane  # noqa: E402
-from hpcsched.worker.lanes.streams import green_stream  # noqa: E402
+from hpcsched.planning.background.pacing import Pacer  # noqa: E402
+from hpcsched.planning.background.referee import Referee  # noqa: E402
+from hpcsched.worker.background.chunks import Chunked  # noqa: E402
+from hpcsched.worker.background.lane import Lane  # noqa: E402
+from hpcsched.worker.background.streams import green_stream  # noqa: E402
 
 GPU = {"CUDA_VISIBLE_DEVICES": "0", "HPCSCHED_LANE_MODE": "auto"}
 

@@ -43,9 +43,10 @@ from packed_trainings import (  # noqa: E402
 from torch import nn  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402
-from hpcsched.worker.packed import OutOfMemory, load, pack  # noqa: E402
-from hpcsched.worker.packed.devices import REAL_STEPS  # noqa: E402
-from hpcsched.worker.trainer import Parts  # noqa: E402
+from hpcsched.worker.packed import OutOfMemory, load  # noqa: E402
+from hpcsched.worker.packing import engine  # noqa: E402
+from hpcsched.worker.packing.cuda_modes import REAL_STEPS  # noqa: E402
+from hpcsched.worker.session.trainer import Parts  # noqa: E402
 
 STEPS, CLOSE = 24, 1e-4
 
@@ -213,7 +214,7 @@ def test_a_member_that_leaves_gives_its_memory_back() -> None:
     for mode in ("loop", "stacked", "graph"):
         gc.collect()
         torch.cuda.empty_cache()
-        together = pack(
+        together = engine(
             [load(training(seed, net=large)(), name=str(seed), steps=10**6) for seed in range(2)], mode=mode
         )
         go(together, 10)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU here", allow_module_level=True)
 
-from hpcsched.worker.arena import Arena  # noqa: E402
+from hpcsched.worker.checkpoint.shared_memory import Arena  # noqa: E402
 
 HPCSCHED = [sys.executable, "-m", "hpcsched"]
 

@@ -20,8 +20,8 @@ pytestmark = [
 from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from hpcsched.planning.workers import WorkerOptions  # noqa: E402
-from hpcsched.worker.trainer import Parts  # noqa: E402
+from hpcsched.planning.vsw.options import WorkerOptions  # noqa: E402
+from hpcsched.worker.session.trainer import Parts  # noqa: E402
 from hpcsched.worker.vsw.session import WorkerSession  # noqa: E402
 from hpcsched.worker.vsw.streams import StreamWorkers  # noqa: E402
 

@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn import functional
 
 from hpcsched.planning.burst.plan import Plan, PlannedLayer
+from hpcsched.worker.burst.channels import Wires
 from hpcsched.worker.burst.engine import Engine
-from hpcsched.worker.burst.wires import Wires
 from hpcsched.worker.layers.graph import Layers, trace
 
 DEADLINE_S = 120.0

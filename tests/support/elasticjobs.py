@@ -146,6 +146,6 @@ def eventually(what: Callable[[], Any], timeout_s: float = 60.0) -> None:
 
 
 def expected_samples(job: Elastic) -> list[int]:
-    from hpcsched.worker.sampler import Sampler
+    from hpcsched.worker.session.sampler import Sampler
 
     return sorted(Sampler(50, 3).batch(0, job.steps * 7).tolist())

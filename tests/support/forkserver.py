@@ -11,9 +11,9 @@ SERVER.set_forkserver_preload(
         "torch._dynamo",
         "torch.distributed.fsdp",
         "torch.testing",
-        "hpcsched.worker.arena",
-        "hpcsched.worker.sharded",
-        "hpcsched.worker.strategies.burst",
-        "hpcsched.worker.strategies.ddp",
+        "hpcsched.worker.checkpoint.shared_memory",
+        "hpcsched.worker.checkpoint.sharded",
+        "hpcsched.worker.burst.strategy",
+        "hpcsched.worker.ddp.strategy",
     ]
 )

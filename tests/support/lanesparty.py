@@ -129,9 +129,9 @@ def _be_rank(folder: str, output: str, env: dict[str, str]) -> None:
     os.environ.update(env)
     torch.set_num_threads(1)
     from hpcsched.worker.__main__ import main
-    from hpcsched.worker.lanes import proxy, stand
+    from hpcsched.worker.background import build_gate, proxy
 
-    stand.BUILT_WITHIN_S = float(env.get("TEST_BUILT_WITHIN_S", "60"))
+    build_gate.BUILT_WITHIN_S = float(env.get("TEST_BUILT_WITHIN_S", "60"))
     proxy.HOST_WITHIN_S = float(env.get("TEST_HOST_WITHIN_S", "20"))
     sys.exit(main())
 

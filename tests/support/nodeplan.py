@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpcsched.devices import Sample
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.remote import Hosts
+from hpcsched.launch.remote.launcher import Hosts
 
 
 def plan(hosts: Hosts[Sample], folder: Path, script: str, *, on: str | None = None) -> LaunchPlan:

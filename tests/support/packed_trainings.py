@@ -18,7 +18,7 @@ from torch.utils.data import Dataset  # noqa: E402
 
 from hpcsched.worker import Session  # noqa: E402
 from hpcsched.worker.packed import Member, Pack, load  # noqa: E402
-from hpcsched.worker.trainer import Parts, read  # noqa: E402
+from hpcsched.worker.session.trainer import Parts, read  # noqa: E402
 
 SAMPLES, CLASSES = 96, 4
 Build = Callable[[], Parts]

@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from hpcsched.worker import Parts, Trainer
 from hpcsched.worker.ps import meter
-from hpcsched.worker.ps.changing import Changing
-from hpcsched.worker.ps.crew import Crew
+from hpcsched.worker.ps.reconfigure import Changing
+from hpcsched.worker.ps.roles import Crew
 from hpcsched.worker.ps.session import PsSession
-from hpcsched.worker.ps.wire import Wire
+from hpcsched.worker.ps.protocol import Wire
 
 usual = PsSession._part
 

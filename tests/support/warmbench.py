@@ -19,8 +19,8 @@ from hpcsched.core.model import Device  # noqa: E402
 from hpcsched.launch.base import LaunchPlan  # noqa: E402
 from hpcsched.launch.local import LocalLauncher  # noqa: E402
 from hpcsched.launch.proc import stat  # noqa: E402
-from hpcsched.launch.warm import WarmProcesses  # noqa: E402
 from hpcsched.launch.workers import LocalWorkers  # noqa: E402
+from hpcsched.launch.zygote import WarmProcesses  # noqa: E402
 from hpcsched.testing.conformance_launch import plan, reaped  # noqa: E402
 
 WITHIN_S = 120.0
@@ -31,7 +31,7 @@ PROGRAM = '''
 import gc, json, os, random, signal, sys, time
 import numpy as np
 import torch
-from hpcsched.worker.trainer import Trainer
+from hpcsched.worker.session.trainer import Trainer
 
 ROOT = os.environ["HPCSCHED_JOB_DIR"]
 

@@ -8,7 +8,7 @@ import pytest
 from places import ROOT
 
 from hpcsched import config
-from hpcsched.cli.settings import DEFAULTS
+from hpcsched.cli.site.settings import DEFAULTS
 from hpcsched.errors import ConfigError
 
 

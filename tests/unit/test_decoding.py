@@ -24,7 +24,7 @@ from hpcsched.contract.state import State
 from hpcsched.contract.words import Held, Ready
 from hpcsched.decoding import decode, read_file
 from hpcsched.errors import BadInput, ConfigError, HpcschedError
-from hpcsched.launch import wire
+from hpcsched.launch.remote import protocol
 from hpcsched.printing import printable
 from hpcsched.store.batches import read_batches
 from hpcsched.store.rundir import RunDir, last_word
@@ -158,12 +158,12 @@ def test_commands_are_read_or_refused(tmp_path):
 
 
 def test_messages_of_hosts_are_read_or_bad_input():
-    beat = wire.Beat(1.5, (wire.Reading(0.5, 100.0),))
+    beat = protocol.Beat(1.5, (protocol.Reading(0.5, 100.0),))
     sample = msgspec.msgpack.encode((3, 2, beat))
     rng, bad = random.Random(1), 0
     deep = b"\x93\x00\x00" + b"\x91" * 100_000
     for data in [deep, *(mutated(sample, rng) for _ in range(INPUTS))]:
-        for read in (wire.read_to_head, wire.read_to_node):
+        for read in (protocol.read_to_head, protocol.read_to_node):
             try:
                 read(data)
             except BadInput:
@@ -254,4 +254,4 @@ def test_bytes_of_others_are_decoded_in_one_place():
         for path in root.rglob("*.py")
         if bare.search(path.read_text()) and "worker" not in path.parts
     }
-    assert found - allowed == {"launch/wire.py"}  # its decoders are handed to `decode_message`
+    assert found - allowed == {"launch/remote/protocol.py"}  # its decoders are handed to `decode_message`

@@ -21,7 +21,7 @@ from hpcsched.examples.models.mobilenet import MobileNetV2
 from hpcsched.examples.models.resnet import ResNet50, WideResNet101
 from hpcsched.examples.models.transformer import Transformer
 from hpcsched.examples.models.vgg import VGG16
-from hpcsched.worker.trainer import Parts, Trainer
+from hpcsched.worker.session.trainer import Parts, Trainer
 
 __all__ = [
     "MODELS",

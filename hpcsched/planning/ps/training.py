@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcsched.contract.seats import Seat
+from hpcsched.planning.jobs.course import Course
 from hpcsched.planning.ps.model import Link, PsModel, usage
-from hpcsched.planning.standin import Course
 
 FULL = 0.9
 """Of its capacity: a link that carries more is full (NEARCHUS, section IV)."""

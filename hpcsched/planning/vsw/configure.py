@@ -10,8 +10,8 @@ import numpy as np
 
 from hpcsched.compat import dataclass, zip
 from hpcsched.errors import HpcschedError
-from hpcsched.planning.batching import worker_count
 from hpcsched.planning.vsw import sets
+from hpcsched.planning.vsw.batching import worker_count
 from hpcsched.planning.vsw.costs import SYNCS, Costs, Unknown, sync_method
 from hpcsched.planning.vsw.rounds import Rounds
 from hpcsched.planning.vsw.solver import Infeasible, solve

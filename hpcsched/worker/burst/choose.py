@@ -20,9 +20,9 @@ from hpcsched.planning.burst.costs import ModelCosts, Network, Spot
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.plan import Plan
 from hpcsched.planning.burst.timeline import timeline
+from hpcsched.worker.burst.channels import Wires
 from hpcsched.worker.burst.feedback import Timing, corrected, pays
-from hpcsched.worker.burst.wires import Wires
-from hpcsched.worker.contract import say, write_atomically
+from hpcsched.worker.process.contract import say, write_atomically
 
 PLAN = "plan.json"
 """In the job's folder: what is known of the layers, and the plan that is run."""

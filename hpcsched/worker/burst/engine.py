@@ -9,13 +9,13 @@ from torch import nn
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.plan import Plan
+from hpcsched.worker.burst.channels import Wires, as_it_lies
 from hpcsched.worker.burst.feedback import LayerClock
-from hpcsched.worker.burst.handover import hand_over, to_first, to_new_owners
-from hpcsched.worker.burst.moves import Moves, share_of
-from hpcsched.worker.burst.owners import OwnerSums, belongings, check_norms
+from hpcsched.worker.burst.ownership import OwnerSums, belongings, check_norms
 from hpcsched.worker.burst.prepare import Form, describe, prepare
 from hpcsched.worker.burst.program import Exchange, Key, Program, Stage, check, program
-from hpcsched.worker.burst.wires import Wires, as_it_lies
+from hpcsched.worker.burst.state_transfer import hand_over, to_first, to_new_owners
+from hpcsched.worker.burst.transfers import Moves, share_of
 from hpcsched.worker.layers.graph import Layers, Value
 
 _Wait = Callable[[], None]

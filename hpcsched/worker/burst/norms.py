@@ -9,9 +9,9 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm
 
-from hpcsched.worker.burst.moves import share_of
-from hpcsched.worker.burst.seat import Seat
-from hpcsched.worker.burst.wires import format_of
+from hpcsched.worker.burst.channels import format_of
+from hpcsched.worker.burst.placement import Seat
+from hpcsched.worker.burst.transfers import share_of
 
 
 class SharedBatchNorm(nn.Module):

@@ -14,12 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from hpcsched.compat import zip
 from hpcsched.errors import ConfigError
-from hpcsched.worker import rng
-from hpcsched.worker.burst.draws import SampleDropout
+from hpcsched.worker.burst.channels import Wires, format_of
 from hpcsched.worker.burst.norms import SharedBatchNorm
-from hpcsched.worker.burst.seat import Seat
-from hpcsched.worker.burst.wires import Wires, format_of
+from hpcsched.worker.burst.placement import Seat
+from hpcsched.worker.burst.sample_rng import SampleDropout
 from hpcsched.worker.layers.graph import Layers, Value
+from hpcsched.worker.process import rng
 
 EXAMPLE_SAMPLES = 2
 

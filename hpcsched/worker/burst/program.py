@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from hpcsched.compat import dataclass, pairwise
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.plan import Plan
-from hpcsched.worker.burst.moves import Moves, moves
-from hpcsched.worker.burst.wires import Ranks
+from hpcsched.worker.burst.channels import Ranks
+from hpcsched.worker.burst.transfers import Moves, moves
 from hpcsched.worker.layers.graph import Layers, Value
 
 Key = tuple[Value, Ranks]

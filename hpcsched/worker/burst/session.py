@@ -9,12 +9,12 @@ import torch
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.plan import Plan
+from hpcsched.worker.burst.channels import Wires
 from hpcsched.worker.burst.engine import Engine
 from hpcsched.worker.burst.feedback import EVERY, FIRST, Timing
-from hpcsched.worker.burst.wires import Wires
 from hpcsched.worker.layers.graph import StandIn, capture_inputs
-from hpcsched.worker.session import Session
-from hpcsched.worker.trainer import Parts, Place, read
+from hpcsched.worker.session.session import Session
+from hpcsched.worker.session.trainer import Parts, Place, read
 
 Replan = Callable[[list[Timing], Plan, int], Optional[Plan]]
 """On rank 0: of what was measured, the present plan and the steps left, a better plan, if there is one."""

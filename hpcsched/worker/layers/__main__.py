@@ -21,15 +21,15 @@ from hpcsched.contract import variables
 from hpcsched.contract.environment import Reader
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.worker.__main__ import _trainer
-from hpcsched.worker.contract import JobEnv, say, write_atomically
-from hpcsched.worker.startup import fewer_collections, run_to_the_end
+from hpcsched.worker.process.contract import JobEnv, say, write_atomically
+from hpcsched.worker.process.startup import fewer_collections, run_to_the_end
 
 if TYPE_CHECKING:
     import torch
 
     from hpcsched.worker.layers.graph import Layer
     from hpcsched.worker.layers.measure import Measured
-    from hpcsched.worker.trainer import Parts
+    from hpcsched.worker.session.trainer import Parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +74,8 @@ def _probe(env: JobEnv, request: Request) -> None:
 
         from hpcsched.worker.layers.graph import trace
         from hpcsched.worker.layers.measure import measure
-        from hpcsched.worker.rendezvous import own_device
-        from hpcsched.worker.trainer import build
+        from hpcsched.worker.ranks.process_group import own_device
+        from hpcsched.worker.session.trainer import build
     device = own_device(env)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -109,7 +109,7 @@ def _powers(most: int) -> list[int]:
 def _inputs(parts: Parts, device: torch.device) -> Callable[[int], tuple[torch.Tensor, ...]]:
     """What the trainer's loss calls its model with, for so many samples of the dataset."""
     from hpcsched.worker.layers.graph import capture_inputs
-    from hpcsched.worker.trainer import to_device
+    from hpcsched.worker.session.trainer import to_device
 
     def inputs(samples: int) -> tuple[torch.Tensor, ...]:
         batch = to_device(parts.batch([i % parts.size for i in range(samples)]), device)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from hpcsched.compat import zip
-from hpcsched.worker.contract import say
+from hpcsched.worker.process.contract import say
+from hpcsched.worker.ps.placement import Owners, Piece
+from hpcsched.worker.ps.protocol import Frame, Page, Wire
 from hpcsched.worker.ps.server import BYTES, CLOCK, LOSS, MEET, SENT_NS, STOP, frames
 from hpcsched.worker.ps.shard import Shard
-from hpcsched.worker.ps.slices import Owners, Piece
-from hpcsched.worker.ps.wire import Frame, Page, Wire
 
 
 @dataclass(frozen=True)

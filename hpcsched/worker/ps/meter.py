@@ -16,7 +16,7 @@ from typing import Any
 from hpcsched.compat import dataclass, zip
 from hpcsched.contract.progress import Usage
 from hpcsched.planning.ps.stability import COUNT, Stability
-from hpcsched.worker.contract import say
+from hpcsched.worker.process.contract import say
 from hpcsched.worker.ps.link import Link
 
 SAMPLE_S, SAMPLE_STEPS = 1.0, 5

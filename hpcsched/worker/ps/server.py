@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hpcsched.compat import zip
-from hpcsched.worker.packed.undo import Weights
+from hpcsched.worker.packing.rollback import Weights
 from hpcsched.worker.ps.link import Link
+from hpcsched.worker.ps.protocol import Frame, PeerLost, Wire
 from hpcsched.worker.ps.shard import Shard
-from hpcsched.worker.ps.wire import Frame, PeerLost, Wire
 
 CLOCK, MEET, STOP, LOSS, SENT_NS, BYTES = range(6)
 """The words of a push: the worker's step, when to meet, whether to leave, its loss (the bits of a float64),

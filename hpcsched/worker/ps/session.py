@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from hpcsched.worker.contract import Facts, JobEnv
-from hpcsched.worker.ps.changing import Changing
+from hpcsched.worker.process.contract import Facts, JobEnv
 from hpcsched.worker.ps.client import Client
 from hpcsched.worker.ps.meter import Collector, Meter
+from hpcsched.worker.ps.protocol import PeerLost
+from hpcsched.worker.ps.reconfigure import Changing
 from hpcsched.worker.ps.server import Server
-from hpcsched.worker.ps.wire import PeerLost
-from hpcsched.worker.sampler import share
-from hpcsched.worker.session import Metrics
-from hpcsched.worker.trainer import Parts, Place, read
+from hpcsched.worker.session.sampler import share
+from hpcsched.worker.session.session import Metrics
+from hpcsched.worker.session.trainer import Parts, Place, read
 
 _NO_INDICES = torch.empty(0, dtype=torch.int64)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcsched.compat import dataclass, zip
 from hpcsched.errors import ConfigError
-from hpcsched.worker.ps.slices import Piece, Size
+from hpcsched.worker.ps.placement import Piece, Size
 from hpcsched.worker.vsw.updates import can_be_split
 
 

@@ -22,13 +22,13 @@ from hpcsched.contract import variables
 from hpcsched.contract.environment import Reader
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.worker.__main__ import _trainer
-from hpcsched.worker.contract import JobEnv, say, write_atomically
-from hpcsched.worker.startup import fewer_collections, run_to_the_end
+from hpcsched.worker.process.contract import JobEnv, say, write_atomically
+from hpcsched.worker.process.startup import fewer_collections, run_to_the_end
 
 if TYPE_CHECKING:
     import torch
 
-    from hpcsched.worker.trainer import Parts
+    from hpcsched.worker.session.trainer import Parts
     from hpcsched.worker.vsw.probe import Found
 
 SIGN_S = 0.5
@@ -76,7 +76,7 @@ def main() -> int:
         with fewer_collections():
             import torch
 
-            from hpcsched.worker.rendezvous import own_device
+            from hpcsched.worker.ranks.process_group import own_device
         device = own_device(env)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -91,8 +91,8 @@ def main() -> int:
 
 
 def _sums(env: JobEnv, request: Request, device: torch.device) -> None:
-    from hpcsched.worker.rendezvous import Peers
-    from hpcsched.worker.vsw.lines import measure_line
+    from hpcsched.worker.ranks.process_group import Peers
+    from hpcsched.worker.vsw.allreduce_cost import measure_line
 
     peers = Peers.join(env, device)
     lines = [measure_line(peers, device, request.sum_bytes) for _ in range(LINES)]
@@ -106,7 +106,7 @@ def _sums(env: JobEnv, request: Request, device: torch.device) -> None:
 
 
 def _workers(env: JobEnv, request: Request, device: torch.device) -> None:
-    from hpcsched.worker.trainer import build
+    from hpcsched.worker.session.trainer import build
     from hpcsched.worker.vsw.probe import MOST_AT_ONCE, Probe
 
     parts = build(_trainer(env.trainer), env.args)
@@ -140,7 +140,7 @@ def _local_batches(request: Request, parts: Parts) -> list[int]:
 
 
 def _say_ends(found: Found, device: torch.device) -> None:
-    from hpcsched.worker.vsw.tables import GAIN
+    from hpcsched.worker.vsw.measurements import GAIN
 
     if device.type == "cpu":
         say("one worker at once: on a CPU they take turns")

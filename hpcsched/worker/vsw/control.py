@@ -9,12 +9,12 @@ from typing import Any
 
 from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
-from hpcsched.planning.batching import RULES, Batching, Halves, worker_count
+from hpcsched.planning.vsw.batching import RULES, Batching, Halves, worker_count
 from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, Share, configure
 from hpcsched.planning.vsw.costs import Line, sync_method
-from hpcsched.planning.workers import WorkerOptions, local_batches
+from hpcsched.planning.vsw.options import WorkerOptions, local_batches
 from hpcsched.worker.vsw.clock import Kind
-from hpcsched.worker.vsw.tables import Table, Tables
+from hpcsched.worker.vsw.measurements import Table, Tables
 
 TRIAL_STEPS = 4
 """So long is a configuration tried whose speed is not known; its first step counts for nothing."""

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpcsched.worker.contract import private, say
+from hpcsched.worker.process.contract import private, say
 
 NAME = "batches.jsonl"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpcsched.worker.contract import say, write_atomically
+from hpcsched.worker.process.contract import say, write_atomically
 from hpcsched.worker.vsw.clock import Kind
 
 NAME = "too-large.json"

@@ -15,16 +15,16 @@ import torch
 from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.costs import GpuCosts, Speed, Times
-from hpcsched.worker.gradients import GradientSum, in_buckets
-from hpcsched.worker.packed.failures import let_go, line_of, out_of_memory
-from hpcsched.worker.rendezvous import Peers
-from hpcsched.worker.sampler import Sampler
-from hpcsched.worker.trainer import Parts, Place, rehearse
+from hpcsched.worker.packing.failures import let_go, line_of, out_of_memory
+from hpcsched.worker.ranks.gradient_sum import GradientSum, in_buckets
+from hpcsched.worker.ranks.process_group import Peers
+from hpcsched.worker.session.sampler import Sampler
+from hpcsched.worker.session.trainer import Parts, Place, rehearse
 from hpcsched.worker.vsw.clock import KEPT, Clock, Round
-from hpcsched.worker.vsw.halves import HalvedBucket, HalvedSum
+from hpcsched.worker.vsw.gradient_halves import HalvedBucket, HalvedSum
+from hpcsched.worker.vsw.measurements import GAIN
 from hpcsched.worker.vsw.reading import Reader
 from hpcsched.worker.vsw.streams import StreamWorkers, summed
-from hpcsched.worker.vsw.tables import GAIN
 
 MOST_AT_ONCE = 64
 """More workers at once are not tried: the gain has ended long before."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hpcsched.worker.trainer import Parts, Place, read
+from hpcsched.worker.session.trainer import Parts, Place, read
 
 Pieces = Iterator[Sequence[Place]]
 

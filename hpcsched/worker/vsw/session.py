@@ -11,21 +11,21 @@ import torch
 from hpcsched.compat import zip
 from hpcsched.contract.progress import Batching
 from hpcsched.errors import ConfigError
-from hpcsched.planning.workers import WorkerOptions
-from hpcsched.worker.contract import Facts, say
-from hpcsched.worker.gradients import GradientSum, in_buckets
-from hpcsched.worker.session import Session
-from hpcsched.worker.trainer import Parts, Place, rehearse, to_device
+from hpcsched.planning.vsw.options import WorkerOptions
+from hpcsched.worker.process.contract import Facts, say
+from hpcsched.worker.ranks.gradient_sum import GradientSum, in_buckets
+from hpcsched.worker.session.session import Session
+from hpcsched.worker.session.trainer import Parts, Place, rehearse, to_device
+from hpcsched.worker.vsw.allreduce_cost import measure_line
 from hpcsched.worker.vsw.clock import Clock, Kind
 from hpcsched.worker.vsw.control import Control, Course
-from hpcsched.worker.vsw.halves import HalvedBucket, HalvedSum
+from hpcsched.worker.vsw.epoch_forecast import Expectation, Trajectory, expect
+from hpcsched.worker.vsw.gradient_halves import HalvedBucket, HalvedSum
 from hpcsched.worker.vsw.history import History
-from hpcsched.worker.vsw.lines import measure_line
+from hpcsched.worker.vsw.measurements import Table
 from hpcsched.worker.vsw.memory import remember, remembered
-from hpcsched.worker.vsw.outlook import Expectation, Trajectory, expect
 from hpcsched.worker.vsw.reading import Reader
 from hpcsched.worker.vsw.streams import StreamWorkers, summed
-from hpcsched.worker.vsw.tables import Table
 from hpcsched.worker.vsw.updates import ShardOptimizer, can_be_split, scaled
 
 LOOK_SHARE = 0.01

@@ -20,22 +20,22 @@ import pytest
 from nodeplan import plan
 from places import ROOT
 
-from hpcsched.agent import guard
+from hpcsched.agent.node import guard
 from hpcsched.batch.base import Host
 from hpcsched.batch.local import Local
 from hpcsched.contract.orders import Resize, encode
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
-from hpcsched.launch import conversation, host, remote, wire
 from hpcsched.launch.base import LOST
-from hpcsched.launch.keys import read_join, write_join
-from hpcsched.launch.remote import Hosts
+from hpcsched.launch.remote import host, launcher, protocol, sessions
+from hpcsched.launch.remote.keys import read_join, write_join
+from hpcsched.launch.remote.launcher import Hosts
 from hpcsched.testing.nodes import DEADLINE_S, code_of, local_hosts, pump_until, written
 
 WAITER = "trap 'exit 75' TSTP; echo $$ >pid.$RANK; while :; do sleep 30 & wait; done"
 
 
-def waiting(hosts: Hosts[Sample], folder: Path) -> tuple[remote.RemoteWorkers, list[int]]:
+def waiting(hosts: Hosts[Sample], folder: Path) -> tuple[launcher.RemoteWorkers, list[int]]:
     """An attempt over all devices, running as the head knows too, and its ranks' pids."""
     workers = hosts.launch(plan(hosts, folder, WAITER))
     files = [folder / f"pid.{rank}" for rank in range(len(hosts.inventory()))]
@@ -68,25 +68,25 @@ def leap(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], bool]) -> None
     def monotonic() -> float:
         return time.monotonic() + (DEADLINE_S if condition() else 0.0)
 
-    for module in (conversation, remote):
+    for module in (sessions, launcher):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic, time=time.time))
 
 
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken connection is proof however long this process stood still; nothing else is in time."""
-    monkeypatch.setattr(conversation, "STALL_S", DEADLINE_S)
+    monkeypatch.setattr(sessions, "STALL_S", DEADLINE_S)
     monkeypatch.setattr(host, "CLOSED_S", DEADLINE_S)
-    monkeypatch.setattr(wire, "silence_s", lambda grace_s: 2 * DEADLINE_S)
+    monkeypatch.setattr(protocol, "silence_s", lambda grace_s: 2 * DEADLINE_S)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is noticed sooner, and before ZeroMQ notices it; what the guard and the kernel take stays."""
-    monkeypatch.setattr(conversation, "LOST_NODE_S", 4.0)
+    monkeypatch.setattr(sessions, "LOST_NODE_S", 4.0)
     monkeypatch.setattr(host, "TERMINATED_S", 0.2)
-    monkeypatch.setattr(conversation, "WORTH_SAYING_S", 0.2)
-    monkeypatch.setattr(wire, "silence_s", lambda grace_s: 6.0)
+    monkeypatch.setattr(sessions, "WORTH_SAYING_S", 0.2)
+    monkeypatch.setattr(protocol, "silence_s", lambda grace_s: 6.0)
 
 
 @pytest.mark.usefixtures("trusting")
@@ -373,7 +373,7 @@ def test_orders_on_their_way_when_a_connection_breaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come once and in order when it has been made anew."""
-    monkeypatch.setattr(conversation, "LOST_NODE_S", DEADLINE_S)
+    monkeypatch.setattr(sessions, "LOST_NODE_S", DEADLINE_S)
     wires: list[Wire] = []
     hosts = make(through(wires, tmp_path), tmp_path, names=("a",), grace_s=1.0)
     try:
@@ -418,7 +418,7 @@ def through(
 
 def test_a_stubborn_orphan_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets its grace although the node agents are to come sooner."""
-    monkeypatch.setattr(conversation, "ORPHANS_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(sessions, "ORPHANS_S", 2 * DEADLINE_S)
     run_id = f"test-stubborn-{os.getpid()}"
     stubborn = "trap '' TERM; echo >up; while :; do sleep 1; done"
     environ = {**os.environ, "HPCSCHED_RUN_ID": run_id}

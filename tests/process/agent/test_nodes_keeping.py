@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.agent import guard
+from hpcsched.agent.node import guard
 from hpcsched.devices import Sample
-from hpcsched.launch import conversation, host, remote, wire
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.orphans import Process, find_orphans
-from hpcsched.launch.remote import Hosts
+from hpcsched.launch.remote import host, launcher, protocol, sessions
+from hpcsched.launch.remote.launcher import Hosts
 from hpcsched.testing.nodes import DEADLINE_S, code_of, local_hosts, pump_until, written
 
 HELD = '{"step": 9, "samples": 90}'
@@ -84,13 +84,13 @@ def arenas(hosts: Hosts[Sample], name: str) -> set[int]:
     return found
 
 
-def heard(hosts: Hosts[Sample], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, wire.NodeMessage]]:
+def heard(hosts: Hosts[Sample], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, protocol.NodeMessage]]:
     """What the head is told from now on of ends and of what is being made durable."""
-    messages: list[tuple[str, wire.NodeMessage]] = []
+    messages: list[tuple[str, protocol.NodeMessage]] = []
     told = hosts._told
 
-    def note(node: host.RemoteHost, message: wire.NodeMessage) -> None:
-        if isinstance(message, wire.Keeping | wire.Exited):
+    def note(node: host.RemoteHost, message: protocol.NodeMessage) -> None:
+        if isinstance(message, protocol.Keeping | protocol.Exited):
             messages.append((node.name, message))
         told(node, message)
 
@@ -115,17 +115,17 @@ def test_a_state_is_made_durable_on_rank_0_s_host(tmp_path: Path, monkeypatch: p
         assert (wanted.folder / "STATE.json").read_text() == "durable"
         on_b = [message for name, message in messages if name == "b"]
         # Never does it look as if the job were over and its state nobody's.
-        assert [type(message) for message in on_b] == [wire.Keeping, wire.Exited, wire.Keeping]
-        assert [message.jobs for message in on_b if isinstance(message, wire.Keeping)] == [(3,), ()]
-        assert not any(isinstance(message, wire.Keeping) for name, message in messages if name == "a")
+        assert [type(message) for message in on_b] == [protocol.Keeping, protocol.Exited, protocol.Keeping]
+        assert [message.jobs for message in on_b if isinstance(message, protocol.Keeping)] == [(3,), ()]
+        assert not any(isinstance(message, protocol.Keeping) for name, message in messages if name == "a")
     assert not started(hosts)
 
 
 def test_one_that_hangs_does_not_outlive_its_node_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "LEFT_WITHIN_S", DEADLINE_S)
-    monkeypatch.setattr(remote, "LEAVE_GRACE_S", 0.2)
+    monkeypatch.setattr(launcher, "LEFT_WITHIN_S", DEADLINE_S)
+    monkeypatch.setattr(launcher, "LEAVE_GRACE_S", 0.2)
     with local_hosts(tmp_path, ("a",), devices="replay:1") as hosts:
         workers = hosts.launch(saver(hosts, tmp_path, (0,)))
         assert code_of(hosts, workers) == 75
@@ -140,8 +140,8 @@ def test_one_that_hangs_does_not_outlive_its_node_agent(
 def test_a_node_agent_that_leaves_lets_a_state_become_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "LEFT_WITHIN_S", DEADLINE_S)
-    monkeypatch.setattr(remote, "LEAVE_GRACE_S", DEADLINE_S)
+    monkeypatch.setattr(launcher, "LEFT_WITHIN_S", DEADLINE_S)
+    monkeypatch.setattr(launcher, "LEAVE_GRACE_S", DEADLINE_S)
     with local_hosts(tmp_path, ("a",), devices="replay:1") as hosts:
         workers = hosts.launch(saver(hosts, tmp_path, (0,)))
         assert code_of(hosts, workers) == 75
@@ -149,9 +149,9 @@ def test_a_node_agent_that_leaves_lets_a_state_become_durable(
         pump_until(hosts, lambda: written([tmp_path / "job" / "keeper"]))
         sent = hosts._send
 
-        def send(name: str, message: wire.HeadMessage) -> None:
+        def send(name: str, message: protocol.HeadMessage) -> None:
             sent(name, message)
-            if isinstance(message, wire.Leave):
+            if isinstance(message, protocol.Leave):
                 (tmp_path / "job" / "go").touch()
 
         monkeypatch.setattr(hosts, "_send", send)
@@ -161,7 +161,7 @@ def test_a_node_agent_that_leaves_lets_a_state_become_durable(
 
 def test_a_killed_node_agent_takes_its_keepers_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until that is sure, the job's state may still be written there."""
-    monkeypatch.setattr(conversation, "STALL_S", DEADLINE_S)
+    monkeypatch.setattr(sessions, "STALL_S", DEADLINE_S)
     monkeypatch.setattr(host, "CLOSED_S", DEADLINE_S)
     with local_hosts(tmp_path, devices="replay:1") as hosts:
         workers = hosts.launch(saver(hosts, tmp_path, (0,)))
@@ -241,7 +241,7 @@ def test_the_arena_of_a_host_stays_while_ranks_join_on_another(tmp_path: Path) -
 def test_warm_processes_go_with_their_node_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told to leave, or killed."""
     pytest.importorskip("torch")
-    monkeypatch.setattr(remote, "LEFT_WITHIN_S", DEADLINE_S)
+    monkeypatch.setattr(launcher, "LEFT_WITHIN_S", DEADLINE_S)
     with local_hosts(tmp_path, devices="cpu:1", standbys=1) as hosts:
         for name in "ab":
             folder = tmp_path / name

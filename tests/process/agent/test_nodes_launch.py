@@ -14,9 +14,9 @@ import pytest
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
-from hpcsched.launch import remote
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.remote import Hosts
+from hpcsched.launch.remote import launcher
+from hpcsched.launch.remote.launcher import Hosts
 from hpcsched.testing.nodes import (
     DEADLINE_S,
     code_of,
@@ -186,7 +186,7 @@ def test_an_all_reduce_over_two_hosts(hosts: Hosts[Sample], tmp_path: Path) -> N
 
 
 def test_leaving_ends_what_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "LEFT_WITHIN_S", DEADLINE_S)
+    monkeypatch.setattr(launcher, "LEFT_WITHIN_S", DEADLINE_S)
     with local_hosts(tmp_path, ("a", "b"), devices="replay:1") as hosts:
         workers = hosts.launch(sh(hosts, tmp_path, "echo $$ >pid.$RANK; exec sleep 300"))
         files = [tmp_path / f"pid.{rank}" for rank in (0, 1)]

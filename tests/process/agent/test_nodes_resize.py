@@ -14,7 +14,7 @@ import pytest
 from hpcsched.contract.orders import Resize, Suspend, decode
 from hpcsched.devices import Sample
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.remote import Hosts
+from hpcsched.launch.remote.launcher import Hosts
 from hpcsched.testing.nodes import code_of, local_hosts, no_descriptor_left_open, pump_until
 
 QUICK = Suspend(quick=True)

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 import zmq
 
-from hpcsched.agent.line import Line
+from hpcsched.agent.node.connection import Line
 from hpcsched.devices import Sample
-from hpcsched.launch import wire
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.keys import Join, KeyPair, read_join
-from hpcsched.launch.remote import Hosts
+from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.keys import Join, KeyPair, read_join
+from hpcsched.launch.remote.launcher import Hosts
 from hpcsched.testing.nodes import SimulatedNode, code_of, local_hosts, pump_until
 
 
@@ -84,7 +84,7 @@ def curve(join: Join, context: zmq.Context[zmq.Socket[bytes]], *, server_key: st
         join, server_key=server_key, client_public=keys.public, client_secret=keys.secret
     )
     line = Line(other, "a")
-    line.send(wire.Link().passing(wire.Gone("a stranger says so")))
+    line.send(protocol.Link().passing(protocol.Gone("a stranger says so")))
     return lambda: line.close(flush_ms=0)
 
 
@@ -129,7 +129,7 @@ def test_a_member_that_talks_nonsense(tmp_path: Path) -> None:
         line = Line(join_of(hosts), "a")
         for _ in range(5):
             line.send(b"\xc1nonsense")
-            line.send(wire.Link().kept(wire.Exited(1, 0), time.monotonic()))
+            line.send(protocol.Link().kept(protocol.Exited(1, 0), time.monotonic()))
         wait_said(hosts, said)
         go_on(hosts, tmp_path)
         assert len(said) == 1 and "dropped a message from a stranger" in said[0]

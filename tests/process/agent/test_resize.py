@@ -107,7 +107,7 @@ def samples(place: Bench, name: str) -> list[int]:
 
 
 def whole_stream() -> list[int]:
-    from hpcsched.worker.sampler import Sampler
+    from hpcsched.worker.session.sampler import Sampler
 
     return sorted(Sampler(50, 0).batch(0, STEPS * 6).tolist())
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcsched.agent.orders import Site, joining_plan
+from hpcsched.agent.launch_plans import Site, joining_plan
 from hpcsched.contract.orders import Pace, Suspend
 from hpcsched.core.actions import Resize
 from hpcsched.core.model import Device, Role
@@ -23,7 +23,7 @@ from hpcsched.launch.local import LocalLauncher
 from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_job
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
-from hpcsched.worker.lanes.settings import device_of
+from hpcsched.worker.background.settings import device_of
 
 SHOWS = "import os; print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))"
 

@@ -13,7 +13,7 @@ import pytest
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import Launcher, LaunchPlan, Workers
-from hpcsched.launch.remote import Hosts
+from hpcsched.launch.remote.launcher import Hosts
 from hpcsched.testing.conformance_launch import LaunchConformance, plan, reaped
 from hpcsched.testing.nodes import local_hosts, pump_until
 

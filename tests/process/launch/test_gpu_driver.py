@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 from warmbench import WITHIN_S, Bench, by_zygote, output  # noqa: E402
 
 from hpcsched.devices.nvml import NvmlDevices  # noqa: E402
-from hpcsched.launch import warm  # noqa: E402
+from hpcsched.launch import zygote  # noqa: E402
 from hpcsched.testing.conformance_launch import reaped  # noqa: E402
 
 AS_IN_A_CUDA_BUILD = """
@@ -41,7 +41,7 @@ if torch.version.cuda is None:
 
 DRIVES = """
 import ctypes, sys
-from hpcsched.worker.trainer import Trainer
+from hpcsched.worker.session.trainer import Trainer
 
 class Drives(Trainer):
     def build(self, args):
@@ -54,7 +54,7 @@ class Drives(Trainer):
 def patient() -> Iterator[None]:
     """On a busy machine an answer may take its time; here it is what it says that matters."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm, "ANSWER_WITHIN_S", WITHIN_S)
+        patch.setattr(zygote, "ANSWER_WITHIN_S", WITHIN_S)
         yield
 
 

@@ -22,8 +22,8 @@ from hpcsched.contract.exits import WRONG_CONTRACT
 from hpcsched.contract.version import VERSION
 from hpcsched.core.model import PythonEnvironment
 from hpcsched.errors import BadEnvironment
+from hpcsched.launch.bounded_run import MOST_BYTES, last_words
 from hpcsched.launch.interpreters import FRESH_S, Has, Interpreters, ask, own_versions
-from hpcsched.launch.last_words import MOST_BYTES, last_words
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.testing.conformance_launch import plan, reaped
 

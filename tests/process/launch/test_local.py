@@ -20,14 +20,14 @@ import pytest
 
 from hpcsched.batch.local import Local
 from hpcsched.batch.lsf import SIGNALS_ALL
-from hpcsched.core.cores import ON_CORES
 from hpcsched.core.model import Device
+from hpcsched.core.resources.cpu import ON_CORES
 from hpcsched.errors import LaunchError
 from hpcsched.launch import local as module
 from hpcsched.launch.base import LOST, LaunchPlan, attempt_code
+from hpcsched.launch.cpu_shares import Shares
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.proc import stat as proc_stat
-from hpcsched.launch.shares import Shares
 from hpcsched.launch.workers import LocalWorkers
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
 

@@ -16,7 +16,7 @@ import pytest
 
 import hpcsched.examples
 from hpcsched.agent.attempts import read_record
-from hpcsched.agent.orders import Site, plan_of
+from hpcsched.agent.launch_plans import Site, plan_of
 from hpcsched.core.actions import Launch
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Device, JobSpec, Kind, Role

@@ -29,7 +29,7 @@ assert not {"torch", "hpcsched.cli", "hpcsched.core"} & set(sys.modules)
 
 WAITS = """
 import socket
-from hpcsched.worker.lanes.wire import Line
+from hpcsched.worker.background.protocol import Line
 
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 line = Line(ours)
@@ -74,7 +74,7 @@ def test_the_oldest_python_imports_what_needs_no_torch_and_runs_the_standin(
         IMPORTS,
         *contract,
         *(f"hpcsched.planning.{name}" for name in planning),
-        "hpcsched.worker.contract",
+        "hpcsched.worker.process.contract",
         "hpcsched.worker.keeper",
         seconds=IMPORT_S,
     )

@@ -23,11 +23,11 @@ from places import ROOT
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from hpcsched.worker import saving  # noqa: E402
-from hpcsched.worker.arena import Arena  # noqa: E402
-from hpcsched.worker.checkpoint import CheckpointStore, load_checkpoint  # noqa: E402
-from hpcsched.worker.contract import JobEnv  # noqa: E402
+from hpcsched.worker.checkpoint import saving  # noqa: E402
+from hpcsched.worker.checkpoint.files import CheckpointStore, load_checkpoint  # noqa: E402
+from hpcsched.worker.checkpoint.shared_memory import Arena  # noqa: E402
 from hpcsched.worker.keeper import _save  # noqa: E402
+from hpcsched.worker.process.contract import JobEnv  # noqa: E402
 
 _DEADLINE_S = 300.0
 

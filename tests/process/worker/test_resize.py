@@ -24,9 +24,9 @@ from elasticjobs import Elastic, eventually, expected_samples  # noqa: E402
 from rankjobs import same, wait, woken_by  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from hpcsched.worker.arena import Arena  # noqa: E402
-from hpcsched.worker.contract import JobEnv  # noqa: E402
-from hpcsched.worker.elastic import Elastic as Training  # noqa: E402
+from hpcsched.worker.checkpoint.shared_memory import Arena  # noqa: E402
+from hpcsched.worker.process.contract import JobEnv  # noqa: E402
+from hpcsched.worker.session.boundary import Elastic as Training  # noqa: E402
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.examples.models import MODELS, Network, make  # noqa: E402
 from hpcsched.worker.layers.graph import trace  # noqa: E402
-from hpcsched.worker.trainer import build  # noqa: E402
+from hpcsched.worker.session.trainer import build  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

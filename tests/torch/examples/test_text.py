@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.examples.text import Text  # noqa: E402
-from hpcsched.worker.trainer import Parts, build, evaluate  # noqa: E402
+from hpcsched.worker.session.trainer import Parts, build, evaluate  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

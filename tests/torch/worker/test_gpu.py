@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from places import DATA
 
-from hpcsched.agent.unusable import Accusations, Verdict
+from hpcsched.agent.gpu_faults import Accusations, Verdict
 from hpcsched.contract import driver
 from hpcsched.contract.exits import NO_GPU
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.spawn import Start
-from hpcsched.launch.warm import WarmProcesses
-from hpcsched.worker import forked
-from hpcsched.worker.contract import JobEnv
+from hpcsched.launch.zygote import WarmProcesses
+from hpcsched.worker.process import forked
+from hpcsched.worker.process.contract import JobEnv
 
 GPU = DATA / "gpu"
 
@@ -156,9 +156,9 @@ def cannot(said: str) -> Any:
 
 
 def own_device(env: JobEnv | None) -> Any:
-    from hpcsched.worker import rendezvous
+    from hpcsched.worker.ranks import process_group
 
-    return rendezvous.own_device(env)
+    return process_group.own_device(env)
 
 
 def test_a_gpu_that_can_be_used_is_taken(torch: Any, rank: Any) -> None:

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcsched.agent import room
+from hpcsched.agent import disk_space
 from hpcsched.core import events as ev
-from hpcsched.core.crowding import MOST_NO_ROOM_S, NO_ROOM_S
 from hpcsched.core.reasons import Why
+from hpcsched.core.transitions.disk_space import MOST_NO_ROOM_S, NO_ROOM_S
 from hpcsched.errors import LaunchError
 from hpcsched.store.spare import Spare
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -138,7 +138,7 @@ def disk(**rest):
     [
         (disk(), False),
         (disk(f_bavail=0), True),
-        (disk(f_bavail=room.LEAST_BLOCKS - 1), True),
+        (disk(f_bavail=disk_space.LEAST_BLOCKS - 1), True),
         (disk(f_favail=0), True),
         (disk(f_files=0, f_favail=0), False),  # a file system without inodes of its own
         (disk(f_flag=os.ST_RDONLY), True),
@@ -147,8 +147,8 @@ def disk(**rest):
 )
 def test_a_file_system_is_full_without_blocks_or_inodes(tmp_path, monkeypatch, about, full):
     monkeypatch.setattr(os, "statvfs", lambda path: about)
-    assert room.is_full(tmp_path / "not" / "there" / "yet") is full
-    assert room.missing_in([tmp_path]) == (str(tmp_path) if full else "")
+    assert disk_space.is_full(tmp_path / "not" / "there" / "yet") is full
+    assert disk_space.missing_in([tmp_path]) == (str(tmp_path) if full else "")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
@@ -157,7 +157,7 @@ def test_errors_that_mean_so(tmp_path, number):
     from_launch = LaunchError(f"x: {os.strerror(number)}", transient=False)
     from_launch.__cause__ = error
     of_another_host = LaunchError(f"x: {os.strerror(number)}", transient=False)
-    there = [bool(room.missing_for(e, tmp_path)) for e in (error, from_launch, of_another_host)]
+    there = [bool(disk_space.missing_for(e, tmp_path)) for e in (error, from_launch, of_another_host)]
     assert there == [number != errno.EACCES] * 3
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from hpcsched.agent import ending as endings
+from hpcsched.agent.allocation import ending as endings
+from hpcsched.agent.allocation.ending import Ending, forced_s
+from hpcsched.agent.allocation.watch import AllocationWatch, Answer, period_s
 from hpcsched.agent.clock import RunClock
-from hpcsched.agent.ending import Ending, forced_s
 from hpcsched.agent.loop import Agent
-from hpcsched.agent.node import NodeAgent
+from hpcsched.agent.node.agent import NodeAgent
 from hpcsched.agent.start import serving
-from hpcsched.agent.watch import AllocationWatch, Answer, period_s
 from hpcsched.batch.base import EndReason, Preemption
 from hpcsched.core import events as ev
 from hpcsched.testing.builders import Driver, a_job, a_profile

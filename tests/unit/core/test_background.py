@@ -8,9 +8,9 @@ import pytest
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Pace, SetTimer, Suspend, Terminate
-from hpcsched.core.lanes import PACES
 from hpcsched.core.model import JobState, Kind, Progress, Role
 from hpcsched.core.reasons import Why
+from hpcsched.core.resources.background import PACES
 from hpcsched.policy import POLICIES
 from hpcsched.policy.background import MEASURED_EVERY_S, SILENT_S, why_waiting
 from hpcsched.testing.builders import Driver, Planned, a_job, a_profile

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from hpcsched.cli.archive import _learnt
-from hpcsched.cli.results import overhead_s
+from hpcsched.cli.run.archive import _learnt
+from hpcsched.cli.run.results import overhead_s
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import MOST_MEASURED, Measured
-from hpcsched.core.state import DEFAULT_RESIZE_S, DEFAULT_START_S, DEFAULT_SUSPEND_S
-from hpcsched.planning.costs import lost_s
+from hpcsched.core.run import DEFAULT_RESIZE_S, DEFAULT_START_S, DEFAULT_SUSPEND_S
+from hpcsched.planning.jobs.costs import lost_s
 from hpcsched.sim.whatif import past_of
 from hpcsched.testing.builders import Driver, a_job, a_profile
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Suspend
 from hpcsched.core.model import JobState, Kind
-from hpcsched.policy.dtshapes import Rules
+from hpcsched.policy.cpu.configurations import Rules
 from hpcsched.testing.builders import Driver, a_core_job, a_job, a_program
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.cli.profiles_found import parallel_found
+from hpcsched.cli.profile.found import parallel_found
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, MakePlan
 from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind

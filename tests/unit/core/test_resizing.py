@@ -12,10 +12,10 @@ from hpcsched.core.actions import Kill, Launch, Resize, Suspend, Terminate
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Ended, JobState, Role
 from hpcsched.core.reasons import Why
-from hpcsched.core.state import DEFAULT_RESIZE_S, LEAST_RESIZE_LIMIT_S
-from hpcsched.planning.outlook import Outlook
+from hpcsched.core.run import DEFAULT_RESIZE_S, LEAST_RESIZE_LIMIT_S
+from hpcsched.planning.jobs.problem import Outlook
 from hpcsched.policy import make_policy
-from hpcsched.policy.targets import coming
+from hpcsched.policy.baselines.targets import coming
 from hpcsched.testing.builders import Driver, a_job, a_profile, state_of
 
 THREE = a_profile("three", [1, 2, 3, 2.5], start_s=4.0, suspend_s=6.0)

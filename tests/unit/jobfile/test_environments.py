@@ -11,7 +11,7 @@ import pytest
 from hpcsched import jobfile
 from hpcsched.core.definitions import differing
 from hpcsched.core.model import JobSpec, PythonEnvironment
-from hpcsched.core.packs import key_of
+from hpcsched.core.resources.packing import key_of
 from hpcsched.errors import ConfigError
 
 

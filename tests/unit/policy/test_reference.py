@@ -7,8 +7,8 @@ import pytest
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Suspend
 from hpcsched.core.reasons import Why
-from hpcsched.policy.equal import shares
-from hpcsched.policy.targets import coming
+from hpcsched.policy.baselines.equal import shares
+from hpcsched.policy.baselines.targets import coming
 from hpcsched.testing.builders import Driver, a_job, a_profile, simulate
 
 LINE = a_profile("line", [1, 2, 3, 4, 5, 6, 7, 8])

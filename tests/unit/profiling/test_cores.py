@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hpcsched.agent.node import NodeAgent
-from hpcsched.agent.orders import Site, plan_of, seat_devices
+from hpcsched.agent.launch_plans import Site, plan_of, seat_devices
+from hpcsched.agent.node.agent import NodeAgent
 from hpcsched.cli.main import cli
-from hpcsched.cli.report import _configurations
+from hpcsched.cli.run.report import _configurations
 from hpcsched.core.actions import Launch
 from hpcsched.core.model import Usage
 from hpcsched.devices.cpu import CpuSlots
 from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.parts import part_orders
+from hpcsched.launch.remote.workers import part_orders
 from hpcsched.planning.ps.calibrated import CLUSTERS, workload
 from hpcsched.planning.ps.training import Training
-from hpcsched.policy.dtshapes import Seen, trimmed
+from hpcsched.policy.cpu.configurations import Seen, trimmed
 from hpcsched.profiling.sweep import counts_for
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_core_job, a_program

@@ -19,9 +19,9 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from simulatebench import make_place
 
-from hpcsched.cli.archive import archive
 from hpcsched.cli.main import cli
-from hpcsched.cli.results import bounds_of, overhead_s, result_of
+from hpcsched.cli.run.archive import archive
+from hpcsched.cli.run.results import bounds_of, overhead_s, result_of
 from hpcsched.contract.seats import Seat
 from hpcsched.core.model import Ended, Role, SeatedAttempt, Usage
 from hpcsched.core.reasons import Reason, Why

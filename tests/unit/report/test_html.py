@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hpcsched.core.model import Ended, JobState, Role
-from hpcsched.planning.workers import WorkerOptions
+from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.report.batches import batches_svg, draw, thinned
 from hpcsched.report.gantt import gantt_svg
 from hpcsched.report.html import BatchHistory, Page

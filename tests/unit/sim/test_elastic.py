@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Resize, Suspend
-from hpcsched.core.elastic import WORTH, worthwhile
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Why
+from hpcsched.core.transitions.elastic import WORTH, worthwhile
 from hpcsched.testing.builders import Driver, Planned, a_job, a_profile
 
 FLAT = {1: 1.0, 2: 1.02, 3: 1.03, 4: 1.0}

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 from budget import slow
 
-from hpcsched.planning.lanes.feedback import Feedback
-from hpcsched.planning.lanes.pacing import Duty, Pacer
-from hpcsched.planning.lanes.referee import Referee
+from hpcsched.planning.background.feedback import Feedback
+from hpcsched.planning.background.pacing import Duty, Pacer
+from hpcsched.planning.background.referee import Referee
 from hpcsched.sim.device import Chunk, Device, Kernel, Lane, Model
 
 MODEL = Model()

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from hpcsched.cli.explain import what_is_next
-from hpcsched.cli.results import result_of
+from hpcsched.cli.jobs.explain import what_is_next
+from hpcsched.cli.run.results import result_of
 from hpcsched.core import events as ev
 from hpcsched.core.actions import SetTimer
 from hpcsched.core.invariants import check
 from hpcsched.core.model import JobState, Kind, Role
-from hpcsched.core.moves import PACKS
 from hpcsched.core.reasons import Why
+from hpcsched.core.transitions.attempts import PACKS
 from hpcsched.policy import POLICIES
 from hpcsched.report.gantt import _seats
 from hpcsched.report.result import summarise

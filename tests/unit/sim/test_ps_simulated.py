@@ -15,15 +15,15 @@ from hpcsched.core import events as ev
 from hpcsched.core.invariants import check
 from hpcsched.core.model import Ended, JobState
 from hpcsched.core.reasons import Why
-from hpcsched.core.seats import cores_of, counted
+from hpcsched.core.resources.cpu_layout import cores_of, counted
 from hpcsched.errors import ConfigError
 from hpcsched.planning.ps.calibrated import CLUSTERS, GBPS, WORKLOADS, workload
 from hpcsched.planning.ps.model import Link, PsModel, usage
 from hpcsched.planning.ps.optimus import EVERY_S, START
 from hpcsched.planning.ps.search import NODE_CPUS, best, best_fixed
 from hpcsched.planning.ps.training import Training
-from hpcsched.policy.dtconfig import MOST_CHANGES, NO_WORSE
-from hpcsched.policy.dtshapes import START as FIRST_PART
+from hpcsched.policy.cpu.configurations import START as FIRST_PART
+from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, NO_WORSE
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.fixed_nodes import Rule
 from hpcsched.testing.builders import a_core_job, a_job, a_profile

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from places import ROOT
 
-from hpcsched.cli.results import overhead_s, result_of
+from hpcsched.cli.run.results import overhead_s, result_of
 from hpcsched.core import events as ev
 from hpcsched.core.model import Ended, Kind, Role
 from hpcsched.core.reasons import Why
-from hpcsched.planning.outlook import Outlook
+from hpcsched.planning.jobs.problem import Outlook
 from hpcsched.policy.marble import Marble
-from hpcsched.policy.rollout import rollout
+from hpcsched.policy.planner.rollout import rollout
 from hpcsched.report.gantt import gantt_svg
 from hpcsched.sim.engine import Simulation
 from hpcsched.store.profiles import load_profiles

@@ -16,7 +16,7 @@ from hpcsched.core.actions import Launch, Suspend, Terminate
 from hpcsched.core.invariants import check
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device
-from hpcsched.core.rooms import FreeGpus
+from hpcsched.core.resources.gpus import FreeGpus
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import a_job, a_profile
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hpcsched.core.actions import Launch, Suspend, Terminate
 from hpcsched.core.model import JobState, Role
-from hpcsched.core.rooms import Rooms
+from hpcsched.core.resources.gpus import Rooms
 from hpcsched.sim.bounds import BoundJob, lower_bound_s
 from hpcsched.testing.builders import Driver, a_job, a_profile, makespan, simulate
 

@@ -7,8 +7,8 @@ import pytest
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Kill, Launch, SetTimer, Suspend, Terminate
 from hpcsched.core.model import JobState
-from hpcsched.core.moves import DRAIN, HURRY
 from hpcsched.core.reasons import Why
+from hpcsched.core.transitions.attempts import DRAIN, HURRY
 from hpcsched.testing.builders import Driver, a_job, a_profile, simulate
 
 MODEL = a_profile("m", [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], start_s=10.0, suspend_s=5.0, resume_s=8.0)

@@ -9,13 +9,15 @@ import pytest
 
 from hpcsched import strategies
 
-FOLDER = Path(strategies.__file__).parent / "worker/strategies"
+FOLDER = Path(strategies.__file__).parent / "worker"
+
+ROOMS = {"packed": "packing"}
 
 
 @pytest.mark.parametrize("kind", sorted(set(strategies.STRATEGIES) - {"cpu", "vsw"}))
 def test_a_job_file_accepts_the_options_that_the_worker_knows(kind: str) -> None:
-    """`cpu` is no trainer's; `vsw` checks its options by `planning.workers` on both sides."""
-    module = ast.parse((FOLDER / f"{kind}.py").read_text())
+    """`cpu` is no trainer's; `vsw` checks its options by `planning.vsw.options` on both sides."""
+    module = ast.parse((FOLDER / ROOMS.get(kind, kind) / "strategy.py").read_text())
     assigned = {
         target.id: node.value
         for node in module.body

@@ -65,8 +65,8 @@ def replayed(folder: Path, batches: list[int]) -> Any:
 PLAIN = """
 import torch
 from training import Exact
-from hpcsched.worker.sampler import Sampler
-from hpcsched.worker.trainer import build
+from hpcsched.worker.session.sampler import Sampler
+from hpcsched.worker.session.trainer import build
 
 class Plain(Exact):
     pass

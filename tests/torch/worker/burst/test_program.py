@@ -21,14 +21,14 @@ from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.planning.burst.costs import Network  # noqa: E402
 from hpcsched.planning.burst.graph import Layer, LayerProfile  # noqa: E402
 from hpcsched.planning.burst.plan import Plan, PlannedLayer  # noqa: E402
+from hpcsched.worker.burst.channels import Wires  # noqa: E402
 from hpcsched.worker.burst.choose import Chooser, pinned  # noqa: E402
-from hpcsched.worker.burst.draws import SampleDropout, uniform_bits  # noqa: E402
 from hpcsched.worker.burst.engine import Engine  # noqa: E402
 from hpcsched.worker.burst.feedback import Timing, corrected, pays  # noqa: E402
-from hpcsched.worker.burst.moves import moves, share_of  # noqa: E402
+from hpcsched.worker.burst.placement import Seat  # noqa: E402
 from hpcsched.worker.burst.program import Program, program  # noqa: E402
-from hpcsched.worker.burst.seat import Seat  # noqa: E402
-from hpcsched.worker.burst.wires import Wires  # noqa: E402
+from hpcsched.worker.burst.sample_rng import SampleDropout, uniform_bits  # noqa: E402
+from hpcsched.worker.burst.transfers import moves, share_of  # noqa: E402
 from hpcsched.worker.layers.graph import Value, trace  # noqa: E402
 
 ALONE = Wires(0, 1, torch.device("cpu"))
@@ -143,7 +143,7 @@ def test_no_two_ranks_wait_for_each_other_and_messages_meet_in_order(seed: int, 
 
 
 def test_the_bits_are_those_of_splitmix64() -> None:
-    from hpcsched.worker.burst.draws import _GOLDEN, _mix
+    from hpcsched.worker.burst.sample_rng import _GOLDEN, _mix
 
     stream = _mix(torch.arange(1, 4) * _GOLDEN)
     assert [int(bits) % 2**64 for bits in stream] == [

@@ -10,12 +10,12 @@ from torch import nn  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.planning.burst.plan import Plan, PlannedLayer  # noqa: E402
-from hpcsched.worker.burst.owners import check_norms  # noqa: E402
+from hpcsched.worker.burst.channels import Wires  # noqa: E402
+from hpcsched.worker.burst.ownership import check_norms  # noqa: E402
 from hpcsched.worker.burst.prepare import describe, prepare  # noqa: E402
-from hpcsched.worker.burst.wires import Wires  # noqa: E402
+from hpcsched.worker.burst.strategy import _check_optimizer, _example  # noqa: E402
 from hpcsched.worker.layers.graph import capture_inputs, trace  # noqa: E402
-from hpcsched.worker.strategies.burst import _check_optimizer, _example  # noqa: E402
-from hpcsched.worker.trainer import Parts  # noqa: E402
+from hpcsched.worker.session.trainer import Parts  # noqa: E402
 
 
 class Sign(torch.autograd.Function):

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from torch import nn, optim  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402
+from hpcsched.worker.ps.placement import share_out  # noqa: E402
 from hpcsched.worker.ps.shard import Shard, check  # noqa: E402
-from hpcsched.worker.ps.slices import share_out  # noqa: E402
 from hpcsched.worker.vsw.updates import BY_PARAMETER  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -10,13 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpcsched.errors import ConfigError  # noqa: E402
-from hpcsched.planning.batching import Halves  # noqa: E402
+from hpcsched.planning.vsw.batching import Halves  # noqa: E402
 from hpcsched.planning.vsw.costs import Line  # noqa: E402
-from hpcsched.planning.workers import WorkerOptions  # noqa: E402
+from hpcsched.planning.vsw.options import WorkerOptions  # noqa: E402
 from hpcsched.worker.vsw.clock import Round  # noqa: E402
 from hpcsched.worker.vsw.control import TRIAL_STEPS, Control, Course  # noqa: E402
-from hpcsched.worker.vsw.outlook import CELLS, Trajectory, expect  # noqa: E402
-from hpcsched.worker.vsw.tables import Table  # noqa: E402
+from hpcsched.worker.vsw.epoch_forecast import CELLS, Trajectory, expect  # noqa: E402
+from hpcsched.worker.vsw.measurements import Table  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -13,15 +13,15 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: E402
 
-from hpcsched.worker.rendezvous import Peers  # noqa: E402
-from hpcsched.worker.trainer import Parts  # noqa: E402
+from hpcsched.worker.ranks.process_group import Peers  # noqa: E402
+from hpcsched.worker.session.trainer import Parts  # noqa: E402
 from hpcsched.worker.vsw.clock import Clock, Round, Taken  # noqa: E402
-from hpcsched.worker.vsw.halves import HalvedBucket, HalvedSum  # noqa: E402
+from hpcsched.worker.vsw.epoch_forecast import CELLS, Trajectory  # noqa: E402
+from hpcsched.worker.vsw.gradient_halves import HalvedBucket, HalvedSum  # noqa: E402
+from hpcsched.worker.vsw.measurements import TRUST, Table, Tables  # noqa: E402
 from hpcsched.worker.vsw.memory import remember, remembered  # noqa: E402
-from hpcsched.worker.vsw.outlook import CELLS, Trajectory  # noqa: E402
 from hpcsched.worker.vsw.reading import Reader  # noqa: E402
 from hpcsched.worker.vsw.streams import StreamWorkers  # noqa: E402
-from hpcsched.worker.vsw.tables import TRUST, Table, Tables  # noqa: E402
 from hpcsched.worker.vsw.updates import BY_PARAMETER, ShardOptimizer, can_be_split, scaled  # noqa: E402
 
 pytestmark = pytest.mark.torch

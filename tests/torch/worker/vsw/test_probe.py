@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from hpcsched.cli.profile import profile  # noqa: E402
+from hpcsched.cli.profile.scaling import profile  # noqa: E402
 from hpcsched.core.model import Device  # noqa: E402
 from hpcsched.devices.cpu import CpuSlots  # noqa: E402
 from hpcsched.errors import ConfigError  # noqa: E402
@@ -24,7 +24,7 @@ from hpcsched.planning.vsw.costs import Costs, GpuCosts, Line, Network, Speed, T
 from hpcsched.planning.vsw.profile import Profile  # noqa: E402
 from hpcsched.profiling.probing import ProbeFailed  # noqa: E402
 from hpcsched.testing.launch import FakeLauncher, FakeWorkers  # noqa: E402
-from hpcsched.worker.trainer import Parts  # noqa: E402
+from hpcsched.worker.session.trainer import Parts  # noqa: E402
 from hpcsched.worker.vsw import probe as probing  # noqa: E402
 from hpcsched.worker.vsw.clock import Round  # noqa: E402
 from hpcsched.worker.vsw.probe import Found, Point, Probe, doubled  # noqa: E402

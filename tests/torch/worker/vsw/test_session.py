@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402
-from hpcsched.planning.workers import WorkerOptions  # noqa: E402
-from hpcsched.worker.trainer import Parts  # noqa: E402
+from hpcsched.planning.vsw.options import WorkerOptions  # noqa: E402
+from hpcsched.worker.session.trainer import Parts  # noqa: E402
 from hpcsched.worker.vsw.memory import remembered  # noqa: E402
 from hpcsched.worker.vsw.session import WorkerSession  # noqa: E402
 

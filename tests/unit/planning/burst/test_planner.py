@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from places import ROOT
 
-from hpcsched.cli.plan import plan_table
+from hpcsched.cli.plan.burst import plan_table
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst import table
 from hpcsched.planning.burst.costs import ModelCosts, Network, Spot

@@ -1,0 +1,260 @@
+"""The end of the allocation: from the batch system's answers and signals to events."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from hpcsched.agent.allocation.watch import AllocationWatch, Answer
+from hpcsched.agent.clock import RunClock
+from hpcsched.batch.base import COMMAND_TIMEOUT_S, EndReason
+from hpcsched.core import events as ev
+from hpcsched.core.machine import Machine
+from hpcsched.core.transitions.deadline import FROM_BATCH
+
+USUAL_KILL_WAIT_S = 30.0
+"""From SIGTERM to SIGKILL, where the batch system does not say (Slurm's default KillWait)."""
+SAID_WITHIN_S = 2.0
+"""How long after a SIGTERM the batch system has to say why, before saving begins without that."""
+TWICE_WITHIN_S = 10.0
+"""Two SIGTERMs so near each other, of a job that goes on, are no warning: somebody wants us to stop."""
+MOVED_S = 2.0
+"""A deadline that differs by less has not moved: clocks drift."""
+
+_WHY = {
+    EndReason.LIMIT: "its time is up",
+    EndReason.CANCELLED: "it was cancelled",
+    EndReason.PREEMPTED: "its hosts are wanted for another job",
+    EndReason.REQUEUED: "it was put back into its queue",
+    EndReason.NODE_FAIL: "one of its hosts is down",
+}
+
+
+def forced_s(kill_wait_s: float | None) -> float:
+    """How much of the time from SIGTERM to SIGKILL we count on."""
+    wait_s = USUAL_KILL_WAIT_S if kill_wait_s is None else kill_wait_s
+    return max(wait_s / 2, wait_s - max(1.0, wait_s / 6))
+
+
+class Ending:
+    """Follows one allocation.
+
+    Args:
+        watch: asks the batch system; None without one.
+        tell: says a line to people.
+        publish: told the Unix time of the deadline when it changes.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        clock: RunClock,
+        *,
+        watch: AllocationWatch | None,
+        tell: Callable[[str], None],
+        publish: Callable[[float | None], None],
+    ) -> None:
+        self._machine, self._clock, self._watch = machine, clock, watch
+        self._tell, self._publish = tell, publish
+        self._answers = True
+        self._warning: tuple[str, float] | None = None
+        """The signal that waits for the end time to be asked for, and until when it does."""
+        self._sure = True
+        self._told: tuple[str, float] | None = None
+        """The signal of which the batch system has still to say what it means, and until when it may."""
+        self._told_at: float | None = None
+        """The run's time of the first signal that ends the job."""
+        self._signalled_at = float("-inf")
+        """When the newest signal came that may end the job, by the monotonic clock."""
+        self._twice = False
+        """Whether one more had come shortly before it."""
+        self._guessed = False
+        """Whether the deadline is our guess, for want of an answer."""
+
+    @property
+    def in_batch(self) -> bool:
+        """Whether there is a batch system around us."""
+        return self._watch is not None
+
+    @property
+    def awaits_why(self) -> bool:
+        """Whether the batch system may still say what its signal means."""
+        return self._told is not None
+
+    def after_a_stop(self, seconds: float) -> list[ev.Event]:
+        """All of us were stopped for so long, the run's clock too; the allocation's was perhaps not."""
+        known = self._machine.deadline
+        if self._watch is None or known is None:
+            return []
+        self._watch.ask_now()
+        return [ev.DeadlineMoved(at=self._clock.now(), deadline=known - seconds * self._clock.speed)]
+
+    def show(self) -> None:
+        """Bring the comment beside the job up to date."""
+        if self._watch:
+            self._watch.comment = one_line(self._machine)
+
+    def events(self) -> list[ev.Event]:
+        """What the batch system has said since the last call."""
+        events: list[ev.Event] = []
+        of_end: Answer | None = None
+        for answer in self._watch.take() if self._watch else ():
+            if answer.of_end:
+                of_end = answer
+                events += self._end_time(answer)
+            if answer.reason is not None and not self._stale(answer):
+                events += self._reason(answer.reason, answer.deadline)
+        if self._told and time.monotonic() > self._told[1]:
+            events += self._reason(EndReason.UNKNOWN, None)
+        if self._warning and (of_end is not None or time.monotonic() > self._warning[1]):
+            name, _ = self._warning
+            self._warning = None
+            if of_end is None or of_end.error or of_end.deadline is None:
+                # It does not warn of an end that there is not.
+                wish = name == "SIGTERM" and of_end is not None and not of_end.error
+                return [*events, *(self._drain(name, wish=wish) if self._sure else [])]
+            left_s = of_end.deadline - time.time() - self._machine.margin_s() / self._clock.speed
+            if left_s > 0:
+                again = f" (a second within {TWICE_WITHIN_S:g} s: at once)" if name == "SIGTERM" else ""
+                self._tell(f"{name} from the batch system; saving begins in {left_s:.0f} s{again}")
+        return events
+
+    def _stale(self, answer: Answer) -> bool:
+        """Whether it was asked for before the newest signal, and says nothing of that."""
+        says_none = answer.reason in (EndReason.NONE, EndReason.UNKNOWN)
+        return says_none and answer.asked_at < self._signalled_at
+
+    def warned(self, name: str, *, sure: bool = True) -> list[ev.Event]:
+        """The batch system's signal that the end is near. It may be early, so ask how near the end is.
+
+        Without an answer, and without a deadline to go by, saving begins at once; not if it is not `sure`
+        that the signal came from there.
+        """
+        if self._machine.draining or self._warning:
+            return []
+        if self._watch is None or (self._machine.deadline is None and sure and name != "SIGTERM"):
+            return self._drain(name) if sure else []
+        self._warning, self._sure = (name, time.monotonic() + COMMAND_TIMEOUT_S + 1.0), sure
+        self._watch.ask_now()
+        return []
+
+    def told_to_end(self, name: str = "SIGTERM") -> list[ev.Event]:
+        """A signal that a batch system ends jobs with, but that may mean less: the batch system is asked."""
+        if self._watch is None:
+            return []
+        now = time.monotonic()
+        self._twice, self._signalled_at = now - self._signalled_at < TWICE_WITHIN_S, now
+        if self._told is None:
+            self._told = name, now + min(SAID_WITHIN_S, self._forced_s() / 5)
+            self._told_at = self._clock.now() if self._told_at is None else self._told_at
+        self._watch.ask_why()
+        return []
+
+    def _forced_s(self) -> float:
+        return forced_s(self._watch.kill_wait_s if self._watch else None)
+
+    def _reason(self, reason: EndReason, end: float | None) -> list[ev.Event]:
+        """What follows from why the job ends; `end` is when it will (Unix time), if that was asked too."""
+        told, signalled = self._told, self._told_at is not None
+        self._told = None
+        if reason is EndReason.NONE:
+            self._told_at = None
+            if told is None:
+                return self._cause(reason)
+            if self._twice and not self._machine.draining:
+                self._warning = None
+                return self._drain(told[0], wish=True)
+            return self.warned(told[0])
+        if reason is EndReason.UNKNOWN:
+            return self._unsaid(*told) if told else []
+        return [*self._time_left(end, signalled=signalled), *self._cause(reason)]
+
+    def _unsaid(self, name: str, _: float) -> list[ev.Event]:
+        """Save, whatever it was. At the limit it is the end that was expected; else perhaps a wish."""
+        now, known = self._clock.now(), self._machine.deadline
+        at_limit = known is not None and now >= known - MOVED_S * self._clock.speed
+        signal_at = now if self._told_at is None else self._told_at
+        soon = max(now, signal_at + self._forced_s() * self._clock.speed)
+        self._guessed = True
+        moved = ev.DeadlineMoved(at=now, deadline=soon if known is None or at_limit else min(known, soon))
+        if self._machine.draining:
+            return [moved]
+        self._tell(f"{name}, and the batch system does not say why: saving all jobs, then stopping")
+        return [moved, ev.DrainRequested(at=now, cause="deadline" if at_limit else "SIGTERM")]
+
+    def _time_left(self, end: float | None, *, signalled: bool) -> list[ev.Event]:
+        """The deadline of a job that is being ended: the batch system's signal is followed by SIGKILL."""
+        now, known = self._clock.now(), self._machine.deadline
+        if signalled:
+            signal_at = now if self._told_at is None else self._told_at
+        elif end is not None:
+            signal_at = max(now, self._clock.at_wall(end))
+        else:
+            return []
+        deadline = signal_at + self._forced_s() * self._clock.speed
+        if not signalled and self._machine.draining and known is not None:
+            deadline = min(known, deadline)
+        return [ev.DeadlineMoved(at=now, deadline=deadline)]
+
+    def _cause(self, reason: EndReason) -> list[ev.Event]:
+        """Saving begins; or, where it has begun already, it is known now what for."""
+        cause = FROM_BATCH + reason
+        draining = self._machine.draining
+        if cause == self._machine.drain_cause or (reason is EndReason.NONE and not draining):
+            return []
+        if reason is not EndReason.NONE:
+            then = "all jobs are being saved already" if draining else "saving all jobs, then stopping"
+            self._tell(f"the batch system ends this job ({_WHY[reason]}): {then}")
+        return [ev.DrainRequested(at=self._clock.now(), cause=cause)]
+
+    def _end_time(self, answer: Answer) -> list[ev.Event]:
+        machine, known = self._machine, self._machine.deadline
+        if bool(answer.error) == self._answers:
+            self._answers = not answer.error
+            last = "no end time is known" if known is None else "going by the end time known last"
+            self._tell(f"{answer.error}; {last}" if answer.error else "the batch system answers again")
+        if answer.error or self._told_at is not None or (machine.draining and not self._guessed):
+            return []
+        self._guessed = False
+        deadline = on_run_clock(self._clock, answer.deadline, self._forced_s())
+        if known is None or deadline is None:
+            moved = known is not deadline
+        else:
+            moved = abs(deadline - known) > MOVED_S * self._clock.speed
+        if not moved:
+            return []
+        self._publish(answer.deadline)
+        self._tell(f"the allocation now {ends(answer.deadline)}")
+        return [ev.DeadlineMoved(at=self._clock.now(), deadline=deadline)]
+
+    def _drain(self, name: str, *, wish: bool = False) -> list[ev.Event]:
+        """Saving begins, of a warning or as somebody's `wish`."""
+        self._tell(f"{name}: saving all jobs, then stopping")
+        # As a warning a SIGTERM is no wish of anybody's.
+        cause = FROM_BATCH + EndReason.NONE if name == "SIGTERM" and not wish else name
+        return [ev.DrainRequested(at=self._clock.now(), cause=cause)]
+
+
+def on_run_clock(clock: RunClock, deadline: float | None, least_s: float | None = None) -> float | None:
+    """The run's time of a Unix time; not nearer than the time the batch system leaves us at the end."""
+    if deadline is None:
+        return None
+    least_s = forced_s(None) if least_s is None else least_s
+    return max(clock.at_wall(deadline), clock.now() + least_s * clock.speed)
+
+
+def ends(deadline: float | None) -> str:
+    """When an allocation ends, in words people here understand."""
+    if deadline is None:
+        return "has no end that is known"
+    return f"ends at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(deadline))}"
+
+
+def one_line(machine: Machine) -> str:
+    """The run in one line, for the batch system's listings."""
+    states = Counter("ended" if job.state.final else str(job.state.lower()) for job in machine.jobs.values())
+    shown = ("running", "pending", "suspended", "ended")
+    parts = [f"{states[state]} {state}" for state in shown if states[state]]
+    busy = len(machine.devices) - len(machine.free)
+    return f"hpcsched: {', '.join(parts) or 'no jobs'}; {busy}/{len(machine.devices)} GPUs busy"

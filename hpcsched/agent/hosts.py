@@ -1,0 +1,181 @@
+"""Where a life's jobs run: this host, or all hosts of the allocation through node agents."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcsched.agent.address import own_address
+from hpcsched.agent.allocation.ending import ends
+from hpcsched.agent.cpu_cores import CPUS_PER_GPU, host_cores
+from hpcsched.batch.base import Allocation, BatchSystem
+from hpcsched.core.model import Device, HostCores
+from hpcsched.devices import open_devices
+from hpcsched.devices.base import Sample
+from hpcsched.errors import ConfigError
+from hpcsched.launch.base import Launcher
+from hpcsched.launch.interpreters import Interpreters
+from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.remote.keys import SERVE_ON_S
+
+if TYPE_CHECKING:
+    from hpcsched.launch.remote.launcher import Hosts
+
+MOST_SKEW_S = 2.0
+"""Clocks of hosts that differ by more are worth a line."""
+
+JOIN_WITHIN_S = 90.0
+"""How long the node agents may take to come: a cold Python on a busy shared filesystem is slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Devices, cores, what starts workers on them, and the node agents, if there are any (`hosts`)."""
+
+    kind: str
+    speed: float
+    inventory: tuple[Device, ...]
+    launcher: Launcher
+    sample: Callable[[], Sequence[Sample]]
+    close: Callable[[], object]
+    cores: tuple[HostCores, ...] = ()
+    hosts: Hosts[Sample] | None = None
+    interpreters: Interpreters | None = None
+    """Those of this host, where it is the only one."""
+    granted: int = 1
+    """How many hosts the allocation has; fewer may have come."""
+    host_of: dict[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host_of", {device.index: device.host for device in self.inventory})
+
+    @property
+    def stand_ins(self) -> bool:
+        """Whether the devices are pretended ones, so that every job runs as a stand-in of its profile."""
+        return self.kind == "replay"
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """The hosts that have devices, in order."""
+        return tuple(dict.fromkeys(self.host_of.values()))
+
+    @property
+    def gpus_per_host(self) -> int:
+        """The most devices that a host has."""
+        names = list(self.host_of.values())
+        return max((names.count(name) for name in set(names)), default=0)
+
+
+def this_host(
+    spec: str, allocation: Allocation, *, standbys: int | None = None, cpus_per_gpu: int = CPUS_PER_GPU
+) -> Place:
+    """The devices of this host alone, workers its own child processes (`standbys`: see `LocalLauncher`).
+    `cpus_per_gpu`: how many cores are kept for the jobs of each GPU.
+
+    Raises ConfigError for a bad spec.
+    """
+    name = allocation.here or socket.gethostname()
+    granted = next((host for host in allocation.hosts if host.name == name), None)
+    devices = open_devices(spec, name, cpus=granted.cpus if granted else None)
+    if spec == "auto" and devices.kind == "cpu" and granted and granted.gpus:
+        devices.close()
+        raise ConfigError(
+            where="--devices",
+            got=f"{allocation.kind} has granted GPUs {', '.join(granted.gpus)}, but NVML sees none",
+            accepted="a host whose GPUs can be seen (`hpcsched doctor`), or cpu:N if CPUs are meant",
+        )
+    launcher = LocalLauncher(
+        cpus=devices.cpus,
+        device_env=devices.environment,
+        shielded=allocation.signals_all,
+        devices=devices.inventory(),
+        standbys=standbys,
+    )
+
+    def close() -> None:
+        launcher.close()
+        devices.close()
+
+    return Place(
+        kind=devices.kind,
+        speed=devices.speed,
+        inventory=devices.inventory(),
+        launcher=launcher,
+        interpreters=launcher.interpreters,
+        sample=devices.sample,
+        close=close,
+        cores=(
+            host_cores(devices, name, cpus_per_gpu=cpus_per_gpu, granted=granted.cpus if granted else None),
+        ),
+    )
+
+
+def node_agents(
+    spec: str,
+    batch: BatchSystem,
+    allocation: Allocation,
+    *,
+    run_id: str,
+    run_dir: Path,
+    interface: str | None,
+    grace_s: float,
+    say: Callable[[str], None],
+    standbys: int | None = None,
+    cpus_per_gpu: int = CPUS_PER_GPU,
+    serve_on_s: float = SERVE_ON_S,
+    notice_s: float = 0.0,
+) -> Place:
+    """The devices of all hosts of the allocation, each behind a node agent that is started now.
+
+    Raises ConfigError for an interface that is not here, LaunchError when no node agent comes.
+    """
+    from hpcsched.launch.remote.launcher import Hosts  # ZeroMQ: not for runs on one host
+
+    others = [host.name for host in allocation.hosts if host.name != allocation.here]
+    hosts = Hosts(
+        hosts=allocation.hosts,
+        commands=batch.on_hosts,
+        run_id=run_id,
+        run_dir=run_dir,
+        devices=spec,
+        address=own_address(interface, others),
+        make_sample=Sample,
+        say=say,
+        grace_s=grace_s,
+        standbys=standbys,
+        cpus_per_gpu=cpus_per_gpu,
+        serve_on_s=serve_on_s,
+        notice_s=notice_s,
+        shielded=allocation.signals_all,
+    )
+    hosts.start(JOIN_WITHIN_S)
+    for name, ahead_s in hosts.skew_s.items():
+        if abs(ahead_s) > MOST_SKEW_S:
+            way = "ahead of" if ahead_s > 0 else "behind"
+            say(
+                f"the clock of host {name} is {abs(ahead_s):.0f} s {way} this one's: its files' times are off"
+            )
+    return Place(
+        kind=hosts.kind,
+        speed=hosts.speed,
+        inventory=hosts.inventory(),
+        launcher=hosts,
+        sample=hosts.sample,
+        close=hosts.close,
+        cores=hosts.cores,
+        hosts=hosts,
+        granted=len(allocation.hosts),
+    )
+
+
+def described(allocation: Allocation, place: Place) -> str:
+    """The allocation in one line."""
+    come, granted = len(place.host_names), place.granted
+    hosts = f"{come} host{'s' * (come > 1)}" if come == granted else f"{come} of {granted} hosts"
+    again = f", restart {allocation.restart_count}" if allocation.restart_count else ""
+    devices = f"{len(place.inventory)} x {place.kind}"
+    job = f"{allocation.kind} job {allocation.id}{again}"
+    return f"{job} on {hosts} with {devices}; it {ends(allocation.deadline)}"

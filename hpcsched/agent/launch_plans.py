@@ -1,0 +1,213 @@
+"""From the core's "launch this attempt" to what is to be started here."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcsched.contract import files
+from hpcsched.contract.environment import Environment
+from hpcsched.contract.seats import Seat
+from hpcsched.core.actions import Launch, Resize
+from hpcsched.core.jobs import Job
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import Device, Kind, PythonEnvironment
+from hpcsched.core.profile import Profile
+from hpcsched.core.resources.cpu import device_of
+from hpcsched.core.resources.packing import is_packed, key_of
+from hpcsched.errors import StoreError
+from hpcsched.launch.base import LaunchPlan
+from hpcsched.launch.contract import checkpoint_dir, plan_attempt
+from hpcsched.planning.jobs.costs import course_of
+from hpcsched.store.files import write_atomically
+from hpcsched.store.rundir import RunDir
+
+FindLayers = Callable[[str, str], Mapping[str, Any] | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What all launches of an agent share.
+
+    `stand_ins`: the devices are pretended ones, so every job runs as a stand-in of its profile.
+    `layers` gives the layer profile of a model on a type of device, in its JSON form, where there is one.
+    `checkpoints`: where checkpoints go, in a folder for each run and job; None: the job's folder in the run
+    directory. `environment`: that of jobs that name none.
+    """
+
+    rundir: RunDir
+    run_id: str
+    user: str
+    speed: float
+    stand_ins: bool
+    checkpoints: Path | None = None
+    environment: PythonEnvironment | None = None
+    layers: FindLayers = lambda model, device: None
+
+    def checkpoints_of(self, job_id: int) -> Path:
+        """The folder of a job's checkpoints."""
+        return checkpoint_dir(self.rundir.root, self.run_id, job_id, self.checkpoints)
+
+
+def give_layers(job: Job, site: Site, device: str, folder: Path) -> None:
+    """Put what is known of the times of its model's layers into a burst job's folder, where it looks for it.
+
+    Not if it has its own already, which it corrects as it trains. Without any it measures them itself.
+    """
+    strategy, file = job.spec.strategy, folder / files.LAYERS
+    if strategy["kind"] != "burst" or {"plan", "profile"} & strategy.keys() or file.exists():
+        return
+    known = site.layers(job.spec.model, device)
+    if known is not None:
+        with contextlib.suppress(StoreError):
+            write_atomically(file, json.dumps(known).encode())
+
+
+def output_path(job: Job, site: Site, attempt: int, host: str) -> Path:
+    """Where a job's output goes: its pattern, with sbatch's %j %x %N %u %% (and %a, the attempt).
+
+    `host` is the (first) host it runs on.
+    """
+    values = {
+        "j": str(job.id),
+        "x": job.spec.name,
+        "N": host,
+        "u": site.user,
+        "a": str(attempt),
+        "%": "%",
+    }
+    parts = job.spec.output.split("%%")
+    for key, value in values.items():
+        parts = [part.replace(f"%{key}", value) for part in parts]
+    return site.rundir.job(job.id) / "%".join(parts)
+
+
+def plan_of(
+    job: Job,
+    action: Launch,
+    *,
+    site: Site,
+    devices: tuple[Device, ...],
+    profile: Profile | None,
+    shared: bool = False,
+    continues: int | None = None,
+    pack: str | None = None,
+) -> LaunchPlan:
+    """What to start for this attempt. `shared`: there are jobs that run in the background. `continues`: the
+    id of the job that it goes on from. `pack`: the name of the pack that it belongs to.
+
+    Raises ValueError when a stand-in is asked for without a profile or a step count.
+    """
+    stand_in = None
+    if site.stand_ins or job.spec.kind is Kind.REPLAY:
+        stand_in = _course(job, action, profile, site.speed)
+    plan = plan_attempt(
+        job.spec,
+        job_id=job.id,
+        attempt=action.attempt,
+        run_id=site.run_id,
+        run_dir=site.rundir.root,
+        output=output_path(job, site, action.attempt, devices[0].host),
+        checkpoints=site.checkpoints,
+        devices=devices,
+        resume=action.resume,
+        per_gpu=action.per_gpu,
+        lane=_lane(job, shared),
+        from_step=job.saved_step,
+        continues=continues,
+        pack=pack,
+        environment=site.environment,
+        stand_in=stand_in,
+    )
+    if not action.seats:
+        return plan
+    if job.spec.kind is Kind.COMMAND:
+        none = Environment(devices=()).to_environ()
+        return replace(plan, env={**plan.env, **none}, share=action.seats[0].share)
+    return replace(plan, env={**plan.env, **_seats_told(action.seats)})
+
+
+def seat_devices(seats: Sequence[Seat]) -> tuple[Device, ...]:
+    """What processes on CPU cores are started on."""
+    return tuple(device_of(seat) for seat in seats)
+
+
+def _seats_told(seats: Sequence[Seat]) -> dict[str, str]:
+    return Environment(devices=(), seats=tuple(seats)).to_environ()
+
+
+def pack_of(job: Job, action: Launch, machine: Machine, site: Site) -> str | None:
+    """The name of the pack that a job is launched into: one for each GPU and kind of job in each life of an
+    agent; None for a job that is not packed. One that has left its pack gets a pack of its own."""
+    if not is_packed(job.spec) or site.stand_ins:
+        return None
+    kind = hashlib.sha256(repr(key_of(job.spec)).encode()).hexdigest()[:12]
+    name = f"{site.run_id}/{len(machine.lives)}/{action.gpus[0]}/{kind}"
+    return f"{name}/{job.id}" if job.id in machine.packs.alone else name
+
+
+def joining_plan(
+    job: Job,
+    action: Resize,
+    *,
+    site: Site,
+    devices: tuple[Device, ...],
+    staying: int,
+    where: str,
+    shared: bool = False,
+) -> LaunchPlan:
+    """What to start for the ranks that join an attempt, on `devices`: numbered from `staying`.
+
+    They are told of all of the attempt's devices, in the order of ranks, like those that are there.
+    """
+    attempt = action.attempt + 1
+    plan = plan_attempt(
+        job.spec,
+        job_id=job.id,
+        attempt=attempt,
+        run_id=site.run_id,
+        run_dir=site.rundir.root,
+        output=output_path(job, site, attempt, devices[0].host),
+        checkpoints=site.checkpoints,
+        devices=devices,
+        resume=True,
+        environment=site.environment,
+        lane=_lane(job, shared),
+    )
+    told = Environment(devices=tuple(map(str, action.gpus))).to_environ()
+    env = {**plan.env, **(_seats_told(action.seats) if action.seats else told)}
+    world_size = len(action.seats or action.gpus)
+    return replace(plan, env=env, first_rank=staying, world_size=world_size, joins=where)
+
+
+def _lane(job: Job, shared: bool) -> str | None:
+    """What its program is told of the lane that it is on."""
+    if job.spec.background:
+        return "background"
+    if is_packed(job.spec):
+        return None  # it shares its GPU with those of its pack only
+    return "foreground" if shared and job.spec.max_foreground_slowdown > 0 else None
+
+
+def _course(job: Job, action: Launch, profile: Profile | None, speed: float) -> dict[str, float]:
+    if profile is None or job.spec.steps is None:
+        raise ValueError("a stand-in needs a profile of its model and `steps`")
+    course = course_of(
+        profile,
+        len(action.gpus) // job.spec.nodes,
+        from_step=job.step,
+        steps=job.spec.steps,
+        first=action.attempt == 1,
+    )
+    return {
+        "rate": course.rate,
+        "start_s": course.start_s,
+        "suspend_s": course.suspend_s,
+        "steps": course.steps,
+        "speed": speed,
+    }

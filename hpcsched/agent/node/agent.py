@@ -1,0 +1,418 @@
+"""The node agent: starts, signals and watches the workers of one host, as the head says.
+
+`python -m hpcsched.agent.node --join FILE [--name NAME]`. Exits 0 when told to leave or the head is gone
+(its workers have then been asked to save), 2 when it cannot join.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from hpcsched.agent.cpu_cores import host_cores
+from hpcsched.agent.deferred import Deferred
+from hpcsched.agent.monitor import Monitor
+from hpcsched.agent.node import guard
+from hpcsched.agent.node.connection import Line
+from hpcsched.agent.node.site import address_towards, end_orphans, own_name, show_granted
+from hpcsched.agent.node.workers import Served, sweep_answers
+from hpcsched.contract import orders, variables
+from hpcsched.devices import Devices, open_devices
+from hpcsched.errors import BadInput, ConfigError, LaunchError
+from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.proc import stat
+from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.keys import Join, read_join
+from hpcsched.launch.remote.workers import plan_of
+
+JOIN_WITHIN_S = 60.0
+"""When nothing has been heard from the head for so long after the start, it is not there."""
+
+LAST_GRACE_S = 3.0
+"""What workers get to save when time is up."""
+
+KEEPING_PERIOD_S = 0.1
+"""How often those are looked after who make states durable."""
+
+HANGS_S = 5.0
+"""Who has not gone so long after SIGKILL hangs in the kernel: waiting longer does not help."""
+
+
+class NodeAgent:
+    """One node agent's life, after its start."""
+
+    def __init__(self, join: Join, name: str, devices: Devices, line: Line) -> None:
+        self._join, self._name, self._devices = join, name, devices
+        self._inventory = devices.inventory()
+        self._launcher = LocalLauncher(
+            cpus=devices.cpus,
+            device_env=devices.environment,
+            shielded=frozenset(map(signal.Signals, join.shielded)),
+            environ={
+                **os.environ,
+                variables.NODE: guard.mark(join.life, name),
+                variables.RUN_ID: join.run_id,  # not all that it starts is an attempt's
+            },
+            devices=self._inventory,
+            standbys=join.standbys,
+        )
+        self._keeping: tuple[int, ...] = ()
+        self._selector = selectors.DefaultSelector()
+        self._link = protocol.Link()
+        self._line = line
+        for descriptor in self._line.filenos:
+            self._selector.register(descriptor, selectors.EVENT_READ, ("line", None))
+        self._parts: dict[int, Served] = {}
+        self._deferred = Deferred(self._obey)
+        """Launches until it is known what their interpreters have, and what comes for these parts."""
+        self._muted: dict[int, Served] = {}  # by progress descriptor: not to be read before its time
+        self._readings: tuple[protocol.Reading, ...] = tuple(protocol.Reading() for _ in self._inventory)
+        self._monitor = Monitor(devices.sample, interval_s=protocol.BEAT_S, wake=lambda: None)
+        self._began = time.monotonic()
+        self._welcome = False
+        self._beat_due = 0.0
+        self._terms = 0
+        self._told_at = 0.0
+        self._serve_until = float("inf")
+        self._leave: list[tuple[float, signal.Signals | None]] = []  # what to do to workers, and when
+        self._kill_at = float("inf")
+        self.left: str = ""
+        """Why it leaves; "" while it stays."""
+
+    def run(self) -> None:
+        """Serve until told to leave, or the head is gone; nothing of what it has started is left then."""
+        with self._signals():
+            while not self._done():
+                self._round()
+            self._launcher.close()
+            if self._keeping:
+                orphans = find_orphans(self._join.run_id, [])
+                end(guard.marked(orphans, guard.mark(self._join.life, self._name)), 0.0)
+            self._send(protocol.Gone(self.left))
+
+    def _done(self) -> bool:
+        if not (self.left and self._leave):
+            return bool(self.left)
+        return not self._parts and (not self._keeping or time.monotonic() >= self._kill_at)
+
+    def close(self) -> bool:
+        """False if a driver hangs."""
+        self._launcher.close()
+        self._selector.close()
+        self._line.close()
+        for served in self._parts.values():
+            served.workers.close()
+        return self._monitor.close()
+
+    # -- one round -------------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        timeout_s = 0.0 if self._line.pending else max(0.0, self._next_due() - time.monotonic())
+        for key, _ in self._selector.select(timeout_s):
+            kind, served = key.data
+            if kind == "wake":
+                self._signalled(key.fd)
+            elif kind == "exit":
+                self._rank_ended(key.fd, served)
+            elif kind == "progress":
+                self._progress(key.fd, served)
+        for data in self._line.receive():
+            self._take(data)
+        deque(self._deferred.again(), maxlen=0)
+        now = time.monotonic()
+        for served in self._parts.values():
+            for message in served.look(now):
+                self._send(message)
+        for descriptor, served in list(self._muted.items()):
+            if now >= served.progress_due:
+                del self._muted[descriptor]
+                self._selector.register(descriptor, selectors.EVENT_READ, ("progress", served))
+        self._look_after_keepers()
+        if now >= self._beat_due:
+            self._beat_due = now + protocol.BEAT_S
+            self._beat(now)
+        self._leave_in_time(now)
+
+    def _next_due(self) -> float:
+        dues = [self._beat_due, self._serve_until, *(served.due() for served in self._parts.values())]
+        dues += [served.progress_due for served in self._muted.values()]
+        dues += [self._leave[0][0]] if self._leave else []
+        dues += [time.monotonic() + KEEPING_PERIOD_S] if self._keeping or self._deferred else []
+        return min(dues)
+
+    def _beat(self, now: float) -> None:
+        samples = self._monitor.take()
+        if samples is not None:
+            self._readings = tuple(
+                protocol.Reading(s.utilisation, s.memory_mib, s.healthy, s.why) for s in samples
+            )
+        if not self._welcome:
+            self._line.send(self._link.passing(self._hello()))
+            if now - self._began > JOIN_WITHIN_S and not self.left:
+                self._go(f"no answer from the head at {self._join.endpoint} within {JOIN_WITHIN_S:g} s", 0.0)
+            return
+        self._line.send(self._link.passing(protocol.Beat(time.time(), self._readings)))
+        for data in self._link.again(now):
+            self._line.send(data)
+        gone_s = self._line.gone_s(now)
+        if gone_s > protocol.LOST_HEAD_S and not self.left:
+            self._go("the head is gone", self._join.grace_s)
+
+    def _hello(self) -> protocol.Hello:
+        seen = stat(os.getpid())
+        return protocol.Hello(
+            name=self._name,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            started=seen.start_ticks if seen else 0,
+            devices=self._inventory,
+            kind=self._devices.kind,
+            speed=self._devices.speed,
+            address=address_towards(self._join.endpoint),
+            wall=time.time(),
+            cores=host_cores(
+                self._devices,
+                self._name,
+                cpus_per_gpu=self._join.cpus_per_gpu,
+                granted=self._join.cpus.get(self._name),
+            ),
+        )
+
+    def _send(self, message: protocol.NodeMessage) -> None:
+        if isinstance(message, protocol.Progressed):
+            self._line.send(self._link.passing(message))
+        else:
+            self._line.send(self._link.kept(message, time.monotonic()))
+
+    # -- what the head says ----------------------------------------------------------------------------
+
+    def _take(self, data: bytes) -> None:
+        try:
+            envelope = protocol.read_to_node(data)
+        except BadInput as error:
+            say(f"dropped a message from the head: {error}")
+            return
+        if not self._link.take(envelope, time.monotonic()):
+            return
+        if not self._deferred.takes(getattr(envelope.body, "part", None), envelope.body):
+            self._obey(envelope.body)
+
+    def _obey(self, message: protocol.HeadMessage) -> None:
+        match message:
+            case protocol.Welcome():
+                if not self._welcome:
+                    self._welcome, self._beat_due = True, 0.0
+            case protocol.Launch() as order:
+                self._launch(order)
+            case protocol.Signal(part=part, number=number):
+                if part in self._parts:
+                    self._parts[part].workers.signal(signal.Signals(number))
+            case protocol.Order(part=part, line=line):
+                with contextlib.suppress(BadInput):  # its rank 0 could do nothing with it either
+                    for said in orders.decode(line) if part in self._parts else ():
+                        self._parts[part].workers.tell(said)
+            case protocol.Expect(part=part, attempt=attempt):
+                if part in self._parts:
+                    self._parts[part].expect(attempt, time.monotonic())
+            case protocol.Forget(job_id=job_id):
+                self._launcher.forget(job_id)
+            case protocol.Leave(grace_s=grace_s):
+                self._go("the head says so", grace_s)
+
+    def _launch(self, order: protocol.Launch) -> None:
+        if self.left:
+            error = f"{self._name}'s node agent leaves: {self.left}"
+            self._send(protocol.LaunchFailed(order.part, error, transient=True, host_fault=True))
+            return
+        plan, place = plan_of(order, self._inventory, self._name)
+        if not self._launcher.ready_for(plan):
+            self._deferred.put_off(order.part, order)
+            return
+        if order.first_rank == 0:
+            sweep_answers(plan.folder, order.attempt)
+        try:
+            workers = self._launcher.launch(plan, place)
+        except LaunchError as error:
+            self._send(protocol.LaunchFailed(order.part, str(error), error.transient))
+            return
+        served = self._parts[order.part] = Served(order, workers, time.monotonic())
+        for descriptor in workers.pidfds:
+            self._selector.register(descriptor, selectors.EVENT_READ, ("exit", served))
+        if workers.progress_fd is not None:
+            self._selector.register(workers.progress_fd, selectors.EVENT_READ, ("progress", served))
+        self._send(protocol.Launched(order.part, workers.port))
+
+    # -- what workers do -------------------------------------------------------------------------------
+
+    def _rank_ended(self, descriptor: int, served: Served) -> None:
+        if served.order.part not in self._parts:
+            return  # told together with the rank that ended last
+        self._selector.unregister(descriptor)
+        messages = list(served.ended())
+        self._look_after_keepers()  # first: else the job seems to hang on nothing any more
+        for message in messages:
+            self._send(message)
+            if isinstance(message, protocol.Exited):
+                self._release(served)
+
+    def _look_after_keepers(self) -> None:
+        """Begin what is due, and tell when that changes whose state is not durable yet."""
+        keeping = tuple(sorted(self._launcher.keeping()))
+        if keeping != self._keeping:
+            self._keeping = keeping
+            self._send(protocol.Keeping(keeping))
+
+    def _release(self, served: Served) -> None:
+        workers = served.workers
+        for descriptor in (*workers.pidfds, workers.progress_fd):
+            if descriptor is not None:
+                self._muted.pop(descriptor, None)
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(descriptor)
+        workers.close()
+        del self._parts[served.order.part]
+
+    def _progress(self, descriptor: int, served: Served) -> None:
+        if served.order.part not in self._parts:
+            return
+        self._selector.unregister(descriptor)
+        messages, more = served.progress(time.monotonic())
+        for message in messages:
+            self._send(message)
+        if more:
+            self._muted[descriptor] = served
+
+    # -- leaving ---------------------------------------------------------------------------------------
+
+    def _go(self, why: str, grace_s: float) -> None:
+        """Have the workers leave: asked to save, then SIGTERM, then SIGKILL; at once without grace.
+
+        States that are being made durable get as long.
+        """
+        now = time.monotonic()
+        kill_at = now + grace_s + min(grace_s, protocol.KILL_AFTER_S)
+        if kill_at >= self._kill_at:
+            return  # already on its way, and not slower
+        self._kill_at = kill_at
+        if not self.left:
+            self.left = why
+            say(f"{self._name}: leaving: {why}")
+            if self._welcome:
+                self._send(protocol.Leaving(why))  # the head is to start nothing here any more
+            if grace_s > 0:
+                for served in self._parts.values():
+                    served.ask_to_save()
+        self._leave = [(kill_at, signal.SIGKILL), (kill_at + HANGS_S, None)]
+        if grace_s > 0:
+            self._leave.insert(0, (now + grace_s, signal.SIGTERM))
+
+    def _leave_in_time(self, now: float) -> None:
+        if now >= self._serve_until and not self.left:
+            self._go("time is up after SIGTERM", LAST_GRACE_S)
+        while self._leave and now >= self._leave[0][0]:
+            _, number = self._leave.pop(0)
+            for served in self._parts.values():
+                if number is not None:
+                    served.workers.signal(number)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM, SIGINT and SIGHUP: see `_signalled`; SIGUSR1 (a worker has news) only wakes up.
+
+        SIGUSR2 is a warning of the batch system to the whole job, which the head sees to.
+        """
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+        def nothing(number: int, frame: FrameType | None) -> None:
+            """The number arrives through the wake-up descriptor."""
+
+        watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+        before = {number: signal.signal(number, nothing) for number in watched}
+        old_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._selector.register(reader, selectors.EVENT_READ, ("wake", None))
+        try:
+            yield
+        finally:
+            self._selector.unregister(reader)
+            signal.set_wakeup_fd(old_descriptor)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(reader)
+            os.close(writer)
+
+    def _signalled(self, descriptor: int) -> None:
+        """A batch system ends everything at once; the head is in charge of an orderly end: give it time."""
+        numbers = b""
+        with contextlib.suppress(BlockingIOError):
+            numbers = os.read(descriptor, 4096)
+        if signal.SIGUSR1 in numbers:
+            for served in self._parts.values():
+                served.wake()
+        asked = [number for number in numbers if number not in (signal.SIGUSR1, signal.SIGUSR2)]
+        if not asked:
+            return
+        now = time.monotonic()
+        self._terms += len(asked)
+        if self._terms > len(asked) and self._join.shielded:
+            # Not more urgent: LSF sends SIGINT, SIGTERM and SIGKILL, and lets the same time pass in between.
+            if signal.SIGTERM in asked:
+                left_s = now - self._told_at - 2 * LAST_GRACE_S
+                self._serve_until = min(self._serve_until, now + max(0.0, left_s))
+        elif self._terms > 2 and not self._join.shielded:
+            self._go(f"third {signal.Signals(asked[-1]).name}", LAST_GRACE_S)
+        elif self._told_at and not self._join.shielded:
+            # A time of grace is over, or the job is ended within it.
+            self._serve_until = min(self._serve_until, now + self._join.serve_on_s)
+        else:
+            say(f"{self._name}: {signal.Signals(asked[0]).name}: serving on until the head says otherwise")
+            self._told_at, self._serve_until = now, now + self._join.notice_s + self._join.serve_on_s
+
+
+def say(line: str) -> None:
+    """One line to standard error, which is the run's nodes.log; nobody may read it any more."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"hpcsched node agent: {line}\n")
+        sys.stderr.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Join the run of the given join file and serve it to its end."""
+    parser = argparse.ArgumentParser(prog="hpcsched.agent.node", description="A run's agent on one host.")
+    parser.add_argument("--join", type=Path, required=True, metavar="FILE", help="written by the head agent")
+    parser.add_argument("--name", help="this host's name in the run; default: as the batch system calls it")
+    options = parser.parse_args(arguments)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # until they are listened to they would only end us
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        join = read_join(options.join)
+        name = own_name(join, options.name, os.environ, socket.gethostname())
+        watch = guard.Guard(join.run_id, guard.mark(join.life, name))
+        with contextlib.ExitStack() as stack:
+            line = Line(join, name)
+            stack.callback(line.close)
+            end_orphans(join, lambda: line.send(protocol.Link().passing(protocol.Coming(name))))
+            show_granted(join, name, os.environ)
+            devices = open_devices(join.devices, name, cpus=join.cpus.get(name))
+            stack.callback(devices.close)
+            node = NodeAgent(join, name, devices, line)
+            try:
+                node.run()
+            finally:
+                if not node.close():
+                    stack.pop_all()  # a driver that hangs would hang us too
+        watch.dismiss()
+    except ConfigError as error:
+        say(str(error))
+        return error.exit_code
+    return 0

@@ -1,0 +1,75 @@
+"""A node agent's connection to the head: made again and again by ZeroMQ, and watched for being gone."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from hpcsched.launch.remote.keys import Join
+from hpcsched.launch.remote.protocol import HANDSHAKE_MS, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, MOST_BYTES
+from hpcsched.launch.remote.socket import arrived
+
+
+class Line:
+    """A DEALER socket with CURVE to the head of `join`."""
+
+    def __init__(self, join: Join, name: str) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._socket = socket = self._context.socket(zmq.DEALER)
+        socket.curve_serverkey = join.server_key.encode()
+        socket.curve_publickey = join.client_public.encode()
+        socket.curve_secretkey = join.client_secret.encode()
+        # The same after a reconnection, and nobody else's even if two agents were given one name.
+        socket.setsockopt(zmq.ROUTING_ID, f"{name[:200]}/{uuid.uuid4().hex[:8]}".encode())
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, 3000)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
+        socket.setsockopt(zmq.IPV6, int("[" in join.endpoint))
+        self._monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
+        self._gone_at: float | None = time.monotonic()
+        socket.connect(join.endpoint)
+        self.filenos = (int(socket.fileno()), int(self._monitor.fileno()))
+
+    @property
+    def pending(self) -> bool:
+        """Whether something has arrived that the descriptors may not tell: they only tell changes."""
+        return arrived(self._socket) or arrived(self._monitor)
+
+    def receive(self) -> Iterator[bytes]:
+        """All that has arrived."""
+        while arrived(self._monitor):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            assert isinstance(event, dict)
+            if event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._gone_at = None
+            elif self._gone_at is None:  # and not anew with every attempt that comes to nothing
+                self._gone_at = time.monotonic()
+        while arrived(self._socket):
+            yield self._socket.recv(zmq.NOBLOCK)
+
+    def gone_s(self, now: float) -> float:
+        """For how long there has been no connection; 0 while there is one."""
+        return 0.0 if self._gone_at is None else now - self._gone_at
+
+    def send(self, data: bytes) -> None:
+        """Send, or lose it when too much waits already; what must arrive is sent again (wire.Link)."""
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(data, zmq.NOBLOCK)
+
+    def close(self, flush_ms: int = 1000) -> None:
+        """What has been sent gets so long to leave; may be called twice."""
+        if self._socket.closed:
+            return
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=flush_ms)
+        self._context.term()

@@ -1,0 +1,61 @@
+"""What a node agent makes of the host it finds itself on: its name, its address, what is in its way there."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, MutableMapping
+
+from hpcsched.agent.node import guard
+from hpcsched.errors import ConfigError
+from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.remote.keys import Join
+
+
+def own_name(join: Join, given: str | None, environ: Mapping[str, str], hostname: str) -> str:
+    """This host's name among the run's; raises ConfigError if it is none of them."""
+    names = [given] if given else [environ.get("SLURMD_NODENAME", ""), hostname]
+    for name in filter(None, names):
+        if name in join.hosts:
+            return name
+        short = [host for host in join.hosts if host.split(".")[0] == name.split(".")[0]]
+        if len(short) == 1:
+            return short[0]
+    raise ConfigError(where="--name", got=f"{names[-1]!r}", accepted=f"one of {', '.join(join.hosts)}")
+
+
+def address_towards(endpoint: str) -> str:
+    """This host's IP address on the way to the head; its name if there is no way to be found."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    host = host.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(port)))  # sends nothing: it only chooses a route
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
+
+
+def show_granted(join: Join, name: str, environ: MutableMapping[str, str]) -> None:
+    """Name the GPUs granted here, where what started us has not: ssh passes no batch system's word on."""
+    if name in join.gpus:
+        environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(join.gpus[name]))
+
+
+def end_orphans(join: Join, found: Callable[[], None]) -> None:
+    """End what an earlier life left here; other agents of this life, on the same machine, keep theirs.
+
+    Calls `found` first if there is something: that takes its time.
+    """
+    all_ours = find_orphans(join.run_id, [])
+    orphans = set(all_ours) - guard.marked(all_ours, join.life)
+    if not orphans:
+        return
+    found()
+    left = end(orphans, join.grace_s)
+    if left:
+        pids = ", ".join(str(pid) for pid, _ in left)
+        raise ConfigError(
+            where=socket.gethostname(),
+            got=f"processes of an earlier life of the run cannot be ended: {pids}",
+            accepted="a host whose devices are free",
+        )

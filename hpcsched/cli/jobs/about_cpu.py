@@ -1,0 +1,109 @@
+"""Jobs on CPU cores, in words: for `status`, `top`, `explain`, and for what `run` tells."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from hpcsched.cli.common import plural
+from hpcsched.core.model import JobState, Usage
+from hpcsched.core.resources.cpu import WHOLE, most_cores
+from hpcsched.core.resources.cpu_layout import said_seats
+from hpcsched.report.tables import cores_text
+
+if TYPE_CHECKING:
+    from hpcsched.core.jobs import Job
+    from hpcsched.core.machine import Machine
+    from hpcsched.policy.cpu.dtconfig import Search
+    from hpcsched.store.status import CoresStatus, JobStatus
+
+
+def held(job: JobStatus) -> str:
+    """The cores that it has, where others have GPUs: 0.6c; empty if it has none."""
+    return cores_text(job.cores.held) if job.cores and job.cores.host else ""
+
+
+def of_budget(job: JobStatus) -> str:
+    """The cores that it has, of those that it may have: 0.6/2."""
+    return f"{job.cores.held:.4g}/{job.cores.budget:.4g}" if job.cores else "-"
+
+
+def counts(job: JobStatus) -> str:
+    """Its servers and workers: 1+2; empty if it has none."""
+    return f"{len(job.cores.servers)}+{len(job.cores.workers)}" if job.cores and job.cores.servers else ""
+
+
+def there(machine: Machine) -> dict[str, float]:
+    """The cores that there are for such jobs, by host, those that CPU slots could lend included."""
+    return {name: most_cores([host], machine.devices.values()) for name, host in machine.cores.hosts.items()}
+
+
+def as_it_is(status: CoresStatus | None) -> list[str]:
+    """What was measured of the configuration that it has; nothing before that."""
+    if status is None or status.rate is None or status.cpu is None or status.net is None:
+        return []
+    used = sum(status.cpu)
+    line = f"{status.rate:.4g} steps/s, {used:.4g} of its {status.held:.4g} cores used"
+    full = [f"of server {i} in {share:.0%} of the time" for i, share in enumerate(status.net) if share]
+    links = f"; the link was full {', '.join(full)}" if full else ""
+    return [f"{line} ({used / status.held:.0%}){links}"]
+
+
+def what_is_next(machine: Machine, job: Job) -> list[str]:
+    """What its search is about to do, or what it waits for."""
+    from hpcsched.policy.cpu.dtconfig import Search
+
+    if job.id in machine.cores.queue:
+        return [_before(machine, job)]
+    if job.target:
+        seats = said_seats(job.target.seats)
+        if job.state is JobState.SUSPENDING:
+            return [f"it starts again with {seats} cores as soon as it has saved"]
+        return [f"it goes on with {seats} cores without a restart, as soon as that is prepared"]
+    allotment = machine.cores.of.get(job.id)
+    runs = job.state in (JobState.STARTING, JobState.RUNNING) and not job.wanted
+    if not runs or allotment is None or not isinstance(allotment.memory, Search):
+        return []
+    if len(job.current.seats) == 1:
+        return ["it keeps these cores until it ends"]
+    lines = [_searches(job, allotment.memory, allotment.usage)]
+    if not job.ready:
+        lines.append("it has not said yet that it can be suspended: until it does it keeps these cores")
+    return lines
+
+
+def _before(machine: Machine, job: Job) -> str:
+    """What a waiting job waits for: those before it, and as many cores as it starts on."""
+    from hpcsched.policy.cpu.configurations import Rules
+
+    rules = Rules.of(job.spec.strategy)
+    waiting = machine.cores.queue.walk(lambda need, nodes: True)
+    before = plural(sum(1 for _ in takewhile(lambda job_id: job_id != job.id, waiting)), "job")
+    free = {host: sum(machine.room(host, lent=True).values()) / WHOLE for host in machine.cores.hosts}
+    host = max(free, key=lambda name: free[name], default=None)
+    cores = "no CPU cores"
+    if host:
+        cores = f"{free[host]:.4g} of {there(machine)[host]:.4g} CPU cores free on {host}"
+    first, budget = rules.first().cores / WHOLE, rules.budget / WHOLE
+    return f"{before} before it; {cores}; it starts on {first:.4g} of the {budget:.4g} that it may have"
+
+
+def _searches(job: Job, search: Search, usage: Usage | None) -> str:
+    """Where the search of a job that runs stands."""
+    from hpcsched.policy.cpu.configurations import Shape
+    from hpcsched.policy.cpu.dtconfig import DRIFT, MOST_CHANGES
+
+    if search.trial and search.shape == Shape.of(job.current.seats):
+        against = f" and compared with {search.base.rate:.4g} steps/s" if search.base else ""
+        return f"tries {search.trial}: {search.shape}, until it is measured{against}"
+    if usage is None:
+        return f"the {'next' if search.base else 'first'} measurement comes once it is steady"
+    if search.rests:
+        if search.changes >= MOST_CHANGES:
+            return f"stays with these cores: it has been changed {search.changes} times by now"
+        more = plural(search.patience - search.rested, "more measurement")
+        until = f"its speed changes by {DRIFT:.0%}, or for {more}"
+        return f"stays with these cores until {until}: then all is tried anew"
+    if search.waits:
+        return "takes more cores as soon as nobody else has or wants them"
+    return "what it tries next is decided with the next measurement"

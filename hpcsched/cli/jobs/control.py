@@ -1,0 +1,340 @@
+"""Commands that change a run: through the inbox, so that they work from any host without a port."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcsched import jobfile
+from hpcsched.accounts import user_name
+from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
+from hpcsched.cli.common import Number, dir_option, find_run, option, select
+from hpcsched.cli.jobs.status import clock
+from hpcsched.cli.run.environments import check_here, environment_options, filled_in, was_said
+from hpcsched.core.definitions import differing
+from hpcsched.core.jobs import Job
+from hpcsched.core.model import JobSpec, PythonEnvironment
+from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
+from hpcsched.store.rundir import RunDir, agent_alive, agent_works
+from hpcsched.store.status import Status, age_s, read_status
+
+ANSWER_WITHIN_S = 10.0
+
+
+def _ask(rundir: RunDir, command: Command) -> Answer:
+    """Send a command to a living agent; its answer. Raises HpcschedError if refused."""
+    answer = wait_for_answer(rundir, send(rundir, command), timeout_s=ANSWER_WITHIN_S)
+    if answer is None:
+        raise HpcschedError(
+            f"the agent has not answered within {ANSWER_WITHIN_S:.0f} s; the command waits in {rundir.inbox}"
+        )
+    if answer.error:
+        raise Refused(answer.error)
+    return answer
+
+
+def _living(rundir: RunDir) -> Status:
+    """The status of a run whose agent lives; raises NoSuchRun otherwise."""
+    status = read_status(rundir)
+    if status.run.state not in ("RUNNING", "DRAINING") or status.run.stale:
+        from hpcsched.cli.jobs import batch_job_status
+
+        batch_job_status.ask(status.run)
+        what = batch_job_status.sentence(status.run, clock(age_s(status.run))) or "it is FINISHED"
+        raise NoSuchRun(f"no agent runs in {rundir.root}: {what}")
+    return status
+
+
+class Refused(HpcschedError):
+    """The agent took a command for bad input; its own words say why."""
+
+    exit_code = 2
+
+
+def _on_jobs(name: str, help_: str) -> click.Command:
+    @click.command(name, help=help_)
+    @click.argument("jobs", nargs=-1, required=True)
+    @dir_option
+    @click.pass_context
+    def command(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None) -> int:
+        rundir = find_run(ctx, dir_)
+        status = _living(rundir)
+        chosen = select(status, jobs)
+        return _tell(status, _ask(rundir, Command(command=name, targets=[job.id for job in chosen])))
+
+    return command
+
+
+def _tell(status: Status, answer: Answer) -> int:
+    """Say what was done to each job; the exit code: 1 if that was nothing."""
+    names = {job.id: job.name for job in status.jobs}
+    for job_id, text in zip(answer.ids, answer.outcomes, strict=False):
+        click.echo(f"job {job_id} ({names.get(job_id, '?')}): {text}", err=True)
+    return int(bool(answer.done) and not any(answer.done))
+
+
+_NOTHING = " Exit code 1: nothing could be done to any of them."
+cancel = _on_jobs("cancel", "End JOBS (ids, names, 3-7) for good." + _NOTHING)
+hold = _on_jobs("hold", "Keep waiting JOBS from starting until released." + _NOTHING)
+release = _on_jobs("release", "Let held JOBS go." + _NOTHING)
+suspend = _on_jobs("suspend", "Have running JOBS save and leave their GPUs until resumed." + _NOTHING)
+resume = _on_jobs("resume", "Let suspended JOBS go on." + _NOTHING)
+
+
+@click.command()
+@click.argument("jobs", nargs=-1)
+@dir_option
+@click.option("--failed", is_flag=True, help="All jobs that have failed.")
+@click.option("--from-scratch", is_flag=True, help="From the beginning; what was saved is put aside.")
+@click.pass_context
+def retry(
+    ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, failed: bool, from_scratch: bool
+) -> int:
+    """Run JOBS (ids, names, 3-7) that have ended again, from their newest checkpoints.
+
+    With them run those that were cancelled because one of them did not complete. A job that has completed,
+    and has nothing left to do, begins once more. Without a running agent this waits for the next `hpcsched
+    run --resume`. Exit code 1: nothing could be done to any of them.
+    """
+    if bool(jobs) == failed:
+        raise click.UsageError("name jobs, or give --failed")
+    rundir = find_run(ctx, dir_)
+    status = read_status(rundir)
+    chosen = [job for job in status.jobs if job.state == "FAILED"] if failed else select(status, jobs)
+    if not chosen:
+        raise HpcschedError("no job has failed")
+    command = Command(command="retry", targets=[job.id for job in chosen], from_scratch=from_scratch)
+    if agent_works(rundir):
+        return _tell(status, _ask(rundir, command))
+    from hpcsched.agent.command_outcomes import carried_out
+    from hpcsched.policy import make_policy
+    from hpcsched.store.replay import replay
+
+    machine = replay(rundir.journal, make_policy).machine
+    code = _tell(status, carried_out(machine, command, at=machine.now, cause="")[1])
+    if code == 0:
+        send(rundir, command)
+        click.echo(f"hpcsched: no agent in {rundir.root}; the next `hpcsched run --resume` does it", err=True)
+    return code
+
+
+@click.command()
+@dir_option
+@click.option("--wait/--no-wait", default=True, help="Wait until all has been saved (default).")
+@click.pass_context
+def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
+    """Save all jobs, start nothing, stop the run. Go on with `hpcsched run --resume`."""
+    rundir = find_run(ctx, dir_)
+    _living(rundir)
+    _ask(rundir, Command(command="drain"))
+    while wait:
+        status = read_status(rundir)
+        if status.run.state in ("STOPPED", "FINISHED"):
+            break
+        if status.run.stale:
+            raise NoSuchRun("the agent is gone before it had saved all; go on with `hpcsched run --resume`")
+        time.sleep(0.2)
+    return 0
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@dir_option
+@option("--name", "-J", metavar="NAME", help="Name (default: the program's, with a number).")
+@option("--model", metavar="M", help="Key of the profile (default: the name).")
+@option("--steps", type=int, help="Total work in steps.")
+@option("--gpus", "-G", metavar="N", default="auto", help="auto, a number, or MIN-MAX.")
+@option("--after", metavar="JOB", multiple=True, help="Start when this job has completed; can be repeated.")
+@option("--output", "-o", metavar="PATTERN", help="Output file, with %j %x %a %N %u.")
+@option("--retries", type=int, help="Failures in a row allowed (2).")
+@option(
+    "--processes", metavar="P", default="auto", help="On each host: auto, per-gpu (one on each), or a number."
+)
+@click.option("--one-process", is_flag=True, hidden=True, help="The same as --processes 1.")
+@click.option(
+    "--update", is_flag=True, help="Take what is said of jobs that the run has; failed ones run again."
+)
+@click.option("--parsable", is_flag=True, help="Print the ids only.")
+@click.pass_context
+@environment_options
+def submit(
+    ctx: click.Context,
+    words: tuple[str, ...],
+    dir_: str | None,
+    name: str | None,
+    model: str | None,
+    steps: int | None,
+    gpus: str,
+    after: tuple[str, ...],
+    output: str | None,
+    retries: int | None,
+    processes: str,
+    one_process: bool,
+    update: bool,
+    parsable: bool,
+    environment: PythonEnvironment | None,
+) -> int:
+    """Put jobs into a run: `submit JOBS.toml`, or `submit [options] -- COMMAND...`; prints their ids.
+
+    Without a running agent they wait in the run directory for the next `hpcsched run`. What a file says
+    otherwise of jobs that the run has is named, and with --update taken. Exit code 2: something was not.
+    """
+    rundir = find_run(ctx, dir_)
+    living, taken = _names(rundir)
+    if len(words) == 1 and words[0].endswith(".toml"):
+        path = Path(words[0])
+        user = user_name()
+        jobs = jobfile.load(path, workdir=Path.cwd(), user=user, known=taken, again=True).jobs
+    elif words:
+        job: dict[str, Any] = {
+            "name": name or _free_name(Path(words[0]).name, taken),
+            "command": list(words),
+            "gpus": _gpus(gpus),
+            "after": list(after),
+        }
+        optional = {"model": model, "steps": steps, "output": output, "retries": retries}
+        job |= {key: value for key, value in optional.items() if value is not None}
+        job["processes"] = 1 if one_process else int(processes) if processes.isdecimal() else processes
+        table = {"schema": 1, "job": [job]}
+        where = f"submit -- {shlex.join(words)}"
+        user = user_name()
+        here = Path.cwd()
+        jobs = jobfile.parse(table, where=where, workdir=here, user=user, known=taken, again=update).jobs
+    else:
+        raise click.UsageError("name a job file (JOBS.toml), or a command after --")
+    jobs = tuple(filled_in(jobs, environment if was_said(ctx) else None))
+    record = rundir.read_record() if living else None
+    doubts = list(check_here(jobs, here=record is not None and record.host == socket.gethostname()))
+    command = Command(command="submit", jobs=list(jobs), update=update, workdir=str(Path.cwd()))
+    answer = _ask(rundir, command) if living else _leave(rundir, command, taken)
+    for doubt in doubts:
+        click.echo(f"hpcsched: submitted all the same: {doubt} (on this host, with this PATH)", err=True)
+    outcomes = answer.outcomes or [""] * len(jobs)
+    for job_id, spec, outcome in zip(answer.ids, jobs, outcomes, strict=True):
+        if outcome:
+            click.echo(f"job {spec.name}: {outcome}", err=True)
+        else:
+            click.echo(str(job_id) if parsable else f"submitted job {job_id} ({spec.name})")
+    return 2 if answer.kept else 0
+
+
+def _leave(rundir: RunDir, command: Command, taken: list[str]) -> Answer:
+    """Leave a submit to the next agent; what it will do.
+
+    What the run has already is compared here, and left only if it is to be taken.
+    """
+    from hpcsched.agent.admission import said_edit
+
+    old = {job.name for job in command.jobs if job.name in taken}
+    known = _definitions(rundir) if old else {}
+    ids, outcomes, kept, left = [], [], [], []
+    fresh = itertools.count(len(taken) + 1)
+    for spec in command.jobs:
+        job = known.get(spec.name)
+        keys = differing(job.spec, spec, called_in=command.workdir) if job else ()
+        ids.append(job.id if job else next(fresh))
+        if not job:
+            outcomes.append("")
+        elif keys:
+            outcomes.append(said_edit(job, keys, update=command.update, living=False))
+            kept += [] if command.update else [job.id]
+        else:
+            outcomes.append("is in the run already")
+        if not job or (keys and command.update):
+            left.append(spec)
+    if not left and not kept:
+        jobfile.check_names(command.jobs, where="submit", known=taken)
+    if left:
+        command.jobs = left
+        send(rundir, command)
+        click.echo(f"hpcsched: no agent in {rundir.root}; the next `hpcsched run` takes them", err=True)
+    return Answer(ids=ids, outcomes=outcomes, kept=kept)
+
+
+def _definitions(rundir: RunDir) -> dict[str, Job]:
+    """The run's jobs by name, and those that wait in its inbox."""
+    from hpcsched.policy import make_policy
+    from hpcsched.store.replay import replay
+
+    jobs: dict[str, Job] = {}
+    if rundir.journal.exists():
+        jobs = {job.spec.name: job for job in replay(rundir.journal, make_policy).machine.jobs.values()}
+    for _, command in Inbox.peek(rundir):
+        for spec in command.jobs:
+            before = jobs.get(spec.name)
+            if before is None:
+                jobs[spec.name] = Job(id=len(jobs) + 1, spec=spec, submit_s=0.0)
+            elif command.update:
+                before.spec = spec
+    return jobs
+
+
+def _names(rundir: RunDir) -> tuple[bool, list[str]]:
+    """Whether an agent lives, and the names of all jobs: the run's, and those that wait in the inbox."""
+    try:
+        status = read_status(rundir)
+    except NoSuchRun:
+        names: list[str] = []
+        living = agent_alive(rundir, rundir.read_record())
+    else:
+        names = [job.name for job in status.jobs]
+        living = status.run.state in ("RUNNING", "DRAINING") and not status.run.stale
+    waiting: list[JobSpec] = []
+    for _, command in Inbox.peek(rundir):
+        waiting += command.jobs
+    return living, [*names, *(job.name for job in waiting if job.name not in names)]
+
+
+def _free_name(stem: str, taken: list[str]) -> str:
+    base = "".join(c if c.isalnum() or c in "._-" else "-" for c in stem)[:56] or "job"
+    candidates = (base if n == 1 else f"{base}-{n}" for n in range(1, len(taken) + 2))
+    return next(name for name in candidates if name not in taken)
+
+
+def _gpus(text: str) -> str | int | dict[str, int]:
+    least, dash, most = text.partition("-")
+    try:
+        if text == "auto":
+            return text
+        return {"min": int(least), "max": int(most)} if dash else int(text)
+    except ValueError:
+        raise ConfigError(where="--gpus", got=repr(text), accepted="auto, a number, or MIN-MAX") from None
+
+
+@click.command()
+@click.argument("jobs", nargs=-1)
+@dir_option
+@click.option("--timeout", type=Number(min=0), help="Give up after this many seconds.")
+@click.pass_context
+def wait(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, timeout: float | None) -> int:
+    """Wait until JOBS (default: all) have ended. Exit code 0: all completed; 1: one has not."""
+    rundir = find_run(ctx, dir_)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    chosen = _waiter(rundir, jobs)
+    while True:
+        status, mine = chosen()
+        if all(job.state.final for job in mine):
+            return int(any(job.state != "COMPLETED" for job in mine))
+        if status.run.state in ("STOPPED", "FINISHED"):
+            raise NoSuchRun(f"the run has stopped with {sum(not j.state.final for j in mine)} of them left")
+        if status.run.stale:
+            raise NoSuchRun("the run's agent is gone; go on with `hpcsched run --resume`")
+        if deadline is not None and time.monotonic() > deadline:
+            left = sum(not job.state.final for job in mine)
+            raise HpcschedError(f"{left} jobs had not ended after {clock(timeout or 0)}")
+        time.sleep(0.2)
+
+
+def _waiter(rundir: RunDir, keys: tuple[str, ...]) -> Callable[[], tuple[Status, list[Any]]]:
+    def look() -> tuple[Status, list[Any]]:
+        status = read_status(rundir)
+        return status, select(status, keys) if keys else list(status.jobs)
+
+    return look

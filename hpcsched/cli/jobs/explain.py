@@ -1,0 +1,244 @@
+"""`hpcsched explain JOB`: replays the journal through the core and tells the job's story."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import msgspec
+
+from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, plural, say
+from hpcsched.cli.jobs import about_background, about_batches, about_cpu, about_packing
+from hpcsched.cli.jobs.status import clock
+from hpcsched.core.jobs import Job
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobState, Kind, Role
+from hpcsched.core.plan import Plan
+from hpcsched.core.resources.cpu_layout import said_seats
+from hpcsched.errors import NoSuchRun, UnknownJob
+
+
+@click.command()
+@click.argument("job")
+@dir_option
+@json_option
+@click.pass_context
+def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> int:
+    """Why JOB (id or name) waits, why it has this many GPUs or cores, and what is next for it.
+
+    Exit code 3: the run's agent is gone, and jobs are left.
+    """
+    from hpcsched.policy import make_policy
+    from hpcsched.store.replay import replay
+    from hpcsched.store.snapshot import cores_status
+
+    rundir = find_run(ctx, dir_)
+    with hint_at_runs(ctx, dir_):
+        rundir.require()
+    if not rundir.journal.exists():
+        raise NoSuchRun(f"the run in {rundir.root} has not started yet")
+    machine = replay(rundir.journal, make_policy).machine
+    found = machine.job_of(job)
+    if found is None:
+        raise UnknownJob(f"no job {job!r}; `hpcsched status --states all` lists them")
+    reason = machine.waiting_reason(found) or found.reason
+    if found.state.active and found.current.why:
+        reason = found.current.why
+    on_cores = cores_status(found)
+    following = what_is_next(machine, found)
+    processes = machine.shape(found) if found.spec.kind is Kind.COMMAND and not on_cores else None
+    if as_json:
+        story = [
+            {
+                "at_s": note.at,
+                "code": str(note.reason.why),
+                "text": str(note.reason),
+                "facts": note.reason.facts,
+            }
+            for note in found.story
+        ]
+        page = {
+            "schema": 1,
+            "id": found.id,
+            "name": found.spec.name,
+            "state": found.state,
+            "reason": {"code": str(reason.why), "text": str(reason)} if reason else None,
+            "role": found.role,
+            "gpus": list(found.current.gpus) if found.state.active else [],
+            "processes": str(processes) if processes else None,
+            "next": following,
+            "story": story,
+            **({"cores": on_cores} if on_cores else {}),
+        }
+        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        return code_of(rundir)
+    say(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found))
+    if reason:
+        say(f"  because: {reason}")
+    for line in [*about_batches.as_it_is(rundir, found.id), *about_cpu.as_it_is(on_cores)]:
+        say(f"  now: {line}")
+    if processes:
+        say(f"  processes: {processes}")
+    for line in following:
+        say(f"  next: {line}")
+    say("story (time into the run):")
+    for note in found.story:
+        say(f"  {clock(note.at):>10}  {note.reason}")
+    return code_of(rundir)
+
+
+def _where(job: Job) -> str:
+    if not job.state.active:
+        return ""
+    if seats := job.current.seats:
+        return f" with {said_seats(seats)} cores on {seats[0].host}"
+    gpus = ", ".join(map(str, job.current.gpus))
+    return f" on GPU {gpus} as {job.role}" if len(job.current.gpus) == 1 else f" on GPUs {gpus} as {job.role}"
+
+
+def what_is_next(machine: Machine, job: Job) -> list[str]:
+    """What will happen to the job, as far as it is decided or can be said."""
+    if job.spec.cpus is not None:
+        return [*_rest(machine, job), *about_cpu.what_is_next(machine, job)]
+    if job.spec.background:
+        return [*_rest(machine, job), *about_background.beside(machine, job)]
+    if job.state is JobState.SUSPENDING and job.target:
+        return [f"it starts again on {plural(len(job.target.gpus), 'GPU')} as soon as it has saved"]
+    if job.state is JobState.RUNNING and job.target:
+        gpus = plural(len(job.target.gpus), "GPU")
+        return [f"it goes on on {gpus} without a restart, as soon as that is prepared"]
+    if job.state in (JobState.STARTING, JobState.RUNNING):
+        lines = [*_rest(machine, job), *about_packing.together(machine, job)]
+        lines += [*_changes(machine, job), *about_background.beside(machine, job)]
+        return [*lines, *_no_better(machine), *_planned_end(machine, job)]
+    if job.id in machine.queue:
+        free = f"{len(machine.free)} of {plural(len(machine.devices), 'GPU')} free"
+        before = plural(_jobs_before(machine, job), "job")
+        line = f"{before} before it; {free}; it wants {_wants(machine, job)}"
+        return [line, *about_packing.why_not(machine, job), *_no_better(machine), *_planned_end(machine, job)]
+    return [] if job.state.final or job.held or job.state is JobState.HELD else _planned_end(machine, job)
+
+
+def _rest(machine: Machine, job: Job) -> list[str]:
+    """How long a running job takes if it stays as it is."""
+    rate = job.rate
+    if rate is None and job.state.active:
+        curve, usage = machine.curve(job), job.current.usage
+        on_cores = usage.rate if usage else None
+        rate = curve.rate(job.width) if curve and job.spec.cpus is None else on_cores
+    if job.remaining is None or rate is None or job.state not in (JobState.STARTING, JobState.RUNNING):
+        return []
+    steps = f"{job.remaining} of {job.spec.steps} steps left at {rate:.4g} steps/s"
+    return [f"{steps}: about {clock(job.remaining / rate)}"]
+
+
+def _changes(machine: Machine, job: Job) -> list[str]:
+    """Whether a running job is to get another count, and what stands in the way."""
+    lines = []
+    plan, promote, best = _plan(machine), _promotes(machine), _fastest(machine, job)
+    if promote and job.role is Role.SECONDARY and best is not None and best > job.width:
+        pays = " and it pays" if promote == "pays" else ""
+        lines.append(f"promoted to {_count(job, best)} when they can be had{pays}")
+    if plan and job.id in plan.shrink and job.width > plan.caps[job.id] and job.current.start_s < plan.at:
+        lines.append(f"planned to go down to {_count(job, plan.caps[job.id])}")
+    if plan and (change := _stage_change(machine, plan, job)):
+        at, gpus = change
+        what = f"go to {_count(job, gpus)}" if gpus else "save and wait"
+        lines.append(f"planned to {what} at {clock(at)} into the run")
+    if not job.ready:
+        lines.append("it has not said yet that it can be suspended: until it does it keeps these GPUs")
+    return lines
+
+
+def _no_better(machine: Machine) -> list[str]:
+    """That the planner has found nothing better than MARBLE's policy, and goes by that."""
+    plan = _plan(machine)
+    found = plan is None or plan.rule != "marble"
+    return [] if found else ["no plan was found that is better than MARBLE's policy: jobs go by that"]
+
+
+def _planned_end(machine: Machine, job: Job) -> list[str]:
+    """When the plan expects the job to end, if that is more than a guess and not over yet."""
+    plan = _plan(machine)
+    if plan is None or job.remaining is None or not machine.curve(job):
+        return []
+    end = plan.ends.get(job.id)
+    if end is None or end < machine.now:
+        return []
+    return [f"planned to end {clock(end)} into the run, give or take {clock(plan.slack_s[job.id])}"]
+
+
+def _jobs_before(machine: Machine, job: Job) -> int:
+    """How many jobs that could start come before this one: in the plan's order, else in that of arrival."""
+    plan = _plan(machine)
+    order = plan.order if plan and plan.rule == "list" else ()
+    rank = {job_id: k for k, job_id in enumerate(order)}
+
+    def key(one: Job) -> tuple[int, float, int]:
+        return rank.get(one.id, len(rank)), one.submit_s, one.id
+
+    return sum(one.id in machine.queue and key(one) < key(job) for one in machine.jobs.values())
+
+
+def _wants(machine: Machine, job: Job) -> str:
+    """The GPUs that the policy will give a waiting job, as far as that is decided."""
+    plan, (least, most) = _plan(machine), job.limits(machine.most_for(job))
+    if least == most:
+        return _count(job, most)
+    if plan and plan.rule == "list":
+        if job.id in plan.caps:
+            cap = plan.caps[job.id]
+            return f"{'' if plan.strict else 'at most '}{_count(job, cap)} (planned)"
+    elif plan and (change := _stage_change(machine, plan, job)):
+        return f"{_count(job, change[1])} (planned, from {clock(change[0])} into the run on)"
+    elif _by_marble(machine) and (best := _fastest(machine, job)):
+        return f"{_count(job, best)} (its fastest count)"
+    elif machine.policy and machine.policy.name == "exclusive":
+        return f"{_count(job, most)} (all that it may have)"
+    return f"at least {_count(job, least)}"
+
+
+def _stage_change(machine: Machine, plan: Plan, job: Job) -> tuple[float, int] | None:
+    """From when on the stages of a plan give the job another count than it has (0: it waits), and which."""
+    has, begin = job.width if job.state.active else 0, machine.now
+    for stage in plan.stages:
+        if stage.until > machine.now:
+            gpus = stage.gpus.get(job.id, 0)
+            if gpus != has:
+                return begin, gpus
+            begin = stage.until
+    return None
+
+
+def _plan(machine: Machine) -> Plan | None:
+    """What the planner goes by; None where nothing will come of it, or nobody knows when (as in Optimus')."""
+    plan = machine.plan
+    valid = plan and plan.ends and plan.news == machine.news and not machine.draining
+    return plan if valid else None
+
+
+def _by_marble(machine: Machine) -> bool:
+    """Whether MARBLE's rules decide: those of its policy, or where the planner found nothing better."""
+    plan = _plan(machine)
+    name = machine.policy.name if machine.policy else ""
+    return name == "marble" or bool(plan and plan.rule == "marble")
+
+
+def _promotes(machine: Machine) -> str:
+    """When running jobs are promoted: "pays" or "always"; empty if they are not."""
+    if machine.draining or not _by_marble(machine):
+        return ""
+    promote = getattr(machine.policy, "promote", "pays")
+    return "" if promote == "never" else str(promote)
+
+
+def _fastest(machine: Machine, job: Job) -> int | None:
+    """The job's fastest count on each of its hosts, by what MARBLE goes by; None if it is not known."""
+    profile, (least, most) = machine.profile(job), job.limits(machine.most_for(job))
+    return profile.optimal(most, least) if profile and least <= most else None
+
+
+def _count(job: Job, gpus: int) -> str:
+    """So many GPUs on each of the job's hosts, in words."""
+    each = f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""
+    return plural(gpus, "GPU") + each

@@ -1,0 +1,152 @@
+"""`hpcsched history`: finished jobs, sacct's role, from the database."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcsched.cli.common import database_path, dir_option, find_run, json_option, option
+from hpcsched.cli.jobs.status import clock
+from hpcsched.core.model import JobState
+from hpcsched.errors import ConfigError
+from hpcsched.report.tables import cores_text
+
+if TYPE_CHECKING:
+    from hpcsched.store.database import FinishedJob, Trial
+
+
+@click.command()
+@dir_option
+@click.option("--all", "all_runs", is_flag=True, help="Of all runs, not only the one in --dir.")
+@click.option("--last", "-n", type=click.IntRange(min=1), help="The last N only.")
+@click.option("--states", "-s", metavar="S", help="These states only: names or codes, with commas.")
+@click.option("--trials", is_flag=True, help="What came of the trials of searches (hpcsched tune) instead.")
+@click.option("--parsable", "-P", is_flag=True, help="Columns with a vertical bar between them.")
+@option("--database", metavar="F", help="SQLite file with profiles and history.")
+@json_option
+@click.pass_context
+def history(
+    ctx: click.Context,
+    dir_: str | None,
+    all_runs: bool,
+    last: int | None,
+    states: str | None,
+    trials: bool,
+    parsable: bool,
+    database: str | None,
+    as_json: bool,
+) -> None:
+    """Finished jobs of the run in --dir, or of all runs: what they used, how they ended.
+
+    A run's jobs come here when the run stops; until then `status --states all` has them.
+    """
+    from hpcsched.store.database import Database
+
+    path = database_path(database)
+    run_id = None
+    if not all_runs:
+        record = find_run(ctx, dir_).read_record()
+        if record is None:
+            raise ConfigError(
+                where="--dir", got="no run there", accepted="a run directory, or --all for all runs"
+            )
+        run_id = record.id
+    if trials:
+        with Database(path) as opened:
+            _show_trials(opened.trials(run_id=run_id)[-(last or 0) :], parsable=parsable, as_json=as_json)
+        return
+    wanted = None if states is None else {word.strip().upper() for word in states.split(",")}
+    with Database(path) as opened:
+        jobs = opened.history(run_id=run_id, last=None if wanted else last)
+    if wanted:
+        jobs = tuple(j for j in jobs if {j.state, JobState(j.state).code} & wanted)[-(last or 0) :]
+    if as_json:
+        import msgspec
+
+        page = {"schema": 1, "jobs": [asdict(job) for job in jobs]}
+        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        return
+    on_cores = [_on_cores(job) for job in jobs]
+    core_hours = ("CORE-H",) if any(on_cores) else ()
+    heads = ("JOBID", "NAME", "MODEL", "STATE", "EXIT", "STARTED", "TIME", "GPUS", "GPU-H", *core_hours)
+    rows: list[tuple[str, ...]] = [(*heads, "SUSP", "STEPS")]
+    for job, cores in zip(jobs, on_cores, strict=True):
+        started = "-"
+        if job.start_at:
+            started = datetime.fromisoformat(job.start_at).astimezone().strftime("%Y-%m-%dT%H:%M:%S")
+        taken = clock(job.end_s - job.start_s) if job.start_s is not None else "-"
+        rows.append(
+            (
+                str(job.job_id),
+                job.name,
+                job.model,
+                job.state,
+                "-" if job.exit is None else exit_text(job.exit),
+                started,
+                taken,
+                cores_text(cores[0]) if cores else str(job.gpus_max),
+                f"{job.gpu_hours:.3f}",
+                *(f"{cores[1]:.3f}" if cores else "-" for _ in core_hours),
+                str(job.suspensions),
+                "-" if job.steps is None else str(job.steps),
+            )
+        )
+    _print(rows, parsable=parsable)
+
+
+def _on_cores(job: FinishedJob) -> tuple[float, float] | None:
+    """The most CPU cores that a job had, and its core-hours; None for one on GPUs."""
+    held = [
+        (sum(attempt["servers"]) + sum(attempt["workers"]), attempt["end_s"] - attempt["start_s"])
+        for attempt in job.attempts
+        if "servers" in attempt
+    ]
+    return (max(held)[0], sum(cores * lasted_s for cores, lasted_s in held) / 3600) if held else None
+
+
+def _print(rows: Sequence[Sequence[str]], *, parsable: bool) -> None:
+    if parsable:
+        click.echo("\n".join("|".join(row) for row in rows))
+        return
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _show_trials(trials: Sequence[Trial], *, parsable: bool, as_json: bool) -> None:
+    """What came of the configurations that searches have tried."""
+    if as_json:
+        import msgspec
+
+        page = {"schema": 1, "trials": [asdict(trial) for trial in trials]}
+        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        return
+    rows = [("RUN", "TRIAL", "BRACKET", "BUDGET", "METRIC", "VALUE", "STATE", "ARGS")]
+    for trial in trials:
+        rows.append(
+            (
+                trial.run_id[:8],
+                str(trial.trial),
+                str(trial.bracket),
+                f"{trial.budget:g} {trial.unit.removesuffix('s') if trial.budget == 1 else trial.unit}",
+                trial.metric,
+                "-" if trial.value is None else f"{trial.value:.6g}",
+                "best" if trial.best else trial.state,
+                " ".join(f"{name}={_short(value)}" for name, value in trial.args.items()),
+            )
+        )
+    _print(rows, parsable=parsable)
+
+
+def exit_text(code: int) -> str:
+    """sacct's code:signal."""
+    return f"0:{code - 128}" if code > 128 else f"{code}:0"

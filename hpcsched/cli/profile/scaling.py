@@ -1,0 +1,384 @@
+"""`hpcsched profile`: measure how training programs scale, and look after the results."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcsched.cli.common import Number
+from hpcsched.cli.profile.layers import layers
+from hpcsched.cli.profile.packing import pack
+from hpcsched.cli.profile.vsw import vsw
+from hpcsched.cli.run.environments import environment_options, filled_in
+from hpcsched.core.profile import Profile
+from hpcsched.errors import ConfigError
+from hpcsched.store.profiles import format_profiles, load_profiles, save_profiles
+
+if TYPE_CHECKING:
+    from hpcsched.core.model import JobSpec, PythonEnvironment
+    from hpcsched.devices.base import Devices
+    from hpcsched.profiling.sweep import Measured
+    from hpcsched.profiling.trial import Settings
+    from hpcsched.store.database import Database
+
+_COMMAND = "hpcsched.profile.command"
+
+_database = click.option(
+    "--database",
+    type=click.Path(path_type=Path),
+    envvar="HPCSCHED_DATABASE",
+    help="The database file; default: hpcsched.db in your data directory.",
+)
+_from = click.option(
+    "--from",
+    "source",
+    metavar="FILE",
+    help="Look into this profiles file (or shipped one, by name) instead of the database.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print the profiles as JSON, ready for import.")
+
+
+class _WithCommand(click.Command):
+    """A command whose words after `--` are a program to run, whatever they look like."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_COMMAND] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(
+            ctx.command_path, "[OPTIONS] {JOBS.toml | --trainer PKG.MOD:CLASS | -- COMMAND...}"
+        )
+
+
+@click.group()
+def profile() -> None:
+    """Measure scalability; keep it in a database, and move it in and out as JSON."""
+
+
+profile.add_command(layers)
+profile.add_command(pack)
+profile.add_command(vsw)
+
+
+@profile.command(cls=_WithCommand)
+@click.argument("jobs", required=False, type=click.Path(path_type=Path))
+@click.option("--job", metavar="NAME", help="Of the job file, measure this job only.")
+@click.option("--trainer", metavar="PKG.MOD:CLASS", help="Measure this Trainer class.")
+@click.option("--args", "arguments", metavar="JSON", help="An object that the trainer's build() gets.")
+@click.option(
+    "--processes", default="auto", help="Of a command on each host: auto, per-gpu (one on each), or a number."
+)
+@click.option("--model", help="The profile's key; default: the job's model, or the program's name.")
+@click.option("--devices", metavar="SPEC", default="auto", envvar="HPCSCHED_DEVICES", show_default=True)
+@click.option(
+    "--gpus", metavar="LIST", help="Counts to measure, in this order, e.g. 1,2,4 or 1-4; default: all."
+)
+@click.option("--seconds", type=Number(0, 86400, min_open=True), default=5.0, show_default=True)
+@click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True)
+@click.option("--warmup", type=Number(0, 86400), default=2.0, show_default=True, help="Seconds.")
+@click.option("--timeout", type=Number(0, 86400, min_open=True), default=120.0, show_default=True)
+@click.option("--costs/--no-costs", default=True, help="Also measure what suspending and resuming costs.")
+@click.option("--global-batch", type=click.IntRange(1), help="Samples a step; default: as the program tells.")
+@click.option("--software", default="", help="Part of the profile's key, e.g. the version of a framework.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be launched.")
+@_database
+@_json
+@click.pass_context
+@environment_options
+def run(
+    ctx: click.Context,
+    jobs: Path | None,
+    job: str | None,
+    trainer: str | None,
+    arguments: str | None,
+    processes: str,
+    model: str | None,
+    devices: str,
+    gpus: str | None,
+    seconds: float,
+    repeats: int,
+    warmup: float,
+    timeout: float,
+    costs: bool,
+    global_batch: int | None,
+    software: str,
+    dry_run: bool,
+    database: Path | None,
+    as_json: bool,
+    environment: PythonEnvironment | None,
+) -> None:
+    """Measure throughput on 1..N devices, start, suspend and resume times, and keep them.
+
+    The program must report its progress: lines like {"step": 1, "t": 0.5} on the descriptor in
+    HPCSCHED_PROGRESS_FD (trainers do). Each count is launched once: after the warm-up, --repeats windows of
+    --seconds each; then, if the program can be suspended, it is, and it is resumed.
+    """
+    import socket
+
+    from hpcsched.devices import open_devices
+    from hpcsched.profiling.sweep import counts_for
+    from hpcsched.profiling.trial import Settings
+
+    command: tuple[str, ...] = ctx.meta.get(_COMMAND, ())
+    if sum([jobs is not None, trainer is not None, bool(command)]) != 1:
+        raise click.UsageError("give one of: a job file, --trainer PKG.MOD:CLASS, or -- COMMAND...")
+    if job is not None and jobs is None:
+        raise click.UsageError("--job names a job of a job file")
+    if arguments is not None and trainer is None:
+        raise click.UsageError("--args goes with --trainer")
+    specs = _from_file(jobs, job) if jobs else [_from_words(trainer, arguments, command, processes)]
+    if model is not None and len(specs) > 1:
+        raise click.UsageError(f"--model names one profile, {jobs} has {len(specs)} models: add --job NAME")
+    specs = filled_in((replace(one, model=model or one.model) for one in specs), environment)
+    settings = Settings(seconds=seconds, repeats=repeats, warmup_s=warmup, timeout_s=timeout, costs=costs)
+    opened = open_devices(devices, socket.gethostname())
+    try:
+        asked = _counts(gpus) if gpus else ()
+        plans = [(s, counts_for(s, opened, asked)) for s in specs]
+        if dry_run:
+            _say_plans(plans, opened, settings, as_json)
+            return
+        # Opened before anything is measured: a place that cannot be written is found out at once.
+        with _open(database) as db:
+            found = []
+            for one, counts in plans:
+                measured = _measure(one, counts, opened, settings, global_batch, software)
+                db.record_profile(measured.profile, measured.samples)
+                found.append(measured.profile)
+    finally:
+        opened.close()
+    _show(found, as_json)
+
+
+@profile.command(name="list")
+@_from
+@_database
+@_json
+def list_(source: str | None, database: Path | None, as_json: bool) -> None:
+    """The profiles there are, the newest first."""
+    from hpcsched.profiling.draw import table_of
+
+    found, _ = _known(source, database)
+    click.echo(format_profiles(found) if as_json else table_of(found), nl=False)
+
+
+@profile.command()
+@click.argument("model")
+@_from
+@_database
+@_json
+def show(model: str, source: str | None, database: Path | None, as_json: bool) -> None:
+    """Draw a model's curve, with its optimum, spread, costs and origin."""
+    known, where = _known(source, database)
+    found = [p for p in known if p.model == model]
+    if not found:
+        names = list(dict.fromkeys(p.model for p in known))
+        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        raise ConfigError(
+            where=where,
+            got=f"no profile of {model!r}",
+            accepted=listed or "nothing: it is empty; measure or import",
+        )
+    _show(found, as_json)
+
+
+@profile.command(name="import")
+@click.argument("file")
+@_database
+def import_(file: str, database: Path | None) -> None:
+    """Put the profiles of a JSON file (or a shipped one, by name) into the database."""
+    found = load_profiles(file)
+    with _open(database) as db:
+        db.record_profiles(found)
+        click.echo(f"{len(found)} profile{'s' * (len(found) != 1)} of {file} put into {db.path}", err=True)
+
+
+@profile.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="A file, instead of standard output.")
+@_database
+def export(models: tuple[str, ...], output: Path | None, database: Path | None) -> None:
+    """Print the profiles (of these models) as JSON."""
+    known, where = _known(None, database)
+    for model in models:
+        if all(p.model != model for p in known):
+            raise ConfigError(
+                where=where, got=f"no profile of {model!r}", accepted="see hpcsched profile list"
+            )
+    found = [p for p in known if not models or p.model in models]
+    if output is None:
+        click.echo(format_profiles(found), nl=False)
+    else:
+        save_profiles(output, found)
+
+
+# Where jobs and profiles come from
+
+
+def _from_file(path: Path, name: str | None) -> list[JobSpec]:
+    """The jobs to measure: the named one, or the first of each model."""
+    from hpcsched import jobfile
+
+    jobs = jobfile.load(path, workdir=Path.cwd()).jobs
+    if name is None:
+        return list({job.model: job for job in reversed(jobs)}.values())[::-1]
+    found = [job for job in jobs if job.name == name]
+    if not found:
+        raise ConfigError(
+            where=str(path), got=f"no job {name!r}", accepted=", ".join(job.name for job in jobs[:8])
+        )
+    return found
+
+
+def _from_words(
+    trainer: str | None, arguments: str | None, command: Sequence[str], processes: str
+) -> JobSpec:
+    """A job as a job file would have it, with the file's checks."""
+    from hpcsched import jobfile
+
+    try:
+        args = json.loads(arguments) if arguments else {}
+    except ValueError as error:
+        raise ConfigError(
+            where="--args", got=f"not JSON: {error}", accepted='an object like {"lr": 0.1}'
+        ) from error
+    if not isinstance(args, dict):
+        raise ConfigError(where="--args", got=arguments or "", accepted='an object like {"lr": 0.1}')
+    what: dict[str, Any] = {"trainer": trainer, "args": args} if trainer else {"command": list(command)}
+    if command:
+        what["processes"] = int(processes) if processes.isdecimal() else processes
+    name = trainer.rpartition(":")[2] if trainer else _program_name(list(command))
+    table = {"schema": 1, "job": [{"name": "profiled", "model": name, **what}]}
+    return jobfile.parse(table, where="profile run", workdir=Path.cwd()).jobs[0]
+
+
+def _program_name(command: Sequence[str]) -> str:
+    """The script of `python script.py`, the module of `python -m module`, else the program."""
+    word = command[0]
+    if command[1:2] == ["-m"] and len(command) > 2:
+        word = command[2]
+    elif len(command) > 1 and command[1].endswith((".py", ".sh")):
+        word = command[1]
+    return Path(word).name.removesuffix(".py").removesuffix(".sh") or "program"
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Counts of "1,2,4" or "1-4,8"; raises ConfigError."""
+    counts: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        try:
+            low, high = int(first), int(last or first)
+        except ValueError:
+            low, high = 1, 0
+        if not 1 <= low <= high < 100_000:
+            raise ConfigError(where="--gpus", got=repr(text), accepted="counts like 1,2,4 or 1-4")
+        counts.extend(range(low, high + 1))
+    return tuple(counts)
+
+
+@contextmanager
+def _open(path: Path | None) -> Iterator[Database]:
+    from hpcsched.store.database import Database, default_path
+
+    with Database(path or default_path()) as db:
+        yield db
+
+
+def _known(source: str | None, database: Path | None) -> tuple[tuple[Profile, ...], str]:
+    """The profiles of a file, or else of the database, and where they are."""
+    if source is not None:
+        return load_profiles(source), source
+    with _open(database) as db:
+        return db.profiles(), str(db.path)
+
+
+# Measuring
+
+
+def _measure(
+    spec: JobSpec,
+    counts: tuple[int, ...],
+    devices: Devices,
+    settings: Settings,
+    global_batch: int | None,
+    software: str,
+) -> Measured:
+    from hpcsched.launch.local import LocalLauncher
+    from hpcsched.profiling.sweep import sweep
+
+    with _progress(spec.model, counts) as watch:
+        return sweep(
+            spec,
+            counts=counts,
+            devices=devices,
+            launcher=LocalLauncher(cpus=devices.cpus, device_env=devices.environment),
+            settings=settings,
+            global_batch=global_batch,
+            software=software,
+            watch=watch,
+            say=lambda text: click.echo(text, err=True),
+        )
+
+
+@contextmanager
+def _progress(model: str, counts: Sequence[int]) -> Iterator[Callable[[int, float], None]]:
+    """A bar over all counts on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda gpus, share: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(model, total=len(counts))
+
+        def watch(gpus: int, share: float) -> None:
+            of = f"{model} on {gpus} device{'s' * (gpus > 1)}"
+            bar.update(task, completed=counts.index(gpus) + share, description=of)
+
+        yield watch
+
+
+def _say_plans(
+    plans: Sequence[tuple[JobSpec, tuple[int, ...]]], devices: Devices, settings: Settings, as_json: bool
+) -> None:
+    """What `profile run` would launch, on standard output."""
+    from hpcsched.core.processes import Because, shape_of
+    from hpcsched.profiling.trial import argv_of, plan_of
+
+    least_s = settings.warmup_s + settings.repeats * settings.seconds
+    trials: list[dict[str, Any]] = []
+    for spec, counts in plans:
+        if shape_of(spec, None, ()).because is Because.UNKNOWN:
+            counts = counts[:1]  # the others if its program says that it is parallel
+        for count in counts:
+            plan = plan_of(spec, devices, devices.inventory()[:count], Path("<scratch>"), attempt=1)
+            ranks = count if plan.per_rank else plan.processes
+            about = {"model": spec.model, "device": devices.kind, "gpus": count, "processes": ranks}
+            trials.append({**about, "argv": argv_of(plan), "cwd": str(plan.cwd), "seconds_at_least": least_s})
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "trials": trials}))
+    for trial in [] if as_json else trials:
+        click.echo(
+            f"{trial['model']} on {trial['gpus']} x {trial['device']}, at least {least_s:g} s,"
+            f" {trial['processes']} process(es): {shlex.join(trial['argv'])}"
+        )
+
+
+def _show(found: Sequence[Profile], as_json: bool) -> None:
+    from hpcsched.profiling.draw import curve_of
+
+    click.echo(format_profiles(found) if as_json else "\n".join(map(curve_of, found)), nl=False)

@@ -1,0 +1,119 @@
+"""A run's finished jobs and learnt profiles, put into the user's database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from hpcsched.agent.start import Life
+from hpcsched.cli.run.results import Bounds, result_of
+from hpcsched.core.jobs import Costs
+from hpcsched.core.machine import Machine
+from hpcsched.core.profile import Cost, Profile
+from hpcsched.store.database import Database, FinishedJob, Run, iso
+
+
+def archive(life: Life, database: Path, directory: str) -> None:
+    """Record the run, its jobs in a final state, and what it learnt; doing it twice leaves one of each."""
+    machine, record = life.machine, life.run
+    first = datetime.fromtimestamp(machine.lives[0].wall, UTC)
+    with Database(database) as opened:
+        opened.record_run(
+            Run(
+                run_id=record.id,
+                directory=directory,
+                host=record.host,
+                policy=record.policy,
+                gpus=len(machine.devices) + len(machine.lost_devices),
+                allocation=json.dumps(record.allocation),
+                started_at=iso(first),
+                ended_at=iso(datetime.now(UTC)),
+            )
+        )
+        opened.record_jobs(_finished(life))
+        opened.record_parallel(sorted(machine.parallel))
+        # Stand-ins follow a profile: what they "do" teaches nothing.
+        if life.device_kind != "replay":
+            known = [p for p in opened.profiles() if p.device == life.device_kind]
+            opened.record_profiles(_learnt(machine, life.device_kind, known))
+
+
+def _finished(life: Life) -> list[FinishedJob]:
+    machine = life.machine
+
+    def wall(at: float) -> str:
+        """The wall time of a moment of the run's clock: in the life it belongs to."""
+        lived = [one for one in machine.lives if one.at <= at] or machine.lives[:1]
+        return iso(datetime.fromtimestamp(lived[-1].wall + (at - lived[-1].at) / life.speed, UTC))
+
+    jobs = []
+    unproven = Bounds(None, None)  # none is recorded, and finding them takes long for many jobs
+    for result in result_of(machine, bounds=unproven).jobs:
+        job = machine.jobs[result.id]
+        if not job.state.final or job.ended_s is None:
+            continue
+        jobs.append(
+            FinishedJob(
+                run_id=life.run.id,
+                job_id=job.id,
+                name=job.spec.name,
+                model=job.spec.model,
+                state=job.state,
+                exit=job.exit,
+                submit_s=job.submit_s,
+                start_s=job.started_s,
+                end_s=job.ended_s,
+                submit_at=wall(job.submit_s),
+                start_at=None if job.started_s is None else wall(job.started_s),
+                end_at=wall(job.ended_s),
+                gpu_hours=result.gpu_hours,
+                steps=job.step if job.reports and job.spec.steps is None else job.spec.steps,
+                steps_repeated=job.steps_repeated,
+                suspensions=job.suspensions,
+                gpus_max=max((len(a.gpus) for a in job.attempts), default=0),
+                attempts=msgspec.to_builtins(result.attempts),
+            )
+        )
+    return jobs
+
+
+def _first(*costs: Cost | None) -> Cost | None:
+    """The first one that is known."""
+    return next((cost for cost in costs if cost is not None), None)
+
+
+def _learnt(machine: Machine, device: str, known: Iterable[Profile]) -> Iterator[Profile]:
+    """What the run has learnt, with the counts that earlier runs saw.
+
+    Profiles that somebody measured or imported are not overwritten.
+    """
+    by_key: dict[tuple[str, int], Profile] = {}
+    for profile in known:
+        key = (profile.model, profile.nodes)
+        if key not in by_key or profile.source != "learned":
+            by_key[key] = profile
+    for key, profile in machine.lessons.beliefs.items():
+        before, costs = by_key.get(key), machine.costs.get(profile.model, Costs())
+        if before and before.source != "learned":
+            continue
+        earlier = before or profile
+        # What was measured comes first, then what the run went by, what it has seen, what earlier ones had.
+        yield replace(
+            profile,
+            device=device,
+            throughput={**(before.throughput if before else {}), **profile.throughput},
+            spread={**((before and before.spread) or {}), **(profile.spread or {})},
+            start_s=_first(costs.starts.median, profile.start_s, costs.start_s, earlier.start_s),
+            # Of durable saves alone: an allocation's end is reckoned with it, and quick ones do not last.
+            suspend_s=_first(
+                costs.durable_saves.median, profile.suspend_s, costs.suspend_s, earlier.suspend_s
+            ),
+            grow_s=_first(costs.grows.median, profile.grow_s, earlier.grow_s),
+            shrink_s=_first(costs.shrinks.median, profile.shrink_s, earlier.shrink_s),
+            note="learnt while jobs ran",
+        )

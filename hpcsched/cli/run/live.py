@@ -1,0 +1,304 @@
+"""What people see while a run goes on: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from hpcsched.agent.job_folder import gpus_named
+from hpcsched.cli.jobs.about_cpu import there
+from hpcsched.cli.jobs.status import clock
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.seats import Seat
+from hpcsched.core import events as ev
+from hpcsched.core.actions import Action, Kill, Launch, Pace, Resize, Suspend, Terminate
+from hpcsched.core.jobs import Job
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobState
+from hpcsched.core.reasons import Why
+from hpcsched.core.resources.cpu import WHOLE
+from hpcsched.core.resources.cpu_layout import cores_of, said_seats
+from hpcsched.printing import printable
+from hpcsched.report.tables import cores_text
+
+MOST_LINES = 12
+"""Unfinished jobs shown in the live table; the rest is a count."""
+
+
+def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> list[str]:
+    """What to tell of an event and the actions it led to, one line each."""
+    lines = []
+    if isinstance(event, (ev.WorkersExited, ev.LaunchFailed)):
+        job = machine.jobs[event.job_id]
+        if job.attempt == event.attempt or job.state.active:
+            lines.append(f"{_name(job)} {_ending(job, event)}")
+    elif isinstance(event, (ev.WorkersResized, ev.ResizeFailed)):
+        job = machine.jobs[event.job_id]
+        told = (n.reason for n in reversed(job.story) if n.reason.why in _IN_PLACE and n.at == machine.now)
+        lines += [f"{_name(job)} {reason}" for reason in islice(told, 1)]
+    elif isinstance(event, (ev.WorkersApart, ev.WorkersReady)):
+        job = machine.jobs[event.job_id]
+        told = (n.reason for n in reversed(job.story) if n.reason.why in _PROCESSES and n.at == machine.now)
+        lines += [f"{_name(job)} {reason}" for reason in islice(told, 1)]
+    elif isinstance(event, ev.UsageMeasured):
+        job = machine.jobs[event.job_id]
+        told = (n.reason for n in job.story[-1:] if n.reason.why in _FOUND and n.at == machine.now)
+        lines += [f"{_name(job)} {reason}" for reason in told]
+    for action in actions:
+        if not isinstance(action, (Launch, Resize, Suspend, Terminate, Kill, Pace)):
+            continue
+        job = machine.jobs[action.job_id]
+        match action:
+            case Launch(gpus=gpus, role=role, resume=resume, seats=seats):
+                verb = f"resumes at step {job.step}" if resume else "starts"
+                where = f"on {gpus_named(gpus)} as {role}{_placed(job)}"
+                lines.append(f"{_name(job)} {verb} {_cores(seats) if seats else where}")
+                told = (n.reason for n in job.story[-1:] if n.reason.why is Why.ONE_PROCESS)
+                lines += [f"{_name(job)} {reason}" for reason in told]
+            case Resize(seats=seats) if seats and job.target:
+                lines.append(f"{_name(job)}: {job.target.why}")
+            case Resize(gpus=gpus, role=role):
+                lines.append(f"{_name(job)} is to go on on {gpus_named(gpus)} as {role}{_placed(job)}")
+            case Pace():
+                told = (n.reason for n in job.story[-1:] if n.reason.why is Why.PACED and n.at == action.at)
+                lines += [f"{_name(job)} {reason}" for reason in told]
+            case Suspend():
+                lines.append(f"{_name(job)} is asked to save{_to_go_on(job)}")
+            case Terminate():
+                lines.append(f"{_name(job)} is told to end (SIGTERM)")
+            case Kill():
+                lines.append(f"{_name(job)} is killed (SIGKILL)")
+    return lines
+
+
+_PLACING = frozenset(
+    {
+        Why.OPTIMAL,
+        Why.LEFT_OVER,
+        Why.NO_PROFILE,
+        Why.NOT_PARALLEL,
+        Why.FIXED,
+        Why.EXCLUSIVE,
+        Why.EQUAL_SHARE,
+        Why.MARGINAL_GAIN,
+        Why.PLANNED,
+        Why.PROMOTED,
+        Why.RESIZED,
+        Why.SCALED_UP,
+        Why.SCALED_DOWN,
+        Why.GIVEN_BACK,
+        Why.GROWN,
+        Why.SHRUNK,
+        Why.IDLE_GPU,
+        Why.BESIDE,
+        Why.PACKED,
+    }
+)
+"""The reasons for which a job is launched on the GPUs it gets; a story tells of other things in between."""
+
+_IN_PLACE = frozenset({Why.RESIZED_IN_PLACE, Why.RESEATED, Why.RESIZE_FAILED})
+
+_PROCESSES = frozenset({Why.NOT_MET, Why.SAYS_PARALLEL})
+
+_FOUND = frozenset({Why.SETTLED, Why.WANTS_CORES})
+"""What a job on CPU cores comes to where its configuration stays as it is."""
+
+
+def _placed(job: Job) -> str:
+    """Why it gets these GPUs."""
+    why = next((n.reason for n in reversed(job.story) if n.reason.why in _PLACING), None)
+    return f": {why}" if why else ""
+
+
+def _name(job: Job) -> str:
+    return f"job {job.id} ({job.spec.name})"
+
+
+def _numbers(gpus: Sequence[int]) -> str:
+    return ",".join(map(str, gpus))
+
+
+def _cores(seats: Sequence[Seat]) -> str:
+    return f"with {said_seats(seats)} cores"
+
+
+def _to_go_on(job: Job) -> str:
+    """What a job is to have when it has saved, if that is decided; on CPU cores also why."""
+    if job.target is None:
+        return ""
+    if job.target.seats:
+        return f" to go on {_cores(job.target.seats)}: {job.target.why}"
+    return f" to go on with {len(job.target.gpus)} GPUs"
+
+
+def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
+    if isinstance(event, ev.LaunchFailed):
+        return f"could not be started: {event.error}{_WAITS_FOR_ROOM if event.no_room else ''}"
+    bad = f": its STATE.json cannot be read: {event.unreadable}" if event.unreadable else ""
+    if event.code == 0 and job.state is JobState.COMPLETED:
+        metrics = "".join(
+            f", {k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in job.metrics.items()
+        )
+        return f"completed{metrics}{bad}"
+    if event.code == SUSPENDED and not bad:
+        return f"saved at step {job.saved_step}"
+    again = "" if job.state.final else "; starts again"
+    if again and job.saved_step is not None:
+        again = f"; goes on from step {job.saved_step}"
+    detail = f": {event.detail}" if event.detail else bad
+    if event.code == 0:
+        detail = ", as it was told to end: that counts as no completion"
+    if job.reason and job.reason.why is Why.SAME_FAILURE:
+        detail += "; the same as before, so it is not repeated"
+    if event.no_room:
+        detail, again = f"{detail}: no room in {event.no_room}", _WAITS_FOR_ROOM
+    return f"ended with exit code {event.code}{detail}{again}"
+
+
+_WAITS_FOR_ROOM = "; waits for room, which does not count as a failure"
+
+
+def _free(machine: Machine) -> list[str]:
+    """What nobody has of the GPUs and, where jobs are for them, of the CPU cores."""
+    gpus = [f"{len(machine.free)} of {len(machine.devices)} GPUs"]
+    if not machine.cores.used:
+        return gpus
+    free = sum(sum(machine.room(host, lent=True).values()) for host in machine.cores.hosts) / WHOLE
+    cores = f"{free:.4g} of {sum(there(machine).values()):.4g} CPU cores"
+    return [*(gpus if machine.devices else ()), cores]
+
+
+class _Stuck:
+    """Notices when only jobs are left that wait for the user: nobody else would say why the run goes on."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self._said = machine, False
+
+    def sentence(self) -> str | None:
+        """What to say of it, once until something else can go on again."""
+        machine = self._machine
+        stuck = not machine.active and machine.unfinished > 0 and not machine.draining
+        if stuck:
+            left = (job for job in machine.jobs.values() if not job.state.final)
+            stuck = all(job.held or job.state is JobState.HELD or job.unmet for job in left)
+        said, self._said = self._said, stuck
+        return STUCK if stuck and not said else None
+
+
+STUCK = (
+    "only jobs that you hold or suspended are left: let them go on (release, resume), cancel them, or stop "
+    "the run (drain)"
+)
+
+
+class Narrator:
+    """Tells what happens line by line on stderr, each with the time into the run."""
+
+    def __init__(self, machine: Machine, *, quiet: bool = False) -> None:
+        self._machine, self._quiet = machine, quiet
+        self._stuck = _Stuck(machine)
+
+    def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
+        if not self._quiet:
+            for line in sentences(self._machine, event, actions):
+                self._say(line)
+            if stuck := self._stuck.sentence():
+                self._say(stuck)
+
+    def tick(self, now: float) -> None:
+        """Nothing to redraw."""
+
+    def message(self, text: str) -> None:
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"[{clock(self._machine.now):>7}] {printable(text)}\n")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class LiveTable:
+    """A table of the unfinished jobs with progress bars, redrawn in place; events scroll above it."""
+
+    def __init__(self, machine: Machine) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._machine, self._stuck = machine, _Stuck(machine)
+        self._console = Console(stderr=True)
+        self._now = 0.0
+        self._live = Live(
+            console=self._console, auto_refresh=False, transient=True, get_renderable=self._render
+        )
+        self._live.start()
+
+    def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
+        for line in sentences(self._machine, event, actions):
+            self.message(line)
+        if stuck := self._stuck.sentence():
+            self.message(stuck)
+
+    def tick(self, now: float) -> None:
+        self._now = now
+        self._live.refresh()
+
+    def message(self, text: str) -> None:
+        from rich.text import Text
+
+        stamp = Text(f"[{clock(self._machine.now):>7}] ", style="dim")
+        self._console.print(stamp + Text(printable(text)), soft_wrap=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _render(self) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        machine = self._machine
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for header, justify in _COLUMNS:
+            table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        shown = sorted(machine.active.values(), key=lambda j: j.id)[:MOST_LINES]
+        for job in shown:
+            bar: Any = ""
+            if job.spec.steps is not None:
+                bar = ProgressBar(total=job.spec.steps, completed=self._steps(job), width=24)
+            table.add_row(
+                str(job.id),
+                job.spec.name,
+                f"{job.state.code}{'' if job.ready else '*'}",
+                cores_text(cores_of(job.current.seats)) if job.current.seats else _numbers(job.current.gpus),
+                str(job.role),
+                bar,
+                str(job.step) if job.spec.steps is None else f"{job.step}/{job.spec.steps}",
+                f"{job.rate:.4g}/s" if job.rate else "",
+            )
+        done = sum(job.state.final for job in machine.jobs.values())
+        waiting = len(machine.jobs) - done - len(machine.active)
+        table.title = (
+            f"{clock(self._now)}  {len(machine.active)} running, {waiting} waiting, {done} ended; "
+            f"{', '.join(_free(machine))} free"
+        )
+        table.title_justify = "left"
+        return table
+
+    @staticmethod
+    def _steps(job: Job) -> int:
+        return job.step if job.state is not JobState.STARTING else 0
+
+
+_COLUMNS = (
+    ("JOBID", "right"),
+    ("NAME", "left"),
+    ("ST", "left"),
+    ("GPUS", "left"),
+    ("ROLE", "left"),
+    ("PROGRESS", "left"),
+    ("STEP", "right"),
+    ("RATE", "right"),
+)

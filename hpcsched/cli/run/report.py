@@ -1,0 +1,229 @@
+"""`hpcsched report`: how a run went, or goes, as one HTML page."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcsched.cli.common import check_chart, dir_option, find_run, hint_at_runs, plural
+from hpcsched.errors import ConfigError, NoSuchRun, StoreError
+
+if TYPE_CHECKING:
+    from hpcsched.core.jobs import Job
+    from hpcsched.core.machine import Machine
+    from hpcsched.report.html import BatchHistory, CoresHistory
+    from hpcsched.report.result import Result
+    from hpcsched.store.rundir import RunDir
+
+MOST_FIGURES = 100
+"""Jobs whose batches are drawn, and jobs whose CPU cores are: a page of more would take minutes to make, and
+nobody would read it."""
+
+
+@click.command()
+@dir_option
+@click.option(
+    "-o",
+    "--output",
+    metavar="F.html",
+    type=click.Path(path_type=Path),
+    help="The page (report.html in the run directory).",
+)
+@click.option(
+    "--svg",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Keep the figures there, too.",
+)
+@click.pass_context
+def report(ctx: click.Context, dir_: str | None, output: Path | None, svg: Path | None) -> None:
+    """A run as one HTML page: Gantt chart, utilisation, jobs and their efficiency, changing batches and CPU
+    cores.
+
+    The run is only read, on any host that sees its directory, whether it is over, goes on, or has lost its
+    agent. Prints the page's path.
+    """
+    from hpcsched.policy import make_policy
+    from hpcsched.store.files import write_atomically
+    from hpcsched.store.replay import replay
+
+    rundir = find_run(ctx, dir_)
+    with hint_at_runs(ctx, dir_):
+        rundir.require()
+    path = output or rundir.root / "report.html"
+    _check_output(path)
+    if not rundir.begun:
+        raise NoSuchRun(f"the run in {rundir.root} has not started yet")
+    machine = replay(rundir.journal, make_policy).machine
+    if machine.policy is None:
+        raise NoSuchRun(f"the run in {rundir.root} has not started yet")
+    if svg is not None:
+        _make_folder(svg)
+    with nullcontext(str(svg)) if svg else tempfile.TemporaryDirectory(prefix="hpcsched-report.") as folder:
+        try:
+            page = _page(rundir, machine, Path(folder))
+        except OSError as error:
+            where = "--svg" if svg else "report"
+            raise ConfigError(where=where, got=str(error), accepted="a folder for the figures") from error
+    try:
+        write_atomically(path, page.encode())
+    except StoreError as error:
+        accepted = "a file that can be written"
+        raise ConfigError(where="--output", got=str(error), accepted=accepted) from error
+    click.echo(path)
+
+
+def efficiency(machine: Machine, job: Job, gpu_hours: float) -> float | None:
+    """Steps per GPU-second over those on one GPU by the model's profile, or as seen in this run.
+
+    None where nobody has measured one GPU, or the job tells no steps or held no GPU.
+    """
+    one_host = (job.spec.model, 1)
+    profile = machine.profiles.get(one_host) or machine.lessons.beliefs.get(one_host)
+    if profile is None or 1 not in profile.throughput or not job.reports or gpu_hours <= 0:
+        return None
+    former = machine.by_name.get(job.spec.continues or "")
+    steps = job.step - (machine.jobs[former].step if former else 0)
+    return steps / (gpu_hours * 3600) / profile.rate(1) if steps > 0 else None
+
+
+def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
+    """The page; its figures are left in the folder."""
+    from hpcsched.cli.run.results import result_of
+    from hpcsched.cli.run.simulate import MOST_DRAWN
+    from hpcsched.cli.run.simulation_inputs import MOST_KEPT
+    from hpcsched.report.gantt import gantt_svg
+    from hpcsched.report.html import Page
+
+    state, notes = _state(rundir, machine)
+    many = len(machine.jobs)
+    result = result_of(machine, label="" if machine.finished else "so far", keep_jobs=many <= MOST_KEPT)
+    gantt = None
+    if many > MOST_DRAWN:
+        listed = "" if result.jobs else " or listed"
+        notes.append(f"{plural(many, 'job')} are too many to be drawn{listed}")
+    else:
+        gantt_svg([result], folder / "gantt.svg")
+        gantt = (folder / "gantt.svg").read_text(encoding="utf-8")
+    efficiencies = {
+        job.id: value
+        for job in result.jobs
+        if (value := efficiency(machine, machine.jobs[job.id], job.gpu_hours)) is not None
+    }
+    histories, left_out = _histories(rundir, machine, folder)
+    if left_out:
+        notes.append(f"the batches of {plural(left_out, 'more job')} are left out")
+    configurations, left_out = _configurations(machine, folder)
+    if left_out:
+        notes.append(f"the configurations of {plural(left_out, 'more job')} are left out")
+    return Page(
+        title=f"hpcsched: {rundir.root}",
+        state=state,
+        began=_began(machine, result),
+        result=result,
+        gantt=gantt,
+        efficiencies=efficiencies,
+        histories=histories,
+        configurations=configurations,
+        notes=notes,
+    ).html()
+
+
+def _histories(rundir: RunDir, machine: Machine, folder: Path) -> tuple[Sequence[BatchHistory], int]:
+    """The jobs with stream workers that have begun, drawn into the folder, and how many are left out."""
+    from hpcsched.planning.vsw.options import WorkerOptions
+    from hpcsched.report.batches import batches_svg
+    from hpcsched.report.html import BatchHistory
+    from hpcsched.store.batches import NAME, read_batches
+
+    found: list[BatchHistory] = []
+    left_out = 0
+    for job in machine.jobs.values():
+        if job.spec.strategy["kind"] != "vsw":
+            continue
+        try:
+            decisions = read_batches(rundir.job(job.id) / NAME)
+        except StoreError as error:
+            click.echo(f"hpcsched: {error}: left out", err=True)
+            continue
+        if not decisions:
+            continue
+        if len(found) == MOST_FIGURES:
+            left_out += 1
+            continue
+        options, path = WorkerOptions.parse(job.spec.strategy), folder / f"{job.spec.name}-batches.svg"
+        batches_svg(decisions, options, path, step=job.step, title=job.spec.name)
+        svg = path.read_text(encoding="utf-8")
+        history = BatchHistory(
+            job_id=job.id, name=job.spec.name, decisions=decisions, options=options, svg=svg
+        )
+        found.append(history)
+    return found, left_out
+
+
+def _configurations(machine: Machine, folder: Path) -> tuple[Sequence[CoresHistory], int]:
+    """The trainings on CPU cores that have begun, drawn into the folder, and how many are left out."""
+    from hpcsched.report.cores import cores_svg
+    from hpcsched.report.html import CoresHistory
+
+    begun = [job for job in machine.jobs.values() if job.spec.strategy["kind"] == "ps" and job.attempts]
+    found: list[CoresHistory] = []
+    for job in begun[:MOST_FIGURES]:
+        budget, path = job.spec.cpus or 0.0, folder / f"{job.spec.name}-cores.svg"
+        cores_svg(job.attempts, path, budget=budget, now_s=machine.now, title=job.spec.name)
+        svg = path.read_text(encoding="utf-8")
+        history = CoresHistory(
+            job_id=job.id, name=job.spec.name, attempts=job.attempts, budget=budget, svg=svg
+        )
+        found.append(history)
+    return found, len(begun) - len(found)
+
+
+def _state(rundir: RunDir, machine: Machine) -> tuple[str, list[str]]:
+    """The run's state by its snapshot, and what has to be said about it."""
+    from hpcsched.cli.jobs import batch_job_status
+    from hpcsched.cli.jobs.status import clock
+    from hpcsched.store.status import age_s, read_status
+
+    try:
+        run = read_status(rundir).run
+    except (NoSuchRun, StoreError):
+        return ("FINISHED" if machine.finished else "UNKNOWN"), []
+    batch_job_status.ask(run)
+    sentence = batch_job_status.sentence(run, clock(age_s(run)))
+    return ("STALE" if run.stale else run.state), [sentence] if sentence else []
+
+
+def _began(machine: Machine, result: Result) -> str:
+    """When the run began, and how far into it this goes."""
+    began = datetime.fromtimestamp(machine.lives[0].wall).astimezone()
+    text = f"Began {began.isoformat(sep=' ', timespec='seconds')}"
+    if len(machine.lives) > 1:
+        text += f", resumed {plural(len(machine.lives) - 1, 'time')}"
+    if machine.finished:
+        return f"{text}."
+    from hpcsched.cli.jobs.status import clock
+
+    return f"{text}. This shows it until {clock(machine.now)} into the run."
+
+
+def _check_output(path: Path) -> None:
+    """Refuse a page that could not be written at the end."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(where="--output", got=str(path), accepted="a file name that ends in .html")
+    check_chart(path, "--output")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            where="--svg", got=f"{folder}: {error.strerror}", accepted="a folder, or a new one's name in one"
+        ) from error

@@ -1,0 +1,158 @@
+"""From a machine to the result that `run` and `simulate` print."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hpcsched.cli.jobs.about_cpu import there
+from hpcsched.core.actions import Action
+from hpcsched.core.events import Event
+from hpcsched.core.jobs import Job
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import Attempt, Ended, JobSpec, JobState, Role
+from hpcsched.core.profile import Profile
+from hpcsched.report.result import Result, summarise
+from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
+from hpcsched.sim.engine import Simulation
+from hpcsched.sim.interference import Interference
+
+Watch = Callable[[Event, list[Action], Machine], None]
+"""What a simulation calls with each event."""
+
+MOST_STORIES = 10_000
+"""Jobs; a simulation of more leaves out what only people look at."""
+
+
+class Bounds(NamedTuple):
+    """What no schedule of a set of jobs can be below, in seconds; None where nothing is proven."""
+
+    makespan_s: float | None
+    mean_jct_s: float | None
+
+
+def result_of(
+    machine: Machine,
+    *,
+    downtime_s: float = 0.0,
+    label: str = "",
+    bounds: Bounds | None = None,
+    keep_jobs: bool = True,
+) -> Result:
+    """The measures of a run that has ended, or of a simulation.
+
+    `label`, `keep_jobs`: see `summarise`. `bounds` are those of the same jobs on the same GPUs, where they
+    are known already.
+    """
+    gpus = max((life.gpus for life in machine.lives), default=0)
+    if bounds is None or any(job.state is not JobState.COMPLETED for job in _foreground(machine)):
+        bounds = bounds_of(machine)
+    return summarise(
+        machine.jobs.values(),
+        policy=machine.policy.name if machine.policy else "",
+        label=label,
+        gpus=gpus,
+        lower_bound_s=bounds.makespan_s,
+        mean_jct_bound_s=bounds.mean_jct_s,
+        overheads=lambda job, attempt: overhead_s(machine, job, attempt),
+        held_from_s=lambda job, attempt: machine.packs.held_from_s(job.id, attempt),
+        downtime_s=downtime_s,
+        now_s=machine.now,
+        keep_jobs=keep_jobs,
+        cores=there(machine),
+    )
+
+
+def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
+    """Seconds of an attempt that were no training: start or resume, and suspend or change in place.
+
+    The start counts as it was measured; where it was not, by the profile if that has it, else until the
+    program said it is ready.
+    """
+    end_s = machine.now if attempt.end_s is None else attempt.end_s
+    leaving_s = 0.0 if attempt.signalled_s is None else end_s - attempt.signalled_s
+    if attempt.ended is Ended.RESIZED:
+        leaving_s = min(attempt.stopped_s or 0.0, end_s - attempt.start_s)
+    profile, cost = machine.profile(job), 0.0 if attempt.in_place else attempt.launch_s
+    if cost is None and profile:
+        cost = profile.launch_s(len(attempt.gpus) // job.spec.nodes, first=attempt.number == 1)
+    if cost is None:
+        cost = 0.0 if attempt.ready_s is None else attempt.ready_s - attempt.start_s
+    return min(cost, end_s - attempt.start_s - leaving_s) + leaving_s
+
+
+def bounds_of(machine: Machine) -> Bounds:
+    """The bounds of a run's jobs on its GPUs; those for background lanes count as if there were none."""
+    nothing = Bounds(None, None)
+    # Of a run that did less than all its work, or whose rates were only seen in passing, nothing is proven;
+    # jobs that train as one take less than what each of them takes alone.
+    foreground = _foreground(machine)
+    for job in foreground:
+        profile = machine.profile(job)
+        if (
+            job.state is not JobState.COMPLETED
+            or (profile and profile.source == "learned")
+            or machine.packs.shared(job)
+            or any(attempt.role is Role.PACKED for attempt in job.attempts)
+        ):
+            return nothing
+    index = {job.spec.name: i for i, job in enumerate(foreground)}
+    jobs = [
+        BoundJob(
+            profile=machine.profile(job),
+            steps=job.spec.steps,
+            submit_s=job.submit_s,
+            gpus_min=job.spec.gpus_min,
+            gpus_max=job.spec.gpus_max or job.traits.usable,
+            nodes=job.spec.nodes,
+            after=tuple(index[name] for name in job.spec.after if name in index),
+            in_place=job.in_place or any(attempt.ended is Ended.RESIZED for attempt in job.attempts),
+        )
+        for job in foreground
+    ]
+    hosts = Counter(device.host for device in machine.devices.values())
+    if (
+        not jobs
+        or len({life.gpus for life in machine.lives}) != 1
+        or any(machine.most_for(job) < job.spec.gpus_min for job in foreground)
+    ):
+        return nothing
+    gpus = max(hosts.values(), default=0)
+    return Bounds(lower_bound_s(jobs, gpus, len(hosts)), mean_jct_bound_s(jobs, gpus, len(hosts)))
+
+
+def _foreground(machine: Machine) -> list[Job]:
+    return [job for job in machine.jobs.values() if not job.spec.background]
+
+
+def simulated(
+    jobs: Sequence[JobSpec],
+    profiles: Sequence[Profile],
+    *,
+    gpus: int,
+    nodes: int = 1,
+    policy: str,
+    options: Mapping[str, Any],
+    interference: Interference | None = None,
+    bounds: Bounds | None = None,
+    keep_jobs: bool = True,
+    watch: Watch | None = None,
+) -> Result:
+    """What these jobs take under a policy on `nodes` hosts with `gpus` GPUs each.
+
+    `bounds` and `keep_jobs`: see `result_of`; `interference` and `watch`: see `Simulation`. Raises
+    ConfigError for jobs without profile or steps.
+    """
+    simulation = Simulation(
+        jobs,
+        profiles,
+        gpus=gpus,
+        nodes=nodes,
+        policy=policy,
+        options=options,
+        interference=interference,
+        stories=len(jobs) <= MOST_STORIES,
+        watch=watch,
+    )
+    return result_of(simulation.run(), bounds=bounds, keep_jobs=keep_jobs)

@@ -1,0 +1,386 @@
+"""`hpcsched run`: the main job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from hpcsched import jobfile
+from hpcsched.accounts import user_name
+from hpcsched.cli.common import (
+    Number,
+    check_chart,
+    database_path,
+    dir_option,
+    find_run,
+    json_option,
+    naming_the_file,
+    option,
+    say,
+    warm_processes,
+)
+from hpcsched.cli.run import policies
+from hpcsched.cli.run.environments import environment_options
+from hpcsched.contract.exits import WORK_LEFT
+from hpcsched.core.actions import Action
+from hpcsched.core.events import Event
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobState, PythonEnvironment
+from hpcsched.decoding import read_tail
+from hpcsched.errors import BadInput, ConfigError, HpcschedError
+
+if TYPE_CHECKING:
+    from hpcsched.agent.allocation.requeue import Plan
+    from hpcsched.agent.resources import Source
+    from hpcsched.batch.base import BatchSystem
+    from hpcsched.store.rundir import RunDir
+
+TAIL_LINES = 10
+TAIL_BYTES = 2**16
+
+
+class View(Protocol):
+    """An observer of a run that is closed at its end."""
+
+    def event(self, event: Event, actions: Sequence[Action]) -> None: ...
+
+    def tick(self, now: float) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+_CPUS_PER_GPU = "Cores kept for the jobs of each GPU; jobs without GPUs get the others (8)."
+_MARGIN = "Seconds kept before the end of the allocation besides what saving takes (60)."
+
+
+_UPDATE = "With --resume: take what JOBS.toml says of jobs that the run has; those that failed run again."
+
+KEPT_SEARCH = "search.toml"
+"""In the run directory of a search: what it was when the run began."""
+
+
+@click.command()
+@click.argument("jobs", required=False, type=click.Path(path_type=Path))
+@dir_option
+@option("--devices", metavar="SPEC", default="auto", help="auto, cuda[:N], cpu:N or replay:N[@SPEED].")
+@option("--policy", metavar="P", cls=policies.Once, help=f"{policies.ALL}.")
+@option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
+@option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
+@option("--device-type", metavar="T", help="Device type whose profiles count; default: what is found.")
+@option("--resume", is_flag=True, help="Go on with the run in the run directory, if there is one.")
+@option("--update", is_flag=True, help=_UPDATE)
+@option("--batch", metavar="B", default="auto", help="auto, slurm, lsf or none: whose allocation we are in.")
+@option("--hosts", metavar="A,B", help="Hosts to use where no batch system grants them.")
+@option("--launcher", metavar="L", default="auto", help="auto, srun, blaunch, jsrun, ssh or local.")
+@option("--interface", metavar="I", help="Network interface (or address) the hosts meet on.")
+@option("--margin", type=Number(min=0), default=60.0, help=_MARGIN)
+@option("--requeue", is_flag=True, help="With work left at the end, put the batch job back into its queue.")
+@option("--chain", is_flag=True, help="With work left at the end, submit a batch job that goes on.")
+@option("--chain-script", metavar="F", type=click.Path(path_type=Path), help="What --chain submits.")
+@option("--max-restarts", type=click.IntRange(min=0), default=20, help="Come back at most so often (20).")
+@option("--checkpoints", metavar="D", type=click.Path(path_type=Path), help="Where checkpoints go instead.")
+@option("--pyslurm", metavar="W", default="auto", help="auto, or off: ask Slurm by its commands only.")
+@option("--warm", metavar="N", default="auto", help="Warm processes a host: auto, off or a number.")
+@option("--cpus-per-gpu", metavar="N", type=click.IntRange(min=0), default=8, help=_CPUS_PER_GPU)
+@option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw a Gantt chart at the end.")
+@option("--compare", metavar="P,...", multiple=True, help="At the end, simulate these policies too.")
+@option("--grace", type=Number(min=0), default=30.0, help="Least seconds to save in (30).")
+@option("--monitor", type=Number(min=0.1), default=5.0, help="Seconds between device samples (5).")
+@option("--database", metavar="F", help="SQLite file with profiles and history.")
+@option("--quiet", "-q", is_flag=True, help="Do not tell what happens.")
+@json_option
+@click.pass_context
+@environment_options
+def run(ctx: click.Context, /, **options: Any) -> int:
+    """Run the jobs in JOBS.toml in this allocation (or on this machine) until all have ended.
+
+    Ctrl-C saves all jobs and stops (exit code 75; go on with --resume); a second one kills.
+    In a batch job all is saved before the time is up; --requeue and --chain then come back by themselves.
+    """
+    return conduct(ctx, **options)
+
+
+def conduct(
+    ctx: click.Context,
+    *,
+    jobs: Path | None,
+    dir_: str | None,
+    devices: str,
+    policy: str | None,
+    policy_option: tuple[str, ...],
+    profiles: tuple[str, ...],
+    device_type: str | None,
+    resume: bool,
+    batch: str,
+    hosts: str | Sequence[str] | None,
+    launcher: str,
+    interface: str | None,
+    margin: float,
+    requeue: bool,
+    chain: bool,
+    chain_script: Path | None,
+    max_restarts: int,
+    checkpoints: Path | None,
+    pyslurm: str,
+    warm: str,
+    cpus_per_gpu: int,
+    gantt: Path | None,
+    compare: tuple[str, ...],
+    grace: float,
+    monitor: float,
+    database: str | None,
+    quiet: bool,
+    as_json: bool,
+    source: Source | None = None,
+    view: Callable[[Machine], View] | None = None,
+    check: Callable[[Machine], None] | None = None,
+    report: Callable[[Any], int] | None = None,
+    keep: Callable[[Any, Path], None] | None = None,
+    update: bool = False,
+    environment: PythonEnvironment | None = None,
+    command: str = "run",
+    root: Path | None = None,
+) -> int:
+    """Run jobs as the options of `run` say; returns the exit code.
+
+    `command` is who asks, and `root` the directory with which it is to be asked again, if not this run's.
+    `source` gives more jobs, `view` shows what happens, `check` raises when there is
+    no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it returns
+    the exit code of a run without work left. `keep` puts more of it into the database. `update`: what the job
+    file says of jobs that the run has is taken. `environment`: that of jobs that name none.
+    """
+    from hpcsched.agent import start
+    from hpcsched.agent.allocation.requeue import Plan
+    from hpcsched.agent.inbox import Inbox
+    from hpcsched.batch import open_batch
+    from hpcsched.cli.profile.found import finder, layers_found, parallel_found
+    from hpcsched.cli.run.live import LiveTable, Narrator
+
+    # The batch system's warnings are heard while the jobs run; before and after they would only end us.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    rundir = find_run(ctx, dir_)
+    chain = chain or chain_script is not None
+    if requeue and chain:
+        raise click.UsageError("--requeue and --chain are two ways to come back: give one")
+    names = hosts.split(",") if isinstance(hosts, str) else list(hosts or ())
+    system = open_batch(batch, environ=os.environ, hosts=names, launcher=launcher, pyslurm=pyslurm)
+    # A batch system runs a job's script again from its beginning: what is there is gone on with.
+    resume = resume or requeue or chain or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    if jobs is None and source is None and not rundir.journal.exists() and not Inbox.waiting(rundir):
+        raise click.UsageError("name a job file (JOBS.toml); nothing is waiting in the run directory either")
+    if source is None and (rundir.root / KEPT_SEARCH).exists():
+        accepted = "hpcsched tune SEARCH.toml --resume, or another --dir"
+        raise ConfigError(where="--dir", got=f"{rundir.root} belongs to a search", accepted=accepted)
+    record = rundir.read_record() if resume and rundir.journal.exists() else None
+    if record and ctx.get_parameter_source("devices") is click.core.ParameterSource.DEFAULT:
+        devices = record.devices
+    file = jobfile.load(jobs, workdir=Path.cwd(), user=user_name()) if jobs else None
+    if file and jobs:
+        policies.check_file(file, jobs)
+    own = policies.of_run(rundir) if resume else None
+    again = _again(command, root or rundir.root)
+    name, options = policies.for_run(ctx, policy, policy_option, file, own)
+    others = policies.names_in(",".join(compare), where="--compare") if compare else []
+    if gantt:
+        check_chart(gantt)
+    store = database_path(database)
+    find = finder(profiles, store)
+    views: list[View] = []
+
+    def observe(machine: Machine) -> View:
+        on_terminal = sys.stderr.isatty() and not quiet
+        if view is not None:
+            views.append(view(machine))
+        else:
+            views.append(LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet))
+        return views[0]
+
+    order = start.Order(
+        dir=rundir.root,
+        devices=devices,
+        jobs=file.jobs if file else (),
+        where=str(jobs or "submit"),
+        update=update,
+        workdir=str(Path.cwd()),
+        policy=name,
+        policy_options=options,
+        resume=resume,
+        grace_s=grace,
+        monitor_s=monitor,
+        margin_s=margin,
+        interface=interface,
+        checkpoints=checkpoints.absolute() if checkpoints else None,
+        standbys=warm_processes(warm),
+        cpus_per_gpu=cpus_per_gpu,
+        environment=environment,
+        source=source,
+    )
+    try:
+        with naming_the_file(jobs):
+            life = start.run(
+                order,
+                batch=system,
+                find_profiles=lambda models, kind: find(models, device_type or kind),
+                find_parallel=lambda models: parallel_found(store, models),
+                find_layers=lambda model, kind: layers_found(store, model, device_type or kind),
+                observe=observe,
+            )
+    finally:
+        for shown in views:
+            shown.close()
+    code = life.exit_code
+    if check is not None:
+        check(life.machine)
+    if code == WORK_LEFT:  # first of all: nothing that happens to a report must keep us from coming back
+        how = "requeue" if requeue else "chain" if chain else ""
+        plan = Plan(how=how, most=max_restarts, script=chain_script)
+        code = _stopped(life, system, rundir, plan, again)
+    try:
+        if report is not None:
+            code = report(life) if code in (0, 1, 2) else code
+        else:
+            _report(life, as_json=as_json, gantt=gantt, compare=others, again=again)
+            if code == 2:
+                edited = ", ".join(life.machine.jobs[job_id].spec.name for job_id in life.edits.said)
+                click.echo(f"hpcsched: {jobs}: what differs of {edited} (see above) was not run", err=True)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            click.echo(f"hpcsched: the report cannot be written: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor what is still buffered
+        code = code or 1
+    _put_away(life, store, str(rundir.root), keep)
+    return code
+
+
+def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, again: str) -> int:
+    """Stopped with work left: come back if that is wanted and makes sense; the exit code."""
+    from dataclasses import replace
+
+    from hpcsched.agent.allocation.requeue import BACK_ALREADY, come_back, why_not
+    from hpcsched.batch.base import EndReason
+    from hpcsched.core.transitions.deadline import FROM_BATCH
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):
+            click.echo(f"hpcsched: {text}", err=True)
+
+    cause = life.machine.drain_cause
+    if cause == FROM_BATCH + EndReason.REQUEUED:
+        say(BACK_ALREADY)
+        return WORK_LEFT
+    if not plan.how and cause == FROM_BATCH + EndReason.PREEMPTED and life.requeued_when_preempted:
+        # By leaving before it is made to, it must not lose what it would have got.
+        plan = replace(plan, how="requeue")
+    reason = (
+        why_not(life.machine, plan, before=life.before, short_of_hosts=life.short_of_hosts)
+        if plan.how
+        else None
+    )
+    if plan.how and reason is None:
+        return come_back(batch, plan, rundir, say)
+    left = life.machine.unfinished
+    jobs = f"{left} job{'s' * (left != 1)} left"
+    say(f"stopped with {jobs}; go on with `{again}`" + (f" (not by itself: {reason})" if reason else ""))
+    return WORK_LEFT
+
+
+def _again(command: str, root: Path) -> str:
+    """How to go on with the run in a directory."""
+    usual = root == Path("hpcsched-run").absolute()
+    return f"hpcsched {command} --resume" + ("" if usual else f" --dir {root}")
+
+
+def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str], again: str) -> None:
+    """What stdout gets at the end: the result as JSON, or tables."""
+    from msgspec.structs import replace
+
+    from hpcsched.cli.run.results import result_of, simulated
+    from hpcsched.report.result import to_json
+    from hpcsched.report.tables import comparison_table, headline, job_table
+
+    machine: Machine = life.machine
+    result = result_of(machine, downtime_s=life.downtime_s)
+    results = [replace(result, label="this run")]
+    for policy in compare:
+        profiles = {(p.model, p.nodes): p for j in machine.jobs.values() if (p := machine.profile(j))}
+        specs = [job.spec for job in machine.jobs.values()]
+        hosts = Counter(device.host for device in machine.devices.values())
+        gpus, nodes = max(hosts.values(), default=1), len(hosts)
+        try:
+            if len(set(hosts.values())) != 1 or machine.lost_devices or not machine.finished:
+                raise ConfigError(
+                    where="--compare",
+                    got="a run cut short, or hosts with unequal or lost GPUs",
+                    accepted="a finished run on hosts that are alike",
+                )
+            known = list(profiles.values())
+            results.append(simulated(specs, known, gpus=gpus, nodes=nodes, policy=policy, options={}))
+        except ConfigError as error:
+            click.echo(f"hpcsched: no comparison with {policy}: {error}", err=True)
+    if as_json:
+        sys.stdout.buffer.write(to_json([result]) + b"\n")
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo(job_table(result, width=width))
+        click.echo(headline(result))
+        if len(results) > 1:
+            click.echo("\nthis run, and what others would have taken (simulated with the same profiles):")
+            click.echo(comparison_table(results, width=width))
+    for job in machine.jobs.values():
+        if job.state is JobState.FAILED:
+            _tell_failure(life, job.id)
+    if life.exit_code == 130:
+        left = machine.unfinished
+        click.echo(f"hpcsched: killed with {left} jobs left; go on with `{again}`", err=True)
+    if gantt:
+        from hpcsched.report.gantt import gantt_svg
+
+        try:
+            gantt_svg(results if len(results) > 1 else [result], gantt)
+            click.echo(f"hpcsched: Gantt chart in {gantt}", err=True)
+        except OSError as error:
+            click.echo(f"hpcsched: no Gantt chart: {gantt}: {error.strerror}", err=True)
+        except HpcschedError as error:
+            click.echo(f"hpcsched: no Gantt chart: {error}", err=True)
+
+
+def _tell_failure(life: Any, job_id: int) -> None:
+    """Why a job failed, and the last lines it wrote."""
+    job = life.machine.jobs[job_id]
+    say(f"hpcsched: job {job.id} ({job.spec.name}) failed: {job.reason}", err=True)
+    path = life.outputs.get(job_id)
+    if path is None:
+        return
+    try:
+        lines = read_tail(path, TAIL_BYTES).splitlines()[-TAIL_LINES:]
+    except (OSError, BadInput):  # it may write to a terminal or a pipe
+        return
+    say(f"  the last lines of {path}:", err=True)
+    for line in lines:
+        say(f"    {line[:300]}", err=True)
+
+
+def _put_away(
+    life: Any, store: Path, directory: str, keep: Callable[[Any, Path], None] | None = None
+) -> None:
+    """Finished jobs and learnt profiles into the database; without one the run is no less done."""
+    from hpcsched.cli.run.archive import archive
+
+    try:
+        archive(life, store, directory)
+        if keep is not None:
+            keep(life, store)
+    except HpcschedError as error:
+        click.echo(f"hpcsched: {error}; history and learnt profiles of this run are not kept", err=True)

@@ -1,0 +1,247 @@
+"""`hpcsched simulate`: what jobs would take under some policies, by the same core and policies as `run`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcsched.cli.common import (
+    Number,
+    check_chart,
+    json_option,
+    naming_the_file,
+    option,
+    plural,
+)
+from hpcsched.cli.run import policies
+from hpcsched.cli.run.simulation_inputs import (
+    MOST_KEPT,
+    SHIPPED,
+    Case,
+    Found,
+    OnCores,
+    needed,
+    of_file,
+    of_run,
+    of_trace,
+)
+from hpcsched.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpcsched.report.result import Result
+
+MOST_LISTED = 50
+"""Jobs of a trace or a run: with more of them the table of one policy's jobs is left out."""
+
+MOST_DRAWN = 1000
+"""Jobs: in a chart of more nobody could tell one from another."""
+
+_PLAIN_HEIGHT = 24
+"""Lines of a screen, where there is no terminal to ask."""
+
+
+_POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its own."
+
+
+@click.command()
+@click.argument("jobs", metavar="[JOBS.toml]", required=False, type=click.Path(path_type=Path))
+@click.option("--trace", metavar="F.csv", type=click.Path(path_type=Path), help="A trace instead of JOBS.")
+@click.option("--workload", metavar="W", default="", help="Which of several workloads in the trace.")
+@click.option(
+    "--run",
+    "run_dir",
+    metavar="[DIR]",
+    is_flag=False,
+    flag_value="",
+    help="The jobs of a run instead of JOBS, beside how it went; it is only read.",
+)
+@option("--gpus", type=click.IntRange(min=0), help="GPUs per node (of a run: its own).")
+@option("--nodes", type=click.IntRange(min=1), help="Nodes (1; of a run: its own).")
+@option(
+    "--cpus", type=click.IntRange(min=1), help="Cores per node for jobs on CPU cores (of a run: its own)."
+)
+@option(
+    "--ps",
+    metavar="F",
+    multiple=True,
+    help=f"Models of such jobs: files, or names of shipped ones ({SHIPPED}).",
+)
+@option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
+@option("--policy", metavar="P,...", cls=policies.OnceWithCommas, help=_POLICIES)
+@option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
+@option("--device-type", metavar="T", default="", help="Device type whose profiles count.")
+@option(
+    "--background-share",
+    metavar="X",
+    type=Number(0, 1, min_open=True),
+    default=0.5,
+    help="Share of its own speed that a background job has beside another (0.5).",
+)
+@option(
+    "--foreground-slowdown",
+    metavar="X",
+    type=Number(0, 1, max_open=True),
+    default=0.03,
+    help="Share of its speed that it costs that one (0.03).",
+)
+@click.option("--jobs", "list_jobs", is_flag=True, help="List all jobs of each policy.")
+@option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw Gantt charts.")
+@option("--database", metavar="F", help="SQLite file with profiles.")
+@json_option
+@click.pass_context
+def simulate(
+    ctx: click.Context,
+    jobs: Path | None,
+    trace: Path | None,
+    workload: str,
+    run_dir: str | None,
+    gpus: int | None,
+    nodes: int | None,
+    cpus: int | None,
+    ps: tuple[str, ...],
+    profiles: tuple[str, ...],
+    policy: str | None,
+    policy_option: tuple[str, ...],
+    device_type: str,
+    background_share: float,
+    foreground_slowdown: float,
+    list_jobs: bool,
+    gantt: Path | None,
+    database: str | None,
+    as_json: bool,
+) -> None:
+    """What jobs would take on NODES hosts with GPUS GPUs each, under one policy or several side by side.
+
+    The jobs are those of JOBS.toml, of a CSV trace, or of a run, whether it is over or not; without DIR that
+    is the run in --dir. With several policies an option goes to those that know it. Jobs on CPU cores have
+    CPUS cores of each host.
+    """
+    given = {"JOBS.toml": jobs is not None, "--trace": trace is not None, "--run": run_dir is not None}
+    if sum(given.values()) != 1:
+        got = " and ".join(name for name, there in given.items() if there) or "no jobs"
+        accepted = "one of JOBS.toml, --trace F.csv and --run [DIR]"
+        raise ConfigError(where="simulate", got=got, accepted=accepted)
+    if workload and trace is None:
+        raise ConfigError(where="--workload", got=repr(workload), accepted="with --trace only")
+    on_cores = OnCores(cpus, ps)
+    found = Found(profiles, database, device_type)
+    if run_dir is not None:
+        explicit = ctx.get_parameter_source("profiles") is click.core.ParameterSource.COMMANDLINE
+        known = profiles if explicit else ()
+        case = of_run(ctx, run_dir or None, gpus, nodes, on_cores, known, device_type)
+    elif trace is not None:
+        case = of_trace(trace, workload, needed(gpus), nodes or 1, found)
+    else:
+        assert jobs is not None
+        case = of_file(jobs, gpus, nodes or 1, on_cores, found)
+    if gantt:
+        _check_drawable(gantt, len(case.jobs))
+    chosen = policies.for_simulation(ctx, policy, policy_option, (case.policy, case.options))
+    with naming_the_file(jobs or trace):
+        results = _simulated(case, chosen, (background_share, foreground_slowdown), keep=list_jobs)
+    if gantt:
+        from hpcsched.report.gantt import gantt_svg
+
+        try:
+            gantt_svg(results, gantt)
+        except OSError as error:
+            raise ConfigError(where="--gantt", got=f"{gantt}: {error.strerror}", accepted="a file") from error
+    for note in case.notes:
+        click.echo(f"hpcsched: {note}", err=True)
+    if as_json:
+        from hpcsched.report.result import to_json
+
+        sys.stdout.buffer.write(to_json(results) + b"\n")
+    else:
+        _show(case, results, list_jobs=list_jobs)
+
+
+def _simulated(
+    case: Case, chosen: Mapping[str, dict[str, Any]], sharing: tuple[float, float], *, keep: bool
+) -> list[Result]:
+    """How the case went, if it did, and how it would go under each policy.
+
+    `sharing`: what background jobs have beside others, and what they cost these.
+    """
+    from hpcsched.cli.run.progress import Progress
+    from hpcsched.cli.run.results import MOST_STORIES, Bounds, result_of
+    from hpcsched.sim.engine import Simulation
+    from hpcsched.sim.interference import Interference
+
+    interference = Interference(background_share=sharing[0], foreground_slowdown=sharing[1])
+    many = len(case.jobs) > MOST_KEPT
+    results: list[Result] = []
+    bounds = None
+    for name, options in chosen.items():
+        with Progress(name, len(case.jobs)) as progress:
+            simulation = Simulation(
+                case.jobs,
+                case.profiles,
+                gpus=case.gpus,
+                nodes=case.nodes,
+                cpus=case.cpus,
+                trainings=case.trainings,
+                parallel=case.parallel,
+                policy=name,
+                options=options,
+                interference=interference,
+                stories=len(case.jobs) <= MOST_STORIES,
+                watch=progress.watch,
+            )
+            result = result_of(simulation.run(), bounds=bounds, keep_jobs=keep or not many)
+        bounds = bounds or Bounds(result.lower_bound_s, result.mean_jct_bound_s)
+        results.append(_as_in_the_run(result, case.ids) if case.ids else result)
+    return results if case.was is None else [case.was, *results]
+
+
+def _as_in_the_run(result: Result, ids: Sequence[tuple[int, str]]) -> Result:
+    """The result with the jobs' ids and models of the run: those of the simulation count from 1."""
+    from msgspec.structs import replace
+
+    jobs = []
+    for job in result.jobs:
+        job_id, model = ids[job.id - 1]
+        jobs.append(replace(job, id=job_id, model=model))
+    return replace(result, jobs=tuple(jobs))
+
+
+def _check_drawable(path: Path, jobs: int) -> None:
+    if jobs > MOST_DRAWN:
+        raise ConfigError(where="--gantt", got=f"{jobs} jobs", accepted=f"at most {MOST_DRAWN}")
+    check_chart(path)
+
+
+def _show(case: Case, results: list[Result], *, list_jobs: bool) -> None:
+    """One policy with its jobs, or several on one screen: a line per job is there where it fits."""
+    from hpcsched.report.tables import comparison_table, headline, job_table, side_by_side
+
+    size = shutil.get_terminal_size() if sys.stdout.isatty() else None
+    width = size.columns if size else None
+    if len(results) == 1 and (case.file or list_jobs or len(case.jobs) <= MOST_LISTED):
+        measures = comparison_table(results, width=width)
+        click.echo(f"{headline(results[0])}\n{job_table(results[0], width=width)}\n\n{measures}")
+        return
+    title = f"{case.where}: {plural(len(case.jobs), 'job')} on {case.place}"
+    if case.was is not None and case.was.gpus != case.gpus * case.nodes:
+        title += f"; {case.was.label} on {case.was.gpus}"
+    base = 0 if case.over else min(1, len(results) - 1)
+    measures = comparison_table(results, width=width, base=base)
+    if list_jobs:
+        for result in results:
+            click.echo(f"{headline(result)}\n{job_table(result, width=width)}\n")
+        click.echo(f"{title}\n{measures}")
+        return
+    above = [title, *(f"hpcsched: {note}" for note in case.notes)]
+    taken = sum(-(-len(line) // (width or 80)) for line in above)
+    room = (size.lines if size else _PLAIN_HEIGHT) - 1 - taken - measures.count("\n") - 1
+    if len(case.jobs) <= room:  # a quick look first: tables of a million lines are not to be made
+        jobs = side_by_side(results, width=width)
+        if jobs.count("\n") + 2 <= room:
+            click.echo(f"{title}\n{jobs}\n\n{measures}")
+            return
+    click.echo(f"{title} (--jobs lists them)\n{measures}")

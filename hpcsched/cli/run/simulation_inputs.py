@@ -1,0 +1,265 @@
+"""What `hpcsched simulate` is about: the jobs of a file, of a trace or of a run, and where they would be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcsched import jobfile
+from hpcsched.cli.common import database_path, find_run, hint_at_runs, plural
+from hpcsched.cli.run import policies
+from hpcsched.errors import ConfigError, NoSuchRun
+from hpcsched.store.rundir import RunDir
+
+if TYPE_CHECKING:
+    from hpcsched.core.model import JobSpec
+    from hpcsched.core.processes import Program
+    from hpcsched.core.profile import Profile
+    from hpcsched.core.run import Life
+    from hpcsched.planning.ps.training import Training
+    from hpcsched.report.result import Result
+
+MOST_KEPT = 10_000
+"""Jobs: of more, only the measures are kept."""
+
+SHIPPED = "nearchus-a"
+"""The models of trainings on CPU cores, if no others are given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is to be simulated, where it comes from, and what has to be said about it.
+
+    `parallel` are the programs that have said that they are.
+    `policy` and `options` are what the source itself says of them. `cpus` are the cores of each host for
+    jobs without GPUs, `trainings` how their models are trained. `was` is how a run went in reality,
+    `over` whether that run has ended, `ids` its jobs' ids and models, which the simulation does not know.
+    """
+
+    where: str
+    jobs: Sequence[JobSpec]
+    profiles: Sequence[Profile]
+    gpus: int
+    nodes: int
+    parallel: Sequence[Program] = ()
+    cpus: int = 0
+    trainings: Mapping[str, Training] = field(default_factory=dict)
+    policy: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    was: Result | None = None
+    over: bool = True
+    ids: Sequence[tuple[int, str]] = ()
+    file: bool = False
+
+    @property
+    def place(self) -> str:
+        """In words: `2 hosts with 4 GPUs and 64 cores each`."""
+        there = {"GPU": self.gpus, "core": self.cpus}
+        each = " and ".join(plural(number, what) for what, number in there.items() if number)
+        return each if self.nodes == 1 else f"{self.nodes} hosts with {each} each"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where profiles are looked for."""
+
+    files: tuple[str, ...]
+    database: str | None
+    device_type: str
+
+    def of(self, models: set[str]) -> tuple[Profile, ...]:
+        """Those of these models."""
+        from hpcsched.cli.profile.found import finder
+
+        return finder(self.files, database_path(self.database))(models, self.device_type)
+
+    def parallel(self, models: set[str]) -> tuple[Program, ...]:
+        """The programs of these models that have said that they are parallel."""
+        from hpcsched.cli.profile.found import parallel_found
+
+        return parallel_found(database_path(self.database), models)
+
+
+@dataclass(frozen=True)
+class OnCores:
+    """What was said of jobs on CPU cores: cores of each host, and where the models of their trainings are."""
+
+    cpus: int | None
+    files: tuple[str, ...]
+
+    def trainings(self) -> dict[str, Training]:
+        """By model; of one that is in several files, as in the first of these."""
+        from hpcsched.cli.plan.ps import trainings_in
+
+        found: dict[str, Training] = {}
+        for file in self.files:
+            found = {**trainings_in(file)[1], **found}
+        return found
+
+    def check(self, jobs: Sequence[JobSpec], where: str, cpus: int | None) -> int:
+        """The cores of each host; ConfigError for jobs that could not start on them, or have no steps."""
+        from hpcsched.core.model import Kind
+        from hpcsched.core.resources.cpu import WHOLE
+        from hpcsched.policy.cpu.configurations import Rules
+
+        for job in jobs:
+            if job.cpus is None:
+                continue
+            if job.kind is Kind.COMMAND:
+                accepted = "trainings only: how long a program takes is not known"
+                raise ConfigError(where=where, key=f"job {job.name}", got="a command", accepted=accepted)
+            if cpus is None:
+                accepted = f"cores of each node for jobs on CPU cores, such as {job.name}"
+                raise ConfigError(where="--cpus", got="missing", accepted=accepted)
+            if job.steps is None:
+                key = f"job {job.name}.steps"
+                raise ConfigError(where=where, key=key, got="missing", accepted="a positive number of steps")
+            if (first := Rules.of(job.strategy).first().cores / WHOLE) > cpus:
+                key, got = f"job {job.name}.strategy.cpus", f"{first:.4g} cores to start with"
+                raise ConfigError(where=where, key=key, got=got, accepted=f"at most {cpus}: so many are here")
+        return cpus or 0
+
+
+def needed(gpus: int | None) -> int:
+    """The number of GPUs; ConfigError if it was not said."""
+    if gpus is None:
+        raise ConfigError(where="--gpus", got="missing", accepted="the number of GPUs per node")
+    return gpus
+
+
+def of_file(path: Path, gpus: int | None, nodes: int, on_cores: OnCores, found: Found) -> Case:
+    """The case of a job file."""
+    file = jobfile.load(path, workdir=Path.cwd())
+    policies.check_file(file, path)
+    on_gpus = [job for job in file.jobs if job.cpus is None]
+    gpus = needed(gpus) if on_gpus else gpus or 0
+    jobfile.check_fits(file.jobs, gpus=gpus, hosts=nodes, where=str(path))
+    some = len(on_gpus) < len(file.jobs)
+    return Case(
+        where=path.name,
+        jobs=file.jobs,
+        profiles=found.of({job.model for job in on_gpus}),
+        parallel=found.parallel({job.model for job in on_gpus}),
+        gpus=gpus,
+        nodes=nodes,
+        cpus=on_cores.check(file.jobs, str(path), on_cores.cpus),
+        trainings=replace(on_cores, files=on_cores.files or (SHIPPED,)).trainings() if some else {},
+        policy=file.policy,
+        options=file.policy_options,
+        file=True,
+    )
+
+
+def of_trace(path: Path, workload: str, gpus: int, nodes: int, found: Found) -> Case:
+    """The case of a trace; jobs for more GPUs than there are are left out."""
+    from hpcsched.sim.workloads import read_trace
+
+    read = read_trace(path, gpus=gpus, hosts=nodes, workload=workload)
+    if not read.jobs:
+        got = f"{plural(read.left_out, 'job')}, all for more GPUs than {nodes} x {gpus}"
+        raise ConfigError(where=str(path), got=got, accepted="jobs that fit, or more --gpus and --nodes")
+    models = {job.model for job in read.jobs} - {profile.model for profile in read.profiles}
+    notes = []
+    if read.left_out:
+        notes.append(f"{plural(read.left_out, 'job')} left out: more GPUs asked for than there are")
+    if read.rounded:
+        notes.append(f"{plural(read.rounded, 'job')} rounded up to the same GPU count on each host")
+    return Case(
+        where=path.name,
+        jobs=read.jobs,
+        profiles=(*read.profiles, *(found.of(models) if models else ())),
+        gpus=gpus,
+        nodes=nodes,
+        notes=["; ".join(notes)] if notes else [],
+    )
+
+
+def of_run(
+    ctx: click.Context,
+    dir_: str | None,
+    gpus: int | None,
+    nodes: int | None,
+    on_cores: OnCores,
+    profiles: tuple[str, ...],
+    device_type: str,
+) -> Case:
+    """The case of a run directory, which is only read; a run that goes on is taken as it stands now."""
+    from hpcsched.cli.run.results import result_of
+    from hpcsched.core.events import AgentStarted
+    from hpcsched.policy import make_policy
+    from hpcsched.sim.whatif import past_of, place_of
+    from hpcsched.store.profiles import choose_all, load_profiles
+    from hpcsched.store.replay import replay, standing
+
+    rundir = find_run(ctx, dir_)
+    inside = RunDir(rundir.root / "hpcsched-run")
+    if not rundir.journal.exists() and inside.journal.exists():
+        rundir = inside  # named is the folder that `run` was called in
+    with hint_at_runs(ctx, dir_):
+        rundir.require()
+    if not rundir.journal.exists():
+        raise NoSuchRun(f"the run in {rundir.root} has not started yet")
+    machine = replay(rundir.journal, make_policy).machine
+    if machine.policy is None:
+        raise NoSuchRun(f"the run in {rundir.root} has not started yet")
+    starts = [event for event in standing(rundir.journal) if isinstance(event, AgentStarted)]
+    read = [profile for name in profiles for profile in load_profiles(name)]
+    models = {job.spec.model for job in machine.jobs.values()}
+    trainings = on_cores.trainings()
+    past = past_of(machine, choose_all(read, sorted(models), device_type), trainings)
+    most = max(starts, key=lambda start: len(start.devices))
+    if gpus is None:
+        gpus = place_of(most.devices)[0] if most.devices or any(j.cpus is None for j in past.jobs) else 0
+    nodes = nodes or len({device.host for device in most.devices} | {own.host for own in most.cores}) or 1
+    cpus = on_cores.cpus or max((len(host.own) for host in most.cores), default=0) or None
+    left_out = ", ".join(f"{len(ids)} {reason}" for reason, ids in past.left_out.items())
+    if not past.jobs:
+        accepted = "a run with jobs that completed, or whose steps and rates are known"
+        got = f"no job to simulate ({left_out or 'there are none'})"
+        raise ConfigError(where=str(rundir.root), got=got, accepted=accepted)
+    jobfile.check_fits(past.jobs, gpus=gpus, hosts=nodes, where="--run")
+    cpus = on_cores.check(past.jobs, "--run", cpus)
+    notes = []
+    if left_out:
+        notes.append(f"left out: {left_out}")
+    if past.rigid:
+        notes.append(f"{plural(len(past.rigid), 'job')} without steps or rate: taken as it went")
+    notes = ["; ".join(notes)] if notes else []
+    if not machine.finished:
+        notes.append("the run is not over: `so far` ends now, the policies go to the end")
+    record = rundir.read_record()
+    return Case(
+        where=f"run {rundir.root}",
+        jobs=past.jobs,
+        profiles=past.profiles,
+        gpus=gpus,
+        nodes=nodes,
+        parallel=tuple(sorted(machine.parallel)),
+        cpus=cpus,
+        trainings=trainings,
+        policy=machine.policy.name,
+        options=machine.policy_options,
+        notes=notes,
+        was=result_of(
+            machine,
+            label="as it was" if machine.finished else "so far",
+            downtime_s=_downtime_s(machine.lives, record.devices if record else ""),
+            keep_jobs=len(machine.jobs) <= MOST_KEPT,
+        ),
+        over=machine.finished,
+        ids=[(job_id, machine.jobs[job_id].spec.model) for job_id in past.ids],
+    )
+
+
+def _downtime_s(lives: Sequence[Life], devices: str) -> float:
+    """Real seconds between the lives of a run's agents; pretended devices may be faster than the clock."""
+    _, at, speed = devices.rpartition("@")
+    factor = float(speed) if at else 1.0
+    gaps = [max(0.0, b.wall - a.wall - (b.at - a.at) / factor) for a, b in pairwise(lives)]
+    return sum(gaps, 0.0)

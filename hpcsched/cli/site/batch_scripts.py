@@ -1,0 +1,182 @@
+"""The text of batch scripts for Slurm and LSF: what `hpcsched script` prints. Pure: values in, text out."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcsched.cli.jobs.status import clock
+
+SIGNAL_EARLY_S = 60.0
+"""How much sooner than the agent's own clock the batch system warns: Slurm may be late by seconds, LSF counts
+whole minutes. (Slurm may also warn a minute early: that costs a minute of work, no more.)"""
+
+REQUEUE_CODE = 99
+"""The exit code that has LSF put a job back into its queue: -Q announces it, hpcsched ends with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapper:
+    """What a batch script says. Paths are absolute; `sets` and `dirs` (a run directory each) go together.
+
+    `again` is what happens when time is up and work is left: requeue, chain (a follow-up job) or once.
+    `told` are the settings for the header: (name, value, where from). `bin_dir` is where the command
+    `hpcsched` is, `bin_first` whether it goes before the rest of PATH; `run_options` are more words for
+    `run`.
+    """
+
+    name: str
+    sets: Sequence[Path]
+    dirs: Sequence[Path]
+    workdir: Path
+    nodes: int
+    gpus: int
+    again: str
+    margin_s: float
+    max_restarts: int
+    time_s: float | None = None
+    cpus: int | None = None
+    cpus_per_gpu: int | None = None
+    partition: str | None = None
+    account: str | None = None
+    mail: str | None = None
+    at_once: int | None = None
+    chain_script: Path | None = None
+    gpu_option: str | None = None
+    host_option: str | None = None
+    modules: Sequence[str] = ()
+    setup: Sequence[str] = ()
+    directives: Sequence[str] = ()
+    run_options: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    bin_dir: Path | None = None
+    bin_first: bool = False
+    made_by: str = "hpcsched script"
+    told: Sequence[tuple[str, str, str]] = ()
+
+    @property
+    def warning_s(self) -> float:
+        """Seconds before the end at which the batch system sends its signal."""
+        return self.margin_s + SIGNAL_EARLY_S
+
+    @property
+    def host_cpus(self) -> int:
+        """CPUs on each host."""
+        return self.cpus or max(1, self.gpus * (self.cpus_per_gpu or 1))
+
+
+def slurm(wrapper: Wrapper) -> str:
+    """The script for sbatch."""
+    w, several = wrapper, len(wrapper.sets) > 1
+    folder = str(w.workdir).replace("%", "%%")
+    number = "%A_%a" if several else "%j"
+    lines = [
+        f"--job-name={_value(w.name)}",
+        f"--output={_value(f'{folder}/{w.name}-{number}.out')}",
+        "--open-mode=append",
+        f"--nodes={w.nodes}",
+        "--ntasks-per-node=1",
+    ]
+    if w.gpus and w.gpu_option != "none":
+        by_host = w.gpu_option == "gpus-per-node"
+        lines.append(f"--gpus-per-node={w.gpus}" if by_host else f"--gres=gpu:{w.gpus}")
+    if w.cpus or w.cpus_per_gpu:
+        lines.append(f"--cpus-per-task={w.host_cpus}")
+    if w.time_s is not None:
+        lines.append(f"--time={clock(w.time_s)}")
+    if several:
+        at_once = f"%{w.at_once}" if w.at_once else ""
+        lines.append(f"--array=0-{len(w.sets) - 1}{at_once}")
+    lines += [f"--{key}={_value(v)}" for key, v in (("partition", w.partition), ("account", w.account)) if v]
+    if w.mail:
+        lines += [f"--mail-user={_value(w.mail)}", "--mail-type=END,FAIL,REQUEUE"]
+    lines.append("--requeue" if w.again == "requeue" else "--no-requeue")
+    if w.nodes > 1:
+        lines.append("--no-kill")  # a node that is found down ends what ran there, not the batch job
+    lines.append(f"--signal=B:USR2@{math.ceil(w.warning_s)}")
+    return _script(w, "SBATCH", [*lines, *w.directives], index="SLURM_ARRAY_TASK_ID")
+
+
+def lsf(wrapper: Wrapper) -> str:
+    """The script for bsub (bsub < FILE)."""
+    w, several = wrapper, len(wrapper.sets) > 1
+    at_once = f"%{w.at_once}" if w.at_once else ""
+    name = f"{w.name}[1-{len(w.sets)}]{at_once}" if several else w.name
+    number = "%J_%I" if several else "%J"
+    lines = [f"-J {_value(name, always=several)}", f"-o {_value(f'{w.workdir}/{w.name}-{number}.out')}"]
+    if w.host_option == "nnodes":
+        lines.append(f"-nnodes {w.nodes}")
+    else:
+        lines += [f"-n {w.nodes * w.host_cpus}", f'-R "span[ptile={w.host_cpus}]"']
+    if w.gpus and w.gpu_option != "none":
+        # By default LSF may put other jobs onto the same GPUs.
+        lines.append(f'-gpu "num={w.gpus}:j_exclusive=yes"')
+    if w.time_s is not None:
+        lines.append(f"-W {math.ceil(w.time_s / 60)}")
+    lines.append(f"-wt '{math.ceil(w.warning_s / 60)}' -wa 'USR2'")
+    lines += [f"{key} {_value(value)}" for key, value in (("-q", w.partition), ("-P", w.account)) if value]
+    if w.mail:
+        lines.append(f"-u {_value(w.mail)} -N")
+    if w.again == "requeue":
+        lines += [f'-Q "{REQUEUE_CODE}"', "-r"]
+    return _script(w, "BSUB", [*lines, *w.directives], index="LSB_JOBINDEX-1")
+
+
+def run_words(wrapper: Wrapper) -> list[str]:
+    """The words of `hpcsched run` after the job file and --dir."""
+    w = wrapper
+    words = ["--resume"]
+    if w.again != "once":
+        words += [f"--{w.again}", "--max-restarts", str(w.max_restarts)]
+    if w.chain_script:
+        words += ["--chain-script", str(w.chain_script)]
+    return [*words, "--margin", f"{w.margin_s:g}", *w.run_options]
+
+
+def _script(w: Wrapper, mark: str, directives: Iterable[str], *, index: str) -> str:
+    # A login shell knows the command `module`.
+    lines = ["#!/bin/bash -l" if w.modules or w.setup else "#!/bin/bash"]
+    lines += [f"#{mark} {line}" for line in directives]
+    lines += [
+        "#",
+        "# Made by (the settings, and where each comes from, are below):",
+        f"#   {_one_line(w.made_by)}",
+    ]
+    lines += [f"#   {name} = {_one_line(value)}  ({_one_line(origin)})" for name, value, origin in w.told]
+    lines += ["", f"cd {shlex.quote(str(w.workdir))} || exit 2"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in w.environment.items()]
+    lines += [f"module load {shlex.quote(module)}" for module in w.modules]
+    lines += w.setup
+    if w.bin_dir:  # after the modules, which may bring a Python of their own
+        folder = shlex.quote(str(w.bin_dir))
+        lines.append(f'export PATH={folder}:"$PATH"' if w.bin_first else f'export PATH="$PATH":{folder}')
+    lines.append("")
+    words = shlex.join(run_words(w))
+    if len(w.sets) > 1:
+        lines += ["sets=(", *(f"    {shlex.quote(str(path))}" for path in w.sets), ")"]
+        lines += ["dirs=(", *(f"    {shlex.quote(str(path))}" for path in w.dirs), ")"]
+        where = f'"${{sets[{index}]}}" --dir "${{dirs[{index}]}}"'
+    else:
+        where = f"{shlex.quote(str(w.sets[0]))} --dir {shlex.quote(str(w.dirs[0]))}"
+    # A shell that waited for its child would keep the batch system's signals to itself.
+    lines += [
+        "trap '' USR2  # a warning that comes while hpcsched is still starting must not end it",
+        "# exec: the batch system's signals must reach hpcsched, not a shell.",
+        f"exec hpcsched run {where} {words}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _value(text: str, *, always: bool = False) -> str:
+    """A directive's value; both batch systems take double quotes."""
+    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", text) and not always:
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split("\n"))

@@ -1,0 +1,283 @@
+"""Workers on all hosts of an allocation, through one node agent on each.
+
+The node agents are started once, by the batch system's commands, and come to the head by themselves.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Generic
+
+from hpcsched.core.model import Device, HostCores
+from hpcsched.errors import LaunchError
+from hpcsched.launch.base import LaunchPlan
+from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.host import MakeSample, NamedHost, S
+from hpcsched.launch.remote.keys import SERVE_ON_S, Join, KeyPair, join_file, new_life, write_join
+from hpcsched.launch.remote.sessions import Conversation
+from hpcsched.launch.remote.socket import Door
+from hpcsched.launch.remote.starter import Command, end_all, last_words
+from hpcsched.launch.remote.workers import Part, RemoteWorkers, part_orders
+
+LEFT_WITHIN_S, LEAVE_GRACE_S = 5.0, 2.0
+"""At the end: how long node agents may take to leave, and the workers they still have to save."""
+
+
+class Hosts(Conversation, Generic[S]):
+    """A Launcher over several hosts, and their devices under one numbering.
+
+    Everything happens in `pump`, on the caller's thread; `sample` alone may be called from another one.
+
+    Args:
+        hosts: all hosts to start a node agent on, the head's own included if workers are to run there.
+        commands: gives the commands that run an argv once on each host (`BatchSystem.on_hosts`).
+        devices: what each node agent opens (`--devices`).
+        address: an IP address of this host that the others can reach.
+        make_sample: `devices.Sample`.
+        log: where the commands' output goes; default: nodes.log in the run directory.
+        say: takes one line that people should see.
+        grace_s: how long workers may take to save when the head has gone.
+        standbys: how many warm processes wait for tasks on each host; None: every process is started from
+            nothing (see `LocalLauncher`).
+        cpus_per_gpu: how many cores are kept for the jobs of each GPU.
+        serve_on_s, notice_s: how long node agents serve on after a SIGTERM, see `Join`.
+        shielded: signals that the batch system sends to every process of the job.
+    """
+
+    def __init__(
+        self,
+        *,
+        hosts: Sequence[NamedHost],
+        commands: Callable[[Sequence[Any], Sequence[str]], list[tuple[str, ...]]],
+        run_id: str,
+        run_dir: Path,
+        devices: str,
+        address: str,
+        make_sample: MakeSample[S],
+        log: Path | None = None,
+        say: Callable[[str], None],
+        grace_s: float = 30.0,
+        standbys: int | None = None,
+        cpus_per_gpu: int = 0,
+        serve_on_s: float = SERVE_ON_S,
+        notice_s: float = 0.0,
+        shielded: frozenset[signal.Signals] = frozenset(),
+    ) -> None:
+        super().__init__((host.name for host in hosts), grace_s=grace_s, say=say)
+        self._hosts, self._commands_for = tuple(hosts), commands
+        self._run_id, self._devices, self._address = run_id, devices, address
+        self._make_sample, self._standbys, self._cpus_per_gpu = make_sample, standbys, cpus_per_gpu
+        self._shielded, self._serve_on_s, self._notice_s = shielded, serve_on_s, notice_s
+        self._life = new_life()
+        self._join, self._log = join_file(run_dir, self._life), log or run_dir / "nodes.log"
+        self._inventory: tuple[Device, ...] = ()
+        self._next_part = 1
+        self._ran_on: dict[int, dict[str, None]] = {}
+        """By job: the hosts that may keep something for its next attempt; rank 0's first."""
+        self.kind, self.speed = "", 1.0
+        self.cores: tuple[HostCores, ...] = ()
+        """Those of each host for jobs that need no GPU."""
+
+    # -- beginning and end -----------------------------------------------------------------------------
+
+    def start(self, timeout_s: float) -> None:
+        """Start the node agents and wait until all have joined, at most so long.
+
+        Those that have orphans to end get longer. Hosts that did not come, or have died since, are
+        lost from the start. Raises LaunchError when none came, and StoreError when the join file
+        cannot be written; nothing is left running then.
+        """
+        try:
+            self._open()
+            deadline = time.monotonic() + timeout_s
+            while True:
+                now = time.monotonic()
+                awaited = [max(deadline, node.patience) for node in self._nodes.values() if node.coming]
+                if max(awaited, default=now) <= now:
+                    break
+                self._wait(min(0.1, max(awaited) - now))
+            self._settle()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        server, client = KeyPair.new(), KeyPair.new()
+        self._door = Door(self._address, server, client.public, self._say)
+        join = Join(
+            life=self._life,
+            run_id=self._run_id,
+            endpoint=self._door.endpoint,
+            server_key=server.public,
+            client_public=client.public,
+            client_secret=client.secret,
+            hosts=tuple(self._nodes),
+            cpus={host.name: host.cpus for host in self._hosts if host.cpus},
+            gpus={host.name: host.gpus for host in self._hosts if host.gpus is not None},
+            devices=self._devices,
+            grace_s=self._grace_s,
+            standbys=self._standbys,
+            cpus_per_gpu=self._cpus_per_gpu,
+            serve_on_s=self._serve_on_s,
+            notice_s=self._notice_s,
+            shielded=tuple(sorted(self._shielded)),
+        )
+        write_join(self._join, join)
+        argv = (sys.executable, "-m", "hpcsched.agent.node", "--join", str(self._join))
+        commands = self._commands_for(self._hosts, argv)
+        names = tuple(self._nodes)
+        for i, command in enumerate(commands):
+            ours = (names[i],) if len(commands) == len(names) else names
+            started = Command(command, ours, self._log, shielded=self._shielded)
+            self._commands.append(started)
+            if started.pidfd is not None:
+                self._door.watch(started.pidfd)
+            for name in ours:
+                self._nodes[name].command = started
+
+    def _settle(self) -> None:
+        """Number the devices of the hosts that have come; the others are lost."""
+        come = [node for node in self._nodes.values() if node.up]
+        absent = [node for node in self._nodes.values() if node.hello is None or not come]
+        for node in self._nodes.values():
+            node.fenced = not node.up  # nothing was ever asked of it
+        if absent:
+            names = ", ".join(node.name for node in absent)
+            whys = ((node.command.why if node.command else "") or node.why for node in absent)
+            ended = {why for why in whys if why}
+            last = last_words(self._log)
+            why = "; ".join([*sorted(ended), *([f"{self._log.name} ends with: {last}"] if last else [])])
+            line = f"no node agent has come from {names}: {why or 'no word from it'}"
+            if not come:
+                raise LaunchError(line, transient=False)
+            self._say(line)
+            for node in absent:
+                node.why = "its node agent has not come"
+        devices: list[Device] = []
+        for node in come:
+            assert node.hello is not None
+            node.first = len(devices)
+            devices += [
+                replace(d, index=node.first + i, host=node.name) for i, d in enumerate(node.hello.devices)
+            ]
+        self._inventory = tuple(devices)
+        self.cores = tuple(
+            replace(node.hello.cores, host=node.name) for node in come if node.hello and node.hello.cores
+        )
+        first = come[0].hello
+        assert first is not None
+        self.kind, self.speed = first.kind, first.speed
+        for node in come:
+            assert node.hello is not None
+            if node.hello.kind != self.kind:
+                self._say(f"host {node.name} has {node.hello.kind}, but {come[0].name} has {self.kind}")
+
+    def close(self) -> bool:
+        """Have all node agents leave, and end those that do not; False if something could not be ended."""
+        if self._door is None:
+            return True
+        self._closing = True
+        deadline = time.monotonic() + LEFT_WITHIN_S
+        for node in self._nodes.values():
+            if node.talks:
+                self._send(node.name, protocol.Leave(LEAVE_GRACE_S))
+        while not all(command.look() for command in self._commands) and time.monotonic() < deadline:
+            self._wait(0.1)
+            if not any(node.talks for node in self._nodes.values()):
+                deadline = min(deadline, time.monotonic() + 1.0)  # for the commands to notice
+        ended = end_all(self._commands, 1.0)
+        self._join.unlink(missing_ok=True)
+        self._door.close()
+        self._door = None
+        for command in self._commands:
+            command.close()
+        return ended
+
+    # -- what there is ---------------------------------------------------------------------------------
+
+    def inventory(self) -> tuple[Device, ...]:
+        """The devices of all hosts that came, host by host; lost ones stay in it."""
+        return self._inventory
+
+    def address_of(self, host: str) -> str:
+        """The address by which the other hosts reach it; raises KeyError for a host that did not come."""
+        hello = self._nodes[host].hello
+        if hello is None:
+            raise KeyError(host)
+        return hello.address
+
+    def sample(self) -> list[S]:
+        """The newest known sample of every device. Only reads: may be called from any thread."""
+        samples = []
+        for device in self._inventory:
+            node = self._nodes[device.host]
+            reading = node.reading(device.index - node.first)
+            samples.append(
+                self._make_sample(
+                    gpu=device.index,
+                    utilisation=reading.utilisation,
+                    memory_mib=reading.memory_mib,
+                    healthy=reading.healthy,
+                    why=reading.why,
+                )
+            )
+        return samples
+
+    def lost(self) -> Mapping[str, str]:
+        """Why each lost host was lost, by host."""
+        return {node.name: node.why for node in self._nodes.values() if node.why}
+
+    # -- launching -------------------------------------------------------------------------------------
+
+    def launch(self, plan: LaunchPlan) -> RemoteWorkers:
+        """Have all ranks started; whether that worked is told by the workers. Never blocks.
+
+        Where the job ran before and does not now, nothing is kept for it any more. Raises LaunchError
+        (transient, the host's fault) when one of the hosts has been lost.
+        """
+        shares = [(host, list(devices)) for host, devices in groupby(plan.devices, lambda d: d.host)]
+        for host, _ in shares:
+            if self._nodes[host].why:
+                error = f"host {host} was lost: {self._nodes[host].why}"
+                raise LaunchError(error, transient=True, host_fault=True)
+        if plan.once and not plan.per_rank:
+            shares = shares[:1]  # the GPUs of the others are the job's all the same
+        reached = self.address_of(shares[0][0])
+        address = reached if len(shares) > 1 else "127.0.0.1"
+        if plan.joins is None:
+            self._let_go(plan.job_id, but={host for host, _ in shares})
+        ran_on = self._ran_on.setdefault(plan.job_id, {})
+        ran_on.update((host, None) for host, _ in shares)
+        local = [(host, [d.index - self._nodes[host].first for d in devices]) for host, devices in shares]
+        orders = part_orders(
+            plan, local, first_host=next(iter(ran_on)), address=address, first_part=self._next_part
+        )
+        self._next_part += len(orders)
+        parts = [Part(host, order) for (host, _), order in zip(shares, orders, strict=True)]
+        workers = RemoteWorkers(parts, address=reached, send=self._send, pump=self.pump)
+        for part in parts:
+            self._nodes[part.host].parts[part.order.part] = (workers, part)
+        workers.begin()
+        return workers
+
+    def ready_for(self, plan: LaunchPlan) -> bool:
+        """Each node agent finds out by itself what there is on its host."""
+        return True
+
+    def forget(self, job_id: int) -> None:
+        """The job is over: no host keeps anything for its next attempt."""
+        self._let_go(job_id)
+
+    def _let_go(self, job_id: int, but: Set[str] = frozenset()) -> None:
+        for host in self._ran_on.pop(job_id, {}).keys() - but:
+            self._send(host, protocol.Forget(job_id))
+
+    def keeping(self) -> set[int]:
+        """Ids of the jobs whose state of a quick suspend is still being made durable, on any host."""
+        return {job_id for node in self._nodes.values() for job_id in node.keeping}

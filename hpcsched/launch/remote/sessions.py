@@ -1,0 +1,254 @@
+"""What the head hears from its node agents and says to them, and when it takes a host for lost.
+
+A host is lost when its node agent is silent or leaves, or the command that ran it has ended; it does not
+come back in this life of the head. What ran there counts as ended only when it surely has: the job
+starts again elsewhere, and two copies must not write the same checkpoint.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable
+
+from hpcsched.errors import BadInput
+from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.host import FENCE_S, RemoteHost
+from hpcsched.launch.remote.socket import Door
+from hpcsched.launch.remote.starter import Command
+from hpcsched.launch.remote.workers import RemoteWorkers
+
+LOST_NODE_S = 6.0
+"""A node agent that has said nothing for so long is lost."""
+
+WORTH_SAYING_S = 2.0
+"""So long after a loss it is clear whether it is a silent one."""
+
+ORPHANS_S = 30.0
+"""Beside the grace: how long a node agent may take to end what an earlier life left on its host."""
+
+TIMERS_S = 0.25
+STALL_S = 1.0
+"""When `pump` was not called for longer than that, the time does not count as a node agent's silence."""
+
+SLEW_S = 0.001
+"""How fast, in seconds a beat, the estimate of a host's clock may fall: it is set by the fastest messages."""
+
+
+class Conversation:
+    """The head's side of all connections; everything happens in `pump`, on the caller's thread.
+
+    Args:
+        names: the hosts that node agents are expected from.
+        grace_s: how long workers may take to save when the head has gone.
+        say: takes one line that people should see.
+    """
+
+    def __init__(self, names: Iterable[str], *, grace_s: float, say: Callable[[str], None]) -> None:
+        self._nodes: dict[str, RemoteHost] = {name: RemoteHost(name) for name in names}
+        self._grace_s, self._say = grace_s, say
+        self._by_peer: dict[bytes, RemoteHost] = {}
+        self._commands: list[Command] = []
+        self._door: Door | None = None
+        self._pumped = self._timers_due = 0.0
+        self._stalled_at = float("-inf")
+        self._closing = False
+        self._said: set[str] = set()
+        self.skew_s: dict[str, float] = {}
+        """By host: how far its clock is ahead of ours, less the time a message takes."""
+
+    def fileno(self) -> int:
+        """Readable when `pump` has something to do at once."""
+        assert self._door is not None
+        return self._door.fileno()
+
+    def pump(self) -> None:
+        """Take in what has arrived, and do what is due; to be called at least four times a second."""
+        if self._door is None:
+            return
+        now = time.monotonic()
+        if now - self._pumped > STALL_S and self._pumped:
+            for node in self._nodes.values():
+                node.heard += now - self._pumped
+            self._stalled_at = now
+        self._pumped = now
+        for peer, data in self._door.receive():
+            self._take(peer, data, now)
+        for peer in self._door.broken():
+            if peer in self._by_peer:
+                trusted = now - self._stalled_at > LOST_NODE_S
+                self._by_peer[peer].broke(now, trusted=trusted)
+        for command in self._commands:
+            if command.pidfd is not None and command.look():
+                self._command_ended(command)
+        if now >= self._timers_due:
+            self._timers_due = now + TIMERS_S
+            for node in self._nodes.values():
+                self._timers(node, now)
+
+    def _wait(self, timeout_s: float) -> None:
+        assert self._door is not None
+        self._door.wait(timeout_s)
+        self.pump()
+
+    def _send(self, host: str, message: protocol.HeadMessage) -> None:
+        node = self._nodes[host]
+        if self._door is not None and node.talks:
+            self._door.send(node.peer, node.link.kept(message, time.monotonic()))
+
+    def _take(self, peer: bytes, data: bytes, now: float) -> None:
+        assert self._door is not None
+        node = self._by_peer.get(peer)
+        if node is not None:
+            node.heard = now
+            if self._door.connected(peer):
+                node.broke_at = None
+        try:
+            envelope = protocol.read_to_head(data)
+        except BadInput as error:
+            self._say_once(f"dropped a message from {node.name if node else 'a stranger'}: {error}")
+            return
+        if isinstance(envelope.body, protocol.Hello):
+            self._hello(peer, envelope.body, now)
+        elif isinstance(envelope.body, protocol.Coming) and node is None:
+            self._coming(envelope.body.name, now)
+        elif node is None or not node.talks:
+            if node is not None and isinstance(envelope.body, protocol.Gone):
+                node.gone = True
+            else:
+                self._dismiss(peer)
+        elif node.link.take(envelope, now):
+            self._told(node, envelope.body)
+
+    def _coming(self, name: str, now: float) -> None:
+        node = self._nodes.get(name)
+        if node is not None and node.hello is None and not node.patience:
+            node.patience = now + self._grace_s + ORPHANS_S
+            self._say_once(f"host {name} still has processes of an earlier life: they are being ended")
+
+    def _hello(self, peer: bytes, hello: protocol.Hello, now: float) -> None:
+        node = self._nodes.get(hello.name)
+        if node is None or node.why or (node.hello and node.peer != peer):
+            known = "has come twice" if node else "is no host of this run"
+            if node is None or not node.why:
+                self._say_once(
+                    f"a node agent on {hello.hostname} says it is {hello.name}, which {known}: sent away"
+                )
+            self._dismiss(peer)
+            return
+        if node.hello is None:
+            node.hello, node.peer, node.heard = hello, peer, now
+            self.skew_s[node.name] = hello.wall - time.time()
+            self._by_peer[peer] = node
+        assert self._door is not None
+        self._door.send(peer, node.link.passing(protocol.Welcome()))
+
+    def _dismiss(self, peer: bytes) -> None:
+        """What a host that counts as lost still runs must not go on: its jobs run elsewhere."""
+        assert self._door is not None
+        self._door.send(peer, protocol.Link().passing(protocol.Leave(0.0)))
+
+    def _told(self, node: RemoteHost, message: protocol.NodeMessage) -> None:
+        if isinstance(message, protocol.Beat):
+            node.readings = message.readings
+            ahead_s = message.wall - time.time()
+            self.skew_s[node.name] = max(self.skew_s[node.name] - SLEW_S, ahead_s)
+            if node.link.owes and self._door is not None:
+                self._door.send(node.peer, node.link.passing(protocol.Heard()))
+            return
+        if isinstance(message, protocol.Leaving | protocol.Gone):
+            node.gone = isinstance(message, protocol.Gone)
+            node.leaving = not node.gone
+            if not node.why:
+                self._lose(node, f"node agent leaves: {message.why}")
+            return
+        if isinstance(message, protocol.Keeping):
+            node.told_keeping = frozenset(message.jobs)
+            return
+        if isinstance(message, protocol.Hello | protocol.Coming) or message.part not in node.parts:
+            return
+        workers, part = node.parts[message.part]
+        match message:
+            case protocol.Launched(port=port):
+                workers.launched(part, port)
+            case protocol.Progressed(data=data):
+                workers.progressed(data)
+            case protocol.Ready() | protocol.Refused():
+                workers.answered(message)
+            case protocol.Living(count=count):
+                part.living = count
+            case protocol.Recorded(data=data):
+                workers.record = data
+            case protocol.Failing():
+                workers.failing(part)
+            case protocol.LaunchFailed(error=error, transient=transient, host_fault=host_fault):
+                workers.launch_failed(part, error, transient=transient, host_fault=host_fault)
+            case protocol.Exited(code=code, record=record, held=held):
+                workers.record = workers.record if record is None else record
+                workers.held = workers.held if held is None else held
+                workers.ended(part, code)
+        self._forget_ended(workers)
+
+    def _forget_ended(self, workers: RemoteWorkers) -> None:
+        for part in workers.parts:
+            if part.over:
+                self._nodes[part.host].parts.pop(part.order.part, None)
+
+    # -- lost hosts ------------------------------------------------------------------------------------
+
+    def _command_ended(self, command: Command) -> None:
+        assert self._door is not None and command.pidfd is not None
+        self._door.unwatch(command.pidfd)
+        command.close()
+        for name in command.hosts:
+            if self._nodes[name].up:
+                self._lose(self._nodes[name], command.why)
+
+    def _lose(self, node: RemoteHost, why: str) -> None:
+        node.why, node.lost_at = why, time.monotonic()
+        if self._closing:
+            return
+        self._say_once(f"host {node.name} was lost: {why}")
+        if not (node.leaving or node.gone):
+            self._send_away(node)
+
+    def _send_away(self, node: RemoteHost) -> None:
+        self._dismiss(node.peer)
+        if self._own(node) and node.command is not None:
+            node.command.signal(signal.SIGTERM)
+
+    def _own(self, node: RemoteHost) -> bool:
+        """Whether its command can be ended without harm to hosts that are up."""
+        return node.command is not None and not any(self._nodes[name].talks for name in node.command.hosts)
+
+    def _timers(self, node: RemoteHost, now: float) -> None:
+        if node.talks:
+            if now - node.heard > LOST_NODE_S:
+                if node.leaving:
+                    node.leaving, node.lost_at = False, now
+                    self._send_away(node)
+                else:
+                    self._lose(node, f"no word for {LOST_NODE_S:g} s")
+                return
+            assert self._door is not None
+            for data in node.link.again(now):
+                self._door.send(node.peer, data)
+        elif node.why and not node.fenced:
+            silence_s = protocol.silence_s(self._grace_s)
+            left_s = node.fence(now, may_kill=self._own(node), silence_s=silence_s)
+            if node.fenced:
+                # Only now: what ran there is started again elsewhere.
+                for workers, part in list(node.parts.values()):
+                    workers.lost(part, node.why)
+                    self._forget_ended(workers)
+            elif node.parts and left_s > FENCE_S and now - node.lost_at > WORTH_SAYING_S and not node.warned:
+                node.warned = True
+                self._say(
+                    f"host {node.name} is silent: its jobs start elsewhere in {left_s:.0f} s, "
+                    "when surely nothing of them is left there"
+                )
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)

@@ -1,0 +1,312 @@
+"""An attempt's workers on other hosts, as their node agents tell of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.orders import Order, encode
+from hpcsched.core.model import Device
+from hpcsched.core.resources.cpu import ON_CORES
+from hpcsched.errors import LaunchError
+from hpcsched.launch.base import LOST, LaunchPlan, Place, attempt_code
+from hpcsched.launch.remote import protocol
+
+Send = Callable[[str, protocol.HeadMessage], None]
+"""Gives a message that must arrive to a host's node agent."""
+
+
+def part_orders(
+    plan: LaunchPlan,
+    shares: Sequence[tuple[str, Sequence[int]]],
+    *,
+    first_host: str,
+    address: str,
+    first_part: int,
+) -> list[protocol.Launch]:
+    """What each host is to start of an attempt.
+
+    `shares`: each host with its own indices of the devices, the lowest rank's first. `first_host`: rank 0's,
+    which may be none of them when the ranks join others. `address`: where all meet, unless these say where.
+    """
+    ranks = [len(devices) if plan.per_rank else plan.processes for _, devices in shares]
+    seats = {
+        host: tuple(d.handle for d in plan.devices if d.host == host and d.kind == ON_CORES)
+        for host, _ in shares
+    }
+    port = None
+    if plan.joins is not None:
+        address, _, known = plan.joins.rpartition(":")
+        port = int(known)
+    orders = []
+    for i, (host, devices) in enumerate(shares):
+        # Appending to one file from several hosts garbles it on NFS.
+        output = plan.output if host == first_host else plan.output.with_name(f"{plan.output.name}.{host}")
+        orders.append(
+            protocol.Launch(
+                part=first_part + i,
+                job_id=plan.job_id,
+                attempt=plan.attempt,
+                argv=plan.argv,
+                module=plan.module,
+                environment=plan.environment,
+                env=dict(plan.env),
+                cwd=str(plan.cwd),
+                folder=str(plan.folder),
+                output=str(output),
+                devices=() if seats[host] else tuple(devices),
+                cores=seats[host],
+                per_rank=plan.per_rank,
+                processes=plan.processes,
+                parallel=plan.parallel,
+                node_rank=i,
+                nodes=len({device.host for device in plan.devices}),
+                first_rank=plan.first_rank + sum(ranks[:i]),
+                world_size=plan.world_size or sum(ranks),
+                address=address,
+                port=port,
+                joins=plan.joins,
+                arena=plan.arena,
+                idle=plan.idle,
+                share=plan.share,
+            )
+        )
+    return orders
+
+
+def plan_of(order: protocol.Launch, inventory: Sequence[Device], host: str) -> tuple[LaunchPlan, Place]:
+    """What a host is to start, as its launcher takes it; `inventory` are the host's devices."""
+    plan = LaunchPlan(
+        job_id=order.job_id,
+        attempt=order.attempt,
+        argv=order.argv,
+        module=order.module,
+        environment=order.environment,
+        env=order.env,
+        cwd=Path(order.cwd),
+        folder=Path(order.folder),
+        output=Path(order.output),
+        devices=(
+            *(inventory[index] for index in order.devices),
+            *(Device(index=-1, host=host, kind=ON_CORES, handle=cores) for cores in order.cores),
+        ),
+        per_rank=order.per_rank,
+        processes=order.processes,
+        parallel=order.parallel,
+        first_rank=order.first_rank,
+        world_size=order.world_size,
+        joins=order.joins,
+        arena=order.arena,
+        idle=order.idle,
+        share=order.share,
+    )
+    place = Place(
+        first_rank=order.first_rank,
+        world_size=order.world_size,
+        node_rank=order.node_rank,
+        nodes=order.nodes,
+        address=order.address,
+        port=order.port,
+    )
+    return plan, place
+
+
+class Part:
+    """One host's ranks: not yet asked for, asked for, or over."""
+
+    def __init__(self, host: str, order: protocol.Launch) -> None:
+        self.host, self.order = host, order
+        self.asked = self.started = self.over = False
+        self.code: int | None = None
+        """Its ranks' exit code; None while they live, and if none has ever lived."""
+        self.living = 0
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+
+class RemoteWorkers:
+    """The parts of one attempt, the lowest rank's first.
+
+    The others are asked for when the first has said where the ranks meet; at once where that is known, as
+    they join ranks that run. `pidfds` holds one descriptor for each part, and before them one that is
+    readable once a rank has failed, or all are over: a part may go on waiting for a rank that has failed.
+
+    Args:
+        address: by which other hosts reach the first part's.
+    """
+
+    def __init__(self, parts: Sequence[Part], *, address: str, send: Send, pump: Callable[[], None]) -> None:
+        self.parts = tuple(parts)
+        self.processes: tuple[tuple[int, int], ...] = ()
+        self.where = self.parts[0].order.joins or ""
+        self.ready: bytes | None = None
+        self.refused: bytes | None = None
+        self.held: bytes | None = None
+        self.record: bytes | None = None
+        self._expected = self.parts[0].order.attempt
+        self._address, self._send, self._pump = address, send, pump
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.pidfds: tuple[int, ...] = (self._alarm, *(part.fd for part in self.parts))
+        self.progress_fd: int | None
+        self._write_end: int | None
+        self.progress_fd, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._signals: list[int] = []
+        self._failing: list[Part] = []
+        """The parts with a failed rank, in order of time."""
+        self._error: LaunchError | None = None
+
+    # -- what the agent asks ---------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Ask for the first part, and for all whose ranks know where to meet."""
+        for part in self.parts:
+            if part is self.parts[0] or part.order.port is not None:
+                self._ask(part)
+
+    @property
+    def living(self) -> int:
+        """How many ranks live, as far as has been told."""
+        return sum(part.living for part in self.parts)
+
+    def tell(self, order: Order) -> None:
+        """Give rank 0 an order; lost if it is gone."""
+        part = self.parts[0]
+        if part.order.first_rank == 0 and not part.over:
+            self._send(part.host, protocol.Order(part.order.part, encode(order)))
+
+    def expect(self, attempt: int) -> None:
+        """From now on `ready` and `refused` are about `attempt`, and None until rank 0 has answered."""
+        self._expected, self.ready, self.refused = attempt, None, None
+        part = self.parts[0]
+        if part.order.first_rank == 0 and not part.over:
+            self._send(part.host, protocol.Expect(part.order.part, attempt))
+
+    def signal(self, sig: signal.Signals) -> None:
+        """Send `sig` to all ranks; those whose part has not been asked for get it after their start."""
+        self._signals.append(sig)
+        for part in self.parts:
+            if part.asked and not part.over:
+                self._send(part.host, protocol.Signal(part.order.part, sig))
+
+    def failed_early(self) -> bool:
+        """Whether a rank has ended with other than 0 or 75 while others live."""
+        return bool(self._failing) and not self.over
+
+    def reap(self) -> int | None:
+        """None while a rank lives; else the attempt's exit code.
+
+        Raises LaunchError once nothing lives if not all ranks could be started.
+        """
+        if not self.over:
+            self._pump()  # whoever only waits for this must not wait in vain
+        if not self.over:
+            return None
+        if self._error is not None:
+            raise self._error
+        failures = [part.code for part in self._failing]
+        return attempt_code([code for code in (*failures, *(p.code for p in self.parts)) if code is not None])
+
+    def close(self) -> None:
+        """Close the descriptors; ends no process."""
+        self._end_progress()
+        for fd in self.pidfds:
+            os.close(fd)
+        if self.progress_fd is not None:
+            os.close(self.progress_fd)
+        self.pidfds, self.progress_fd = (), None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing lives, and nothing will."""
+        return all(part.over for part in self.parts)
+
+    # -- what the node agents tell ---------------------------------------------------------------------
+
+    def launched(self, part: Part, port: int) -> None:
+        """A part's ranks have been started, and meet at `port`."""
+        part.started, part.living = True, part.order.ranks
+        if part is self.parts[0] and self._error is None:
+            self.where = self.where or f"{self._address}:{port}"
+            for other in self.parts[1:]:
+                if not (other.asked or other.over):
+                    other.order = msgspec.structs.replace(other.order, port=port)
+                    self._ask(other)
+
+    def answered(self, answer: protocol.Ready | protocol.Refused) -> None:
+        """Rank 0 can be suspended, as the attempt of that number, or will not become it."""
+        if answer.attempt != self._expected:
+            return
+        if isinstance(answer, protocol.Ready):
+            self.ready = answer.data
+        else:
+            self.refused = answer.data
+
+    def progressed(self, data: bytes) -> None:
+        """Rank 0 wrote this; a reader that is too slow misses some."""
+        if self._write_end is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._write_end, data)
+
+    def launch_failed(self, part: Part, error: str, *, transient: bool, host_fault: bool = False) -> None:
+        """A part could not be started: the attempt cannot be."""
+        where = f"host {part.host}: " if len(self.parts) > 1 else ""
+        self._cannot_start(part, LaunchError(f"{where}{error}", transient=transient, host_fault=host_fault))
+
+    def _cannot_start(self, part: Part, error: LaunchError) -> None:
+        if self._error is None:
+            self._error = error
+            self.signal(signal.SIGKILL)
+        self.ended(part, None)
+
+    def failing(self, part: Part) -> None:
+        """A rank of this part has failed while others live."""
+        if part not in self._failing:
+            self._failing.append(part)
+            self._sound()
+
+    def ended(self, part: Part, code: int | None) -> None:
+        """All ranks of this part have ended; `code` None: none has ever been started."""
+        if part.over:
+            return
+        part.over, part.code, part.living = True, code, 0
+        if part is self.parts[0]:
+            self._end_progress()
+            for other in self.parts[1:]:
+                if not other.asked:  # they never will be
+                    self.ended(other, None)
+        if self.pidfds:
+            os.eventfd_write(part.fd, 1)
+        if code is not None and code not in (0, SUSPENDED):
+            self.failing(part)
+        if self.over:
+            self._sound()
+
+    def lost(self, part: Part, why: str) -> None:
+        """The part's host was lost and nothing can live there any more."""
+        if part.started:
+            self.ended(part, LOST)
+        else:
+            error = f"host {part.host} was lost: {why}"
+            self._cannot_start(part, LaunchError(error, transient=True, host_fault=True))
+
+    # --------------------------------------------------------------------------------------------------
+
+    def _ask(self, part: Part) -> None:
+        part.asked = True
+        self._send(part.host, part.order)
+        for number in self._signals:
+            self._send(part.host, protocol.Signal(part.order.part, number))
+
+    def _sound(self) -> None:
+        if self.pidfds:
+            os.eventfd_write(self._alarm, 1)
+
+    def _end_progress(self) -> None:
+        if self._write_end is not None:
+            os.close(self._write_end)
+            self._write_end = None

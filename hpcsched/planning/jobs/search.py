@@ -1,0 +1,237 @@
+"""The search for a list plan: a portfolio of orders and caps, then hill climbing.
+
+The effort is counted in futures sketched, not in seconds: the same state and seed give the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from random import Random
+
+from hpcsched.planning.jobs.list_schedules import Limits, ListPlan, follow
+from hpcsched.planning.jobs.problem import Outlook, Work
+from hpcsched.planning.jobs.timeline import Sketch
+
+KNEES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+HALVINGS = 20
+"""Of the bisection for the dual caps: the makespan to a millionth."""
+
+ROUNDING = 1e-9
+
+MAKESPAN = 3.0
+"""What a share of the makespan weighs against one of the mean completion time, where both are the goal."""
+
+TIE = 1e-3
+
+CAP, MOVE = 0.3, 0.5
+"""How often a change is to a cap, and how often to one job's place; the rest swaps two jobs."""
+
+STEPS = 8
+"""A plan that was tried before is changed again, so many times at most: of few jobs' plans all that are near
+are soon known."""
+
+LENIENCE = 5e-4
+"""By which share of the best a plan may be worse at first and still be gone on from: a way out of plans that
+no single change betters. It shrinks to nothing as the budget is spent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What makes a future good: seconds until all is done, and the mean time from submission to end."""
+
+    makespan_s: float
+    mean_jct_s: float
+
+
+def measure(outlook: Outlook, sketch: Sketch) -> Measure:
+    """The measures of one future of all its jobs."""
+    total = sum(sketch.ends) - outlook.submitted_s
+    return Measure(max(sketch.ends) - outlook.now, total / len(outlook))
+
+
+def weights(goal: str, base: Measure) -> tuple[float, float]:
+    """What a second of makespan and of mean completion time weighs; where only one is the goal, the other
+    breaks ties."""
+    makespan, jct = {"both": (MAKESPAN, 1.0), "makespan": (1.0, TIE), "jct": (TIE, 1.0)}[goal]
+    return makespan / (base.makespan_s or 1.0), jct / (base.mean_jct_s or 1.0)
+
+
+def value(goal: str, found: Measure, base: Measure) -> float:
+    """What is to be small, relative to the baseline."""
+    makespan, jct = weights(goal, base)
+    return makespan * found.makespan_s + jct * found.mean_jct_s
+
+
+@dataclass(slots=True)
+class Search:
+    """Looks for the best list plan within limits.
+
+    `latest[i]` is when job i has to end, `by` when all has; `base` are the baseline's measures.
+    `budget` futures are tried in hill climbing, besides the portfolio.
+    """
+
+    outlook: Outlook
+    latest: Sequence[float]
+    by: float
+    base: Measure
+    goal: str
+    budget: int
+    seed: int
+    plan: ListPlan | None = None
+    sketch: Sketch | None = None
+    best: float = inf
+    what: str = ""
+    tried: int = 0
+    _seen: set[ListPlan] = field(default_factory=set)
+
+    def run(self, known: Sequence[ListPlan] = ()) -> None:
+        """Try the `known` plans, the portfolio, and changes to the best of them."""
+        for plan in known:
+            self._try(plan, "the plan so far", self.best)
+        for plan, what in portfolio(self.outlook):
+            self._try(plan, what, self.best)
+        self._climb()
+
+    def _try(self, plan: ListPlan, what: str, least: float) -> float:
+        """A plan's worth if it is below `least` and the plan was not tried before, else infinity."""
+        if plan in self._seen:
+            return inf
+        self._seen.add(plan)
+        self.tried += 1
+        # Only what can be good enough is followed to its end.
+        makespan, jct = weights(self.goal, self.base)
+        per_jct = len(self.outlook) / jct
+        total_s = least * per_jct + self.outlook.submitted_s
+        sketch = follow(self.outlook, plan, Limits(self.latest, self.by, total_s, makespan * per_jct))
+        if sketch is None:
+            return inf
+        worth = value(self.goal, measure(self.outlook, sketch), self.base)
+        if worth < self.best - ROUNDING:
+            self.plan, self.sketch, self.best, self.what = plan, sketch, worth, what
+        return worth if worth < least else inf
+
+    def _climb(self) -> None:
+        """Change the plan again and again, going on from what is better or hardly worse."""
+        if self.plan is None or not self.plan.order:
+            return
+        ranges = [(work.least, work.optimal) for work in self.outlook.works]
+        random, what = Random(self.seed), self.what
+        plan, worth, first, begun = self.plan, self.best, self.best, self.tried
+        for _ in range(self.budget):
+            left = 1 - (self.tried - begun) / self.budget
+            changed = plan
+            for _ in range(STEPS):
+                changed = _changed(changed, ranges, random)
+                if changed not in self._seen:
+                    break
+            found = self._try(changed, what, worth + LENIENCE * left * self.best)
+            if found < inf:
+                plan, worth = changed, found
+        if self.best < first:
+            self.what = f"{what}, bettered by {1 - self.best / first:.1%}"
+
+
+def _changed(plan: ListPlan, ranges: Sequence[tuple[int, int]], random: Random) -> ListPlan:
+    """A neighbour: one job with another cap in its range, or a job moved, or two swapped."""
+    order, kind = plan.order, random.random()
+    if kind < CAP or len(order) < 2:
+        i = order[random.randrange(len(order))]
+        cap = random.randint(*ranges[i])
+        return ListPlan(order, (*plan.caps[:i], cap, *plan.caps[i + 1 :]), plan.strict)
+    a = random.randrange(len(order))
+    b = (a + random.randrange(1, len(order))) % len(order)
+    jobs = list(order)
+    if kind < CAP + MOVE:
+        jobs.insert(b, jobs.pop(a))
+    else:
+        jobs[a], jobs[b] = jobs[b], jobs[a]
+    return ListPlan(tuple(jobs), plan.caps, plan.strict)
+
+
+def portfolio(outlook: Outlook) -> Iterator[tuple[ListPlan, str]]:
+    """Orders times caps, each with its name."""
+    works = outlook.works
+    jobs = [*outlook.waiting, *outlook.blocked]
+    running = [works[i].width for i in outlook.running]
+    for caps, name in _all_caps(outlook):
+        for order, order_name in _orders(works, jobs, caps):
+            keep = ListPlan(order, (*running, *caps[len(running) :]))
+            yield keep, f"{order_name}, {name}"
+            if name == "dual caps":
+                yield replace(keep, strict=True), f"{order_name}, {name}, strict"
+            smaller = tuple(min(width, cap) for width, cap in zip(running, caps, strict=False))
+            if smaller != tuple(running):
+                shrunk = ListPlan(order, (*smaller, *caps[len(running) :]))
+                yield shrunk, f"{order_name}, {name}, running jobs too"
+
+
+def _orders(
+    works: Sequence[Work], jobs: Sequence[int], caps: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], str]]:
+    def time_s(i: int) -> float:
+        return works[i].whole_s[caps[i]]
+
+    def area_s(i: int) -> float:
+        return works[i].nodes * caps[i] * works[i].whole_s[caps[i]]
+
+    yield tuple(jobs), "first come first"
+    yield tuple(sorted(jobs, key=time_s)), "shortest first"
+    yield tuple(sorted(jobs, key=lambda i: -area_s(i))), "largest first"
+    yield tuple(sorted(jobs, key=lambda i: -time_s(i))), "longest first"
+
+
+def _all_caps(outlook: Outlook) -> Iterator[tuple[tuple[int, ...], str]]:
+    works = outlook.works
+    yield dual_caps(outlook), "dual caps"
+    optimal = [work.optimal for work in works]
+    for most in range(1, max(optimal, default=0) + 1):
+        caps = [max(work.least, min(most, best)) for work, best in zip(works, optimal, strict=True)]
+        yield tuple(caps), f"at most {most} GPU{'s' * (most > 1)}"
+    for knee in KNEES:
+        caps = [_knee(work, knee * work.rate[best]) for work, best in zip(works, optimal, strict=True)]
+        yield tuple(caps), f"{knee:.0%} of the fastest"
+
+
+def _knee(work: Work, rate: float) -> int:
+    """The smallest count with at least this rate."""
+    return next((g for g in range(work.least, work.most + 1) if work.rate[g] >= rate), work.most)
+
+
+def dual_caps(outlook: Outlook) -> tuple[int, ...]:
+    """For each job the smallest count on which it alone takes no longer than T.
+
+    T is the least for which the areas fit: sum of nodes g t(g) <= GPUs T (dual approximation; jobs that
+    run count with what they have left).
+    """
+    works, now = outlook.works, outlook.now
+    gpus = sum(outlook.view.capacity.by_host().values())
+    held = 0.0
+    for i in outlook.running:
+        work = works[i]
+        left_s = work.begin - now + (work.steps - work.step) / work.rate[work.width]
+        held += work.nodes * work.width * left_s
+
+    others = [works[i] for i in (*outlook.waiting, *outlook.blocked)]
+    # By job: (seconds, area) on each count up to its fastest.
+    tables = [
+        [(w.whole_s[g], w.nodes * g * w.whole_s[g]) for g in range(w.least, w.optimal + 1)] for w in others
+    ]
+
+    def area(limit_s: float) -> float:
+        total: float = held
+        for table in tables:
+            total += next((a for t, a in table if t <= limit_s), table[-1][1])
+        return total
+
+    low, high = 0.0, area(inf) / gpus + max((table[0][0] for table in tables), default=0.0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if area(middle) <= gpus * middle:
+            high = middle
+        else:
+            low = middle
+    return tuple(
+        next((g for g in range(w.least, w.most + 1) if w.whole_s[g] <= high), 0) or w.optimal for w in works
+    )

@@ -1,0 +1,283 @@
+"""The bounded planner: never worse than MARBLE by the profiles, and close to a provable optimum.
+
+MARBLE gives each job its fastest count, where the last GPUs add almost nothing. The planner looks for an
+order and smaller counts (`planning.jobs.search`), and takes what it finds only if all is done no later than
+under MARBLE and no job ends later than 1 + eps times the later of its ends under MARBLE and under one job
+at a time. MARBLE itself is always a candidate.
+
+It plans anew when something happens that the plan did not foresee: jobs come, go or fail, devices are lost,
+throughputs turn out other than thought. In between it follows its plan (`planning.jobs.list_schedules`).
+"""
+
+from __future__ import annotations
+
+from math import inf, isfinite
+from typing import Any
+
+from hpcsched.core.jobs import Job
+from hpcsched.core.model import JobState, Role
+from hpcsched.core.plan import Plan, Stage
+from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.view import Decision, LookAgain, Replan, Resize, Start, View
+from hpcsched.planning.jobs.list_schedules import Change, ListPlan, act, follow, shrink
+from hpcsched.planning.jobs.problem import Outlook, Work
+from hpcsched.planning.jobs.search import ROUNDING, Search, measure, value
+from hpcsched.planning.jobs.stage_schedules import best_stages
+from hpcsched.planning.jobs.timeline import Sketch
+from hpcsched.policy.background import WithBackground
+from hpcsched.policy.cpu.allocation import WithCores
+from hpcsched.policy.elastic import WithElastic
+from hpcsched.policy.exclusive import Exclusive
+from hpcsched.policy.marble import Marble
+from hpcsched.policy.options import Number
+from hpcsched.policy.packing import WithPacks
+from hpcsched.policy.planner.rollout import rollout
+from hpcsched.policy.planner.stages import next_stage, promised
+
+WINDOW = 1000
+"""Waiting jobs that a plan covers at most."""
+
+FULL_EFFORT = 100
+"""With this many jobs twice the budget is spent: there is most to gain. With more of them less, so that a
+plan takes no longer."""
+
+TOLERANCE = 0.05
+"""Share of a job's planned time by which its end may miss the plan, at least; two of its profile's spreads
+if that is more."""
+
+JITTER_S = 5.0
+"""And this many seconds: what launches and signals take varies."""
+
+NEVER_NEWS_S = 1e18
+
+
+class Planner(WithBackground, WithPacks, WithElastic, WithCores):
+    """Makes plans, and goes by them.
+
+    `goal`: what is to be small, relative to MARBLE: the makespan, the mean job completion time (`jct`), or
+    their sum (`both`). `eps`: see above; `inf` leaves the order free. `budget`: futures tried in hill
+    climbing for each plan. `seed`: the same one gives the same plans.
+    """
+
+    name = "planner"
+    work_conserving = False
+    acts_when_full = True
+    OPTIONS = {  # noqa: RUF012 - read, never written
+        "goal": ("both", "makespan", "jct"),
+        "eps": Number(least=0, or_inf=True),
+        "budget": Number(least=0, most=100_000, whole=True),
+        "seed": Number(whole=True),
+    }
+
+    def __init__(self, *, goal: str = "both", eps: float = 1.0, budget: int = 200, seed: int = 1) -> None:
+        self.goal, self.eps, self.budget, self.seed = goal, eps, budget, seed
+        self._marble = Marble()
+
+    def watches(self, job: Job) -> bool:
+        return True
+
+    def decide(self, view: View) -> list[Decision]:
+        if not view.running and not view.waiting_count:
+            return []
+        plan = view.plan
+        if plan is None or _outdated(view, plan):
+            return [Replan()]
+        if plan.rule == "marble":
+            return self._marble.decide(view)
+        return next_stage(view, plan) or _next(view, plan)
+
+    def plan(self, view: View) -> Plan:
+        outlook = Outlook(view, window=WINDOW)
+        works, old = outlook.works, view.plan
+        unplaced = tuple(outlook.unplaced)
+        if not works:  # there is nothing to plan, as long as nothing else happens
+            return Plan(
+                at=view.now,
+                rule="marble",
+                order=unplaced,
+                caps={},
+                ends={},
+                slack_s={},
+                latest={},
+                news=view.news,
+            )
+        marble, alone = rollout(outlook, self._marble), rollout(outlook, Exclusive())
+        base = measure(outlook, marble)
+        known = _carried_on(outlook, old) if old and old.rule == "list" else None
+        kept = follow(outlook, known) if known else None
+        latest = []
+        for i, work in enumerate(works):
+            limit = self._latest(work.job, max(marble.ends[i], alone.ends[i]), old)
+            # A promise that cannot be kept any more must not forbid what comes nearest to it.
+            latest.append(max(limit, min(marble.ends[i], kept.ends[i] if kept else inf)) * (1 + ROUNDING))
+        effort = round(self.budget * _effort(len(works)))
+        search = Search(
+            outlook=outlook,
+            latest=latest,
+            by=outlook.now + base.makespan_s * (1 + ROUNDING),
+            base=base,
+            goal=self.goal,
+            budget=effort,
+            seed=self.seed,
+        )
+        search.run([known] if known else [])
+        staged = best_stages(search) if self.goal == "makespan" else None
+        chosen: ListPlan | None
+        sketch: Sketch
+        facts: dict[str, Any] = {
+            "marble_s": base.makespan_s,
+            "exclusive_s": measure(outlook, alone).makespan_s,
+            "marble_jct_s": base.mean_jct_s,
+            "tried": search.tried,
+            "jobs": len(works),
+            "unknown": sum(not work.known for work in works),
+        }
+        if staged:
+            chosen, sketch, facts["what"] = staged[0].rest, staged[1], "patterns of the configuration LP"
+        elif search.plan is None or search.sketch is None or search.best >= value(self.goal, base, base):
+            chosen, sketch, facts["what"] = None, marble, "MARBLE itself"
+        else:
+            chosen, sketch, facts["what"] = search.plan, search.sketch, search.what
+        best = measure(outlook, sketch)
+        facts |= {"makespan_s": best.makespan_s, "mean_jct_s": best.mean_jct_s}
+        ids = [work.job.id for work in works]
+        caps = chosen.caps if chosen else tuple(work.optimal for work in works)
+        order = chosen.order if chosen else (*outlook.waiting, *outlook.blocked)
+        return Plan(
+            at=outlook.now,
+            rule="stages" if staged else "list" if chosen else "marble",
+            order=(
+                *(ids[i] for i in dict.fromkeys((*(() if staged else outlook.running), *order))),
+                *unplaced,
+            ),
+            caps=dict(zip(ids, caps, strict=True)),
+            strict=chosen.strict if chosen else False,
+            stages=tuple(
+                Stage(until=until, gpus={ids[i]: gpus for i, gpus in counts.items()})
+                for until, counts in (staged[0].stages if staged else ())
+            ),
+            shrink=tuple(
+                ids[i]
+                for i in outlook.running
+                if chosen and not staged and works[i].resizable and caps[i] < works[i].width
+            ),
+            ends={ids[i]: sketch.ends[i] for i in range(len(works))},
+            slack_s={
+                ids[i]: _slack_s(view, work, caps[i], sketch.ends[i] - outlook.now)
+                for i, work in enumerate(works)
+            },
+            latest={ids[i]: limit for i, limit in enumerate(latest) if isfinite(limit)},
+            news=view.news,
+            facts=facts,
+        )
+
+    def _latest(self, job: Job, reference: float, old: Plan | None) -> float:
+        """When the job has to end: fixed by the first plan that it is in."""
+        if old and job.id in old.ends:
+            return old.latest.get(job.id, inf)
+        return job.submit_s + (1 + self.eps) * (reference - job.submit_s)
+
+
+def _outdated(view: View, plan: Plan) -> bool:
+    """Whether something happened that the plan did not foresee."""
+    planned = sum(1 for job_id in plan.order if job_id in view.queue)
+    if view.waiting_count > planned:
+        # Of a queue longer than a plan, its end can wait until half of the plan is done.
+        return view.waiting_count <= WINDOW or planned < WINDOW // 2
+    return view.news != plan.news
+
+
+def _effort(jobs: int) -> float:
+    return 1 + jobs / FULL_EFFORT if jobs <= FULL_EFFORT else 2 * (FULL_EFFORT / jobs) ** 2
+
+
+def _slack_s(view: View, work: Work, gpus: int, seconds: float) -> float:
+    """By how much a job's end may miss the plan: nothing is news of a job whose work is not known."""
+    profile = view.curve(work.job)
+    if not work.known or profile is None:
+        return NEVER_NEWS_S
+    spread = (profile.spread or {}).get(gpus, 0.0)
+    unknown_s = view.launch_s(work.job, work.least, first=True) if profile.start_s is None else 0.0
+    return JITTER_S + unknown_s + max(TOLERANCE, 2 * spread) * seconds
+
+
+def _carried_on(outlook: Outlook, old: Plan) -> ListPlan:
+    """The old plan for the jobs there are now; jobs that it does not know come last."""
+    rank = {job_id: k for k, job_id in enumerate(old.order)}
+    jobs = [*outlook.waiting, *outlook.blocked]
+    order = sorted(jobs, key=lambda i: (rank.get(outlook.works[i].job.id, len(rank)), i))
+    caps = []
+    for i, work in enumerate(outlook.works):
+        cap = work.width if i in outlook.running else old.caps.get(work.job.id, work.optimal)
+        caps.append(min(max(cap, work.least), work.most))
+    return ListPlan(tuple(order), tuple(caps), old.strict)
+
+
+def _next(view: View, plan: Plan) -> list[Decision]:
+    """What a list plan does now."""
+    jobs: list[Job] = []
+    fits = view.rooms.fits
+    for job_id in plan.order:
+        if job_id in view.queue and view.rooms.left:
+            job = view.jobs[job_id]
+            if fits(job.spec.gpus_min, job.spec.nodes) and view.in_time(job, jobs[: view.rooms.left]):
+                jobs.append(job)
+    outlook = Outlook(view, waiting=jobs)
+    caps = tuple(_cap(work, plan) for work in outlook.works)
+    list_plan = ListPlan(tuple(outlook.waiting), caps, plan.strict)
+    sketch = Sketch(outlook)
+    decisions: list[Decision] = []
+    started: set[int] = set()
+
+    def told(change: Change) -> None:
+        if not change.old:
+            started.add(change.job)
+        elif change.job in started:
+            return  # at no cost it could be resized at once: not before it is there
+        decision = _decision(outlook, sketch, plan, change)
+        if decision:
+            decisions.append(decision)
+
+    shrink(outlook, sketch, list_plan, told)
+    # One that was set aside will wait when it has left.
+    leaving = any(job.state is JobState.SUSPENDING and not job.target for job in view.running)
+    grow = view.waiting_count == len(jobs) and not (plan.stages and leaving)
+    act(outlook, sketch, list_plan, list(outlook.waiting), grow=grow, told=told)
+    return [*decisions, LookAgain(at=sketch.looks_at)] if sketch.looks_at > view.now else decisions
+
+
+def _cap(work: Work, plan: Plan) -> int:
+    """A running job's cap is below its count only if the plan was to shrink it and has not yet."""
+    job = work.job
+    cap = min(max(plan.caps.get(job.id, work.optimal), work.least), work.most)
+    if not work.width:
+        return cap
+    return cap if job.id in plan.shrink and job.current.start_s < plan.at else work.width
+
+
+def _decision(outlook: Outlook, sketch: Sketch, plan: Plan, change: Change) -> Start | Resize | None:
+    work, view = outlook.works[change.job], outlook.view
+    job, cap = work.job, plan.caps.get(work.job.id, change.gpus)
+    role = Role.PRIMARY if change.gpus >= cap else Role.SECONDARY
+    facts = {"gpus": change.gpus, "old": change.old, "cap": cap, **promised(plan, work, change.gpus)}
+    if not change.old:
+        reason = Reason(Why.PLANNED, facts)
+        return Start(job=job, gpus=change.gpus, hosts=change.hosts, role=role, reason=reason)
+    if change.gpus > change.old:
+        end = sketch.resized_end(change.job, change.gpus)
+        stay = sketch.ends[change.job]
+        left_s = view.left_s
+        cost_s = view.switch_s(job, change.gpus, change.hosts)
+        facts["in_place"] = view.in_place(job, change.gpus, change.hosts)
+        if end - view.now > left_s and not _further(work, sketch, change, left_s, cost_s):
+            return None
+        reason = Reason(Why.GROWN, {**facts, "cost": cost_s, "saved": stay - end})
+    else:
+        reason = Reason(Why.SHRUNK, facts)
+    return Resize(job=job, gpus=change.gpus, hosts=change.hosts, role=role, reason=reason)
+
+
+def _further(work: Work, sketch: Sketch, change: Change, left_s: float, cost_s: float) -> bool:
+    """Whether a job that cannot end before the allocation does gets further in it on more GPUs."""
+    stay = max(0.0, left_s - max(0.0, sketch.begin(change.job) - sketch.now)) * work.rate[change.old]
+    return max(0.0, left_s - cost_s) * work.rate[change.gpus] > stay

@@ -1,0 +1,146 @@
+"""Who owns what: a parameter or buffer belongs to the ranks of the layers that use it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from hpcsched.errors import ConfigError
+from hpcsched.planning.burst.plan import Plan
+from hpcsched.worker.burst.channels import Ranks, Wires
+from hpcsched.worker.burst.prepare import Unit
+from hpcsched.worker.ranks.gradient_sum import Bucket, in_buckets
+
+
+@dataclass(frozen=True, eq=False)
+class Belonging:
+    """A parameter or buffer, and the layers that use it. All ranks list them in the same order."""
+
+    tensor: torch.Tensor
+    layers: tuple[int, ...]
+
+    def owners(self, plan: Plan) -> Ranks:
+        """All ranks of its layers."""
+        return tuple(sorted({rank for at in plan.layers if at.id in self.layers for rank in at.ranks}))
+
+
+def belongings(units: Sequence[Unit]) -> tuple[Belonging, ...]:
+    """Everything that is trained or kept by these layers, each thing once."""
+    found: dict[torch.Tensor, dict[int, None]] = defaultdict(dict)
+    for unit in units:
+        for tensor in (*unit.module.parameters(), *unit.module.buffers()):
+            found[tensor][unit.id] = None
+    return tuple(Belonging(tensor, tuple(layers)) for tensor, layers in found.items())
+
+
+def check_norms(
+    norms: Iterable[tuple[int, str, Sequence[nn.Module]]],
+    plan: Plan,
+    where: str,
+    *,
+    alone_of: int | None = None,
+) -> None:
+    """Raise ConfigError for a batch norm that several layers use on different ranks, or in another order than
+    the model's: whose statistics?
+
+    `norms` are each layer's id, name and batch norms. Where each rank's statistics are its own, `alone_of` is
+    the global batch: then one that a rank would have a single sample for is refused too.
+    """
+    turn = {at.id: number for number, at in enumerate(plan.layers)}
+    seen: dict[nn.Module, tuple[int, str]] = {}
+    for layer, name, own in norms:
+        ranks = len(plan.layers[turn[layer]].ranks)
+        if own and alone_of is not None and ranks > 1 and alone_of // ranks < 2:
+            raise ConfigError(
+                where=where,
+                key=f"layer {name!r}",
+                got=f"{ranks} ranks for a batch of {alone_of}: batch norm of a single sample",
+                accepted='at least 2 samples a rank, or batch_norm = "shared"',
+            )
+        for norm in own:
+            other, other_name = seen.get(norm, (layer, name))
+            seen[norm] = layer, name
+            apart = plan.layers[turn[other]].ranks != plan.layers[turn[layer]].ranks
+            if apart or turn[other] > turn[layer]:
+                place = "other ranks than" if apart else "a turn before"
+                raise ConfigError(
+                    where=where,
+                    key=f"layer {name!r}",
+                    got=f"{place} layer {other_name!r}, which uses the same batch norm",
+                    accepted="the same ranks for both, in the model's order",
+                )
+
+
+class OwnerSums:
+    """Replaces gradients by their sums over the owners, while the backward pass still runs.
+
+    A parameter is complete when the first layer that uses it has passed backward. A bucket starts when all in
+    it is complete, in an order that all ranks know, and no later than at a turn that they all know.
+    """
+
+    def __init__(self, things: Iterable[Belonging], plan: Plan, wires: Wires) -> None:
+        turn = {at.id: number for number, at in enumerate(plan.layers)}
+        by_owners: dict[Ranks, list[tuple[int, nn.Parameter]]] = defaultdict(list)
+        for thing in things:
+            owners = thing.owners(plan)
+            if isinstance(thing.tensor, nn.Parameter) and thing.tensor.requires_grad and len(owners) > 1:
+                by_owners[owners].append((min(turn[layer] for layer in thing.layers), thing.tensor))
+        self.ranks = tuple(sorted(by_owners))
+        self._wires = wires
+        self._home: dict[nn.Parameter, tuple[int, Bucket]] = {}
+        self._buckets: list[tuple[int, Ranks, Bucket]] = []
+        for owners in self.ranks:
+            if wires.rank in owners:
+                known = sorted(by_owners[owners], key=lambda pair: -pair[0])
+                ready = {parameter: at for at, parameter in known}
+                for group in in_buckets(parameter for _, parameter in known):
+                    bucket = Bucket(group)
+                    self._buckets.append((min(map(ready.__getitem__, group)), owners, bucket))
+                    self._home.update((parameter, (ready[parameter], bucket)) for parameter in group)
+        self._buckets.sort(key=lambda found: -found[0])  # the last turn is the first to come back
+        self._launched = 0
+        self._now = range(0)
+
+    def begin(self) -> None:
+        """Before a backward pass."""
+        for _, _, bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+        self._launched = 0
+
+    def passing(self, turns: range) -> None:
+        """The backward pass of these turns begins on this rank."""
+        self._now = turns
+
+    def arrived(self, parameter: nn.Parameter) -> None:
+        """A gradient was added to: start what is complete with it."""
+        turn, bucket = self._home.get(parameter, (-1, None))
+        if bucket is None or turn not in self._now:
+            return
+        bucket.missing -= 1
+        ready = self._launched
+        while ready < len(self._buckets) and self._buckets[ready][2].missing <= 0:
+            ready += 1
+        self._launch(ready)
+
+    def passed(self, turns: range) -> None:
+        """The backward pass of these turns is done, by whichever ranks compute them."""
+        self._now = range(0)
+        ready = self._launched
+        while ready < len(self._buckets) and self._buckets[ready][0] >= turns.start:
+            ready += 1
+        self._launch(ready)
+
+    def complete(self) -> None:
+        """Wait for all sums."""
+        for _, _, bucket in self._buckets:
+            bucket.complete()
+
+    def _launch(self, until: int) -> None:
+        for _, owners, bucket in self._buckets[self._launched : until]:
+            bucket.launch(partial(self._wires.sum, ranks=owners))
+        self._launched = max(self._launched, until)

@@ -1,0 +1,182 @@
+"""Burst parallel: every layer on ranks of its own (DeepPool, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Union
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hpcsched.errors import ConfigError, HpcschedError
+from hpcsched.planning.burst.graph import LayerProfile
+from hpcsched.planning.burst.plan import Plan
+from hpcsched.worker.burst.channels import Wires
+from hpcsched.worker.burst.choose import Chooser, limit_of, measure_network, pinned
+from hpcsched.worker.burst.engine import Engine
+from hpcsched.worker.burst.ownership import check_norms
+from hpcsched.worker.burst.prepare import EXAMPLE_SAMPLES
+from hpcsched.worker.burst.session import BurstSession
+from hpcsched.worker.layers.graph import Layers, capture_inputs, trace
+from hpcsched.worker.layers.measure import measure
+from hpcsched.worker.process import rng
+from hpcsched.worker.process.contract import JobEnv
+from hpcsched.worker.session.trainer import Parts, Trainer, build, evaluate, to_device
+
+OPTIONS = ("amplification", "batch_norm", "plan", "profile")
+
+NORMS = ("shared", "local")
+"""Batch norm over all samples of a global batch, or over those that each rank has."""
+
+MEASURE_LAYER_S = 0.02
+"""For one layer and batch, where the layers are measured at the start."""
+
+
+def run(trainer: Trainer, env: JobEnv) -> None:
+    """Train to the end, save the final state and its metrics.
+
+    Options: `plan`, a file with the plan to run, for exactly as many ranks. Else one is made, with each
+    layer's `amplification` limited, from the layer `profile` in a file, or as measured here at the start, and
+    made anew at a periodic checkpoint when what was measured since says that this pays. `batch_norm`, one of
+    `NORMS`.
+    """
+    local_norms = _local_norms(env)
+    parts = build(trainer, env.args)
+    parts.model.train()
+    _check_optimizer(parts.optimizer)
+    session = BurstSession(
+        model=parts.model,
+        optimizer=parts.optimizer,
+        scheduler=parts.scheduler,
+        dataset_size=parts.size,
+        global_batch=parts.global_batch,
+        seed=parts.seed,
+    )
+    session.end_after(parts.epochs)
+    example = _example(parts, session.device)
+    layers = trace(parts.model, example)
+    wires = Wires(session.rank, session.world_size, session.device)
+    chooser = _chooser(env, parts, layers, wires, local_norms)
+    plan_file = _file(env, "plan")
+    plan = _agree(session, lambda: pinned(plan_file) if plan_file else chooser.first())
+    engine = Engine(
+        layers,
+        example,
+        plan,
+        batch=parts.global_batch,
+        seed=parts.seed,
+        wires=wires,
+        optimizer=parts.optimizer,
+        local_norms=local_norms,
+        where=str(plan_file or "plan"),
+    )
+    if session.rank == 0:
+        chooser.write(plan)
+    session.run_by(engine, parts, wires, None if plan_file else chooser.again)
+    for _ in session.steps():
+        parts.optimizer.zero_grad()
+        session.compute()
+        parts.optimizer.step()
+        if parts.scheduler is not None:
+            parts.scheduler.step()
+    session.finish(lambda: evaluate(parts))
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigError for one that needs all gradients: a rank has those of its own layers."""
+    got = ""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        got = "LBFGS, which needs all gradients at once"
+    elif optimizer._optimizer_step_pre_hooks:
+        got = "has hooks before its step (clipping by the norm of all gradients?)"
+    if got:
+        raise ConfigError(where="optimizer", got=got, accepted="one that treats each parameter by itself")
+
+
+def _example(parts: Parts, device: torch.device, samples: int = EXAMPLE_SAMPLES) -> tuple[torch.Tensor, ...]:
+    """What the model is called with for some samples of the dataset."""
+    with rng.seeded(parts.seed, "example"):
+        batch = to_device(parts.batch([i % parts.size for i in range(samples)]), device)
+        before = rng.capture(device)
+        inputs = capture_inputs(parts.loss, parts.model, batch)
+        if rng.moved(before, device):  # ranks with inputs and ranks with losses would draw different ones
+            raise ConfigError(
+                where="loss",
+                got="draws random numbers before it calls the model",
+                accepted="a dataset that draws them for each sample",
+            )
+        for tensor in inputs:
+            if len(tensor) != samples:
+                got = f"gives the model {list(tensor.shape)} for {samples} samples"
+                raise ConfigError(where="loss", got=got, accepted="one row a sample")
+        return inputs
+
+
+def _chooser(env: JobEnv, parts: Parts, layers: Layers, wires: Wires, local_norms: bool) -> Chooser:
+    def measured() -> LayerProfile:
+        counts = range(1, wires.world_size + 1)
+        batches = sorted({parts.global_batch // n for n in counts if parts.global_batch % n == 0})
+        generators = rng.capture(wires.device)
+        on_gpu = wires.device.type == "cuda"
+        found = measure(
+            layers,
+            lambda samples: _example(parts, wires.device, samples),
+            batches,
+            model=type(parts.model).__name__,
+            device=torch.cuda.get_device_name(wires.device) if on_gpu else "cpu",
+            seconds=MEASURE_LAYER_S,
+        )
+        *_, last = found
+        rng.restore(generators, wires.device)
+        assert last.times is not None
+        return last.times.profile("measured at the start of the job")
+
+    profile = _file(env, "profile")
+    norms = [
+        (layer.id, layer.name, [part for part in layer.module.modules() if isinstance(part, _BatchNorm)])
+        for layer in layers.layers
+    ]
+    alone_of = parts.global_batch if local_norms else None
+    return Chooser(
+        folder=env.job_dir,
+        gpus=wires.world_size,
+        global_batch=parts.global_batch,
+        network=measure_network(wires),
+        amplification=limit_of(env.strategy.get("amplification")),
+        measure=measured,
+        profile_file=profile,
+        shape=[(layer.name, layer.prev) for layer in layers.layers],
+        fits=lambda plan: check_norms(norms, plan, "plan", alone_of=alone_of),
+    )
+
+
+def _local_norms(env: JobEnv) -> bool:
+    kind = env.strategy.get("batch_norm", NORMS[0])
+    if kind not in NORMS:
+        raise ConfigError(where="strategy", key="batch_norm", got=repr(kind), accepted=" or ".join(NORMS))
+    return bool(kind == "local")
+
+
+def _file(env: JobEnv, key: str) -> Path | None:
+    value = env.strategy.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(where="strategy", key=key, got=repr(value), accepted="the name of a file")
+    return Path(value) if value else None
+
+
+def _agree(session: BurstSession, choose: Callable[[], Plan]) -> Plan:
+    """The plan that rank 0 chooses, on all ranks; where it cannot, all of them end."""
+    error: HpcschedError | None = None
+    answer: Plan | int = 0
+    if session.rank == 0:
+        try:
+            answer = choose()
+        except HpcschedError as found:
+            error, answer = found, found.exit_code
+    told: Plan | int = session.tell(answer, Union[Plan, int])
+    if error is not None:
+        raise error
+    if isinstance(told, int):
+        raise SystemExit(told)
+    return told

@@ -1,0 +1,56 @@
+"""What a worker does about lanes and packs before and while it trains. Imports torch only where it becomes
+a host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hpcsched.contract import variables
+from hpcsched.worker.background import settings
+from hpcsched.worker.background.settings import Mode
+
+
+def before_torch() -> int | None:
+    """To be called before anything touches a GPU; the exit code of a job that another process has done.
+
+    Raises ConfigError when the environment asks for what there is not.
+    """
+    lane = settings.lane(os.environ)
+    if lane is None:
+        if os.environ.get(variables.PACK):
+            from hpcsched.worker.packing.job_process import be_member
+
+            return be_member(os.environ)
+        return None
+    mode = settings.mode(os.environ)
+    if mode is Mode.MPS:
+        from hpcsched.worker.background import mps
+
+        mps.use(os.environ, background=lane == "background")
+    if lane == "background" and mode.hosted:
+        from hpcsched.worker.background import proxy
+
+        return proxy.be_guest(os.environ)
+    return None
+
+
+@contextlib.contextmanager
+def hosting(
+    load: Callable[[str | None], Any], strategy: Callable[[dict[str, Any]], Any]
+) -> Iterator[Callable[[Any], Any]]:
+    """While a foreground trains in here, a background job may be its guest.
+
+    The foreground's trainer has to be imported in here too, and go through what this yields. `load` and
+    `strategy` make of a guest's names what they made of the foreground's.
+    """
+    if settings.lane(os.environ) != "foreground" or not settings.mode(os.environ).hosted:
+        yield lambda trainer: trainer
+        return
+    from hpcsched.worker.background.host import Host
+
+    host = Host(os.environ, load=load, strategy=strategy)
+    with host.open():
+        yield host.watched

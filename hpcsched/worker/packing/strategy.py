@@ -1,0 +1,49 @@
+"""Packed: the trainings of one device in one process, or this one by itself where that cannot be.
+
+Jobs that are members of a pack do not come here: they train in its process (`worker.packing.host`).
+"""
+
+from __future__ import annotations
+
+import time
+
+from hpcsched.errors import ConfigError
+from hpcsched.worker.packing.engine import Pack
+from hpcsched.worker.packing.failures import Failed, Left
+from hpcsched.worker.packing.host.session import LOOK_S, bring, mode_of
+from hpcsched.worker.process.contract import JobEnv
+from hpcsched.worker.session.trainer import Trainer
+
+OPTIONS = ("mode", "most", "pack")
+
+
+def run(trainer: Trainer, env: JobEnv) -> None:
+    """Train to the end as a pack of one, save the final state and its metrics.
+
+    Options: `mode`, how the members of a pack make their steps. Which jobs are packed together is for the
+    agent to say: by `most` and `pack`.
+    """
+    mode = mode_of(dict(env.strategy))
+    if env.world_size > 1:
+        raise ConfigError(
+            where="strategy packed", got=f"{env.world_size} ranks", accepted="1: it shares a device"
+        )
+    member = bring(trainer, env)
+    session = member.session
+    pack = Pack(session.device, mode=mode)
+    pack.join(member)
+    next_look = 0.0
+    try:
+        while not member.done:
+            pack.step()
+            if time.monotonic() >= next_look:
+                session.report()
+                if session.due:
+                    pack.write_back()
+                    member.look()
+                next_look = time.monotonic() + LOOK_S
+        pack.leave(member)
+    except Failed as failed:
+        error = failed.errors[0][1]
+        raise (error.end if isinstance(error, Left) else error) from None
+    member.finish()

@@ -1,0 +1,51 @@
+"""Commands that run node agents: when they have ended, and how."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from pathlib import Path
+
+import pytest
+
+from hpcsched.launch.remote.starter import Command, end_all, last_words
+
+DEADLINE_MS = 60_000
+
+
+def wait(command: Command) -> None:
+    """Until the command has ended, by its descriptor: what it is asked after that is not asked in vain."""
+    assert command.pidfd is not None
+    poll = select.poll()
+    poll.register(command.pidfd, select.POLLIN)
+    assert poll.poll(DEADLINE_MS), "it has not ended"
+
+
+def test_a_command_that_cannot_be_started_has_ended(tmp_path: Path) -> None:
+    command = Command((str(tmp_path / "ssh"), "n2"), ("n2",), tmp_path / "log")
+    assert command.look() and command.ended_at is not None
+    assert "No such file" in command.why and not command.by_itself
+    assert end_all([command], grace_s=0.0)
+
+
+@pytest.mark.parametrize(("code", "well"), [(0, True), (3, False)])
+def test_how_a_command_ended_is_known_as_soon_as_it_has(tmp_path: Path, code: int, well: bool) -> None:
+    command = Command(("sh", "-c", f"echo last; exit {code}"), ("n2",), tmp_path / "log")
+    wait(command)
+    assert command.look() and command.look(), "and ever after"
+    assert (command.by_itself, command.well) == (True, well)
+    assert command.why == f"`sh` ended with exit code {code}"
+    assert last_words(tmp_path / "log") == "last"
+    command.close()
+
+
+def test_a_command_that_runs_has_not_ended(tmp_path: Path) -> None:
+    command = Command(("sleep", "60"), ("n2",), tmp_path / "log")
+    assert not command.look() and command.why == ""
+    process = command._process
+    assert process is not None
+    os.killpg(process.pid, signal.SIGKILL)
+    wait(command)
+    assert command.look() and command.why == "`sleep` was ended by SIGKILL"
+    command.close()

@@ -1,0 +1,74 @@
+"""What users are told of commands, and which of them are let in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcsched.agent.command_outcomes import carried_out
+from hpcsched.agent.inbox import Answer, Command
+from hpcsched.agent.recovery import saved_steps
+from hpcsched.core import events as ev
+from hpcsched.core.model import JobSpec, Kind
+from hpcsched.store.rundir import RunDir
+from hpcsched.testing.builders import Driver, a_job
+
+PROGRAM = a_job("x", kind=Kind.COMMAND, command=("train",), retries=0)
+TRAINER = a_job("x", kind=Kind.TRAINER, trainer="m:T")
+
+
+def asked(driver: Driver, command: str, *targets: int, **keys: bool) -> tuple[list[ev.Event], Answer]:
+    stand_ins = keys.pop("stand_ins", False)
+    order = Command(command=command, targets=list(targets), **keys)
+    return carried_out(driver.machine, order, at=driver.now, cause="inbox:1", stand_ins=stand_ins)
+
+
+@pytest.mark.parametrize(
+    ("spec", "stand_ins", "taken"), [(PROGRAM, False, False), (PROGRAM, True, True), (TRAINER, False, True)]
+)
+def test_a_suspend_waits_only_for_who_is_known_to_become_ready(
+    spec: JobSpec, stand_ins: bool, taken: bool
+) -> None:
+    events, answer = asked(Driver(spec), "suspend", 1, stand_ins=stand_ins)
+    assert (bool(events), answer.done) == (taken, [taken])
+
+
+def test_a_program_that_was_ready_once_is_waited_for() -> None:
+    driver = Driver(PROGRAM)
+    driver.runs("x")
+    assert asked(driver, "suspend", 1)[0]
+    driver.start_agent(6)
+    assert driver.job("x").attempt == 2
+    assert not driver.job("x").ready
+    assert asked(driver, "suspend", 1)[0]
+
+
+def test_what_comes_back_with_a_job_is_told_too() -> None:
+    driver = Driver(PROGRAM, a_job("next", after=("x",)), a_job("last", after=("next",)))
+    driver.exits("x", 1)
+    _, alone = asked(driver, "retry", 3)
+    assert alone.done == [False]
+    assert alone.outcomes == ["waits for next, which is CANCELLED: retry that, and this one comes with it"]
+    (event,), all_three = asked(driver, "retry", 1)
+    assert all_three.ids == [1, 2, 3]
+    assert all_three.outcomes == [
+        "runs again from its beginning",
+        "runs again with x",
+        "runs again with next",
+    ]
+    driver.handle(event)
+    assert driver.states() == ["STARTING", "PENDING", "PENDING"]
+
+
+def test_a_job_begun_once_more_finds_nothing_that_an_agent_had_not_put_aside(tmp_path: Path) -> None:
+    driver = Driver(PROGRAM)
+    driver.saves("x", 40)
+    driver.exits("x", 1, 40, 40)
+    driver.retry("x", from_scratch=True)
+    rundir = RunDir(tmp_path)
+    rundir.job(1).mkdir(parents=True)
+    (rundir.job(1) / "STATE.json").write_text('{"step": 40}')
+    assert saved_steps(rundir, driver.machine) == {}, "the agent died before it had launched the attempt"
+    (rundir.job(1) / "STATE.before.2.json").touch()
+    assert saved_steps(rundir, driver.machine) == {1: 40}

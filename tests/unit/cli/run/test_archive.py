@@ -1,0 +1,91 @@
+"""What the database keeps of jobs that have ended, and of the throughput that runs have seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from hpcsched.cli.run.archive import _finished, _learnt
+from hpcsched.core.model import Kind
+from hpcsched.testing.builders import Driver, a_job, a_profile
+
+
+def a_run(gpus, profiles=()):
+    """A run that has seen the model `new` do 2 steps a second on each GPU of so many."""
+    driver = Driver(a_job("x", "new", 9000, gpus=gpus), gpus=gpus, profiles=profiles)
+    driver.runs("x")
+    driver.trains("x", 2.0 * gpus)
+    return driver.machine
+
+
+def kept(machine, known):
+    return [(p.source, dict(p.throughput)) for p in _learnt(machine, "cpu", known)]
+
+
+def test_counts_add_up_over_runs():
+    (first,) = _learnt(a_run(1), "cpu", [])
+    assert (first.device, first.throughput, first.spread.keys()) == ("cpu", {1: 2.0}, {1})
+    (both,) = _learnt(a_run(4), "cpu", [first])
+    assert both.throughput == {1: 2.0, 4: 8.0}
+    assert both.spread.keys() == {1, 4}
+
+
+def test_the_newest_rate_counts():
+    old = replace(a_profile("new", {1: 99.0, 2: 50.0}), device="cpu", source="learned")
+    assert kept(a_run(1), [old]) == [("learned", {1: 2.0, 2: 50.0})]
+
+
+@pytest.mark.parametrize("source", ["measured", "published", "fitted"])
+def test_what_somebody_put_there_stays(source):
+    theirs = replace(a_profile("new", [99.0]), device="cpu", source=source)
+    learnt = replace(theirs, source="learned")
+    for known in ([theirs], [theirs, learnt], [learnt, theirs]):
+        assert kept(a_run(1), known) == []
+    assert kept(a_run(1), [replace(theirs, nodes=2)]) == [("learned", {1: 2.0})]
+
+
+def test_a_corrected_profile_is_kept_whole():
+    loaded = a_profile("new", [1.0, 2.0, 3.0, 4.0])
+    ((source, rates),) = kept(a_run(4, [loaded]), [])
+    assert source == "learned"
+    assert rates[4] == pytest.approx(8.0, rel=1e-3)
+    assert 1.0 < rates[1] < 2.5
+
+
+def test_what_was_learnt_on_two_hosts_is_not_taken_for_one():
+    theirs = replace(a_profile("new", [10.0, 20.0]), device="cpu")
+    driver = Driver(a_job("x", "new", 9000, gpus=1, nodes=2), gpus=1, hosts=2, profiles=[theirs])
+    driver.runs("x")
+    driver.trains("x", 5.0)
+    (found,) = _learnt(driver.machine, "cpu", [theirs])
+    assert (found.nodes, round(found.throughput[1], 2)) == (2, 5.0)
+
+
+def test_later_runs_estimate_from_what_earlier_ones_saw():
+    learnt = replace(a_profile("new", {1: 2.0, 2: 3.5}), source="learned")
+    driver = Driver(a_job("x", "new", 9000), gpus=8, profiles=[learnt])
+    job = driver.job("x")
+    assert driver.machine.profile(job) is learnt
+    assert driver.machine.curve(job).rate(2) == pytest.approx(3.5, rel=0.01)
+    assert driver.machine.curve(job).rate(8) > 1.5 * 3.5
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(None, 400), (9000, 9000)])
+def test_a_job_has_its_steps_or_where_it_was_given_epochs_those_it_did(steps, kept):
+    driver = Driver(a_job("x", steps=steps, kind=Kind.TRAINER, trainer="m:T"), gpus=1)
+    driver.runs("x")
+    driver.reports("x", 400, rate=2.0)
+    driver.exits("x", 0)
+    life = SimpleNamespace(machine=driver.machine, speed=1.0, run=SimpleNamespace(id="r"))
+    (found,) = _finished(life)
+    assert (found.name, found.steps) == ("x", kept)
+
+
+def test_a_program_that_tells_no_steps_has_none():
+    driver = Driver(a_job("x", steps=None), gpus=1)
+    driver.runs("x")
+    driver.exits("x", 0)
+    (found,) = _finished(SimpleNamespace(machine=driver.machine, speed=1.0, run=SimpleNamespace(id="r")))
+    assert found.steps is None

@@ -1,0 +1,271 @@
+"""`hpcsched report`: runs that are over, go on, or have lost their agent, as a page; what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+from click.testing import CliRunner
+from simulatebench import make_place
+
+from hpcsched.cli.main import cli
+from hpcsched.core.model import JobSpec, Kind, Training
+from hpcsched.errors import HpcschedError
+from hpcsched.store.journal import Journal
+from hpcsched.store.rundir import RunDir, RunRecord, process_started
+from hpcsched.store.snapshot import SnapshotWriter
+from hpcsched.testing.builders import Driver, a_job, a_profile
+
+VSW = {"kind": "vsw", "local_batch": [16, 64], "global_batch": [64, 512], "similarity": 0.3}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return make_place(tmp_path, monkeypatch)
+
+
+def adaptive(name: str, **more: Any) -> JobSpec:
+    return a_job(name, kind=Kind.TRAINER, trainer="a.b:C", strategy=VSW, **more)
+
+
+def write_batches(rundir: RunDir, job_id: int, steps: int = 5) -> None:
+    folder = rundir.job(job_id)
+    folder.mkdir(parents=True)
+    lines = []
+    for k in range(steps):
+        facts = {"t": 1e9 + k, "attempt": 1, "step": 10 * k, "samples": 640 * k, "epoch": k / 2}
+        batch = {"global_batch": 64 << k, "local_batch": 16, "workers": [4 << k], "at_once": [1]}
+        lines.append(json.dumps({**facts, **batch, "similarity": 0.4 - k / 10, "loss": 2.0 / (k + 1)}))
+    (folder / "batches.jsonl").write_text("\n".join(lines) + '\n{"t": 1')
+
+
+def a_run(driver: Driver, state: str = "", *, alive: bool = True, name: str = "hpcsched-run") -> RunDir:
+    """What an agent leaves, or has written so far: the journal and, with a `state`, the rest."""
+    rundir = RunDir(Path(name).absolute())
+    rundir.make()
+    journal = Journal(rundir.journal)
+    journal.append(driver.events)
+    journal.close()
+    if state:
+        pid = os.getpid()
+        started = process_started(pid)
+        assert started is not None
+        record = RunRecord(
+            id="r",
+            version="0",
+            host=os.uname().nodename,
+            pid=pid,
+            started=started if alive else started + 1,
+            began=1e9,
+            devices="cpu:2",
+            policy="marble",
+        )
+        rundir.write_record(record)
+        writer = SnapshotWriter(rundir, driver.machine, allocation={"kind": "none"}, speed=1.0, user="me")
+        writer.write(state, driver.now)
+    return rundir
+
+
+def going_on(*, done: bool = False) -> Driver:
+    """Two GPUs: `one` takes both for 100 s, then `two` with stream workers."""
+    profiles = (a_profile("one", [10.0, 16.0]), a_profile("three", {2: 8.0}))
+    driver = Driver(a_job("one", steps=1200), adaptive("two"), a_job("three"), gpus=2, profiles=profiles)
+    driver.runs("one")
+    driver.now = 100.0
+    driver.exits("one", 0, 1200, 1200, metrics={"accuracy": 0.5})
+    running = next(job.spec.name for job in driver.machine.active.values())
+    driver.runs(running)
+    driver.now = 150.0
+    driver.reports(running, 40)
+    if done:
+        while driver.machine.active:
+            name = next(job.spec.name for job in driver.machine.active.values())
+            if not driver.job(name).ready:
+                driver.runs(name)
+            driver.now += 50
+            driver.exits(name, 0, 100, 100)
+    return driver
+
+
+def call(*words: object) -> click.testing.Result:
+    return CliRunner().invoke(cli, ["report", *map(str, words)])
+
+
+def made(*words: object) -> str:
+    """The page's text without its tags."""
+    done = call(*words)
+    assert done.exit_code == 0, (done.exception, done.output)
+    return text_of(Path(done.stdout.rstrip("\n")))
+
+
+def text_of(path: Path) -> str:
+    page = re.sub(r"<style.*?</style>", "", path.read_text(), flags=re.DOTALL)
+    return unescape(re.sub(r"(?:\s*<[^>]*>\s*)+", "|", page))
+
+
+def cells(text: str, name: str) -> list[str]:
+    """Of the table's line of a job, from its name on."""
+    rest = text.partition("|efficiency|")[2].partition(f"|{name}|")[2]
+    return [cell for cell in rest.split("|") if cell]
+
+
+def refused(*words: object, code: int = 2) -> str:
+    done = call(*words)
+    assert isinstance(done.exception, HpcschedError) and done.exception.exit_code == code, done.exception
+    assert "\n" not in str(done.exception)
+    return str(done.exception)
+
+
+def tree(folder: Path) -> Mapping[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_a_run_that_is_over() -> None:
+    rundir = a_run(going_on(done=True), "FINISHED")
+    write_batches(rundir, 2)
+    write_batches(rundir, 1)  # nobody's: job 1 has no stream workers
+    before = tree(rundir.root)
+    done = call()
+    assert done.stdout == f"{rundir.root}/report.html\n"
+    page = rundir.root / "report.html"
+    assert {path: at for path, at in tree(rundir.root).items() if path != page} == before
+    text = text_of(page)
+    assert f"|hpcsched: {rundir.root}|" in text
+    assert "|state|FINISHED|" in text and "|jobs completed|3 of 3|" in text and "|makespan|250.0 s|" in text
+    # 1200 steps in 100 s on 2 GPUs, of which one alone does 10 a second.
+    assert cells(text, "one")[:11] == [
+        "COMPLETED", "2p", "0.0", "0.0", "100.0", "100.0", "1200", "0", "0.0%", "60%", "0.5000",
+    ]  # fmt: skip
+    assert "|Job 2: two|" in text and "|Job 1: one|" not in text and "|from 64 to 1024 samples|" in text
+    # Its last decision was at step 40, epoch 2, and held until it ended at step 100.
+    assert "gradient" in text and "|target 0.3|" in text and "|5|epoch|" in text
+
+
+def test_efficiency_is_told_only_where_one_gpu_was_measured() -> None:
+    a_run(going_on(done=True), "FINISHED")
+    assert cells(made(), "three")[9] == "-"
+
+
+def test_a_job_that_continues_another_is_not_credited_with_its_steps() -> None:
+    profiles = (a_profile("m", [10.0]),)
+    second = a_job("second", "m", 300, after=("first",), training=Training(continues="first"))
+    driver = Driver(a_job("first", "m", 100), second, gpus=1, profiles=profiles)
+    driver.runs("first")
+    driver.now = 10.0
+    driver.exits("first", 0, 100, 100)
+    driver.runs("second")
+    driver.now = 50.0
+    driver.exits("second", 0, 300, 300)
+    a_run(driver)
+    text = made()
+    assert cells(text, "first")[9] == "100%" and cells(text, "second")[9] == "50%"
+
+
+def test_a_run_that_goes_on_is_shown_until_now() -> None:
+    rundir = a_run(going_on(), "RUNNING")
+    write_batches(rundir, 2)
+    text = made()
+    assert "|state|RUNNING|" in text and "|jobs completed|1 of 3|" in text and "|time so far|150.0 s|" in text
+    assert "until 2:30 into the run" in text and "so far (marble) on 2 GPUs" in text
+    assert "is gone" not in text
+    assert [cells(text, name)[8] for name in ("one", "two", "three")] == ["0.0%"] * 3
+
+
+def test_a_run_whose_agent_has_died_says_so() -> None:
+    a_run(going_on(), "RUNNING", alive=False)
+    text = made()
+    assert "|state|STALE|" in text and "is gone" in text and "run --resume" in text
+
+
+def test_a_run_that_stopped_says_how_it_goes_on() -> None:
+    a_run(going_on(), "STOPPED")
+    text = made()
+    assert "|state|STOPPED|" in text and "stopped with work left" in text
+
+
+def test_the_journal_is_enough() -> None:
+    rundir = a_run(going_on())
+    assert "|state|UNKNOWN|" in made()
+    rundir.status.write_text("{")
+    assert "|state|UNKNOWN|" in made()
+    a_run(going_on(done=True), name="over")
+    assert "|state|FINISHED|" in made("--dir", "over")
+
+
+def test_figures_can_be_kept_beside_the_page(tmp_path: Path) -> None:
+    rundir = a_run(going_on(done=True), "FINISHED")
+    write_batches(rundir, 2)
+    page = tmp_path / "p.html"
+    for _ in range(2):
+        assert made("-o", page, "--svg", "figures")
+    names = sorted(path.name for path in Path("figures").iterdir())
+    assert names == ["gantt.svg", "two-batches.svg"]
+    assert page.read_text().count("<svg") == 2
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".svg") == []
+
+
+def test_nobody_has_decided_on_batches_yet() -> None:
+    a_run(going_on(), "RUNNING")
+    assert "Global batches" not in made()
+
+
+def test_many_jobs_are_listed_but_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    rundir = a_run(going_on(done=True), "FINISHED")
+    write_batches(rundir, 2)
+    monkeypatch.setattr("hpcsched.cli.run.simulate.MOST_DRAWN", 2)
+    monkeypatch.setattr("hpcsched.cli.run.report.MOST_FIGURES", 0)
+    text = made()
+    assert "3 jobs are too many to be drawn" in text and "batches of 1 more job are left out" in text
+    assert cells(text, "one") and "<svg" not in (rundir.root / "report.html").read_text()
+    monkeypatch.setattr("hpcsched.cli.run.simulation_inputs.MOST_KEPT", 2)
+    assert "3 jobs are too many to be drawn or listed" in made()
+
+
+def test_there_is_no_run() -> None:
+    assert "no run in" in refused(code=3)
+    assert "no run in" in refused("--dir", "nowhere", code=3)
+    rundir = RunDir(Path("fresh").absolute())
+    rundir.make()
+    assert "has not started" in refused("--dir", "fresh", code=3)
+    rundir.journal.write_bytes(b'{"v":1,')
+    assert "has not started" in refused("--dir", "fresh", code=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("-o", "missing/r.html"), r"--output: no folder missing;"),
+        (("-o", "r.pdf"), r"--output: r.pdf; accepted: .*\.html"),
+        (("-o", "folder.html"), r"--output: folder.html: a folder"),
+        (("--svg", "missing/figures"), r"--svg: missing/figures: No such file"),
+        (("--svg", "jobs.toml"), r"--svg: jobs.toml: File exists"),
+    ],
+)
+def test_bad_places_are_refused_before_any_work(words: tuple[str, ...], says: str) -> None:
+    a_run(going_on(), "RUNNING")
+    Path("folder.html").mkdir()
+    assert re.match(says, refused(*words))
+    assert not Path("hpcsched-run/report.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_run(going_on(), "RUNNING")
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hpcsched.store.files.os.write", full)
+    assert "No space left" in refused()
+
+
+def test_without_matplotlib_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_run(going_on(), "RUNNING")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "hpcsched[report]" in refused()
