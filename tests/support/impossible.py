@@ -55,10 +55,10 @@ class Impossible(Marble):
             case "start on many", [Start() as start, *_]:
                 return [replace(start, gpus=99)]
             case "start nowhere", [Start() as start, *_]:
-                return [replace(start, hosts=(*start.hosts, *start.hosts))]
+                return [replace(start, hosts=())]
         for job in view.running:
-            if self._what == "preempt" and job.attempt == 1:
-                return [Preempt(job=job, reason=_REASON)]
+            if self._what == "preempt twice" and job.settled:
+                return [Preempt(job=job, reason=_REASON), Preempt(job=job, reason=_REASON)]
             if self._what == "resize":
                 hosts = tuple(view.hosts_of(job))
                 return [Resize(job=job, gpus=99, hosts=hosts, role=Role.PRIMARY, reason=_REASON)]
@@ -106,7 +106,16 @@ class Impossible(Marble):
 
 
 WAYS = (
-    *("start twice", "start on many", "start nowhere", "preempt", "resize", "pace", "share", "yield twice"),
+    *(
+        "start twice",
+        "start on many",
+        "start nowhere",
+        "preempt twice",
+        "resize",
+        "pace",
+        "share",
+        "yield twice",
+    ),
     *("ride twice", "part from nobody", "no such host", "no grant", "cores of others", "other ranks"),
     "other kinds",
 )

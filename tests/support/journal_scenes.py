@@ -248,6 +248,29 @@ def packs(random: Random) -> None:
     until_over(driver, random, 40)
 
 
+def promotions(random: Random) -> None:
+    """A secondary could be promoted, and it is uncertain whether that is worth it before all has to end."""
+    deadline = random.choice([None, 40.0, 80.0, 150.0, 400.0])
+    specs = [a_job("a", "m", steps=random.choice([5, 60]), gpus=random.choice([1, 2]))]
+    specs.append(a_job("b", "m", steps=random.choice([None, 40, 400, 4000])))
+    driver = Driver(
+        *specs,
+        gpus=3,
+        profiles=[a_profile("m", [1.0, 1.8, 2.5, 3.0], start_s=3.0, suspend_s=random.choice([1.0, 30.0]))],
+        deadline=deadline,
+        reserve_s=5.0,
+        promote=random.choice(["pays", "pays", "always", "never"]),
+    )
+    ready = random.random() < 0.8
+    driver.runs("a", *["b"] * ready, in_place=random.random() < 0.3)
+    for _ in range(random.randint(0, 3)):
+        driver.now += random.choice([1.0, 10.0, 20.0])
+        for job in list(driver.machine.active.values()):
+            driver.reports(job.id, job.step + 2, 1.0)
+    driver.exits("a", 0, 5, 5)
+    until_over(driver, random, 15)
+
+
 def refusals(random: Random) -> None:
     """A policy asks for what cannot be."""
     what = random.choice(WAYS)
@@ -262,14 +285,15 @@ def refusals(random: Random) -> None:
         "c": a_job("c", "m", **packed),
         "d": a_job("d", "m", **packed),
         "e": a_core_job("e", 3.0),
+        "f": a_job("f", "m", **packed),
     }
-    kinds = "ab" if what in WAYS[:8] else "cd" if what in WAYS[8:10] else "e"
-    for step in ("agent", *kinds, "ready", "ready", "end"):
+    kinds = "ab" if what in WAYS[:8] else "cdf" if what in WAYS[8:10] else "e"
+    for step in ("agent", *kinds, "ready", "ready", "a", "end"):
         driver.now += 5.0
         with suppress(InvalidTransition):
             if step == "agent":
                 driver.start_agent(random.choice([1, 2]))
-            elif step in jobs:
+            elif step in jobs and step not in driver.machine.by_name:
                 driver.submit(jobs[step])
             for job in list(driver.machine.active.values()) if step == "ready" else ():
                 driver.runs(job.id)
@@ -277,7 +301,15 @@ def refusals(random: Random) -> None:
                 driver.exits(job.id, 0, 100, 100)
 
 
-SCENES = {"programs": 12, "definitions": 30, "options": 6, "on_cores": 150, "packs": 40, "refusals": 60}
+SCENES = {
+    "programs": 12,
+    "definitions": 30,
+    "options": 6,
+    "on_cores": 150,
+    "packs": 40,
+    "promotions": 80,
+    "refusals": 90,
+}
 """By scene, the number of different ones that are played."""
 
 

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -43,25 +44,32 @@ DIGITS = 10
 
 def plain(value: Any) -> Any:
     """What a value says, as JSON: of records what differs from their defaults."""
+    kind = type(value)
+    if value is None or kind is str or kind is int or kind is bool:
+        return value
+    if kind is float:
+        return float(f"{value:.{DIGITS}g}")
+    if kind is tuple or kind is list:
+        return [plain(part) for part in value]
+    if is_dataclass(kind):
+        found = [(name, getattr(value, name), usual) for name, usual in defaults(kind)]
+        return {name: plain(said) for name, said, usual in found if said is not usual and said != usual}
     if isinstance(value, Enum):
         return str(value.value)
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
-    if is_dataclass(value):
-        said = {}
-        for part in fields(value):
-            found = getattr(value, part.name)
-            usual = part.default_factory() if part.default_factory is not MISSING else part.default
-            if found != usual:
-                said[part.name] = plain(found)
-        return said
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (set, frozenset)):
         return sorted(map(plain, value))
     return [plain(part) for part in value]
+
+
+@cache
+def defaults(kind: Any) -> list[tuple[str, Any]]:
+    """What the fields of a record usually are."""
+    return [
+        (part.name, part.default if part.default_factory is MISSING else part.default_factory())
+        for part in fields(kind)
+    ]
 
 
 def digest(value: Any) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from impossible import any_policy
-from recorded import Recorded, difference, picture, read, recorded
+from recorded import Recorded, difference, picture, read, recorded, sections_of
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
@@ -81,6 +81,17 @@ def test_an_event_that_breaks_the_machine_is_named(
 
     monkeypatch.setattr(Machine, "handle", breaks)
     assert "event 1 of" in difference(journal) and "KeyError" in difference(journal)
+
+
+def test_a_machine_that_takes_over_goes_on_as_the_other_would(journal: Recorded) -> None:
+    first, second = Machine(any_policy), Machine(any_policy)
+    events = list(journal.decoded())
+    for event in events[: len(events) // 2]:
+        first.handle(event)
+    second.become(first)
+    for event in events[len(events) // 2 :]:
+        second.handle(event)
+    assert sections_of(second) == journal.sections | {"counts": sections_of(second)["counts"]}
 
 
 def test_to_look_changes_nothing(journal: Recorded) -> None:
