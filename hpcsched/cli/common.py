@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,11 +31,69 @@ class Number(click.FloatRange):
         return number
 
 
+class Renamed(click.Option):
+    """An option with an older name, which still works and is not in the help.
+
+    Each use of the older name, or of its variable, is answered with a line that it is deprecated; an `alias`
+    stays, without a word.
+    """
+
+    def __init__(self, *args: Any, older: str, alias: bool = False, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._older, self._alias = older, alias
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        action = "append" if self.multiple else "store"
+        parser.add_option(obj=self, opts=[self._older], dest=self._older, action=action, nargs=self.nargs)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:
+        assert self.name
+        used, new = self._older, self.opts[0]
+        if used in opts:
+            if self.name in opts:
+                raise click.UsageError(f"{used} is an older name of {new}: give one", ctx)
+            opts = {**opts, self.name: opts[used]}
+        elif self.name not in opts and isinstance(self.envvar, list) and variable(self) == self.envvar[1]:
+            new, used = self.envvar
+        else:
+            return super().consume_value(ctx, opts)
+        ctx.meta[f"{__name__}.{self.name}"] = used, new
+        if not self._alias:
+            click.echo(f"hpcsched: {used} is deprecated: say {new}", err=True)
+        return super().consume_value(ctx, opts)
+
+
+def variable(parameter: click.Parameter) -> str | None:
+    """The environment variable that an option gets its value from where it is not given, if one is set."""
+    names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or ()
+    return next((name for name in names if os.environ.get(name)), None)
+
+
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """A click option that can be given as HPCSCHED_<NAME> too."""
+    """A click option that can be given as HPCSCHED_<NAME> too; `older`: see Renamed."""
     long = next(n for n in names if n.startswith("--")).partition("/")[0]
-    settings.setdefault("envvar", config.environment_name(long.removeprefix("--")))
+    name = config.environment_name(long.removeprefix("--"))
+    if "older" in settings:
+        settings["cls"] = Renamed
+        settings.setdefault("envvar", [name, config.environment_name(settings["older"].removeprefix("--"))])
+    settings.setdefault("envvar", name)
     return click.option(*names, **settings)
+
+
+def gpus_per_node_option(what: str) -> Callable[[F], F]:
+    """--gpus-per-node, as Slurm has it; `--gpus`, which is Slurm's word for the total, stays an alias."""
+    return option(
+        "--gpus-per-node", older="--gpus", alias=True, metavar="N", type=click.IntRange(min=0), help=what
+    )
+
+
+def hint_at_gpus_per_node(ctx: click.Context, nodes: int) -> None:
+    """Say how `--gpus` was understood, where it could have been meant otherwise."""
+    if nodes > 1 and (names := ctx.meta.get(f"{__name__}.gpus_per_node")):
+        used, new = names
+        what = f"GPUs on each of the {nodes} nodes (for Slurm it is the total)"
+        click.echo(f"hpcsched: {used} is taken as {what}: say {new}", err=True)
 
 
 def dir_option(command: F) -> F:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hpcsched.cli.common import check_chart, dir_option, find_run, hint_at_runs, plural
+from hpcsched.cli.common import Renamed, check_chart, dir_option, find_run, hint_at_runs, plural
 from hpcsched.errors import ConfigError, NoSuchRun, StoreError
 
 if TYPE_CHECKING:
@@ -36,13 +36,15 @@ nobody would read it."""
     help="The page (report.html in the run directory).",
 )
 @click.option(
-    "--svg",
+    "--figures",
+    cls=Renamed,
+    older="--svg",
     metavar="FOLDER",
     type=click.Path(path_type=Path),
-    help="Keep the figures there, too.",
+    help="Keep the figures (SVG) there, too: the Gantt chart, and those of jobs.",
 )
 @click.pass_context
-def report(ctx: click.Context, dir_: str | None, output: Path | None, svg: Path | None) -> None:
+def report(ctx: click.Context, dir_: str | None, output: Path | None, figures: Path | None) -> None:
     """A run as one HTML page: Gantt chart, utilisation, jobs and their efficiency, changing batches and CPU
     cores.
 
@@ -63,13 +65,16 @@ def report(ctx: click.Context, dir_: str | None, output: Path | None, svg: Path 
     machine = replay(rundir.journal, make_policy).machine
     if machine.policy is None:
         raise NoSuchRun(f"the run in {rundir.root} has not started yet")
-    if svg is not None:
-        _make_folder(svg)
-    with nullcontext(str(svg)) if svg else tempfile.TemporaryDirectory(prefix="hpcsched-report.") as folder:
+    if figures is not None:
+        _make_folder(figures)
+    place: AbstractContextManager[str] = (
+        nullcontext(str(figures)) if figures else tempfile.TemporaryDirectory(prefix="hpcsched-report.")
+    )
+    with place as folder:
         try:
             page = _page(rundir, machine, Path(folder))
         except OSError as error:
-            where = "--svg" if svg else "report"
+            where = "--figures" if figures else "report"
             raise ConfigError(where=where, got=str(error), accepted="a folder for the figures") from error
     try:
         write_atomically(path, page.encode())
@@ -225,5 +230,7 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            where="--svg", got=f"{folder}: {error.strerror}", accepted="a folder, or a new one's name in one"
+            where="--figures",
+            got=f"{folder}: {error.strerror}",
+            accepted="a folder, or a new one's name in one",
         ) from error

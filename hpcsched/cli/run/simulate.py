@@ -13,6 +13,8 @@ import click
 from hpcsched.cli.common import (
     Number,
     check_chart,
+    gpus_per_node_option,
+    hint_at_gpus_per_node,
     json_option,
     naming_the_file,
     option,
@@ -60,10 +62,13 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
     flag_value="",
     help="The jobs of a run instead of JOBS, beside how it went; it is only read.",
 )
-@option("--gpus", type=click.IntRange(min=0), help="GPUs per node (of a run: its own).")
-@option("--nodes", type=click.IntRange(min=1), help="Nodes (1; of a run: its own).")
+@gpus_per_node_option("GPUs on each node (of a run: its own).")
+@option("--nodes", metavar="N", type=click.IntRange(min=1), help="Nodes (1; of a run: its own).")
 @option(
-    "--cpus", type=click.IntRange(min=1), help="Cores per node for jobs on CPU cores (of a run: its own)."
+    "--cpus",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Cores of each node for jobs on CPU cores (of a run: its own).",
 )
 @option(
     "--ps",
@@ -100,7 +105,7 @@ def simulate(
     trace: Path | None,
     workload: str,
     run_dir: str | None,
-    gpus: int | None,
+    gpus_per_node: int | None,
     nodes: int | None,
     cpus: int | None,
     ps: tuple[str, ...],
@@ -115,11 +120,10 @@ def simulate(
     database: str | None,
     as_json: bool,
 ) -> None:
-    """What jobs would take on NODES hosts with GPUS GPUs each, under one policy or several side by side.
+    """What jobs would take on nodes like these, under one policy or several side by side.
 
     The jobs are those of JOBS.toml, of a CSV trace, or of a run, whether it is over or not; without DIR that
-    is the run in --dir. With several policies an option goes to those that know it. Jobs on CPU cores have
-    CPUS cores of each host.
+    is the run in --dir. With several policies an option goes to those that know it.
     """
     given = {"JOBS.toml": jobs is not None, "--trace": trace is not None, "--run": run_dir is not None}
     if sum(given.values()) != 1:
@@ -133,12 +137,13 @@ def simulate(
     if run_dir is not None:
         explicit = ctx.get_parameter_source("profiles") is click.core.ParameterSource.COMMANDLINE
         known = profiles if explicit else ()
-        case = of_run(ctx, run_dir or None, gpus, nodes, on_cores, known, device_type)
+        case = of_run(ctx, run_dir or None, gpus_per_node, nodes, on_cores, known, device_type)
     elif trace is not None:
-        case = of_trace(trace, workload, needed(gpus), nodes or 1, found)
+        case = of_trace(trace, workload, needed(gpus_per_node), nodes or 1, found)
     else:
         assert jobs is not None
-        case = of_file(jobs, gpus, nodes or 1, on_cores, found)
+        case = of_file(jobs, gpus_per_node, nodes or 1, on_cores, found)
+    hint_at_gpus_per_node(ctx, case.nodes)
     if gantt:
         _check_drawable(gantt, len(case.jobs))
     chosen = policies.for_simulation(ctx, policy, policy_option, (case.policy, case.options))

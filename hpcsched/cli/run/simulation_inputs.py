@@ -129,7 +129,7 @@ class OnCores:
 def needed(gpus: int | None) -> int:
     """The number of GPUs; ConfigError if it was not said."""
     if gpus is None:
-        raise ConfigError(where="--gpus", got="missing", accepted="the number of GPUs per node")
+        raise ConfigError(where="--gpus-per-node", got="missing", accepted="the number of GPUs per node")
     return gpus
 
 
@@ -163,7 +163,9 @@ def of_trace(path: Path, workload: str, gpus: int, nodes: int, found: Found) -> 
     read = read_trace(path, gpus=gpus, hosts=nodes, workload=workload)
     if not read.jobs:
         got = f"{plural(read.left_out, 'job')}, all for more GPUs than {nodes} x {gpus}"
-        raise ConfigError(where=str(path), got=got, accepted="jobs that fit, or more --gpus and --nodes")
+        raise ConfigError(
+            where=str(path), got=got, accepted="jobs that fit, or more --gpus-per-node and --nodes"
+        )
     models = {job.model for job in read.jobs} - {profile.model for profile in read.profiles}
     notes = []
     if read.left_out:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from hpcsched.accounts import user_name
-from hpcsched.cli.common import check_chart, find_run
+from hpcsched.cli.common import Renamed, check_chart, find_run
 from hpcsched.cli.jobs.status import clock
 from hpcsched.cli.run.environments import OPTIONS, environment_options
 from hpcsched.cli.run.run import KEPT_SEARCH, conduct, run
@@ -41,7 +41,7 @@ class Found:
     page: dict[str, Any]
     text: str
 
-    def against(self, other: Found) -> None:
+    def compare(self, other: Found) -> None:
         """Add what packing has gained: the same search with another packing took so long."""
         mine, theirs = self.page, other.page
         same = mine["best"]["job"] == theirs["best"]["job"]
@@ -58,9 +58,20 @@ class Found:
 @click.argument("search", type=click.Path(path_type=Path))
 @click.option("--packing", type=click.Choice(PACKINGS), help="Instead of what the file says.")
 @click.option(
-    "--against", type=click.Choice(PACKINGS), help="Search once more with this packing, to compare."
+    "--compare",
+    cls=Renamed,
+    older="--against",
+    type=click.Choice(PACKINGS),
+    help="At the end, search once more with this packing.",
 )
-@click.option("--svg", type=click.Path(path_type=Path), metavar="F.svg", help="Draw the trials at the end.")
+@click.option(
+    "--learning-curves",
+    cls=Renamed,
+    older="--svg",
+    type=click.Path(path_type=Path),
+    metavar="F.svg",
+    help="Draw the trials' learning curves at the end.",
+)
 @click.pass_context
 @environment_options
 def tune(
@@ -68,8 +79,8 @@ def tune(
     /,
     search: Path,
     packing: str | None,
-    against: str | None,
-    svg: Path | None,
+    compare: str | None,
+    learning_curves: Path | None,
     **options: Any,
 ) -> int:
     """Search the space in SEARCH.toml: Hyperband, with trials trained as one where there are more than GPUs.
@@ -77,29 +88,29 @@ def tune(
     Each trial of a rung is a job of the run (status, logs and explain know it); a search that was stopped or
     killed goes on with --resume. See docs/tuning.md.
     """
-    if svg is not None:
-        check_chart(svg, "--svg")
+    if learning_curves is not None:
+        check_chart(learning_curves, "--learning-curves")
     asked = read_search(search)
     asked = replace(asked, packing=packing or asked.packing)
-    against = against or asked.against
+    compare = compare or asked.against
     root = find_run(ctx, options["dir_"]).root
-    once_more = {**options, "dir_": f"{root}-{against}"}
-    if against == asked.packing:
+    once_more = {**options, "dir_": f"{root}-{compare}"}
+    if compare == asked.packing:
         accepted = f"another packing than {asked.packing}, which it is to be compared with"
-        raise ConfigError(where="--against", got=against, accepted=accepted)
-    if against and not options["resume"] and RunDir(Path(once_more["dir_"])).journal.exists():
+        raise ConfigError(where="--compare", got=compare, accepted=accepted)
+    if compare and not options["resume"] and RunDir(Path(once_more["dir_"])).journal.exists():
         got, accepted = f"{once_more['dir_']} holds a run already", "--resume, or another --dir"
-        raise ConfigError(where="--against", got=got, accepted=accepted)
-    words = [f"--packing {packing}"] * bool(packing) + [f"--against {against}"] * (against != asked.against)
+        raise ConfigError(where="--compare", got=got, accepted=accepted)
+    words = [f"--packing {packing}"] * bool(packing) + [f"--compare {compare}"] * (compare != asked.against)
     command = " ".join((f"tune {search}", *words))
-    code, found = _search(ctx, asked, search, options, svg=svg, command=command, root=root)
-    if against and found and code == 0:
+    code, found = _search(ctx, asked, search, options, curves=learning_curves, command=command, root=root)
+    if compare and found and code == 0:
         if not options["quiet"]:
-            click.echo(f"hpcsched: the same search once more, with packing {against}, to compare", err=True)
-        asked = replace(asked, packing=against)
-        code, other = _search(ctx, asked, search, once_more, svg=None, command=command, root=root)
+            click.echo(f"hpcsched: the same search once more, with packing {compare}, to compare", err=True)
+        asked = replace(asked, packing=compare)
+        code, other = _search(ctx, asked, search, once_more, curves=None, command=command, root=root)
         if other and code == 0:
-            found.against(other)
+            found.compare(other)
     if found:
         click.echo(json.dumps(found.page) if options["as_json"] else found.text)
     return code
@@ -115,7 +126,7 @@ def _search(
     file: Path,
     options: dict[str, Any],
     *,
-    svg: Path | None,
+    curves: Path | None,
     command: str,
     root: Path,
 ) -> tuple[int, Found | None]:
@@ -135,7 +146,7 @@ def _search(
         return SearchView(machine, source, quiet=options["quiet"])
 
     def report(life: Any) -> int:
-        found = _result(life, source, svg=svg)
+        found = _result(life, source, curves=curves)
         if found is None:
             click.echo("hpcsched: no trial has completed", err=True)
             return 1
@@ -260,7 +271,7 @@ def said(args: Any) -> str:
     return ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in args.items())
 
 
-def _result(life: Any, source: JobSource, *, svg: Path | None) -> Found | None:
+def _result(life: Any, source: JobSource, *, curves: Path | None) -> Found | None:
     """What has come of a search; None if nothing has. Draws it, and removes checkpoints nobody wants."""
     machine: Machine = life.machine
     search, outcomes = source.search, outcomes_of(machine)
@@ -271,10 +282,10 @@ def _result(life: Any, source: JobSource, *, svg: Path | None) -> Found | None:
         _drop_others(life, source, best.job.name)
     checkpoint = _checkpoint(life, best.job.name)
     rows, progress = source.trials(outcomes), source.progress(outcomes)
-    if svg is not None:
+    if curves is not None:
         from hpcsched.report.trials import trials_svg
 
-        trials_svg(source, outcomes, svg)
+        trials_svg(source, outcomes, curves)
     page = {
         "schema": 1,
         "best": {

@@ -12,4 +12,4 @@ def test_help_imports_nothing_heavy() -> None:
         "print({'numpy', 'matplotlib', 'sqlalchemy', 'rich'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "--svg FOLDER" in done.stdout and done.stdout.splitlines()[-1] == "set()"
+    assert "--figures FOLDER" in done.stdout and done.stdout.splitlines()[-1] == "set()"

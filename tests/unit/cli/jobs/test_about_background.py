@@ -113,7 +113,7 @@ def test_what_people_hear_of_paces_are_those_that_have_a_reason(shared):
 # --- what if ----------------------------------------------------------------------------------------
 
 
-SET = ("jobs.toml", "--gpus", 2, "--profiles", "p.json")
+SET = ("jobs.toml", "--gpus-per-node", 2, "--profiles", "p.json")
 JOBS = """
 schema = 1
 [defaults]

@@ -204,7 +204,7 @@ def test_figures_can_be_kept_beside_the_page(tmp_path: Path) -> None:
     write_batches(rundir, 2)
     page = tmp_path / "p.html"
     for _ in range(2):
-        assert made("-o", page, "--svg", "figures")
+        assert made("-o", page, "--figures", "figures")
     names = sorted(path.name for path in Path("figures").iterdir())
     assert names == ["gantt.svg", "two-batches.svg"]
     assert page.read_text().count("<svg") == 2
@@ -244,8 +244,8 @@ def test_there_is_no_run() -> None:
         (("-o", "missing/r.html"), r"--output: no folder missing;"),
         (("-o", "r.pdf"), r"--output: r.pdf; accepted: .*\.html"),
         (("-o", "folder.html"), r"--output: folder.html: a folder"),
-        (("--svg", "missing/figures"), r"--svg: missing/figures: No such file"),
-        (("--svg", "jobs.toml"), r"--svg: jobs.toml: File exists"),
+        (("--figures", "missing/figures"), r"--figures: missing/figures: No such file"),
+        (("--figures", "jobs.toml"), r"--figures: jobs.toml: File exists"),
     ],
 )
 def test_bad_places_are_refused_before_any_work(words: tuple[str, ...], says: str) -> None:

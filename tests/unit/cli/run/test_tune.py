@@ -56,9 +56,9 @@ def test_what_is_wrong_in_a_search_is_refused_by_name_before_anything_starts(tmp
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused_first(tmp_path):
-    result = tune(tmp_path, SEARCH, "--svg", str(tmp_path / "none" / "x.svg"))
+    result = tune(tmp_path, SEARCH, "--learning-curves", str(tmp_path / "none" / "x.svg"))
     assert isinstance(result.exception, HpcschedError)
-    assert "--svg: no folder" in str(result.exception)
+    assert "--learning-curves: no folder" in str(result.exception)
 
 
 def finished(search, source):
