@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from hpcsched import config
-from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
+from hpcsched.errors import ConfigError, NoSuchRun, UnknownJob
 from hpcsched.printing import printable
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import JobStatus, Status, is_abandoned
@@ -214,16 +214,11 @@ def database_path(given: str | None) -> Path:
 
 def check_chart(path: Path, option: str = "--gantt") -> None:
     """Refuse a picture that could not be written at the end."""
-    from importlib.util import find_spec
-
-    from hpcsched.report.drawing import MissingExtra
-
     if not path.absolute().parent.is_dir():
         raise ConfigError(where=option, got=f"no folder {path.parent}", accepted="a file in a folder")
     if path.is_dir():
         raise ConfigError(where=option, got=f"{path}: a folder", accepted="a file")
-    if find_spec("matplotlib") is None:
-        raise MissingExtra("pictures need matplotlib: install hpcsched[report]")
+    needs("matplotlib", "a picture", "report")
 
 
 @contextlib.contextmanager
@@ -238,16 +233,16 @@ def naming_the_file(path: Path | None) -> Iterator[None]:
         raise ConfigError(where=str(path), key=key, got=error.got, accepted=error.accepted) from None
 
 
-class MissingNumpy(HpcschedError):
-    """Planning needs an extra that is not installed."""
+def needs(module: str, what: str, extra: str) -> None:
+    """Raise MissingExtra, in the name of what needs it, unless this module of an extra is there."""
+    from hpcsched.report.drawing import MissingExtra
 
-    exit_code = 2
+    if find_spec(module) is None:
+        raise MissingExtra(f"{what} needs {module}: install hpcsched[{extra}]")
 
 
 def needs_numpy() -> None:
-    """Raise MissingNumpy if it is not there."""
-    if find_spec("numpy") is None:
-        raise MissingNumpy("planning needs numpy: install hpcsched[plan]")
+    needs("numpy", "planning", "plan")
 
 
 def needs_place(where: str, file: Path) -> None:

@@ -64,7 +64,7 @@ def render(draw: Callable[[Figure], None], path: Path, **options: Any) -> None:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra("pictures need matplotlib: install hpcsched[report]") from error
+        raise MissingExtra("a picture needs matplotlib: install hpcsched[report]") from error
     # The style is matplotlib's global state and counts when text is made and when it is written. It
     # begins with the defaults, not with the user's matplotlibrc; setting "backend" would load pyplot.
     style: Any = {key: value for key, value in mpl.rcParamsDefault.items() if key != "backend"}

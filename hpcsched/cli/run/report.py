@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcsched.cli.common import Renamed, check_chart, dir_option, find_run, hint_at_runs, plural
+from hpcsched.cli.common import Renamed, check_chart, dir_option, find_run, hint_at_runs, needs, plural
 from hpcsched.errors import ConfigError, NoSuchRun, StoreError
 
 if TYPE_CHECKING:
@@ -223,6 +223,7 @@ def _check_output(path: Path) -> None:
     if path.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(where="--output", got=str(path), accepted="a file name that ends in .html")
     check_chart(path, "--output")
+    needs("jinja2", "a page", "report")
 
 
 def _make_folder(folder: Path) -> None:

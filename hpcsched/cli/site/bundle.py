@@ -58,7 +58,10 @@ _MORE_VARIABLES = (
     "TERM",
     "TMPDIR",
 )
-_OPTIONAL = ("torch", "numpy", "matplotlib", "scipy", "pyslurm", "optuna", "scikit-learn", "statsmodels")
+_OPTIONAL = (
+    *("torch", "numpy", "matplotlib", "jinja2", "scipy"),
+    *("pyslurm", "optuna", "scikit-learn", "statsmodels"),
+)
 _GPUS = (("nvidia-smi", "-L"), ("nvidia-smi",), ("nvidia-smi", "topo", "-m"))
 _BATCH = (("sinfo", "--version"), ("lsid",))
 _README = """\

@@ -99,6 +99,7 @@ def doctor(
         lambda: _zmq(needed=several),
         lambda: _pyslurm(pyslurm),
         lambda: _module("matplotlib", "Gantt charts", "report"),
+        lambda: _module("jinja2", "reports", "report"),
     ]
     if allocation is None or allocation.here is not None:
         here = [h.gpus for h in allocation.hosts if h.name == allocation.here] if allocation else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -265,7 +266,13 @@ def test_a_page_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPat
     assert "No space left" in refused()
 
 
-def test_without_matplotlib_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("missing", "says"), [("matplotlib", "a picture needs matplotlib"), ("jinja2", "a page needs jinja2")]
+)
+def test_without_its_extra_one_line_says_what_to_install(
+    missing: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a_run(going_on(), "RUNNING")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "hpcsched[report]" in refused()
+    find = importlib.util.find_spec
+    monkeypatch.setattr("hpcsched.cli.common.find_spec", lambda name: None if name == missing else find(name))
+    assert refused() == f"{says}: install hpcsched[report]"
