@@ -52,7 +52,7 @@ class CoresHistory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class RunPage:
     """What there is to show of a run.
 
     `state` is the run's, `notes` say what else a reader should know. `gantt` is the chart as an SVG document

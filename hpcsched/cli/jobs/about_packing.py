@@ -1,4 +1,4 @@
-"""What `explain` says of packs: with whom a job trains, or why it rides nowhere."""
+"""What `explain` says of packs: with whom a job trains, or why it joins no pack."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def together(machine: Machine, job: Job) -> list[str]:
     gpu = job.current.gpus[0]
     ids = [machine.holder[gpu], *machine.packs.on((gpu,))]
     others = ", ".join(f"{machine.jobs[i].id} ({machine.jobs[i].spec.name})" for i in ids if i != job.id)
-    what = "rides on" if job.id in machine.packs.gpu_of else "holds"
+    what = "shares" if job.id in machine.packs.gpu_of else "holds"
     return [f"it {what} GPU {gpu}, where it trains as one with {others}"]
 
 

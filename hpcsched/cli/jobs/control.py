@@ -36,7 +36,7 @@ def _ask(rundir: RunDir, command: Command) -> Answer:
             f"the agent has not answered within {ANSWER_WITHIN_S:.0f} s; the command waits in {rundir.inbox}"
         )
     if answer.error:
-        raise Refused(answer.error)
+        raise CommandRefused(answer.error)
     return answer
 
 
@@ -52,7 +52,7 @@ def _living(rundir: RunDir) -> Status:
     return status
 
 
-class Refused(HpcschedError):
+class CommandRefused(HpcschedError):
     """The agent took a command for bad input; its own words say why."""
 
     exit_code = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select as io
+import select
 import shutil
 import sys
 import time
@@ -98,7 +98,7 @@ def _in_pages(watch: _Watch, delay: float, count: int | None) -> None:
     while True:
         watch.look()
         width = int(os.environ.get("COLUMNS") or PAGE_WIDTH)
-        page = Page(width=width, height=None, fancy=_can_draw())
+        page = Screen(width=width, height=None, fancy=_can_draw())
         sys.stdout.write("\n" * bool(shown) + "\n".join(page.lines(watch.status, watch.trouble)) + "\n")
         sys.stdout.flush()
         shown += 1
@@ -119,7 +119,9 @@ def _in_place(watch: _Watch, delay: float, count: int | None) -> None:
             until = time.monotonic() + delay
             while True:
                 width, height = shutil.get_terminal_size()
-                lines = Page(width=width, height=height, fancy=_can_draw()).lines(watch.status, watch.trouble)
+                lines = Screen(width=width, height=height, fancy=_can_draw()).lines(
+                    watch.status, watch.trouble
+                )
                 text = Text("\n".join(lines), no_wrap=True, overflow="crop")
                 text.highlight_regex(r"(?m)^(JOBID|HOST) .*$", "bold reverse")
                 text.highlight_regex(r"\A\S+", "bold")
@@ -152,7 +154,7 @@ def _keys() -> Iterator[Any]:
     before = termios.tcgetattr(descriptor)
 
     def pressed(seconds: float) -> bool:
-        if not io.select([descriptor], [], [], seconds)[0]:
+        if not select.select([descriptor], [], [], seconds)[0]:
             return False
         typed = os.read(descriptor, 64)
         return not typed or typed[:1] in (b"q", b"Q", b"\x04")
@@ -173,7 +175,7 @@ def _can_draw() -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class Screen:
     """Lays a status out in so many columns and lines; `height` None: all of it. `fancy`: block characters."""
 
     width: int

@@ -104,7 +104,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     from hpcsched.cli.run.simulate import MOST_DRAWN
     from hpcsched.cli.run.simulation_inputs import MOST_KEPT
     from hpcsched.report.gantt import gantt_svg
-    from hpcsched.report.html import Page
+    from hpcsched.report.html import RunPage
 
     state, notes = _state(rundir, machine)
     many = len(machine.jobs)
@@ -127,7 +127,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     configurations, left_out = _configurations(machine, folder)
     if left_out:
         notes.append(f"the configurations of {plural(left_out, 'more job')} are left out")
-    return Page(
+    return RunPage(
         title=f"hpcsched: {rundir.root}",
         state=state,
         began=_began(machine, result),

@@ -48,7 +48,7 @@ TAIL_LINES = 10
 TAIL_BYTES = 2**16
 
 
-class View(Protocol):
+class Display(Protocol):
     """An observer of a run that is closed at its end."""
 
     def event(self, event: Event, actions: Sequence[Action]) -> None: ...
@@ -143,7 +143,7 @@ def conduct(
     quiet: bool,
     as_json: bool,
     source: Source | None = None,
-    view: Callable[[Machine], View] | None = None,
+    display: Callable[[Machine], Display] | None = None,
     check: Callable[[Machine], None] | None = None,
     report: Callable[[Any], int] | None = None,
     keep: Callable[[Any, Path], None] | None = None,
@@ -155,7 +155,7 @@ def conduct(
     """Run jobs as the options of `run` say; returns the exit code.
 
     `command` is who asks, and `root` the directory with which it is to be asked again, if not this run's.
-    `source` gives more jobs, `view` shows what happens, `check` raises when there is
+    `source` gives more jobs, `display` shows what happens, `check` raises when there is
     no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it returns
     the exit code of a run without work left. `keep` puts more of it into the database. `update`: what the job
     file says of jobs that the run has is taken. `environment`: that of jobs that name none.
@@ -164,7 +164,7 @@ def conduct(
     from hpcsched.agent.allocation.requeue import Plan
     from hpcsched.agent.inbox import Inbox
     from hpcsched.batch import open_batch
-    from hpcsched.cli.profile.found import finder, layers_found, parallel_found
+    from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder
     from hpcsched.cli.run.live import LiveTable, Narrator
 
     # The batch system's warnings are heard while the jobs run; before and after they would only end us.
@@ -196,16 +196,16 @@ def conduct(
     if gantt:
         check_chart(gantt)
     store = database_path(database)
-    find = finder(profiles, store)
-    views: list[View] = []
+    find = profile_finder(profiles, store)
+    displays: list[Display] = []
 
-    def observe(machine: Machine) -> View:
+    def observe(machine: Machine) -> Display:
         on_terminal = sys.stderr.isatty() and not quiet
-        if view is not None:
-            views.append(view(machine))
+        if display is not None:
+            displays.append(display(machine))
         else:
-            views.append(LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet))
-        return views[0]
+            displays.append(LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet))
+        return displays[0]
 
     order = start.Order(
         dir=rundir.root,
@@ -233,12 +233,12 @@ def conduct(
                 order,
                 batch=system,
                 find_profiles=lambda models, kind: find(models, device_type or kind),
-                find_parallel=lambda models: parallel_found(store, models),
-                find_layers=lambda model, kind: layers_found(store, model, device_type or kind),
+                find_parallel=lambda models: parallel_programs(store, models),
+                find_layers=lambda model, kind: layer_profile(store, model, device_type or kind),
                 observe=observe,
             )
     finally:
-        for shown in views:
+        for shown in displays:
             shown.close()
     code = life.exit_code
     if check is not None:

@@ -24,9 +24,9 @@ from hpcsched.cli.run import policies
 from hpcsched.cli.run.simulation_inputs import (
     MOST_KEPT,
     SHIPPED,
-    Case,
-    Found,
-    OnCores,
+    CpuOptions,
+    ProfileSource,
+    Scenario,
     needed,
     of_file,
     of_run,
@@ -132,23 +132,23 @@ def simulate(
         raise ConfigError(where="simulate", got=got, accepted=accepted)
     if workload and trace is None:
         raise ConfigError(where="--workload", got=repr(workload), accepted="with --trace only")
-    on_cores = OnCores(cpus, ps)
-    found = Found(profiles, database, device_type)
+    on_cores = CpuOptions(cpus, ps)
+    source = ProfileSource(profiles, database, device_type)
     if run_dir is not None:
         explicit = ctx.get_parameter_source("profiles") is click.core.ParameterSource.COMMANDLINE
         known = profiles if explicit else ()
-        case = of_run(ctx, run_dir or None, gpus_per_node, nodes, on_cores, known, device_type)
+        scenario = of_run(ctx, run_dir or None, gpus_per_node, nodes, on_cores, known, device_type)
     elif trace is not None:
-        case = of_trace(trace, workload, needed(gpus_per_node), nodes or 1, found)
+        scenario = of_trace(trace, workload, needed(gpus_per_node), nodes or 1, source)
     else:
         assert jobs is not None
-        case = of_file(jobs, gpus_per_node, nodes or 1, on_cores, found)
-    hint_at_gpus_per_node(ctx, case.nodes)
+        scenario = of_file(jobs, gpus_per_node, nodes or 1, on_cores, source)
+    hint_at_gpus_per_node(ctx, scenario.nodes)
     if gantt:
-        _check_drawable(gantt, len(case.jobs))
-    chosen = policies.for_simulation(ctx, policy, policy_option, (case.policy, case.options))
+        _check_drawable(gantt, len(scenario.jobs))
+    chosen = policies.for_simulation(ctx, policy, policy_option, (scenario.policy, scenario.options))
     with naming_the_file(jobs or trace):
-        results = _simulated(case, chosen, (background_share, foreground_slowdown), keep=list_jobs)
+        results = _simulated(scenario, chosen, (background_share, foreground_slowdown), keep=list_jobs)
     if gantt:
         from hpcsched.report.gantt import gantt_svg
 
@@ -156,52 +156,52 @@ def simulate(
             gantt_svg(results, gantt)
         except OSError as error:
             raise ConfigError(where="--gantt", got=f"{gantt}: {error.strerror}", accepted="a file") from error
-    for note in case.notes:
+    for note in scenario.notes:
         click.echo(f"hpcsched: {note}", err=True)
     if as_json:
         from hpcsched.report.result import to_json
 
         sys.stdout.buffer.write(to_json(results) + b"\n")
     else:
-        _show(case, results, list_jobs=list_jobs)
+        _show(scenario, results, list_jobs=list_jobs)
 
 
 def _simulated(
-    case: Case, chosen: Mapping[str, dict[str, Any]], sharing: tuple[float, float], *, keep: bool
+    scenario: Scenario, chosen: Mapping[str, dict[str, Any]], sharing: tuple[float, float], *, keep: bool
 ) -> list[Result]:
-    """How the case went, if it did, and how it would go under each policy.
+    """How the scenario went, if it did, and how it would go under each policy.
 
     `sharing`: what background jobs have beside others, and what they cost these.
     """
-    from hpcsched.cli.run.progress import Progress
+    from hpcsched.cli.run.progress import ProgressLine
     from hpcsched.cli.run.results import MOST_STORIES, Bounds, result_of
     from hpcsched.sim.engine import Simulation
     from hpcsched.sim.interference import Interference
 
     interference = Interference(background_share=sharing[0], foreground_slowdown=sharing[1])
-    many = len(case.jobs) > MOST_KEPT
+    many = len(scenario.jobs) > MOST_KEPT
     results: list[Result] = []
     bounds = None
     for name, options in chosen.items():
-        with Progress(name, len(case.jobs)) as progress:
+        with ProgressLine(name, len(scenario.jobs)) as progress:
             simulation = Simulation(
-                case.jobs,
-                case.profiles,
-                gpus=case.gpus,
-                nodes=case.nodes,
-                cpus=case.cpus,
-                trainings=case.trainings,
-                parallel=case.parallel,
+                scenario.jobs,
+                scenario.profiles,
+                gpus=scenario.gpus,
+                nodes=scenario.nodes,
+                cpus=scenario.cpus,
+                trainings=scenario.trainings,
+                parallel=scenario.parallel,
                 policy=name,
                 options=options,
                 interference=interference,
-                stories=len(case.jobs) <= MOST_STORIES,
+                stories=len(scenario.jobs) <= MOST_STORIES,
                 watch=progress.watch,
             )
             result = result_of(simulation.run(), bounds=bounds, keep_jobs=keep or not many)
         bounds = bounds or Bounds(result.lower_bound_s, result.mean_jct_bound_s)
-        results.append(_as_in_the_run(result, case.ids) if case.ids else result)
-    return results if case.was is None else [case.was, *results]
+        results.append(_as_in_the_run(result, scenario.ids) if scenario.ids else result)
+    return results if scenario.was is None else [scenario.was, *results]
 
 
 def _as_in_the_run(result: Result, ids: Sequence[tuple[int, str]]) -> Result:
@@ -221,30 +221,30 @@ def _check_drawable(path: Path, jobs: int) -> None:
     check_chart(path)
 
 
-def _show(case: Case, results: list[Result], *, list_jobs: bool) -> None:
+def _show(scenario: Scenario, results: list[Result], *, list_jobs: bool) -> None:
     """One policy with its jobs, or several on one screen: a line per job is there where it fits."""
     from hpcsched.report.tables import comparison_table, headline, job_table, side_by_side
 
     size = shutil.get_terminal_size() if sys.stdout.isatty() else None
     width = size.columns if size else None
-    if len(results) == 1 and (case.file or list_jobs or len(case.jobs) <= MOST_LISTED):
+    if len(results) == 1 and (scenario.file or list_jobs or len(scenario.jobs) <= MOST_LISTED):
         measures = comparison_table(results, width=width)
         click.echo(f"{headline(results[0])}\n{job_table(results[0], width=width)}\n\n{measures}")
         return
-    title = f"{case.where}: {plural(len(case.jobs), 'job')} on {case.place}"
-    if case.was is not None and case.was.gpus != case.gpus * case.nodes:
-        title += f"; {case.was.label} on {case.was.gpus}"
-    base = 0 if case.over else min(1, len(results) - 1)
+    title = f"{scenario.where}: {plural(len(scenario.jobs), 'job')} on {scenario.place}"
+    if scenario.was is not None and scenario.was.gpus != scenario.gpus * scenario.nodes:
+        title += f"; {scenario.was.label} on {scenario.was.gpus}"
+    base = 0 if scenario.over else min(1, len(results) - 1)
     measures = comparison_table(results, width=width, base=base)
     if list_jobs:
         for result in results:
             click.echo(f"{headline(result)}\n{job_table(result, width=width)}\n")
         click.echo(f"{title}\n{measures}")
         return
-    above = [title, *(f"hpcsched: {note}" for note in case.notes)]
+    above = [title, *(f"hpcsched: {note}" for note in scenario.notes)]
     taken = sum(-(-len(line) // (width or 80)) for line in above)
     room = (size.lines if size else _PLAIN_HEIGHT) - 1 - taken - measures.count("\n") - 1
-    if len(case.jobs) <= room:  # a quick look first: tables of a million lines are not to be made
+    if len(scenario.jobs) <= room:  # a quick look first: tables of a million lines are not to be made
         jobs = side_by_side(results, width=width)
         if jobs.count("\n") + 2 <= room:
             click.echo(f"{title}\n{jobs}\n\n{measures}")

@@ -35,13 +35,13 @@ SHOWN = 10
 
 
 @dataclass
-class Found:
+class SearchResult:
     """What has come of a search: as JSON, as a table, and what it took."""
 
     page: dict[str, Any]
     text: str
 
-    def compare(self, other: Found) -> None:
+    def compare(self, other: SearchResult) -> None:
         """Add what packing has gained: the same search with another packing took so long."""
         mine, theirs = self.page, other.page
         same = mine["best"]["job"] == theirs["best"]["job"]
@@ -129,7 +129,7 @@ def _search(
     curves: Path | None,
     command: str,
     root: Path,
-) -> tuple[int, Found | None]:
+) -> tuple[int, SearchResult | None]:
     """One search as a run; its exit code, and what has come of it, if it came to its end."""
     kept = find_run(ctx, options["dir_"]).root / KEPT_SEARCH
     if options["resume"] and kept.exists():
@@ -137,13 +137,13 @@ def _search(
     if (short := asked.shortage()) and not options["quiet"]:
         click.echo(f"hpcsched: {short}", err=True)
     source, text = Tuning(asked), file.read_text(encoding="utf-8")
-    results: list[Found] = []
+    results: list[SearchResult] = []
 
-    def view(machine: Machine) -> SearchView:
+    def display(machine: Machine) -> SearchDisplay:
         if not kept.exists():
             with contextlib.suppress(StoreError):  # whatever is wrong there, the journal will tell
                 write_atomically(kept, text.encode())
-        return SearchView(machine, source, quiet=options["quiet"])
+        return SearchDisplay(machine, source, quiet=options["quiet"])
 
     def report(life: Any) -> int:
         found = _result(life, source, curves=curves)
@@ -157,7 +157,7 @@ def _search(
         ctx,
         jobs=None,
         source=Feeder(source, workdir=Path.cwd(), user=user_name()),
-        view=view,
+        display=display,
         check=lambda machine: check_results(source, machine),
         report=report,
         keep=lambda life, store: _keep(life, source, store),
@@ -183,7 +183,7 @@ def _check_same(asked: Search, kept: Path, file: Path) -> None:
             )
 
 
-class SearchView:
+class SearchDisplay:
     """Tells how a search goes: a line for each rung that is done and each better result, and on a terminal a
     bar."""
 
@@ -271,7 +271,7 @@ def said(args: Any) -> str:
     return ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in args.items())
 
 
-def _result(life: Any, source: JobSource, *, curves: Path | None) -> Found | None:
+def _result(life: Any, source: JobSource, *, curves: Path | None) -> SearchResult | None:
     """What has come of a search; None if nothing has. Draws it, and removes checkpoints nobody wants."""
     machine: Machine = life.machine
     search, outcomes = source.search, outcomes_of(machine)
@@ -317,7 +317,7 @@ def _result(life: Any, source: JobSource, *, curves: Path | None) -> Found | Non
         f"best: {search.metric} {best.metric:.4g} with {said(chosen(best.job.args, search))}",
         f"checkpoint: {checkpoint}",
     ]
-    return Found(page, "\n".join(lines))
+    return SearchResult(page, "\n".join(lines))
 
 
 def _keep(life: Any, source: JobSource, store: Path) -> None:

@@ -19,7 +19,7 @@ from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.report.batches import batches_svg, draw, thinned
 from hpcsched.report.drawing import MissingExtra
 from hpcsched.report.gantt import gantt_svg
-from hpcsched.report.html import BatchHistory, Page
+from hpcsched.report.html import BatchHistory, RunPage
 from hpcsched.report.result import AttemptResult, JobResult, Result
 from hpcsched.store.batches import Decision
 
@@ -228,7 +228,7 @@ def a_page(**more: Any) -> str:
         "gantt": SVG,
         "efficiencies": {1: 0.875},
     }
-    return Page(**{**fields, **more}).html()
+    return RunPage(**{**fields, **more}).html()
 
 
 class Reader(HTMLParser):

@@ -192,7 +192,7 @@ def test_explain_tells_with_whom_a_job_trains_and_why_one_that_waits_does_not():
     driver.runs("a", "b")
     told = {name: what_is_next(driver.machine, driver.job(name)) for name in "abcd"}
     assert "it holds GPU 0, where it trains as one with 2 (b)" in told["a"]
-    assert "it rides on GPU 0, where it trains as one with 1 (a)" in told["b"]
+    assert "it shares GPU 0, where it trains as one with 1 (a)" in told["b"]
     assert "not on GPU 0: 2 train there, at most 2 may" in told["c"]
     assert "not on GPU 0: job 1 (a) is of another kind" in told["d"]
 

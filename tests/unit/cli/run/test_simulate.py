@@ -134,7 +134,7 @@ def test_how_far_a_simulation_is_shows_on_a_terminal_and_is_gone_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run() -> None:
-        with progress.Progress("marble", len(JOBS)) as shown:
+        with progress.ProgressLine("marble", len(JOBS)) as shown:
             simulated(JOBS, PROFILES, gpus=4, policy="marble", options={}, watch=shown.watch)
 
     run()

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcsched.cli.main import cli
-from hpcsched.cli.run.tune import SearchView, trial_table
+from hpcsched.cli.run.tune import SearchDisplay, trial_table
 from hpcsched.core.events import WorkersExited
 from hpcsched.errors import HpcschedError
 from hpcsched.report.trials import trials_svg
@@ -99,7 +99,7 @@ def test_progress_is_told_rung_by_rung_and_best_by_best(tmp_path, capsys):
     search = parse_search(SEARCH.replace("R = 9", 'R = 9\nmethod = "halving"\ntrials = 9'), where="s.toml")
     source = Tuning(search)
     driver, feed = Driver(gpus=20), Feeder(source, workdir=tmp_path)
-    view = SearchView(driver.machine, source, quiet=False)
+    view = SearchDisplay(driver.machine, source, quiet=False)
 
     def go_on(value):
         new = feed(driver.machine)

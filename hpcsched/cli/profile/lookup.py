@@ -14,7 +14,9 @@ from hpcsched.errors import StoreError
 from hpcsched.store.profiles import choose_all, load_profiles
 
 
-def finder(files: Sequence[str], database: Path) -> Callable[[Collection[str], str], tuple[Profile, ...]]:
+def profile_finder(
+    files: Sequence[str], database: Path
+) -> Callable[[Collection[str], str], tuple[Profile, ...]]:
     """Gives the profiles of some models for a device type: from the files, else from the database.
 
     Files are read at once, so that a bad one is refused before anything starts.
@@ -31,7 +33,7 @@ def finder(files: Sequence[str], database: Path) -> Callable[[Collection[str], s
     return find
 
 
-def parallel_found(database: Path, models: Collection[str]) -> tuple[Program, ...]:
+def parallel_programs(database: Path, models: Collection[str]) -> tuple[Program, ...]:
     """The programs of these models that have said in an earlier run that they are parallel."""
     if not database.exists():
         return ()
@@ -45,7 +47,7 @@ def parallel_found(database: Path, models: Collection[str]) -> tuple[Program, ..
         return ()
 
 
-def layers_found(database: Path, model: str, device: str) -> dict[str, Any] | None:
+def layer_profile(database: Path, model: str, device: str) -> dict[str, Any] | None:
     """The newest layer profile of a model on this type of device in the database."""
     if not database.exists():
         return None
