@@ -1,4 +1,4 @@
-"""What several commands share: options with their environment variables, finding runs and jobs."""
+"""Parts that several commands share: options with their environment variables, finding runs and jobs."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def find_run(ctx: click.Context, dir_: str | None) -> RunDir:
 
 
 def run_folder(ctx: click.Context, dir_: str | None) -> Path:
-    """Where that is: the command's --dir, the global one, $HPCSCHED_DIR, files, default."""
+    """The folder of the run meant: the command's --dir, the global one, $HPCSCHED_DIR, files, default."""
     settings: config.Settings = ctx.obj
     return config.run_dir(dir_ or settings.values.get("dir"))
 
@@ -145,7 +145,7 @@ def code_of(rundir: RunDir) -> int:
 
 
 def warm_processes(text: str) -> int | None:
-    """How many warm processes wait on a host, from auto, off or a number; None: none at all."""
+    """The number of warm processes on a host, from auto, off or a number; None: none at all."""
     from hpcsched.launch.zygote import STANDBYS
 
     if text in ("auto", "off"):
@@ -213,12 +213,12 @@ def database_path(given: str | None) -> Path:
 
 
 def check_chart(path: Path, option: str = "--gantt") -> None:
-    """Refuse a picture that could not be written at the end."""
+    """Refuse a figure that could not be written at the end."""
     if not path.absolute().parent.is_dir():
         raise ConfigError(where=option, got=f"no folder {path.parent}", accepted="a file in a folder")
     if path.is_dir():
         raise ConfigError(where=option, got=f"{path}: a folder", accepted="a file")
-    needs("matplotlib", "a picture", "report")
+    needs("matplotlib", "a figure", "report")
 
 
 @contextlib.contextmanager

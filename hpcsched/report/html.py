@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchHistory:
-    """A job whose global batch changes: its decisions (at least one), what it was told, and their picture."""
+    """A job whose global batch changes: its decisions (at least one), what it was told, and their figure."""
 
     job_id: int
     name: str
@@ -42,7 +42,7 @@ class BatchHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class CoresHistory:
-    """A job on CPU cores: its configurations (at least one), the cores it may have, and their picture."""
+    """A job on CPU cores: its configurations (at least one), the cores it may have, and their figure."""
 
     job_id: int
     name: str
@@ -53,7 +53,7 @@ class CoresHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPage:
-    """What there is to show of a run.
+    """The data of a run's page.
 
     `state` is the run's, `notes` say what else a reader should know. `gantt` is the chart as an SVG document
     (None: it could not be drawn). `efficiencies` are those of jobs by id, where they are known.
@@ -87,13 +87,13 @@ class RunPage:
         return printable(page, lines=True)
 
     def _resources(self) -> str:
-        """What the jobs had, in the words of a heading."""
+        """GPUs, CPU cores or both, for a heading."""
         if self.result.core_hours is UNSET:
             return "GPUs"
         return "GPUs and CPU cores" if self.result.on_gpus else "CPU cores"
 
     def _headline(self) -> list[tuple[str, str]]:
-        """What sums the run up, as (name, value)."""
+        """The numbers that sum the run up, as (name, value)."""
         r = self.result
         over = r.jobs_total > 0 and self.state == "FINISHED"
         tiles = [
@@ -133,7 +133,7 @@ class _Table(NamedTuple):
 
 
 class _Section(NamedTuple):
-    """What is told of one job: facts as (name, value), its figure, and a table below."""
+    """A section on one job: facts as (name, value), its figure, and a table below."""
 
     title: str
     facts: Sequence[tuple[str, str]]
@@ -237,7 +237,7 @@ def _of_cores(history: CoresHistory, number: int) -> _Section:
 
 
 def _shares(seats: Sequence[Seat]) -> str:
-    """How many processes, times the cores of each: 2 x 0.5; of different ones, 2 x 0.3-0.6."""
+    """The number of processes, times the cores of each: 2 x 0.5; of different ones, 2 x 0.3-0.6."""
     low, high = min(seat.share for seat in seats), max(seat.share for seat in seats)
     return f"{len(seats)} x {low:.4g}" + (f"-{high:.4g}" if high > low else "")
 

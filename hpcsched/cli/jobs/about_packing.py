@@ -1,4 +1,4 @@
-"""What `explain` says of packs: with whom a job trains, or why it joins no pack."""
+"""Packs, in words, for `explain`: the jobs that a job trains with as one, or why it joins no pack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpcsched.core.resources.packing import is_packed
 
 
 def together(machine: Machine, job: Job) -> list[str]:
-    """With whom a running job trains as one."""
+    """The jobs that a running job trains with as one."""
     if not is_packed(job.spec) or not machine.packs.shared(job):
         return []
     gpu = job.current.gpus[0]

@@ -39,8 +39,10 @@ _ORDER_OF_COUNTS = (*_ORDER, JobState.COMPLETED, JobState.FAILED, JobState.CANCE
 
 @click.command()
 @dir_option
-@option("--delay", "-d", type=Number(min=0.1), default=2.0, help="Seconds between two looks (2).")
-@click.option("--count", "-n", type=click.IntRange(min=1), help="Leave after so many looks.")
+@option("--delay", "-d", type=Number(min=0.1), default=2.0, help="Seconds between updates (2).")
+@click.option(
+    "--count", "-n", type=click.IntRange(min=1), help="Number of updates; default: until you leave."
+)
 @click.pass_context
 def top(ctx: click.Context, dir_: str | None, delay: float, count: int | None) -> int:
     """The run as it goes on: time left, GPUs by host, jobs. Leave with q or Ctrl-C.
@@ -71,7 +73,7 @@ class _Watch:
         self.trouble = ""
 
     def look(self) -> None:
-        """Read the snapshot; ask the batch system once for each snapshot that nobody continues."""
+        """Read the snapshot; ask the batch system once for each snapshot that no agent continues."""
         try:
             status = self._read()
         except HpcschedError as error:
@@ -138,7 +140,7 @@ def _in_place(watch: _Watch, delay: float, count: int | None) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """Gives a function that waits so many seconds for a key, and says whether it means to leave."""
+    """Gives a function that waits for a key, for a number of seconds, and says whether it means to leave."""
     if not sys.stdin.isatty():
 
         def slept(seconds: float) -> bool:
@@ -176,7 +178,7 @@ def _can_draw() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """Lays a status out in so many columns and lines; `height` None: all of it. `fancy`: block characters."""
+    """A status in `width` columns and `height` lines (None: all lines). `fancy`: block characters."""
 
     width: int
     height: int | None

@@ -1,4 +1,4 @@
-"""`hpcsched plan burst`: how many GPUs each layer of a model gets, and which."""
+"""`hpcsched plan burst`: the GPUs of each layer of a model."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ _NETWORK = "Needed with a layer profile."
 
 @click.command()
 @click.argument("file", metavar="FILE")
-@option("--gpus", type=click.IntRange(min=1), metavar="N", help="How many GPUs there are.")
-@option("--global-batch", type=click.IntRange(min=1), metavar="B", help="Samples in a step, over all GPUs.")
-@option("--amplification", type=float, metavar="L", help="Most GPU-seconds of a layer over those on one GPU.")
-@option("--bandwidth", type=float, metavar="GB/s", help=f"What a GPU sends a second. {_NETWORK}")
-@option("--latency", type=float, metavar="US", help=f"Microseconds that a message takes at least. {_NETWORK}")
-@option("--overlap", is_flag=True, help="Gradients travel while the backward pass goes on.")
+@option("--gpus", type=click.IntRange(min=1), metavar="N", help="Number of GPUs.")
+@option("--global-batch", type=click.IntRange(min=1), metavar="B", help="Samples of a step, over all GPUs.")
+@option(
+    "--amplification", type=float, metavar="L", help="Limit of a layer's GPU-seconds, relative to one GPU."
+)
+@option("--bandwidth", type=float, metavar="GB/s", help=f"Network bandwidth of a GPU. {_NETWORK}")
+@option("--latency", type=float, metavar="US", help=f"Network latency in microseconds. {_NETWORK}")
+@option("--overlap", is_flag=True, help="Overlap gradient sums with the backward pass.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="F", help="Write the plan as JSON.")
 @click.option(
     "--gantt",
@@ -35,7 +37,7 @@ _NETWORK = "Needed with a layer profile."
     metavar="F.svg",
     help="Draw the plan as a Gantt chart.",
 )
-@option("--database", metavar="F", help="Where measured profiles are; default: in your data directory.")
+@option("--database", metavar="F", help="SQLite file with layer profiles; default: in your data directory.")
 @json_option
 @click.pass_context
 def burst(
@@ -52,11 +54,11 @@ def burst(
     database: str | None,
     as_json: bool,
 ) -> None:
-    """How many GPUs each layer of a model gets, and which (burst parallelism).
+    """The GPUs of each layer of a model, by burst parallelism.
 
     FILE is a layer profile (from `hpcsched profile layers -o`), the name of a model that was measured by
     that, or of a shipped one (vgg16-a100, wrn101-2-a100, inception-v3-a100), or a table of times by GPU
-    count. Exits with 1 if the limit allows no plan.
+    count. Exit code 1: the limit allows no plan.
     """
     if gantt is not None:
         check_chart(gantt)
@@ -114,7 +116,7 @@ def plan_table(plan: Plan) -> str:
 
 
 def _read(file: str, database: Path) -> tuple[str, Any]:
-    """What to name it in errors, and what is in it."""
+    """The name of a file for errors, and its content."""
     path = Path(file)
     if not path.exists() and path.name == file:
         from hpcsched.store.profiles import shipped

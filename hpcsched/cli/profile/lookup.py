@@ -1,4 +1,4 @@
-"""Which profiles a run or a simulation goes by: files given, else what this user has measured."""
+"""Lookup of the profiles for a run or a simulation: files given, else this user's measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcsched.store.profiles import choose_all, load_profiles
 def profile_finder(
     files: Sequence[str], database: Path
 ) -> Callable[[Collection[str], str], tuple[Profile, ...]]:
-    """Gives the profiles of some models for a device type: from the files, else from the database.
+    """A function that gives the profiles of models for a device type: from the files, else the database.
 
     Files are read at once, so that a bad one is refused before anything starts.
     """
@@ -34,7 +34,7 @@ def profile_finder(
 
 
 def parallel_programs(database: Path, models: Collection[str]) -> tuple[Program, ...]:
-    """The programs of these models that have said in an earlier run that they are parallel."""
+    """The programs of some models that have said in an earlier run that they are parallel."""
     if not database.exists():
         return ()
     from hpcsched.store.database import Database

@@ -50,23 +50,29 @@ class _WithCommand(click.Command):
 
 @click.command(cls=_WithCommand)
 @click.argument("jobs", required=False, type=click.Path(path_type=Path))
-@click.option("--job", metavar="NAME", help="Of the job file, measure this job only.")
+@click.option("--job", metavar="NAME", help="Only this job of the job file.")
 @click.option("--trainer", metavar="PKG.MOD:CLASS", help="Measure this Trainer class.")
 @click.option("--args", "arguments", metavar="JSON", help="An object that the trainer's build() gets.")
 @click.option(
-    "--processes", default="auto", help="Of a command on each host: auto, per-gpu (one on each), or a number."
+    "--processes",
+    default="auto",
+    help="Processes of a command on each host: auto, per-gpu (one for each GPU), or a number.",
 )
 @click.option("--model", help="The profile's key; default: the job's model, or the program's name.")
 @click.option("--devices", metavar="SPEC", default="auto", envvar="HPCSCHED_DEVICES", show_default=True)
 @click.option(
-    "--gpus", metavar="LIST", help="Counts to measure, in this order, e.g. 1,2,4 or 1-4; default: all."
+    "--gpus", metavar="LIST", help="GPU counts to measure, in this order, e.g. 1,2,4 or 1-4; default: all."
 )
 @click.option("--seconds", type=Number(0, 86400, min_open=True), default=5.0, show_default=True)
 @click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True)
-@click.option("--warmup", type=Number(0, 86400), default=2.0, show_default=True, help="Seconds.")
+@click.option(
+    "--warmup", type=Number(0, 86400), default=2.0, show_default=True, help="Seconds before the first window."
+)
 @click.option("--timeout", type=Number(0, 86400, min_open=True), default=120.0, show_default=True)
 @click.option("--costs/--no-costs", default=True, help="Also measure what suspending and resuming costs.")
-@click.option("--global-batch", type=click.IntRange(1), help="Samples a step; default: as the program tells.")
+@click.option(
+    "--global-batch", type=click.IntRange(1), help="Samples of a step; default: as the program tells."
+)
 @click.option("--software", default="", help="Part of the profile's key, e.g. the version of a framework.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be launched.")
 @database_option
@@ -247,7 +253,7 @@ def _progress(model: str, counts: Sequence[int]) -> Iterator[Callable[[int, floa
 def _say_plans(
     plans: Sequence[tuple[JobSpec, tuple[int, ...]]], devices: Devices, settings: Settings, as_json: bool
 ) -> None:
-    """What `profile run` would launch, on standard output."""
+    """Print the launches that `profile run` would make."""
     from hpcsched.core.processes import Because, shape_of
     from hpcsched.profiling.trial import argv_of, plan_of
 

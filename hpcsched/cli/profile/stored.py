@@ -26,7 +26,7 @@ _from = click.option(
     "--from",
     "source",
     metavar="FILE",
-    help="Look into this profiles file (or shipped one, by name) instead of the database.",
+    help="Profiles file (or shipped one, by name), instead of the database.",
 )
 json_profiles_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the profiles as JSON, ready for import."
@@ -38,7 +38,7 @@ json_profiles_option = click.option(
 @database_option
 @json_profiles_option
 def list_(source: str | None, database: Path | None, as_json: bool) -> None:
-    """The profiles there are, the newest first."""
+    """List the profiles, the newest first."""
     from hpcsched.profiling.draw import table_of
 
     found, _ = _known(source, database)
@@ -81,7 +81,7 @@ def import_(file: str, database: Path | None) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A file, instead of standard output.")
 @database_option
 def export(models: tuple[str, ...], output: Path | None, database: Path | None) -> None:
-    """Print the profiles (of these models) as JSON."""
+    """Print the profiles as JSON: all, or those of the models named."""
     known, where = _known(None, database)
     for model in models:
         if all(p.model != model for p in known):

@@ -1,4 +1,4 @@
-"""How far a long simulation is: a line on a terminal's stderr that is gone at the end."""
+"""Progress of a long simulation: a line on a terminal's stderr that is gone at the end."""
 
 from __future__ import annotations
 

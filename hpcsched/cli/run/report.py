@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from hpcsched.store.rundir import RunDir
 
 MOST_FIGURES = 100
-"""Jobs whose batches are drawn, and jobs whose CPU cores are: a page of more would take minutes to make, and
-nobody would read it."""
+"""Most jobs whose batches are drawn, and most whose CPU cores are: more take minutes, and are not read."""
 
 
 @click.command()
@@ -41,7 +40,7 @@ nobody would read it."""
     older="--svg",
     metavar="FOLDER",
     type=click.Path(path_type=Path),
-    help="Keep the figures (SVG) there, too: the Gantt chart, and those of jobs.",
+    help="Folder that gets the figures too, as SVG: the Gantt chart, and those of jobs.",
 )
 @click.pass_context
 def report(ctx: click.Context, dir_: str | None, output: Path | None, figures: Path | None) -> None:
@@ -87,7 +86,7 @@ def report(ctx: click.Context, dir_: str | None, output: Path | None, figures: P
 def efficiency(machine: Machine, job: Job, gpu_hours: float) -> float | None:
     """Steps per GPU-second over those on one GPU by the model's profile, or as seen in this run.
 
-    None where nobody has measured one GPU, or the job tells no steps or held no GPU.
+    None where one GPU has not been measured, or the job tells no steps or held no GPU.
     """
     one_host = (job.spec.model, 1)
     profile = machine.profiles.get(one_host) or machine.lessons.beliefs.get(one_host)
@@ -206,7 +205,7 @@ def _state(rundir: RunDir, machine: Machine) -> tuple[str, list[str]]:
 
 
 def _began(machine: Machine, result: Result) -> str:
-    """When the run began, and how far into it this goes."""
+    """The time at which the run began, and up to which it is shown."""
     began = datetime.fromtimestamp(machine.lives[0].wall).astimezone()
     text = f"Began {began.isoformat(sep=' ', timespec='seconds')}"
     if len(machine.lives) > 1:

@@ -41,7 +41,7 @@ MOST_LISTED = 50
 """Jobs of a trace or a run: with more of them the table of one policy's jobs is left out."""
 
 MOST_DRAWN = 1000
-"""Jobs: in a chart of more nobody could tell one from another."""
+"""Most jobs in a chart: with more they cannot be told apart."""
 
 _PLAIN_HEIGHT = 24
 """Lines of a screen, where there is no terminal to ask."""
@@ -52,15 +52,17 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
 
 @click.command()
 @click.argument("jobs", metavar="[JOBS.toml]", required=False, type=click.Path(path_type=Path))
-@click.option("--trace", metavar="F.csv", type=click.Path(path_type=Path), help="A trace instead of JOBS.")
-@click.option("--workload", metavar="W", default="", help="Which of several workloads in the trace.")
+@click.option(
+    "--trace", metavar="F.csv", type=click.Path(path_type=Path), help="A CSV trace, instead of JOBS.toml."
+)
+@click.option("--workload", metavar="W", default="", help="Workload, of a trace that has several.")
 @click.option(
     "--run",
     "run_dir",
     metavar="[DIR]",
     is_flag=False,
     flag_value="",
-    help="The jobs of a run instead of JOBS, beside how it went; it is only read.",
+    help="The jobs of a run, instead of JOBS.toml, beside how it went; it is only read.",
 )
 @gpus_per_node_option("GPUs on each node (of a run: its own).")
 @option("--nodes", metavar="N", type=click.IntRange(min=1), help="Nodes (1; of a run: its own).")
@@ -74,7 +76,7 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
     "--ps",
     metavar="F",
     multiple=True,
-    help=f"Models of such jobs: files, or names of shipped ones ({SHIPPED}).",
+    help=f"Models of jobs on CPU cores: files, or names of shipped ones ({SHIPPED}).",
 )
 @option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
 @option("--policy", metavar="P,...", cls=policies.OnceWithCommas, help=_POLICIES)
@@ -85,14 +87,14 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
     metavar="X",
     type=Number(0, 1, min_open=True),
     default=0.5,
-    help="Share of its own speed that a background job has beside another (0.5).",
+    help="Speed of a background job beside another, relative to its speed alone (0.5).",
 )
 @option(
     "--foreground-slowdown",
     metavar="X",
     type=Number(0, 1, max_open=True),
     default=0.03,
-    help="Share of its speed that it costs that one (0.03).",
+    help="Slowdown of the foreground job beside it, relative to its speed alone (0.03).",
 )
 @click.option("--jobs", "list_jobs", is_flag=True, help="List all jobs of each policy.")
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw Gantt charts.")
@@ -120,7 +122,7 @@ def simulate(
     database: str | None,
     as_json: bool,
 ) -> None:
-    """What jobs would take on nodes like these, under one policy or several side by side.
+    """The time that jobs would take, under one policy or several side by side.
 
     The jobs are those of JOBS.toml, of a CSV trace, or of a run, whether it is over or not; without DIR that
     is the run in --dir. With several policies an option goes to those that know it.
@@ -169,7 +171,7 @@ def simulate(
 def _simulated(
     scenario: Scenario, chosen: Mapping[str, dict[str, Any]], sharing: tuple[float, float], *, keep: bool
 ) -> list[Result]:
-    """How the scenario went, if it did, and how it would go under each policy.
+    """The results of the scenario: as it went, if it did, and under each policy.
 
     `sharing`: what background jobs have beside others, and what they cost these.
     """

@@ -1,4 +1,4 @@
-"""What `hpcsched simulate` is about: the jobs of a file, of a trace or of a run, and where they would be."""
+"""Inputs of `hpcsched simulate`: the jobs of a file, of a trace or of a run, and their GPUs and cores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHIPPED = "nearchus-a"
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What is to be simulated, where it comes from, and what has to be said about it.
+    """Jobs and the place to simulate them in, their source, and notes for the user.
 
     `parallel` are the programs that have said that they are.
     `policy` and `options` are what the source itself says of them. `cpus` are the cores of each host for
@@ -67,20 +67,20 @@ class Scenario:
 
 @dataclass(frozen=True)
 class ProfileSource:
-    """Where profiles are looked for."""
+    """The files and the database in which profiles are looked for."""
 
     files: tuple[str, ...]
     database: str | None
     device_type: str
 
     def of(self, models: set[str]) -> tuple[Profile, ...]:
-        """Those of these models."""
+        """The profiles of some models."""
         from hpcsched.cli.profile.lookup import profile_finder
 
         return profile_finder(self.files, database_path(self.database))(models, self.device_type)
 
     def parallel(self, models: set[str]) -> tuple[Program, ...]:
-        """The programs of these models that have said that they are parallel."""
+        """The programs of some models that have said that they are parallel."""
         from hpcsched.cli.profile.lookup import parallel_programs
 
         return parallel_programs(database_path(self.database), models)
@@ -88,13 +88,13 @@ class ProfileSource:
 
 @dataclass(frozen=True)
 class CpuOptions:
-    """What was said of jobs on CPU cores: cores of each host, and where the models of their trainings are."""
+    """Options for jobs on CPU cores: cores of each host, and files with the models of their trainings."""
 
     cpus: int | None
     files: tuple[str, ...]
 
     def trainings(self) -> dict[str, Training]:
-        """By model; of one that is in several files, as in the first of these."""
+        """Trainings by model; where several files have a model, the first counts."""
         from hpcsched.cli.plan.ps import trainings_in
 
         found: dict[str, Training] = {}

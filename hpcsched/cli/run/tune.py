@@ -36,7 +36,7 @@ SHOWN = 10
 
 @dataclass
 class SearchResult:
-    """What has come of a search: as JSON, as a table, and what it took."""
+    """The result of a search, as JSON and as text."""
 
     page: dict[str, Any]
     text: str
@@ -56,7 +56,7 @@ class SearchResult:
 
 @click.command()
 @click.argument("search", type=click.Path(path_type=Path))
-@click.option("--packing", type=click.Choice(PACKINGS), help="Instead of what the file says.")
+@click.option("--packing", type=click.Choice(PACKINGS), help="Packing, instead of what the file says.")
 @click.option(
     "--compare",
     cls=Renamed,
@@ -262,7 +262,7 @@ class SearchDisplay:
 
 
 def chosen(args: Mapping[str, Any], search: Search) -> dict[str, Any]:
-    """What was chosen of a configuration; the rest is the same in all."""
+    """The arguments that were chosen for a configuration; the rest is the same in all."""
     return {name: value for name, value in args.items() if name not in search.args}
 
 
@@ -272,7 +272,7 @@ def said(args: Any) -> str:
 
 
 def _result(life: Any, source: JobSource, *, curves: Path | None) -> SearchResult | None:
-    """What has come of a search; None if nothing has. Draws it, and removes checkpoints nobody wants."""
+    """The result of a search; None if no trial has one. Draws it, and drops the other trials' checkpoints."""
     machine: Machine = life.machine
     search, outcomes = source.search, outcomes_of(machine)
     best = source.best(outcomes)
@@ -382,7 +382,7 @@ def _checkpoint(life: Any, name: str) -> Path | None:
 
 
 def _folder(life: Any, job_id: int) -> Path:
-    """Where a job's checkpoints are."""
+    """The folder of a job's checkpoints."""
     folder: Path = life.checkpoints[job_id]
     return folder
 

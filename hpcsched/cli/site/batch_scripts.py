@@ -21,7 +21,7 @@ REQUEUE_CODE = 99
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper:
-    """What a batch script says. Paths are absolute; `sets` and `dirs` (a run directory each) go together.
+    """The content of a batch script. Paths are absolute; each of `sets` has its run directory in `dirs`.
 
     `again` is what happens when time is up and work is left: requeue, chain (a follow-up job) or once.
     `told` are the settings for the header: (name, value, where from). `bin_dir` is where the command

@@ -39,17 +39,19 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
 @click.argument("system", type=click.Choice(["slurm", "lsf"]))
 @click.argument("sets", metavar="JOBS.toml...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @dir_option
-@click.option("--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="Write it there.")
+@click.option(
+    "--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="Write the script to this file."
+)
 @click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
 @option("--time", "-t", "time_", metavar="T", help="Time limit: minutes, 90m, 2h, 2:00:00, 1-12:00:00.")
 @option("--nodes", "-N", type=click.IntRange(min=1), help="Nodes (1).")
 @gpus_per_node_option("GPUs on each node.")
-@option("--cpus", type=click.IntRange(min=1), help="CPUs on each host (those of its GPUs).")
+@option("--cpus", type=click.IntRange(min=1), help="CPUs on each node (those of its GPUs).")
 @option("--cpus-per-gpu", type=click.IntRange(min=1), help="CPUs for each GPU.")
 @option("--partition", "--queue", "-p", metavar="P", help="Partition (Slurm) or queue (LSF).")
 @option("--account", "-A", metavar="A", help="Account (Slurm) or project (LSF).")
 @option("--name", "-J", metavar="NAME", help="Name of the batch job.")
-@option("--mail", metavar="ADDRESS", help="Have the batch system write there.")
+@option("--mail", metavar="ADDRESS", help="Address for mails of the batch system.")
 @option(
     "--max-concurrent",
     older="--at-once",
@@ -63,12 +65,19 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
 )
 @click.option("--chain", "again", flag_value="chain", help="When time is up: submit a follow-up job.")
 @click.option("--once", "again", flag_value="once", help="When time is up: stop.")
-@option("--max-restarts", type=click.IntRange(min=0), default=20, help="How often it may come back (20).")
-@option("--margin", type=Number(min=0), default=60.0, help="Save so many seconds before the end (60).")
-@option("--launcher", metavar="L", help="How other hosts are reached: srun, blaunch, jsrun, ssh.")
+@option(
+    "--max-restarts", type=click.IntRange(min=0), default=20, help="Most requeues or follow-up jobs (20)."
+)
+@option(
+    "--margin",
+    type=Number(min=0),
+    default=60.0,
+    help="Safety margin before the end, for saving: seconds (60).",
+)
+@option("--launcher", metavar="L", help="Start of node agents: srun, blaunch, jsrun, ssh.")
 @click.option("--setup", metavar="LINE", multiple=True, help="A shell line before the run; can be repeated.")
 @click.option(
-    "--directive", metavar="D", multiple=True, help='A further directive ("--exclusive"); repeatable.'
+    "--directive", metavar="D", multiple=True, help='A further directive ("--exclusive"); can be repeated.'
 )
 @option("--devices", metavar="SPEC", help="For the run: auto, cuda[:N], cpu:N or replay:N[@SPEED].")
 @option("--policy", metavar="P", help="For the run: its policy.")
@@ -76,7 +85,7 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
 @option("--profiles", metavar="F", multiple=True, help="For the run: profile files or names of shipped ones.")
 @option("--device-type", metavar="T", help="For the run: device type whose profiles count.")
 @option("--checkpoints", metavar="D", help="For the run: directory for checkpoints on a fast filesystem.")
-@option("--interface", metavar="I", help="For the run: network interface that hosts meet on.")
+@option("--interface", metavar="I", help="For the run: network interface for connections between hosts.")
 @click.pass_context
 def script(ctx: click.Context, /, system: str, sets: tuple[Path, ...], **_: Any) -> None:
     """Print a batch script that runs JOBS.toml; with several, an array job with a run for each.
@@ -317,7 +326,7 @@ def _launcher(given: _Given) -> list[str]:
 
 
 def _environment(given: _Given, again: str) -> dict[str, str]:
-    """What the run must find in its environment to read the same settings as this command."""
+    """Variables by which the run reads the same settings as this command."""
     found = {}
     for name in ("HPCSCHED_SITE_CONFIG", "HPCSCHED_CONFIG"):
         if value := os.environ.get(name):
@@ -330,7 +339,7 @@ def _environment(given: _Given, again: str) -> dict[str, str]:
 
 
 def _command_dir() -> dict[str, Any]:
-    """Where the command is, and whether its environment is an activated one, whose python the jobs use."""
+    """The command's folder, and whether it is of an activated environment, whose python the jobs use."""
     command = shutil.which("hpcsched", path=str(Path(sys.executable).parent)) or shutil.which("hpcsched")
     if command is None:
         return {}

@@ -231,7 +231,7 @@ def test_a_job_that_would_take_more_cores_says_so() -> None:
     driver = run(a_core_job("a", 4, start=0.5), a_core_job("b", 2, start=1.0), cores=4)
     driver.runs("a", "b", in_place=True)
     driver.uses("a", 1.0)
-    assert following(driver, "a")[-1] == "takes more cores as soon as nobody else has or wants them"
+    assert following(driver, "a")[-1] == "takes more cores as soon as no other job has or wants them"
 
 
 def test_a_change_that_failed_is_not_promised() -> None:

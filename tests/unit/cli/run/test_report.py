@@ -267,7 +267,7 @@ def test_a_page_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("missing", "says"), [("matplotlib", "a picture needs matplotlib"), ("jinja2", "a page needs jinja2")]
+    ("missing", "says"), [("matplotlib", "a figure needs matplotlib"), ("jinja2", "a page needs jinja2")]
 )
 def test_without_its_extra_one_line_says_what_to_install(
     missing: str, says: str, monkeypatch: pytest.MonkeyPatch
