@@ -92,8 +92,7 @@ def hint_at_gpus_per_node(ctx: click.Context, nodes: int) -> None:
     """Say how `--gpus` was understood, where it could have been meant otherwise."""
     if nodes > 1 and (names := ctx.meta.get(f"{__name__}.gpus_per_node")):
         used, new = names
-        what = f"GPUs on each of the {nodes} nodes (for Slurm it is the total)"
-        click.echo(f"hpcsched: {used} is taken as {what}: say {new}", err=True)
+        click.echo(f"hpcsched: {used} means GPUs on each node, not the total: say {new}", err=True)
 
 
 def dir_option(command: F) -> F:

@@ -58,7 +58,7 @@ def test_help_has_the_new_names_only() -> None:
 
 
 SET = ("jobs.toml", "--profiles", "p.json")
-HINT = "hpcsched: {} is taken as GPUs on each of the 2 nodes (for Slurm it is the total): say {}\n"
+HINT = "hpcsched: {} means GPUs on each node, not the total: say {}\n"
 
 
 def call(*words: str, **variables: str) -> Result:
