@@ -38,46 +38,51 @@ class Renamed(click.Option):
     stays, without a word.
     """
 
-    def __init__(self, *args: Any, older: str, alias: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, *args: Any, older: str, older_variable: str = "", alias: bool = False, **settings: Any
+    ) -> None:
         super().__init__(*args, **settings)
-        self._older, self._alias = older, alias
+        self.older, self.older_variable, self._alias = older, older_variable, alias
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         super().add_to_parser(parser, ctx)
         action = "append" if self.multiple else "store"
-        parser.add_option(obj=self, opts=[self._older], dest=self._older, action=action, nargs=self.nargs)
+        parser.add_option(obj=self, opts=[self.older], dest=self.older, action=action, nargs=self.nargs)
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:
         assert self.name
-        used, new = self._older, self.opts[0]
-        if used in opts:
+        if self.older in opts:
             if self.name in opts:
-                raise click.UsageError(f"{used} is an older name of {new}: give one", ctx)
-            opts = {**opts, self.name: opts[used]}
-        elif self.name not in opts and isinstance(self.envvar, list) and variable(self) == self.envvar[1]:
-            new, used = self.envvar
-        else:
-            return super().consume_value(ctx, opts)
+                raise click.UsageError(f"{self.older} is an older name of {self.opts[0]}: give one", ctx)
+            opts = {**opts, self.name: opts[self.older]}
+            self._used(ctx, self.older, self.opts[0])
+        return super().consume_value(ctx, opts)
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = super().resolve_envvar_value(ctx)
+        if value is None and (value := os.environ.get(self.older_variable) or None):
+            self._used(ctx, self.older_variable, str(self.envvar))
+        return value
+
+    def _used(self, ctx: click.Context, used: str, new: str) -> None:
         ctx.meta[f"{__name__}.{self.name}"] = used, new
         if not self._alias:
             click.echo(f"hpcsched: {used} is deprecated: say {new}", err=True)
-        return super().consume_value(ctx, opts)
 
 
-def variable(parameter: click.Parameter) -> str | None:
-    """The environment variable that an option gets its value from where it is not given, if one is set."""
-    names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or ()
-    return next((name for name in names if os.environ.get(name)), None)
+def variable(parameter: click.Parameter) -> str:
+    """The environment variable that gives an option its value; empty if none is set."""
+    names = (str(parameter.envvar or ""), getattr(parameter, "older_variable", ""))
+    return next((name for name in names if os.environ.get(name)), "")
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """A click option that can be given as HPCSCHED_<NAME> too; `older`: see Renamed."""
+    """A click option that can be given as HPCSCHED_<NAME> too; with `older` it is Renamed."""
     long = next(n for n in names if n.startswith("--")).partition("/")[0]
-    name = config.environment_name(long.removeprefix("--"))
+    settings.setdefault("envvar", config.environment_name(long.removeprefix("--")))
     if "older" in settings:
-        settings["cls"] = Renamed
-        settings.setdefault("envvar", [name, config.environment_name(settings["older"].removeprefix("--"))])
-    settings.setdefault("envvar", name)
+        older = config.environment_name(settings["older"].removeprefix("--"))
+        settings |= {"cls": Renamed, "older_variable": older}
     return click.option(*names, **settings)
 
 

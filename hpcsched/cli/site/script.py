@@ -162,7 +162,7 @@ class _Given:
                 return "command line"
             case click.core.ParameterSource.ENVIRONMENT:
                 (option,) = (known for known in self.ctx.command.params if known.name == parameter)
-                return variable(option) or ""
+                return variable(option)
             case click.core.ParameterSource.DEFAULT_MAP:
                 return self.settings.origins.get(parameter, "settings")
         return "default"
