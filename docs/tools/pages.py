@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
 
 import reasons  # noqa: E402
+import results  # noqa: E402
 import rooms  # noqa: E402
 import states  # noqa: E402
 
@@ -23,6 +24,7 @@ PARTS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/states.md", "attempts"): states.table_of_attempts,
     ("docs/states.md", "reasons"): reasons.tables,
     ("docs/architecture.md", "rooms"): rooms.table,
+    **results.parts(),
 }
 """Page and part to its text, which stands between `<!-- NAME: ... -->` and `<!-- end of NAME -->`."""
 
@@ -52,7 +54,9 @@ def out_of_date() -> list[str]:
 
 
 def _with_part(page: str, name: str, text: str) -> str:
-    marks = re.compile(rf"(<!-- {name}: [^>]*-->\n).*?(\n<!-- end of {name} -->)", re.DOTALL)
+    marks = re.compile(
+        rf"(<!-- {re.escape(name)}: [^>]*-->\n).*?(\n<!-- end of {re.escape(name)} -->)", re.DOTALL
+    )
     new, found = marks.subn(lambda match: f"{match[1]}\n{text.strip()}\n{match[2]}", page)
     if found != 1:
         raise SystemExit(f"{name}: has its marks {found} times in the page")
