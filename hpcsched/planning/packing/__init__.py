@@ -1,4 +1,4 @@
-"""Packing (pack, sections 3 to 5): which trainings share a device, and what that gains.
+"""Packing (DeepL systems' `pack`, sections 3 to 5): which trainings share a device, and what that gains.
 
 `costs` holds what was measured, `speeds` what a pack is predicted to take, `admission` what fits into memory,
 `distance` how alike configurations are, `strategies` and `search` the ways to choose packs, `planner` puts
