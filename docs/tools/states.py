@@ -51,14 +51,14 @@ PHASES = {
 """What an attempt does, to the job's fields that say so, and to what it means."""
 
 POLICY = "(policy)"
-ANY = "SuspendRequested CancelRequested DrainRequested DeviceLost"
+ANY = "SuspendRequested CancelRequested DrainRequested DeviceLost CoresLost EventVoided TimerFired"
 STEPS: tuple[tuple[str, str, str], ...] = (
     (STARTS, RUNS, "WorkersReady"),
-    (STARTS, LEAVES, ANY),
+    (STARTS, LEAVES, f"{ANY} {POLICY}"),
     (RUNS, RESIZES, POLICY),
     (RUNS, LEAVES, f"{ANY} {POLICY}"),
-    (RESIZES, RUNS, "WorkersResized"),
-    (RESIZES, LEAVES, f"{ANY} ResizeFailed TimerFired"),
+    (RESIZES, RUNS, "WorkersResized ResizeFailed"),
+    (RESIZES, LEAVES, f"{ANY} ResizeFailed"),
 )
 """From what to what, and by which events; `POLICY`: by a decision of the policy, after any event."""
 
@@ -97,6 +97,23 @@ def _looked_up() -> None:
     missing += [state for state in JobState if state not in _WORDS]
     if missing:
         raise SystemExit(f"states.py: not known, or not said: {missing}")
+
+
+def phase(job: Job) -> str:
+    """What a job's attempt does, by the job's fields."""
+    if not job.state.active:
+        return WAITS
+    if job.state is JobState.SUSPENDING or job.wanted:
+        return LEAVES
+    return RESIZES if job.becoming else RUNS if job.ready else STARTS
+
+
+def may_become(before: str, kind: str) -> set[str]:
+    """What an attempt may do after an event of this kind; the policy may decide after any."""
+    found = {before}
+    for by in (kind, POLICY):
+        found |= {to for start, to, kinds in STEPS if start in found and by in kinds.split()}
+    return found
 
 
 def table_of_jobs() -> str:
@@ -200,13 +217,13 @@ def _between(picture: Picture, state: JobState, to: JobState) -> None:
 
 
 _PHASE = (190, 62)
-_PHASES_AT = {STARTS: (20, 20), RUNS: (350, 20), RESIZES: (660, 20), LEAVES: (350, 230)}
+_PHASES_AT = {STARTS: (20, 20), RUNS: (350, 20), RESIZES: (660, 20), LEAVES: (350, 250)}
 
 
 def picture_of_attempts() -> str:
     """What an attempt does, which events change that, and how it can end meanwhile."""
     _looked_up()
-    picture = Picture("An attempt of a job", 890, 330)
+    picture = Picture("An attempt of a job", 890, 350)
     wide, high = _PHASE
     for name, (x, y) in _PHASES_AT.items():
         ends = [str(ended) for ended, (phases, *_) in ENDS.items() if name in phases]
@@ -232,5 +249,5 @@ def picture_of_attempts() -> str:
             for row, word in enumerate(words):
                 picture.text(side, y + high + 22 + 16 * row, word, size=11, anchor="start")
     words = "On the arrows: events of hpcsched/core/events.py; (policy): its decision, after any event."
-    picture.text(20, 318, words, size=11, anchor="start")
+    picture.text(20, 338, words, size=11, anchor="start")
     return str(picture)

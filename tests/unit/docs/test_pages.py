@@ -8,7 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from histories import AnythingGoes
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
 
+from hpcsched.core.actions import Action
+from hpcsched.core.events import Event
+from hpcsched.core.machine import Machine
 from hpcsched.core.model import Ended, JobState
 from hpcsched.core.reasons import Why
 
@@ -59,3 +65,26 @@ def test_the_plan_shows_a_circle(pages: ModuleType) -> None:
     few, up = pages.rooms.downward({"a": {"b": 3}, "b": {"a": 1, "c": 1}, "c": {}})
     assert few == {"a": {"b"}, "b": {"c"}, "c": set()}
     assert up == [("b", "a")]
+
+
+def test_attempts_do_in_random_histories_what_is_drawn(
+    pages: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states, handle = pages.states, Machine.handle
+    seen: set[tuple[str, str, str]] = set()
+
+    def watched(machine: Machine, event: Event) -> list[Action]:
+        before = {job.id: (states.phase(job), job.attempt) for job in machine.active.values()}
+        actions = handle(machine, event)
+        for job_id, (phase, number) in before.items():
+            job = machine.jobs[job_id]
+            seen.add((type(event).__name__, phase, job.attempts[number - 1].ended or states.phase(job)))
+        return actions
+
+    monkeypatch.setattr(Machine, "handle", watched)
+    few = settings(max_examples=15, phases=[Phase.generate], derandomize=True, database=None)
+    run_state_machine_as_test(AnythingGoes, settings=few)
+    ends = {(phase, end) for end, (phases, *_) in states.ENDS.items() for phase in phases}
+    drawn = {w for w in seen if w[1:] in ends or w[2] in states.may_become(w[1], w[0])}
+    assert seen - drawn == set()
+    assert len({way[1:] for way in seen}) > 10
