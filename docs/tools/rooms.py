@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "hpcsched"
 INSIDE = ("core", "worker")
 """Rooms that are also drawn from inside."""
+OPEN = ("core.mechanisms", "core.resources")
+"""Rooms of these of which each part is a box of its own: others stand between them."""
 
 Arrows = Mapping[str, Mapping[str, int]]
 """Each box to those that it imports, and by how many of its modules."""
@@ -64,15 +66,27 @@ def arrows(room: str = "") -> Arrows:
     of = {}
     for module in graph.modules:
         if module.startswith(f"{base}."):
-            name = module.removeprefix(f"{base}.").split(".")[0]
+            name = _box_of(module, base)
             if room or graph.find_children(f"{base}.{name}"):
                 of[module] = name
-    found: dict[str, Counter[str]] = {name: Counter() for name in of.values() if name != "__main__"}
+    found: dict[str, Counter[str]] = {name: Counter() for name in of.values() if not _is_bare(name, room)}
     for module, name in of.items():
         for other in graph.find_modules_directly_imported_by(module):
-            if name in found and of.get(other, name) not in (name, "__main__"):
+            if name in found and of.get(other, name) != name and of[other] in found:
                 found[name][of[other]] += 1
     return found
+
+
+def _box_of(module: str, base: str) -> str:
+    """In which box of a room's picture a module is."""
+    first, _, rest = module.removeprefix(f"{base}.").partition(".")
+    opened = f"{base}.{first}".removeprefix(f"{PACKAGE}.") in OPEN
+    return f"{first}/{rest.split('.')[0]}" if opened and rest else first
+
+
+def _is_bare(name: str, room: str) -> bool:
+    """Whether nothing is in a box but what only starts a program, or the outside of a room that is open."""
+    return name == "__main__" or f"{room}.{name}" in OPEN
 
 
 def _reachable(arrows: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:

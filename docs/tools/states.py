@@ -13,7 +13,7 @@ from svg import PALE, Picture
 from hpcsched.core import events
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Ended, JobState
-from hpcsched.core.transitions.story import _WAYS
+from hpcsched.core.transitions.outcome import NEXT_STATES
 
 WAITING, ACTIVE, FINAL = "waiting", "has processes and a lease", "ended"
 _WORDS = {
@@ -122,7 +122,7 @@ def table_of_jobs() -> str:
 
 
 def _after(state: JobState) -> str:
-    return ", ".join(other for other in JobState if other in _WAYS[state])
+    return ", ".join(other for other in JobState if other in NEXT_STATES[state])
 
 
 def table_of_attempts() -> str:
@@ -157,7 +157,7 @@ def picture_of_jobs() -> str:
             picture.box(x, y, _WIDE, _HIGH)
             picture.text(x + _WIDE / 2, y + 20, state)
     for name, states in _COLUMNS.items():
-        common = frozenset.intersection(*(_WAYS[state] for state in states))
+        common = frozenset.intersection(*(NEXT_STATES[state] for state in states))
         whole = [other for other, group in _COLUMNS.items() if common.issuperset(group)]
         for other in whole:
             y = _place(_COLUMNS[other][1])[1] + _HIGH / 2
@@ -166,7 +166,7 @@ def picture_of_jobs() -> str:
             if to in common and _group(to) not in whole:
                 _from_border(picture, name, to)
         for state in states:
-            for to in (to for to in JobState if to in _WAYS[state] - common):
+            for to in (to for to in JobState if to in NEXT_STATES[state] - common):
                 _between(picture, state, to)
     picture.text(
         20, 378, "An arrow from or to a dashed border: from or to each state in it.", size=11, anchor="start"
@@ -217,13 +217,13 @@ def _between(picture: Picture, state: JobState, to: JobState) -> None:
 
 
 _PHASE = (190, 62)
-_PHASES_AT = {STARTS: (20, 20), RUNS: (350, 20), RESIZES: (660, 20), LEAVES: (350, 250)}
+_PHASES_AT = {STARTS: (20, 20), RUNS: (350, 20), RESIZES: (720, 20), LEAVES: (350, 250)}
 
 
 def picture_of_attempts() -> str:
     """What an attempt does, which events change that, and how it can end meanwhile."""
     _looked_up()
-    picture = Picture("An attempt of a job", 890, 350)
+    picture = Picture("An attempt of a job", 950, 350)
     wide, high = _PHASE
     for name, (x, y) in _PHASES_AT.items():
         ends = [str(ended) for ended, (phases, *_) in ENDS.items() if name in phases]

@@ -74,17 +74,19 @@ def test_attempts_do_in_random_histories_what_is_drawn(
     seen: set[tuple[str, str, str]] = set()
 
     def watched(machine: Machine, event: Event) -> list[Action]:
-        before = {job.id: (states.phase(job), job.attempt) for job in machine.active.values()}
+        before = {job.id: (states.phase(job), job.attempt) for job in machine.run.active.values()}
         actions = handle(machine, event)
         for job_id, (phase, number) in before.items():
-            job = machine.jobs[job_id]
+            job = machine.run.jobs[job_id]
             seen.add((type(event).__name__, phase, job.attempts[number - 1].ended or states.phase(job)))
         return actions
 
     monkeypatch.setattr(Machine, "handle", watched)
-    few = settings(max_examples=15, phases=[Phase.generate], derandomize=True, database=None)
+    few = settings(
+        max_examples=10, stateful_step_count=25, phases=[Phase.generate], derandomize=True, database=None
+    )
     run_state_machine_as_test(AnythingGoes, settings=few)
     ends = {(phase, end) for end, (phases, *_) in states.ENDS.items() for phase in phases}
     drawn = {w for w in seen if w[1:] in ends or w[2] in states.may_become(w[1], w[0])}
     assert seen - drawn == set()
-    assert len({way[1:] for way in seen}) > 10
+    assert len({way[1:] for way in seen}) > 8
