@@ -20,8 +20,8 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.HELD: "`hpcsched release` lets it go on.",
         Why.USER_SUSPENDED: "`hpcsched resume` lets it go on.",
         Why.DRAINING: "`hpcsched run --resume` goes on, unless the run comes back by itself.",
-        Why.WALLTIME_TOO_SHORT: "It goes on in the next allocation, or when the end of this one moves. "
-        "Shorten `checkpoint_every_s`, or ask for more time.",
+        Why.WALLTIME_TOO_SHORT: "It starts in the next allocation, or when the end of this one moves. Ask for "
+        "more time if there is never enough.",
         Why.NO_LANE: "`hpcsched explain` says GPU by GPU why not. [Two jobs on one GPU](lanes.md)",
         Why.NO_CORES: f"It is first in line for CPU cores. {_CPU}",
         Why.CORES_PRIORITY: f"Jobs before it wait for CPU cores. {_CPU}",
@@ -132,12 +132,14 @@ GROUPS: dict[str, dict[Why, str]] = {
 """Group to its reasons, and what a user can do about each or where to read on; each reason stands in one."""
 
 _OPTIONAL = re.compile(r"(?<=[\w}%])\{\w+(?::[^}]*)?\}")
+_NAMES = {"gpu": "N", "gpus": "N"}
+"""Of facts beside which their name stands already."""
 _FACT = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 
 
 def sentence(why: Why) -> str:
     """What `explain` says: facts by name, in capitals; without endings that are there only sometimes."""
-    return _FACT.sub(lambda fact: fact[1].replace("_", " ").upper(), _OPTIONAL.sub("", _WORDS[why]))
+    return _FACT.sub(lambda fact: _NAMES.get(fact[1], fact[1].upper()), _OPTIONAL.sub("", _WORDS[why]))
 
 
 def tables() -> str:

@@ -44,7 +44,7 @@ def test_a_reason_in_no_group_is_told(pages: ModuleType, monkeypatch: pytest.Mon
 def test_sentences_name_their_facts(pages: ModuleType) -> None:
     for why in Why:
         assert not re.search(r"[{}]", pages.reasons.sentence(why))
-    assert pages.reasons.sentence(Why.FIXED) == "the job asks for GPUS GPUs"
+    assert pages.reasons.sentence(Why.FIXED) == "the job asks for N GPUs"
 
 
 def test_a_phase_of_attempts_that_the_core_does_not_have_is_told(
