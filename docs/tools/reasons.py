@@ -20,8 +20,8 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.HELD: "`hpcsched release` lets it go on.",
         Why.USER_SUSPENDED: "`hpcsched resume` lets it go on.",
         Why.DRAINING: "`hpcsched run --resume` goes on, unless the run comes back by itself.",
-        Why.WALLTIME_TOO_SHORT: "It starts in the next allocation, or when the end of this one moves. Ask for "
-        "more time if there is never enough.",
+        Why.WALLTIME_TOO_SHORT: "It starts in the next allocation, or when the end of this one moves. Ask "
+        "for more time if there is never enough.",
         Why.NO_LANE: "`hpcsched explain` says GPU by GPU why not. [Two jobs on one GPU](lanes.md)",
         Why.NO_CORES: f"It is first in line for CPU cores. {_CPU}",
         Why.CORES_PRIORITY: f"Jobs before it wait for CPU cores. {_CPU}",
