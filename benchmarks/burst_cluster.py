@@ -3,7 +3,7 @@
     python benchmarks/burst_cluster.py [--json] [--quick] [--draw]
 
 The comparisons of the DeepPool paper's Figures 9 and 10, simulated from the layers' measured times on an
-A100: plans by the planner, each GPU a device that does not preempt (`hpcsched.sim.cluster`). Foreground and
+A100: plans by the planner, each GPU a device that does not preempt (`simulated.cluster`). Foreground and
 background train the same model. Nothing here was measured on GPUs but the layers. `--draw` makes
 benchmarks/results/burst-cluster.svg.
 """
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import ROOT, Report, main
+from simulated.cluster import Throughput, background_alone, collocated, partition
 
 from hpcsched.planning.burst.costs import Network
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.planner import plan
-from hpcsched.sim.cluster import Throughput, background_alone, collocated, partition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

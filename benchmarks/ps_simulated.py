@@ -2,7 +2,7 @@
 
     python benchmarks/ps_simulated.py [--json] [--quick]
 
-The five CNNs of the paper's section V, as `planning.ps.calibrated` models them, on clusters A (100 cores) and
+The five CNNs of the paper's section V, as `profiles.ps.nearchus` models them, on clusters A (100 cores) and
 B (300). Alone (its Figures 7, 9, 12): the whole cluster is the budget, and there are as many steps as FA-BF
 makes in HOURS. The trace (Figure 11): JOBS jobs, one an hour by a Poisson process, each drawn from a pool of
 30, which are the POOL's budgets and lengths with each model; the same jobs on both clusters. Lengths are such
@@ -29,13 +29,13 @@ from common import Report, main
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobSpec, JobState, Kind
-from hpcsched.planning.ps.calibrated import CLUSTERS, WORKLOADS, Cluster, workload
 from hpcsched.planning.ps.model import usage
 from hpcsched.planning.ps.optimus import SAMPLES
 from hpcsched.planning.ps.search import NODE_CPUS, best, best_fixed
 from hpcsched.planning.ps.training import Training
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.fixed_nodes import Rule
+from profiles.ps.nearchus import CLUSTERS, WORKLOADS, Cluster, workload
 
 TIMES: dict[str, dict[str, float]] = {
     "paper's times": {"start_s": 30.0, "stable_s": 390.0, "build_s": 0.0, "change_s": 30.0},

@@ -10,7 +10,6 @@ from typing import Any
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Launch, MakePlan, Resize, SetTimer, Suspend
-from hpcsched.core.invariants import check
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device, HostCores, JobSpec, Kind, Progress
@@ -18,6 +17,7 @@ from hpcsched.core.profile import Cost, Profile
 from hpcsched.core.transitions.attempts import LOOK
 from hpcsched.policy import make_policy
 from hpcsched.sim.engine import Simulation
+from hpcsched.testing.invariants import check
 
 
 def a_job(name: str, model: str | None = None, steps: int | None = 100, **rest: Any) -> JobSpec:

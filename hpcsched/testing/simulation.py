@@ -13,7 +13,6 @@ from typing import Any
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Launch
-from hpcsched.core.invariants import check
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
 from hpcsched.core.profile import Profile
@@ -22,6 +21,7 @@ from hpcsched.sim.engine import Simulation, _Run
 from hpcsched.store.journal import Journal
 from hpcsched.store.replay import replay
 from hpcsched.testing.builders import some_devices
+from hpcsched.testing.invariants import check
 
 
 @dataclass(frozen=True)

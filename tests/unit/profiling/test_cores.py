@@ -19,12 +19,12 @@ from hpcsched.devices.cpu import CpuSlots
 from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote.workers import part_orders
-from hpcsched.planning.ps.calibrated import CLUSTERS, workload
 from hpcsched.planning.ps.training import Training
 from hpcsched.policy.cpu.configurations import Seen, trimmed
 from hpcsched.profiling.sweep import counts_for
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_core_job, a_program
+from profiles.ps.nearchus import CLUSTERS, workload
 
 
 def planned(driver: Driver) -> LaunchPlan:

@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcsched.core import events as ev
-from hpcsched.core.invariants import check
 from hpcsched.core.model import Ended, JobState
 from hpcsched.core.reasons import Why
 from hpcsched.core.resources.cpu_layout import cores_of, counted
 from hpcsched.errors import ConfigError
-from hpcsched.planning.ps.calibrated import CLUSTERS, GBPS, WORKLOADS, workload
 from hpcsched.planning.ps.model import Link, PsModel, usage
 from hpcsched.planning.ps.optimus import EVERY_S, START
 from hpcsched.planning.ps.search import NODE_CPUS, best, best_fixed
@@ -27,6 +25,8 @@ from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, NO_WORSE
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.fixed_nodes import Rule
 from hpcsched.testing.builders import a_core_job, a_job, a_profile
+from hpcsched.testing.invariants import check
+from profiles.ps.nearchus import CLUSTERS, GBPS, WORKLOADS, workload
 
 A, B = CLUSTERS["A"], CLUSTERS["B"]
 PLAIN = PsModel(batch_cpu_s=10.0, parameter_bytes=1e6, weak=True, staleness=1)

@@ -2,22 +2,19 @@
 
 import json
 import re
-import runpy
 
 import pytest
 from click.testing import CliRunner
-from places import ROOT
 
 from hpcsched.cli.main import cli
 from hpcsched.cli.plan import ps as plan_ps
 from hpcsched.errors import ConfigError
-from hpcsched.planning.ps.calibrated import CLUSTERS, WORKLOADS, workload
 from hpcsched.planning.ps.model import Link, PsModel
 from hpcsched.planning.ps.profile import parse, to_table
 from hpcsched.planning.ps.training import Training
 from hpcsched.store.profiles import shipped
+from profiles.ps.nearchus import CLUSTERS, WORKLOADS, made, workload
 
-PROFILES = ROOT / "profiles" / "ps"
 NET = {"model": "net", "batch_cpu_s": 10, "parameter_mib": 4, "weak": True, "staleness": 1, "overlap": 0.9}
 EVERYTHING = {
     **NET,
@@ -127,10 +124,10 @@ def test_what_is_no_such_file_is_refused(table, said):
 
 @pytest.mark.parametrize("letter", CLUSTERS)
 def test_the_shipped_ones_are_the_calibrated_ones(letter):
-    """To the last bit, and as make.py writes them."""
+    """To the last bit, and as nearchus.py writes them."""
     name = f"nearchus-{letter.lower()}"
     text = shipped("ps")[name].read_text()
-    assert runpy.run_path(str(PROFILES / "make.py"))["made"]()[f"{name}.json"] == text
+    assert made()[f"{name}.json"] == text
     cluster = CLUSTERS[letter]
     assert parse(json.loads(text), where=name) == {
         model: Training(model=workload(model, cluster), link=cluster.link) for model in WORKLOADS

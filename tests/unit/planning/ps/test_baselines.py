@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from hpcsched.planning.ps.calibrated import CLUSTERS, WORKLOADS, workload
 from hpcsched.planning.ps.model import Link, PsModel, even_seats, usage
 from hpcsched.planning.ps.optimus import Fit, fit, growth, next_node, profiled, sampled
 from hpcsched.planning.ps.search import LEAST_SHARE, best, best_fixed, fixed
+from profiles.ps.nearchus import CLUSTERS, WORKLOADS, workload
 
 A, B = CLUSTERS["A"], CLUSTERS["B"]
 

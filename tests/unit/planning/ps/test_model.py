@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsched.contract.seats import Seat
-from hpcsched.planning.ps.calibrated import CLUSTERS, GBPS, WORKLOADS, measured, workload
 from hpcsched.planning.ps.model import Link, PsModel, even_seats, loads, usage
 from hpcsched.planning.ps.search import fixed
+from profiles.ps.nearchus import CLUSTERS, GBPS, WORKLOADS, measured, workload
 
 SLOW = Link(bytes_s=GBPS)
 FAST = Link(bytes_s=10 * GBPS)

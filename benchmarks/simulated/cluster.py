@@ -15,7 +15,8 @@ from hpcsched.planning.background.pacing import Pacer
 from hpcsched.planning.background.referee import Referee
 from hpcsched.planning.burst.graph import Layer, LayerProfile
 from hpcsched.planning.burst.plan import Plan
-from hpcsched.sim.device import Chunk, Device, Kernel, Lane, Model
+
+from .device import Chunk, Device, Kernel, Lane, Model
 
 KERNEL_US = 100.0
 """About how long one kernel of a layer takes."""
