@@ -12,7 +12,7 @@ All of it twice: with the paper's times, steady after 390 s (it says 5 to 8 minu
 (chosen: it does not say), and with what hpcsched takes by default.
 
 What Optimus comes to depends on the 20 configurations that it has measured first. So it is there with those
-of `planning.ps.optimus.sampled`, by which the models were calibrated, and with some drawn at random.
+of `planning.ps.whatif.optimus.sampled`, by which the models were calibrated, and with some drawn at random.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from common import Report, main
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobSpec, JobState, Kind
 from hpcsched.planning.ps.model import usage
-from hpcsched.planning.ps.optimus import SAMPLES
-from hpcsched.planning.ps.search import NODE_CPUS, best, best_fixed
 from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.whatif.best import NODE_CPUS, best, best_fixed
+from hpcsched.planning.ps.whatif.optimus import SAMPLES
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.fixed_nodes import Rule
 from profiles.ps.nearchus import CLUSTERS, WORKLOADS, Cluster, workload

@@ -17,9 +17,9 @@ from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.cpu import WHOLE
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.core.view import CoresDecision, CoresView, Reseat, StartOnCores
-from hpcsched.planning.ps.optimus import EVERY_S, START, Fit, next_node, profiled, sampled
-from hpcsched.planning.ps.search import NODE_CPUS, best_fixed
 from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.whatif.best import NODE_CPUS, best_fixed
+from hpcsched.planning.ps.whatif.optimus import EVERY_S, START, Fit, next_node, profiled, sampled
 from hpcsched.policy import make_policy
 from hpcsched.policy.cpu.allocation import granted, seated
 from hpcsched.policy.cpu.configurations import Shape

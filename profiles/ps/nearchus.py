@@ -45,8 +45,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hpcsched.planning.ps.model import Link, PsModel
-from hpcsched.planning.ps.profile import to_table
 from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.whatif.models_file import to_table
 
 HERE = Path(__file__).parent
 SOURCE = (

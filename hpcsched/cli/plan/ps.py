@@ -20,8 +20,8 @@ from hpcsched.core.resources.cpu_layout import cores_of, said_seats
 from hpcsched.errors import ConfigError, HpcschedError
 
 if TYPE_CHECKING:
-    from hpcsched.planning.ps.search import Found
     from hpcsched.planning.ps.training import Training
+    from hpcsched.planning.ps.whatif.best import Found
 
 RULES = ("dtconfig", "optimus", "fixed")
 """Named here too, such that --help need not import numpy."""
@@ -100,7 +100,7 @@ def ps(
         raise ConfigError(where="--cpus", got="missing", accepted="the cores that it may have, such as 100")
     needs_numpy()
     from hpcsched.planning.ps.model import Link
-    from hpcsched.planning.ps.search import best
+    from hpcsched.planning.ps.whatif.best import best
 
     training = trainings[model]
     if link is not None:
@@ -116,7 +116,7 @@ def ps(
 
 def trainings_in(file: str) -> tuple[str, dict[str, Training]]:
     """What to name it in errors, and the trainings in it by model: a file, or shipped ones by their name."""
-    from hpcsched.planning.ps.profile import parse
+    from hpcsched.planning.ps.whatif.models_file import parse
 
     path = Path(file)
     if not path.exists() and path.name == file:
@@ -147,8 +147,8 @@ def _rules(text: str | None) -> list[str]:
 def _way(rule: str, model: str, training: Training, cpus: float) -> _Way | None:
     """How a job goes that has the cores for itself; None if there are too few for its rule."""
     from hpcsched.planning.ps.model import even_seats, usage
-    from hpcsched.planning.ps.optimus import EVERY_S
-    from hpcsched.planning.ps.search import NODE_CPUS
+    from hpcsched.planning.ps.whatif.best import NODE_CPUS
+    from hpcsched.planning.ps.whatif.optimus import EVERY_S
     from hpcsched.policy.cpu.configurations import Rules
     from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, Search
     from hpcsched.sim.engine import Simulation

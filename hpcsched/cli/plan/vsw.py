@@ -94,7 +94,7 @@ def vsw(
 
 def _of_table(table: dict[str, Any], where: str, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
     from hpcsched.planning.vsw.solver import solve
-    from hpcsched.planning.vsw.table import Table
+    from hpcsched.planning.vsw.whatif.option_table import Table
     from hpcsched.profiling.draw import aligned
 
     for name, value in options.items():
@@ -319,7 +319,7 @@ def _read(file: str) -> tuple[str, Any]:
 
 def _folder(folder: Path) -> Profile:
     """The profile of a folder in the authors' format, wherever in it the files are."""
-    from hpcsched.planning.vsw import published
+    from hpcsched.planning.vsw.whatif import jabas_files
 
     def texts(pattern: str) -> dict[str, str]:
         return {str(path): _text(path) for path in sorted(folder.rglob(pattern))}
@@ -327,8 +327,8 @@ def _folder(folder: Path) -> Profile:
     def tables(pattern: str) -> dict[str, Any]:
         return {str(path): _json(path) for path in sorted(folder.rglob(pattern))}
 
-    return published.parse(
-        published.Published(
+    return jabas_files.parse(
+        jabas_files.Published(
             computation=tables("*_comp_profile.json"),
             memory=tables("max_memory_profile_info.json"),
             within=texts("*intra*.txt"),

@@ -17,9 +17,9 @@ from hpcsched.core.reasons import Why
 from hpcsched.core.resources.cpu_layout import cores_of, counted
 from hpcsched.errors import ConfigError
 from hpcsched.planning.ps.model import Link, PsModel, usage
-from hpcsched.planning.ps.optimus import EVERY_S, START
-from hpcsched.planning.ps.search import NODE_CPUS, best, best_fixed
 from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.whatif.best import NODE_CPUS, best, best_fixed
+from hpcsched.planning.ps.whatif.optimus import EVERY_S, START
 from hpcsched.policy.cpu.configurations import START as FIRST_PART
 from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, NO_WORSE
 from hpcsched.sim.engine import Simulation

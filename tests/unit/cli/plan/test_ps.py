@@ -10,8 +10,8 @@ from hpcsched.cli.main import cli
 from hpcsched.cli.plan import ps as plan_ps
 from hpcsched.errors import ConfigError
 from hpcsched.planning.ps.model import Link, PsModel
-from hpcsched.planning.ps.profile import parse, to_table
 from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.whatif.models_file import parse, to_table
 from hpcsched.store.profiles import shipped
 from profiles.ps.nearchus import CLUSTERS, WORKLOADS, made, workload
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from hpcsched.planning.ps.model import Link, PsModel, even_seats, usage
-from hpcsched.planning.ps.optimus import Fit, fit, growth, next_node, profiled, sampled
-from hpcsched.planning.ps.search import LEAST_SHARE, best, best_fixed, fixed
+from hpcsched.planning.ps.whatif.best import LEAST_SHARE, best, best_fixed, fixed
+from hpcsched.planning.ps.whatif.optimus import Fit, fit, growth, next_node, profiled, sampled
 from profiles.ps.nearchus import CLUSTERS, WORKLOADS, workload
 
 A, B = CLUSTERS["A"], CLUSTERS["B"]

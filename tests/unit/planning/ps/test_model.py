@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpcsched.contract.seats import Seat
 from hpcsched.planning.ps.model import Link, PsModel, even_seats, loads, usage
-from hpcsched.planning.ps.search import fixed
+from hpcsched.planning.ps.whatif.best import fixed
 from profiles.ps.nearchus import CLUSTERS, GBPS, WORKLOADS, measured, workload
 
 SLOW = Link(bytes_s=GBPS)

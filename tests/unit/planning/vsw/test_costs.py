@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.vsw import published
 from hpcsched.planning.vsw.costs import (
     MIB,
     Costs,
@@ -26,6 +25,7 @@ from hpcsched.planning.vsw.costs import (
     travelled,
 )
 from hpcsched.planning.vsw.profile import Profile
+from hpcsched.planning.vsw.whatif import jabas_files
 
 SHIPPED = ROOT / "profiles" / "vsw" / "resnet50-v100-p100.json"
 
@@ -336,11 +336,11 @@ def published_files(**changes):
         "cluster": {"c": {"n1": SERVER, "n2": SERVER}},
         "job": {},
     }
-    return published.Published(**{**files, **changes})
+    return jabas_files.Published(**{**files, **changes})
 
 
 def test_the_authors_files_become_a_profile():
-    profile = published.parse(published_files(), where="x")
+    profile = jabas_files.parse(published_files(), where="x")
     assert profile.model == "m"
     assert [(gpu.kind, gpu.host) for gpu in profile.cluster] == [("g", "n1")] * 2 + [("g", "n2")] * 2
     own = profile.costs.gpus["g"]
@@ -351,7 +351,7 @@ def test_the_authors_files_become_a_profile():
 
 def test_an_ideal_time_becomes_the_bytes_that_a_ring_sends():
     # Ideal: 4(N-1)/N bytes for each byte at full bandwidth. One more ideal ms takes 2 ms within a host.
-    network = published.parse(published_files(), where="x").costs.network
+    network = jabas_files.parse(published_files(), where="x").costs.network
     size, gpus = 1e6, 4
     ideal_ms = size * 4 * (gpus - 1) / gpus / 1e9 * 1e3
     assert network.within.all_reduce_s(size, gpus) == pytest.approx((1 + 2 * ideal_ms) / 1e3)
@@ -361,7 +361,7 @@ def test_an_ideal_time_becomes_the_bytes_that_a_ring_sends():
 
 def test_the_jobs_servers_and_bounds_count():
     job = {"batch_size_lower_bound": 4, "batch_size_upper_bound": 8, "available_servers": ["n2"]}
-    profile = published.parse(published_files(job={"j": job}, between={}), where="x")
+    profile = jabas_files.parse(published_files(job={"j": job}, between={}), where="x")
     assert {gpu.host for gpu in profile.cluster} == {"n2"}
     assert profile.global_batch == (4, 8)
 
@@ -393,5 +393,5 @@ def test_the_jobs_servers_and_bounds_count():
 )
 def test_wrong_files_of_the_authors_are_refused_by_name(changes, where, key):
     with pytest.raises(ConfigError) as error:
-        published.parse(published_files(**changes), where="x")
+        jabas_files.parse(published_files(**changes), where="x")
     assert (error.value.where, error.value.key) == (where, key)

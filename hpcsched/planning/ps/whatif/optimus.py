@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcsched.planning.ps.model import Link, PsModel
-from hpcsched.planning.ps.search import fixed
+from hpcsched.planning.ps.whatif.best import fixed
 
 Array = npt.NDArray[np.float64]
 
