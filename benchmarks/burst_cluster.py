@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from common import ROOT, Report, main
 from simulated.cluster import Throughput, background_alone, collocated, partition
 
-from hpcsched.planning.burst.costs import Network
+from hpcsched.planning.burst.costs import Interconnect
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.planner import plan
 
@@ -32,7 +32,7 @@ GPUS = 8
 MODELS = (("vgg16", 32), ("wrn101-2", 16), ("inception-v3", 32))
 """And their global batches, as in Figure 9."""
 
-NETWORK = Network(bandwidth_bytes_s=600e9, latency_s=1e-5)
+NETWORK = Interconnect(bandwidth_bytes_s=600e9, latency_s=1e-5)
 LIMITS = (2.0, inf)
 BACKGROUND_BATCHES = (2, 8)
 THRESHOLDS = (0.05, 0.2, None)

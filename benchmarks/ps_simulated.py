@@ -30,9 +30,9 @@ from common import Report, main
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobSpec, JobState, Kind
 from hpcsched.planning.ps.model import usage
-from hpcsched.planning.ps.training import Training
-from hpcsched.planning.ps.whatif.best import NODE_CPUS, best, best_fixed
-from hpcsched.planning.ps.whatif.optimus import SAMPLES
+from hpcsched.planning.ps.training import PsTraining
+from hpcsched.planning.ps.whatif.best import NODE_CORES, best, best_fixed
+from hpcsched.planning.ps.whatif.optimus import MAX_FIRST_SAMPLES
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.fixed_nodes import Rule
 from profiles.ps.nearchus import CLUSTERS, WORKLOADS, Cluster, workload
@@ -67,20 +67,20 @@ class Case:
     """A cluster with the models on it, and what is compared there, by name."""
 
     cluster: Cluster
-    trainings: dict[str, Training]
+    trainings: dict[str, PsTraining]
     rules: dict[str, Rule]
 
     @classmethod
     def of(cls, name: str, times: str, draws: int) -> Case:
         cluster = CLUSTERS[name]
         trainings = {
-            model: Training(model=workload(model, cluster), link=cluster.link, **TIMES[times])
+            model: PsTraining(model=workload(model, cluster), link=cluster.link, **TIMES[times])
             for model in WORKLOADS
         }
         cores = cluster.budget
         rules = {rule: Rule.of(rule, trainings, cores) for rule in ("dtconfig", "optimus", "fixed")}
         for seed in range(draws):
-            drawn = _drawn(int(cores / NODE_CPUS), seed)
+            drawn = _drawn(int(cores / NODE_CORES), seed)
             rules[f"optimus, drawn {seed}"] = Rule.of("optimus", trainings, cores, drawn)
         return cls(cluster, trainings, rules)
 
@@ -237,7 +237,7 @@ def _most_waiting(jobs: Sequence[Job]) -> int:
 def _drawn(nodes: int, seed: int) -> list[tuple[int, int]]:
     """Configurations of so many nodes at most, as many as `sampled` has."""
     every = [(servers, size - servers) for size in range(2, nodes + 1) for servers in range(1, size)]
-    return random.Random(seed).sample(every, SAMPLES)
+    return random.Random(seed).sample(every, MAX_FIRST_SAMPLES)
 
 
 def _job(name: str, model: str, cpus: int, steps: int, submit_at: float = 0.0) -> JobSpec:

@@ -33,7 +33,7 @@ from vsw_policies import POLICIES, Cluster, Course, Outcome, Step, simulate
 
 from hpcsched.planning.vsw.configure import Gpu, configure, scale
 from hpcsched.planning.vsw.costs import iteration_s, sync_method
-from hpcsched.planning.vsw.profile import Profile
+from hpcsched.planning.vsw.profile import VswProfile
 
 DATA = Path(__file__).parent / "data"
 PROFILE = ROOT / "profiles" / "vsw" / "resnet50-v100-p100.json"
@@ -77,7 +77,7 @@ class Mixed:
     """The measured hosts of a profile, each so many times."""
 
     def __init__(self, copies: int) -> None:
-        profile = Profile.parse(json.loads(PROFILE.read_text()), where=PROFILE.name)
+        profile = VswProfile.parse(json.loads(PROFILE.read_text()), where=PROFILE.name)
         self._costs = profile.costs
         kinds = sorted({gpu.kind for gpu in profile.cluster}, key=TFLOPS.__getitem__)
         hosts = [

@@ -21,12 +21,12 @@ from hpcsched.devices.base import Devices
 from hpcsched.errors import BadInput, ConfigError
 from hpcsched.launch.base import Launcher, LaunchPlan
 from hpcsched.planning.burst.graph import LayerProfile
-from hpcsched.profiling.probing import Probe, ProbeFailed, kept_if_it_fails, started
+from hpcsched.profiling.probing import ProbeFailed, ProbeRun, kept_if_it_fails, started
 from hpcsched.profiling.trial import output_of, plan_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class LayerProbeSettings:
     """How to measure: at these `batches` (empty: 1, 2, 4, ... up to the trainer's global batch).
 
     `seconds` is what the measured runs of a layer at a batch may take, `timeout_s` the longest wait for the
@@ -43,7 +43,7 @@ def probe(
     *,
     devices: Devices,
     launcher: Launcher,
-    settings: Settings,
+    settings: LayerProbeSettings,
     watch: Callable[[float, str], None] = lambda share, what: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> LayerProfile:
@@ -62,14 +62,14 @@ def probe(
 
 
 @dataclass(frozen=True)
-class _Run(Probe):
+class _Run(ProbeRun):
     """One run of the probe, with the job's folder it gets and the file it writes."""
 
     folder: Path
     result: Path
     watch: Callable[[float, str], None]
 
-    def plan(self, spec: JobSpec, devices: Devices, settings: Settings) -> LaunchPlan:
+    def plan(self, spec: JobSpec, devices: Devices, settings: LayerProbeSettings) -> LaunchPlan:
         """What to launch: the trainer's own start, but with the probe in the place of the training."""
         self.folder.mkdir(mode=0o700)
         plan = plan_of(spec, devices, devices.inventory()[:1], self.folder, attempt=1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hpcsched.planning.burst.graph import Layer, LayerProfile
 from hpcsched.profiling.draw import aligned
 
-SPLITS = (2, 4, 8)
+SPLIT_DEVICES = (2, 4, 8)
 """Over so many devices a layer's samples are thought to be split, where the batch allows."""
 
 
@@ -29,7 +29,7 @@ def layers_table(profile: LayerProfile) -> str:
     A layer that is twice as fast for half the batch has 2.0 under x2: splitting it over 2 devices pays fully.
     """
     batch = _batches(profile)[-1]
-    splits = [k for k in SPLITS if batch >= k]
+    splits = [k for k in SPLIT_DEVICES if batch >= k]
     header = [
         "ID",
         "LAYER",

@@ -18,7 +18,7 @@ from hpcsched.planning.packing.speeds import Speeds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class PackPoint:
     """A pack of so many `models` of one kind: seconds of a step in each window, in the `mode` that was best.
 
     `memory_mib` is the peak of the device's memory from loading to leaving (None: not known). `join_s` are
@@ -39,7 +39,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredPacks:
     """What one model was measured to take on one device, alone and packed.
 
     Args:
@@ -57,7 +57,7 @@ class Measured:
     batch: int
     alone_s: tuple[float, ...]
     input_s: tuple[float, ...]
-    points: tuple[Point, ...]
+    points: tuple[PackPoint, ...]
     loads_s: tuple[float, ...] = ()
     full: int | None = None
     stackable: bool = False
@@ -69,7 +69,7 @@ class Measured:
         """Seconds of a step alone."""
         return median(self.alone_s)
 
-    def impv(self, point: Point) -> float:
+    def impv(self, point: PackPoint) -> float:
         """The share of time saved over training them one after another (Eq. 3)."""
         sequential_s = point.models * self.separate_s
         return (sequential_s - point.step_s) / sequential_s
@@ -184,7 +184,7 @@ class Pair:
         """The share of time saved over training one after the other (Eq. 3)."""
         return (self.separate_s - self.packed_s) / self.separate_s
 
-    def factor(self, one: Measured, other: Measured) -> float:
+    def factor(self, one: MeasuredPacks, other: MeasuredPacks) -> float:
         """What the pack takes, over what it would by the costs of both without knowing of each other."""
         costs = one.costs, other.costs
         told_s = Speeds(costs).pace_s({each.key: 1 for each in costs})

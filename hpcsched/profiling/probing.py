@@ -17,7 +17,7 @@ from hpcsched.launch.base import Launcher, LaunchPlan, Workers
 from hpcsched.profiling.sweep import ending_signals
 from hpcsched.profiling.trial import running
 
-LOOK_S = 0.2
+POLL_PERIOD_S = 0.2
 """Between looks at a probe that says nothing."""
 
 _OURS = "hpcsched: "
@@ -65,7 +65,7 @@ def kept_if_it_fails(scratch: Path, folder: Path) -> Iterator[Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Probe(ABC):
+class ProbeRun(ABC):
     """One run of a probe, which writes to `output`, and may say nothing for `timeout_s`."""
 
     output: Path
@@ -80,7 +80,7 @@ class Probe(ABC):
         code: int | None = None
         while code is None:
             code = workers.reap()  # what it has written until then is read below
-            for descriptor, _ in poll.poll(0 if code is not None else 1000 * LOOK_S):
+            for descriptor, _ in poll.poll(0 if code is not None else 1000 * POLL_PERIOD_S):
                 data = os.read(descriptor, 1 << 16) if descriptor == fd else b""
                 if not data:
                     poll.unregister(descriptor)

@@ -15,11 +15,11 @@ from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
 from hpcsched.planning.jobs.costs import course_of, require_profiles
 from hpcsched.planning.jobs.course import Course
-from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.training import PsTraining
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ResizeCost:
     """What a resize in place costs: seconds to start those that join, beside the training, and seconds for
     which that stands still."""
 
@@ -36,7 +36,7 @@ class Truth:
     """
 
     def __init__(
-        self, machine: Machine, profiles: Iterable[Profile] | None, trainings: Mapping[str, Training] | None
+        self, machine: Machine, profiles: Iterable[Profile] | None, trainings: Mapping[str, PsTraining] | None
     ) -> None:
         self._machine = machine
         self._profiles = None if profiles is None else {(p.model, p.nodes): p for p in profiles}
@@ -97,19 +97,19 @@ class Truth:
         known = profile.grow_s is not None or profile.shrink_s is not None
         return known and job.spec.kind is not Kind.REPLAY
 
-    def change(self, job: Job, action: Resize) -> Change:
+    def change(self, job: Job, action: Resize) -> ResizeCost:
         """What this resize of a job costs it."""
         if action.seats:
             training = self._training(job)
             joins = len(action.keep) < len(action.seats)
-            return Change(training.build_s if joins else 0.0, training.change_s)
+            return ResizeCost(training.build_s if joins else 0.0, training.change_s)
         gpus = len(action.gpus) // job.spec.nodes
         profile, old, new = self.profile(job), set(job.current.gpus), set(action.gpus)
         built_s = (profile.launch_s(gpus, first=False) or 0.0) if new - old else 0.0
         stand_s = cost_at(profile.grow_s if len(new) >= len(old) else profile.shrink_s, gpus)
         if stand_s is None:
             stand_s = self._machine.view().stand_s(job, job.width, gpus)
-        return Change(built_s, stand_s)
+        return ResizeCost(built_s, stand_s)
 
     def stable_s(self, job: Job) -> float:
         """After so long on the same seats the measurements of a job on CPU cores are steady."""
@@ -119,5 +119,5 @@ class Truth:
         """What is measured then, as the fields of `UsageMeasured`."""
         return self._training(job).measured(seats)
 
-    def _training(self, job: Job) -> Training:
+    def _training(self, job: Job) -> PsTraining:
         return self._trainings[job.spec.model]

@@ -44,8 +44,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from hpcsched.planning.ps.model import Link, PsModel
-from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.model import NetworkLink, PsModel
+from hpcsched.planning.ps.training import PsTraining
 from hpcsched.planning.ps.whatif.models_file import to_table
 
 HERE = Path(__file__).parent
@@ -83,13 +83,13 @@ class Cluster:
     hosts: int
     cores: int
     budget: float
-    link: Link
+    link: NetworkLink
 
 
 CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
     {
-        "A": Cluster(hosts=9, cores=20, budget=100.0, link=Link(bytes_s=1 * GBPS)),
-        "B": Cluster(hosts=9, cores=64, budget=300.0, link=Link(bytes_s=50 * GBPS)),
+        "A": Cluster(hosts=9, cores=20, budget=100.0, link=NetworkLink(bytes_s=1 * GBPS)),
+        "B": Cluster(hosts=9, cores=64, budget=300.0, link=NetworkLink(bytes_s=50 * GBPS)),
     }
 )
 """Table I and section V."""
@@ -147,7 +147,7 @@ def made() -> dict[str, str]:
     for name, cluster in CLUSTERS.items():
         words = {"source": SOURCE.format(name=name), "note": NOTE}
         rows = [
-            to_table(model, Training(model=workload(model, cluster), link=cluster.link), **words)
+            to_table(model, PsTraining(model=workload(model, cluster), link=cluster.link), **words)
             for model in WORKLOADS
         ]
         lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)

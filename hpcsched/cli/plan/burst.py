@@ -88,7 +88,7 @@ def burst(
             made = _of_table(table, where, options, overlap=overlap)
         else:
             made = _of_profile(table, where, options, overlap=overlap)
-    except planner.NoPlan as error:
+    except planner.NoBurstPlan as error:
         if as_json:
             click.echo(json.dumps({"schema": 1, "feasible": False, "why": str(error)}))
         else:
@@ -176,7 +176,7 @@ def _of_table(table: dict[str, Any], where: str, options: dict[str, Any], *, ove
 
 def _of_profile(table: Any, where: str, options: dict[str, Any], *, overlap: bool) -> Plan:
     from hpcsched.planning.burst import planner
-    from hpcsched.planning.burst.costs import Network
+    from hpcsched.planning.burst.costs import Interconnect
     from hpcsched.planning.burst.graph import LayerProfile
 
     profile = LayerProfile.parse(table, where=where)
@@ -193,7 +193,9 @@ def _of_profile(table: Any, where: str, options: dict[str, Any], *, overlap: boo
         if not least <= options[name] <= 1e9:
             raise ConfigError(where=name, got=f"{options[name]:g}", accepted=wanted[name])
     limit = options["--amplification"]
-    network = Network(bandwidth_bytes_s=options["--bandwidth"] * 1e9, latency_s=options["--latency"] / 1e6)
+    network = Interconnect(
+        bandwidth_bytes_s=options["--bandwidth"] * 1e9, latency_s=options["--latency"] / 1e6
+    )
     return planner.plan(
         profile,
         gpus=options["--gpus"],

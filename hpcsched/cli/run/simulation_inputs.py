@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpcsched.core.processes import Program
     from hpcsched.core.profile import Profile
     from hpcsched.core.run import Life
-    from hpcsched.planning.ps.training import Training
+    from hpcsched.planning.ps.training import PsTraining
     from hpcsched.report.result import Result
 
 MOST_KEPT = 10_000
@@ -48,7 +48,7 @@ class Case:
     nodes: int
     parallel: Sequence[Program] = ()
     cpus: int = 0
-    trainings: Mapping[str, Training] = field(default_factory=dict)
+    trainings: Mapping[str, PsTraining] = field(default_factory=dict)
     policy: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -93,11 +93,11 @@ class OnCores:
     cpus: int | None
     files: tuple[str, ...]
 
-    def trainings(self) -> dict[str, Training]:
+    def trainings(self) -> dict[str, PsTraining]:
         """By model; of one that is in several files, as in the first of these."""
         from hpcsched.cli.plan.ps import trainings_in
 
-        found: dict[str, Training] = {}
+        found: dict[str, PsTraining] = {}
         for file in self.files:
             found = {**trainings_in(file)[1], **found}
         return found

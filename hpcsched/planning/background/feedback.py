@@ -15,11 +15,11 @@ from statistics import median
 
 from hpcsched.compat import dataclass
 
-SAMPLES = 9
+MAX_KEPT_TIMES = 9
 """Of which the median is taken: one odd time of a busy machine must not bar a chunk."""
-ENOUGH = 3
+MIN_TIMES = 3
 """Times that a median is believed from."""
-SILENT_US = 20_000.0
+MAX_SILENCE_US = 20_000.0
 """A foreground that has said nothing for so long beyond its chunk's time does not use the device: it waits
 for data, or saves. The background is not held back for it."""
 
@@ -28,8 +28,8 @@ for data, or saves. The background is not held back for it."""
 class ChunkTimes:
     """The latest times of one chunk of the foreground's step."""
 
-    isolated_us: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    contended_us: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    isolated_us: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_TIMES))
+    contended_us: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_TIMES))
     barred: bool = False
     seen: bool = False
     retry_at: int = 0
@@ -39,13 +39,13 @@ class ChunkTimes:
     @property
     def alone_us(self) -> float | None:
         """What it takes in isolation; None while that is not known."""
-        return median(self.isolated_us) if len(self.isolated_us) >= ENOUGH else None
+        return median(self.isolated_us) if len(self.isolated_us) >= MIN_TIMES else None
 
     @property
     def slowdown(self) -> float | None:
         """What company costs, as a share of its time in isolation; None while that is not known."""
         alone = self.alone_us
-        if alone is None or alone <= 0 or len(self.contended_us) < ENOUGH:
+        if alone is None or alone <= 0 or len(self.contended_us) < MIN_TIMES:
             return None
         return median(self.contended_us) / alone - 1.0
 
@@ -115,7 +115,7 @@ class Feedback:
     @property
     def probing(self) -> bool:
         """Whether this step is the foreground's alone: its times in isolation are not known, or old."""
-        if any(times.seen and len(times.isolated_us) < ENOUGH for times in self.chunks):
+        if any(times.seen and len(times.isolated_us) < MIN_TIMES for times in self.chunks):
             return True
         return self.probe_every > 0 and self.step % self.probe_every == 0
 
@@ -127,7 +127,7 @@ class Feedback:
     def may_launch(self, now_us: float, needs_us: float) -> bool:
         """Whether work that keeps the device busy for `needs_us` from now on meets no closed chunk."""
         alone_us = self.chunks[self._at].alone_us or 0.0
-        if now_us > self._since_us + 2 * alone_us + SILENT_US:
+        if now_us > self._since_us + 2 * alone_us + MAX_SILENCE_US:
             return True
         if self.probing:
             return False

@@ -8,7 +8,7 @@ from math import inf
 from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 
-MOST_CREDIT_US = 5_000.0
+MAX_CREDIT_US = 5_000.0
 """How much unused time a duty cycle saves up: more would let a lane that has waited flood the device."""
 
 
@@ -34,7 +34,7 @@ class Duty:
         if self.share <= 0:
             self._free_at = ended_us
             return
-        credit_us = MOST_CREDIT_US if self._free_at > -inf else 0.0
+        credit_us = MAX_CREDIT_US if self._free_at > -inf else 0.0
         since = max(self._free_at, began_us - credit_us)
         self._free_at = since + (ended_us - began_us) / self.share
 

@@ -7,9 +7,9 @@ from math import inf
 from hpcsched.planning.background.feedback import Feedback
 from hpcsched.planning.background.pacing import Pacer
 
-USUAL_US = 500.0
+ASSUMED_PIECE_US = 500.0
 """What a piece of the background's is taken to need while it has not been seen."""
-WEIGHT = 0.25
+NEWEST_WEIGHT = 0.25
 """Of the newest time in the running mean of a piece's times."""
 
 
@@ -40,7 +40,7 @@ class Referee:
         return self.feedback.may_launch(now_us, busy_us + self._needs(key))
 
     def _needs(self, key: object) -> float:
-        return self._needs_us.get(key, USUAL_US)
+        return self._needs_us.get(key, ASSUMED_PIECE_US)
 
     def launched(self, key: object, now_us: float) -> None:
         """It has been launched. Raises ValueError when the pacer does not allow it."""
@@ -54,7 +54,7 @@ class Referee:
         key, began_us = self._launched.pop(0)
         took = now_us - max(began_us, self._free_us) if took_us is None else took_us
         known = self._needs_us.get(key)
-        self._needs_us[key] = took if known is None else known + WEIGHT * (took - known)
+        self._needs_us[key] = took if known is None else known + NEWEST_WEIGHT * (took - known)
         self._free_us = now_us
 
     # -- the foreground ----------------------------------------------------------------------------------

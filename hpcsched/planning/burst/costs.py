@@ -1,6 +1,6 @@
 """What a choice of GPU counts costs: computation, synchronisation, transfers, amplification (section 4.1).
 
-All times are microseconds. GPU counts are named by their place in `Costs.counts`.
+All times are microseconds. GPU counts are named by their place in `BurstCosts.counts`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class Interconnect:
     """What a GPU sends or receives a second, and the least seconds that a message takes.
 
     Raises ConfigError for figures that are none.
@@ -47,13 +47,13 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """Where a layer runs: the place of its GPU count in `Costs.counts`, and its first rank."""
+    """Where a layer runs: the place of its GPU count in `BurstCosts.counts`, and its first rank."""
 
     count: int
     first: int
 
 
-class Costs(ABC):
+class BurstCosts(ABC):
     """The costs of one model on so many GPUs.
 
     Args:
@@ -114,7 +114,7 @@ class Costs(ABC):
         return float(gpu_us / base_us) if base_us > 0 else (1.0 if gpu_us == 0 else inf)
 
 
-class ModelCosts(Costs):
+class ModelCosts(BurstCosts):
     """Costs by a layer profile and a network.
 
     - computation: forward and backward at global_batch / g samples;
@@ -133,7 +133,7 @@ class ModelCosts(Costs):
         *,
         gpus: int,
         global_batch: int,
-        network: Network,
+        network: Interconnect,
         limit: float = inf,
         overlap: bool = False,
     ) -> None:

@@ -13,7 +13,7 @@ from hpcsched.errors import ConfigError
 Times = Mapping[int, float]
 """Microseconds by the number of samples on one GPU."""
 
-MOST_US, MOST_GPUS = 1e15, 2**20
+MAX_US, MAX_GPUS = 1e15, 2**20
 """What is taken for a number that somebody has meant."""
 
 _COUNT = re.compile(r"[1-9]\d{0,17}", re.ASCII)
@@ -207,7 +207,7 @@ def counted(value: Mapping[str, Any], key: str, refuse: Any) -> list[tuple[int, 
     for text, us in value.items():
         if not (isinstance(text, str) and _COUNT.fullmatch(text)):
             refuse(key, text, "positive whole numbers as keys")
-        if isinstance(us, bool) or not isinstance(us, (int, float)) or not 0 <= us <= MOST_US:
-            refuse(f"{key}.{text}", us, f"microseconds, from 0 to {MOST_US:g}")
+        if isinstance(us, bool) or not isinstance(us, (int, float)) or not 0 <= us <= MAX_US:
+            refuse(f"{key}.{text}", us, f"microseconds, from 0 to {MAX_US:g}")
         pairs.append((int(text), float(us)))
     return pairs

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
-from hpcsched.planning.burst.graph import MOST_GPUS
+from hpcsched.planning.burst.graph import MAX_GPUS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Plan:
         if table.get("feasible") is False:
             refuse("feasible", False, "a plan that was found")
         for key in ("gpus", "global_batch"):
-            if type(table.get(key)) is not int or not 1 <= table[key] <= MOST_GPUS:
+            if type(table.get(key)) is not int or not 1 <= table[key] <= MAX_GPUS:
                 refuse(key, table.get(key), "a positive whole number")
         limit = table.get("amplification_limit")
         if limit is not None and (

@@ -11,26 +11,26 @@ import numpy as np
 
 from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
-from hpcsched.planning.burst.costs import Array, Costs, Spot
-from hpcsched.planning.burst.graph import MOST_GPUS, MOST_US, counted
+from hpcsched.planning.burst.costs import Array, BurstCosts, Spot
+from hpcsched.planning.burst.graph import MAX_GPUS, MAX_US, counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class BurstProblem:
     """What is to be planned, with its costs."""
 
     model: str
     gpus: int
     global_batch: int
     limit: float
-    costs: Costs
+    costs: BurstCosts
 
 
 class _Found(str):
     """What was found in words of our own, not the value itself."""
 
 
-class TableCosts(Costs):
+class TableCosts(BurstCosts):
     """Costs as given; where ranks lie makes no difference."""
 
     def __init__(self, transfers: Mapping[tuple[int, int], Array], **costs: Any) -> None:
@@ -46,7 +46,7 @@ class TableCosts(Costs):
         return np.stack([lags_us, lags_us])
 
 
-def parse(table: Any, *, where: str) -> Problem:
+def parse(table: Any, *, where: str) -> BurstProblem:
     """The problem in a table of JSON: see docs/burst.md.
 
     A layer may use the GPU counts in its `time_us` only, up to `gpus`. Its amplification is measured against
@@ -66,10 +66,10 @@ def parse(table: Any, *, where: str) -> Problem:
         refuse("schema", table.get("schema"), "1")
     for key in ("gpus", "global_batch"):
         value = table.get(key, 1 if key == "global_batch" else None)
-        if type(value) is not int or not 1 <= value <= MOST_GPUS:
-            refuse(key, value, f"a positive whole number, at most {MOST_GPUS}")
+        if type(value) is not int or not 1 <= value <= MAX_GPUS:
+            refuse(key, value, f"a positive whole number, at most {MAX_GPUS}")
     limit = table.get("amplification_limit")
-    if limit is not None and (type(limit) not in (int, float) or not 1 <= limit <= MOST_US):
+    if limit is not None and (type(limit) not in (int, float) or not 1 <= limit <= MAX_US):
         refuse("amplification_limit", limit, "a number of at least 1, or null for no limit")
     rows = table.get("layers")
     if not isinstance(rows, list) or not rows:
@@ -119,7 +119,7 @@ def parse(table: Any, *, where: str) -> Problem:
         limit=inf if limit is None else float(limit),
     )
     model = table.get("model", "")
-    return Problem(
+    return BurstProblem(
         model=model if isinstance(model, str) else str(model),
         gpus=gpus,
         global_batch=table.get("global_batch", 1),

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from hpcsched.compat import dataclass
 
-EPSILON = 1e-6
+STEP_TOLERANCE = 1e-6
 """Steps by which an exact step boundary may be missed through rounding, and still counts as one."""
 
-STILL = 1e-9
+PAUSED_RATE_SHARE = 1e-9
 """The share of its rate that a job has while it pauses."""
 
 
@@ -50,12 +50,12 @@ class Course:
 
     def step_at(self, t: float) -> int:
         """Whole steps of the job done `t` seconds after the launch."""
-        done = math.floor((t - self.start_s) * self.rate + EPSILON)
+        done = math.floor((t - self.start_s) * self.rate + STEP_TOLERANCE)
         return self.from_step + min(max(done, 0), self.steps - self.from_step)
 
     def boundary_at(self, t: float) -> tuple[int, float]:
         """(steps done, seconds after launch) at the next step boundary from `t` on, after the start."""
-        begun = max(math.ceil((t - self.start_s) * self.rate - EPSILON), 0)
+        begun = max(math.ceil((t - self.start_s) * self.rate - STEP_TOLERANCE), 0)
         step = self.from_step + begun
         if step >= self.steps:
             return self.steps, self.end_s

@@ -9,7 +9,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Any, NamedTuple
 
-from hpcsched.planning.packing.reading import Reader
+from hpcsched.planning.packing.reading import JsonReader
 
 _KEYS = (
     "model",
@@ -24,7 +24,7 @@ _KEYS = (
 )
 
 
-class Key(NamedTuple):
+class ModelBatch(NamedTuple):
     """What makes two trainings alike in speed and memory."""
 
     model: str
@@ -59,8 +59,8 @@ class PackCosts:
     stackable: bool = False
 
     @property
-    def key(self) -> Key:
-        return Key(self.model, self.batch)
+    def key(self) -> ModelBatch:
+        return ModelBatch(self.model, self.batch)
 
     def step_s(self, n: int) -> float:
         """Seconds of a packed step of n of these models.
@@ -155,7 +155,7 @@ class PackCosts:
 
         Raises ConfigError naming the file, the model and the key that is wrong.
         """
-        read = Reader(where)
+        read = JsonReader(where)
         row = read.table(value, key, _KEYS)
         model = read.text(row.get("model"), f"{key}.model")
         batch = read.whole(row.get("batch"), f"{key}.batch")
@@ -194,7 +194,7 @@ class PackCosts:
         }
 
 
-def _memory(read: Reader, value: Any, key: str) -> dict[int, float]:
+def _memory(read: JsonReader, value: Any, key: str) -> dict[int, float]:
     if isinstance(value, Mapping) and ("base" in value or "each" in value):
         row = read.table(value, key, ("base", "each"))
         base = read.number(row.get("base", 0.0), f"{key}.base", "MiB")

@@ -9,13 +9,13 @@ from typing import Any
 
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.planning.packing.admission import peak_mib
-from hpcsched.planning.packing.problem import Problem
+from hpcsched.planning.packing.problem import PackProblem
 from hpcsched.planning.packing.search import dealt, makespan_s
 from hpcsched.planning.packing.speeds import Pack
 from hpcsched.planning.packing.strategies import STRATEGIES, Packs
 
 
-class NoPlan(HpcschedError):
+class NoPackPlan(HpcschedError):
     """A member fits on no device; the text says which, and why."""
 
 
@@ -82,7 +82,7 @@ class PackPlan:
         }
 
 
-def plan(problem: Problem, strategy: str = "auto", *, compare: bool = True) -> PackPlan:
+def plan(problem: PackProblem, strategy: str = "auto", *, compare: bool = True) -> PackPlan:
     """The packs that a strategy chooses, dealt to the devices.
 
     Args:
@@ -99,7 +99,7 @@ def plan(problem: Problem, strategy: str = "auto", *, compare: bool = True) -> P
     for member in problem.members:
         problem.speeds.kind(member)
         if why := problem.room.refusal({member.key: 1}, problem.speeds):
-            raise NoPlan(f"member {member.name!r} fits on no device: {why}")
+            raise NoPackPlan(f"member {member.name!r} fits on no device: {why}")
     wanted = [name for name in STRATEGIES if compare or strategy in ("auto", name) or name == "off"]
     choices = {name: STRATEGIES[name](problem) for name in wanted}
     times_s = {name: _time_s(problem, packs) for name, packs in choices.items()}
@@ -116,12 +116,12 @@ def plan(problem: Problem, strategy: str = "auto", *, compare: bool = True) -> P
     )
 
 
-def _time_s(problem: Problem, packs: Packs) -> float:
+def _time_s(problem: PackProblem, packs: Packs) -> float:
     speeds = problem.speeds
     return makespan_s([speeds.time_s(speeds.shape(pack)) for pack in packs], problem.devices)
 
 
-def _placed(problem: Problem, packs: Packs) -> tuple[PlannedPack, ...]:
+def _placed(problem: PackProblem, packs: Packs) -> tuple[PlannedPack, ...]:
     """By device, and on each the longest first."""
     speeds = problem.speeds
     shapes = [speeds.shape(pack) for pack in packs]
@@ -142,7 +142,7 @@ def _placed(problem: Problem, packs: Packs) -> tuple[PlannedPack, ...]:
     return tuple(sorted(found, key=lambda pack: (pack.device, -pack.time_s)))
 
 
-def _notes(problem: Problem, packs: Sequence[PlannedPack]) -> tuple[str, ...]:
+def _notes(problem: PackProblem, packs: Sequence[PlannedPack]) -> tuple[str, ...]:
     most = Counter[Any]()
     for pack in packs:
         for key, n in Counter(member.key for member in pack.members).items():

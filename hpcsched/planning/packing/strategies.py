@@ -10,22 +10,22 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
 
-from hpcsched.planning.packing.costs import Key
+from hpcsched.planning.packing.costs import ModelBatch
 from hpcsched.planning.packing.distance import apart, places
-from hpcsched.planning.packing.problem import Problem
-from hpcsched.planning.packing.search import Search, Shapes
-from hpcsched.planning.packing.speeds import Kind, Member, Pack
+from hpcsched.planning.packing.problem import PackProblem
+from hpcsched.planning.packing.search import PackSearch, Shapes
+from hpcsched.planning.packing.speeds import MemberKind, Pack, PackMember
 
 Packs = list[Pack]
-Strategy = Callable[[Problem], Packs]
+Strategy = Callable[[PackProblem], Packs]
 
 
-def singleton(problem: Problem) -> Packs:
+def singleton(problem: PackProblem) -> Packs:
     """Every member alone."""
     return [(member,) for member in problem.members]
 
 
-def random_packs(problem: Problem) -> Packs:
+def random_packs(problem: PackProblem) -> Packs:
     """Members drawn at random, by the problem's seed."""
     drawn = list(problem.members)
     Random(problem.seed).shuffle(drawn)
@@ -36,7 +36,7 @@ def random_packs(problem: Problem) -> Packs:
     return packs
 
 
-def by_batch(problem: Problem) -> Packs:
+def by_batch(problem: PackProblem) -> Packs:
     """Only members of the same batch size share a pack; those that come first are packed first."""
     packs = []
     for batch in dict.fromkeys(member.batch for member in problem.members):
@@ -47,7 +47,7 @@ def by_batch(problem: Problem) -> Packs:
     return packs
 
 
-def knn(problem: Problem) -> Packs:
+def knn(problem: PackProblem) -> Packs:
     """A member drawn at random, by the seed, and those nearest to it within the threshold; and so on."""
     rng = Random(problem.seed)
     space = problem.space
@@ -64,7 +64,7 @@ def knn(problem: Problem) -> Packs:
     return packs
 
 
-def measured(problem: Problem) -> Packs:
+def measured(problem: PackProblem) -> Packs:
     """The packs that are predicted to be done first, as far as a search finds them.
 
     It starts from what the other strategies choose, among others. Never later than one by one, and no pack
@@ -72,13 +72,13 @@ def measured(problem: Problem) -> Packs:
     the devices by their time.
     """
     speeds = problem.speeds
-    waiting: dict[Kind, deque[Member]] = {}
+    waiting: dict[MemberKind, deque[PackMember]] = {}
     for member in problem.members:
         waiting.setdefault(speeds.kind(member), deque()).append(member)
     others = (STRATEGIES[name](problem) for name in STRATEGIES if name not in ("off", "measured"))
     starts = [Shapes(speeds.shape(pack) for pack in packs) for packs in others]
     kinds = Counter({kind: len(members) for kind, members in waiting.items()})
-    found = Search(speeds, problem.room, problem.devices).best(kinds, starts)
+    found = PackSearch(speeds, problem.room, problem.devices).best(kinds, starts)
     packs = []
     for shape in sorted(found.elements()):
         packs.append(tuple(waiting[kind].popleft() for kind, n in shape for _ in range(n)))
@@ -95,10 +95,10 @@ STRATEGIES: Mapping[str, Strategy] = {
 """By name; of two that are equally good, `auto` takes the first."""
 
 
-def _filled(problem: Problem, first: Member, candidates: Iterable[Member]) -> Pack:
+def _filled(problem: PackProblem, first: PackMember, candidates: Iterable[PackMember]) -> Pack:
     """A pack of the first and of those candidates that still fit, in their order."""
     pack, groups, share = [first], Counter([first.key]), problem.share
-    full: set[Key] = set()  # once one of a key does not fit, no other of it does
+    full: set[ModelBatch] = set()  # once one of a key does not fit, no other of it does
     for member in candidates:
         if len(pack) >= share:
             break
@@ -114,6 +114,6 @@ def _filled(problem: Problem, first: Member, candidates: Iterable[Member]) -> Pa
     return tuple(pack)
 
 
-def _without(members: list[Member], pack: Pack) -> list[Member]:
+def _without(members: list[PackMember], pack: Pack) -> list[PackMember]:
     gone = {member.name for member in pack}
     return [member for member in members if member.name not in gone]

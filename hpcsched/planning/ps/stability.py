@@ -8,11 +8,11 @@ from statistics import fmean, median
 
 from hpcsched.compat import zip
 
-LIMIT = 0.05
+MAX_VARIATION = 0.05
 """Of the coefficient of variation."""
-COUNT = 5
+WINDOW_SAMPLES = 5
 """Consecutive samples that it is taken of."""
-PATIENCE = 30
+MAX_SAMPLES = 30
 """Samples after which steadiness is waited for no longer."""
 
 
@@ -24,7 +24,9 @@ class Stability:
     less than `count`.
     """
 
-    def __init__(self, *, limit: float = LIMIT, count: int = COUNT, patience: int = PATIENCE) -> None:
+    def __init__(
+        self, *, limit: float = MAX_VARIATION, count: int = WINDOW_SAMPLES, patience: int = MAX_SAMPLES
+    ) -> None:
         if count < 2 or limit <= 0 or patience < count:
             raise ValueError(f"{count} samples, limit {limit}, patience {patience}: nothing to detect")
         self.limit, self.count, self.patience = limit, count, patience

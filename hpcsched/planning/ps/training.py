@@ -8,17 +8,17 @@ from typing import Any
 
 from hpcsched.contract.seats import Seat
 from hpcsched.planning.jobs.course import Course
-from hpcsched.planning.ps.model import Link, PsModel, usage
+from hpcsched.planning.ps.model import NetworkLink, PsModel, usage
 
-FULL = 0.9
+FULL_LINK_SHARE = 0.9
 """Of its capacity: a link that carries more is full (NEARCHUS, section IV)."""
 
-SAMPLES = 30
+NET_SAMPLES = 30
 """N_net: samples of the network that are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class PsTraining:
     """How one model is trained. Times are seconds.
 
     `start_s` goes by before the first step, `suspend_s` for saving and leaving; `stable_s` until what its
@@ -27,7 +27,7 @@ class Training:
     """
 
     model: PsModel
-    link: Link | None = None
+    link: NetworkLink | None = None
     start_s: float = 10.0
     suspend_s: float = 5.0
     stable_s: float = 8.0
@@ -44,5 +44,5 @@ class Training:
     def measured(self, seats: Sequence[Seat]) -> dict[str, Any]:
         """What an agent is told of it: see `core.events.UsageMeasured`."""
         seen = usage(self.model, seats, self.link)
-        net = tuple(float(part > FULL) for part in seen.net)
-        return {"rate": seen.rate, "cpu": seen.cpu, "net": net, "samples": SAMPLES, "stable": True}
+        net = tuple(float(part > FULL_LINK_SHARE) for part in seen.net)
+        return {"rate": seen.rate, "cpu": seen.cpu, "net": net, "samples": NET_SAMPLES, "stable": True}

@@ -92,7 +92,7 @@ times the gradient noise scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batching:
+class BatchRule:
     """How a global batch follows its training: by `rate` up or down every `every` steps, from `low` to
     `high`.
 

@@ -12,11 +12,11 @@ from hpcsched.compat import dataclass, zip
 from hpcsched.errors import HpcschedError
 from hpcsched.planning.vsw import sets
 from hpcsched.planning.vsw.batching import worker_count
-from hpcsched.planning.vsw.costs import SYNCS, Costs, Unknown, sync_method
+from hpcsched.planning.vsw.costs import SYNCS, Unknown, VswCosts, sync_method
 from hpcsched.planning.vsw.rounds import Rounds
 from hpcsched.planning.vsw.solver import Infeasible, solve
 
-ACCUMULATION = (0, 1000)
+ACCUMULATION_BOUNDS = (0, 1000)
 """Rounds before the last, at least and at most; the authors' bound."""
 
 
@@ -79,12 +79,12 @@ class Scaled:
 
 
 def configure(
-    costs: Costs,
+    costs: VswCosts,
     gpus: Sequence[Gpu],
     global_batch: int,
     *,
     local_batches: Sequence[int],
-    accumulation: tuple[int, int] = ACCUMULATION,
+    accumulation: tuple[int, int] = ACCUMULATION_BOUNDS,
     even: bool = True,
     every_gpu: bool = True,
     sync: str = "auto",
@@ -170,7 +170,7 @@ def _shared(
     return tuple(shares), slowest_s
 
 
-def _sync(costs: Costs, sync: str) -> str:
+def _sync(costs: VswCosts, sync: str) -> str:
     if sync == "auto":
         return sync_method(costs.buckets)
     if sync not in SYNCS:
@@ -178,7 +178,7 @@ def _sync(costs: Costs, sync: str) -> str:
     return sync
 
 
-def _kinds(gpus: Sequence[Gpu], costs: Costs) -> list[str]:
+def _kinds(gpus: Sequence[Gpu], costs: VswCosts) -> list[str]:
     """The kinds there are, in their order. Raises NoConfiguration if nothing is known of one."""
     if not gpus:
         raise NoConfiguration("there is no GPU")
@@ -197,12 +197,12 @@ def _reasons(global_batch: int, why: dict[str, list[int]]) -> str:
 
 
 def scale(
-    costs: Costs,
+    costs: VswCosts,
     gpus: Sequence[Gpu],
     trajectory: Sequence[tuple[int, float]],
     *,
     local_batches: Sequence[int],
-    accumulation: tuple[int, int] = ACCUMULATION,
+    accumulation: tuple[int, int] = ACCUMULATION_BOUNDS,
     even: bool = True,
     sync: str = "auto",
     at_once: int | None = None,
@@ -237,7 +237,7 @@ def scale(
     samples: dict[int, float] = {}
     for batch, some in trajectory:
         samples[batch] = samples.get(batch, 0.0) + some
-    made = sets.Trajectory(
+    made = sets.BatchTrajectory(
         samples=np.array(list(samples.values())),
         workers={
             local_batch: np.array([worker_count(batch, local_batch, even=even) for batch in samples])
@@ -264,7 +264,12 @@ def scale(
 
 
 def _rounds_or_none(
-    costs: Costs, kind: str, local_batch: int, sync: str, accumulation: tuple[int, int], at_once: int | None
+    costs: VswCosts,
+    kind: str,
+    local_batch: int,
+    sync: str,
+    accumulation: tuple[int, int],
+    at_once: int | None,
 ) -> Rounds | None:
     try:
         return Rounds.of(costs, kind, local_batch, sync=sync, accumulation=accumulation, at_once=at_once)

@@ -16,7 +16,7 @@ import torch
 from hpcsched.contract import files
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst import planner
-from hpcsched.planning.burst.costs import ModelCosts, Network, Spot
+from hpcsched.planning.burst.costs import Interconnect, ModelCosts, Spot
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.plan import Plan
 from hpcsched.planning.burst.timeline import timeline
@@ -53,7 +53,7 @@ class Chooser:
     folder: Path
     gpus: int
     global_batch: int
-    network: Network
+    network: Interconnect
     amplification: float
     measure: Callable[[], LayerProfile]
     profile_file: Path | None = None
@@ -91,7 +91,7 @@ class Chooser:
         try:
             new = self._plan()
             self.fits(new)
-        except (planner.NoPlan, ConfigError):
+        except (planner.NoBurstPlan, ConfigError):
             return None
         now_s = self._time_us(now) / 1e6
         if not pays(now_s, new.iter_us / 1e6, steps_left, now_s + SWITCH_S):
@@ -184,11 +184,11 @@ def limit_of(value: Any) -> float:
     return float(value)
 
 
-def measure_network(wires: Wires) -> Network:
+def measure_network(wires: Wires) -> Interconnect:
     """What the wires between ranks 0 and 1 carry; all ranks may call this, two take part."""
     small, large = (torch.zeros(n, dtype=torch.uint8, device=wires.device) for n in (1, _PING_BYTES))
     if wires.world_size == 1:
-        return Network(bandwidth_bytes_s=1e12, latency_s=0.0)
+        return Interconnect(bandwidth_bytes_s=1e12, latency_s=0.0)
     least = [inf, inf]
     for number, tensor in [(n, t) for _ in range(_PINGS) for n, t in enumerate((small, large))]:
         began = time.perf_counter()
@@ -200,7 +200,7 @@ def measure_network(wires: Wires) -> Network:
                 torch.cuda.synchronize()
         least[number] = min(least[number], (time.perf_counter() - began) / 2)
     seconds = max(1e-9, least[1] - least[0])
-    return Network(bandwidth_bytes_s=_PING_BYTES / seconds, latency_s=least[0])
+    return Interconnect(bandwidth_bytes_s=_PING_BYTES / seconds, latency_s=least[0])
 
 
 def _read(path: Path) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 
 from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
-from hpcsched.planning.vsw.batching import RULES, Batching, Halves, worker_count
+from hpcsched.planning.vsw.batching import RULES, BatchRule, Halves, worker_count
 from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, Share, configure
-from hpcsched.planning.vsw.costs import Line, sync_method
+from hpcsched.planning.vsw.costs import AllReduceCost, sync_method
 from hpcsched.planning.vsw.options import WorkerOptions, local_batches
 from hpcsched.worker.vsw.clock import Kind
 from hpcsched.worker.vsw.measurements import Table, Tables
@@ -19,7 +19,7 @@ from hpcsched.worker.vsw.measurements import Table, Tables
 TRIAL_STEPS = 4
 """So long is a configuration tried whose speed is not known; its first step counts for nothing."""
 
-GUESSED = Line(per_byte_s=1e-9, latency_s=2e-4)
+GUESSED = AllReduceCost(per_byte_s=1e-9, latency_s=2e-4)
 """A sum over ranks, where no two ranks have met yet: a gigabyte a second."""
 
 
@@ -69,7 +69,7 @@ class Control:
     def __init__(self, options: WorkerOptions, base: int) -> None:
         self.options = options
         self.base = base
-        self.batching: Batching = options.batching(base)
+        self.batching: BatchRule = options.batching(base)
         self.updates = 0
         self.offset: int | None = None
         self.wish = float(self.batching.low)
@@ -77,7 +77,7 @@ class Control:
         self.value: float | None = None
         self.seen: float | None = None
         self.tables: list[Table] = []
-        self.line: Line | None = None
+        self.line: AllReduceCost | None = None
         self.buckets: tuple[int, ...] = ()
 
     @property
@@ -244,4 +244,4 @@ class Control:
         self.halves = halves and Halves(aa=halves[0], bb=halves[1], ab=halves[2], samples=halves[3])
         self.tables = [Table.of_state(table) for table in state["tables"]]
         line = state["line"]
-        self.line = line and Line(per_byte_s=line[0], latency_s=line[1])
+        self.line = line and AllReduceCost(per_byte_s=line[0], latency_s=line[1])

@@ -14,21 +14,21 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from hpcsched.planning.ps.model import Link, PsModel
+from hpcsched.planning.ps.model import NetworkLink, PsModel
 from hpcsched.planning.ps.whatif.best import fixed
 
 Array = npt.NDArray[np.float64]
 
-START = (1, 2)
+FIRST_NODES = (1, 2)
 """Servers and workers that a training begins with (NEARCHUS, section V)."""
 
-EVERY_S = 600.0
+NODE_INTERVAL_S = 600.0
 """Seconds from one node more to the next."""
 
-SAMPLES = 20
+MAX_FIRST_SAMPLES = 20
 """Configurations that are measured first (NEARCHUS, section III-C)."""
 
-MOST_UNLIKE = 2.0
+MAX_ROLE_RATIO = 2.0
 """How many times as many servers as workers a measured configuration has at most, or the other way round."""
 
 
@@ -62,7 +62,9 @@ def fit(measured: Iterable[tuple[int, int, float]], *, weak: bool = False) -> Fi
     )
 
 
-def sampled(nodes: int, *, count: int = SAMPLES, most_unlike: float = MOST_UNLIKE) -> list[tuple[int, int]]:
+def sampled(
+    nodes: int, *, count: int = MAX_FIRST_SAMPLES, most_unlike: float = MAX_ROLE_RATIO
+) -> list[tuple[int, int]]:
     """Configurations to measure, at most `count`, evenly picked from all those of `nodes` nodes at most."""
     every = [
         (servers, size - servers)
@@ -75,8 +77,10 @@ def sampled(nodes: int, *, count: int = SAMPLES, most_unlike: float = MOST_UNLIK
     return [every[round(i * (len(every) - 1) / (count - 1))] for i in range(count)]
 
 
-def profiled(model: PsModel, configurations: Iterable[tuple[int, int]], link: Link | None = None) -> Fit:
-    """The fit to what would be measured of these (servers, workers) of NODE_CPUS cores each."""
+def profiled(
+    model: PsModel, configurations: Iterable[tuple[int, int]], link: NetworkLink | None = None
+) -> Fit:
+    """The fit to what would be measured of these (servers, workers) of NODE_CORES cores each."""
     return fit(((p, w, fixed(model, p, w, link).usage.rate) for p, w in configurations), weak=model.weak)
 
 
@@ -90,8 +94,8 @@ def next_node(fit: Fit, servers: int, workers: int) -> Literal["server", "worker
 
 
 def growth(fit: Fit, nodes: int) -> Iterator[tuple[int, int]]:
-    """The configurations that a training of at most `nodes` nodes has, one after the other, from START on."""
-    servers, workers = START
+    """The configurations that a training of at most `nodes` nodes has, one after the other, from FIRST_NODES on."""
+    servers, workers = FIRST_NODES
     yield servers, workers
     while servers + workers < nodes and (node := next_node(fit, servers, workers)):
         servers, workers = servers + (node == "server"), workers + (node == "worker")

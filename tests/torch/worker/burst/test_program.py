@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 from torch import nn  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402
-from hpcsched.planning.burst.costs import Network  # noqa: E402
+from hpcsched.planning.burst.costs import Interconnect  # noqa: E402
 from hpcsched.planning.burst.graph import Layer, LayerProfile  # noqa: E402
 from hpcsched.planning.burst.plan import Plan, PlannedLayer  # noqa: E402
 from hpcsched.worker.burst.channels import Wires  # noqa: E402
@@ -263,7 +263,7 @@ def chooser(folder: Path, fits: Callable[[Plan], object] = lambda plan: None) ->
         measured.append("yes")
         return profile_of(SHAPE)
 
-    network = Network(bandwidth_bytes_s=1e9, latency_s=1.0)  # too slow for more than one rank
+    network = Interconnect(bandwidth_bytes_s=1e9, latency_s=1.0)  # too slow for more than one rank
     found = Chooser(
         folder=folder,
         gpus=2,

@@ -116,7 +116,7 @@ def test_without_a_plan_within_the_limit_it_says_why_and_exits_with_1(tmp_path, 
     from hpcsched.planning.burst import planner
 
     def none(problem, **_):
-        raise planner.NoPlan(f"layer 'fc' cannot be run within an amplification of {problem.limit:g}")
+        raise planner.NoBurstPlan(f"layer 'fc' cannot be run within an amplification of {problem.limit:g}")
 
     monkeypatch.setattr(planner, "solve", none)
     result = burst(table_file)
