@@ -136,8 +136,8 @@ def simulate(
 ) -> Timeline | None:
     """The future under a list schedule; None as soon as it is clear that it is not within the limits.
 
-    `begin` is a timeline of the problem in which nothing is decided yet; it stays as it is. The caller of many
-    schedules makes it once.
+    `begin` is a timeline of the problem in which nothing is decided yet; it stays as it is. For many
+    schedules it is made once.
     """
     timeline = begin.copy() if begin else Timeline(problem)
     blocked = problem.blocked

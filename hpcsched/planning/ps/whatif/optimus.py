@@ -94,7 +94,7 @@ def next_node(fit: Fit, servers: int, workers: int) -> Literal["server", "worker
 
 
 def growth(fit: Fit, nodes: int) -> Iterator[tuple[int, int]]:
-    """The configurations that a training of at most `nodes` nodes has, one after the other, from FIRST_NODES on."""
+    """The configurations of a training of at most `nodes` nodes, one after the other, from FIRST_NODES on."""
     servers, workers = FIRST_NODES
     yield servers, workers
     while servers + workers < nodes and (node := next_node(fit, servers, workers)):
