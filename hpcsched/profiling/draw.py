@@ -8,7 +8,7 @@ from hpcsched.core.profile import Cost, Profile
 from hpcsched.store.profiles import describe
 
 MAX_BAR = 40
-"""Characters of the longest bar of a curve."""
+"""Characters of the longest bar of a curve (chosen)."""
 
 
 def table_of(profiles: Sequence[Profile]) -> str:

@@ -8,7 +8,7 @@ from hpcsched.planning.burst.graph import Layer, LayerProfile
 from hpcsched.profiling.draw import aligned
 
 SPLIT_DEVICES = (2, 4, 8)
-"""Over so many devices a layer's samples are thought to be split, where the batch allows."""
+"""Devices over which a layer's samples are thought to be split, where the batch allows (chosen)."""
 
 
 def layers_list(profiles: Sequence[LayerProfile]) -> str:

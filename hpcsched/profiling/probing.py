@@ -18,7 +18,7 @@ from hpcsched.profiling.sweep import ending_signals
 from hpcsched.profiling.trial import running
 
 POLL_PERIOD_S = 0.2
-"""Between looks at a probe that says nothing."""
+"""Seconds between looks at a probe that says nothing (chosen)."""
 
 _OURS = "hpcsched: "
 """What the lines begin with that a probe writes on purpose."""

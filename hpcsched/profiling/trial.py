@@ -29,13 +29,13 @@ from hpcsched.launch.proc import wait_ended
 from hpcsched.profiling.measure import RateMeter, Window, parse_report
 
 ENDLESS_STEPS = 10**9
-"""Steps a measured program is told to do: more than it gets the time for."""
+"""Steps that a measured program is told to do: more than it gets the time for."""
 
 TERM_GRACE_S = 10.0
-"""How long a program may take to end after SIGTERM, before it is killed."""
+"""Seconds that a program has to end after SIGTERM, before it is killed (chosen)."""
 
 MEMORY_POLL_S = 0.2
-"""Between looks at the devices' memory."""
+"""Seconds between looks at the devices' memory (chosen)."""
 
 
 class TrialFailed(HpcschedError):

@@ -27,13 +27,14 @@ from hpcsched.planning.jobs.configuration_lp import BOUND_MARGIN, configuration_
 
 MAX_LP_JOBS = 40
 MAX_LP_GPUS = 1024
-"""Sets larger than these get the area bound alone: the LP would take seconds."""
+"""The largest sets for which the LP is solved, in jobs and GPUs (chosen): it would take seconds. Larger ones
+get the area bound alone."""
 
 _MAX_LP_PATTERNS = 1000
-"""So many times the LP may look for a pattern; where that stops it early, it proves a little less."""
+"""Patterns that the LP may look for, at most (chosen); where that stops it early, it proves a little less."""
 
 _MAX_SEARCHED_CUTS = 512
-"""For so many large jobs the best cuts are searched."""
+"""Large jobs whose best cuts are searched, at most (chosen)."""
 
 
 @dataclass(frozen=True, kw_only=True)

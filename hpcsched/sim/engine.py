@@ -32,10 +32,11 @@ from hpcsched.sim.truth import Truth
 
 SIM_HOST = "node"
 PROGRESS_PERIOD_S = 10.0
-"""How often the progress of all jobs is looked at where that can teach something, as the agent does."""
+"""Seconds between looks at the progress of all jobs, where that can teach something: as the agent does."""
 USAGE_PERIOD_S = 600.0
-"""How often what a training uses of CPU cores is told when nothing changes, as live ones do."""
+"""Seconds between reports of what a training uses of CPU cores while nothing changes: as live ones do."""
 SIGTERM_EXIT_CODE = 128 + 15
+"""The exit code of a process that SIGTERM has ended, as shells say it."""
 _ARRIVAL = attrgetter("submit_at")
 
 

@@ -8,7 +8,8 @@ from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 
 RESERVE_BYTES = 1 << 30
-"""Left free: contexts, libraries' work areas, what the allocator cannot use of its blocks."""
+"""Memory that is left free, in bytes (chosen): contexts, work areas of libraries, what the allocator cannot
+use of its blocks."""
 
 
 @dataclass(frozen=True, slots=True)

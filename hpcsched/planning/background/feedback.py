@@ -16,12 +16,13 @@ from statistics import median
 from hpcsched.compat import dataclass
 
 MAX_KEPT_TIMES = 9
-"""Of which the median is taken: one odd time of a busy machine must not bar a chunk."""
+"""The latest times of a chunk whose median is taken (chosen): one odd time of a busy machine must not bar a
+chunk."""
 MIN_TIMES = 3
-"""Times that a median is believed from."""
+"""Times from which on a median is believed (chosen)."""
 MAX_SILENCE_US = 20_000.0
-"""A foreground that has said nothing for so long beyond its chunk's time does not use the device: it waits
-for data, or saves. The background is not held back for it."""
+"""A foreground that has said nothing for so long beyond its chunk's time does not use the device (chosen): it
+waits for data, or saves. The background is not held back for it."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 
 MAX_CREDIT_US = 5_000.0
-"""How much unused time a duty cycle saves up: more would let a lane that has waited flood the device."""
+"""The most unused time that a duty cycle saves up, in microseconds (chosen): more would let a lane that has
+waited flood the device."""
 
 
 def share_of(value: object, where: str) -> float:

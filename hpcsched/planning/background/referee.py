@@ -8,9 +8,9 @@ from hpcsched.planning.background.feedback import Feedback
 from hpcsched.planning.background.pacing import Pacer
 
 ASSUMED_PIECE_US = 500.0
-"""What a piece of the background's is taken to need while it has not been seen."""
+"""The time of a background piece that has not been seen yet, in microseconds (chosen)."""
 NEWEST_WEIGHT = 0.25
-"""Of the newest time in the running mean of a piece's times."""
+"""The weight of the newest time in the running mean of a piece's times (chosen)."""
 
 
 class Referee:

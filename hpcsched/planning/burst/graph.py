@@ -14,7 +14,7 @@ Times = Mapping[int, float]
 """Microseconds by the number of samples on one GPU."""
 
 MAX_US, MAX_GPUS = 1e15, 2**20
-"""What is taken for a number that somebody has meant."""
+"""The largest numbers that are taken for meant (chosen): microseconds, and GPUs."""
 
 _COUNT = re.compile(r"[1-9]\d{0,17}", re.ASCII)
 

@@ -24,11 +24,13 @@ from hpcsched.planning.burst.costs import AWAY, HOME, Array, BurstCosts, Spot
 from hpcsched.planning.burst.structure import SOURCE, Block, Edge, Knot, Link, Series
 
 PAID, FREE = 0, 1
+"""Whether the transfer at an end of a part counts."""
 
 _MAX_BUDGETS = 16
-"""Up to here every number of GPUs can be a budget; beyond, only the GPU counts that layers may have."""
+"""Up to so many GPUs every number of them can be a budget (chosen); beyond, only the counts that layers may
+have."""
 _MAX_GROUPED_BRANCHES = 6
-"""Of more branches than that not all groupings are tried: they are added to the schedule one by one."""
+"""Up to so many branches all groupings are tried (chosen); more are added to the schedule one by one."""
 
 Placement = dict[int, Spot]
 """Where each layer runs, in the order in which the layers are run."""

@@ -12,8 +12,9 @@ from hpcsched.planning.burst.costs import BurstCosts, Spot
 from hpcsched.planning.burst.search import Placement
 
 _MAX_CHANGES_A_ROUND = 600
-"""Changes tried in a round of `refined`: small graphs only, as each costs a timeline."""
+"""Changes tried in a round of `refined`, at most (chosen): small graphs only, as each costs a timeline."""
 _MAX_ROUNDS = 8
+"""Rounds of `refined`, at most (chosen)."""
 
 
 @dataclass(frozen=True, slots=True)

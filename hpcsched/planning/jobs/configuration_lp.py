@@ -21,7 +21,8 @@ Pattern = dict[int, int]
 """GPU count by index of the job."""
 
 BOUND_MARGIN = 1e-12
-"""The share that is taken off a bound, so that no rounding error lifts it above what is proven."""
+"""The share that is taken off a bound, so that no rounding error lifts it above what is proven (double
+precision has 2e-16)."""
 
 _GAP = 1e-7
 """Primal and dual may differ by this share at the end: the LP solver itself is not more exact."""

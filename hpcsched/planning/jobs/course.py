@@ -12,10 +12,11 @@ from dataclasses import replace
 from hpcsched.compat import dataclass
 
 STEP_TOLERANCE = 1e-6
-"""Steps by which an exact step boundary may be missed through rounding, and still counts as one."""
+"""The part of a step by which an exact step boundary may be missed through rounding, and still counts as one
+(chosen)."""
 
 PAUSED_RATE_SHARE = 1e-9
-"""The share of its rate that a job has while it pauses."""
+"""The share of its rate that a job has while it pauses: above 0, as a course needs a rate."""
 
 
 @dataclass(frozen=True, kw_only=True)

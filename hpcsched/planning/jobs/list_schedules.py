@@ -1,4 +1,4 @@
-"""List plans: jobs start in an order of their own, each on no more GPUs than its cap.
+"""List schedules: jobs start in an order of their own, each on no more GPUs than its cap.
 
 When nothing waits and GPUs are free, the job that would end last grows to where it ends soonest, if that
 pays for its suspend and resume; a running job is never changed otherwise, except that a plan may begin with
@@ -16,16 +16,15 @@ from hpcsched.planning.jobs.problem import Problem
 from hpcsched.planning.jobs.timeline import Timeline
 
 MIN_REL_GAIN = 1e-9
-"""A job grows only if it ends sooner by more than this share: rounding is no gain."""
-
+"""The share by which a job must end sooner, or it does not grow: rounding is no gain."""
 
 SAME_TIME_S = 1e-6
-"""Times this close together are the same."""
+"""Times this close together are the same: a microsecond, chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListSchedule:
-    """A list plan: `order` of the jobs that wait, `caps` of all jobs by index (see `Problem`).
+    """A list schedule: `order` of the jobs that wait, `caps` of all jobs by index (see `Problem`).
 
     A running job with a cap below its count shrinks to it at once. `strict`: a job waits for its whole cap.
     """
@@ -37,7 +36,7 @@ class ListSchedule:
 
 @dataclass(frozen=True, slots=True)
 class CountChange:
-    """What a plan does with a job now: `old` is its count before (0: it waited)."""
+    """What a schedule does with a job now: `old` is its count before (0: it waited)."""
 
     job: int
     old: int

@@ -19,10 +19,10 @@ from hpcsched.core.model import JobState
 from hpcsched.core.view import View
 
 ASSUMED_JOB_S = 3600.0
-"""Taken for a job's time on one GPU where nothing is known of it, nor of any other job."""
+"""A job's time on one GPU where nothing is known of it, nor of any other job (chosen)."""
 
 MIN_LEFT_SHARE = 0.1
-"""A job whose steps are not known is taken to need at least this share of a usual job's time more."""
+"""The least share of a usual job's time that a job whose steps are not known still needs (chosen)."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""The search for a list plan: a portfolio of orders and caps, then hill climbing.
+"""The search for a list schedule: a portfolio of orders and caps, then hill climbing.
 
-The effort is counted in futures sketched, not in seconds: the same state and seed give the same plan.
+The effort is counted in timelines tried, not in seconds: the same state and seed give the same plan.
 """
 
 from __future__ import annotations
@@ -14,27 +14,32 @@ from hpcsched.planning.jobs.list_schedules import FutureLimits, ListSchedule, si
 from hpcsched.planning.jobs.problem import Problem, Work
 from hpcsched.planning.jobs.timeline import Timeline
 
-KNEE_EFFICIENCIES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+KNEE_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+"""The shares of a job's fastest rate that caps of the portfolio keep, each on the smallest count (chosen)."""
+
 DUAL_HALVINGS = 20
-"""Of the bisection for the dual caps: the makespan to a millionth."""
+"""Halvings of the bisection for the dual caps: the makespan to a millionth."""
 
 MIN_ABS_GAIN = 1e-9
+"""The least gain of a value that counts: less is rounding. Values are near 1."""
 
 MAKESPAN_WEIGHT = 3.0
-"""What a share of the makespan weighs against one of the mean completion time, where both are the goal."""
+"""The weight of a share of the makespan against one of the mean completion time, where both are the goal
+(chosen)."""
 
 TIE_WEIGHT = 1e-3
+"""The weight of the measure that is not the goal: it breaks ties (chosen)."""
 
 CAP_CHANGE_SHARE, MOVE_CHANGE_SHARE = 0.3, 0.5
-"""How often a change is to a cap, and how often to one job's place; the rest swaps two jobs."""
+"""How often a change is to a cap, and how often to one job's place; the rest swaps two jobs (chosen)."""
 
 MAX_RETRIED_CHANGES = 8
-"""A plan that was tried before is changed again, so many times at most: of few jobs' plans all that are near
-are soon known."""
+"""Further changes of a plan that was tried before, at most (chosen): of few jobs' plans all that are near are
+soon known."""
 
 MAX_REL_LOSS = 5e-4
-"""By which share of the best a plan may be worse at first and still be gone on from: a way out of plans that
-no single change betters. It shrinks to nothing as the budget is spent."""
+"""The share of the best by which a plan may be worse at first and still be gone on from (chosen): a way out
+of plans that no single change betters. It shrinks to nothing as the budget is spent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ def value(goal: str, found: Objectives, base: Objectives) -> float:
 
 @dataclass(slots=True)
 class ScheduleSearch:
-    """Looks for the best list plan within limits.
+    """The search for the best list schedule within limits.
 
     `latest[i]` is when job i has to end, `by` when all has; `base` are the baseline's measures.
     `budget` futures are tried in hill climbing, besides the portfolio.
@@ -196,7 +201,7 @@ def _all_caps(problem: Problem) -> Iterator[tuple[tuple[int, ...], str]]:
     for most in range(1, max(optimal, default=0) + 1):
         caps = [max(work.least, min(most, best)) for work, best in zip(works, optimal, strict=True)]
         yield tuple(caps), f"at most {most} GPU{'s' * (most > 1)}"
-    for knee in KNEE_EFFICIENCIES:
+    for knee in KNEE_SHARES:
         caps = [_knee(work, knee * work.rate[best]) for work, best in zip(works, optimal, strict=True)]
         yield tuple(caps), f"{knee:.0%} of the fastest"
 

@@ -1,8 +1,8 @@
-"""Stage plans: the allocation patterns of the configuration LP, one after the other.
+"""Stage schedules: the allocation patterns of the configuration LP, one after the other.
 
 In each stage certain jobs run on certain counts and all others wait; from stage to stage jobs are suspended,
 resized and resumed. That comes closest to the LP's bound where jobs are long against what this costs. As
-with list plans (`planning.jobs.list_schedules`), one rule is both what plans are tried by and what is gone
+with list schedules (`planning.jobs.list_schedules`), one rule is both what plans are tried by and what is gone
 by. What is left after the last stage is done by the list rule.
 """
 
@@ -21,25 +21,27 @@ from hpcsched.planning.jobs.search import MIN_ABS_GAIN, ScheduleSearch, measure,
 from hpcsched.planning.jobs.timeline import Timeline
 
 MAX_LP_JOBS = 40
-"""The LP is solved for no more: it takes about a second then."""
+"""The most jobs that the LP is solved for: it takes about a second then."""
 
 MAX_LP_ITERATIONS = 60
-"""Of its column generation: close enough to the optimum, in half the time."""
+"""Iterations of its column generation, at most (chosen): close enough to the optimum, in half the time."""
 
 MIN_BOUND_IN_SWITCHES = 20.0
-"""The bound has to be so many times what the costliest switch takes, or patterns are not tried."""
+"""The least bound for which stages are tried, in times of the costliest switch (chosen)."""
 
 MIN_REL_GAP = 0.005
-"""Nor if the best plan so far is this close to the bound."""
+"""The least gap between the best plan so far and the bound, as a share, for which stages are tried
+(chosen)."""
 
 MAX_SEQUENCES = 12
-"""Sequences of the patterns that are tried: each begins with another one."""
+"""Sequences of the patterns that are tried, at most (chosen): each begins with another one."""
 
 MAKESPAN_STRETCHES, LPS_A_STRETCH = (1.02, 1.05, 1.1), 3
-"""Where jobs have a latest end: makespans over the bound that are asked for, and LPs solved for each."""
+"""Where jobs have a latest end: the makespans over the bound that are asked for, and the LPs that are solved
+for each (chosen)."""
 
 STAGE_END_LAG_S = SAME_TIME_S / 2
-"""A stage's end is looked at so much later: after all jobs that end with it."""
+"""The time after a stage's end at which it is looked at: after all jobs that end with it."""
 
 _Timed = tuple[float, Pattern]
 """For so many seconds these counts."""

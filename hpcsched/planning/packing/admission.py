@@ -10,10 +10,12 @@ from hpcsched.planning.packing.costs import ModelBatch
 from hpcsched.planning.packing.speeds import PackMember, Speeds
 
 MAX_PACK_SIZE = 16
-"""Members of a pack, at most: where memory sets no limit, and as models of one process share its threads."""
+"""The most members of a pack (chosen): where memory sets no limit, and as models of one process share its
+threads."""
 
 MEMORY_RESERVE = 0.1
-"""The share of memory that packs leave free: the sum of peaks is an estimate, and allocators fragment."""
+"""The share of memory that packs leave free (chosen): the sum of peaks is an estimate, and allocators
+fragment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from hpcsched.planning.packing.reading import MAX_NUMBER, JsonReader
 from hpcsched.planning.packing.speeds import PackMember
 
 CONTINUOUS_STEPS = 10
-"""A continuous axis is as long as one with so many steps between values."""
+"""The length of a continuous axis, in steps between values (chosen)."""
 
 AxisPlace = float | str | None
 """Where a configuration lies on an axis: a number, a category, or nowhere (it has no such key)."""

@@ -15,9 +15,11 @@ from hpcsched.planning.packing.reading import JsonReader
 from hpcsched.planning.packing.speeds import EPOCH_SAMPLES, PackMember, Speeds
 
 MAX_KNN_DISTANCE = 5.0
-"""How far apart nearest neighbours may be; the paper leaves it to the user (section 5.3)."""
+"""The largest distance of nearest neighbours in a pack (chosen): the paper leaves it to the user (section
+5.3)."""
 
 MAX_DEVICES = 2**16
+"""The most devices that are taken for meant (chosen)."""
 
 _KEYS = (
     "schema",

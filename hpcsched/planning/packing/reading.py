@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from hpcsched.errors import ConfigError
 
 MIN_NUMBER, MAX_NUMBER = 1e-12, 1e15
-"""What is taken for a number that somebody has meant."""
+"""The least and the largest number that are taken for meant (chosen)."""
 
 _COUNT = re.compile(r"[1-9]\d{0,8}", re.ASCII)
 

@@ -23,22 +23,23 @@ Score = tuple[float, float]
 """Seconds until all is done on all devices, and of all packs together; less is better."""
 
 MAX_CHANGES_TRIED = 20_000
-"""Work of one climb, in changes tried. New packs and dealing anew to the devices count by their members and
-packs: some ten microseconds each."""
+"""Work of one climb, in changes tried, at most (chosen). New packs and dealing anew to the devices count by
+their members and packs: some ten microseconds each."""
 
 MAX_CLIMBS = 3
-"""Of the best starts, so many are climbed from."""
+"""The most starts that are climbed from, the best ones (chosen)."""
 
 MAX_NEIGHBOURS = 16
-"""Shapes that a shape is tried with, if there are many: those next to it in order, which are alike."""
+"""Shapes that a shape is tried with, at most (chosen): those next to it in order, which are alike."""
 
 MAX_OPTIMAL_PACKS = 12
-"""So many packs are dealt to the devices in the best of all ways."""
+"""The most packs that are dealt to the devices in the best of all ways (chosen)."""
 
 MAX_EXCHANGED_PACKS = 100
-"""So many are exchanged between devices."""
+"""The most packs that are exchanged between devices (chosen)."""
 
 REL_TOLERANCE = 1e-9
+"""The share by which times must differ to be different: less is rounding."""
 
 
 def dealt(times_s: Sequence[float], devices: int) -> list[int]:

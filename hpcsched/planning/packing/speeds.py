@@ -24,7 +24,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.planning.packing.costs import ModelBatch, PackCosts
 
 EPOCH_SAMPLES = 10_000
-"""Samples of an epoch if nobody says how many: as many as in the paper's measurements (section 4.1)."""
+"""Samples of an epoch where none are given: as many as in the paper's measurements (section 4.1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,5 @@
-"""Parameter-server training on CPU cores (NEARCHUS): how fast a configuration is, who gets which cores."""
+"""Parameter-server training on CPU cores (NEARCHUS): the speed of a configuration, and the cores of each process.
+
+`model` is the bottleneck model, `training` what simulations know of a training, `cores` the layout on cores,
+`bucket` the throttle of a process, `stability` when measurements count; `whatif` is what runs are compared with.
+"""

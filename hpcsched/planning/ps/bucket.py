@@ -15,7 +15,8 @@ another is to be saved up: in steps of 10 ms all of it, in steps of 1 s a tenth,
 wake up late.
 """
 MAX_REST_S = 30.0
-"""No rest takes longer; what would still be owed after it is forgiven. Peers wait for whoever rests."""
+"""The longest rest (chosen); what would still be owed after it is forgiven. The peers of a process that rests
+wait for it."""
 
 
 @dataclass(slots=True)

@@ -9,11 +9,11 @@ from statistics import fmean, median
 from hpcsched.compat import zip
 
 MAX_VARIATION = 0.05
-"""Of the coefficient of variation."""
+"""The largest coefficient of variation of a steady metric (NEARCHUS, section IV)."""
 WINDOW_SAMPLES = 5
-"""Consecutive samples that it is taken of."""
+"""Consecutive samples that it is taken of (NEARCHUS, section IV: N_comp)."""
 MAX_SAMPLES = 30
-"""Samples after which steadiness is waited for no longer."""
+"""Samples after which steadiness is waited for no longer (chosen)."""
 
 
 class Stability:

@@ -11,10 +11,10 @@ from hpcsched.planning.jobs.course import Course
 from hpcsched.planning.ps.model import NetworkLink, PsModel, usage
 
 FULL_LINK_SHARE = 0.9
-"""Of its capacity: a link that carries more is full (NEARCHUS, section IV)."""
+"""The share of its capacity above which a link is full (NEARCHUS, section IV)."""
 
 NET_SAMPLES = 30
-"""N_net: samples of the network that are looked at."""
+"""Samples of the network that are looked at (NEARCHUS, section IV: N_net)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

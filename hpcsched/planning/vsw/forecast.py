@@ -32,10 +32,11 @@ Array = npt.NDArray[np.float64]
 METHODS = ("last", "damped", "gpr", "smoothing", "ensemble")
 
 MIN_HISTORY = 400
-"""Values of the history that are looked at, at least: 20 epochs of 20 each."""
+"""Values of the history that are looked at, at least (chosen): 20 epochs of 20 each."""
 
 MAX_WINDOWS = 5
-"""Windows of the back-test, at most: the last ones. More say less about how it goes on, and take longer."""
+"""Windows of the back-test, at most, the last ones (chosen). More say less about how it goes on, and take
+longer."""
 
 MIN_REL_GAIN = 0.1
 """`last` is left only for a method whose error in the back-test is less by this share of it.

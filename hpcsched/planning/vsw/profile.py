@@ -11,7 +11,7 @@ from hpcsched.planning.vsw.configure import Gpu
 from hpcsched.planning.vsw.costs import AllReduceCost, AllReduceCosts, BatchTimes, GpuCosts, Times, VswCosts
 
 _MAX_GPUS = 4096
-"""In one file; more was meant for something else."""
+"""The most GPUs in one file (chosen); more was meant for something else."""
 
 
 @dataclass(frozen=True, kw_only=True)

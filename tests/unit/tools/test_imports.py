@@ -1,4 +1,4 @@
-"""What import-linter does not see, as it looks at folders: circles of files, and planning that no run reaches."""
+"""What import-linter does not see, as it looks at folders: circles of files, planning that no run reaches."""
 
 from __future__ import annotations
 

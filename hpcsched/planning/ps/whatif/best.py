@@ -12,7 +12,7 @@ NODE_CORES = 5.0
 """Cores of each process where all have as many (NEARCHUS, section V)."""
 
 MIN_SHARE = 0.1
-"""Cores that a process has at least where shares are free."""
+"""The least cores of a process where shares are free (chosen)."""
 
 _GOLDEN = (5**0.5 - 1) / 2
 

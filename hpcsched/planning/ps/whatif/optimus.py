@@ -23,13 +23,13 @@ FIRST_NODES = (1, 2)
 """Servers and workers that a training begins with (NEARCHUS, section V)."""
 
 NODE_INTERVAL_S = 600.0
-"""Seconds from one node more to the next."""
+"""Seconds from one node more to the next (Optimus: ten minutes)."""
 
 MAX_FIRST_SAMPLES = 20
 """Configurations that are measured first (NEARCHUS, section III-C)."""
 
 MAX_ROLE_RATIO = 2.0
-"""How many times as many servers as workers a measured configuration has at most, or the other way round."""
+"""The largest ratio of servers to workers, or of workers to servers, in a measured configuration (chosen)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from hpcsched.planning.packing.reading import JsonReader
 from hpcsched.planning.vsw.solver import Option
 
 _MAX_WORKERS = 10**6
+"""The most workers that are taken for meant (chosen)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
