@@ -27,7 +27,7 @@ from hpcsched.profiling.trial import output_of, plan_of
 
 @dataclass(frozen=True, kw_only=True)
 class LayerProbeSettings:
-    """How to measure: at these `batches` (empty: 1, 2, 4, ... up to the trainer's global batch).
+    """Settings of a measurement of layers: at these `batches` (empty: 1, 2, 4, ... up to the global batch).
 
     `seconds` is what the measured runs of a layer at a batch may take, `timeout_s` the longest wait for the
     next layer.
@@ -70,7 +70,7 @@ class _Run(ProbeRun):
     watch: Callable[[float, str], None]
 
     def plan(self, spec: JobSpec, devices: Devices, settings: LayerProbeSettings) -> LaunchPlan:
-        """What to launch: the trainer's own start, but with the probe in the place of the training."""
+        """The launch plan: the trainer's own start, but with the probe in the place of the training."""
         self.folder.mkdir(mode=0o700)
         plan = plan_of(spec, devices, devices.inventory()[:1], self.folder, attempt=1)
         at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -97,7 +97,7 @@ class _Run(ProbeRun):
         return "no layer was finished"
 
     def read(self, code: int, say: Callable[[str], None]) -> LayerProfile:
-        """What it found; what it had found, if it did not get to its end."""
+        """The profile that the probe found; of an incomplete run, what it had found."""
         said = self.said
         try:
             answer = json.loads(self.result.read_bytes())

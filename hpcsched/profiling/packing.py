@@ -28,7 +28,7 @@ from hpcsched.profiling.trial import output_of, plan_of
 
 @dataclass(frozen=True, kw_only=True)
 class PackProbeSettings:
-    """How to measure: packs of so many of a model (`counts`), each for `seconds`, in a `mode` of the engine.
+    """Settings of a measurement of packs: of so many of a model (`counts`), each for `seconds`, in a `mode`.
 
     `timeout_s` is the longest wait for a sign of life.
     """
@@ -121,7 +121,7 @@ def plan_probe(
     folder: Path,
     result: Path,
 ) -> LaunchPlan:
-    """What to launch: the first trainer's own start, but with the probe in the place of the training."""
+    """The launch plan: the first trainer's own start, but with the probe in the place of the training."""
     plan = plan_of(jobs[0], devices, devices.inventory()[:1], folder, attempt=1)
     request = {
         "jobs": [{"trainer": job.trainer, "args": dict(job.args)} for job in jobs],
@@ -172,7 +172,7 @@ class _Run(ProbeRun):
                 self.say(f"{self._who}: {what}, {1e3 * report['step_s']:.3f} ms a step ({report['mode']})")
 
     def read(self, code: int, result: Path) -> dict[str, Any]:
-        """What it found; what it had found, if it was killed at a larger pack."""
+        """The answer that the probe found; if it was killed at a larger pack, what it had found."""
         said = self.said
         if code == ConfigError.exit_code and said:
             raise ProbeFailed(f"{self._who}: {said[-1]}")

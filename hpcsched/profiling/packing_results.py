@@ -1,4 +1,4 @@
-"""What packing was measured to pay: improvement, memory peak and switching overhead (pack, section 4.2).
+"""Measured gains and costs of packing: improvement, memory peak, switching overhead (pack, section 4.2).
 
 The improvement is that of Eq. 3, the memory peak that of section 4.5. Eq. 4 takes the switching overhead of
 training models one after another from whole epochs; here what a pack pays is measured event by event: loading
@@ -40,7 +40,7 @@ class PackPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredPacks:
-    """What one model was measured to take on one device, alone and packed.
+    """The measurements of one model on one device, alone and packed.
 
     Args:
         batch: samples of a step.
@@ -93,7 +93,7 @@ class MeasuredPacks:
 
     @property
     def costs(self) -> PackCosts:
-        """The same for whoever plans packs."""
+        """The costs in the form that packs are planned by."""
         packed_s: dict[str, dict[int, Sequence[float]]] = {}
         for point in self.points:
             packed_s.setdefault(point.mode, {})[point.models] = point.windows_s
@@ -185,7 +185,7 @@ class Pair:
         return (self.separate_s - self.packed_s) / self.separate_s
 
     def factor(self, one: MeasuredPacks, other: MeasuredPacks) -> float:
-        """What the pack takes, over what it would by the costs of both without knowing of each other."""
+        """The time of the pack, over what it would take by the costs of both models alone."""
         costs = one.costs, other.costs
         told_s = Speeds(costs).pace_s({each.key: 1 for each in costs})
         alone_s = sum(each.separate_s / each.batch for each in costs)

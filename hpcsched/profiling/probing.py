@@ -106,7 +106,7 @@ class ProbeRun(ABC):
 
     @property
     def said(self) -> list[str]:
-        """What it has written on purpose."""
+        """The lines that the probe has written on purpose."""
         return [line.removeprefix(_OURS) for line in self._lines() if line.startswith(_OURS)]
 
     @property

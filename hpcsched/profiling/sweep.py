@@ -1,4 +1,4 @@
-"""How a program's throughput grows with the devices: one trial a count, put together as a profile.
+"""The sweep over device counts: one trial a count, put together as a profile.
 
 A trial per count, in the order the counts are given, with all repeats in one launch: launching again for
 each repeat would cost more time than it measures. Where the machine drifts, give the counts in

@@ -44,7 +44,7 @@ class TrialFailed(HpcschedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSettings:
-    """How to measure: `repeats` windows of at least `seconds` after `warmup_s` from the first step.
+    """Settings of a trial: `repeats` windows of at least `seconds` after `warmup_s` from the first step.
 
     `timeout_s` is the longest wait for the next sign of life (a step, a save). `costs`: whether to
     suspend and resume the program too.
@@ -59,7 +59,7 @@ class TrialSettings:
 
 @dataclass(slots=True, kw_only=True)
 class TrialResult:
-    """What a trial on `gpus` devices found; None is what the program or the device does not tell.
+    """The result of a trial on `gpus` devices; None is what the program or the device does not tell.
 
     `start_s` and `resume_s` are from the launch to the first new step, less the time that step takes
     at the measured rate; `suspend_s` from the signal until all processes are gone.
@@ -268,7 +268,7 @@ class ScalingTrial:
 def plan_of(
     spec: JobSpec, devices: Devices, chosen: tuple[Device, ...], folder: Path, *, attempt: int
 ) -> LaunchPlan:
-    """What is launched: as the agent does it, with `folder` as run directory and work without end.
+    """The launch plan, as the agent would make it, with `folder` as run directory and work without end.
 
     The first attempt starts afresh, later ones resume.
     """
@@ -296,7 +296,7 @@ def argv_of(plan: LaunchPlan) -> tuple[str, ...]:
 
 
 def output_of(folder: Path) -> Path:
-    """Where a trial's program writes; beside its folder, so that it can outlive it."""
+    """The file that a trial's program writes to; beside its folder, so that it can outlive it."""
     return folder.with_suffix(".out")
 
 

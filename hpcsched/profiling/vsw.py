@@ -32,8 +32,8 @@ from hpcsched.profiling.trial import output_of, plan_of
 
 @dataclass(frozen=True, kw_only=True)
 class VswProbeSettings:
-    """How to measure: local batches in a range (None: from 1 to the trainer's global batch), at most
-    `at_once` workers (None: as many as gain something), each point for `seconds`.
+    """Settings of a measurement: local batches in a range (None: from 1 to the trainer's global batch), at
+    most `at_once` workers (None: as many as gain something), each point for `seconds`.
 
     `global_batch` are the bounds of an adaptive one (None: it is not), which is measured with room for the
     two halves of a gradient. `timeout_s` is the longest wait for a sign of life.
@@ -65,8 +65,8 @@ class MeasuredRound:
 
 @dataclass(frozen=True, kw_only=True)
 class VswListener:
-    """Who is told what: each `row`, of a kind of device, the profile so far (`keep`), and what else there is
-    to `say`."""
+    """Callbacks of a measurement: each `row`, of a kind of device, the profile so far (`keep`), and what
+    there is to `say`."""
 
     row: Callable[[str, MeasuredRound], None] = lambda kind, row: None
     keep: Callable[[VswProfile], None] = lambda profile: None
@@ -74,7 +74,7 @@ class VswListener:
 
 
 class Measurement:
-    """Of a trainer's workers on one device of each kind there is, and of sums over all devices.
+    """The measurement of a trainer's workers on one device of each kind, and of sums over all devices.
 
     Args:
         job: with the trainer.
@@ -123,7 +123,7 @@ class Measurement:
 
     @property
     def profile(self) -> VswProfile:
-        """What is known so far, of one device at least."""
+        """The profile known so far, of one device at least."""
         inventory, found = self._devices.inventory(), list(self._found.values())
         costs = found[-1].costs
         within = self._line or costs.network.within

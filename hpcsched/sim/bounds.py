@@ -1,4 +1,4 @@
-"""What no schedule can beat: provable lower bounds of the makespan and of the mean completion time.
+"""Provable lower bounds of the makespan and of the mean completion time, which no schedule can beat.
 
 They hold for any schedule, with suspends, restarts and changes of GPU counts, because of one lemma. Let
 t(g) = launch(g) + steps / rate(g) be the seconds of the whole job on g GPUs, and let a stretch on g GPUs
@@ -39,7 +39,7 @@ _MAX_SEARCHED_CUTS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class BoundJob:
-    """What a bound needs to know of a job.
+    """A job as a bound knows it.
 
     GPUs are counted on each of its `nodes` hosts. `steps` is its whole work, `submit_s` when it comes,
     `after` the indices of the jobs that must have ended before it starts. `gpus_max` None means "as many

@@ -1,4 +1,4 @@
-"""Who has which CPU cores by the rules that NEARCHUS is compared with: nodes of one size (section V).
+"""CPU cores of jobs by the rules that NEARCHUS is compared with: nodes of one size (section V).
 
 What they go by, live runs do not know. FA-BF has the best counts of servers and workers within its budget,
 found by trying all, from its start to its end, so that it starts when its whole budget is free. Optimus

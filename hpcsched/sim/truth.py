@@ -1,4 +1,4 @@
-"""How jobs really run in a simulation: what the machine goes by may differ, and it learns."""
+"""The true speeds and costs of jobs in a simulation: what the machine believes may differ, and it learns."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hpcsched.planning.ps.training import PsTraining
 
 @dataclass(frozen=True, slots=True)
 class ResizeCost:
-    """What a resize in place costs: seconds to start those that join, beside the training, and seconds for
-    which that stands still."""
+    """The cost of a resize in place: seconds to start the ranks that join, beside the training, and seconds
+    for which the training stands still."""
 
     built_s: float
     stand_s: float
 
 
 class Truth:
-    """How the jobs of a machine run.
+    """The truth of all jobs of a machine.
 
     Args:
         profiles: of all jobs on GPUs; None: as the machine believes.
@@ -72,7 +72,7 @@ class Truth:
                 )
 
     def profile(self, job: Job) -> Profile:
-        """How a job on GPUs runs."""
+        """The true profile of a job on GPUs."""
         if self._profiles is None:
             profile = self._machine.profile(job)
         else:
@@ -82,7 +82,7 @@ class Truth:
         return profile
 
     def course(self, job: Job, gpus: int, seats: tuple[Seat, ...]) -> Course:
-        """Of a job from its last known step, on so many GPUs of each host, or with these seats."""
+        """The course of a job from its last known step, on so many GPUs of each host, or with these seats."""
         assert job.spec.steps is not None, f"job {job.id} was checked to have them"
         steps = max(job.spec.steps, job.step)
         if seats:
@@ -98,7 +98,7 @@ class Truth:
         return known and job.spec.kind is not Kind.REPLAY
 
     def change(self, job: Job, action: Resize) -> ResizeCost:
-        """What this resize of a job costs it."""
+        """The cost of this resize of a job."""
         if action.seats:
             training = self._training(job)
             joins = len(action.keep) < len(action.seats)
@@ -116,7 +116,7 @@ class Truth:
         return self._training(job).stable_s
 
     def measured(self, job: Job, seats: tuple[Seat, ...]) -> dict[str, Any]:
-        """What is measured then, as the fields of `UsageMeasured`."""
+        """The measurements at that time, as the fields of `UsageMeasured`."""
         return self._training(job).measured(seats)
 
     def _training(self, job: Job) -> PsTraining:

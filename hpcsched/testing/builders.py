@@ -262,7 +262,7 @@ class Driver:
         return self.tell(ev.DeviceLost, gpu=gpu, why="Xid 79")
 
     def due(self, kind: str, job: int | str) -> float:
-        """When the newest timer of a kind that was asked for a job's newest attempt runs out."""
+        """The time at which the newest timer of a kind, for a job's newest attempt, runs out."""
         about = self.job(job)
         attempt = 0 if kind == "arrival" else about.attempt
         key = (kind, about.id, attempt)
@@ -299,7 +299,7 @@ class Planned(Driver):
 
 
 class Story:
-    """What happened in a simulation, a line for each thing; give `Story.watch` to it as `watch`."""
+    """The story of a simulation, a line for each thing; give `Story.watch` to it as `watch`."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -354,7 +354,7 @@ def simulate(
 
 
 def makespan(machine: Machine) -> float:
-    """When the last job ended."""
+    """The end of the last job."""
     return max(job.ended_s or 0.0 for job in machine.jobs.values())
 
 

@@ -26,7 +26,7 @@ from hpcsched.testing.invariants import check
 
 @dataclass(frozen=True)
 class Scene:
-    """What is to be run: jobs on GPUs, and the commands users will give, each at its time.
+    """A scene to be run: jobs on GPUs, and the commands users will give, each at its time.
 
     A command stays in the inbox until its event is in the journal, as it does live.
     """
@@ -101,7 +101,7 @@ class Rehearsal:
 
     @property
     def records(self) -> int:
-        """How many records the whole journal has."""
+        """The number of records of the whole journal."""
         return len(self._ends) - 1
 
     def crash(self, records: int, *, torn: bool) -> tuple[Machine, Machine]:

@@ -1,4 +1,4 @@
-"""Whether a background job may share a GPU at all: its memory, and the batch it may use."""
+"""Admission of a background job to a GPU: its memory, and the batch it may use."""
 
 from __future__ import annotations
 

@@ -39,12 +39,12 @@ class ChunkTimes:
 
     @property
     def alone_us(self) -> float | None:
-        """What it takes in isolation; None while that is not known."""
+        """The chunk's time in isolation, microseconds; None while that is not known."""
         return median(self.isolated_us) if len(self.isolated_us) >= MIN_TIMES else None
 
     @property
     def slowdown(self) -> float | None:
-        """What company costs, as a share of its time in isolation; None while that is not known."""
+        """The cost of company, as a share of the chunk's time in isolation; None while that is not known."""
         alone = self.alone_us
         if alone is None or alone <= 0 or len(self.contended_us) < MIN_TIMES:
             return None
@@ -89,7 +89,7 @@ class Feedback:
         self._at, self._since_us = chunk, now_us
 
     def ended(self, chunk: int, now_us: float, took_us: float, *, contended: bool) -> None:
-        """It is through with it; `contended`: something of the background's ran meanwhile."""
+        """The device has ended a foreground chunk; `contended`: something of the background's ran meanwhile."""
         times = self.chunks[chunk]
         self._at, self._since_us = (chunk + 1) % len(self.chunks), now_us
         if not contended:
@@ -143,7 +143,7 @@ class Feedback:
         return True
 
     def slowdown(self) -> float | None:
-        """What the background costs the foreground's step now, as a share; None while nothing is known.
+        """The cost of the background to the foreground's step now, as a share; None while nothing is known.
 
         Chunks that it is kept out of count as not slowed down.
         """

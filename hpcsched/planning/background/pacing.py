@@ -1,4 +1,4 @@
-"""When a lane may launch its next piece of work: few at a time, and only its share of the time."""
+"""Pacing of a lane: it launches a few pieces of work at a time, and works for its share of the time only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ waited flood the device."""
 
 
 def share_of(value: object, where: str) -> float:
-    """A duty cycle, 0..1, as somebody has written it. Raises ConfigError for anything else."""
+    """A duty cycle, 0..1, of a value in a job file. Raises ConfigError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ConfigError(where=where, key="pace", got=repr(value), accepted="a share of the time, 0 to 1")
     return float(value)
@@ -73,7 +73,7 @@ class Pacer:
         return not self.held and self.outstanding < self.limit and now_us >= self.duty.free_at()
 
     def wake_us(self) -> float:
-        """When to ask again if nothing happens before: the end of the duty cycle's pause, or `inf`."""
+        """The time to ask again if nothing happens before: the end of the duty cycle's pause, or `inf`."""
         return inf if self.held or self.outstanding >= self.limit else self.duty.free_at()
 
     def launched(self, now_us: float) -> None:

@@ -43,7 +43,7 @@ class Referee:
         return self._needs_us.get(key, ASSUMED_PIECE_US)
 
     def launched(self, key: object, now_us: float) -> None:
-        """It has been launched. Raises ValueError when the pacer does not allow it."""
+        """The piece `key` has been launched. Raises ValueError when the pacer does not allow it."""
         self.pacer.launched(now_us)
         self._launched.append((key, now_us))
         self._contended = True
@@ -66,6 +66,6 @@ class Referee:
             self.feedback.began(chunk, now_us)
 
     def ended(self, chunk: int, now_us: float, took_us: float) -> None:
-        """The device is through with it."""
+        """The device has ended a chunk of the foreground's."""
         if self.feedback is not None:
             self.feedback.ended(chunk, now_us, took_us, contended=self._contended)

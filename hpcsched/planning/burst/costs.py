@@ -1,4 +1,4 @@
-"""What a choice of GPU counts costs: computation, synchronisation, transfers, amplification (section 4.1).
+"""Costs of a choice of GPU counts: computation, synchronisation, transfers, amplification (section 4.1).
 
 All times are microseconds. GPU counts are named by their place in `BurstCosts.counts`.
 """
@@ -28,7 +28,7 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interconnect:
-    """What a GPU sends or receives a second, and the least seconds that a message takes.
+    """The network between GPUs: bytes a second of a GPU each way, and the least seconds of a message.
 
     Raises ConfigError for figures that are none.
     """
@@ -47,7 +47,7 @@ class Interconnect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """Where a layer runs: the place of its GPU count in `BurstCosts.counts`, and its first rank."""
+    """The ranks of a layer: the place of its GPU count in `BurstCosts.counts`, and its first rank."""
 
     count: int
     first: int
@@ -88,7 +88,7 @@ class BurstCosts(ABC):
         self._room_us[np.isinf(time_us)] = -inf
 
     def edge_us(self, layer: int, then: int) -> Array:
-        """What lies between two layers, shape [place, counts of `layer`, counts of `then`].
+        """Microseconds between two layers, shape [place, counts of `layer`, counts of `then`].
 
         Infinite where `then` would be amplified beyond the limit, which is a condition on edges: its
         amplification counts the transfer (section 4.2).
@@ -101,7 +101,7 @@ class BurstCosts(ABC):
 
     @abstractmethod
     def lag_us(self, layer: int, here: Spot, then: int, there: Spot) -> float:
-        """The same for ranks that are known, without regard to the limit."""
+        """Microseconds between two layers whose ranks are known, without regard to the limit."""
 
     @abstractmethod
     def _lags_us(self, layer: int, then: int) -> Array:

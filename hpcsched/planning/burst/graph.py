@@ -121,7 +121,7 @@ def times_at(times: Times, samples: Iterable[float]) -> list[float]:
 
 
 def time_at(times: Times, samples: int) -> float:
-    """The same for one number of samples."""
+    """The time of one number of samples, as in `times_at`."""
     return _time_at(times, sorted(times), samples)
 
 

@@ -17,7 +17,7 @@ from hpcsched.planning.burst.graph import MAX_GPUS, MAX_US, counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurstProblem:
-    """What is to be planned, with its costs."""
+    """A planning problem: the model and its costs."""
 
     model: str
     gpus: int

@@ -1,4 +1,4 @@
-"""When the layers of a placement run, and small changes that make a placement faster."""
+"""The timeline of a step: the times at which layers run, and small changes that make a placement faster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StepTimeline:
 
     @property
     def iter_us(self) -> float:
-        """When the last layer ends."""
+        """The end of the last layer."""
         return max(self.end_us.values())
 
 

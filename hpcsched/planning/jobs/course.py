@@ -46,7 +46,7 @@ class Course:
 
     @property
     def end_s(self) -> float:
-        """When all steps are done and the processes are gone."""
+        """The time at which all steps are done and the processes are gone."""
         return self.start_s + (self.steps - self.from_step) / self.rate
 
     def step_at(self, t: float) -> int:
@@ -74,7 +74,7 @@ class Course:
         return step, at if step >= self.steps else at + self.suspend_s
 
     def at_rate(self, t: float, rate: float) -> tuple[Course, float]:
-        """What is left of it `t` seconds after the launch, at another rate from then on.
+        """The rest of the course from `t` seconds after the launch on, at another rate.
 
         A course, and its launch in seconds after this one's: the step that has begun is as far as it was.
         """

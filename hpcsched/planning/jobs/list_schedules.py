@@ -36,7 +36,7 @@ class ListSchedule:
 
 @dataclass(frozen=True, slots=True)
 class CountChange:
-    """What a schedule does with a job now: `old` is its count before (0: it waited)."""
+    """A change that a schedule makes now: the job's new count; `old` is its count before (0: it waited)."""
 
     job: int
     old: int
@@ -115,7 +115,7 @@ def _grow(problem: Problem, timeline: Timeline, told: Callable[[CountChange], No
 
 @dataclass(frozen=True, slots=True)
 class FutureLimits:
-    """What a future must keep to be worth following to its end.
+    """The limits of a future that is worth following to its end.
 
     No job ends after its `latest` (run clock, by index), none after `by`, and the sum of all ends is at most
     `total_s` less `slope` times the makespan.

@@ -44,7 +44,7 @@ of plans that no single change betters. It shrinks to nothing as the budget is s
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What makes a future good: seconds until all is done, and the mean time from submission to end."""
+    """The objectives of a future: seconds until all is done, and the mean time from submission to end."""
 
     makespan_s: float
     mean_jct_s: float
@@ -57,7 +57,7 @@ def measure(problem: Problem, timeline: Timeline) -> Objectives:
 
 
 def weights(goal: str, base: Objectives) -> tuple[float, float]:
-    """What a second of makespan and of mean completion time weighs; where only one is the goal, the other
+    """The weights of a second of makespan and of mean completion time; where only one is the goal, the other
     breaks ties."""
     makespan, jct = {"both": (MAKESPAN_WEIGHT, 1.0), "makespan": (1.0, TIE_WEIGHT), "jct": (TIE_WEIGHT, 1.0)}[
         goal
@@ -66,7 +66,7 @@ def weights(goal: str, base: Objectives) -> tuple[float, float]:
 
 
 def value(goal: str, found: Objectives, base: Objectives) -> float:
-    """What is to be small, relative to the baseline."""
+    """The value to minimise, relative to the baseline."""
     makespan, jct = weights(goal, base)
     return makespan * found.makespan_s + jct * found.mean_jct_s
 

@@ -2,8 +2,8 @@
 
 In each stage certain jobs run on certain counts and all others wait; from stage to stage jobs are suspended,
 resized and resumed. That comes closest to the LP's bound where jobs are long against what this costs. As
-with list schedules (`planning.jobs.list_schedules`), one rule is both what plans are tried by and what is gone
-by. What is left after the last stage is done by the list rule.
+with list schedules (`planning.jobs.list_schedules`), one rule is what plans are tried by and what is gone by.
+What is left after the last stage is done by the list rule.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class StagedTimeline(Timeline):
         self._end(i, self._begin[i] + (work.steps - self._step[i]) / work.rate[gpus])
 
     def reaches(self, i: int, steps: float) -> float:
-        """When a running job will have done so many steps in all, if nothing changes."""
+        """The time at which a running job will have done so many steps in all, if nothing changes."""
         return self._begin[i] + (steps - self._step[i]) / self._works[i].rate[self.width[i]]
 
     def needs_s(self, i: int, steps: float, gpus: int) -> float:
@@ -99,7 +99,7 @@ class StagedTimeline(Timeline):
         return (steps - done) / self._works[i].rate[gpus]
 
     def waiting(self, order: Sequence[int]) -> list[int]:
-        """Those of these jobs that could be started now."""
+        """The jobs among these that could be started now."""
         return [
             i
             for i in order

@@ -142,7 +142,7 @@ class Timeline:
         return best, end
 
     def resized_end(self, i: int, gpus: int) -> float:
-        """When a running job will end if it is resized now."""
+        """The end of a running job if it is resized now."""
         _, begin, step = self._changed(i, gpus)
         work = self._works[i]
         return begin if step >= work.steps else begin + (work.steps - step) / work.rate[gpus]
@@ -185,7 +185,7 @@ class Timeline:
         return min(work.steps, self._step[i] + max(0, done))
 
     def begin(self, i: int) -> float:
-        """When a running job does its first step, or did it."""
+        """The time of a running job's first step, done or to come."""
         return self._begin[i]
 
     def look_at(self, at: float) -> None:

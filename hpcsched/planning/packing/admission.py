@@ -20,7 +20,7 @@ fragment."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackLimits:
-    """What there is on each device.
+    """The limits of each device.
 
     Args:
         capacity_mib: its memory; None: no limit, as on a CPU.

@@ -1,4 +1,4 @@
-"""What was measured of one model with one batch on one type of device, alone and packed (section 4)."""
+"""Measured costs of one model with one batch on one type of device, alone and packed (section 4)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEYS = (
 
 
 class ModelBatch(NamedTuple):
-    """What makes two trainings alike in speed and memory."""
+    """A model and its batch: trainings with the same are alike in speed and memory."""
 
     model: str
     batch: int

@@ -1,4 +1,4 @@
-"""How alike two configurations are (section 5.3).
+"""The distance of two configurations (section 5.3).
 
 The paper speaks of Euclid's distance, but its worked example adds up the axes' differences: batch sizes 20
 and 40 of Table 3 lie 4 places apart, another optimizer counts 1, and the distance is 5. So does this.
@@ -19,7 +19,7 @@ CONTINUOUS_STEPS = 10
 """The length of a continuous axis, in steps between values (chosen)."""
 
 AxisPlace = float | str | None
-"""Where a configuration lies on an axis: a number, a category, or nowhere (it has no such key)."""
+"""The place of a configuration on an axis: a number, a category, or none (it has no such key)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class DistanceAxis:
     high: float | None = None
 
     def place(self, member: PackMember) -> AxisPlace:
-        """Where the member lies. Raises ConfigError if it lies outside of the axis."""
+        """The member's place on the axis. Raises ConfigError if it lies outside."""
         value: Any = member.config.get(self.name)
         if value is None and self.name in ("model", "batch"):
             value = getattr(member, self.name)
@@ -116,7 +116,7 @@ def axes_of(members: Sequence[PackMember]) -> tuple[DistanceAxis, ...]:
 
 
 def places(member: PackMember, axes: Sequence[DistanceAxis]) -> tuple[AxisPlace, ...]:
-    """Where the member lies on each axis. Raises ConfigError if it lies outside of one."""
+    """The member's place on each axis. Raises ConfigError if it lies outside of one."""
     return tuple(axis.place(member) for axis in axes)
 
 

@@ -1,4 +1,4 @@
-"""What is to be packed, and onto what; its JSON form (see docs/packing-plans.md)."""
+"""A packing problem: members, devices, measured costs; its JSON form (see docs/packing-plans.md)."""
 
 from __future__ import annotations
 

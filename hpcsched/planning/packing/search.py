@@ -159,7 +159,7 @@ class PackSearch:
         return min([*climbed, *map(self._without_loss, ranked)], key=self.score)
 
     def score(self, shapes: Shapes) -> Score:
-        """What packs of these shapes are predicted to take."""
+        """The predicted times of packs of these shapes."""
         times_s = [self.time_s(shape) for shape in shapes.elements()]
         return makespan_s(times_s, self.devices), sum(times_s)
 
@@ -174,7 +174,7 @@ class PackSearch:
         return max(busy_s) if self.devices > 1 else total_s, total_s
 
     def time_s(self, shape: Shape) -> float:
-        """What one pack takes; infinite if it does not fit on a device."""
+        """The predicted seconds of one pack; infinite if it does not fit on a device."""
         if shape not in self._times_s:
             groups = Counter[ModelBatch]()
             for kind, n in shape:

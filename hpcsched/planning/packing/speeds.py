@@ -1,4 +1,4 @@
-"""How long a pack is predicted to take.
+"""The predicted time of a pack.
 
 All members of a pack read one stream of samples and go through it at the same pace *in samples*: a member
 with batch b does W / b steps while the pack goes through W samples. So nobody's samples are discarded, and
@@ -67,7 +67,7 @@ def shaped(counts: Mapping[MemberKind, int]) -> Shape:
 
 
 def size(shape: Shape) -> int:
-    """How many members it has."""
+    """The number of its members."""
     return sum(n for _, n in shape)
 
 
@@ -169,7 +169,7 @@ class _Stream:
         self._factor = 1.0
 
     def add(self, key: ModelBatch, n: int) -> None:
-        """So many more members of this key."""
+        """Add `n` members of this key."""
         speeds, before = self._speeds, self._groups.get(key, 0)
         if before:
             self._own_s -= speeds.own_s(key, before)

@@ -1,4 +1,4 @@
-"""How long a process is to rest so that it uses no more CPU time than its share: a token bucket. Pure."""
+"""A token bucket: the rests of a process by which it uses no more CPU time than its share. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TokenBucket:
         _check(self.share)
 
     def owed_s(self, now: float, used: float) -> float:
-        """How long to sleep now; 0.0 if more may be used."""
+        """Seconds to sleep now; 0.0 if more may be used."""
         earned_s = self.share * (now - self.now) - (used - self.used)
         self._level_s += earned_s
         self._level_s = min(MAX_CREDIT_S * min(self.share, 1.0), max(-MAX_REST_S * self.share, self._level_s))

@@ -1,4 +1,4 @@
-"""Which process gets which cores: whole cores of its own, then fractions packed together. Pure.
+"""The layout of processes on cores: whole cores of their own, then fractions packed together. Pure.
 
 With the wrap-around rule (McNaughton 1959) shares are laid one after the other along the cores, so whatever
 adds up to no more than is free has room: a share that ends in the middle of a core goes on with the next one.
@@ -24,7 +24,7 @@ def lay_out(
 def stretches(
     shares: Sequence[float], free: Mapping[int, float], numa: Mapping[int, int]
 ) -> list[dict[int, float]]:
-    """How much of which cores each process gets, by core.
+    """The parts of cores that each process gets, by core.
 
     `shares` in cores, multiples of 0.01; `free` says how much of a core is to be had, 0..1; `numa` on which
     NUMA node it lies (0 for a core that is not in it). The largest share is placed first, each in the first

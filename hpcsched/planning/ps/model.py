@@ -1,4 +1,4 @@
-"""How fast parameter-server training is with so many cores for each process (NEARCHUS, section III).
+"""The speed of parameter-server training by the cores of each process (NEARCHUS, section III).
 
 A small closed queueing model: workers compute, then exchange gradients and parameters with every server,
 through its link and its cores. It knows the three bottlenecks of the paper: a process cannot use all the
@@ -17,7 +17,7 @@ from hpcsched.contract.seats import Seat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PsModel:
-    """What a training takes, and how it is done.
+    """The work of a training, and the way it is done.
 
     In a cycle every worker computes once, pushes its gradients to all servers and gets parameters back; the
     servers make one update.
@@ -64,7 +64,7 @@ class PsModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkLink:
-    """What the network carries: `bytes_s` bytes a second, each way at the same time.
+    """The capacity of network links: `bytes_s` bytes a second, each way at the same time.
 
     `of_hosts`: every host has one link, for all of its processes and only for what leaves or enters the host;
     a seat without a host is on one of its own. Otherwise every server has a link, whatever its host.
@@ -76,7 +76,7 @@ class NetworkLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PsUsage:
-    """What is seen of a training that goes on unchanged.
+    """The measurable speed and resource use of a training that goes on unchanged.
 
     `rate`: steps a second. `cpu`: cores in use, by seat. `net`: the part of its link's capacity that is in
     use, 0 to 1, by seat; 0 for workers, and without a link.

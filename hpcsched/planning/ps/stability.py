@@ -1,4 +1,5 @@
-"""Whether a training goes steadily enough for its use of resources to be judged (NEARCHUS, section IV)."""
+"""The stability detector: a training has to go steadily before its use of resources is judged (NEARCHUS,
+section IV)."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class Stability:
         return self.stable or self.samples >= self.patience
 
     def medians(self) -> tuple[float, ...]:
-        """Of each metric, over the samples that are looked at; empty without any."""
+        """The median of each metric over the samples that are looked at; empty without any."""
         return tuple(map(median, zip(*self._kept, strict=True)))
 
 

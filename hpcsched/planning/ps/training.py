@@ -19,7 +19,7 @@ NET_SAMPLES = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PsTraining:
-    """How one model is trained. Times are seconds.
+    """The training of one model. Times are seconds.
 
     `start_s` goes by before the first step, `suspend_s` for saving and leaving; `stable_s` until what its
     processes use is known, after a start or a change. A change stops it for `change_s`, after processes that
@@ -35,14 +35,14 @@ class PsTraining:
     change_s: float = 0.1
 
     def course(self, seats: Sequence[Seat], *, from_step: int, steps: int) -> Course:
-        """Its course with these seats."""
+        """The course of an attempt with these seats."""
         rate = usage(self.model, seats, self.link).rate
         return Course(
             from_step=from_step, steps=steps, rate=rate, start_s=self.start_s, suspend_s=self.suspend_s
         )
 
     def measured(self, seats: Sequence[Seat]) -> dict[str, Any]:
-        """What an agent is told of it: see `core.events.UsageMeasured`."""
+        """The fields that an agent is told: see `core.events.UsageMeasured`."""
         seen = usage(self.model, seats, self.link)
         net = tuple(float(part > FULL_LINK_SHARE) for part in seen.net)
         return {"rate": seen.rate, "cpu": seen.cpu, "net": net, "samples": NET_SAMPLES, "stable": True}

@@ -34,7 +34,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one GPU runs in a step: so many workers, so many of them at once."""
+    """The share of one GPU in a step: so many workers, so many of them at once."""
 
     workers: int
     at_once: int
@@ -47,7 +47,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """How a step runs.
+    """The configuration of a step.
 
     Args:
         global_batch: samples of a step: all workers' local batches; what was asked for, rounded.

@@ -1,4 +1,4 @@
-"""What was measured of a model's workers, and the time of a step predicted from it (section 5.1, Eq. 1-6)."""
+"""Measured costs of a model's workers, and the time of a step predicted from them (section 5.1, Eq. 1-6)."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _compute_s(times: Times) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuCosts:
-    """What a kind of GPU takes.
+    """The costs of one kind of GPU.
 
     Args:
         speeds: by local batch; at least one.
@@ -168,7 +168,7 @@ class AllReduceCost:
     latency_s: float
 
     def all_reduce_s(self, size_bytes: float, gpus: int) -> float:
-        """Of so many bytes on so many GPUs; one GPU has nothing to do."""
+        """Seconds of the all-reduce of so many bytes on so many GPUs; 0 for one GPU."""
         return self.latency_s + self.per_byte_s * travelled(size_bytes, gpus) if gpus > 1 else 0.0
 
 

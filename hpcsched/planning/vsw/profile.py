@@ -16,7 +16,7 @@ _MAX_GPUS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class VswProfile:
-    """What was measured of a model.
+    """The measurements of one model.
 
     Args:
         model: its name.

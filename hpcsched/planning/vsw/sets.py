@@ -20,7 +20,7 @@ _HALVINGS = 48
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SetPlace:
-    """Where a set of GPUs of some size can be: on one host, or over several.
+    """The hosts of a set of GPUs of some size: one, or several.
 
     Args:
         count: GPUs of the set.
@@ -44,7 +44,7 @@ class GpuSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchTrajectory:
-    """What is to be trained.
+    """The global batches of a training.
 
     Args:
         samples: of each batch of the trajectory.
@@ -58,7 +58,7 @@ class BatchTrajectory:
 
 
 def places(hosts: Ints, counts: Sequence[int]) -> list[SetPlace]:
-    """Where sets of these sizes can be; of hosts with the same GPUs the first.
+    """The hosts that sets of these sizes can be on; of hosts with the same GPUs the first.
 
     Args:
         hosts: GPUs of each kind (columns) on each host (rows).

@@ -85,7 +85,7 @@ def profiled(
 
 
 def next_node(fit: Fit, servers: int, workers: int) -> Literal["server", "worker"] | None:
-    """What one node more should be: what is predicted to be faster; None if neither is faster than now."""
+    """The role of one node more, by what is predicted to be faster; None if neither is faster than now."""
     now = fit.rate(servers, workers)
     server, worker = fit.rate(servers + 1, workers), fit.rate(servers, workers + 1)
     if max(server, worker) <= now:

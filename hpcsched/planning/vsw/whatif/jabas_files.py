@@ -27,7 +27,7 @@ _IDEAL_PARTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What is in the files, by their names; JSON is read already.
+    """The contents of the files by their names; JSON is read already.
 
     Args:
         computation: `<model>_<local batch>_<workers>_comp_profile.json`.
