@@ -89,7 +89,7 @@ class Feedback:
         self._at, self._since_us = chunk, now_us
 
     def ended(self, chunk: int, now_us: float, took_us: float, *, contended: bool) -> None:
-        """The device has ended a foreground chunk; `contended`: something of the background's ran meanwhile."""
+        """The device has ended a foreground chunk; `contended`: something of the background ran meanwhile."""
         times = self.chunks[chunk]
         self._at, self._since_us = (chunk + 1) % len(self.chunks), now_us
         if not contended:

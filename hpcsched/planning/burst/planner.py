@@ -40,7 +40,7 @@ def plan(
         amplification: the limit on each layer's GPU-seconds over those of one GPU, at least 1.
         overlap: gradients travel while the backward pass goes on.
 
-    Raises ConfigError for a limit below 1 or counts below 1, NoPlan when the limit allows none.
+    Raises ConfigError for a limit below 1 or counts below 1, NoBurstPlan when the limit allows none.
     """
     for key, value in (("gpus", gpus), ("global_batch", global_batch)):
         if not 1 <= value <= MAX_GPUS:
@@ -94,7 +94,7 @@ def uniform(
 def solve(problem: BurstProblem, *, notes: tuple[str, ...] = ()) -> Plan:
     """The fastest plan that the search finds, and no slower than plain data parallelism if that is allowed.
 
-    Raises NoPlan when the limit allows none.
+    Raises NoBurstPlan when the limit allows none.
     """
     costs = problem.costs
     search = BurstSearch(costs, problem.gpus, structure(costs.prev))

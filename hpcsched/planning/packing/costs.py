@@ -9,7 +9,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Any, NamedTuple
 
-from hpcsched.planning.packing.reading import JsonReader
+from hpcsched.planning.json_reader import JsonReader
 
 _KEYS = (
     "model",

@@ -12,7 +12,7 @@ from math import log
 from typing import Any, TypeGuard
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.packing.reading import MAX_NUMBER, JsonReader
+from hpcsched.planning.json_reader import MAX_NUMBER, JsonReader
 from hpcsched.planning.packing.speeds import PackMember
 
 CONTINUOUS_STEPS = 10

@@ -8,10 +8,10 @@ from math import isfinite
 from typing import Any
 
 from hpcsched.errors import ConfigError
+from hpcsched.planning.json_reader import JsonReader
 from hpcsched.planning.packing.admission import MAX_PACK_SIZE, MEMORY_RESERVE, PackLimits
 from hpcsched.planning.packing.costs import ModelBatch, PackCosts
 from hpcsched.planning.packing.distance import DistanceAxis, axes_of, places
-from hpcsched.planning.packing.reading import JsonReader
 from hpcsched.planning.packing.speeds import EPOCH_SAMPLES, PackMember, Speeds
 
 MAX_KNN_DISTANCE = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcsched.compat import dataclass
-from hpcsched.planning.packing.reading import JsonReader
+from hpcsched.planning.json_reader import JsonReader
 from hpcsched.planning.vsw.configure import Gpu
 from hpcsched.planning.vsw.costs import AllReduceCost, AllReduceCosts, BatchTimes, GpuCosts, Times, VswCosts
 

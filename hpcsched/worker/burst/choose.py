@@ -64,7 +64,7 @@ class Chooser:
     def first(self) -> Plan:
         """The plan to begin with.
 
-        Raises ConfigError for a profile that cannot be read, NoPlan when the limit allows none.
+        Raises ConfigError for a profile that cannot be read, NoBurstPlan when the limit allows none.
         """
         if self.profile_file is not None:
             self.profile = LayerProfile.parse(_read(self.profile_file), where=str(self.profile_file))

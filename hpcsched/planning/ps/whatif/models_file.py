@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from hpcsched.planning.packing.reading import JsonReader
+from hpcsched.planning.json_reader import JsonReader
 from hpcsched.planning.ps.model import NetworkLink, PsModel
 from hpcsched.planning.ps.training import PsTraining
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcsched.planning.packing.reading import JsonReader
+from hpcsched.planning.json_reader import JsonReader
 from hpcsched.planning.vsw.solver import Option
 
 _MAX_WORKERS = 10**6
