@@ -90,8 +90,8 @@ def plan(problem: PackProblem, strategy: str = "auto", *, compare: bool = True) 
         strategy: one of `off`, `measured`, `knn`, `batch`, `random`, or `auto`: the best predicted of all.
         compare: the plan also says what every other strategy would take.
 
-    Raises ConfigError for an unknown strategy and for members without costs, NoPackPlan if a member is too large
-    for a device.
+    Raises ConfigError for an unknown strategy and for members without costs, NoPackPlan if a member is too
+    large for a device.
     """
     if strategy not in ("auto", *STRATEGIES):
         accepted = ", ".join(("auto", *STRATEGIES))
