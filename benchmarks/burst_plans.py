@@ -16,7 +16,7 @@ from collections.abc import Callable
 from common import ROOT, Report, main, median, ms
 
 from hpcsched.planning.burst.costs import Interconnect, ModelCosts
-from hpcsched.planning.burst.graph import Layer, LayerProfile
+from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer
 from hpcsched.planning.burst.planner import plan
 from hpcsched.testing.deeppool import PaperSearch
 
@@ -72,7 +72,7 @@ def _growth(report: Report, *, quick: bool) -> None:
             model="chain",
             device="none",
             layers=tuple(
-                Layer(
+                ProfiledLayer(
                     id=i,
                     name=str(i),
                     prev=(i - 1,) if i else (),

@@ -26,7 +26,7 @@ from math import inf, log
 
 from common import ROOT, Report, main, median, ms
 
-from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, configure, scale
+from hpcsched.planning.vsw.configure import ClusterGpu, NoConfiguration, configure, scale
 from hpcsched.planning.vsw.costs import (
     MIB,
     AllReduceCost,
@@ -127,7 +127,7 @@ def _scaling(report: Report, *, quick: bool) -> None:
     rng = random.Random(0)
     costs = _costs(rng, kinds=4, local_batches=(32, 64, 128))
     count = 8 if quick else 64
-    gpus = [Gpu(kind=f"kind{i // 4 % 4}", host=f"host{i // 4}") for i in range(count)]
+    gpus = [ClusterGpu(kind=f"kind{i // 4 % 4}", host=f"host{i // 4}") for i in range(count)]
     trajectory = [(round(1024 * 1.15**i), 10_000.0) for i in range(20)]
     taken = []
     for _ in range(1 if quick else 5):
@@ -185,7 +185,7 @@ def _exact_sets(report: Report, *, cases: int) -> None:
         batches = (1, 3)[case % 2]
         costs = _costs(rng, kinds=3, local_batches=(16, 32))
         gpus = [
-            Gpu(kind=f"kind{rng.randrange(3)}", host=f"host{rng.randrange(3)}")
+            ClusterGpu(kind=f"kind{rng.randrange(3)}", host=f"host{rng.randrange(3)}")
             for _ in range(rng.randint(2, 6))
         ]
         trajectory = [(rng.choice((64, 100, 200, 256, 500)), 1000.0) for _ in range(batches)]
@@ -193,7 +193,7 @@ def _exact_sets(report: Report, *, cases: int) -> None:
         def epoch_s(
             chosen: tuple[int, ...],
             costs: VswCosts = costs,
-            gpus: list[Gpu] = gpus,
+            gpus: list[ClusterGpu] = gpus,
             trajectory: list[tuple[int, float]] = trajectory,
         ) -> float:
             own = [gpus[i] for i in chosen]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcsched.planning.burst.graph import Layer, LayerProfile
+from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer
 from hpcsched.profiling.draw import aligned
 
 SPLIT_DEVICES = (2, 4, 8)
@@ -75,7 +75,7 @@ def _batches(profile: LayerProfile) -> list[int]:
     return sorted(set.intersection(*(set(layer.forward_us) for layer in profile.layers)))
 
 
-def _time(layers: Sequence[Layer], batch: int) -> float:
+def _time(layers: Sequence[ProfiledLayer], batch: int) -> float:
     """Microseconds of both passes."""
     return sum(layer.forward_at(batch) + layer.backward_at(batch) for layer in layers)
 

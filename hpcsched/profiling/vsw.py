@@ -23,7 +23,7 @@ from hpcsched.decoding import decode
 from hpcsched.devices.base import Devices
 from hpcsched.errors import BadInput, ConfigError, LaunchError
 from hpcsched.launch.base import Launcher
-from hpcsched.planning.vsw.configure import Gpu
+from hpcsched.planning.vsw.configure import ClusterGpu
 from hpcsched.planning.vsw.costs import AllReduceCost, AllReduceCosts
 from hpcsched.planning.vsw.profile import VswProfile
 from hpcsched.profiling.probing import ProbeFailed, ProbeRun, Say, kept_if_it_fails, started
@@ -139,7 +139,7 @@ class Measurement:
                 gpus={kind: own.costs.gpus[kind] for kind, own in self._found.items()},
                 network=AllReduceCosts(within=within, between=within),
             ),
-            cluster=tuple(Gpu(kind=d.kind, host=d.host) for d in inventory if d.kind in self._found),
+            cluster=tuple(ClusterGpu(kind=d.kind, host=d.host) for d in inventory if d.kind in self._found),
             global_batch=self._settings.global_batch,
             note="; ".join([*(own.note for own in found), sums]),
         )

@@ -16,7 +16,7 @@ from hpcsched.cli.plan.vsw import vsw
 from hpcsched.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpcsched.planning.burst.plan import Plan
+    from hpcsched.planning.burst.plan import BurstPlan
 
 _NETWORK = "Needed with a layer profile."
 
@@ -105,7 +105,7 @@ def burst(
     click.echo(json.dumps(made.to_table()) if as_json else plan_table(made))
 
 
-def plan_table(plan: Plan) -> str:
+def plan_table(plan: BurstPlan) -> str:
     """One line a layer in the order in which they run, and what the whole comes to."""
     from hpcsched.profiling.draw import aligned
     from hpcsched.report.burst import ranks_text, summary
@@ -158,7 +158,7 @@ def _is_tabulated(table: Any) -> bool:
     return isinstance(layers, list) and any(isinstance(row, dict) and "time_us" in row for row in layers)
 
 
-def _of_table(table: dict[str, Any], where: str, options: dict[str, Any], *, overlap: bool) -> Plan:
+def _of_table(table: dict[str, Any], where: str, options: dict[str, Any], *, overlap: bool) -> BurstPlan:
     from hpcsched.planning.burst import planner
     from hpcsched.planning.burst.table import parse
 
@@ -174,7 +174,7 @@ def _of_table(table: dict[str, Any], where: str, options: dict[str, Any], *, ove
     return planner.solve(parse({**table, **given}, where=where))
 
 
-def _of_profile(table: Any, where: str, options: dict[str, Any], *, overlap: bool) -> Plan:
+def _of_profile(table: Any, where: str, options: dict[str, Any], *, overlap: bool) -> BurstPlan:
     from hpcsched.planning.burst import planner
     from hpcsched.planning.burst.costs import Interconnect
     from hpcsched.planning.burst.graph import LayerProfile

@@ -15,7 +15,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.batching import worker_count
 
 if TYPE_CHECKING:
-    from hpcsched.planning.vsw.configure import Configuration, Gpu, Scaled
+    from hpcsched.planning.vsw.configure import ClusterGpu, Configuration, Scaled
     from hpcsched.planning.vsw.profile import VswProfile
 
 SAMPLES = 1_000_000
@@ -173,7 +173,7 @@ def _near(local_batches: Sequence[int], batch: int) -> Sequence[int]:
 
 
 def _configuration(
-    profile: VswProfile, gpus: list[Gpu], made: Configuration, asked: int, solve_s: float
+    profile: VswProfile, gpus: list[ClusterGpu], made: Configuration, asked: int, solve_s: float
 ) -> tuple[dict[str, Any], str]:
     from hpcsched.planning.vsw.costs import iteration_s
     from hpcsched.profiling.draw import aligned
@@ -241,7 +241,7 @@ def _configuration(
 
 
 def _scaled(
-    gpus: list[Gpu], scaled: list[Scaled], batch: int, samples: int, solve_s: float
+    gpus: list[ClusterGpu], scaled: list[Scaled], batch: int, samples: int, solve_s: float
 ) -> tuple[dict[str, Any], str]:
     from hpcsched.profiling.draw import aligned
 
@@ -266,7 +266,7 @@ def _scaled(
     return result, f"{aligned(rows, left=(4,))}\n{summary}"
 
 
-def _which(gpus: list[Gpu], scaled: Scaled) -> str:
+def _which(gpus: list[ClusterGpu], scaled: Scaled) -> str:
     numbers: dict[tuple[str, str], int] = {}
     for i in scaled.gpus:
         key = (gpus[i].host, gpus[i].kind)
@@ -274,8 +274,8 @@ def _which(gpus: list[Gpu], scaled: Scaled) -> str:
     return ", ".join(f"{host}: {number} x {kind}" for (host, kind), number in numbers.items())
 
 
-def _gpus(text: str, profile: VswProfile) -> list[Gpu]:
-    from hpcsched.planning.vsw.configure import Gpu
+def _gpus(text: str, profile: VswProfile) -> list[ClusterGpu]:
+    from hpcsched.planning.vsw.configure import ClusterGpu
 
     host, equals, rest = text.partition("=")
     number, colon, name = rest.partition(":")
@@ -288,7 +288,7 @@ def _gpus(text: str, profile: VswProfile) -> list[Gpu]:
     if len(matching) != 1:
         accepted = f"one of {', '.join(kinds)}, or a part of one's name"
         raise ConfigError(where="--gpus", got=repr(text), accepted=accepted)
-    return [Gpu(kind=matching[0], host=host)] * int(number)
+    return [ClusterGpu(kind=matching[0], host=host)] * int(number)
 
 
 def _sizes(text: str) -> list[int]:

@@ -20,7 +20,7 @@ _COUNT = re.compile(r"[1-9]\d{0,17}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class ProfiledLayer:
     """One layer: what cannot be spread over different GPU counts.
 
     `prev` are the ids of the layers it reads from (none: the model's input). `activation_bytes` are what
@@ -56,7 +56,7 @@ class LayerProfile:
     source: str = "measured"
     note: str = ""
     input_bytes: int = 0
-    layers: tuple[Layer, ...]
+    layers: tuple[ProfiledLayer, ...]
 
     @property
     def most_samples(self) -> int:
@@ -155,14 +155,14 @@ def _whole(
     return value
 
 
-def _layer(read: JsonReader, row: Any, number: int) -> Layer:
+def _layer(read: JsonReader, row: Any, number: int) -> ProfiledLayer:
     if not isinstance(row, Mapping):
         read.refuse(f"layers[{number}]", row, "a table")
     name = _text(read, row, f"layers[{number}].", "name")
     place = f"layer {name!r}: "
     if row.get("id") != number or isinstance(row["id"], bool):
         read.refuse(f"{place}id", row.get("id"), f"{number}: ids are places in the list")
-    layer = Layer(
+    layer = ProfiledLayer(
         id=number,
         name=name,
         prev=_previous(read, row.get("prev"), number, place),

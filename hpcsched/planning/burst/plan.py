@@ -27,7 +27,7 @@ class PlannedLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BurstPlan:
     """A burst plan, its layers in the order in which they are run.
 
     `iter_us` is the time of a step (forward, backward and synchronisation), `data_parallel_us` that of
@@ -73,7 +73,7 @@ class Plan:
         }
 
     @classmethod
-    def parse(cls, table: Any, *, where: str) -> Plan:
+    def parse(cls, table: Any, *, where: str) -> BurstPlan:
         """A plan of its JSON form; of the times only `iter_s` is needed.
 
         Raises ConfigError naming the layer and the key that is wrong.

@@ -10,7 +10,7 @@ import numpy as np
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.planning.burst.costs import BurstCosts, Interconnect, ModelCosts, Spot
 from hpcsched.planning.burst.graph import MAX_GPUS, LayerProfile
-from hpcsched.planning.burst.plan import Plan, PlannedLayer
+from hpcsched.planning.burst.plan import BurstPlan, PlannedLayer
 from hpcsched.planning.burst.search import BurstSearch
 from hpcsched.planning.burst.structure import structure
 from hpcsched.planning.burst.table import BurstProblem
@@ -29,7 +29,7 @@ def plan(
     network: Interconnect,
     amplification: float = inf,
     overlap: bool = False,
-) -> Plan:
+) -> BurstPlan:
     """The fastest plan for a measured model.
 
     Args:
@@ -75,7 +75,7 @@ def plan(
 
 def uniform(
     profile: LayerProfile, *, gpus: int, global_batch: int, network: Interconnect, amplification: float = inf
-) -> Iterator[Plan]:
+) -> Iterator[BurstPlan]:
     """Plans that give all layers the same GPUs, the most first: those within the limit, which one GPU is.
 
     Arguments and errors are those of `plan`.
@@ -91,7 +91,7 @@ def uniform(
             yield _described(problem, line, plain, ())
 
 
-def solve(problem: BurstProblem, *, notes: tuple[str, ...] = ()) -> Plan:
+def solve(problem: BurstProblem, *, notes: tuple[str, ...] = ()) -> BurstPlan:
     """The fastest plan that the search finds, and no slower than plain data parallelism if that is allowed.
 
     Raises NoBurstPlan when the limit allows none.
@@ -116,7 +116,7 @@ def solve(problem: BurstProblem, *, notes: tuple[str, ...] = ()) -> Plan:
 
 def _described(
     problem: BurstProblem, best: StepTimeline, plain: StepTimeline | None, notes: tuple[str, ...]
-) -> Plan:
+) -> BurstPlan:
     costs = problem.costs
     layers = tuple(
         PlannedLayer(
@@ -130,7 +130,7 @@ def _described(
         for layer, spot in best.placement.items()
     )
     busy_us = ((best.lag_us[layer.id] + layer.end_us - layer.start_us) * len(layer.ranks) for layer in layers)
-    return Plan(
+    return BurstPlan(
         model=problem.model,
         gpus=problem.gpus,
         global_batch=problem.global_batch,

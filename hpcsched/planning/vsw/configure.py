@@ -25,7 +25,7 @@ class NoConfiguration(HpcschedError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class ClusterGpu:
     """One GPU: its kind, by which its costs are found, and the host that it is in."""
 
     kind: str
@@ -33,7 +33,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class GpuShare:
     """The share of one GPU in a step: so many workers, so many of them at once."""
 
     workers: int
@@ -61,7 +61,7 @@ class Configuration:
     local_batch: int
     iter_s: float
     sync: str
-    shares: tuple[Share | None, ...]
+    shares: tuple[GpuShare | None, ...]
 
     @property
     def samples_s(self) -> float:
@@ -80,7 +80,7 @@ class Scaled:
 
 def configure(
     costs: VswCosts,
-    gpus: Sequence[Gpu],
+    gpus: Sequence[ClusterGpu],
     global_batch: int,
     *,
     local_batches: Sequence[int],
@@ -152,7 +152,7 @@ def configure(
 
 def _shared(
     rounds: Sequence[Rounds], workers: int, communication_s: tuple[float, float]
-) -> tuple[tuple[Share, ...], float]:
+) -> tuple[tuple[GpuShare, ...], float]:
     """The share of each GPU, by how workers run on it, and the seconds of the slowest."""
     fewest = sum(own.fewest for own in rounds)
     if workers < len(rounds):
@@ -165,7 +165,7 @@ def _shared(
     for own, i in zip(rounds, solve(groups, workers, use_all=True), strict=True):
         assert i is not None  # every group is used
         options, at_once = ways[id(own)]
-        shares.append(Share(workers=options[i].workers, at_once=at_once[i]))
+        shares.append(GpuShare(workers=options[i].workers, at_once=at_once[i]))
         slowest_s = max(slowest_s, options[i].iter_s)
     return tuple(shares), slowest_s
 
@@ -178,7 +178,7 @@ def _sync(costs: VswCosts, sync: str) -> str:
     return sync
 
 
-def _kinds(gpus: Sequence[Gpu], costs: VswCosts) -> list[str]:
+def _kinds(gpus: Sequence[ClusterGpu], costs: VswCosts) -> list[str]:
     """The kinds there are, in their order. Raises NoConfiguration if nothing is known of one."""
     if not gpus:
         raise NoConfiguration("there is no GPU")
@@ -198,7 +198,7 @@ def _reasons(global_batch: int, why: dict[str, list[int]]) -> str:
 
 def scale(
     costs: VswCosts,
-    gpus: Sequence[Gpu],
+    gpus: Sequence[ClusterGpu],
     trajectory: Sequence[tuple[int, float]],
     *,
     local_batches: Sequence[int],

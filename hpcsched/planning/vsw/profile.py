@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcsched.compat import dataclass
 from hpcsched.planning.json_reader import JsonReader
-from hpcsched.planning.vsw.configure import Gpu
+from hpcsched.planning.vsw.configure import ClusterGpu
 from hpcsched.planning.vsw.costs import AllReduceCost, AllReduceCosts, BatchTimes, GpuCosts, Times, VswCosts
 
 _MAX_GPUS = 4096
@@ -28,7 +28,7 @@ class VswProfile:
 
     model: str
     costs: VswCosts
-    cluster: tuple[Gpu, ...] = ()
+    cluster: tuple[ClusterGpu, ...] = ()
     global_batch: tuple[int, int] | None = None
     note: str = ""
 
@@ -56,7 +56,7 @@ class VswProfile:
 
     def to_table(self) -> dict[str, Any]:
         """Its JSON form."""
-        numbers: dict[Gpu, int] = {}
+        numbers: dict[ClusterGpu, int] = {}
         for gpu in self.cluster:
             numbers[gpu] = numbers.get(gpu, 0) + 1
         return {
@@ -190,8 +190,8 @@ def _bounds(read: JsonReader, value: Any) -> tuple[int, int] | None:
     return low, high
 
 
-def _cluster(read: JsonReader, value: Any, costs: VswCosts) -> tuple[Gpu, ...]:
-    gpus: list[Gpu] = []
+def _cluster(read: JsonReader, value: Any, costs: VswCosts) -> tuple[ClusterGpu, ...]:
+    gpus: list[ClusterGpu] = []
     for i, row in enumerate(read.rows(value, "cluster")):
         key = f"cluster[{i}]"
         table = read.table(row, key, ("host", "kind", "gpus"))
@@ -201,5 +201,5 @@ def _cluster(read: JsonReader, value: Any, costs: VswCosts) -> tuple[Gpu, ...]:
         number = read.whole(table.get("gpus"), f"{key}.gpus")
         if len(gpus) + number > _MAX_GPUS:
             read.refuse(f"{key}.gpus", number, f"at most {_MAX_GPUS} in all")
-        gpus += [Gpu(kind=kind, host=read.text(table.get("host"), f"{key}.host"))] * number
+        gpus += [ClusterGpu(kind=kind, host=read.text(table.get("host"), f"{key}.host"))] * number
     return tuple(gpus)

@@ -18,7 +18,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.planning.burst import planner
 from hpcsched.planning.burst.costs import Interconnect, ModelCosts, Spot
 from hpcsched.planning.burst.graph import LayerProfile
-from hpcsched.planning.burst.plan import Plan
+from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.planning.burst.timeline import timeline
 from hpcsched.worker.burst.channels import Wires
 from hpcsched.worker.burst.feedback import Timing, corrected, pays
@@ -58,10 +58,10 @@ class Chooser:
     measure: Callable[[], LayerProfile]
     profile_file: Path | None = None
     shape: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    fits: Callable[[Plan], object] = lambda plan: None
+    fits: Callable[[BurstPlan], object] = lambda plan: None
     profile: LayerProfile = field(init=False)
 
-    def first(self) -> Plan:
+    def first(self) -> BurstPlan:
         """The plan to begin with.
 
         Raises ConfigError for a profile that cannot be read, NoBurstPlan when the limit allows none.
@@ -82,7 +82,7 @@ class Chooser:
             return self._alike(error)
         return plan
 
-    def again(self, timings: list[Timing], now: Plan, steps_left: int) -> Plan | None:
+    def again(self, timings: list[Timing], now: BurstPlan, steps_left: int) -> BurstPlan | None:
         """Learn from what was measured; a plan that is worth the change, if there is one."""
         if not timings:
             return None
@@ -118,7 +118,7 @@ class Chooser:
     def _is_of_model(self, profile: LayerProfile) -> bool:
         return [(layer.name, layer.prev) for layer in profile.layers] == self.shape
 
-    def _alike(self, why: ConfigError) -> Plan:
+    def _alike(self, why: ConfigError) -> BurstPlan:
         """All layers on the same ranks, as many as the limit and the model allow."""
         plans = planner.uniform(
             self.profile,
@@ -135,11 +135,11 @@ class Chooser:
                 return plan
         raise why
 
-    def write(self, plan: Plan) -> None:
+    def write(self, plan: BurstPlan) -> None:
         """Let the user see which plan is run."""
         self._keep(PLAN, plan.to_table())
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> BurstPlan:
         return planner.plan(
             self.profile,
             gpus=self.gpus,
@@ -148,7 +148,7 @@ class Chooser:
             amplification=self.amplification,
         )
 
-    def _time_us(self, plan: Plan) -> float:
+    def _time_us(self, plan: BurstPlan) -> float:
         """What a step by this plan takes, by what is known now."""
         costs = ModelCosts(
             self.profile,
@@ -168,9 +168,9 @@ class Chooser:
             say(f"{self.folder / name}: cannot be written: {error.strerror}")
 
 
-def pinned(path: Path) -> Plan:
+def pinned(path: Path) -> BurstPlan:
     """The plan in a file. Raises ConfigError when there is none."""
-    return Plan.parse(_read(path), where=str(path))
+    return BurstPlan.parse(_read(path), where=str(path))
 
 
 def limit_of(value: Any) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.batching import RULES, BatchRule, Halves, worker_count
-from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, Share, configure
+from hpcsched.planning.vsw.configure import ClusterGpu, GpuShare, NoConfiguration, configure
 from hpcsched.planning.vsw.costs import AllReduceCost, sync_method
 from hpcsched.planning.vsw.options import WorkerOptions, local_batches
 from hpcsched.worker.vsw.clock import Kind
@@ -34,7 +34,7 @@ class Course:
 
     batch: int
     local_batch: int
-    shares: tuple[Share | None, ...]
+    shares: tuple[GpuShare | None, ...]
     overlap: bool
     halves: Halves | None
     trial: bool
@@ -122,7 +122,7 @@ class Control:
         larger = [c for limit in limits for c in local_batches(self.options, self.batch, ranks, limit)]
         guess = tables.next_local(larger)
         chosen = (guess,) if guess else local_batches(self.options, self.batch, ranks, tables.largest)
-        gpus = [Gpu(kind=str(rank), host=table.host) for rank, table in enumerate(tables.tables)]
+        gpus = [ClusterGpu(kind=str(rank), host=table.host) for rank, table in enumerate(tables.tables)]
         try:
             made = configure(
                 tables.costs(self.buckets, self.line or GUESSED, guess or 0),
@@ -152,11 +152,11 @@ class Control:
             step_s=made.iter_s,
         )
 
-    def _try_more(self, rank: int, share: Share | None, local: int, tables: Tables) -> Share | None:
+    def _try_more(self, rank: int, share: GpuShare | None, local: int, tables: Tables) -> GpuShare | None:
         more = tables.next_at_once(rank, local) if share else None
         if share is None or more is None or more > share.workers:
             return share
-        return Share(workers=share.workers, at_once=more)
+        return GpuShare(workers=share.workers, at_once=more)
 
     def _equal(self, ranks: int, tables: Tables) -> Course:
         """As nothing is known yet, or there are hardly any workers: the smallest local batches, as many for
@@ -165,7 +165,7 @@ class Control:
         local = self.least
         total = worker_count(self.batch, local, even=self.batching.adapts)
         counts = [total // ranks + (rank < total % ranks) for rank in range(ranks)]
-        shares = tuple(Share(workers=count, at_once=1) if count else None for count in counts)
+        shares = tuple(GpuShare(workers=count, at_once=1) if count else None for count in counts)
         known = len(tables.tables) == ranks
         known = known and all(tables.has_room(rank, (local, 1)) for rank in range(ranks) if counts[rank])
         return self._make(total * local, local, shares, overlap=self._overlaps, trial=not known)
@@ -175,7 +175,7 @@ class Control:
         if why := self.cannot_be(ranks):
             accepted = f"a divisor of {self.base}"
             raise ConfigError(where="strategy vsw", key="workers", got=why, accepted=accepted)
-        shares = (Share(workers=count, at_once=workers),) * ranks
+        shares = (GpuShare(workers=count, at_once=workers),) * ranks
         local = self.base // (ranks * count)
         return self._make(self.base, local, shares, overlap=self._overlaps, trial=False)
 
@@ -198,7 +198,7 @@ class Control:
         self,
         batch: int,
         local: int,
-        shares: tuple[Share | None, ...],
+        shares: tuple[GpuShare | None, ...],
         *,
         overlap: bool,
         trial: bool,

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, NoReturn
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.vsw.configure import Gpu
+from hpcsched.planning.vsw.configure import ClusterGpu
 from hpcsched.planning.vsw.costs import (
     MIB,
     AllReduceCost,
@@ -73,13 +73,13 @@ def parse(files: Published, *, where: str) -> VswProfile:
         number = _get(row, "max_num_models", int, name)
         most[key] = min(number, most.get(key, number))
     gpus = {kind: _gpu_costs(kind, rows, most) for kind in dict.fromkeys(row.kind for row in rows)}
-    cluster: list[Gpu] = []
+    cluster: list[ClusterGpu] = []
     for host in wanted:
         server = servers[host]
         kind = _get(server, "type", str, cluster_file, host)
         if kind not in gpus:
             _refuse(cluster_file, f"{host}.type", kind, f"a type that was measured: {', '.join(gpus)}")
-        cluster += [Gpu(kind=kind, host=host)] * _get(server, "number", int, cluster_file, host)
+        cluster += [ClusterGpu(kind=kind, host=host)] * _get(server, "number", int, cluster_file, host)
     buckets_file, sizes = _only(files.buckets, where, "a *_bucket_size_profile.json")
     buckets = _get(sizes, "bucket_size_distribution", list, buckets_file)
     if not buckets or not all(isinstance(size, (int, float)) and size > 0 for size in buckets):

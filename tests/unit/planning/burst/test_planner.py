@@ -14,8 +14,8 @@ from hpcsched.cli.plan.burst import plan_table
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst import table
 from hpcsched.planning.burst.costs import Interconnect, ModelCosts, Spot
-from hpcsched.planning.burst.graph import Layer, LayerProfile, time_at
-from hpcsched.planning.burst.plan import Plan
+from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer, time_at
+from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.planning.burst.planner import NoBurstPlan, plan, solve
 from hpcsched.planning.burst.structure import Block, Edge, Knot, Series, structure
 from hpcsched.testing.deeppool import PaperSearch
@@ -29,7 +29,7 @@ def shipped(name):
 
 
 def layer(number, prev, forward_us, *, parameter_bytes=0, activation_bytes=0, backward_us=None):
-    return Layer(
+    return ProfiledLayer(
         id=number,
         name=f"l{number}",
         prev=prev,
@@ -354,7 +354,7 @@ def test_a_profile_whose_layer_lacks_a_time_is_refused_with_the_layers_name():
 
 def test_a_plan_comes_back_from_its_json_as_it_was():
     made = plan(shipped("vgg16"), gpus=8, global_batch=32, network=NVSWITCH, amplification=2.0)
-    again = Plan.parse(json.loads(json.dumps(made.to_table())), where="plan")
+    again = BurstPlan.parse(json.loads(json.dumps(made.to_table())), where="plan")
     assert [x.ranks for x in again.layers] == [x.ranks for x in made.layers]
     assert again.iter_us == pytest.approx(made.iter_us)
     assert replace(again, layers=(), iter_us=0, data_parallel_us=0, gpu_us=0) == replace(
@@ -367,4 +367,4 @@ def test_a_plan_with_ranks_that_do_not_exist_is_refused_with_the_layers_name(ran
     page = plan(shipped("vgg16"), gpus=8, global_batch=32, network=NVSWITCH).to_table()
     page["layers"][1]["ranks"] = ranks
     with pytest.raises(ConfigError, match="mine: layer 'conv1_2': ranks"):
-        Plan.parse(page, where="mine")
+        BurstPlan.parse(page, where="mine")
