@@ -113,9 +113,14 @@ def _paper_space(count: int, *, devices: int, seed: int, steps: bool) -> PackPro
         DistanceAxis(name="lr", kind="numeric", values=RATES),
         DistanceAxis(name="activation"),
     )
-    room = PackLimits(capacity_mib=16_000)
+    limits = PackLimits(capacity_mib=16_000)
     return PackProblem(
-        members=members, speeds=Speeds(costs, epoch=60_000), room=room, devices=devices, axes=axes, seed=seed
+        members=members,
+        speeds=Speeds(costs, epoch=60_000),
+        limits=limits,
+        devices=devices,
+        axes=axes,
+        seed=seed,
     )
 
 
@@ -179,9 +184,11 @@ def _pairing(report: Report, gpu: str, hours: dict[str, Hours], *, sets: int) ->
         )
         for name, (strategy, judge, axes) in ways.items():
             speeds = _speeds(known, hours[judge])
-            room = PackLimits(most=2)
+            limits = PackLimits(most=2)
             packs = strategy(
-                PackProblem(members=members, speeds=speeds, room=room, axes=axes, threshold=0.0, seed=seed)
+                PackProblem(
+                    members=members, speeds=speeds, limits=limits, axes=axes, threshold=0.0, seed=seed
+                )
             )
             total = 0.0
             for pack in packs:

@@ -26,7 +26,7 @@ def packs_of(jobs: Sequence[RungJob], search: Search, *, devices: int) -> dict[s
     problem = PackProblem(
         members=tuple(_member(job) for job in jobs),
         speeds=Speeds(()),
-        room=PackLimits(),
+        limits=PackLimits(),
         devices=devices,
         axes=_axes(search),
         seed=search.seed,

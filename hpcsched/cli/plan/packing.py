@@ -63,9 +63,9 @@ def pack(
     if threshold is not None:
         problem = replace(problem, threshold=threshold)
     if memory is not None:
-        problem = replace(problem, room=replace(problem.room, capacity_mib=memory))
+        problem = replace(problem, limits=replace(problem.limits, capacity_mib=memory))
     if most is not None:
-        problem = replace(problem, room=replace(problem.room, most=most))
+        problem = replace(problem, limits=replace(problem.limits, most=most))
     try:
         made = planner.plan(problem, strategy)
     except planner.NoPackPlan as error:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcsched.planning.packing.costs import ModelBatch
-from hpcsched.planning.packing.speeds import PackMember, Speeds
+from hpcsched.planning.packing.speeds import Speeds
 
 MAX_PACK_SIZE = 16
 """The most members of a pack (chosen): where memory sets no limit, and as models of one process share its
@@ -61,16 +60,3 @@ def peak_mib(groups: Mapping[ModelBatch, int], speeds: Speeds) -> float | None:
     """The peak memory of a pack: the sum over its groups of identical members; None: not known."""
     peaks = [speeds.peak_mib(key, n) for key, n in groups.items()]
     return None if None in peaks else sum(mib for mib in peaks if mib is not None)
-
-
-def fits(
-    members: Sequence[PackMember],
-    capacity_mib: float | None,
-    speeds: Speeds,
-    *,
-    most: int = MAX_PACK_SIZE,
-    reserve: float = MEMORY_RESERVE,
-) -> bool:
-    """Whether these members can share a device; `PackLimits.refusal` says why not."""
-    room = PackLimits(capacity_mib=capacity_mib, most=most, reserve=reserve)
-    return not room.refusal(Counter(member.key for member in members), speeds)

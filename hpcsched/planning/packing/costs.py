@@ -78,10 +78,6 @@ class PackCosts:
         """The seconds of that step that are not shared."""
         return max(0.0, self.step_s(n) - self.shared_s)
 
-    def impv(self, n: int) -> float:
-        """The share of time that packing n of these models saves over training them one by one (Eq. 3)."""
-        return 1 - self.step_s(n) / (n * self.separate_s)
-
     def peak_mib(self, n: int) -> float | None:
         """Peak memory of a pack of n of these models; None: not known.
 

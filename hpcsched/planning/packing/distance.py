@@ -132,8 +132,3 @@ def apart(one: Sequence[AxisPlace], other: Sequence[AxisPlace]) -> float:
         elif a != b:
             total += 1.0
     return total
-
-
-def distance(one: PackMember, other: PackMember, axes: Sequence[DistanceAxis]) -> float:
-    """The distance between two members' configurations. Raises ConfigError as `places` does."""
-    return apart(places(one, axes), places(other, axes))

@@ -98,7 +98,7 @@ def plan(problem: PackProblem, strategy: str = "auto", *, compare: bool = True) 
         raise ConfigError(where="plan", key="strategy", got=repr(strategy), accepted=accepted)
     for member in problem.members:
         problem.speeds.kind(member)
-        if why := problem.room.refusal({member.key: 1}, problem.speeds):
+        if why := problem.limits.refusal({member.key: 1}, problem.speeds):
             raise NoPackPlan(f"member {member.name!r} fits on no device: {why}")
     wanted = [name for name in STRATEGIES if compare or strategy in ("auto", name) or name == "off"]
     choices = {name: STRATEGIES[name](problem) for name in wanted}
@@ -153,7 +153,7 @@ def _notes(problem: PackProblem, packs: Sequence[PlannedPack]) -> tuple[str, ...
         if n > (known := max(costs.points, default=1)):
             what = f"{key.model} with batch {key.batch}"
             notes.append(f"{what}: measured with at most {known} in a pack, the time of {n} is extrapolated")
-    if problem.room.capacity_mib is not None:
+    if problem.limits.capacity_mib is not None:
         for key in sorted({m.key for m in problem.members}):
             if not problem.speeds.costs[key].memory_mib and len(problem.members) > 1:
                 what = f"{key.model} with batch {key.batch}"

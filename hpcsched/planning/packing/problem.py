@@ -42,7 +42,7 @@ class PackProblem:
     Args:
         members: with different names.
         speeds: what packs of them take.
-        room: what there is on each device.
+        limits: those of each device.
         devices: how many there are.
         axes: for distances between configurations; none given: those of the members' own configurations.
         threshold: how far from its centroid a member of a `knn` pack may be.
@@ -51,7 +51,7 @@ class PackProblem:
 
     members: tuple[PackMember, ...]
     speeds: Speeds
-    room: PackLimits = PackLimits()  # noqa: RUF009 (frozen)
+    limits: PackLimits = PackLimits()  # noqa: RUF009 (frozen)
     devices: int = 1
     axes: tuple[DistanceAxis, ...] = ()
     threshold: float = MAX_KNN_DISTANCE
@@ -68,7 +68,7 @@ class PackProblem:
 
         Packing is for when there are more trainings than devices (section 5.2).
         """
-        return max(1, min(self.room.most, -(-len(self.members) // self.devices)))
+        return max(1, min(self.limits.most, -(-len(self.members) // self.devices)))
 
     @classmethod
     def parse(cls, table: Any, *, where: str) -> PackProblem:
@@ -88,7 +88,7 @@ class PackProblem:
         )
         if reserve >= 1:
             read.refuse("reserve", reserve, "a share of the memory below 1")
-        room = PackLimits(
+        limits = PackLimits(
             capacity_mib=memory_mib,
             most=read.whole(table.get("most", MAX_PACK_SIZE), "most"),
             reserve=reserve,
@@ -122,7 +122,7 @@ class PackProblem:
                 read.reject(f"members[{i}].name", f"{member.name!r} a second time", "each name once")
             names.add(member.name)
             _checked_places(read, member, axes, f"members[{i}]")
-        return cls(members=members, speeds=speeds, room=room, devices=devices, axes=axes)
+        return cls(members=members, speeds=speeds, limits=limits, devices=devices, axes=axes)
 
 
 def _member(read: JsonReader, row: Any, key: str, known: set[ModelBatch]) -> PackMember:

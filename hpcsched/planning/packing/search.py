@@ -133,8 +133,8 @@ def _exchange(times_s: Sequence[float], devices: int, turns: list[int]) -> None:
 class PackSearch:
     """Looks for the packs of some members that are done first on so many devices."""
 
-    def __init__(self, speeds: Speeds, room: PackLimits, devices: int) -> None:
-        self.speeds, self.room, self.devices = speeds, room, devices
+    def __init__(self, speeds: Speeds, limits: PackLimits, devices: int) -> None:
+        self.speeds, self.limits, self.devices = speeds, limits, devices
         self._times_s: dict[Shape, float] = {}
         self._spent = 0.0
 
@@ -148,7 +148,7 @@ class PackSearch:
         if count <= self.devices:
             return alone
         found: list[Shapes] = [alone, *starts]
-        cap = min(self.room.most, -(-count // self.devices))
+        cap = min(self.limits.most, -(-count // self.devices))
         while cap > 1:
             alike = self._alike(kinds, cap)
             found += [alike, self._merged(alike, cap), self._merged(alone, cap)]
@@ -180,7 +180,7 @@ class PackSearch:
             for kind, n in shape:
                 groups[kind.key] += n
             self._spent += len(shape) / 4
-            refused = size(shape) > 1 and self.room.refusal(groups, self.speeds)
+            refused = size(shape) > 1 and self.limits.refusal(groups, self.speeds)
             self._times_s[shape] = inf if refused else self.speeds.time_s(shape)
         return self._times_s[shape]
 

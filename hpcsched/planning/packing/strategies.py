@@ -78,7 +78,7 @@ def measured(problem: PackProblem) -> Packs:
     others = (STRATEGIES[name](problem) for name in STRATEGIES if name not in ("off", "measured"))
     starts = [Shapes(speeds.shape(pack) for pack in packs) for packs in others]
     kinds = Counter({kind: len(members) for kind, members in waiting.items()})
-    found = PackSearch(speeds, problem.room, problem.devices).best(kinds, starts)
+    found = PackSearch(speeds, problem.limits, problem.devices).best(kinds, starts)
     packs = []
     for shape in sorted(found.elements()):
         packs.append(tuple(waiting[kind].popleft() for kind, n in shape for _ in range(n)))
@@ -105,7 +105,7 @@ def _filled(problem: PackProblem, first: PackMember, candidates: Iterable[PackMe
         if member.key in full:
             continue
         groups[member.key] += 1
-        if problem.room.refusal(groups, problem.speeds):
+        if problem.limits.refusal(groups, problem.speeds):
             groups[member.key] -= 1
             groups = +groups
             full.add(member.key)

@@ -6,7 +6,7 @@ minutes, a server or a worker, whichever the fit says gains more. Written from t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -91,15 +91,6 @@ def next_node(fit: Fit, servers: int, workers: int) -> Literal["server", "worker
     if max(server, worker) <= now:
         return None
     return "worker" if worker >= server else "server"
-
-
-def growth(fit: Fit, nodes: int) -> Iterator[tuple[int, int]]:
-    """The configurations of a training of at most `nodes` nodes, one after the other, from FIRST_NODES on."""
-    servers, workers = FIRST_NODES
-    yield servers, workers
-    while servers + workers < nodes and (node := next_node(fit, servers, workers)):
-        servers, workers = servers + (node == "server"), workers + (node == "worker")
-        yield servers, workers
 
 
 def _terms(servers: Array, workers: Array, weak: bool) -> Array:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.background.admission import Footprint, admit, largest_batch
+from hpcsched.planning.background.admission import Footprint, admit
 from hpcsched.planning.background.feedback import MAX_SILENCE_US, MIN_TIMES, Feedback
 from hpcsched.planning.background.pacing import Duty, Pacer, share_of
 from hpcsched.planning.background.referee import Referee
@@ -227,10 +227,3 @@ def test_two_jobs_that_fit_are_admitted_and_one_that_does_not_is_refused_by_name
         "background job 'wrn': memory: 21 bytes at its peak; accepted: at most 20 bytes beside 'vgg' "
         "(10 bytes) on a device of 40 bytes"
     )
-
-
-def test_the_largest_batch_with_short_enough_chunks_is_chosen() -> None:
-    longest_us = {1: 90.0, 2: 150.0, 4: 290.0, 8: 600.0}
-    assert largest_batch("wrn", longest_us, 300.0) == 4
-    with pytest.raises(ConfigError, match="background job 'wrn': batch: chunks of at least 90 us"):
-        largest_batch("wrn", longest_us, 50.0)

@@ -6,9 +6,9 @@ from math import nan
 import pytest
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.packing.admission import PackLimits, fits, peak_mib
+from hpcsched.planning.packing.admission import PackLimits, peak_mib
 from hpcsched.planning.packing.costs import ModelBatch, PackCosts
-from hpcsched.planning.packing.distance import DistanceAxis, axes_of, distance
+from hpcsched.planning.packing.distance import DistanceAxis, apart, axes_of, places
 from hpcsched.planning.packing.speeds import PackMember, Speeds
 
 
@@ -40,11 +40,6 @@ def test_more_models_never_take_less_time_whatever_noise_says():
     taken = [noisy.step_s(n) for n in range(1, 20)]
     assert taken == sorted(taken)
     assert noisy.step_s(2) == 0.012
-
-
-def test_improvement_is_the_share_of_time_saved_as_in_equation_3():
-    assert costs(points={2: 0.015}).impv(2) == pytest.approx((2 * 0.010 - 0.015) / (2 * 0.010))
-    assert costs(points={2: 0.030}).impv(2) == pytest.approx(-0.5)
 
 
 def test_memory_grows_by_what_each_model_takes():
@@ -182,7 +177,7 @@ def test_packs_fit_by_the_sum_of_their_peaks_less_a_reserve():
     assert PackLimits(capacity_mib=6222).refusal(three, KNOWN) == (
         "5600 MiB, the device has 6222, of which 10% stay free"
     )
-    assert fits(members(("mlp", 32), ("mlp", 32), ("cnn", 32)), 5600, KNOWN, reserve=0.0)
+    assert PackLimits(capacity_mib=5600, reserve=0.0).refusal(three, KNOWN) == ""
 
 
 def test_a_training_alone_may_have_all_of_the_memory():
@@ -191,10 +186,10 @@ def test_a_training_alone_may_have_all_of_the_memory():
 
 
 def test_where_memory_was_not_measured_a_training_stays_alone():
-    room = PackLimits(capacity_mib=16000)
-    assert room.refusal({UNKNOWN.key: 1}, KNOWN) == ""
+    limits = PackLimits(capacity_mib=16000)
+    assert limits.refusal({UNKNOWN.key: 1}, KNOWN) == ""
     why = "the memory of rnn with batch 32 was not measured"
-    assert room.refusal({UNKNOWN.key: 1, SMALL.key: 1}, KNOWN) == why
+    assert limits.refusal({UNKNOWN.key: 1, SMALL.key: 1}, KNOWN) == why
     assert PackLimits().refusal({UNKNOWN.key: 2, SMALL.key: 1}, KNOWN) == ""
     assert peak_mib({UNKNOWN.key: 1, SMALL.key: 1}, KNOWN) is None
 
@@ -204,7 +199,7 @@ def test_without_a_memory_limit_only_so_many_share_a_device():
     assert PackLimits(most=4).refusal({SMALL.key: 3, LARGE.key: 2}, KNOWN) == (
         "5 members, at most 4 may share a device"
     )
-    assert not fits(members(*[("mlp", 32)] * 17), None, KNOWN)
+    assert PackLimits().refusal({SMALL.key: 17}, KNOWN)
 
 
 # -- distances -----------------------------------------------------------------------------------------
@@ -220,6 +215,10 @@ TABLE_3 = (
 def config(batch=20, **keys):
     keys = {"optimizer": "SGD", "lr": 0.01, "activation": "ReLu", **keys}
     return PackMember(name="m", model="mlp", batch=batch, config=keys)
+
+
+def distance(one, other, axes):
+    return apart(places(one, axes), places(other, axes))
 
 
 def test_the_papers_example_is_5_apart():

@@ -64,7 +64,9 @@ def random_problem(rng, members, devices):
             for i, (model, batch) in enumerate(chosen)
         ),
         speeds=Speeds(costs, factors=factors, epoch=rng.choice([200, 1000])),
-        room=PackLimits(capacity_mib=rng.choice([None, 500, 900]), most=rng.choice([2, 3, 16]), reserve=0.1),
+        limits=PackLimits(
+            capacity_mib=rng.choice([None, 500, 900]), most=rng.choice([2, 3, 16]), reserve=0.1
+        ),
         devices=devices,
         seed=rng.randint(0, 99),
     )
@@ -84,13 +86,13 @@ def partitions(items):
 
 def fastest_s(problem):
     """The least time that any packs on any devices take."""
-    speeds, room = problem.speeds, problem.room
+    speeds, limits = problem.speeds, problem.limits
     times = {}
 
     def time_s(pack):
         if pack not in times:
             groups = Counter(problem.members[i].key for i in pack)
-            refused = len(pack) > 1 and room.refusal(groups, speeds)
+            refused = len(pack) > 1 and limits.refusal(groups, speeds)
             members = [problem.members[i] for i in pack]
             times[pack] = inf if refused else speeds.time_s(speeds.shape(members))
         return times[pack]
@@ -140,7 +142,7 @@ def test_every_member_is_in_one_pack_and_every_pack_fits(name, problem):
     assert sorted(m.name for pack in packs for m in pack) == sorted(m.name for m in problem.members)
     for pack in packs:
         groups = {m.key: sum(x.key == m.key for x in pack) for m in pack}
-        assert len(pack) == 1 or not problem.room.refusal(groups, problem.speeds)
+        assert len(pack) == 1 or not problem.limits.refusal(groups, problem.speeds)
     if name in ("batch", "off"):
         assert all(len({m.batch for m in pack}) == 1 for pack in packs)
     if len(problem.members) <= problem.devices:

@@ -42,11 +42,11 @@ def names(packs):
 def test_packs_are_filled_until_the_memory_is():
     full = PackLimits(capacity_mib=1000, reserve=0.1)  # 500 MiB and 100 for each more: five in 900
     for strategy in (by_batch, random_packs, knn):
-        assert sorted(map(len, strategy(mlps(12, room=full)))) == [2, 5, 5]
+        assert sorted(map(len, strategy(mlps(12, limits=full)))) == [2, 5, 5]
 
 
 def test_only_members_of_one_batch_size_share_a_pack():
-    packs = by_batch(mlps(6, batches=(16, 32), room=PackLimits(most=2)))
+    packs = by_batch(mlps(6, batches=(16, 32), limits=PackLimits(most=2)))
     assert names(packs) == [["m0", "m2"], ["m1", "m3"], ["m4"], ["m5"]]
 
 
@@ -60,13 +60,14 @@ def test_neighbours_within_the_threshold_share_a_pack_and_the_nearest_come_first
         near = replace(problem, members=spread, seed=seed)
         assert names(knn(near)) == [["m0", "m1", "m2"], ["m3", "m4"]]
         assert names(knn(replace(near, threshold=0.5))) == [["m0"], ["m1"], ["m2"], ["m3"], ["m4"]]
-        for pack in knn(replace(near, room=PackLimits(most=2))):
+        for pack in knn(replace(near, limits=PackLimits(most=2))):
             assert {m.name for m in pack} != {"m0", "m2"}
 
 
 def test_another_seed_draws_other_packs():
     assert (
-        len({str(names(random_packs(mlps(12, room=PackLimits(most=3), seed=seed)))) for seed in range(9)}) > 5
+        len({str(names(random_packs(mlps(12, limits=PackLimits(most=3), seed=seed)))) for seed in range(9)})
+        > 5
     )
 
 
@@ -92,7 +93,7 @@ def test_nothing_is_packed_where_packing_loses():
 def test_eight_are_stacked_where_two_would_lose():
     """As measured for stacks of small networks: two take longer than apart, eight less."""
     step_s = {1: 0.010, 2: 0.033, 4: 0.034, 8: 0.037}
-    made = plan(mlps(9, step_s=step_s.get, room=PackLimits(most=8)), "measured")
+    made = plan(mlps(9, step_s=step_s.get, limits=PackLimits(most=8)), "measured")
     assert sorted(len(pack.members) for pack in made.packs) == [1, 8]
 
 
@@ -120,7 +121,7 @@ def test_who_disturbs_whom_is_kept_apart():
 
 
 def test_thousands_of_identical_members_are_no_work():
-    made = plan(mlps(3000, devices=8, room=PackLimits(most=8)), "measured", compare=False)
+    made = plan(mlps(3000, devices=8, limits=PackLimits(most=8)), "measured", compare=False)
     assert len(made.packs) == 375
 
 
@@ -133,7 +134,7 @@ def test_a_plan_says_what_is_extrapolated_and_what_is_not_packed():
         "mlp with batch 32: measured with at most 8 in a pack, the time of 12 is extrapolated",
     )
     unknown = PackCosts(model="cnn", batch=8, separate_s=0.1)
-    problem = mlps(2, room=PackLimits(capacity_mib=9999))
+    problem = mlps(2, limits=PackLimits(capacity_mib=9999))
     speeds = Speeds([unknown, *problem.speeds.costs.values()])
     members = (*problem.members, PackMember(name="c", model="cnn", batch=8))
     made = plan(replace(problem, members=members, speeds=speeds))
@@ -143,7 +144,7 @@ def test_a_plan_says_what_is_extrapolated_and_what_is_not_packed():
 
 def test_a_member_that_fits_nowhere_is_named():
     with pytest.raises(NoPackPlan, match="member 'm0' fits on no device: 500 MiB, the device has 499"):
-        plan(mlps(2, room=PackLimits(capacity_mib=499)))
+        plan(mlps(2, limits=PackLimits(capacity_mib=499)))
 
 
 def test_unknown_strategies_are_refused():

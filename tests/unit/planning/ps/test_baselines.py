@@ -13,7 +13,7 @@ from scipy.optimize import nnls
 
 from hpcsched.planning.ps.model import NetworkLink, PsModel, even_seats, usage
 from hpcsched.planning.ps.whatif.best import MIN_SHARE, best, best_fixed, fixed
-from hpcsched.planning.ps.whatif.optimus import Fit, fit, growth, next_node, profiled, sampled
+from hpcsched.planning.ps.whatif.optimus import FIRST_NODES, Fit, fit, next_node, profiled, sampled
 from profiles.ps.nearchus import CLUSTERS, WORKLOADS, workload
 
 A, B = CLUSTERS["A"], CLUSTERS["B"]
@@ -23,6 +23,15 @@ PLAIN = PsModel(batch_cpu_s=12.0, parameter_bytes=100.0)
 
 def efficiency(found, cluster):
     return sum(found.usage.cpu) / cluster.budget
+
+
+def growth(fit, nodes):
+    """The configurations of a training of at most `nodes` nodes, one after the other."""
+    servers, workers = FIRST_NODES
+    yield servers, workers
+    while servers + workers < nodes and (node := next_node(fit, servers, workers)):
+        servers, workers = servers + (node == "server"), workers + (node == "worker")
+        yield servers, workers
 
 
 def optimus_ends(name, cluster, **how):
