@@ -193,7 +193,7 @@ def of_run(
     from hpcsched.cli.run.results import result_of
     from hpcsched.core.events import AgentStarted
     from hpcsched.policy import make_policy
-    from hpcsched.sim.whatif import past_of, place_of
+    from hpcsched.sim.past_run import past_of, place_of
     from hpcsched.store.profiles import choose_all, load_profiles
     from hpcsched.store.replay import replay, standing
 

@@ -16,7 +16,7 @@ from hpcsched.planning.ps.model import PsModel
 from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy import POLICIES
 from hpcsched.sim.engine import Simulation
-from hpcsched.sim.whatif import UNKNOWN, UNMODELLED, WAITING, past_of
+from hpcsched.sim.past_run import UNKNOWN, UNMODELLED, WAITING, past_of
 from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_core_job, a_job, a_profile
