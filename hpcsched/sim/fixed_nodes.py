@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from hpcsched.core.jobs import Job
+from hpcsched.core.mechanisms.cpu.cores import WHOLE
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
+from hpcsched.core.mechanisms.cpu.view import CoresDecision, CoresView, Reseat, StartOnCores
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.resources.cpu import WHOLE
 from hpcsched.core.transitions.decisions import PolicyMaker
-from hpcsched.core.view import CoresDecision, CoresView, Reseat, StartOnCores
+from hpcsched.core.view import Policy
 from hpcsched.planning.ps.training import PsTraining
 from hpcsched.planning.ps.whatif.best import NODE_CORES, best_fixed
 from hpcsched.planning.ps.whatif.optimus import (
@@ -28,6 +30,7 @@ from hpcsched.planning.ps.whatif.optimus import (
     sampled,
 )
 from hpcsched.policy import make_policy
+from hpcsched.policy.around import with_rules
 from hpcsched.policy.cpu.allocation import granted, seated
 from hpcsched.policy.cpu.configurations import Shape
 from hpcsched.policy.marble import Marble
@@ -48,8 +51,8 @@ class _Grown:
     at: float
 
 
-class FixedNodes(Marble):
-    """First come, first served with nodes of one size.
+class FixedNodes:
+    """A rule for CPU cores: first come, first served with nodes of one size.
 
     Args:
         begin: servers and workers to start a job with.
@@ -59,7 +62,6 @@ class FixedNodes(Marble):
     def __init__(
         self, *, begin: Callable[[Job], Counts], more: Callable[[Job, Counts], Counts | None]
     ) -> None:
-        super().__init__()
         self._begin, self._more = begin, more
 
     def allot(self, view: CoresView) -> list[CoresDecision]:
@@ -121,7 +123,7 @@ class Rule:
             first = measured or sampled(int(cores / NODE_CORES))
             fits = {model: profiled(each.model, first, each.link) for model, each in trainings.items()}
             paced = {model: _paced(each) for model, each in trainings.items()}
-            return cls(make=lambda name, options: optimus(fits), trainings=paced)
+            return cls(make=lambda name, options: _by(optimus(fits)), trainings=paced)
         if name == "fixed":
 
             @cache
@@ -129,7 +131,7 @@ class Rule:
                 found = best_fixed(trainings[model].model, budget, trainings[model].link)
                 return found.servers, found.workers
 
-            return cls(make=lambda name, options: fixed(best), trainings=trainings)
+            return cls(make=lambda name, options: _by(fixed(best)), trainings=trainings)
         return cls(make=make_policy, trainings=trainings)
 
 
@@ -137,6 +139,13 @@ def _paced(training: PsTraining) -> PsTraining:
     """The same, measured when Optimus decides: it does not wait for anything to be steady."""
     begun_s = min(training.start_s, training.build_s + training.change_s)
     return replace(training, stable_s=max(0.0, NODE_INTERVAL_S - begun_s))
+
+
+def _by(rule: FixedNodes) -> Policy:
+    """A policy that gives CPU cores away by this rule."""
+    policy = with_rules(Marble())
+    policy.rules = {**policy.rules, Cpu.name: rule}
+    return policy
 
 
 def fixed(best: Callable[[str, float], Counts]) -> FixedNodes:
