@@ -92,7 +92,7 @@ def play(jobs: JobSet, policy: str, options: Mapping[str, Any], beliefs: Sequenc
     plans_s: list[float] = []
     simulation.machine.make_plan = _timed(simulation.machine.make_plan, plans_s)
     done = simulation.run()
-    by_name = {job.spec.name: job for job in done.jobs.values()}
+    by_name = {job.spec.name: job for job in done.run.jobs.values()}
     ends = [by_name[spec.name] for spec in jobs.jobs]
     if any(job.state is not JobState.COMPLETED for job in ends):
         raise RuntimeError(f"{jobs.name} under {policy}: not all jobs completed")

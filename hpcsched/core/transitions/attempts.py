@@ -41,8 +41,8 @@ class Attempts:
 
     def launch(self, job: Job, target: Target) -> None:
         """Start a job's next attempt on `target`. Raises InvalidTransition if that cannot be had."""
-        self._waiting.dequeue(job)
         self._ledger.hold(job, target)
+        self._waiting.dequeue(job)
         job.attempt += 1
         job.role, job.target, job.ready, job.in_place, job.wanted = target.role, None, False, False, ""
         job.processes, job.rate, job.timers = (), None, NOTHING

@@ -227,8 +227,8 @@ class Cpu(Mechanism):
             raise self._out.invalid(job, f"cannot start on the cores of {decision.host}")
         self._check(job, decision.seats, decision.grant)
         self._out.note(job, decision.reason)
-        self.allotment(job).memory = decision.memory
         self._attempts.launch(job, self._target(decision, decision.host))
+        self.allotment(job).memory = decision.memory
 
     def _reseat(self, job: Job, decision: Reseat) -> None:
         keep, ranks = decision.keep, len(job.current.seats)
