@@ -19,9 +19,9 @@ from hpcsched.core.mechanisms.packing.view import PackDecision, PackView, Part, 
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import LookAgain
-from hpcsched.planning.packing.costs import Key
+from hpcsched.planning.packing.costs import ModelBatch
 from hpcsched.planning.packing.joining import MAX_MEMBERS, best_place, costs_of, pays
-from hpcsched.planning.packing.speeds import Kind, Speeds
+from hpcsched.planning.packing.speeds import MemberKind, Speeds
 
 COST_MODEL = 2
 """The version of the rules from which on packs are chosen by what was measured of them."""
@@ -207,14 +207,15 @@ def _pays(view: PackView, jobs: list[Job]) -> bool:
 
 
 def _best(view: PackView, places: Mapping[int, list[Job]], job: Job) -> int:
-    """The GPU of these that a job is to join: where it is done soonest, as far as that was measured; else
-    where the fewest train, and the most similar ones (section 5.3: similar models pack well together)."""
+    """The GPU of these that a job is to join: where all are done soonest, as far as that was measured; else,
+    and of those that are equal, where the fewest train, and the most similar ones (section 5.3)."""
+    like = sorted(places, key=lambda gpu: (*_fit(job, places[gpu]), gpu))
     if speeds := _speeds(view, [job, *(other for jobs in places.values() for other in jobs)]):
-        kinds = {gpu: [_kind(other) for other in jobs] for gpu, jobs in places.items()}
+        kinds = {gpu: [_kind(other) for other in places[gpu]] for gpu in like}
         gpu = best_place(speeds, kinds, _kind(job))
         assert gpu is not None, "it joins none where that does not pay"
         return gpu
-    return min(places, key=lambda gpu: (*_fit(job, places[gpu]), gpu))
+    return like[0]
 
 
 def _speeds(view: PackView, jobs: list[Job]) -> Speeds | None:
@@ -226,9 +227,9 @@ def _speeds(view: PackView, jobs: list[Job]) -> Speeds | None:
     return Speeds(known) if len(known) == len(costs) else None
 
 
-def _kind(job: Job) -> Kind:
+def _kind(job: Job) -> MemberKind:
     """The job as far as predictions go, by the steps that it has still to do."""
-    return Kind(Key(job.spec.model, 1), job.remaining or 0)
+    return MemberKind(ModelBatch(job.spec.model, 1), job.remaining or 0)
 
 
 def _fit(job: Job, others: list[Job]) -> tuple[int, int]:

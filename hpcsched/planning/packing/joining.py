@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from hpcsched.core.profile import Profile
 from hpcsched.planning.packing.costs import PackCosts
-from hpcsched.planning.packing.speeds import Kind, Speeds, shaped
+from hpcsched.planning.packing.speeds import MemberKind, Speeds, shaped
 
 MAX_MEMBERS = 8
 """Members of a pack, unless their jobs say otherwise: the gain grows little beyond (pack, Figure 4)."""
@@ -37,20 +37,22 @@ def costs_of(profile: Profile | None) -> PackCosts | None:
     )
 
 
-def joining_s(speeds: Speeds, members: Sequence[Kind], newcomer: Kind) -> tuple[float, float]:
+def joining_s(speeds: Speeds, members: Sequence[MemberKind], newcomer: MemberKind) -> tuple[float, float]:
     """Seconds until all are done if the newcomer joins, and the seconds that this saves over after them."""
     together_s = speeds.time_s(shaped(Counter([*members, newcomer])))
     after_s = speeds.time_s(shaped(Counter(members))) + speeds.alone_s(newcomer)
     return together_s, after_s - together_s
 
 
-def pays(speeds: Speeds, members: Sequence[Kind], newcomer: Kind) -> bool:
+def pays(speeds: Speeds, members: Sequence[MemberKind], newcomer: MemberKind) -> bool:
     """Whether all are done sooner if the newcomer joins than if it trains after them."""
     together_s, saved_s = joining_s(speeds, members, newcomer)
     return saved_s > MIN_REL_GAIN * together_s
 
 
-def best_place(speeds: Speeds, places: Mapping[Place, Sequence[Kind]], newcomer: Kind) -> Place | None:
+def best_place(
+    speeds: Speeds, places: Mapping[Place, Sequence[MemberKind]], newcomer: MemberKind
+) -> Place | None:
     """The place, of those with room for the newcomer, that it is to join; None: it waits."""
     good = [
         (joining_s(speeds, members, newcomer)[0], i, place)

@@ -61,7 +61,7 @@ class Halves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """What is measured of a step, and what it says of the batch: 1 for a larger, -1 for a smaller one."""
+    """A measure of a step, and what it says of the batch: 1 for a larger, -1 for a smaller one."""
 
     name: str
     value: Callable[[Halves], float]
@@ -92,9 +92,9 @@ times the gradient noise scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batching:
-    """How a global batch follows its training: by `rate` up or down every `every` steps, from `low` to
-    `high`.
+class BatchRule:
+    """The rule by which a global batch follows its training: by `rate` up or down every `every` steps, from
+    `low` to `high`.
 
     Batches are whole numbers of `unit` samples: a local batch for each of an even number of workers, as the
     gradient comes in two halves.

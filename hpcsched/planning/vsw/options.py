@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
-from hpcsched.planning.vsw.batching import METRICS, RULES, Batching, bounds, worker_count
+from hpcsched.planning.vsw.batching import METRICS, RULES, BatchRule, bounds, worker_count
 
 OPTIONS = (
     "local_batch",
@@ -140,11 +140,11 @@ class WorkerOptions:
             )
         return replace(self, global_batch=(low, max(low, min(high, samples // unit * unit))))
 
-    def batching(self, base: int, where: str = "strategy vsw") -> Batching:
+    def batching(self, base: int, where: str = "strategy vsw") -> BatchRule:
         """The rule for the global batch of a trainer whose own is `base`; ConfigError where they do not
         fit."""
         metric = METRICS[self.metric]
-        make = partial(Batching, metric=metric, target=self.target, every=self.every, rate=self.rate)
+        make = partial(BatchRule, metric=metric, target=self.target, every=self.every, rate=self.rate)
         if self.local_batch is None:
             return make(low=base, high=base, unit=base)
         local = self.local_batch[0]

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.burst.plan import Plan
+from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.worker.burst.channels import Wires
 from hpcsched.worker.burst.engine import Engine
 from hpcsched.worker.burst.feedback import EVERY, FIRST, Timing
@@ -16,7 +16,7 @@ from hpcsched.worker.layers.graph import StandIn, capture_inputs
 from hpcsched.worker.session.session import Session
 from hpcsched.worker.session.trainer import Parts, Place, read
 
-Replan = Callable[[list[Timing], Plan, int], Optional[Plan]]
+Replan = Callable[[list[Timing], BurstPlan, int], Optional[BurstPlan]]
 """On rank 0: of what was measured, the present plan and the steps left, a better plan, if there is one."""
 
 
@@ -74,7 +74,7 @@ class BurstSession(Session):
         self._loss = reported()
         self._fed = self._share_size
 
-    def switch(self, plan: Plan) -> None:
+    def switch(self, plan: BurstPlan) -> None:
         """Go on by another plan, between two steps, on all ranks. Raises ConfigError if it cannot be."""
         assert self._engine is not None
         self._engine.switch(plan)
@@ -165,7 +165,7 @@ class BurstSession(Session):
         if self.rank == 0:
             steps_left = self._last_step(None) - self.step
             plan = self._replan([t for found in timings for t in found], engine.plan, steps_left)
-        plan = self._peers.tell(plan, Optional[Plan])
+        plan = self._peers.tell(plan, Optional[BurstPlan])
         if plan is not None:
             self.switch(plan)
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.vsw.batching import METRICS, RULES, Batching, Halves, bounds
+from hpcsched.planning.vsw.batching import METRICS, RULES, BatchRule, Halves, bounds
 from hpcsched.planning.vsw.options import WorkerOptions, local_batches
 
 
-def rule(metric: str = "similarity", **rest: float) -> Batching:
+def rule(metric: str = "similarity", **rest: float) -> BatchRule:
     given = {"low": 128, "high": 4096, "unit": 64, "target": 0.1, "every": 100, "rate": 0.1, **rest}
-    return Batching(metric=METRICS[metric], **given)  # type: ignore[arg-type]
+    return BatchRule(metric=METRICS[metric], **given)  # type: ignore[arg-type]
 
 
 def halves(a: np.ndarray, b: np.ndarray, samples: float) -> Halves:
