@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from typing import Any, Callable, NoReturn, TypeVar
 
 from hpcsched.errors import ConfigError
@@ -144,15 +145,22 @@ def option(accepted: Accepted, default: Any = MISSING, *, about: str = "", unset
     return field(default=default, metadata=told)
 
 
-def options_of(cls: type[Any]) -> dict[str, Accepted]:
+@cache
+def options_of(cls: type[Any]) -> Mapping[str, Accepted]:
     """What each field of such a dataclass accepts."""
     return {each.name: each.metadata["accepted"] for each in fields(cls)}
 
 
+@cache
+def required(cls: type[Any]) -> tuple[str, ...]:
+    """Its fields without a default."""
+    return tuple(each.name for each in fields(cls) if each.default is MISSING is each.default_factory)
+
+
 def read(cls: type[T], given: Mapping[str, Any], *, where: str, prefix: str = "", unknown: str) -> T:
     """A dataclass of `option`s from a table; raises ConfigError, see `check`."""
-    needed = [each.name for each in fields(cls) if each.default is each.default_factory is MISSING]  # type: ignore[arg-type]
-    check(given, options_of(cls), where=where, prefix=prefix, needed=needed, unknown=unknown)
+    accepted, needed = options_of(cls), required(cls)  # type: ignore[arg-type]
+    check(given, accepted, where=where, prefix=prefix, needed=needed, unknown=unknown)
     return cls(**given)
 
 
