@@ -23,7 +23,7 @@ DEFAULTS = ("env", "retries", "checkpoint_every", *jobfile.ENVIRONMENTS)
 
 MOST_TRIALS = 100_000
 
-_KEYS = {
+KEYS = {
     "schema": schema.whole("1", 1, 1),
     "trainer": schema.text('"package.module:Name"'),
     "metric": schema.text("the name of a number in what the trainer's evaluate returns"),
@@ -47,7 +47,7 @@ _KEYS = {
     "space": schema.table("a table of what may be chosen"),
 }
 
-_NEEDED = ("schema", "trainer", "metric", "mode", "R", "space")
+NEEDED = ("schema", "trainer", "metric", "mode", "R", "space")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def parse_search(text: str, *, where: str) -> Search:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(where=where, got=f"not valid TOML: {error}", accepted="TOML") from error
-    schema.check(table, _KEYS, where=where, needed=_NEEDED)
+    schema.check(table, KEYS, where=where, needed=NEEDED)
     for key in table.get("defaults", {}):
         if key not in DEFAULTS:
             schema.refuse(where, f"defaults.{key}", "unknown key", ", ".join(DEFAULTS))
