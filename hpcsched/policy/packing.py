@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from hpcsched.contract.strategies import Packed
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.packing import can_ride, is_packed, key_of
 from hpcsched.core.view import LookAgain, PackDecision, PackView, Part, Ride
 
-MOST = 8
+MOST = Packed.most
 """Jobs of a pack, unless their strategies say otherwise: the gain grows little beyond (pack, Figure 4)."""
 
 WINDOW = 100

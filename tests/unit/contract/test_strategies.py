@@ -21,7 +21,7 @@ from hpcsched.contract.strategies import KINDS, Cpu, Packed, Ps, Strategy
 from hpcsched.core.resources.cpu import LEAST, WHOLE
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.batching import RULES
-from hpcsched.policy.cpu.configurations import SCALE_UP, START, Rules
+from hpcsched.policy.cpu.configurations import Rules
 from hpcsched.policy.packing import MOST
 
 ANYTHING = st.one_of(
@@ -76,9 +76,8 @@ def test_every_option_says_what_it_means_and_what_holds_without_it(kind: str) ->
 def test_numbers_that_stand_in_other_rooms_too_are_the_same() -> None:
     assert isclose(strategies.LEAST_CORES, LEAST / WHOLE)
     assert set(strategies.LEARNING_RATES) == set(RULES)
-    assert (Packed.most, Ps.start, Ps.scale_up) == (MOST, START, SCALE_UP)
-    counts = Rules.of({"kind": "ps", "cpus": 1}).counts
-    assert counts == (strategies.DEFAULT_SERVERS, strategies.DEFAULT_WORKERS)
+    rules = Rules.of({"kind": "ps", "cpus": 1})
+    assert (*rules.counts, rules.start, rules.scale_up, MOST) == (1, 2, Ps.start, Ps.scale_up, Packed.most)
 
 
 @pytest.mark.parametrize("kind", ["", "no", None, 3, ["ddp"], {}])
