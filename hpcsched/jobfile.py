@@ -234,10 +234,9 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
     every = _seconds(job.checkpoint_every, "checkpoint_every", refuse)
     if not every:
         refuse("checkpoint_every", job.checkpoint_every, 'a time above 0, such as "10m"')
-    strategy = table_of(job.strategy)
-    least, most = _gpus(
-        job, strategies.read(strategy, where=where, key=f"{place}.strategy"), strategy["kind"], refuse
-    )
+    described, trainer = table_of(job.strategy), job.trainer is not None or job.replay
+    strategy = strategies.read(described, where=where, key=f"{place}.strategy", trainer=trainer)
+    least, most = _gpus(job, strategy, described["kind"], refuse)
     processes = _processes(job, refuse)
     named = {key: word for key in ENVIRONMENTS if (word := getattr(job, key)) is not None}
     if len(named) > 1:
@@ -263,7 +262,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         gpus_min=least,
         gpus_max=most,
         nodes=job.nodes,
-        strategy=strategy,
+        strategy=described,
         submit_at=submit_at,
         retries=job.retries,
         env=job.env,
@@ -293,8 +292,6 @@ def _kinds(job: Job) -> dict[str, bool]:
 
 def _gpus(job: Job, strategy: Strategy, kind: str, refuse: _Refuse) -> tuple[int, int | None]:
     """The fewest and the most GPUs on each host. Refused is what does not go together with the strategy."""
-    if strategy.needs_trainer not in (None, job.trainer is not None or job.replay):
-        refuse("strategy", kind, strategy.only)
     limits = {} if job.gpus == "auto" else job.gpus
     if isinstance(limits, dict):
         least, most = limits.get("min", 1), limits.get("max")

@@ -16,14 +16,14 @@ from hpcsched.errors import ConfigError
 GROUP = "hpcsched.strategies"
 
 
-def read(given: Mapping[str, Any], *, where: str, key: str = "") -> Strategy:
+def read(given: Mapping[str, Any], *, where: str, key: str = "", trainer: bool | None = None) -> Strategy:
     """The strategy that a table describes, as `contract.strategies.read` has it.
 
     Raises ConfigError also for one that another package adds, and that cannot be loaded.
     """
     kind = given.get("kind")
     if not isinstance(kind, str) or kind in KINDS:
-        return strategies.read(given, where=where, key=key)
+        return strategies.read(given, where=where, key=key, trainer=trainer)
     others = _added()
     strategies.kind_of(given, where=where, key=key or "kind", others=tuple(others))
     try:
@@ -36,7 +36,7 @@ def read(given: Mapping[str, Any], *, where: str, key: str = "") -> Strategy:
             got=f"the strategy {kind!r} ({others[kind].value}) cannot be loaded: {why}",
             accepted="a package that gives one: mend it, or remove it",
         ) from error
-    return strategies.read(given, where=where, key=key)
+    return strategies.read(given, where=where, key=key, trainer=trainer)
 
 
 def _added() -> dict[str, Any]:

@@ -20,8 +20,8 @@ T = TypeVar("T")
 LARGEST = 2**53
 """Whole numbers are exact up to here, in floating-point arithmetic too."""
 
-Fault = tuple[str, Any]
-"""Where in a value, such as ".min" or "[2]", and what stands there."""
+Fault = tuple[str, str]
+"""Where in a value, such as ".min" or "[2]", and what was found there."""
 
 _MOST_SHOWN = 200
 _ANY_TEXT = re.compile(".*", re.DOTALL)
@@ -46,7 +46,7 @@ class Accepted:
     def fault(self, value: Any) -> Fault | None:
         """What is wrong in a value; None: nothing."""
         found = fault(self.schema, value)
-        return found or (None if self.also is None or self.also(value) else ("", value))
+        return found or (None if self.also is None or self.also(value) else ("", repr(value)))
 
     def admits(self, value: Any) -> bool:
         """Whether a value is right."""
@@ -104,7 +104,7 @@ def either(words: str, *ways: Accepted) -> Accepted:
 
 def fault(schema: Mapping[str, Any], value: Any, place: str = "") -> Fault | None:
     """What is wrong in a value by a schema, of which the keys are those that the functions above give it."""
-    here = place, value
+    here = place, repr(value)
     if "anyOf" in schema:
         faults = [fault(way, value, place) for way in schema["anyOf"]]
         return None if None in faults else max(filter(None, faults), key=lambda found: len(found[0]))
@@ -128,7 +128,7 @@ def fault(schema: Mapping[str, Any], value: Any, place: str = "") -> Fault | Non
         known, others = schema.get("properties", {}), schema.get("additionalProperties", {})
         for key, each in value.items():
             rule, at = known.get(key, others), f"{place}.{key}"
-            faults.append((at, each) if rule is False else fault(rule, each, at))
+            faults.append((at, "unknown key") if rule is False else fault(rule, each, at))
     return next(filter(None, faults), None)
 
 
@@ -183,9 +183,9 @@ def check(
         found = accepted[key].fault(value)
         if found is not None:
             place, got = found
-            too_large = type(got) is int and got > LARGEST == accepted[key].schema.get("maximum")
+            too_large = type(value) is int and value > LARGEST == accepted[key].schema.get("maximum")
             more = f", at most {LARGEST}" if too_large else ""
-            refuse(where, prefix + key + place, repr(got), accepted[key].words + more)
+            refuse(where, prefix + key + place, got, accepted[key].words + more)
     for key in needed:
         if key not in given:
             refuse(where, prefix + key, "missing", accepted[key].words)

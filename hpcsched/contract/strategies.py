@@ -7,7 +7,7 @@ added by `register`. What a job file says of a strategy, a table with its `kind`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Callable, ClassVar, NoReturn
 
@@ -92,17 +92,21 @@ def kind_of(given: Mapping[str, Any], *, where: str, key: str, others: tuple[str
     schema.refuse(where, key, "missing" if kind is None else repr(kind), ", ".join((*KINDS, *others)))
 
 
-def read(given: Mapping[str, Any], *, where: str, key: str = "") -> Strategy:
+def read(given: Mapping[str, Any], *, where: str, key: str = "", trainer: bool | None = None) -> Strategy:
     """The strategy that a table describes.
 
     Args:
         given: its `kind`, and options.
         where: a file, or the word "strategy".
         key: where the table stands in it, such as "job a.strategy".
+        trainer: whether the job has a trainer; None: it is known to be right.
 
     Raises ConfigError for what is not known, and for options that are not right or do not fit together.
     """
-    cls = KINDS[kind_of(given, where=where, key=key or "kind")]
+    kind = kind_of(given, where=where, key=key or "kind")
+    cls = KINDS[kind]
+    if trainer is not None and cls.needs_trainer not in (None, trainer):
+        schema.refuse(where, key or "kind", repr(kind), cls.only)
     prefix = f"{key}." if key else ""
     said = {name: value for name, value in given.items() if name != "kind"}
     found = schema.read(cls, said, where=where, prefix=prefix, unknown="unknown option")
@@ -266,13 +270,13 @@ class Vsw(Strategy):
     only = "stream workers for jobs with a trainer only"
     needs_trainer = True
 
-    local_batch: int | tuple[int, int] | None = option(
+    local_batch: int | Sequence[int] | None = option(
         _range(),
         None,
         unset="required without `workers` and `accumulation`",
         about="Samples that a worker computes at a time: a number, or the smallest and the largest one.",
     )
-    global_batch: int | tuple[int, int] | None = option(
+    global_batch: int | Sequence[int] | None = option(
         _range(),
         None,
         unset="the trainer's own",
@@ -345,7 +349,7 @@ class Vsw(Strategy):
             batch_bounds(*bounds, 2 * local[0], refuse)
 
 
-def pair_of(value: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def pair_of(value: int | Sequence[int] | None) -> tuple[int, int] | None:
     """Both ends of a range that may have been given as one number."""
     return None if value is None else (value, value) if isinstance(value, int) else (value[0], value[1])
 

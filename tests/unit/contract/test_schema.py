@@ -57,15 +57,15 @@ LIMITS = schema.table("", properties={"min": schema.whole("").schema}, additiona
 @pytest.mark.parametrize(
     ("accepted", "value", "fault"),
     [
-        (schema.many(schema.text(""), ""), ["a", 3], ("[1]", 3)),
-        (LIMITS, {"min": 0}, (".min", 0)),
-        (LIMITS, {"most": 1}, (".most", 1)),
-        (schema.either("", schema.whole(""), LIMITS), {"min": "a"}, (".min", "a")),
-        (schema.either("", schema.whole(""), LIMITS), "a", ("", "a")),
-        (schema.printed(""), "a\nb", ("", "a\nb")),
-        (schema.text("", "^a$"), "a\n", ("", "a\n")),
-        (schema.many(schema.printed(""), "", least=1), [], ("", [])),
-        (schema.whole(""), True, ("", True)),
+        (schema.many(schema.text(""), ""), ["a", 3], ("[1]", "3")),
+        (LIMITS, {"min": 0}, (".min", "0")),
+        (LIMITS, {"most": 1}, (".most", "unknown key")),
+        (schema.either("", schema.whole(""), LIMITS), {"min": "a"}, (".min", "'a'")),
+        (schema.either("", schema.whole(""), LIMITS), "a", ("", "'a'")),
+        (schema.printed(""), "a\nb", ("", r"'a\nb'")),
+        (schema.text("", "^a$"), "a\n", ("", r"'a\n'")),
+        (schema.many(schema.printed(""), "", least=1), [], ("", "[]")),
+        (schema.whole(""), True, ("", "True")),
     ],
 )
 def test_what_is_wrong_is_found_where_it_stands(accepted: schema.Accepted, value: Any, fault: Any) -> None:

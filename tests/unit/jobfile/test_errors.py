@@ -116,7 +116,13 @@ CASES = [
     ("max below min", job("gpus = { min = 3, max = 2 }"), "job a.gpus", "'min': 3", "with min <= max"),
     ("min 0", job("gpus = { min = 0 }"), "job a.gpus.min", "0", "{ min = 1, max = 4 }"),
     ("min is text", job('gpus = { min = "a" }'), "job a.gpus.min", "'a'", '"auto"'),
-    ("unknown in gpus", job("gpus = { least = 1 }"), "job a.gpus.least", "1", "{ min = 1, max = 4 }"),
+    (
+        "unknown in gpus",
+        job("gpus = { least = 1 }"),
+        "job a.gpus.least",
+        "unknown key",
+        "{ min = 1, max = 4 }",
+    ),
     # times
     ("duration", job('checkpoint_every = "soon"'), "job a.checkpoint_every", "'soon'", "10m"),
     ("no interval", job("checkpoint_every = 0"), "job a.checkpoint_every", "0", "a time above 0"),
