@@ -13,9 +13,9 @@ from typing import Any
 
 from hpcsched.contract.seats import Seat
 from hpcsched.contract.strategies import DEFAULT_SERVERS, DEFAULT_WORKERS, Ps
+from hpcsched.core.mechanisms.cpu.cores import LEAST, WHOLE
+from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import Usage
-from hpcsched.core.resources.cpu import LEAST, WHOLE
-from hpcsched.core.resources.cpu_layout import said_seats
 
 START = Ps.start
 """R_0: the part of its budget that a job starts with (section V: 15 of 100 vCPUs)."""

@@ -18,7 +18,7 @@ from hpcsched import strategies as added
 from hpcsched.contract import strategies
 from hpcsched.contract.schema import number, option, options_of
 from hpcsched.contract.strategies import KINDS, Cpu, Packed, Ps, Strategy
-from hpcsched.core.resources.cpu import LEAST, WHOLE
+from hpcsched.core.mechanisms.cpu.cores import LEAST, WHOLE
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.batching import RULES
 from hpcsched.policy.cpu.configurations import Rules
