@@ -17,12 +17,11 @@ from hpcsched import jobfile
 from hpcsched import strategies as added
 from hpcsched.contract import strategies
 from hpcsched.contract.schema import number, option, options_of
-from hpcsched.contract.strategies import KINDS, Cpu, Packed, Ps, Strategy
+from hpcsched.contract.strategies import KINDS, Cpu, Ps, Strategy
 from hpcsched.core.mechanisms.cpu.cores import LEAST, WHOLE
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.batching import RULES
 from hpcsched.policy.cpu.configurations import Rules
-from hpcsched.policy.packing import MOST
 
 ANYTHING = st.one_of(
     st.booleans(),
@@ -77,7 +76,7 @@ def test_numbers_that_stand_in_other_rooms_too_are_the_same() -> None:
     assert isclose(strategies.LEAST_CORES, LEAST / WHOLE)
     assert set(strategies.LEARNING_RATES) == set(RULES)
     rules = Rules.of({"kind": "ps", "cpus": 1})
-    assert (*rules.counts, rules.start, rules.scale_up, MOST) == (1, 2, Ps.start, Ps.scale_up, Packed.most)
+    assert (*rules.counts, rules.start, rules.scale_up) == (1, 2, Ps.start, Ps.scale_up)
 
 
 @pytest.mark.parametrize("kind", ["", "no", None, 3, ["ddp"], {}])
