@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from hpcsched.contract.strategies import Packed
 from hpcsched.core.profile import Profile
 from hpcsched.planning.packing.costs import PackCosts
 from hpcsched.planning.packing.speeds import MemberKind, Speeds, shaped
 
-MAX_MEMBERS = 8
+MAX_MEMBERS = Packed.most
 """Members of a pack, unless their jobs say otherwise: the gain grows little beyond (pack, Figure 4)."""
 
 MIN_REL_GAIN = 1e-6
