@@ -1,4 +1,4 @@
-"""From the core's "launch this attempt" to what is to be started here."""
+"""Launch plans: from the core's `Launch` and `Resize` actions to what a launcher is to start."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
 
 FindLayers = Callable[[str, str], Mapping[str, Any] | None]
+"""Gives the layer profile of a model on a type of device, in its JSON form; None where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What all launches of an agent share.
+    """The settings that all launches of an agent share.
 
-    `stand_ins`: the devices are pretended ones, so every job runs as a stand-in of its profile.
-    `layers` gives the layer profile of a model on a type of device, in its JSON form, where there is one.
-    `checkpoints`: where checkpoints go, in a folder for each run and job; None: the job's folder in the run
-    directory. `environment`: that of jobs that name none.
+    `stand_ins`: the devices are simulated, so every job runs as a stand-in of its profile. `layers` gives the
+    layer profile of a model on a type of device, in its JSON form, where there is one. `checkpoints`: a
+    directory for checkpoints, with a folder for each run and job; None: the job's folder in the run
+    directory. `environment`: the Python environment of jobs that name none.
     """
 
     rundir: RunDir
@@ -54,10 +55,11 @@ class Site:
         return checkpoint_dir(self.rundir.root, self.run_id, job_id, self.checkpoints)
 
 
-def give_layers(job: Job, site: Site, device: str, folder: Path) -> None:
-    """Put what is known of the times of its model's layers into a burst job's folder, where it looks for it.
+def put_layer_profile(job: Job, site: Site, device: str, folder: Path) -> None:
+    """Put the layer profile of a burst job's model into its folder, where its program looks for it.
 
-    Not if it has its own already, which it corrects as it trains. Without any it measures them itself.
+    A job that has one already keeps it, as it corrects it while it trains. Without a profile the program
+    measures the layers itself.
     """
     strategy, file = job.spec.strategy, folder / files.LAYERS
     if strategy["kind"] != "burst" or {"plan", "profile"} & strategy.keys() or file.exists():
@@ -69,9 +71,9 @@ def give_layers(job: Job, site: Site, device: str, folder: Path) -> None:
 
 
 def output_path(job: Job, site: Site, attempt: int, host: str) -> Path:
-    """Where a job's output goes: its pattern, with sbatch's %j %x %N %u %% (and %a, the attempt).
+    """The path of a job's output: its pattern, with sbatch's %j %x %N %u %% (and %a, the attempt).
 
-    `host` is the (first) host it runs on.
+    `host`: the (first) host that it runs on.
     """
     values = {
         "j": str(job.id),
@@ -87,7 +89,7 @@ def output_path(job: Job, site: Site, attempt: int, host: str) -> Path:
     return site.rundir.job(job.id) / "%".join(parts)
 
 
-def plan_of(
+def launch_plan(
     job: Job,
     action: Launch,
     *,
@@ -98,10 +100,10 @@ def plan_of(
     continues: int | None = None,
     pack: str | None = None,
 ) -> LaunchPlan:
-    """What to start for this attempt. `shared`: there are jobs that run in the background. `continues`: the
-    id of the job that it goes on from. `pack`: the name of the pack that it belongs to.
+    """The launch plan of a new attempt.
 
-    Raises ValueError when a stand-in is asked for without a profile or a step count.
+    `shared`: there are background jobs in the run. `continues`: the id of the job whose final state it begins
+    with. `pack`: the name of its pack. Raises ValueError for a stand-in without a profile or a step count.
     """
     stand_in = None
     if site.stand_ins or job.spec.kind is Kind.REPLAY:
@@ -133,7 +135,7 @@ def plan_of(
 
 
 def seat_devices(seats: Sequence[Seat]) -> tuple[Device, ...]:
-    """What processes on CPU cores are started on."""
+    """The devices that stand for the CPU cores of `seats`."""
     return tuple(device_of(seat) for seat in seats)
 
 
@@ -161,9 +163,9 @@ def joining_plan(
     where: str,
     shared: bool = False,
 ) -> LaunchPlan:
-    """What to start for the ranks that join an attempt, on `devices`: numbered from `staying`.
+    """The launch plan of the ranks that join an attempt, on `devices`; they are numbered from `staying`.
 
-    They are told of all of the attempt's devices, in the order of ranks, like those that are there.
+    Like the other ranks they are told all devices of the attempt, in rank order.
     """
     attempt = action.attempt + 1
     plan = plan_attempt(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from types import FrameType
 
-from hpcsched.agent.command_outcomes import carried_out
+from hpcsched.agent.command_outcomes import command_outcome
 from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.recorder import Recorder, lead_to_decisions, tell_of_ends
 from hpcsched.agent.resources import Resources
@@ -25,31 +25,39 @@ from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
 
 INBOX_PERIOD_S = 0.25
-PROGRESS_PERIOD_S = 10.0
-"""How often progress goes into the journal: after a crash of the node, steps lost are counted from it."""
-SNAPSHOT_SHARE = 0.1
-"""Writing snapshots may take this share of the time."""
-LEAST_SNAPSHOT_S = 0.25
-UNCHANGED_SNAPSHOT_S = 1.0
-"""How often the times of running jobs are brought up to date when nothing else changes."""
+"""How often the inbox is read (chosen)."""
 
-WAKE_UP_S = 2.0
-"""A SIGUSR1 that comes so soon after the end of a worker, or of a resize, was that worker's."""
+PROGRESS_PERIOD_S = 10.0
+"""How often progress goes into the journal (chosen): after a node crash, lost steps are counted from it."""
+
+SNAPSHOT_FRACTION = 0.1
+"""The largest share of the time that goes into writing snapshots (chosen)."""
+
+LEAST_SNAPSHOT_S = 0.25
+"""The shortest time between two snapshots (chosen)."""
+
+UNCHANGED_SNAPSHOT_S = 1.0
+"""How often the times of running jobs are brought up to date when nothing else changes (chosen)."""
+
+WORKER_SIGNAL_S = 2.0
+"""Time after the end of a worker, or of a resize, in which a SIGUSR1 counts as that worker's (chosen)."""
+
 KEPT_WITHIN_S = 1800.0
-"""How long, with nothing left to run, states may take from memory to disk."""
-STOPPED_S = 5.0
-"""Waiting so much longer than was asked for means that all of us were stopped."""
+"""Time that states may take from memory to disk when nothing is left to run (chosen)."""
+
+STOP_NOTICED_S = 5.0
+"""A wait that is longer than asked for by this much means that all processes were stopped (chosen)."""
 
 
 class Outcome(StrEnum):
-    """How an agent's life ended; the values are run states of status.json."""
+    """The end of an agent's run; the values are run states of status.json."""
 
     FINISHED = "FINISHED"
     STOPPED = "STOPPED"
 
 
 class Agent:
-    """One agent's life with a run.
+    """The agent of a run, from its start to its end.
 
     Args:
         commands: names of inbox commands that earlier agents have carried out already.
@@ -75,10 +83,10 @@ class Agent:
         """Jobs that had not ended when the source of jobs was asked last."""
 
     def run(self, first: Sequence[ev.Event]) -> Outcome:
-        """Handle `first`, then whatever happens, until nothing is left to do or the run is drained.
+        """Handle the events `first` and all later ones, until nothing is left to do or the run is drained.
 
-        Raises StoreError when the journal cannot be written any more. However this ends, no worker
-        is left: they have been asked to save, and have been ended.
+        Raises StoreError when the journal cannot be written any more. However this ends, no worker is left:
+        all have been asked to save, and have been ended.
         """
         with self._signals():
             try:
@@ -237,7 +245,7 @@ class Agent:
 
     def _after_a_stop(self, late_s: float) -> list[ev.Event]:
         """Where all of us were stopped (`scontrol suspend`), no job ran: that time does not count."""
-        if late_s < STOPPED_S:
+        if late_s < STOP_NOTICED_S:
             return []
         self._clock.skip(late_s)
         self._tell(f"all was stopped for {late_s:.0f} s, which do not count as run time")
@@ -291,7 +299,7 @@ class Agent:
 
     def _anyone_speaks(self) -> bool:
         """Whether a worker may just have said that it has saved; its end may have been seen before that."""
-        if time.monotonic() - self._woken_at < WAKE_UP_S:
+        if time.monotonic() - self._woken_at < WORKER_SIGNAL_S:
             return True
         active = self._machine.active.values()
         return any(job.wanted or job.resizing or job.state is JobState.SUSPENDING for job in active)
@@ -348,7 +356,7 @@ class Agent:
             return self._submit(command, cause)
         if command.command == "drain":
             return self._done([ev.DrainRequested(at=at, cause=cause)], Answer())
-        events, answer = carried_out(
+        events, answer = command_outcome(
             self._machine,
             command,
             at=at,
@@ -406,7 +414,7 @@ class Agent:
         self._write_snapshot("DRAINING" if self._machine.draining else "RUNNING")
         cost_s = time.monotonic() - now
         # Not longer than others wait for a sign of life, whatever held this one up.
-        self._snapshot_due = now + min(max(LEAST_SNAPSHOT_S, cost_s / SNAPSHOT_SHARE), SNAPSHOT_PERIOD_S)
+        self._snapshot_due = now + min(max(LEAST_SNAPSHOT_S, cost_s / SNAPSHOT_FRACTION), SNAPSHOT_PERIOD_S)
 
     def _write_snapshot(self, state: str, *, durable: bool = False) -> None:
         self._r.snapshot.batchings = self._r.effects.batchings()

@@ -1,4 +1,4 @@
-"""One life of an agent from beginning to end: take the run over, run it, put the results away."""
+"""The life of an agent from beginning to end: take the run over, run it, return the results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 
 import hpcsched
 from hpcsched.accounts import user_name
-from hpcsched.agent.admission import Admission, Edits
-from hpcsched.agent.allocation.ending import Ending, forced_s, on_run_clock
+from hpcsched.agent.admission import Admission, JobEdits
+from hpcsched.agent.allocation.ending import AllocationEnd, forced_s, on_run_clock
 from hpcsched.agent.allocation.requeue import Standing
 from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.cpu_cores import CPUS_PER_GPU
 from hpcsched.agent.effects import Effects
-from hpcsched.agent.hosts import Place, described, node_agents, this_host
+from hpcsched.agent.hosts import Place, describe_allocation, node_agents, this_host
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.launch_plans import FindLayers, Site, output_path
 from hpcsched.agent.loop import Agent, Outcome
@@ -32,13 +32,13 @@ from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.recovery import (
     end_orphans,
     open_run,
-    put_strangers_aside,
+    put_unknown_jobs_aside,
     refuse_lost_journal,
     saved_steps,
     seen_steps,
 )
-from hpcsched.agent.resources import Observer, Resources, Source
-from hpcsched.agent.run_lock import lock, refuse_other_run
+from hpcsched.agent.resources import FindJobs, Observer, Resources
+from hpcsched.agent.run_lock import refuse_other_run, take_run_lock
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core import events as ev
@@ -55,20 +55,19 @@ from hpcsched.store.registry import register
 from hpcsched.store.rundir import RunDir, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
 
-UNTOLD_GRACE_S = 3600.0
-"""What a time of grace may be that we are not told; whether there still is a head is another matter."""
+UNKNOWN_GRACE_S = 3600.0
+"""The time of grace to serve through when the batch system does not say how long it is (chosen)."""
 
-Finder = Callable[[set[str], str], tuple[Profile, ...]]
+FindProfiles = Callable[[set[str], str], tuple[Profile, ...]]
 """Gives the profiles of these models for this device type, as far as there are any."""
 
-
 FindParallel = Callable[[set[str]], Sequence[Program]]
-"""Gives the programs of these models that have said that they are parallel."""
+"""Gives the programs of these models that are known to be parallel."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """What `hpcsched run` was asked for.
+class RunRequest:
+    """The arguments of `hpcsched run`.
 
     `policy` None: the policy of the run's earlier life, else marble. `grace_s` is the least time,
     in real seconds, that a worker has to save before it is ended by force. `margin_s` is kept before the
@@ -97,12 +96,12 @@ class Order:
     standbys: int | None = None
     cpus_per_gpu: int = CPUS_PER_GPU
     environment: PythonEnvironment | None = None
-    source: Source | None = None
+    source: FindJobs | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Life:
-    """What a life left: how it ended, the machine, and what the report needs besides."""
+class LifeResult:
+    """The result of an agent's life: its outcome, the machine, and what the report needs besides."""
 
     outcome: Outcome
     machine: Machine
@@ -111,17 +110,17 @@ class Life:
     device_kind: str
     outputs: Mapping[int, Path]
     checkpoints: Mapping[int, Path]
-    """Where the checkpoints of each job are."""
+    """The folder of each job's checkpoints, by job id."""
     before: Standing
-    """How far the run was when this life began."""
-    edits: Edits
-    """What became of what the job file says of jobs that the run had already."""
+    """The progress of the run when this life began."""
+    edits: JobEdits
+    """The jobs of the job file that the run had already, and what became of their differences."""
     attempts_before: int
-    """Attempts of all jobs, before this life."""
+    """The number of attempts of all jobs before this life."""
     short_of_hosts: bool = False
-    """Whether hosts of the allocation did not come, or were lost."""
+    """Whether hosts of the allocation did not join, or were lost."""
     requeued_when_preempted: bool = False
-    """Whether the batch system puts this job back into its queue by itself when it takes its hosts away."""
+    """Whether the batch system requeues this job by itself when it preempts it."""
     killed: bool = False
 
     @property
@@ -135,10 +134,11 @@ class Life:
 
     @property
     def exit_code(self) -> int:
-        """0 all good, 1 a job failed, 2 an edit of the job file came to nothing, WORK_LEFT stopped with work
-        left, 130 killed by the user.
+        """The exit code of `hpcsched run`.
 
-        An edit that was kept out is never covered by a 0; where nothing was left to do, by a 1 neither.
+        0: all jobs completed; 1: a job failed; 2: an edit of the job file was not taken; WORK_LEFT: stopped
+        with work left; 130: killed by the user. An edit that was not taken goes before a 0, and before a 1
+        if this life ran nothing.
         """
         if self.killed:
             return 128 + signal.SIGINT
@@ -152,15 +152,15 @@ class Life:
 
 
 def run(
-    order: Order,
+    order: RunRequest,
     *,
     batch: BatchSystem,
-    find_profiles: Finder,
+    find_profiles: FindProfiles,
     find_layers: FindLayers,
     find_parallel: FindParallel = lambda models: (),
     observe: Callable[[Machine], Observer],
-) -> Life:
-    """Take over (or begin) the run in `order.dir` and stay with it until it ends or is drained.
+) -> LifeResult:
+    """Begin the run in `order.dir`, or take it over, and follow it until it ends or is drained.
 
     Raises ConfigError, BatchError and StoreError before anything is started, StoreError later only if the
     journal cannot be written any more. Bad input for a new run leaves no run behind.
@@ -181,7 +181,7 @@ def run(
                 # Bad input leaves nothing behind.
                 _submitted(order, Machine(make_policy), place, find_profiles, find_parallel)
         rundir.make()
-        stack.callback(lock(rundir, resume=order.resume).release)
+        stack.callback(take_run_lock(rundir, resume=order.resume).release)
         refuse_other_run(rundir, resume=order.resume)  # begun and ended meanwhile
         refuse_lost_journal(rundir)
         rundir.sweep()
@@ -210,7 +210,7 @@ def run(
                 say=say,
                 standbys=order.standbys,
                 cpus_per_gpu=order.cpus_per_gpu,
-                **serving(batch, allocation),
+                **node_agent_times(batch, allocation),
             )
             stack.callback(place.close)
         policy, options = _policy(order, machine)
@@ -238,7 +238,7 @@ def run(
             policy_options=options,
             grace_s=order.grace_s * place.speed,
             saved_steps=saved_steps(rundir, machine),
-            profiles=(*admission.known_better(), *edits.profiles),
+            profiles=(*admission.better_profiles(), *edits.profiles),
             parallel=admission.parallel([*unfinished, *edits.updated.values()]),
             deadline=on_run_clock(clock, allocation.deadline),
             reserve_s=order.margin_s * place.speed,
@@ -259,7 +259,7 @@ def run(
             environment=order.environment,
             layers=find_layers,
         )
-        for line in put_strangers_aside(rundir, machine, site.checkpoints_of):
+        for line in put_unknown_jobs_aside(rundir, machine, site.checkpoints_of):
             say(line)
         selector = stack.enter_context(selectors.DefaultSelector())
         if place.hosts:
@@ -287,7 +287,7 @@ def run(
                 preemption=allocation.preemption,
             )
             stack.callback(watch.close)
-        ending = Ending(
+        ending = AllocationEnd(
             machine,
             clock,
             watch=watch,
@@ -318,7 +318,7 @@ def run(
         for job_id, what in edits.said.items():
             say(f"job {machine.jobs[job_id].spec.name}: {what}")
         if allocation.kind != "none":
-            say(described(allocation, place))
+            say(describe_allocation(allocation, place))
             if _without_exec(os.environ):
                 say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:
@@ -330,7 +330,7 @@ def run(
         finally:
             if not monitor.close():
                 stack.pop_all()  # a driver that hangs would hang us too; the system lets go of it all
-        return Life(
+        return LifeResult(
             outcome=outcome,
             machine=machine,
             run=record,
@@ -350,22 +350,22 @@ def run(
         )
 
 
-def serving(batch: BatchSystem, allocation: Allocation) -> dict[str, float]:
-    """How long node agents are needed after their SIGTERM, as `node_agents` takes it: batch systems send
-    steps theirs when a time of grace begins."""
+def node_agent_times(batch: BatchSystem, allocation: Allocation) -> dict[str, float]:
+    """The times that node agents serve on after a SIGTERM, as arguments of `node_agents`: batch systems send
+    it to job steps when a time of grace begins."""
     notice_s = 0.0
     if allocation.preemption:
         grace_s = allocation.preemption.grace_s
-        notice_s = UNTOLD_GRACE_S if grace_s is None else grace_s
+        notice_s = UNKNOWN_GRACE_S if grace_s is None else grace_s
     return {"serve_on_s": max(SERVE_ON_S, forced_s(batch.kill_wait())), "notice_s": notice_s}
 
 
-def _here(order: Order, allocation: Allocation) -> Place:
+def _here(order: RunRequest, allocation: Allocation) -> Place:
     return this_host(order.devices, allocation, standbys=order.standbys, cpus_per_gpu=order.cpus_per_gpu)
 
 
 def _admission(
-    machine: Machine, place: Place, find_profiles: Finder, find_parallel: FindParallel
+    machine: Machine, place: Place, find_profiles: FindProfiles, find_parallel: FindParallel
 ) -> Admission:
     def find(models: set[str]) -> tuple[Profile, ...]:
         return find_profiles(models, place.kind)
@@ -383,7 +383,11 @@ def _admission(
 
 
 def _submitted(
-    order: Order, machine: Machine, place: Place, find_profiles: Finder, find_parallel: FindParallel
+    order: RunRequest,
+    machine: Machine,
+    place: Place,
+    find_profiles: FindProfiles,
+    find_parallel: FindParallel,
 ) -> list[ev.Event]:
     """What brings the order's jobs in that the run does not have yet; raises ConfigError."""
     new = [job for job in order.jobs if job.name not in machine.by_name]
@@ -394,7 +398,7 @@ def _submitted(
     return admission.events(new, at=machine.now, gpus=place.gpus_per_host, where=order.where)
 
 
-def _check_environments(order: Order, jobs: Sequence[JobSpec], place: Place) -> None:
+def _check_environments(order: RunRequest, jobs: Sequence[JobSpec], place: Place) -> None:
     """Raises BadEnvironment where jobs, or those of the source, could not start on this host."""
     if place.interpreters is None or place.stand_ins:
         return  # node agents find out on their hosts
@@ -404,7 +408,7 @@ def _check_environments(order: Order, jobs: Sequence[JobSpec], place: Place) -> 
         place.interpreters.trainers(order.environment)
 
 
-def _edits(order: Order, machine: Machine, admission: Admission, place: Place) -> Edits:
+def _edits(order: RunRequest, machine: Machine, admission: Admission, place: Place) -> JobEdits:
     """What the order's jobs say of those that the run has already; raises ConfigError."""
     old = [job for job in order.jobs if job.name in machine.by_name]
     return admission.edits(
@@ -435,7 +439,7 @@ def _without_exec(environ: Mapping[str, str]) -> bool:
     return script.isdecimal() and "SLURM_STEP_ID" not in environ and int(script) != os.getpid()
 
 
-def _policy(order: Order, machine: Machine) -> tuple[str, Mapping[str, Any]]:
+def _policy(order: RunRequest, machine: Machine) -> tuple[str, Mapping[str, Any]]:
     """Policy and options of this life: what is asked for, else the earlier life's; checked."""
     name = order.policy or (machine.policy.name if machine.policy else "marble")
     options = order.policy_options

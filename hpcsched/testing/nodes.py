@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcsched.agent.node.connection import Line
+from hpcsched.agent.node.connection import HeadConnection
 from hpcsched.batch.base import Host
 from hpcsched.batch.local import Local
 from hpcsched.contract.exits import SUSPENDED
@@ -118,7 +118,7 @@ class SimulatedNode:
     log: list[tuple[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._line = Line(self.join, self.name)
+        self._line = HeadConnection(self.join, self.name)
         self._link = protocol.Link()
         self._welcome = self.left = False
         self._readings = tuple(protocol.Reading(0.5, 1024.0) for _ in range(GPUS))

@@ -15,7 +15,7 @@ from budget import examples
 
 import hpcsched
 from hpcsched import trust
-from hpcsched.agent.attempts import Attempt, read_record, read_word
+from hpcsched.agent.attempts import Attempt, read_ready, read_record
 from hpcsched.agent.inbox import Command, Inbox
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.contract.codec import is_deeper
@@ -134,9 +134,9 @@ def test_what_programs_write_costs_the_agent_nothing(tmp_path):
         (tmp_path / "held.1").write_bytes(held)
         attempt.record()
         unreadable += bool(attempt.unreadable)
-        assert isinstance(attempt.ready_word(), Ready)
+        assert isinstance(attempt.ready_report(), Ready)
         assert (attempt.held_step() or 0) >= 0
-        assert isinstance(read_word(ready), Ready)
+        assert isinstance(read_ready(ready), Ready)
     assert unreadable > INPUTS / 3
     for line in inputs(SAMPLES[Line]):
         os.write(writer, line[:30_000].replace(b"\n", b"") + b"\n")

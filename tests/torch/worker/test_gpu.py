@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from places import DATA
 
-from hpcsched.agent.gpu_faults import Accusations, Verdict
+from hpcsched.agent.gpu_faults import GpuFaults, GpuVerdict
 from hpcsched.contract import driver
 from hpcsched.contract.exits import NO_GPU
 from hpcsched.core.model import JobSpec, Kind
@@ -271,7 +271,7 @@ def judged(
 ) -> Any:
     attempt = SimpleNamespace(job_id=3, folder=folder, attempt=2, gpus=(4, 6), ready=False)
     spec = JobSpec(name="a", kind=Kind.TRAINER, model="m", env=env or {})
-    accusations = Accusations()
+    accusations = GpuFaults()
     if trained:
         accusations.trains(spec)
     return accusations.judge(SimpleNamespace(**{**vars(attempt), **facts}), code, spec, ())
@@ -280,13 +280,13 @@ def judged(
 def test_the_gpu_is_to_blame(tmp_path: Path) -> None:
     says(tmp_path)
     for code in (NO_GPU, 1):  # 1: what torchrun makes of it
-        assert judged(tmp_path, code, {"PYTHONPATH": "/mine"}) == Verdict(6, "w")
+        assert judged(tmp_path, code, {"PYTHONPATH": "/mine"}) == GpuVerdict(6, "w")
 
 
 def test_the_torch_of_another_environment_is_believed_once_it_has_trained(tmp_path: Path) -> None:
     says(tmp_path, torch="/envs/mine/torch/__init__.py")
     assert judged(tmp_path).lost is None
-    assert judged(tmp_path, trained=True) == Verdict(6, "w")
+    assert judged(tmp_path, trained=True) == GpuVerdict(6, "w")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_the_job_is_to_blame(
     """It had a GPU, hides them from itself, or has a torch of its own."""
     says(tmp_path, **facts)
     why = f"GPU 6 cannot be used: w; the job's own failure, as {fault}"
-    assert judged(tmp_path, env=env, ready=ready) == Verdict(None, why)
+    assert judged(tmp_path, env=env, ready=ready) == GpuVerdict(None, why)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hpcsched.agent.launch_plans import Site, pack_of, plan_of
+from hpcsched.agent.launch_plans import Site, launch_plan, pack_of
 from hpcsched.core.actions import Launch
 from hpcsched.core.model import Kind
 from hpcsched.store.rundir import RunDir
@@ -51,7 +51,7 @@ def test_others_on_the_same_gpu_have_another_process():
 def test_a_packed_job_knows_of_no_lane_though_there_are_background_jobs():
     driver = Driver(gpus=2)
     driver.submit(packed("a"), a_job("b", gpus=1, background=True))
-    plan = plan_of(
+    plan = launch_plan(
         driver.job("a"),
         launches(driver)[1],
         site=SITE,

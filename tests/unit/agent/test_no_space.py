@@ -138,7 +138,7 @@ def disk(**rest):
     [
         (disk(), False),
         (disk(f_bavail=0), True),
-        (disk(f_bavail=disk_space.LEAST_BLOCKS - 1), True),
+        (disk(f_bavail=disk_space.MIN_FREE_BLOCKS - 1), True),
         (disk(f_favail=0), True),
         (disk(f_files=0, f_favail=0), False),  # a file system without inodes of its own
         (disk(f_flag=os.ST_RDONLY), True),
@@ -148,7 +148,7 @@ def disk(**rest):
 def test_a_file_system_is_full_without_blocks_or_inodes(tmp_path, monkeypatch, about, full):
     monkeypatch.setattr(os, "statvfs", lambda path: about)
     assert disk_space.is_full(tmp_path / "not" / "there" / "yet") is full
-    assert disk_space.missing_in([tmp_path]) == (str(tmp_path) if full else "")
+    assert disk_space.first_full_directory([tmp_path]) == (str(tmp_path) if full else "")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
@@ -157,7 +157,7 @@ def test_errors_that_mean_so(tmp_path, number):
     from_launch = LaunchError(f"x: {os.strerror(number)}", transient=False)
     from_launch.__cause__ = error
     of_another_host = LaunchError(f"x: {os.strerror(number)}", transient=False)
-    there = [bool(disk_space.missing_for(e, tmp_path)) for e in (error, from_launch, of_another_host)]
+    there = [bool(disk_space.full_directory_for(e, tmp_path)) for e in (error, from_launch, of_another_host)]
     assert there == [number != errno.EACCES] * 3
 
 

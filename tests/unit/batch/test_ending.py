@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from hpcsched.agent.allocation import ending as endings
-from hpcsched.agent.allocation.ending import Ending, forced_s
+from hpcsched.agent.allocation.ending import AllocationEnd, forced_s
 from hpcsched.agent.allocation.watch import AllocationWatch, Answer, period_s
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.loop import Agent
 from hpcsched.agent.node.agent import NodeAgent
-from hpcsched.agent.start import serving
+from hpcsched.agent.start import node_agent_times
 from hpcsched.batch.base import EndReason, Preemption
 from hpcsched.core import events as ev
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -64,7 +64,7 @@ class Scene:
         profile = a_profile("m", [1.0, 2.0], start_s=1.0, suspend_s=1.0)
         self.driver = Driver(a_job("a", "m"), gpus=2, profiles=(profile,), deadline=deadline)
         self.watch, self.said = Watch(kill_wait_s), []
-        self.ending = Ending(
+        self.ending = AllocationEnd(
             self.driver.machine,
             RunClock(),
             watch=self.watch,  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ def test_without_a_limit_there_is_no_warning_of_it(end: Answer, cause: str) -> N
 
 
 def test_a_job_that_goes_on_has_its_time_back_when_that_is_said_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endings, "SAID_WITHIN_S", -1.0)
+    monkeypatch.setattr(endings, "REASON_WAIT_S", -1.0)
     scene = Scene()
     scene.ending.told_to_end()
     end = Answer(deadline=time.time() + 300)
@@ -207,7 +207,7 @@ def test_a_job_that_goes_on_has_its_time_back_when_that_is_said_late(monkeypatch
 def test_without_a_word_all_is_saved_and_the_word_counts_when_it_comes(
     monkeypatch: pytest.MonkeyPatch, deadline: float | None, cause: str
 ) -> None:
-    monkeypatch.setattr(endings, "SAID_WITHIN_S", -1.0)
+    monkeypatch.setattr(endings, "REASON_WAIT_S", -1.0)
     scene = Scene(deadline=deadline)
     scene.ending.told_to_end()
     scene.hears()
@@ -315,8 +315,8 @@ def test_node_agents_serve_on_in_a_time_of_grace(
 ) -> None:
     taken = SimpleNamespace(preemption=Preemption(grace_s=grace_s, requeues=True))
     batch: Any = SimpleNamespace(kill_wait=lambda: 60.0)
-    assert serving(batch, taken) == {"serve_on_s": 50.0, "notice_s": notice_s}  # type: ignore[arg-type]
-    assert serving(batch, SimpleNamespace(preemption=None))["notice_s"] == 0.0  # type: ignore[arg-type]
+    assert node_agent_times(batch, taken) == {"serve_on_s": 50.0, "notice_s": notice_s}  # type: ignore[arg-type]
+    assert node_agent_times(batch, SimpleNamespace(preemption=None))["notice_s"] == 0.0  # type: ignore[arg-type]
 
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

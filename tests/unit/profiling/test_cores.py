@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hpcsched.agent.launch_plans import Site, plan_of, seat_devices
+from hpcsched.agent.launch_plans import Site, launch_plan, seat_devices
 from hpcsched.agent.node.agent import NodeAgent
 from hpcsched.cli.main import cli
 from hpcsched.cli.run.report import _configurations
@@ -29,7 +29,7 @@ from hpcsched.testing.builders import Driver, a_core_job, a_program
 
 def planned(driver: Driver) -> LaunchPlan:
     (launch,) = [action for action in driver.actions if isinstance(action, Launch)]
-    return plan_of(
+    return launch_plan(
         driver.job(launch.job_id),
         launch,
         site=Site(

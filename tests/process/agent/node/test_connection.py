@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hpcsched.agent.node import connection as module
-from hpcsched.agent.node.connection import Line
+from hpcsched.agent.node.connection import HeadConnection
 from hpcsched.launch.remote.keys import Join, KeyPair
 from hpcsched.launch.remote.socket import Door
 
@@ -56,7 +56,7 @@ def somebody(close: bool) -> Iterator[tuple[int, list[socket.socket]]]:
 def test_attempts_that_come_to_nothing_do_not_count(close: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HANDSHAKE_MS", 200)
     with somebody(close) as (port, held):
-        line = Line(join_to(f"tcp://127.0.0.1:{port}", KeyPair.new(), KeyPair.new()), "a")
+        line = HeadConnection(join_to(f"tcp://127.0.0.1:{port}", KeyPair.new(), KeyPair.new()), "a")
         began = time.monotonic()
         while len(held) < 3:
             assert time.monotonic() < began + 60
@@ -78,7 +78,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_the_head_comes_and_goes() -> None:
     server, client = KeyPair.new(), KeyPair.new()
     door = Door("127.0.0.1", server, client.public, lambda text: None)
-    line = Line(join_to(door.endpoint, server, client), "a")
+    line = HeadConnection(join_to(door.endpoint, server, client), "a")
 
     def up() -> bool:
         assert not list(line.receive())
@@ -96,7 +96,7 @@ def test_the_head_comes_and_goes() -> None:
     line.close(0)
 
 
-def up_of(line: Line) -> bool:
+def up_of(line: HeadConnection) -> bool:
     list(line.receive())
     return not line.gone_s(time.monotonic())
 
@@ -104,7 +104,7 @@ def up_of(line: Line) -> bool:
 def test_the_door_tells_whose_connection_broke() -> None:
     server, client = KeyPair.new(), KeyPair.new()
     door = Door("127.0.0.1", server, client.public, lambda text: None)
-    lines = [Line(join_to(door.endpoint, server, client), name) for name in "ab"]
+    lines = [HeadConnection(join_to(door.endpoint, server, client), name) for name in "ab"]
     peers: set[bytes] = set()
 
     def two() -> bool:

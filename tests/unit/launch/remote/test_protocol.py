@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from hpcsched.agent.node.agent import main
-from hpcsched.agent.node.site import address_towards, own_name, show_granted
+from hpcsched.agent.node.own_host import address_towards, own_name, show_granted
 from hpcsched.contract.orders import Resize, encode
 from hpcsched.core.model import Device
 from hpcsched.errors import BadInput, ConfigError
