@@ -6,12 +6,11 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcsched.contract import files
-from hpcsched.contract.environment import Environment
 from hpcsched.contract.seats import Seat
 from hpcsched.core.actions import Launch, Resize
 from hpcsched.core.jobs import Job
@@ -22,7 +21,7 @@ from hpcsched.core.resources.cpu import device_of
 from hpcsched.core.resources.packing import is_packed, key_of
 from hpcsched.errors import StoreError
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.contract import checkpoint_dir, plan_attempt
+from hpcsched.launch.plans import checkpoint_dir, plan_attempt
 from hpcsched.planning.jobs.costs import course_of
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
@@ -108,7 +107,7 @@ def launch_plan(
     stand_in = None
     if site.stand_ins or job.spec.kind is Kind.REPLAY:
         stand_in = _course(job, action, profile, site.speed)
-    plan = plan_attempt(
+    return plan_attempt(
         job.spec,
         job_id=job.id,
         attempt=action.attempt,
@@ -117,6 +116,7 @@ def launch_plan(
         output=output_path(job, site, action.attempt, devices[0].host),
         checkpoints=site.checkpoints,
         devices=devices,
+        seats=action.seats,
         resume=action.resume,
         per_gpu=action.per_gpu,
         lane=_lane(job, shared),
@@ -126,21 +126,11 @@ def launch_plan(
         environment=site.environment,
         stand_in=stand_in,
     )
-    if not action.seats:
-        return plan
-    if job.spec.kind is Kind.COMMAND:
-        none = Environment(devices=()).to_environ()
-        return replace(plan, env={**plan.env, **none}, share=action.seats[0].share)
-    return replace(plan, env={**plan.env, **_seats_told(action.seats)})
 
 
 def seat_devices(seats: Sequence[Seat]) -> tuple[Device, ...]:
     """The devices that stand for the CPU cores of `seats`."""
     return tuple(device_of(seat) for seat in seats)
-
-
-def _seats_told(seats: Sequence[Seat]) -> dict[str, str]:
-    return Environment(devices=(), seats=tuple(seats)).to_environ()
 
 
 def pack_of(job: Job, action: Launch, machine: Machine, site: Site) -> str | None:
@@ -168,7 +158,7 @@ def joining_plan(
     Like the other ranks they are told all devices of the attempt, in rank order.
     """
     attempt = action.attempt + 1
-    plan = plan_attempt(
+    return plan_attempt(
         job.spec,
         job_id=job.id,
         attempt=attempt,
@@ -177,14 +167,14 @@ def joining_plan(
         output=output_path(job, site, attempt, devices[0].host),
         checkpoints=site.checkpoints,
         devices=devices,
+        seats=action.seats,
         resume=True,
         environment=site.environment,
         lane=_lane(job, shared),
+        gpus=action.gpus,
+        first_rank=staying,
+        joins=where,
     )
-    told = Environment(devices=tuple(map(str, action.gpus))).to_environ()
-    env = {**plan.env, **(_seats_told(action.seats) if action.seats else told)}
-    world_size = len(action.seats or action.gpus)
-    return replace(plan, env=env, first_rank=staying, world_size=world_size, joins=where)
 
 
 def _lane(job: Job, shared: bool) -> str | None:

@@ -18,8 +18,8 @@ from hpcsched.contract.orders import Pace, Suspend
 from hpcsched.core.actions import Resize
 from hpcsched.core.model import Device, Role
 from hpcsched.launch import spawn as module
-from hpcsched.launch.contract import plan_attempt
 from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.plans import plan_attempt
 from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_job
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped

@@ -17,8 +17,8 @@ from hpcsched.contract.orders import Forget, Pace, Suspend
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.launch import proc, shared_memory
 from hpcsched.launch.base import Place
-from hpcsched.launch.contract import plan_attempt
 from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.plans import plan_attempt
 from hpcsched.launch.shared_memory import Arenas, Keep
 from hpcsched.launch.spawn import Start, spawn
 from hpcsched.launch.workers import LocalWorkers
