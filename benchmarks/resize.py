@@ -292,8 +292,8 @@ def warm(job: Training) -> None:
     job.start(1)
     job.train(2)
     job.leave(quick=False)
-    zygote = job.launcher._warm
-    assert zygote is not None
+    assert job.launcher._zygotes is not None
+    zygote = job.launcher._zygotes.of(sys.executable)
 
     def ready() -> bool:
         zygote.look()

@@ -22,7 +22,7 @@ from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.remote.keys import SERVE_ON_S
 
 if TYPE_CHECKING:
-    from hpcsched.launch.remote.launcher import Hosts
+    from hpcsched.launch.remote.launcher import RemoteLauncher
 
 MAX_CLOCK_SKEW_S = 2.0
 """Difference between clocks of hosts above which a warning is printed (chosen)."""
@@ -42,7 +42,7 @@ class Place:
     sample: Callable[[], Sequence[Sample]]
     close: Callable[[], object]
     cores: tuple[HostCores, ...] = ()
-    hosts: Hosts[Sample] | None = None
+    hosts: RemoteLauncher[Sample] | None = None
     interpreters: Interpreters | None = None
     """The Python interpreters of this host, where it is the only one."""
     granted: int = 1
@@ -132,10 +132,10 @@ def node_agents(
 
     Raises ConfigError for an interface that is not here, LaunchError when no node agent comes.
     """
-    from hpcsched.launch.remote.launcher import Hosts  # ZeroMQ: not for runs on one host
+    from hpcsched.launch.remote.launcher import RemoteLauncher  # ZeroMQ: not for runs on one host
 
     others = [host.name for host in allocation.hosts if host.name != allocation.here]
-    hosts = Hosts(
+    hosts = RemoteLauncher(
         hosts=allocation.hosts,
         commands=batch.on_hosts,
         run_id=run_id,

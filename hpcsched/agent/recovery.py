@@ -15,7 +15,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, HpcschedError, StoreError
-from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.store import journal
 from hpcsched.store.repair import next_copy
 from hpcsched.store.replay import replay
@@ -99,7 +99,7 @@ def end_orphans(
         )
     else:
         orphans = living_processes(rundir, None, known)
-    left = end(orphans, grace_s) if orphans else []
+    left = end_processes(orphans, grace_s) if orphans else []
     if left:
         pids = ", ".join(str(pid) for pid, _ in left)
         raise StoreError(f"processes of the run's earlier agent cannot be ended: {pids}")

@@ -49,7 +49,7 @@ from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.core.resources.cpu import most_cores
 from hpcsched.launch.remote.keys import SERVE_ON_S
-from hpcsched.launch.spawn import ignoring
+from hpcsched.launch.spawn import ignoring_signals
 from hpcsched.policy import make_policy
 from hpcsched.store.registry import register
 from hpcsched.store.rundir import RunDir, RunRecord, process_started
@@ -172,7 +172,7 @@ def run(
     host, user = socket.gethostname(), user_name()
     with contextlib.ExitStack() as stack:
         # Its warnings would end us while the loop does not listen; the end time is followed anyway.
-        stack.enter_context(ignoring(frozenset({signal.SIGUSR1, signal.SIGUSR2})))
+        stack.enter_context(ignoring_signals(frozenset({signal.SIGUSR1, signal.SIGUSR2})))
         several = len(allocation.hosts) > 1 or allocation.here is None
         place = None if several else _here(order, allocation)
         if place:

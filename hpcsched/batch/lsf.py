@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hpcsched.batch import lsf_text as says
+from hpcsched.batch import lsf_text
 from hpcsched.batch.base import Allocation, EndReason, Host, JobLife
 from hpcsched.batch.command import Run, asked, run_command
 from hpcsched.batch.local import ssh
@@ -65,22 +65,22 @@ class Lsf:
         self._jsrun_gpus, self._jsrun_cpus = jsrun_gpus, jsrun_cpus
         self._now = now
         self._form: str | None = None
-        """How this bjobs is known to print jobs, of `says.FORMS`."""
+        """How this bjobs is known to print jobs, of `lsf_text.FORMS`."""
         self._end: float | None = None
 
     def allocation(self) -> Allocation:
         """See `BatchSystem`; with jsrun, a first host named unlike the others is the launch node."""
         job_id = self._job_id()
-        slots = says.slots_of(self._environ)
+        slots = lsf_text.slots_of(self._environ)
         first, *others = slots
         # By the sites' habit, not by how agents are started: ssh from a launch node is the same launch node.
-        if self._has_jsrun() and says.is_launch_node(first, others):
+        if self._has_jsrun() and lsf_text.is_launch_node(first, others):
             del slots[first]
         record = self._known(job_id)
-        self._end = says.finish_time(record.get("FINISH_TIME", ""), now=self._now())
+        self._end = lsf_text.finish_time(record.get("FINISH_TIME", ""), now=self._now())
         # Ctrl-C in an interactive job is its user's.
         interactive = self._environ.get("LSB_INTERACTIVE", "").upper() == "Y"
-        granted = says.gpu_alloc(record.get("GPU_ALLOC", ""))
+        granted = lsf_text.gpu_alloc(record.get("GPU_ALLOC", ""))
         here = self._here(list(slots))
         visible = self._environ.get("CUDA_VISIBLE_DEVICES")
         hosts: list[Host] = []
@@ -104,7 +104,7 @@ class Lsf:
         record = self._record(self._job_id(), "stat", "finish_time")
         if "ERROR" in record:
             raise BatchError(f"LSF does not tell of the job: {record['ERROR']}")
-        self._end = says.finish_time(record.get("FINISH_TIME", ""), now=self._now())
+        self._end = lsf_text.finish_time(record.get("FINISH_TIME", ""), now=self._now())
         return self._end
 
     def reason(self) -> EndReason:
@@ -113,7 +113,7 @@ class Lsf:
         """
         with contextlib.suppress(BatchError):
             history = self._run(("bhist", "-l", self._job_id()), environ=self._in_english())
-            reason = says.end_reason(history.out)
+            reason = lsf_text.end_reason(history.out)
             if reason is not EndReason.UNKNOWN:
                 return reason
         at_limit = self._end is not None and self._now() >= self._end - NEAR_S
@@ -121,7 +121,7 @@ class Lsf:
 
     def kill_wait(self) -> float | None:
         with contextlib.suppress(BatchError):
-            wait_s = says.kill_wait(self._run(("bparams", "-l"), environ=self._in_english()).out)
+            wait_s = lsf_text.kill_wait(self._run(("bparams", "-l"), environ=self._in_english()).out)
             return USUAL_KILL_WAIT_S if wait_s is None else wait_s
         return USUAL_KILL_WAIT_S
 
@@ -129,13 +129,13 @@ class Lsf:
         if not job_id[:1].isdigit():
             return JobLife.UNKNOWN  # bjobs would take an empty id for "all jobs"
         try:
-            return says.life_of(self._record(job_id, "stat"))
+            return lsf_text.life_of(self._record(job_id, "stat"))
         except BatchError:
             return JobLife.UNKNOWN
 
     def requeue(self) -> int:
         """See `BatchSystem`: LSF puts a job back that leaves with a code agreed on when it was submitted."""
-        code = says.requeue_code(self._environ.get("LSB_EXIT_REQUEUE", ""))
+        code = lsf_text.requeue_code(self._environ.get("LSB_EXIT_REQUEUE", ""))
         if code is None:
             raise BatchError(
                 "LSF puts this job back into its queue on no exit code (LSB_EXIT_REQUEUE): "
@@ -201,12 +201,12 @@ class Lsf:
     def _record(self, job_id: str, *fields: str) -> dict[str, str]:
         """What bjobs says of the job, printed in the newest way that it knows; raises BatchError."""
         error = BatchError("bjobs was not asked")
-        for form in (self._form,) if self._form else says.FORMS:
-            answer = self._run(says.jobs_argv(job_id, *fields, form=form), environ=self._in_english())
+        for form in (self._form,) if self._form else lsf_text.FORMS:
+            answer = self._run(lsf_text.jobs_argv(job_id, *fields, form=form), environ=self._in_english())
             # An unknown job is told of on stderr, but in JSON.
             text = answer.out if answer.out.strip() else answer.err
             try:
-                record = says.job_record(text, job_id, *fields, form=form, now=self._now())
+                record = lsf_text.job_record(text, job_id, *fields, form=form, now=self._now())
             except BatchError as misread:
                 error = misread if answer.code == 0 else BatchError(f"bjobs failed: {answer.complaint()}")
                 continue

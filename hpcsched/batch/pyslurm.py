@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpcsched.batch import slurm_text as says
+from hpcsched.batch import slurm_text
 from hpcsched.batch.base import COMMAND_TIMEOUT_S, JobLife
 from hpcsched.batch.command import Run, run_command
 from hpcsched.batch.slurm import Slurm, one_line, refused
@@ -96,7 +96,7 @@ class PySlurm(Slurm):
         if not job_id.isdigit():
             return super().life(job_id)
         try:
-            return says.life_of(str(self._ask("state", int(job_id))))
+            return slurm_text.life_of(str(self._ask("state", int(job_id))))
         except BatchError as error:
             forgotten = "invalid job id specified" in str(error).lower()
             return JobLife.ENDED if forgotten else JobLife.UNKNOWN

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcsched.batch import slurm_text as says
+from hpcsched.batch import slurm_text
 from hpcsched.batch.base import Allocation, EndReason, Host, JobLife, Preemption
 from hpcsched.batch.command import Run, asked, run_command
 from hpcsched.batch.local import ssh
@@ -66,11 +66,11 @@ class Slurm:
                 f"srun started this {times} times over, once for each task: start it in the batch "
                 "script, with no srun before it"
             )
-        hosts = says.hosts_of(self._environ)
+        hosts = slurm_text.hosts_of(self._environ)
         here = self._here(hosts)
-        cpus = says.cpu_counts(self._environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(hosts))
+        cpus = slurm_text.cpu_counts(self._environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(hosts))
         # The batch script's variables speak of the host it runs on, whatever a container renamed that to.
-        gpus = says.host_gpus(self._environ) if here else None
+        gpus = slurm_text.host_gpus(self._environ) if here else None
         try:
             deadline = self.end_time()
         except BatchError:
@@ -93,7 +93,9 @@ class Slurm:
 
     def end_time(self) -> float | None:
         job_id = self._job_id()
-        rows = says.queue_rows(self._asked(says.queue_argv(job_id), says.queue_environ(self._environ)))
+        rows = slurm_text.queue_rows(
+            self._asked(slurm_text.queue_argv(job_id), slurm_text.queue_environ(self._environ))
+        )
         # The array job whose id is the array's own is listed with all its brothers.
         for found, _, end in rows:
             if found != job_id:
@@ -107,26 +109,26 @@ class Slurm:
         try:
             job_id = self._job_id()
             argv = ("scontrol", "--oneliner", "show", "job", job_id)
-            answer = self._run(argv, environ=says.queue_environ(self._environ))
+            answer = self._run(argv, environ=slurm_text.queue_environ(self._environ))
         except BatchError:
             return EndReason.UNKNOWN
-        return says.reason_in(answer, job_id, self._restarts(), self._grace_s)
+        return slurm_text.reason_in(answer, job_id, self._restarts(), self._grace_s)
 
     def kill_wait(self) -> float | None:
-        return says.kill_wait_in(self._config()) if self._environ.get("SLURM_JOB_ID") else None
+        return slurm_text.kill_wait_in(self._config()) if self._environ.get("SLURM_JOB_ID") else None
 
     def life(self, job_id: str) -> JobLife:
         """See `BatchSystem`. Another cluster is asked by `squeue --clusters`: that takes Slurm's database."""
         if not job_id[:1].isdigit():
             return JobLife.UNKNOWN  # squeue would take an empty id for "all jobs"
-        argv = says.queue_argv(job_id)
-        if self._cluster and self._cluster != says.cluster_in(self._config()):
+        argv = slurm_text.queue_argv(job_id)
+        if self._cluster and self._cluster != slurm_text.cluster_in(self._config()):
             argv = (*argv, f"--clusters={self._cluster}")
         try:
-            answer = self._run(argv, environ=says.queue_environ(self._environ))
+            answer = self._run(argv, environ=slurm_text.queue_environ(self._environ))
         except BatchError:
             return JobLife.UNKNOWN
-        return says.life_in(answer, job_id)
+        return slurm_text.life_in(answer, job_id)
 
     def requeue(self) -> int:
         """See `BatchSystem`; Slurm sends the whole job SIGTERM the moment it agrees.
@@ -181,10 +183,10 @@ class Slurm:
             there = [(host.name, (*argv, "--name", host.name)) for host in hosts]
             return [ssh(name, each) if self._launcher == "ssh" else each for name, each in there]
         job_id = self._job_id()
-        names = says.hosts_of(self._environ)
-        counts = self._gpu_counts or dict(says.gpus_by_request(self._environ, names))
+        names = slurm_text.hosts_of(self._environ)
+        counts = self._gpu_counts or dict(slurm_text.gpus_by_request(self._environ, names))
         return [
-            says.step_argv(
+            slurm_text.step_argv(
                 job_id, host.name, counts.get(host.name), self._environ, (*argv, "--name", host.name)
             )
             for host in hosts
@@ -216,7 +218,7 @@ class Slurm:
         if self._restarts():
             argv = ("scontrol", "--oneliner", "show", "job", job_id)
             with contextlib.suppress(BatchError):
-                shown = says.restarts_in(self._run(argv, environ=self._environ), job_id)
+                shown = slurm_text.restarts_in(self._run(argv, environ=self._environ), job_id)
                 self._most_restarts = self._most_restarts if shown is None else shown
 
     def _config(self) -> str:
@@ -234,7 +236,7 @@ class Slurm:
             shown = self._asked(("scontrol", "--oneliner", "show", "partition", partition))
         except BatchError:
             return None
-        preemption = says.preemption_in(shown, self._config())
+        preemption = slurm_text.preemption_in(shown, self._config())
         self._grace_s = preemption.grace_s if preemption else 0.0
         return preemption
 
@@ -254,14 +256,14 @@ class Slurm:
         return float(end) if end.isdigit() and int(end) > 0 else None
 
     def _count_gpus(self, job_id: str, hosts: Sequence[str]) -> dict[str, int]:
-        guess = dict(says.gpus_by_request(self._environ, hosts))
+        guess = dict(slurm_text.gpus_by_request(self._environ, hosts))
         if not any(key.startswith(("SLURM_GPUS", "SLURM_JOB_GPUS")) for key in self._environ):
             return guess
         if len(hosts) == 1 and guess:
             return guess
         try:
             answer = self._asked(("scontrol", "--details", "--oneliner", "show", "job", job_id))
-            return says.gpu_counts(answer) or guess
+            return slurm_text.gpu_counts(answer) or guess
         except (BatchError, ValueError):
             return guess
 
@@ -270,15 +272,17 @@ class Slurm:
             words = script.read_text(errors="replace")
         except OSError as error:
             raise BatchError(f"{script} cannot be submitted: {error.strerror}") from None
-        if self._environ.get("SLURM_ARRAY_TASK_ID") and (own or "--array" in says.script_options(words)):
+        if self._environ.get("SLURM_ARRAY_TASK_ID") and (
+            own or "--array" in slurm_text.script_options(words)
+        ):
             raise BatchError(
                 "the job that follows one task of an array would be the whole array: use --requeue"
             )
-        fields = says.job_fields(self._asked(("scontrol", "--oneliner", "show", "job", job_id)))
-        options = says.inherited_options(words, fields, self._environ, own=own)
+        fields = slurm_text.job_fields(self._asked(("scontrol", "--oneliner", "show", "job", job_id)))
+        options = slurm_text.inherited_options(words, fields, self._environ, own=own)
         said = self._asked(
             ("sbatch", "--parsable", f"--dependency=afterany:{job_id}", *options, str(script)),
-            says.submit_environ(self._environ),
+            slurm_text.submit_environ(self._environ),
         )
         # The last line: a site's submit plugin may have printed greetings. "12;cluster" in a federation.
         submitted = (said.split() or [""])[-1].partition(";")[0]

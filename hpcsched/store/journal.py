@@ -17,7 +17,7 @@ from zlib import crc32
 import msgspec
 
 from hpcsched.core import events as ev
-from hpcsched.decoding import decode as bytes_as
+from hpcsched.decoding import decode as decode_as
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, StoreError
 from hpcsched.store.rundir import NewerRun
@@ -73,7 +73,7 @@ def encode(seq: int, event: ev.Event) -> bytes:
 
 def _checked(line: bytes) -> _Record:
     """A whole record with a right checksum, of whatever version; ValueError or BadInput for anything else."""
-    record = bytes_as(line, _Record, most_bytes=MOST_BYTES, most_depth=None)
+    record = decode_as(line, _Record, most_bytes=MOST_BYTES, most_depth=None)
     if record.crc != _checksum(record.seq, record.type, bytes(record.event)):
         raise ValueError("wrong checksum")
     return record
@@ -87,7 +87,7 @@ def decode(line: bytes) -> tuple[int, ev.Event]:
     if record.v > VERSION or record.type not in _EVENTS:
         raise OfAnother(f"record version {record.v}, type {record.type}, of another hpcsched")
     kind = _EVENTS[record.type]
-    return record.seq, bytes_as(bytes(record.event), kind, most_bytes=MOST_BYTES, most_depth=None)
+    return record.seq, decode_as(bytes(record.event), kind, most_bytes=MOST_BYTES, most_depth=None)
 
 
 def read(path: Path) -> Iterator[tuple[ev.Event, int]]:

@@ -30,11 +30,11 @@ from hpcsched.contract import orders, variables
 from hpcsched.devices import Devices, open_devices
 from hpcsched.errors import BadInput, ConfigError, LaunchError
 from hpcsched.launch.local import LocalLauncher
-from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.launch.proc import stat
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.keys import Join, read_join
-from hpcsched.launch.remote.workers import plan_of
+from hpcsched.launch.remote.workers import plan_from_message
 
 HEAD_ANSWERS_WITHIN_S = 60.0
 """Time after the start in which the head has to answer (chosen)."""
@@ -69,7 +69,7 @@ class NodeAgent:
         )
         self._keeping: tuple[int, ...] = ()
         self._selector = selectors.DefaultSelector()
-        self._link = protocol.Link()
+        self._channel = protocol.MessageChannel()
         self._connection = connection
         for descriptor in self._connection.filenos:
             self._selector.register(descriptor, selectors.EVENT_READ, ("head", None))
@@ -98,7 +98,7 @@ class NodeAgent:
             self._launcher.close()
             if self._keeping:
                 orphans = find_orphans(self._join.run_id, [])
-                end(guard.marked(orphans, guard.mark(self._join.life, self._name)), 0.0)
+                end_processes(guard.marked(orphans, guard.mark(self._join.life, self._name)), 0.0)
             self._send(protocol.Gone(self.left))
 
     def _done(self) -> bool:
@@ -158,15 +158,15 @@ class NodeAgent:
                 protocol.Reading(s.utilisation, s.memory_mib, s.healthy, s.why) for s in samples
             )
         if not self._welcome:
-            self._connection.send(self._link.passing(self._hello()))
+            self._connection.send(self._channel.unnumbered(self._hello()))
             if now - self._began > HEAD_ANSWERS_WITHIN_S and not self.left:
                 self._go(
                     f"no answer from the head at {self._join.endpoint} within {HEAD_ANSWERS_WITHIN_S:g} s",
                     0.0,
                 )
             return
-        self._connection.send(self._link.passing(protocol.Beat(time.time(), self._readings)))
-        for data in self._link.again(now):
+        self._connection.send(self._channel.unnumbered(protocol.Beat(time.time(), self._readings)))
+        for data in self._channel.resends(now):
             self._connection.send(data)
         gone_s = self._connection.gone_s(now)
         if gone_s > protocol.LOST_HEAD_S and not self.left:
@@ -194,9 +194,9 @@ class NodeAgent:
 
     def _send(self, message: protocol.NodeMessage) -> None:
         if isinstance(message, protocol.Progressed):
-            self._connection.send(self._link.passing(message))
+            self._connection.send(self._channel.unnumbered(message))
         else:
-            self._connection.send(self._link.kept(message, time.monotonic()))
+            self._connection.send(self._channel.numbered(message, time.monotonic()))
 
     # -- what the head says ----------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class NodeAgent:
         except BadInput as error:
             say(f"dropped a message from the head: {error}")
             return
-        if not self._link.take(envelope, time.monotonic()):
+        if not self._channel.take(envelope, time.monotonic()):
             return
         if not self._deferred.takes(getattr(envelope.body, "part", None), envelope.body):
             self._obey(envelope.body)
@@ -238,7 +238,7 @@ class NodeAgent:
             error = f"{self._name}'s node agent leaves: {self.left}"
             self._send(protocol.LaunchFailed(order.part, error, transient=True, host_fault=True))
             return
-        plan, place = plan_of(order, self._inventory, self._name)
+        plan, place = plan_from_message(order, self._inventory, self._name)
         if not self._launcher.ready_for(plan):
             self._deferred.put_off(order.part, order)
             return
@@ -404,7 +404,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.ExitStack() as stack:
             connection = HeadConnection(join, name)
             stack.callback(connection.close)
-            end_orphans(join, lambda: connection.send(protocol.Link().passing(protocol.Coming(name))))
+            end_orphans(
+                join, lambda: connection.send(protocol.MessageChannel().unnumbered(protocol.Coming(name)))
+            )
             show_granted(join, name, os.environ)
             devices = open_devices(join.devices, name, cpus=join.cpus.get(name))
             stack.callback(devices.close)

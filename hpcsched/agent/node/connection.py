@@ -11,7 +11,12 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from hpcsched.launch.remote.keys import Join
-from hpcsched.launch.remote.protocol import HANDSHAKE_MS, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, MOST_BYTES
+from hpcsched.launch.remote.protocol import (
+    HANDSHAKE_MS,
+    HEARTBEAT_MS,
+    HEARTBEAT_TIMEOUT_MS,
+    MAX_MESSAGE_BYTES,
+)
 from hpcsched.launch.remote.socket import arrived
 
 
@@ -32,7 +37,7 @@ class HeadConnection:
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.IPV6, int("[" in join.endpoint))
         self._monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
         self._gone_at: float | None = time.monotonic()
@@ -61,7 +66,7 @@ class HeadConnection:
         return 0.0 if self._gone_at is None else now - self._gone_at
 
     def send(self, data: bytes) -> None:
-        """Send a message, or drop it when too many wait; what must arrive is sent again (`protocol.Link`)."""
+        """Send a message, or drop it when too many wait (`protocol.MessageChannel` sends it again)."""
         with contextlib.suppress(zmq.Again):
             self._socket.send(data, zmq.NOBLOCK)
 

@@ -11,7 +11,7 @@ import os
 import signal
 
 from hpcsched.contract.variables import NODE
-from hpcsched.launch.orphans import Process, end, find_orphans
+from hpcsched.launch.orphans import Process, end_processes, find_orphans
 
 GRACE_S = 2.0
 """Time that workers get to save after SIGTERM (chosen): the head waits little longer (`host.FENCE_S`)."""
@@ -69,4 +69,4 @@ def _stand_guard(reader: int, run_id: str, name_mark: str) -> None:
         os.dup2(nowhere, descriptor)
     if os.read(reader, 1) == _BYE:
         return
-    end(marked(find_orphans(run_id, []), name_mark), GRACE_S)
+    end_processes(marked(find_orphans(run_id, []), name_mark), GRACE_S)

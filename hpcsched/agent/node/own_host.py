@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 
 from hpcsched.agent.node import guard
 from hpcsched.errors import ConfigError
-from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.launch.remote.keys import Join
 
 
@@ -51,7 +51,7 @@ def end_orphans(join: Join, found: Callable[[], None]) -> None:
     if not orphans:
         return
     found()
-    left = end(orphans, join.grace_s)
+    left = end_processes(orphans, join.grace_s)
     if left:
         pids = ", ".join(str(pid) for pid, _ in left)
         raise ConfigError(

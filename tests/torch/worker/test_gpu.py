@@ -20,8 +20,8 @@ from hpcsched.contract import driver
 from hpcsched.contract.exits import NO_GPU
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.launch.local import LocalLauncher
-from hpcsched.launch.spawn import Start
-from hpcsched.launch.zygote import WarmProcesses
+from hpcsched.launch.spawn import ProcessStart
+from hpcsched.launch.zygote import Zygote
 from hpcsched.worker.process import forked
 from hpcsched.worker.process.contract import JobEnv
 
@@ -87,10 +87,10 @@ def test_after_one_that_is_of_no_use_no_other_is_made() -> None:
 
 def fits(given: dict[str, str], wanted: dict[str, str]) -> bool:
     """Whether a zygote with one environment is for a worker with another."""
-    processes = WarmProcesses(sys.executable, standbys=1, rooms=(), shielded=frozenset())
+    processes = Zygote(sys.executable, standbys=1, core_sets=(), shielded=frozenset())
     processes._early = dict(given)
     argv = (sys.executable, "-m", "hpcsched.worker")
-    return processes._fits(Start(program=argv[0], argv=argv, env=wanted, cwd=Path("/"), output=1))
+    return processes._fits(ProcessStart(program=argv[0], argv=argv, env=wanted, cwd=Path("/"), output=1))
 
 
 def test_a_zygote_that_knows_its_gpus_is_for_these_alone() -> None:

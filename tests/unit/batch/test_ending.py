@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcsched.agent.allocation import ending as endings
+from hpcsched.agent.allocation import ending
 from hpcsched.agent.allocation.ending import AllocationEnd, forced_s
 from hpcsched.agent.allocation.watch import AllocationWatch, Answer, period_s
 from hpcsched.agent.clock import RunClock
@@ -190,7 +190,7 @@ def test_without_a_limit_there_is_no_warning_of_it(end: Answer, cause: str) -> N
 
 
 def test_a_job_that_goes_on_has_its_time_back_when_that_is_said_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endings, "REASON_WAIT_S", -1.0)
+    monkeypatch.setattr(ending, "REASON_WAIT_S", -1.0)
     scene = Scene()
     scene.ending.told_to_end()
     end = Answer(deadline=time.time() + 300)
@@ -207,7 +207,7 @@ def test_a_job_that_goes_on_has_its_time_back_when_that_is_said_late(monkeypatch
 def test_without_a_word_all_is_saved_and_the_word_counts_when_it_comes(
     monkeypatch: pytest.MonkeyPatch, deadline: float | None, cause: str
 ) -> None:
-    monkeypatch.setattr(endings, "REASON_WAIT_S", -1.0)
+    monkeypatch.setattr(ending, "REASON_WAIT_S", -1.0)
     scene = Scene(deadline=deadline)
     scene.ending.told_to_end()
     scene.hears()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from places import DATA
 
-from hpcsched.batch import slurm_text as says
+from hpcsched.batch import slurm_text
 from hpcsched.batch.base import Host, JobLife
 from hpcsched.batch.command import Answer
 from hpcsched.batch.pyslurm import PySlurm
@@ -42,7 +42,7 @@ class Saying:
 
 
 def test_recorded_queue() -> None:
-    rows = says.queue_rows((BATCH / "squeue-22.05.txt").read_text())
+    rows = slurm_text.queue_rows((BATCH / "squeue-22.05.txt").read_text())
     assert rows == [
         ("7", JobLife.ENDED, 1795244098.0),
         ("1", JobLife.ENDED, 1795243888.0),
@@ -107,7 +107,7 @@ def test_the_users_own_formats_do_not_reach_squeue() -> None:
     ],
 )
 def test_lives(answer: Answer, life: JobLife) -> None:
-    assert says.life_in(answer, "7") is life
+    assert slurm_text.life_in(answer, "7") is life
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,14 @@ def test_other_variables() -> None:
 
 def test_gpus_by_host_as_recorded() -> None:
     text = (BATCH / "scontrol-uneven-22.05.txt").read_text()
-    assert says.gpu_counts(text) == {"node1": 6, "node2": 2}
+    assert slurm_text.gpu_counts(text) == {"node1": 6, "node2": 2}
     typed = (
         "  Nodes=n[1-2] CPU_IDs=0-3,7 Mem=0 GRES=gpu:a100:2(IDX:0,3),gpu:a100_1g.5gb:3(IDX:4-6),nic:4 MinCPUs"
     )
-    assert says.gpu_counts(typed) == {"n1": 5, "n2": 5}
-    assert says.gpu_counts("  Nodes=n1 CPU_IDs=0 Mem=0 GRES= MinCPUsNode=1") == {"n1": 0}
-    assert says.job_fields(text)["TresPerJob"] == "gres:gpu:8"
-    assert "Account" not in says.job_fields(text)
+    assert slurm_text.gpu_counts(typed) == {"n1": 5, "n2": 5}
+    assert slurm_text.gpu_counts("  Nodes=n1 CPU_IDs=0 Mem=0 GRES= MinCPUsNode=1") == {"n1": 0}
+    assert slurm_text.job_fields(text)["TresPerJob"] == "gres:gpu:8"
+    assert "Account" not in slurm_text.job_fields(text)
 
 
 def on_hosts(environ: Mapping[str, str], hosts: str = "node1 node2", out: str = "") -> list[tuple[str, ...]]:
@@ -240,21 +240,21 @@ module load x
 
 
 def test_options_of_a_script() -> None:
-    assert says.script_options(SCRIPT) == {"--partition", "--mem-per-cpu", "--gpus", "--job-name"}
-    assert says.script_options('#SBATCH --comment="open\n#SBATCH -t5') == {"--comment", "--time"}
+    assert slurm_text.script_options(SCRIPT) == {"--partition", "--mem-per-cpu", "--gpus", "--job-name"}
+    assert slurm_text.script_options('#SBATCH --comment="open\n#SBATCH -t5') == {"--comment", "--time"}
 
 
 def test_options_that_a_script_does_not_give() -> None:
-    fields = says.job_fields((BATCH / "scontrol-uneven-22.05.txt").read_text())
+    fields = slurm_text.job_fields((BATCH / "scontrol-uneven-22.05.txt").read_text())
     environ = {"SLURM_JOB_NAME": "x", "SLURM_NTASKS": "2", "SLURM_MEM_PER_NODE": "100"}
-    assert says.inherited_options(SCRIPT, fields, environ) == [
+    assert slurm_text.inherited_options(SCRIPT, fields, environ) == [
         "--time=00:10:00",
         "--nodes=2",
         "--chdir=/home/me",
         "--ntasks=2",
     ]
-    assert "--gpus=gpu:8" in says.inherited_options("", fields, environ)
-    newer = says.inherited_options("", {"TresPerNode": "gres/gpu:a100:4,gres/nic:1"}, {})
+    assert "--gpus=gpu:8" in slurm_text.inherited_options("", fields, environ)
+    newer = slurm_text.inherited_options("", {"TresPerNode": "gres/gpu:a100:4,gres/nic:1"}, {})
     assert newer == ["--gres=gpu:a100:4"]
 
 
@@ -268,9 +268,9 @@ def test_what_a_follow_up_job_does_not_see() -> None:
         "HPCSCHED_POLICY": "marble",
         "HOME": "/home/me",
     }
-    kept = says.submit_environ(environ)
+    kept = slurm_text.submit_environ(environ)
     assert set(kept) == {"SLURM_CONF", "SBATCH_ACCOUNT", "HPCSCHED_POLICY", "HOME"}
-    assert says.submit_environ({"TMPDIR": "/tmp"}) == {"TMPDIR": "/tmp"}
+    assert slurm_text.submit_environ({"TMPDIR": "/tmp"}) == {"TMPDIR": "/tmp"}
 
 
 @pytest.mark.parametrize(("said", "job"), [("12\n", "12"), ("12;cluster\n", "12"), ("Welcome!\n12\n", "12")])

@@ -18,7 +18,7 @@ from hpcsched.core.model import Usage
 from hpcsched.devices.cpu import CpuSlots
 from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.remote.workers import part_orders
+from hpcsched.launch.remote.workers import part_launches
 from hpcsched.planning.ps.calibrated import CLUSTERS, workload
 from hpcsched.planning.ps.training import Training
 from hpcsched.policy.cpu.configurations import Seen, trimmed
@@ -54,7 +54,7 @@ def test_a_program_is_started_with_its_share_and_a_training_keeps_to_it_by_itsel
 
 def test_its_share_reaches_another_host() -> None:
     plan = planned(Driver(a_program("p", 1.5), gpus=0, cores=range(4)))
-    (order,) = part_orders(plan, [("n1", (0,))], first_host="n1", address="10.0.0.1", first_part=1)
+    (order,) = part_launches(plan, [("n1", (0,))], first_host="n1", address="10.0.0.1", first_part=1)
     started: list[LaunchPlan] = []
 
     def launch(plan: LaunchPlan, place: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcsched.agent.allocation import requeue as comeback
+from hpcsched.agent.allocation import requeue
 from hpcsched.agent.allocation.requeue import RequeuePlan, Standing, requeue_or_chain, why_not_requeued
 from hpcsched.batch.base import EndReason
 from hpcsched.core import events as ev
@@ -142,8 +142,8 @@ class Fate:
 def test_a_job_that_was_cancelled_at_the_last_moment_is_not_requeued(
     batch, code, says, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(comeback, "RETRY_FOR_S", 0.05)
-    monkeypatch.setattr(comeback, "RETRY_EVERY_S", 0.01)
+    monkeypatch.setattr(requeue, "RETRY_FOR_S", 0.05)
+    monkeypatch.setattr(requeue, "RETRY_EVERY_S", 0.01)
     said: list[str] = []
     assert requeue_or_chain(batch, REQUEUE, RunDir(tmp_path), said.append) == code
     assert batch.requeued == (code == 99) and says in said[-1]
