@@ -25,7 +25,7 @@ from typing import Any
 
 from common import ROOT, Report, Scratch, main, median, ms
 
-from hpcsched.batch.base import Host
+from hpcsched.batch.base import AllocatedHost
 from hpcsched.devices import Sample
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import protocol
@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace) -> Report:
 def head(folder: Path, count: int, watch_s: float, rounds: int) -> dict[str, list[float]]:
     """Measure, and give raw samples by name."""
     hosts = RemoteLauncher(
-        hosts=[Host(name=f"n{i}") for i in range(count)],
+        hosts=[AllocatedHost(name=f"n{i}") for i in range(count)],
         commands=simulated(HELPERS),
         run_id="bench",
         run_dir=folder,

@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcsched.batch import slurm_text
-from hpcsched.batch.base import Allocation, EndReason, Host, JobLife, Preemption
-from hpcsched.batch.command import Run, asked, run_command
+from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, EndReason, Preemption
+from hpcsched.batch.command import RunCommand, command_output, run_command
 from hpcsched.batch.local import ssh
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.errors import BatchError
 
-LONGEST_COMMENT = 200
+MAX_COMMENT_CHARS = 200
+"""The longest comment of a job (chosen: it is for one line of a listing)."""
+
 LAUNCHERS = ("srun", "ssh", "local")
 
 
@@ -23,11 +25,11 @@ class Slurm:
     """Slurm 20.11 or later; tried on 22.05.
 
     Args:
-        environ: the environment of this process: the job's, or a login node's for `life` and `version`.
+        environ: the environment of this process: the job's, or a login node's for `job_state` and `version`.
         run: runs a command.
         launcher: how node agents are started: "srun", "ssh", or "local" (all on this machine).
         hostname: this machine's name; None: what the system says.
-        cluster: the cluster whose jobs `life` is asked about; None: this one.
+        cluster: the cluster whose jobs `job_state` is asked about; None: this one.
     """
 
     kind = "slurm"
@@ -37,7 +39,7 @@ class Slurm:
         self,
         environ: Mapping[str, str],
         *,
-        run: Run = run_command,
+        run: RunCommand = run_command,
         launcher: str = "srun",
         hostname: str | None = None,
         cluster: str | None = None,
@@ -48,11 +50,11 @@ class Slurm:
         self._launcher = launcher
         self._hostname = hostname
         self._gpu_counts: dict[str, int] = {}
-        """GPUs of this job by host, as `allocation` has learned; `on_hosts` must name them."""
+        """The number of GPUs of this job by host, set by `allocation`; `on_hosts` must name it."""
         self._configuration = ""
         self._most_restarts = sys.maxsize
         self._grace_s: float | None = None
-        """The time of grace before a preemption, as `allocation` has learned; 0 without one."""
+        """The time of grace before a preemption, set by `allocation`; 0 without one."""
 
     def allocation(self) -> Allocation:
         """See `BatchSystem`. With several hosts and GPUs it asks a second question: how many are where.
@@ -81,7 +83,7 @@ class Slurm:
             kind=self.kind,
             id=job_id,
             hosts=tuple(
-                Host(name=name, cpus=count, gpus=gpus if name == here else None)
+                AllocatedHost(name=name, cpus=count, gpus=gpus if name == here else None)
                 for name, count in zip(hosts, cpus, strict=True)
             ),
             deadline=deadline,
@@ -117,18 +119,18 @@ class Slurm:
     def kill_wait(self) -> float | None:
         return slurm_text.kill_wait_in(self._config()) if self._environ.get("SLURM_JOB_ID") else None
 
-    def life(self, job_id: str) -> JobLife:
+    def job_state(self, job_id: str) -> BatchJobState:
         """See `BatchSystem`. Another cluster is asked by `squeue --clusters`: that takes Slurm's database."""
         if not job_id[:1].isdigit():
-            return JobLife.UNKNOWN  # squeue would take an empty id for "all jobs"
+            return BatchJobState.UNKNOWN  # squeue would take an empty id for "all jobs"
         argv = slurm_text.queue_argv(job_id)
         if self._cluster and self._cluster != slurm_text.cluster_in(self._config()):
             argv = (*argv, f"--clusters={self._cluster}")
         try:
             answer = self._run(argv, environ=slurm_text.queue_environ(self._environ))
         except BatchError:
-            return JobLife.UNKNOWN
-        return slurm_text.life_in(answer, job_id)
+            return BatchJobState.UNKNOWN
+        return slurm_text.state_in(answer, job_id)
 
     def requeue(self) -> int:
         """See `BatchSystem`; Slurm sends the whole job SIGTERM the moment it agrees.
@@ -140,7 +142,7 @@ class Slurm:
         # Where Slurm tracks processes by cgroup it ends even a scontrol that is in a session of its own:
         # what ended it is the very thing it asked for.
         if answer.code not in (0, -15, 143):
-            raise refused(job_id, answer.complaint())
+            raise requeue_error(job_id, answer.complaint())
         return WORK_LEFT  # Slurm itself does not mind
 
     def submit_next(self, script: Path | None) -> str:
@@ -167,7 +169,7 @@ class Slurm:
         line = one_line(text)
         self._asked(("scontrol", "update", f"JobId={self._job_id()}", f"Comment={line}"))
 
-    def on_hosts(self, hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def on_hosts(self, hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         """See `BatchSystem`: one srun a host, each with `--name HOST` added.
 
         On a job with GPUs call `allocation` first: it learns how many are where, and steps must say so.
@@ -209,7 +211,7 @@ class Slurm:
         return job_id
 
     def _restarts(self) -> int:
-        """How often the job had been put back into its queue when this life of it began."""
+        """The number of requeues of the job when this start of it began."""
         count = self._environ.get("SLURM_RESTART_COUNT", "")
         return min(int(count), self._most_restarts) if count.isdigit() else 0
 
@@ -222,7 +224,7 @@ class Slurm:
                 self._most_restarts = self._most_restarts if shown is None else shown
 
     def _config(self) -> str:
-        """What `scontrol show config` prints, asked for once; empty when that fails."""
+        """The output of `scontrol show config`, asked for once; empty when that fails."""
         if not self._configuration:
             with contextlib.suppress(BatchError):
                 self._configuration = self._asked(("scontrol", "show", "config"))
@@ -241,7 +243,7 @@ class Slurm:
         return preemption
 
     def _asked(self, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
-        return asked(self._run, argv, environ=self._environ if environ is None else environ)
+        return command_output(self._run, argv, environ=self._environ if environ is None else environ)
 
     def _here(self, hosts: Sequence[str]) -> str | None:
         named = self._environ.get("SLURMD_NODENAME")
@@ -251,7 +253,7 @@ class Slurm:
         return next((name for name in hosts if name.partition(".")[0] == short), None)
 
     def _promised_end(self) -> float | None:
-        """What newer releases put into the environment: the end as it was when the job started."""
+        """The end as it was when the job started, from a variable of newer releases; None without it."""
         end = self._environ.get("SLURM_JOB_END_TIME", "")
         return float(end) if end.isdigit() and int(end) > 0 else None
 
@@ -292,11 +294,11 @@ class Slurm:
 
 
 def one_line(text: str) -> str:
-    """A comment as Slurm can show it: printable, and not longer than LONGEST_COMMENT."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:LONGEST_COMMENT]
+    """A comment in the form that Slurm can show: printable, and at most `MAX_COMMENT_CHARS` long."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:MAX_COMMENT_CHARS]
 
 
-def refused(job_id: str, complaint: str) -> BatchError:
-    """The error for a requeue that Slurm turned down, with what to do about it."""
+def requeue_error(job_id: str, complaint: str) -> BatchError:
+    """The error for a requeue that Slurm refused, with a remedy."""
     hint = "; submit it with #SBATCH --requeue" if "disabled" in complaint.lower() else ""
     return BatchError(f"Slurm does not requeue job {job_id}: {complaint}{hint}")

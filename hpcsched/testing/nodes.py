@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcsched.agent.node.connection import HeadConnection
-from hpcsched.batch.base import Host
+from hpcsched.batch.base import AllocatedHost
 from hpcsched.batch.local import Local
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core.model import Device
@@ -97,10 +97,10 @@ def written(files: Iterable[Path]) -> bool:
     return all(file.exists() and file.read_text().endswith("\n") for file in files)
 
 
-def simulated(processes: int) -> Callable[[Sequence[Host], Sequence[str]], list[tuple[str, ...]]]:
+def simulated(processes: int) -> Callable[[Sequence[AllocatedHost], Sequence[str]], list[tuple[str, ...]]]:
     """In place of `BatchSystem.on_hosts`: commands that simulate all hosts in so many processes."""
 
-    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def commands(hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         names = [host.name for host in hosts]
         join = argv[argv.index("--join") + 1]
         start = (sys.executable, "-m", "hpcsched.testing.nodes", "--join", join, "--names")

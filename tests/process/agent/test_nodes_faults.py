@@ -21,7 +21,7 @@ from nodeplan import plan
 from places import ROOT
 
 from hpcsched.agent.node import guard
-from hpcsched.batch.base import Host
+from hpcsched.batch.base import AllocatedHost
 from hpcsched.batch.local import Local
 from hpcsched.contract.orders import Resize, encode
 from hpcsched.devices import Sample
@@ -401,10 +401,10 @@ def test_orders_on_their_way_when_a_connection_breaks(
 
 def through(
     wires: list[Wire], folder: Path
-) -> Callable[[Sequence[Host], Sequence[str]], list[tuple[str, ...]]]:
+) -> Callable[[Sequence[AllocatedHost], Sequence[str]], list[tuple[str, ...]]]:
     """A command for host a, that ends nothing by its own end; its node agent comes through a new wire."""
 
-    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def commands(hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         join = read_join(folder / argv[-1])
         wires.append(Wire(join.endpoint))
         path = folder / "other" / Path(argv[-1]).name
@@ -458,7 +458,7 @@ def test_an_earlier_life_s_workers_are_ended_first(tmp_path: Path) -> None:
 
 
 def make(
-    commands: Callable[[Sequence[Host], Sequence[str]], list[tuple[str, ...]]],
+    commands: Callable[[Sequence[AllocatedHost], Sequence[str]], list[tuple[str, ...]]],
     run_dir: Path,
     *,
     names: Sequence[str] = ("a", "b"),
@@ -468,7 +468,7 @@ def make(
     grace_s: float = 30.0,
 ) -> RemoteLauncher[Sample]:
     return RemoteLauncher(
-        hosts=[Host(name=name) for name in names],
+        hosts=[AllocatedHost(name=name) for name in names],
         commands=commands,
         run_id=run_id,
         run_dir=run_dir,
@@ -513,7 +513,7 @@ def test_devices_that_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def test_a_host_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def commands(hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         return [(*argv, "--name", "a"), ("sh", "-c", "echo waiting for b; exec sleep 120")]
 
     said: list[str] = []
@@ -538,7 +538,7 @@ def waits_for(folder: Path) -> str:
 
 
 def test_one_that_dies_before_all_have_come(tmp_path: Path) -> None:
-    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def commands(hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         return [(*argv, "--name", "a"), ("sh", "-c", waits_for(tmp_path), "sh", *argv, "--name", "b")]
 
     hosts = make(commands, tmp_path)
@@ -566,7 +566,7 @@ def test_one_that_dies_before_all_have_come(tmp_path: Path) -> None:
 def test_one_that_comes_too_late_or_twice_or_from_elsewhere_is_sent_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def commands(hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         return [(*argv, "--name", "a"), ("sh", "-c", waits_for(tmp_path), "sh", *argv, "--name", "b")]
 
     said: list[str] = []
