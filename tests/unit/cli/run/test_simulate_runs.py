@@ -205,8 +205,8 @@ def test_what_of_a_run_can_be_simulated() -> None:
     assert (rigid.gpus_min, rigid.gpus_max, rigid.steps) == (2, 2, 30_000)
     assert rigid.steps / profiles[rigid.model].rate(2) == 30.0
     simulation = Simulation(past.jobs, past.profiles, gpus=8).run()
-    assert simulation.jobs[2].ended_s == 30.0
-    assert all(job.state is JobState.COMPLETED for job in simulation.jobs.values())
+    assert simulation.run.jobs[2].ended_s == 30.0
+    assert all(job.state is JobState.COMPLETED for job in simulation.run.jobs.values())
 
 
 def test_a_run_that_goes_on_is_told_so_far_and_compared_between_policies() -> None:
