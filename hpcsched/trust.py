@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, ConfigError
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """The largest settings file (chosen)."""
 
 
@@ -25,13 +25,13 @@ def read(path: Path) -> tuple[bytes, str]:
     """
     try:
         with opened(path) as (file, facts):
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
         link, folder = path.lstat(), path.parent.stat()
     except BadInput as error:
         raise ConfigError(where=str(path), got="not a regular file", accepted="a readable file") from error
     except OSError as error:
         raise ConfigError(where=str(path), got=str(error.strerror), accepted="a readable file") from error
-    if len(content) > MOST_BYTES:
+    if len(content) > MAX_BYTES:
         raise ConfigError(where=str(path), got="more than 1 MiB", accepted="a file of settings")
     ours = (os.geteuid(), 0)
     for what, found in (("it", facts), ("it", link), ("its directory", folder)):

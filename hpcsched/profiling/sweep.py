@@ -30,7 +30,7 @@ from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch.base import Launcher
 from hpcsched.profiling.measure import median_and_spread
 from hpcsched.profiling.trial import Result, Settings, Trial, TrialFailed
-from hpcsched.store.profiles import Sample
+from hpcsched.store.profiles import RateSample
 
 __all__ = ["Measured", "Settings", "TrialFailed", "counts_for", "sweep"]
 
@@ -40,7 +40,7 @@ class Measured:
     """A measured profile, and the windows behind its medians."""
 
     profile: Profile
-    samples: tuple[Sample, ...]
+    samples: tuple[RateSample, ...]
 
 
 def counts_for(spec: JobSpec, devices: Devices, asked: Sequence[int] = ()) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ def sweep(
     """
     scratch = Path(tempfile.mkdtemp(prefix="hpcsched-profile-"))
     results: list[Result] = []
-    samples: list[Sample] = []
+    samples: list[RateSample] = []
     try:
         with ending_signals():
             for count in counts:
@@ -125,7 +125,9 @@ def sweep(
                 watch(count, 1.0)
                 results.append(result)
                 at = _now()
-                samples += [Sample(gpus=count, rate=w.rate, seconds=w.seconds, at=at) for w in result.windows]
+                samples += [
+                    RateSample(gpus=count, rate=w.rate, seconds=w.seconds, at=at) for w in result.windows
+                ]
                 shutil.rmtree(trial.folder, ignore_errors=True)
                 if count == counts[-1] or shape_of(spec, None, ()).because is not Because.UNKNOWN:
                     continue

@@ -27,7 +27,7 @@ from hpcsched.errors import BadInput, ConfigError, HpcschedError
 from hpcsched.launch.remote import protocol
 from hpcsched.printing import printable
 from hpcsched.store.batches import read_batches
-from hpcsched.store.rundir import RunDir, last_word
+from hpcsched.store.rundir import RunDir, last_status
 from hpcsched.store.status import my_runs, read_page, read_status
 
 INPUTS = examples(1000)
@@ -190,7 +190,7 @@ def test_a_damaged_status_is_told_and_breaks_no_other_run(tmp_path):
         for read in (read_status, read_page):
             with contextlib.suppress(HpcschedError):
                 read(rundir)
-        last_word(rundir)
+        last_status(rundir)
         assert [line.id for line in my_runs(environ)] == ["a"]
 
 

@@ -15,7 +15,7 @@ from hpcsched.cli.run.results import Bounds, result_of
 from hpcsched.core.jobs import Costs
 from hpcsched.core.machine import Machine
 from hpcsched.core.profile import Cost, Profile
-from hpcsched.store.database import Database, FinishedJob, Run, iso
+from hpcsched.store.database import Database, FinishedJob, RunEntry, iso
 
 
 def archive(life: LifeResult, database: Path, directory: str) -> None:
@@ -24,7 +24,7 @@ def archive(life: LifeResult, database: Path, directory: str) -> None:
     first = datetime.fromtimestamp(machine.run.lives[0].wall, UTC)
     with Database(database) as opened:
         opened.record_run(
-            Run(
+            RunEntry(
                 run_id=record.id,
                 directory=directory,
                 host=record.host,

@@ -14,7 +14,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.reasons import Why
 from hpcsched.core.transitions.waiting import MAX_NO_ROOM_S, NO_ROOM_S
 from hpcsched.errors import LaunchError
-from hpcsched.store.spare import Spare
+from hpcsched.store.spare import SpareFile
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 WHERE = "/run/jobs/1"
@@ -164,7 +164,7 @@ def test_errors_that_mean_so(tmp_path, number):
 def test_a_snapshot_can_be_replaced_on_a_full_disk(tmp_path):
     path = tmp_path / "status.json"
     path.write_text("{}")
-    spare = Spare(path)
+    spare = SpareFile(path)
     assert not spare.replace(b"[0]")
     spare.keep(2)
     blocks = sum(file.stat().st_blocks for file in tmp_path.iterdir())
@@ -182,7 +182,7 @@ def test_room_for_a_snapshot_is_kept_also_after_an_agent_that_was_killed_meanwhi
     path = tmp_path / "status.json"
     path.write_text("{}")
     (tmp_path / ".status.json.old").write_text("left behind")
-    spare = Spare(path)
+    spare = SpareFile(path)
     spare.keep(2)
     for n in range(3):
         assert spare.replace(b"[%d]" % n)
