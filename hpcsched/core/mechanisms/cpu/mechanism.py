@@ -205,8 +205,10 @@ class Cpu(Mechanism):
 
     def decide(self) -> None:
         """Start those that can, have those grow that may."""
+        if not self.used:
+            return
         rule: CpuRule | None = self._decisions.rule(self.name)
-        if not self.used or rule is None:
+        if rule is None:
             return
         for decision in rule.allot(self.view()):
             match decision:
