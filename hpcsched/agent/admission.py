@@ -85,7 +85,7 @@ class Admission:
         new = {job.model for job in jobs} - {model for model, _ in machine.estimates.profiles}
         found = self.find_profiles(new) if new else ()
         for job in jobs:
-            self._check_room(job, [*found, *machine.estimates.profiles.values()], where)
+            self._check_memory(job, [*found, *machine.estimates.profiles.values()], where)
         stand_ins = [job for job in jobs if self.stand_ins or job.kind is Kind.REPLAY]
         require_profiles(stand_ins, [*machine.estimates.profiles.values(), *found])
         return found
@@ -189,7 +189,7 @@ class Admission:
             accepted = f"at most {self.cores:.4g}: no host here has more for jobs without GPUs (cpus_per_gpu)"
             raise ConfigError(where=where, key=f"job {job.name}.strategy.cpus", got=got, accepted=accepted)
 
-    def _check_room(self, job: JobSpec, profiles: Sequence[Profile], where: str) -> None:
+    def _check_memory(self, job: JobSpec, profiles: Sequence[Profile], where: str) -> None:
         """Refuse a background job that has no room in any GPU's memory, even alone."""
         tables = (profile.memory_mib for profile in profiles if profile.model == job.model)
         need, room = cost_at(next(tables, None), 1), self.memory_mib

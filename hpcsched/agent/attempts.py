@@ -80,7 +80,7 @@ class Attempt:
     ranks: int
     folder: Path
     output: Path
-    teaches: bool
+    measured: bool
     """Whether its throughput and its costs are its own: a stand-in only follows a profile."""
     rendezvous: RendezvousCheck | None = None
     """The check that its ranks have met, where that can be seen."""

@@ -21,7 +21,7 @@ from hpcsched.agent.launch_plans import (
     Site,
     joining_plan,
     launch_plan,
-    pack_of,
+    pack_name,
     put_layer_profile,
     seat_devices,
 )
@@ -71,7 +71,7 @@ class Effects:
         self._attempts: dict[int, Attempt] = {}
         self._timers, self._records_due = list[tuple[float, tuple[str, int, int]]](), 0.0
         self._due: dict[tuple[str, int, int], float] = {}
-        self._accusations = GpuFaults()
+        self._gpu_faults = GpuFaults()
         self._deferred = Deferred(self.perform)  # while it is being found out what their interpreters have
         self._launched: set[int] = set()
         """Ids of jobs that may have left something in memory."""
@@ -123,7 +123,7 @@ class Effects:
                 profile=self._machine.estimates.profile(job),
                 shared=self._machine.mechanism(Background).used,
                 continues=self._machine.run.by_name.get(job.spec.continues or ""),
-                pack=pack_of(job, action, self._machine, self._site),
+                pack=pack_name(job, action, self._machine, self._site),
             )
             if not self._launcher.ready_for(plan):
                 self._deferred.put_off(job.id, action)
@@ -155,7 +155,7 @@ class Effects:
             folder=folder,
             output=plan.output,
             checkpoints=self._site.checkpoints_of(job.id),
-            teaches=job.spec.kind is not Kind.REPLAY and not self._site.stand_ins,
+            measured=job.spec.kind is not Kind.REPLAY and not self._site.stand_ins,
         )
         self._watch(attempt, workers)
         here, _, port = workers.where.rpartition(":")
@@ -282,9 +282,9 @@ class Effects:
         steps = [] if last is None else [last.step]
         if saved is not None and code in (0, SUSPENDED):
             steps.append(saved)
-        asked = attempt.asked_to_save if attempt.teaches and code == SUSPENDED else None
+        asked = attempt.asked_to_save if attempt.measured and code == SUSPENDED else None
         spec, others = self._machine.run.jobs[attempt.job_id].spec, self._attempts.values()
-        unusable = self._accusations.judge(attempt, code, spec, others)
+        unusable = self._gpu_faults.judge(attempt, code, spec, others)
         if unusable and unusable.lost is not None:  # before the end, which is no failure of the job then
             news.append(ev.DeviceLost(at=self._clock.now(), gpu=unusable.lost, why=unusable.why))
         last_words = unusable.why if unusable else printable(last_line(attempt.output))
@@ -302,7 +302,7 @@ class Effects:
             if code == 0 or (code == SUSPENDED and not unreadable)
             else disk_space.first_full_directory(attempt.written_folders),
             took_s=None if asked is None else time.monotonic() - asked,
-            lasted_s=time.monotonic() - attempt.began if attempt.teaches else None,
+            lasted_s=time.monotonic() - attempt.began if attempt.measured else None,
             held=held,
         )
         return [*news, exited]
@@ -355,8 +355,8 @@ class Effects:
             about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
             if not attempt.ready and (word := attempt.ready_report()):
                 attempt.ready = True
-                self._accusations.trains(self._machine.run.jobs[attempt.job_id].spec)
-                took_s = time.monotonic() - attempt.began if attempt.teaches else None
+                self._gpu_faults.note_ready(self._machine.run.jobs[attempt.job_id].spec)
+                took_s = time.monotonic() - attempt.began if attempt.measured else None
                 in_place, parallel = word.in_place, word.parallel
                 yield ev.WorkersReady(at=now, **about, in_place=in_place, parallel=parallel, took_s=took_s)
             if attempt.rendezvous and (met := attempt.rendezvous.news(ready=attempt.ready)) is not None:
@@ -391,7 +391,7 @@ class Effects:
                 attempt=attempt.attempt,
                 step=attempt.meter.last.step,
                 rate=attempt.meter.rate,
-                done_s=self._done_s(attempt.meter.last.t) if attempt.teaches else None,
+                done_s=self._done_s(attempt.meter.last.t) if attempt.measured else None,
             )
             for attempt in self._attempts.values()
             if attempt.meter and attempt.meter.last

@@ -41,7 +41,7 @@ class GpuFaults:
         self._believed: dict[int, int] = {}
         """By job the GPU that it has taken out."""
 
-    def trains(self, spec: JobSpec) -> None:
+    def note_ready(self, spec: JobSpec) -> None:
         """Note that a job is ready: if it is a trainer, the torch of its environment can use a GPU."""
         if spec.kind is Kind.TRAINER:
             self._trained.add(spec.environment)

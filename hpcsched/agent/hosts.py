@@ -32,8 +32,8 @@ JOIN_WITHIN_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Devices and cores, the launcher that starts workers on them, and the node agents, if any (`hosts`)."""
+class Hosts:
+    """Devices and cores, the launcher that starts workers on them, and the node agents, if any (`remote`)."""
 
     kind: str
     speed: float
@@ -42,7 +42,7 @@ class Place:
     sample: Callable[[], Sequence[Sample]]
     close: Callable[[], object]
     cores: tuple[HostCores, ...] = ()
-    hosts: RemoteLauncher[Sample] | None = None
+    remote: RemoteLauncher[Sample] | None = None
     interpreters: Interpreters | None = None
     """The Python interpreters of this host, where it is the only one."""
     granted: int = 1
@@ -71,7 +71,7 @@ class Place:
 
 def this_host(
     spec: str, allocation: Allocation, *, standbys: int | None = None, cpus_per_gpu: int = CPUS_PER_GPU
-) -> Place:
+) -> Hosts:
     """The devices of this host alone; workers are child processes of the agent.
 
     `standbys`: see `LocalLauncher`. `cpus_per_gpu`: cores kept for the jobs of each GPU. Raises ConfigError
@@ -99,7 +99,7 @@ def this_host(
         launcher.close()
         devices.close()
 
-    return Place(
+    return Hosts(
         kind=devices.kind,
         speed=devices.speed,
         inventory=devices.inventory(),
@@ -127,7 +127,7 @@ def node_agents(
     cpus_per_gpu: int = CPUS_PER_GPU,
     serve_on_s: float = SERVE_ON_S,
     notice_s: float = 0.0,
-) -> Place:
+) -> Hosts:
     """The devices of all hosts of the allocation, each behind a node agent that is started now.
 
     Raises ConfigError for an interface that is not here, LaunchError when no node agent comes.
@@ -135,7 +135,7 @@ def node_agents(
     from hpcsched.launch.remote.launcher import RemoteLauncher  # ZeroMQ: not for runs on one host
 
     others = [host.name for host in allocation.hosts if host.name != allocation.here]
-    hosts = RemoteLauncher(
+    launcher = RemoteLauncher(
         hosts=allocation.hosts,
         commands=batch.on_hosts,
         run_id=run_id,
@@ -151,31 +151,31 @@ def node_agents(
         notice_s=notice_s,
         shielded=allocation.signals_all,
     )
-    hosts.start(JOIN_WITHIN_S)
-    for name, ahead_s in hosts.skew_s.items():
+    launcher.start(JOIN_WITHIN_S)
+    for name, ahead_s in launcher.skew_s.items():
         if abs(ahead_s) > MAX_CLOCK_SKEW_S:
             way = "ahead of" if ahead_s > 0 else "behind"
             say(
                 f"the clock of host {name} is {abs(ahead_s):.0f} s {way} this one's: its files' times are off"
             )
-    return Place(
-        kind=hosts.kind,
-        speed=hosts.speed,
-        inventory=hosts.inventory(),
-        launcher=hosts,
-        sample=hosts.sample,
-        close=hosts.close,
-        cores=hosts.cores,
-        hosts=hosts,
+    return Hosts(
+        kind=launcher.kind,
+        speed=launcher.speed,
+        inventory=launcher.inventory(),
+        launcher=launcher,
+        sample=launcher.sample,
+        close=launcher.close,
+        cores=launcher.cores,
+        remote=launcher,
         granted=len(allocation.hosts),
     )
 
 
-def describe_allocation(allocation: Allocation, place: Place) -> str:
+def describe_allocation(allocation: Allocation, hosts: Hosts) -> str:
     """The allocation in one line."""
-    come, granted = len(place.host_names), place.granted
-    hosts = f"{come} host{'s' * (come > 1)}" if come == granted else f"{come} of {granted} hosts"
+    come, granted = len(hosts.host_names), hosts.granted
+    shown = f"{come} host{'s' * (come > 1)}" if come == granted else f"{come} of {granted} hosts"
     again = f", restart {allocation.restart_count}" if allocation.restart_count else ""
-    devices = f"{len(place.inventory)} x {place.kind}"
+    devices = f"{len(hosts.inventory)} x {hosts.kind}"
     job = f"{allocation.kind} job {allocation.id}{again}"
-    return f"{job} on {hosts} with {devices}; it {ends(allocation.deadline)}"
+    return f"{job} on {shown} with {devices}; it {ends(allocation.deadline)}"

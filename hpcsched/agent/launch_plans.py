@@ -134,7 +134,7 @@ def seat_devices(seats: Sequence[Seat]) -> tuple[Device, ...]:
     return tuple(device_of(seat) for seat in seats)
 
 
-def pack_of(job: Job, action: Launch, machine: Machine, site: Site) -> str | None:
+def pack_name(job: Job, action: Launch, machine: Machine, site: Site) -> str | None:
     """The name of the pack that a job is launched into: one for each GPU and kind of job in each life of an
     agent; None for a job that is not packed. One that has left its pack gets a pack of its own."""
     if not is_packed(job.spec) or site.stand_ins:

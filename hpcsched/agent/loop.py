@@ -34,23 +34,23 @@ PROGRESS_PERIOD_S = 10.0
 SNAPSHOT_FRACTION = 0.1
 """The largest share of the time that goes into writing snapshots (chosen)."""
 
-LEAST_SNAPSHOT_S = 0.25
+MIN_SNAPSHOT_PERIOD_S = 0.25
 """The shortest time between two snapshots (chosen)."""
 
-UNCHANGED_SNAPSHOT_S = 1.0
+UNCHANGED_SNAPSHOT_PERIOD_S = 1.0
 """How often the times of running jobs are brought up to date when nothing else changes (chosen)."""
 
 WORKER_SIGNAL_S = 2.0
 """Time after the end of a worker, or of a resize, in which a SIGUSR1 counts as that worker's (chosen)."""
 
-KEPT_WITHIN_S = 1800.0
+DURABLE_WITHIN_S = 1800.0
 """Time that states may take from memory to disk when nothing is left to run (chosen)."""
 
 STOP_NOTICED_S = 5.0
 """A wait that is longer than asked for by this much means that all processes were stopped (chosen)."""
 
 
-class Outcome(StrEnum):
+class RunOutcome(StrEnum):
     """The end of an agent's run; the values are run states of status.json."""
 
     FINISHED = "FINISHED"
@@ -83,7 +83,7 @@ class Agent:
         self._left_at_last_asking = -1
         """Jobs that had not ended when the source of jobs was asked last."""
 
-    def run(self, first: Sequence[ev.Event]) -> Outcome:
+    def run(self, first: Sequence[ev.Event]) -> RunOutcome:
         """Handle the events `first` and all later ones, until nothing is left to do or the run is drained.
 
         Raises StoreError when the journal cannot be written any more. However this ends, no worker is left:
@@ -97,7 +97,7 @@ class Agent:
                 gc.freeze()  # a full collection that walks a long queue stops the loop for 50 ms
                 while not self._over():
                     self._wait()
-                outcome = Outcome.FINISHED if self._machine.run.finished else Outcome.STOPPED
+                outcome = RunOutcome.FINISHED if self._machine.run.finished else RunOutcome.STOPPED
             except StoreError as error:
                 raise self._give_up(error) from error
             except BaseException:
@@ -134,7 +134,7 @@ class Agent:
         if not self._r.effects.keeping():
             return True
         if self._kept_by is None:
-            self._kept_by = time.monotonic() + KEPT_WITHIN_S
+            self._kept_by = time.monotonic() + DURABLE_WITHIN_S
         late = time.monotonic() > self._kept_by or self._clock.now() > self._machine.deadline.leave_by
         if late:
             self._tell("leaving before all states were on disk: those jobs go on from older checkpoints")
@@ -408,16 +408,18 @@ class Agent:
         with contextlib.suppress(OSError):
             self._r.observer.tick(self._clock.now())
         if not self._machine.run.changed:
-            period_s = UNCHANGED_SNAPSHOT_S if self._machine.run.active else SNAPSHOT_PERIOD_S
+            period_s = UNCHANGED_SNAPSHOT_PERIOD_S if self._machine.run.active else SNAPSHOT_PERIOD_S
             if now < self._snapshot_at + period_s:
-                self._snapshot_due = now + LEAST_SNAPSHOT_S
+                self._snapshot_due = now + MIN_SNAPSHOT_PERIOD_S
                 return
         self._snapshot_at = now
         self._r.ending.show()
         self._write_snapshot("DRAINING" if self._machine.deadline.draining else "RUNNING")
         cost_s = time.monotonic() - now
         # Not longer than others wait for a sign of life, whatever held this one up.
-        self._snapshot_due = now + min(max(LEAST_SNAPSHOT_S, cost_s / SNAPSHOT_FRACTION), SNAPSHOT_PERIOD_S)
+        self._snapshot_due = now + min(
+            max(MIN_SNAPSHOT_PERIOD_S, cost_s / SNAPSHOT_FRACTION), SNAPSHOT_PERIOD_S
+        )
 
     def _write_snapshot(self, state: str, *, durable: bool = False) -> None:
         self._r.snapshot.batchings = self._r.effects.batchings()

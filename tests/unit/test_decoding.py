@@ -121,7 +121,7 @@ def test_what_programs_write_costs_the_agent_nothing(tmp_path):
         ranks=1,
         folder=tmp_path,
         output=tmp_path / "o",
-        teaches=True,
+        measured=True,
     )  # type: ignore[arg-type]
     reader, writer = os.pipe()
     os.set_blocking(reader, False)

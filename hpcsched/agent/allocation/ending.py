@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from hpcsched.agent.allocation.watch import AllocationWatch, Answer
+from hpcsched.agent.allocation.watch import AllocationWatch, EndTimeAnswer
 from hpcsched.agent.clock import RunClock
 from hpcsched.batch.base import COMMAND_TIMEOUT_S, EndReason
 from hpcsched.core import events as ev
@@ -101,7 +101,7 @@ class AllocationEnd:
     def events(self) -> list[ev.Event]:
         """The events that follow from the batch system's answers since the last call."""
         events: list[ev.Event] = []
-        of_end: Answer | None = None
+        of_end: EndTimeAnswer | None = None
         for answer in self._watch.take() if self._watch else ():
             if answer.of_end:
                 of_end = answer
@@ -123,7 +123,7 @@ class AllocationEnd:
                 self._tell(f"{name} from the batch system; saving begins in {left_s:.0f} s{again}")
         return events
 
-    def _stale(self, answer: Answer) -> bool:
+    def _stale(self, answer: EndTimeAnswer) -> bool:
         """Whether it was asked for before the newest signal, and says nothing of that."""
         says_none = answer.reason in (EndReason.NONE, EndReason.UNKNOWN)
         return says_none and answer.asked_at < self._signalled_at
@@ -211,7 +211,7 @@ class AllocationEnd:
             self._tell(f"the batch system ends this job ({_WHY[reason]}): {then}")
         return [ev.DrainRequested(at=self._clock.now(), cause=cause)]
 
-    def _end_time(self, answer: Answer) -> list[ev.Event]:
+    def _end_time(self, answer: EndTimeAnswer) -> list[ev.Event]:
         machine, known = self._machine, self._machine.deadline.at
         if bool(answer.error) == self._answers:
             self._answers = not answer.error

@@ -17,7 +17,7 @@ from hpcsched.errors import BatchError, StoreError
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.snapshot import name_successor
 
-TIME_IS_UP = frozenset(
+ALLOCATION_OVER_CAUSES = frozenset(
     {
         "deadline",
         "stuck",
@@ -27,7 +27,7 @@ TIME_IS_UP = frozenset(
     }
 )
 """Causes of a drain after which the run goes on elsewhere; after all others somebody wanted it to stop."""
-HOSTS_TAKEN = frozenset(FROM_BATCH + reason for reason in (EndReason.PREEMPTED, EndReason.NODE_FAIL))
+HOSTS_LOST_CAUSES = frozenset(FROM_BATCH + reason for reason in (EndReason.PREEMPTED, EndReason.NODE_FAIL))
 """After these that nothing advanced says nothing of the next allocation."""
 
 ALREADY_REQUEUED = "work is left: this batch job was put back into its queue, and goes on by itself"
@@ -40,7 +40,7 @@ _PASSING = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RunProgress:
     """How far a run is: jobs that have ended, saves seen, and by job the steps on disk."""
 
     ended: int
@@ -48,7 +48,7 @@ class Standing:
     saved_steps: Mapping[int, int]
 
     @classmethod
-    def of(cls, machine: Machine) -> Standing:
+    def of(cls, machine: Machine) -> RunProgress:
         jobs = machine.run.jobs.values()
         return cls(
             ended=sum(job.state.final for job in jobs),
@@ -57,7 +57,7 @@ class Standing:
             saved_steps={job.id: job.saved_step or 0 for job in jobs},
         )
 
-    def is_past(self, before: Standing) -> bool:
+    def is_past(self, before: RunProgress) -> bool:
         """Whether more is done than `before`."""
         return (
             self.ended > before.ended
@@ -76,13 +76,13 @@ class RequeuePlan:
 
 
 def why_not_requeued(
-    machine: Machine, plan: RequeuePlan, *, before: Standing, short_of_hosts: bool = False
+    machine: Machine, plan: RequeuePlan, *, before: RunProgress, short_of_hosts: bool = False
 ) -> str | None:
     """The reason why a run that was stopped with work left does not go on by itself; None if it does.
 
     `before`: its progress when this allocation began. `short_of_hosts`: not all hosts could be used.
     """
-    if machine.deadline.cause not in TIME_IS_UP:
+    if machine.deadline.cause not in ALLOCATION_OVER_CAUSES:
         who = "`hpcsched drain`" if machine.deadline.cause.startswith("inbox:") else machine.deadline.cause
         if who == CANCELLED:
             return "its batch job was cancelled"
@@ -90,8 +90,8 @@ def why_not_requeued(
     waiting = [job for job in machine.run.jobs.values() if not job.state.final]
     if all(job.held or job.state is JobState.HELD for job in waiting):
         return "all that is left is held by the user"
-    taken = short_of_hosts or machine.deadline.cause in HOSTS_TAKEN
-    if not taken and not Standing.of(machine).is_past(before):
+    taken = short_of_hosts or machine.deadline.cause in HOSTS_LOST_CAUSES
+    if not taken and not RunProgress.of(machine).is_past(before):
         return "nothing advanced in this allocation, so nothing would in another of its kind"
     restarts = len(machine.run.lives) - 1
     if restarts >= plan.most:

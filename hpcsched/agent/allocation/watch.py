@@ -30,7 +30,7 @@ MIN_CHANGE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EndTimeAnswer:
     """An answer of the batch system: the Unix time of the end (None: never), or the `error` of the question.
 
     `reason`: why the job is being ended, where that was asked; it may come alone (`of_end` False).
@@ -76,7 +76,7 @@ class AllocationWatch:
         """Seconds from the first signal that ends the job to SIGKILL; None: not known (yet)."""
         self.comment = ""
         """The comment to set; assigned by the caller."""
-        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._answers: SimpleQueue[EndTimeAnswer] = SimpleQueue()
         self._wake = threading.Event()
         self._why = threading.Event()
         self._stopped = False
@@ -96,7 +96,7 @@ class AllocationWatch:
         self._why.set()
         self._wake.set()
 
-    def take(self) -> list[Answer]:
+    def take(self) -> list[EndTimeAnswer]:
         """The answers since the last call."""
         answers = []
         while not self._answers.empty():
@@ -121,7 +121,7 @@ class AllocationWatch:
                 asked_at, reason = time.monotonic(), self._reason()
                 if reason is EndReason.UNKNOWN:
                     self._why.set()
-                self._answers.put(Answer(reason=reason, of_end=False, asked_at=asked_at))
+                self._answers.put(EndTimeAnswer(reason=reason, of_end=False, asked_at=asked_at))
             if asked or wait_s:
                 self._answers.put(self._end())
             if self.kill_wait_s is None and tries < KILL_WAIT_TRIES:
@@ -130,18 +130,18 @@ class AllocationWatch:
             self._tell()
             wait_s = REASON_RETRY_S if self._why.is_set() else self._period_s
 
-    def _end(self) -> Answer:
+    def _end(self) -> EndTimeAnswer:
         known, asked_at = self._deadline, time.monotonic()
         try:
             self._deadline = self._batch.end_time()
         except BatchError as error:
-            return Answer(error=str(error))
+            return EndTimeAnswer(error=str(error))
         except Exception as error:  # whatever a binding raises: the next question may do better
-            return Answer(error=f"the end time cannot be had: {error!r}")
+            return EndTimeAnswer(error=f"the end time cannot be had: {error!r}")
         end = self._deadline
         sooner = end is not None and (known is None or end < known - MIN_CHANGE_S)
         reason = self._reason() if sooner and self._preemptible else None
-        return Answer(deadline=end, reason=reason, asked_at=asked_at)
+        return EndTimeAnswer(deadline=end, reason=reason, asked_at=asked_at)
 
     def _reason(self) -> EndReason:
         try:

@@ -273,7 +273,7 @@ def judged(
     spec = JobSpec(name="a", kind=Kind.TRAINER, model="m", env=env or {})
     accusations = GpuFaults()
     if trained:
-        accusations.trains(spec)
+        accusations.note_ready(spec)
     return accusations.judge(SimpleNamespace(**{**vars(attempt), **facts}), code, spec, ())
 
 

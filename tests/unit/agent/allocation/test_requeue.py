@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcsched.agent.allocation import requeue
-from hpcsched.agent.allocation.requeue import RequeuePlan, Standing, requeue_or_chain, why_not_requeued
+from hpcsched.agent.allocation.requeue import RequeuePlan, RunProgress, requeue_or_chain, why_not_requeued
 from hpcsched.batch.base import EndReason
 from hpcsched.core import events as ev
 from hpcsched.core.transitions.outcome import DRAIN
@@ -17,10 +17,10 @@ MODEL = a_profile("m", [1.0, 2.0], start_s=1.0, suspend_s=1.0)
 REQUEUE = RequeuePlan(how="requeue", most=3)
 
 
-def stopped(*, saves: int = 10) -> tuple[Driver, Standing]:
+def stopped(*, saves: int = 10) -> tuple[Driver, RunProgress]:
     """A run whose time was up: job a has saved, b has not begun; and its standing before."""
     driver = Driver(a_job("a", "m", 1000), a_job("b", "m"), gpus=2, profiles=(MODEL,), deadline=500.0)
-    before = Standing.of(driver.machine)
+    before = RunProgress.of(driver.machine)
     driver.runs("a")
     driver.now = 450.0
     driver.tell(ev.TimerFired, key=DRAIN)
@@ -41,8 +41,8 @@ def test_not_when_nothing_advanced():
 
 def test_one_job_that_fell_back_does_not_hide_that_another_advanced():
     driver, _ = stopped(saves=10)
-    before = Standing(ended=0, suspensions=0, saved_steps={1: 5, 2: 500})
-    assert Standing.of(driver.machine).is_past(before)
+    before = RunProgress(ended=0, suspensions=0, saved_steps={1: 5, 2: 500})
+    assert RunProgress.of(driver.machine).is_past(before)
 
 
 def test_not_when_all_that_is_left_is_held():
