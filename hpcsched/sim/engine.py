@@ -182,6 +182,7 @@ class Simulation:
     def _begin(self) -> None:
         self._feed(
             ev.AgentStarted(
+                rules=ev.RULES,
                 at=0.0,
                 wall=0.0,
                 devices=self._devices,

@@ -87,7 +87,10 @@ def decode(line: bytes) -> tuple[int, ev.Event]:
     if record.v > VERSION or record.type not in _EVENTS:
         raise UnknownRecord(f"record version {record.v}, type {record.type}, of another hpcsched")
     kind = _EVENTS[record.type]
-    return record.seq, decode_as(bytes(record.event), kind, most_bytes=MAX_JOURNAL_BYTES, most_depth=None)
+    event = decode_as(bytes(record.event), kind, most_bytes=MAX_JOURNAL_BYTES, most_depth=None)
+    if isinstance(event, ev.AgentStarted) and not 1 <= event.rules <= ev.RULES:
+        raise UnknownRecord(f"it decides by version {event.rules} of the rules, of another hpcsched")
+    return record.seq, event
 
 
 def read(path: Path) -> Iterator[tuple[ev.Event, int]]:
@@ -190,7 +193,7 @@ class Journal:
         self._keep_room()
 
     def _keep_room(self) -> None:
-        """See to at least AHEAD / 2 bytes of room, where the file system can; the file's length stays."""
+        """Keep at least PREALLOCATED_BYTES / 2 allocated ahead, if the file system can; the length stays."""
         if self._kept - self._length < PREALLOCATED_BYTES // 2 and preallocate(
             self._descriptor, self._length, PREALLOCATED_BYTES
         ):

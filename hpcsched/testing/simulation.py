@@ -134,6 +134,7 @@ class Rehearsal:
         scene, now = self._scene, machine.run.now
         first: list[ev.Event] = [
             ev.AgentStarted(
+                rules=ev.RULES,
                 at=now,
                 wall=now,
                 devices=some_devices(scene.gpus),

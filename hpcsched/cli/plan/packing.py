@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpcsched.planning.packing.planner import PackPlan
     from hpcsched.planning.packing.problem import Problem
 
-STRATEGIES = ("auto", "off", "measured", "knn", "batch", "random")
+STRATEGIES = ("run", "auto", "off", "measured", "knn", "batch", "random")
 """Named here too, such that --help need not import the planner."""
 
 
@@ -30,7 +30,10 @@ STRATEGIES = ("auto", "off", "measured", "knn", "batch", "random")
 )
 @click.option("--most", type=click.IntRange(min=1), metavar="N", help="Most members of a pack; default: 16.")
 @click.option(
-    "--strategy", type=click.Choice(STRATEGIES), default="auto", help="Strategy; default: the best of all."
+    "--strategy",
+    type=click.Choice(STRATEGIES),
+    default="run",
+    help="Strategy; default: what `run` does; auto: the best of all.",
 )
 @click.option("--threshold", type=Number(min=0), metavar="X", help="Largest distance of neighbours (knn).")
 @click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of random choices.")

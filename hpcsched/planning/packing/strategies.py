@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from random import Random
 
 from hpcsched.planning.packing.costs import Key
 from hpcsched.planning.packing.distance import apart, places
+from hpcsched.planning.packing.joining import MAX_MEMBERS, best_place
 from hpcsched.planning.packing.problem import Problem
 from hpcsched.planning.packing.search import Search, Shapes
 from hpcsched.planning.packing.speeds import Kind, Member, Pack
@@ -85,8 +87,33 @@ def measured(problem: Problem) -> Packs:
     return packs
 
 
+def as_run(problem: Problem) -> Packs:
+    """The packs of `run` and `simulate`: in the order of the members, each starts on a device that is free,
+    joins one that it pays to join (`joining`), or waits and begins a pack of its own.
+
+    Members that join when others have left a pack are shown as packs of their own.
+    """
+    speeds, room = problem.speeds, replace(problem.room, most=min(problem.room.most, MAX_MEMBERS))
+    packs: list[list[Member]] = []
+    waiting: list[Member] = []
+    for member in problem.members:
+        if len(packs) < problem.devices:
+            packs.append([member])
+            continue
+        fitting = {
+            i: [speeds.kind(each) for each in pack]
+            for i, pack in enumerate(packs)
+            if not room.refusal(Counter(each.key for each in (*pack, member)), speeds)
+        }
+        place = best_place(speeds, fitting, speeds.kind(member))
+        (waiting if place is None else packs[place]).append(member)
+    found = [tuple(pack) for pack in packs]
+    return [*found, *as_run(replace(problem, members=tuple(waiting)))] if waiting else found
+
+
 STRATEGIES: Mapping[str, Strategy] = {
     "off": singleton,
+    "run": as_run,
     "measured": measured,
     "knn": knn,
     "batch": by_batch,
