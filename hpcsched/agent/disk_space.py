@@ -14,7 +14,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _WORDS = tuple(os.strerror(number) for number in sorted(FULL))
 
 
-def full_directory_for(error: Exception, folder: Path) -> str:
+def full_directory(error: Exception, folder: Path) -> str:
     """The directory without space that caused `error`; "" if that was not the cause.
 
     The error of another host is known by its message only.

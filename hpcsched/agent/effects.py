@@ -17,14 +17,7 @@ from hpcsched.agent.clock import RunClock
 from hpcsched.agent.deferred import Deferred
 from hpcsched.agent.gpu_faults import GpuFaults
 from hpcsched.agent.job_folder import gpus_named, last_line, mark_attempt, put_aside
-from hpcsched.agent.launch_plans import (
-    Site,
-    joining_plan,
-    launch_plan,
-    pack_name,
-    put_layer_profile,
-    seat_devices,
-)
+from hpcsched.agent.launch_plans import Site, joining_plan, launch_plan, pack_name, put_layers, seat_devices
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.rendezvous_check import NOT_MET_AFTER_S, RendezvousCheck
 from hpcsched.contract import orders
@@ -129,7 +122,7 @@ class Effects:
                 self._deferred.put_off(job.id, action)
                 return []
             folder.mkdir(mode=0o700, exist_ok=True)
-            put_layer_profile(job, self._site, devices[0].kind, folder)
+            put_layers(job, self._site, devices[0].kind, folder)
             remove_attempt_files(folder, action.attempt, held=job.id not in self._launcher.keeping())
             if action.anew:
                 self._launcher.forget(job.id)
@@ -141,7 +134,7 @@ class Effects:
         except MemoryError:
             raise
         except Exception as error:  # whatever is wrong with a job, the others go on
-            where = disk_space.full_directory_for(error, folder)
+            where = disk_space.full_directory(error, folder)
             if not isinstance(error, LaunchError):
                 said = str(error) if isinstance(error, OSError | ValueError) else repr(error)
                 error = LaunchError(said, transient=False)
@@ -272,9 +265,7 @@ class Effects:
         del self._attempts[attempt.job_id]
         about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
         if failure is not None:
-            return [
-                self._failed(failure, about, no_room=disk_space.full_directory_for(failure, attempt.folder))
-            ]
+            return [self._failed(failure, about, no_room=disk_space.full_directory(failure, attempt.folder))]
         record = attempt.record()
         saved, held = None if record is None or self._outdated(record, attempt) else record.step, False
         if code == SUSPENDED and (step := attempt.held_step()) is not None:

@@ -55,7 +55,7 @@ class Site:
         return checkpoint_dir(self.rundir.root, self.run_id, job_id, self.checkpoints)
 
 
-def put_layer_profile(job: Job, site: Site, device: str, folder: Path) -> None:
+def put_layers(job: Job, site: Site, device: str, folder: Path) -> None:
     """Put the layer profile of a burst job's model into its folder, where its program looks for it.
 
     A job that has one already keeps it, as it corrects it while it trains. Without a profile the program

@@ -59,7 +59,7 @@ UNKNOWN_GRACE_S = 3600.0
 """The time of grace to serve through when the batch system does not say how long it is (chosen)."""
 
 FindProfiles = Callable[[set[str], str], tuple[Profile, ...]]
-"""Gives the profiles of these models for this device type, as far as there are any."""
+"""Gives the profiles of these models for this device type."""
 
 FindParallel = Callable[[set[str]], Sequence[Program]]
 """Gives the programs of these models that are known to be parallel."""
@@ -110,7 +110,7 @@ class LifeResult:
     device_kind: str
     outputs: Mapping[int, Path]
     checkpoints: Mapping[int, Path]
-    """The folder of each job's checkpoints, by job id."""
+    """The folder of each job's checkpoints."""
     before: RunProgress
     """The progress of the run when this life began."""
     edits: JobEdits
@@ -189,8 +189,9 @@ def run(
         machine, journal, commands = open_run(rundir, make_policy)
         stack.callback(journal.close)
         standing, attempts_before = RunProgress.of(machine), _attempts(machine)
-        host_count = max(1, len(allocation.hosts))
-        end_orphans(rundir, machine, before, host=host, grace_s=request.grace_s, hosts=host_count)
+        end_orphans(
+            rundir, machine, before, host=host, grace_s=request.grace_s, hosts=max(1, len(allocation.hosts))
+        )
         run_id = before.id if before else machine.run.run_id or uuid.uuid4().hex
         observer = observe(machine)
 
@@ -362,9 +363,8 @@ def node_agent_times(batch: BatchSystem, allocation: Allocation) -> dict[str, fl
 
 
 def _here(request: RunRequest, allocation: Allocation) -> Hosts:
-    return this_host(
-        request.devices, allocation, standbys=request.standbys, cpus_per_gpu=request.cpus_per_gpu
-    )
+    standbys, cpus_per_gpu = request.standbys, request.cpus_per_gpu
+    return this_host(request.devices, allocation, standbys=standbys, cpus_per_gpu=cpus_per_gpu)
 
 
 def _admission(

@@ -31,13 +31,7 @@ _STATES: dict[str, BatchJobState] = {
     for word in words.split()
 }
 
-_LIVELIEST = (
-    BatchJobState.RUNNING,
-    BatchJobState.SUSPENDED,
-    BatchJobState.PENDING,
-    BatchJobState.UNKNOWN,
-    BatchJobState.ENDED,
-)
+_LIVELIEST = tuple(map(BatchJobState, ("RUNNING", "SUSPENDED", "PENDING", "UNKNOWN", "ENDED")))
 
 
 def state_of(state: str) -> BatchJobState:

@@ -157,7 +157,7 @@ def test_errors_that_mean_so(tmp_path, number):
     from_launch = LaunchError(f"x: {os.strerror(number)}", transient=False)
     from_launch.__cause__ = error
     of_another_host = LaunchError(f"x: {os.strerror(number)}", transient=False)
-    there = [bool(disk_space.full_directory_for(e, tmp_path)) for e in (error, from_launch, of_another_host)]
+    there = [bool(disk_space.full_directory(e, tmp_path)) for e in (error, from_launch, of_another_host)]
     assert there == [number != errno.EACCES] * 3
 
 
