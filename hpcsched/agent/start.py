@@ -189,9 +189,8 @@ def run(
         machine, journal, commands = open_run(rundir, make_policy)
         stack.callback(journal.close)
         standing, attempts_before = RunProgress.of(machine), _attempts(machine)
-        end_orphans(
-            rundir, machine, before, host=host, grace_s=request.grace_s, hosts=max(1, len(allocation.hosts))
-        )
+        count = max(1, len(allocation.hosts))
+        end_orphans(rundir, machine, before, host=host, grace_s=request.grace_s, hosts=count)
         run_id = before.id if before else machine.run.run_id or uuid.uuid4().hex
         observer = observe(machine)
 
@@ -353,8 +352,7 @@ def run(
 
 
 def node_agent_times(batch: BatchSystem, allocation: Allocation) -> dict[str, float]:
-    """The times that node agents serve on after a SIGTERM, as arguments of `node_agents`: batch systems send
-    it to job steps when a time of grace begins."""
+    """The times that node agents serve on after a SIGTERM, which may only begin a time of grace."""
     notice_s = 0.0
     if allocation.preemption:
         grace_s = allocation.preemption.grace_s
