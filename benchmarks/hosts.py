@@ -25,11 +25,11 @@ from typing import Any
 
 from common import ROOT, Report, Scratch, main, median, ms
 
-from hpcsched.batch.base import Host
+from hpcsched.batch.base import AllocatedHost
 from hpcsched.devices import Sample
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import protocol
-from hpcsched.launch.remote.launcher import Hosts
+from hpcsched.launch.remote.launcher import RemoteLauncher
 from hpcsched.testing.nodes import simulated
 
 HOSTS, QUICK_HOSTS = 100, 5
@@ -81,8 +81,8 @@ def measure(options: argparse.Namespace) -> Report:
 
 def head(folder: Path, count: int, watch_s: float, rounds: int) -> dict[str, list[float]]:
     """Measure, and give raw samples by name."""
-    hosts = Hosts(
-        hosts=[Host(name=f"n{i}") for i in range(count)],
+    hosts = RemoteLauncher(
+        hosts=[AllocatedHost(name=f"n{i}") for i in range(count)],
         commands=simulated(HELPERS),
         run_id="bench",
         run_dir=folder,
@@ -106,7 +106,7 @@ def head(folder: Path, count: int, watch_s: float, rounds: int) -> dict[str, lis
     return results
 
 
-def _watch(hosts: Hosts[Sample], watch_s: float, results: dict[str, list[float]]) -> None:
+def _watch(hosts: RemoteLauncher[Sample], watch_s: float, results: dict[str, list[float]]) -> None:
     windows = max(1, round(watch_s / WINDOW_S))
     cpu, wall = [], []
     with _told(hosts, protocol.Beat) as beats:
@@ -120,7 +120,7 @@ def _watch(hosts: Hosts[Sample], watch_s: float, results: dict[str, list[float]]
 
 
 @contextmanager
-def _told(hosts: Hosts[Sample], kind: type) -> Iterator[list[Any]]:
+def _told(hosts: RemoteLauncher[Sample], kind: type) -> Iterator[list[Any]]:
     """All messages of one kind that the head takes in meanwhile."""
     found: list[Any] = []
     inner = hosts._told
@@ -137,7 +137,7 @@ def _told(hosts: Hosts[Sample], kind: type) -> Iterator[list[Any]]:
         hosts._told = inner  # type: ignore[method-assign]
 
 
-def _until(hosts: Hosts[Sample], condition: Callable[[], bool], deadline_s: float = 60.0) -> float:
+def _until(hosts: RemoteLauncher[Sample], condition: Callable[[], bool], deadline_s: float = 60.0) -> float:
     """Go round like the agent; the time (monotonic clock) at which the condition held."""
     selector = select.epoll()
     selector.register(hosts.fileno(), select.EPOLLIN)
@@ -153,7 +153,7 @@ def _until(hosts: Hosts[Sample], condition: Callable[[], bool], deadline_s: floa
     return time.monotonic()
 
 
-def _round(hosts: Hosts[Sample], folder: Path, results: dict[str, list[float]]) -> dict[str, Any]:
+def _round(hosts: RemoteLauncher[Sample], folder: Path, results: dict[str, list[float]]) -> dict[str, Any]:
     """One launch over all hosts, signalled; then one launch on each host; which parts, and when."""
     with _told(hosts, protocol.Launched) as answers:
         began = time.monotonic()
@@ -183,7 +183,7 @@ def _round(hosts: Hosts[Sample], folder: Path, results: dict[str, list[float]]) 
     }
 
 
-def _plan(hosts: Hosts[Sample], folder: Path, gpus: range) -> LaunchPlan:
+def _plan(hosts: RemoteLauncher[Sample], folder: Path, gpus: range) -> LaunchPlan:
     inventory = hosts.inventory()
     return LaunchPlan(
         job_id=1,

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from common import Report, main, median, ms, percentile
 
-from hpcsched.agent.monitor import History
+from hpcsched.agent.monitor import UtilisationHistory
 from hpcsched.devices.base import Devices
 from hpcsched.devices.cpu import CpuSlots
 from hpcsched.devices.nvml import MIB, NvmlDevices
@@ -66,7 +66,7 @@ def _add(report: Report, key: str, what: str, devices: Devices, cycles: int, per
 
 
 def _cycles(devices: Devices, cycles: int) -> list[float]:
-    history = {device.index: History() for device in devices.inventory()}
+    history = {device.index: UtilisationHistory() for device in devices.inventory()}
     devices.sample()  # the first one only primes
     samples = []
     for _ in range(cycles):

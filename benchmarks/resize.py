@@ -35,8 +35,8 @@ from hpcsched.contract.orders import Resize, Suspend
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.devices import open_devices
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.contract import plan_attempt
 from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.plans import plan_attempt
 from hpcsched.launch.workers import LocalWorkers
 
 REPEAT, FEW, QUICK_REPEAT = 21, 5, 2
@@ -292,8 +292,8 @@ def warm(job: Training) -> None:
     job.start(1)
     job.train(2)
     job.leave(quick=False)
-    zygote = job.launcher._warm
-    assert zygote is not None
+    assert job.launcher._zygotes is not None
+    zygote = job.launcher._zygotes.of(sys.executable)
 
     def ready() -> bool:
         zygote.look()

@@ -1,4 +1,4 @@
-"""Whose processes these are."""
+"""The name of the user."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def user_name() -> str:
-    """The name of the user; the number where nobody knows a name, as in some containers."""
+    """The name of the user; the uid where there is no name, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # OSError: from Python 3.13 on

@@ -1,6 +1,6 @@
-"""What Python 3.9 lacks of the standard library that the worker and what it needs are written with.
+"""Names of newer standard libraries that Python 3.9 lacks, for the modules of `hpcsched-worker`.
 
-Modules of `hpcsched-worker` take these names from here. Where Python has them they are Python's own.
+Where Python has them they are Python's own.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ else:
         return builtins.zip(first, second)
 
     def bit_count(number):
-        """How many bits of it are 1."""
+        """The number of bits that are 1."""
         return bin(number).count("1")
 
     _END = object()
 
     def zip(*iterables, strict=False):
-        """The same; with `strict`, ValueError where one is shorter than the others."""
+        """As `builtins.zip`; with `strict`, ValueError for arguments of different lengths."""
         return _strict(iterables) if strict else builtins.zip(*iterables)
 
     def _strict(iterables):

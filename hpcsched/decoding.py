@@ -1,8 +1,8 @@
-"""The one way in for bytes that this process did not write: files, pipes, messages. What programs say has its
-own decoders, in `hpcsched.contract`.
+"""Decoders of bytes that this process did not write: files, pipes, messages (programs' messages have their
+own, in `hpcsched.contract`).
 
-Whatever is wrong with them is one exception, `BadInput`, with one printable line that says what. Size and
-depth are bounded before anything is built: what comes from outside costs its sender, and nobody else.
+All errors are one exception, `BadInput`, with one printable line. Size and depth are bounded before anything
+is built.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hpcsched.contract.codec import MOST_DEPTH, is_deeper, said
 from hpcsched.errors import BadInput
 
 MOST_BYTES = 64 * 2**20
-"""The longest document of all: a snapshot, or an inbox file with a long queue in it."""
+"""The longest document (chosen): a snapshot, or an inbox file with a long queue in it."""
 
 MOST_KEPT_DEPTH = 32
-"""The most tables and lists within each other in what is kept of a document, such as a job's `args`: it is
-put into other ones."""
+"""The most nested tables and lists in a kept part of a document, such as a job's `args` (chosen): it is put
+into other documents."""
 
 _AT_A_TIME = 2**20
 
@@ -35,9 +35,9 @@ T = TypeVar("T")
 def decode(
     data: bytes, kind: type[T], *, most_bytes: int = MOST_BYTES, most_depth: int | None = MOST_DEPTH
 ) -> T:
-    """A JSON document as `kind`; raises BadInput for whatever it is not.
+    """A JSON document as `kind`. Raises BadInput.
 
-    `most_depth` None: what is kept of it has a depth of its own, and the file may be long.
+    `most_depth` None: its depth is checked elsewhere, as the file may be long.
     """
     if len(data) > most_bytes:
         raise BadInput(f"longer than {most_bytes} bytes")
@@ -60,7 +60,7 @@ def decode_message(decoder: msgspec.msgpack.Decoder[T], data: bytes, *, most_byt
 
 
 def convert(table: Any, kind: type[T]) -> T:
-    """Plain values, as TOML gives them, as `kind`; raises BadInput."""
+    """Plain values (of TOML) as `kind`. Raises BadInput."""
     try:
         return msgspec.convert(table, kind)
     except _EXPECTED as error:
@@ -69,8 +69,8 @@ def convert(table: Any, kind: type[T]) -> T:
 
 @contextlib.contextmanager
 def opened(path: Path, *, follow: bool = True) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-    """A regular file, and what is known of it; never waits for a writer, as a pipe of that name would have
-    us do. `follow` False: not through a symbolic link. Raises OSError, and BadInput if it is no file.
+    """A regular file and its stat. Never waits, as opening a pipe would. `follow` False: not through a
+    symbolic link. Raises OSError, and BadInput if it is not a regular file.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
@@ -85,7 +85,7 @@ def opened(path: Path, *, follow: bool = True) -> Iterator[tuple[BinaryIO, os.st
 
 
 def read_tail(path: Path, most_bytes: int) -> str:
-    """The end of a regular file that programs write as they like; raises OSError, BadInput."""
+    """The last `most_bytes` of a regular file, as text. Raises OSError, BadInput."""
     with opened(path) as (file, about):
         file.seek(max(0, about.st_size - most_bytes))
         return file.read(most_bytes).decode(errors="replace")
@@ -94,7 +94,7 @@ def read_tail(path: Path, most_bytes: int) -> str:
 def read_file(
     path: Path, *, most_bytes: int = MOST_BYTES, follow: bool = True, owner: int | None = None
 ) -> bytes:
-    """The content of a regular file, `opened`.
+    """The content of a regular file.
 
     Raises OSError if it cannot be read, BadInput if it is no file, longer than `most_bytes`, or of another
     user than `owner`.
@@ -111,12 +111,12 @@ def read_file(
 
 
 def decode_file(path: Path, kind: type[T], *, most_bytes: int = MOST_BYTES) -> T:
-    """A file's JSON document as `kind`; raises OSError and BadInput as `read_file` and `decode` do."""
+    """A file's JSON document as `kind`. Raises OSError and BadInput as `read_file` and `decode` do."""
     return decode(read_file(path, most_bytes=most_bytes), kind, most_bytes=most_bytes)
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be written; a name of bytes that are no UTF-8, as Linux allows it, cannot."""
+    """Whether a text can be encoded; a file name that is not UTF-8, which Linux allows, cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -125,7 +125,7 @@ def is_utf8(text: str) -> bool:
 
 
 def not_json(value: Any, depth: int = 1) -> Any:
-    """The first value in a tree that JSON, which the journal is written in, cannot hold; None if none."""
+    """The first value in a tree that the journal's JSON cannot hold; None if there is none."""
     match value:
         case dict() | list() if depth > MOST_KEPT_DEPTH:
             return f"more than {MOST_KEPT_DEPTH} tables and lists within each other"

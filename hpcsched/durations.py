@@ -1,4 +1,4 @@
-"""Lengths of time as people write them."""
+"""Durations as people write them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(value: float | str) -> float:
-    """Seconds of a number, of "90s", "10m", "2h", "1d", or of Slurm's "D-HH:MM:SS" and "MM:SS".
+    """The seconds of a number, of "90s", "10m", "2h", "1d", or of Slurm's "D-HH:MM:SS" and "MM:SS".
 
-    Raises ValueError for anything else, for negative and for not finite numbers, OverflowError for
-    what no number holds.
+    Raises ValueError for anything else, and for negative and infinite numbers; OverflowError for numbers that
+    are too large.
     """
     if isinstance(value, str):
         text = value.strip().lower()

@@ -1,4 +1,4 @@
-"""Text of others on our terminals and pages: shown, never obeyed."""
+"""Text from programs and other users, made safe to print on terminals and pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ODD = re.compile(
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """The text with what a terminal would obey written as escapes; `lines`: ends of lines and tabs stay."""
+    """The text with control characters written as escapes; `lines`: ends of lines and tabs stay."""
     text = _ODD.sub(_escaped, text)
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
 

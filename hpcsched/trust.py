@@ -1,7 +1,7 @@
-"""Settings files that somebody else can write: obeyed only once their user has said so.
+"""Trust in settings files that other users can write: they are used only after the user has accepted them.
 
-A project's file is read from the working directory, whoever's that is, and may hold shell lines. One that was
-accepted is remembered by path and content, as direnv does it: when it changes it has to be accepted again.
+A project's file is read from the working directory, whoever owns that, and may hold shell lines. An accepted
+file is remembered by path and content, as direnv does it: after a change it has to be accepted again.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from pathlib import Path
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, ConfigError
 
-MOST_BYTES = 1 << 20
-"""Settings are never as large as this."""
+MAX_BYTES = 1 << 20
+"""The largest settings file (chosen)."""
 
 
 def read(path: Path) -> tuple[bytes, str]:
-    """A file's content, and who else can decide what it says: "" if nobody but this user and root can.
+    """A file's content, and the reason why others can change it; "" if only this user and root can.
 
     Raises ConfigError if it cannot be read.
     """
     try:
         with opened(path) as (file, facts):
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
         link, folder = path.lstat(), path.parent.stat()
     except BadInput as error:
         raise ConfigError(where=str(path), got="not a regular file", accepted="a readable file") from error
     except OSError as error:
         raise ConfigError(where=str(path), got=str(error.strerror), accepted="a readable file") from error
-    if len(content) > MOST_BYTES:
+    if len(content) > MAX_BYTES:
         raise ConfigError(where=str(path), got="more than 1 MiB", accepted="a file of settings")
     ours = (os.geteuid(), 0)
     for what, found in (("it", facts), ("it", link), ("its directory", folder)):
@@ -45,12 +45,12 @@ def read(path: Path) -> tuple[bytes, str]:
 
 
 def accepted(path: Path, content: bytes, environ: Mapping[str, str]) -> bool:
-    """Whether the user has said that this file may say this."""
+    """Whether the user has accepted this file with this content."""
     return _mark(path, content, environ).exists()
 
 
 def accept(path: Path, content: bytes, environ: Mapping[str, str]) -> None:
-    """From now on it may. Raises ConfigError when that cannot be remembered."""
+    """Remember that the user accepts this file with this content. Raises ConfigError if that fails."""
     mark = _mark(path, content, environ)
     try:
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which of this host's addresses the other hosts of the allocation can reach."""
+"""The address of this host that the other hosts of the allocation can reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Letting jobs into a run: what is asked for is checked, and the events that bring it in are made."""
+"""Admission of jobs into a run: their checks, and the events that add them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hpcsched.policy.cpu.configurations import Rules
 
 
 @dataclass(frozen=True, kw_only=True)
-class Edits:
-    """Jobs that the run has and that were submitted again, compared with it.
+class JobEdits:
+    """Jobs of the run that were submitted again, compared with their definitions in the run.
 
     `updated` and `kept`: see `events.AgentStarted`; `again` are those of the updated that had failed. `said`
     tells of each job that differs what becomes of it. `profiles` are of models that the updated ones name.
@@ -36,13 +36,13 @@ class Edits:
 
     @property
     def ignored(self) -> list[int]:
-        """The jobs of which the run keeps its own definition."""
+        """Ids of the jobs that keep the run's definition."""
         return [job_id for job_id, keys in self.kept.items() if keys]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """What this run can take.
+    """The checks of jobs against what this run has.
 
     `find_profiles` gives the profiles of these models for the devices at hand, `find_parallel` the
     programs of them that have said in an earlier run that they are parallel. `stand_ins`: every job runs as
@@ -61,7 +61,7 @@ class Admission:
     def events(
         self, jobs: Sequence[JobSpec], *, at: float, gpus: int, where: str, cause: str = ""
     ) -> list[ev.Event]:
-        """The events that bring jobs in, the submission last; raises ConfigError for jobs that cannot.
+        """The events that add jobs, the submission last. Raises ConfigError for jobs that cannot run here.
 
         Every job is checked as a job file's is: a file in the inbox may come from anywhere.
         The submission alone carries the cause: a journal torn before it does not hold the command.
@@ -85,7 +85,7 @@ class Admission:
         new = {job.model for job in jobs} - {model for model, _ in machine.estimates.profiles}
         found = self.find_profiles(new) if new else ()
         for job in jobs:
-            self._check_room(job, [*found, *machine.estimates.profiles.values()], where)
+            self._check_memory(job, [*found, *machine.estimates.profiles.values()], where)
         stand_ins = [job for job in jobs if self.stand_ins or job.kind is Kind.REPLAY]
         require_profiles(stand_ins, [*machine.estimates.profiles.values(), *found])
         return found
@@ -99,13 +99,13 @@ class Admission:
         gpus: int,
         where: str,
         living: bool = True,
-    ) -> Edits:
-        """What jobs that the run has already say otherwise than it does, and what becomes of that.
+    ) -> JobEdits:
+        """The differences between jobs submitted again and the run's definitions, and what becomes of them.
 
         `living` False: nothing runs (yet), whatever the machine says. `called_in`: see `differing`. Raises
         ConfigError for definitions that this run cannot take.
         """
-        machine, edits = self.machine, Edits()
+        machine, edits = self.machine, JobEdits()
         for spec in [submission.checked(job, where=where) for job in jobs]:
             job = machine.run.jobs[machine.run.by_name[spec.name]]
             keys = differing(job.spec, spec, called_in=called_in)
@@ -120,7 +120,7 @@ class Admission:
                 edits.updated[job.id] = spec
             else:
                 edits.kept[job.id] = keys
-            edits.said[job.id] = said_edit(job, keys, update=update, living=living)
+            edits.said[job.id] = edit_message(job, keys, update=update, living=living)
         if not edits.updated:
             return edits
         specs = [edits.updated.get(job.id, job.spec) for job in machine.run.jobs.values()]
@@ -132,7 +132,7 @@ class Admission:
     def submitted(
         self, command: Command, *, at: float, gpus: int, cause: str
     ) -> tuple[list[ev.Event], Answer]:
-        """The events of a submit, and what to tell its sender; raises ConfigError.
+        """The events of a submit command, and the answer to its sender. Raises ConfigError.
 
         One that changes nothing that the run has, and holds no new job, is refused: `Answer.kept` and
         `Answer.outcomes` say what differs.
@@ -164,7 +164,7 @@ class Admission:
         done = [i >= next_id or i in edits.updated for i in given]
         return events, Answer(ids=given, outcomes=outcomes, done=done, kept=edits.ignored)
 
-    def known_better(self) -> tuple[Profile, ...]:
+    def better_profiles(self) -> tuple[Profile, ...]:
         """Profiles to go by from now on for the jobs of earlier lives, whose devices may have been others."""
         models = {job.spec.model for job in self.machine.run.jobs.values() if not job.state.final}
         found = self.find_profiles(models) if models else ()
@@ -189,7 +189,7 @@ class Admission:
             accepted = f"at most {self.cores:.4g}: no host here has more for jobs without GPUs (cpus_per_gpu)"
             raise ConfigError(where=where, key=f"job {job.name}.strategy.cpus", got=got, accepted=accepted)
 
-    def _check_room(self, job: JobSpec, profiles: Sequence[Profile], where: str) -> None:
+    def _check_memory(self, job: JobSpec, profiles: Sequence[Profile], where: str) -> None:
         """Refuse a background job that has no room in any GPU's memory, even alone."""
         tables = (profile.memory_mib for profile in profiles if profile.model == job.model)
         need, room = cost_at(next(tables, None), 1), self.memory_mib
@@ -199,8 +199,8 @@ class Admission:
             raise ConfigError(where=where, key=f"job {job.name!r}.background", got=got, accepted=accepted)
 
 
-def said_edit(job: Job, keys: Sequence[str], *, update: bool, living: bool = True) -> str:
-    """What becomes of these keys, of which a job file says otherwise than the run does of a job."""
+def edit_message(job: Job, keys: Sequence[str], *, update: bool, living: bool = True) -> str:
+    """The message for a job whose `keys` differ between job file and run: what becomes of them."""
     differs = f"{', '.join(keys)} {'differs' if len(keys) == 1 else 'differ'} from the run's"
     if not update:
         return f"{differs} (kept; --update takes the file's)"

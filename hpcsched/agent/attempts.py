@@ -1,4 +1,4 @@
-"""An attempt's processes, and what its program says through files: all that the agent watches of it."""
+"""The attempts that run: their processes, and what their programs report through files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcsched.agent.progress import ProgressMeter
-from hpcsched.agent.rendezvous_check import Meeting
+from hpcsched.agent.rendezvous_check import RendezvousCheck
 from hpcsched.contract import files, words
 from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.contract.exits import SUSPENDED
@@ -20,17 +20,17 @@ from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, LaunchError
 from hpcsched.launch.base import Workers, attempt_code
 
-REST_OF_GROUP_S = 5.0
-"""How long the other ranks may live once one has failed, before they are killed."""
+FAILED_GROUP_GRACE_S = 5.0
+"""Time from the failure of one rank to SIGKILL for the others (chosen)."""
 
-READY_SOON_S = 10.0
-"""So long after its launch an attempt is looked at often, so that a promotion does not wait for it."""
+READY_FAST_POLL_FOR_S = 10.0
+"""Time after a launch in which the ready file is polled often, so that no promotion waits for it (chosen)."""
 
 
 def read_record(folder: Path, data: bytes | None = None) -> State | None:
-    """A job's STATE.json (or `data`, where that is newer), or None if there is none.
+    """A job's STATE.json (or `data`, where that is newer); None if there is none.
 
-    Raises BadInput if it makes no sense.
+    Raises BadInput if it cannot be decoded.
     """
     try:
         data = read_file(folder / files.STATE, most_bytes=SMALL_BYTES) if data is None else data
@@ -39,11 +39,11 @@ def read_record(folder: Path, data: bytes | None = None) -> State | None:
     return State.decode(data)
 
 
-def forget_words(folder: Path, attempt: int, *, held: bool = True) -> None:
-    """Remove what is in a job's folder under this attempt's number, which may have been given before.
+def remove_attempt_files(folder: Path, attempt: int, *, held: bool = True) -> None:
+    """Remove the files of an attempt's number from a job's folder: the number may have been given before.
 
-    A journal that lost its tail gives it again, and so does a resize that came to nothing. `held` False: not
-    what says that a keeper is at work. Raises OSError.
+    A journal that lost its tail gives a number again, and so does a resize that failed. `held` False: leave
+    the file that says that a keeper is at work. Raises OSError.
     """
     for name in (files.ready, files.refused, files.unusable, *([files.held] if held else [])):
         (folder / name(attempt)).unlink(missing_ok=True)
@@ -51,18 +51,17 @@ def forget_words(folder: Path, attempt: int, *, held: bool = True) -> None:
 
 @dataclass(slots=True)
 class Resizing:
-    """A resize in place under way: into `attempt`, of so many `ranks`, on `gpus` in the order of these (none
-    on CPU cores).
+    """A resize in place under way.
 
-    `crew` are the ranks that join, None if there are none (any more). `done` is what rank 0 says when it is;
-    `failed` why it came to nothing, as rank 0 has `refused` it or for another reason; `given_up`: something
-    else is wanted of the job by now, and nobody asks how this ends.
+    `attempt`, `ranks` and `gpus` (in rank order; none on CPU cores) are those after it. `joining`: the ranks
+    that join, None if there are none (any more). `done`: the report of rank 0 when it is done. `failed`: why
+    it failed; `refused`: rank 0 did not agree. `given_up`: the job is to do something else by now.
     """
 
     attempt: int
     gpus: tuple[int, ...]
     ranks: int
-    crew: Workers | None
+    joining: Workers | None
     began: float = field(default_factory=time.monotonic)
     failed: str = ""
     refused: bool = False
@@ -81,155 +80,155 @@ class Attempt:
     ranks: int
     folder: Path
     output: Path
-    teaches: bool
+    measured: bool
     """Whether its throughput and its costs are its own: a stand-in only follows a profile."""
-    meeting: Meeting | None = None
-    """Whether its ranks have met, where that can be seen."""
+    rendezvous: RendezvousCheck | None = None
+    """The check that its ranks have met, where that can be seen."""
     checkpoints: Path | None = None
     meter: ProgressMeter | None = None
     watched: set[int] = field(default_factory=set)
     joined: list[Workers] = field(default_factory=list)
     resizing: Resizing | None = None
     ended: list[Workers] = field(default_factory=list)
-    """Who was to join and did not: nothing of them lives, but their descriptors are still open."""
+    """Groups that were to join and have ended; their descriptors are still open."""
     ready: bool = False
     began: float = field(default_factory=time.monotonic)
     asked_to_save: float | None = None
     kill_at: float | None = None
     unreadable: str = ""
-    """Why the newest record cannot be read; "" if it can, or there is none."""
+    """Why the newest STATE.json cannot be read; "" if it can, or there is none."""
     _record_seen: int | bytes = 0
     _codes: dict[int, int] = field(default_factory=dict)
-    """Exit codes of the crews that have ended."""
+    """Exit codes of the groups that have ended, by id()."""
     _failed: list[int] = field(default_factory=list)
-    """The crews that a rank has failed in, in order of time: who came later was only told to end."""
+    """The groups in which a rank has failed, by id() and in order of time: later ones were told to end."""
     _failure: LaunchError | None = None
 
     @property
-    def crews(self) -> list[Workers]:
-        """All processes there may be, also those of a resize that is not done."""
-        crew = self.resizing.crew if self.resizing else None
-        return [self.workers, *self.joined, *([crew] if crew else [])]
+    def groups(self) -> list[Workers]:
+        """All groups of processes, also the one that joins in a resize that is not done."""
+        group = self.resizing.joining if self.resizing else None
+        return [self.workers, *self.joined, *([group] if group else [])]
 
     @property
-    def written(self) -> list[Path]:
-        """The directories that it writes to by the contract."""
+    def written_folders(self) -> list[Path]:
+        """The directories that its program writes to by the contract."""
         return [self.folder, self.output.parent, *([self.checkpoints] if self.checkpoints else [])]
 
-    def soon(self, now: float) -> bool:
-        """Whether news is likely to come at any moment."""
-        return self.resizing is not None or (not self.ready and now < self.began + READY_SOON_S)
+    def news_expected(self, now: float) -> bool:
+        """Whether a report of its program is likely to come at any moment."""
+        return self.resizing is not None or (not self.ready and now < self.began + READY_FAST_POLL_FOR_S)
 
     def send(self, sig: signal.Signals) -> None:
-        """To all its processes."""
-        for crew in self.crews:
-            crew.signal(sig)
+        """Send a signal to all its processes."""
+        for group in self.groups:
+            group.signal(sig)
 
     # -- how it ends -----------------------------------------------------------------------------------
 
     def reap(self) -> int | None:
-        """None while a process lives; else the exit code of all.
+        """The exit code of all processes; None while one lives.
 
-        A rank that has failed takes the others with it, SIGTERM first: they would wait for it for ever.
-        Raises LaunchError once nothing lives if not all could be started.
+        Once a rank has failed, the others get SIGTERM and then SIGKILL: they would wait for it for ever.
+        Raises LaunchError, once nothing lives, if not all could be started.
         """
         self._look_if_done()
         members = self._members
-        for crew in members:
-            if id(crew) not in self._codes:
+        for group in members:
+            if id(group) not in self._codes:
                 try:
-                    code = crew.reap()
+                    code = group.reap()
                 except LaunchError as error:
                     code, self._failure = 1, self._failure or error
                 if code is not None:
-                    self._codes[id(crew)] = code
+                    self._codes[id(group)] = code
         self._reap_joining()
         over = len(self._codes) == len(members)
-        for crew in members:
-            failed = crew.failed_early() or self._codes.get(id(crew), 0) not in (0, SUSPENDED)
-            if failed and id(crew) not in self._failed:
-                self._failed.append(id(crew))
-        joining = self.resizing.crew if self.resizing and not self.resizing.done else None
+        for group in members:
+            failed = group.failed_early() or self._codes.get(id(group), 0) not in (0, SUSPENDED)
+            if failed and id(group) not in self._failed:
+                self._failed.append(id(group))
+        joining = self.resizing.joining if self.resizing and not self.resizing.done else None
         if over and joining:
             self._fail("it ended first")  # nobody is left to let them in
         elif not over and self.kill_at is None and self._failed:
             self.send(signal.SIGTERM)
-            self.kill_at = time.monotonic() + REST_OF_GROUP_S
+            self.kill_at = time.monotonic() + FAILED_GROUP_GRACE_S
         if not over or joining:
             return None
         if self._failure is not None:
             raise self._failure
-        first = [self._codes[crew] for crew in self._failed]
+        first = [self._codes[group] for group in self._failed]
         return attempt_code([*first, *self._codes.values()])
 
     @property
     def _members(self) -> list[Workers]:
-        """All who train together, or have done so."""
+        """The groups that train together, or have done so."""
         resizing = self.resizing
-        new = [resizing.crew] if resizing and resizing.done and resizing.crew else []
+        new = [resizing.joining] if resizing and resizing.done and resizing.joining else []
         return [self.workers, *self.joined, *new]
 
     def _look_if_done(self) -> None:
-        """Whether rank 0 has let in who was to join: from then on they are as good as the others."""
+        """Note whether rank 0 has let the joining ranks in: from then on they are members."""
         resizing = self.resizing
         if resizing and not resizing.done and not resizing.failed:
             word = self._read(files.ready(resizing.attempt), self.workers.ready)
-            resizing.done = None if word is None else read_word(word)
+            resizing.done = None if word is None else read_ready(word)
 
     def _reap_joining(self) -> None:
         resizing = self.resizing
-        if resizing is None or resizing.crew is None or resizing.done:
+        if resizing is None or resizing.joining is None or resizing.done:
             return
         try:
-            code = resizing.crew.reap()
+            code = resizing.joining.reap()
         except LaunchError as error:
             code, resizing.failed = 1, resizing.failed or str(error)
         if code is not None:
-            self.ended.append(resizing.crew)
-            resizing.crew = None
+            self.ended.append(resizing.joining)
+            resizing.joining = None
             self._fail(f"a joining rank ended with exit code {code}")
-        elif resizing.crew.failed_early():
+        elif resizing.joining.failed_early():
             self._fail("a joining rank failed")
 
     def close(self) -> None:
         """Close the descriptors; ends no process."""
-        for crew in (*self.crews, *self.ended):
-            crew.close()
+        for group in (*self.groups, *self.ended):
+            group.close()
 
     # -- resizing in place -----------------------------------------------------------------------------
 
     def resize(self, resizing: Resizing, order: Resize) -> None:
-        """Ask rank 0 to let others in, or go."""
+        """Send rank 0 the order to let ranks join, or leave."""
         self.resizing = resizing
         self.workers.expect(resizing.attempt)
         self.workers.tell(order)
 
     def give_up_resizing(self, sig: signal.Signals) -> None:
-        """Something else is wanted of the job: who has not joined yet is not needed any more."""
+        """Give a resize up, as the job is to do something else; ranks that have not joined get `sig`."""
         if self.resizing:
             self.resizing.given_up = True
             self.workers.tell(Forget(self.resizing.attempt))
-            if self.resizing.crew:
-                self.resizing.crew.signal(sig)
+            if self.resizing.joining:
+                self.resizing.joining.signal(sig)
 
     def resized(self) -> Ready | Resizing | None:
-        """How the resize has ended: what rank 0 says, or the one that failed; None while it goes on.
+        """The end of the resize: the report of rank 0, or the Resizing that failed; None while it goes on.
 
-        Done is it when those who were to leave have left; failed, when those who were to join have ended.
+        It is done when the leaving ranks have ended; it has failed when the joining ranks have ended.
         """
         resizing = self.resizing
         if resizing is None or resizing.given_up:
             return None
         self._look_if_done()
         if resizing.done is not None:
-            if sum(crew.living for crew in self.crews) > resizing.ranks:
+            if sum(group.living for group in self.groups) > resizing.ranks:
                 return None
             self._adopt(resizing)
             return resizing.done
         if why := self._read(files.refused(resizing.attempt), self.workers.refused):
             resizing.refused = True
             self._fail(refusal(why))
-        if resizing.failed and resizing.crew is None:
+        if resizing.failed and resizing.joining is None:
             self.resizing = None
             return resizing
         return None
@@ -239,12 +238,12 @@ class Attempt:
         if not self.resizing.failed:
             self.resizing.failed = why
             self.workers.tell(Forget(self.resizing.attempt))
-        if self.resizing.crew:
-            self.resizing.crew.signal(signal.SIGKILL)  # they have nothing to save
+        if self.resizing.joining:
+            self.resizing.joining.signal(signal.SIGKILL)  # they have nothing to save
 
     def _adopt(self, resizing: Resizing) -> None:
-        if resizing.crew:
-            self.joined.append(resizing.crew)
+        if resizing.joining:
+            self.joined.append(resizing.joining)
         self.attempt, self.resizing = resizing.attempt, None
         self.gpus, self.ranks = resizing.gpus, resizing.ranks
         if self.meter:
@@ -252,15 +251,15 @@ class Attempt:
 
     # -- what it says ----------------------------------------------------------------------------------
 
-    def ready_word(self) -> Ready | None:
-        """What the program said when it became ready; None while it is not."""
+    def ready_report(self) -> Ready | None:
+        """The content of the program's ready file; None while it is not ready."""
         data = self._read(files.ready(self.attempt), self.workers.ready)
-        return None if data is None else read_word(data)
+        return None if data is None else read_ready(data)
 
     def record(self) -> State | None:
-        """The newest record: what the host of rank 0 sees may not have reached us yet, or the reverse.
+        """The newest STATE.json: from the host of rank 0, or the file as seen here; either may be older.
 
-        `unreadable` says afterwards why there is none that could be read, where one was written.
+        `unreadable` says afterwards why it could not be read, where one was written.
         """
         told = self.workers.record
         found, bad = [], ""
@@ -275,7 +274,7 @@ class Attempt:
         return max(found, key=lambda record: (record.attempt or 0, record.step), default=None)
 
     def record_changed(self) -> bool:
-        """Whether STATE.json is another one than at the last look."""
+        """Whether STATE.json has changed since the last call."""
         seen: int | bytes | None = self.workers.record
         if seen is None:
             try:
@@ -287,7 +286,7 @@ class Attempt:
         return changed
 
     def held_step(self) -> int | None:
-        """The step whose state a quick suspend has left in shared memory."""
+        """The step whose state a quick suspend has left in shared memory; None without one."""
         attempts = {self.attempt, self.resizing.attempt if self.resizing else self.attempt}
         for attempt in sorted(attempts, reverse=True):
             data = self._read(files.held(attempt), self.workers.held)
@@ -307,8 +306,8 @@ class Attempt:
             return b""  # all that it says is that it is there
 
 
-def read_word(data: bytes) -> Ready:
-    """A ready file's content; an empty one, or one that makes no sense, only says that it is there."""
+def read_ready(data: bytes) -> Ready:
+    """A ready file's content; an empty or undecodable file is `Ready()`."""
     try:
         return Ready.decode(data)
     except BadInput:

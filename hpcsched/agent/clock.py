@@ -14,14 +14,15 @@ class RunClock:
         self._since = time.monotonic()
 
     def now(self) -> float:
+        """Seconds since the run began."""
         return self._at + (time.monotonic() - self._since) * self.speed
 
     def at_wall(self, wall: float) -> float:
-        """What this clock will show at a Unix time, as far as can be said now."""
+        """The time of this clock at a Unix time, as far as is known now."""
         return self.now() + (wall - time.time()) * self.speed
 
     def skip(self, seconds: float) -> None:
-        """Take back real time in which nothing could run, as all of us were stopped."""
+        """Do not count `seconds` of real time, in which all processes of the run were stopped."""
         self._since += seconds
 
     def until(self, at: float) -> float:

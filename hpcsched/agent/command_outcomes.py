@@ -1,4 +1,4 @@
-"""What a user's command will do to a job, in words: also when that is nothing."""
+"""The outcome of a user's command for each job, in words, also when it does nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcsched.core.model import JobState, Kind
 from hpcsched.core.transitions.rerun import blocked_by, coming_back, from_its_beginning
 
 
-def carried_out(
+def command_outcome(
     machine: Machine,
     command: Command,
     *,
@@ -21,9 +21,10 @@ def carried_out(
     keeping: Collection[int] = (),
     stand_ins: bool = False,
 ) -> tuple[list[ev.Event], Answer]:
-    """The events of a command about jobs, and what to tell its sender of each of them.
+    """The events of a command about jobs, and the answer to its sender.
 
-    `keeping` are jobs whose state is on its way from memory to disk. `stand_ins`: all jobs run as such.
+    `keeping`: ids of jobs whose state is still being written from memory to disk. `stand_ins`: all jobs run
+    as stand-ins.
     """
     unknown = [i for i in command.targets if i not in machine.run.jobs]
     if unknown:

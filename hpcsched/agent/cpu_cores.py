@@ -1,4 +1,4 @@
-"""Which cores of this host are for jobs that need no GPU: those that its GPU jobs do not need."""
+"""The cores of this host for jobs that need no GPU: those that are not kept for its GPU jobs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hpcsched.devices.base import Devices
 from hpcsched.launch.cpu_shares import numa_nodes
 
 CPUS_PER_GPU = 8
-"""Cores kept for the jobs of each GPU, if nothing else is said: a rank, and the processes that read for
-it."""
+"""Cores kept for the jobs of each GPU by default (chosen): for a rank and its data loading processes."""
 
 
 def host_cores(devices: Devices, host: str, *, cpus_per_gpu: int, granted: int | None = None) -> HostCores:
-    """The cores of this host for CPU jobs; `granted`: how many the batch system gave, where it limits them.
+    """The cores of this host for CPU jobs.
 
-    CPU slots have all cores, and lend them. Pretended GPUs have none to give.
+    `granted`: the number of cores granted by the batch system, None for all. CPU slots own all cores and lend
+    them; simulated GPUs (`replay`) have none.
     """
     allowed = sorted(os.sched_getaffinity(0))
     numa = {core: node for core, node in numa_nodes().items() if core in allowed}
@@ -27,15 +27,15 @@ def host_cores(devices: Devices, host: str, *, cpus_per_gpu: int, granted: int |
         return HostCores(host=host, numa=numa)
     kept = cpus_per_gpu * len(devices.inventory())
     beyond = max(0, len(allowed) - granted) if granted is not None else 0
-    own = spare(siblings(allowed), numa, kept + beyond)
+    own = unreserved_cores(thread_siblings(allowed), numa, kept + beyond)
     return HostCores(host=host, own=tuple(sorted(own)), numa=numa)
 
 
-def spare(cores: Iterable[tuple[int, ...]], numa: Mapping[int, int], kept: int) -> set[int]:
-    """What is left of the cores when at least so many are kept: as many of each NUMA node as can be, for its
-    GPUs, and never one thread of a core without the others.
+def unreserved_cores(cores: Iterable[tuple[int, ...]], numa: Mapping[int, int], kept: int) -> set[int]:
+    """The hardware threads that are left when at least `kept` are kept for GPU jobs.
 
-    `cores` are the threads of each physical core.
+    The kept ones are spread over the NUMA nodes, and the threads of a core stay together. `cores` are the
+    threads of each physical core, `numa` the node of each thread.
     """
     nodes: dict[int, list[tuple[int, ...]]] = {}
     for threads in sorted(cores):
@@ -47,9 +47,8 @@ def spare(cores: Iterable[tuple[int, ...]], numa: Mapping[int, int], kept: int) 
     return {thread for left in nodes.values() for threads in left for thread in threads}
 
 
-def siblings(allowed: Iterable[int], root: Path = Path("/")) -> list[tuple[int, ...]]:
-    """The threads that we may use of each physical core; every one by itself where the system does not
-    say."""
+def thread_siblings(allowed: Iterable[int], root: Path = Path("/")) -> list[tuple[int, ...]]:
+    """The usable hardware threads of each physical core; each by itself where sysfs does not say."""
     ours, found = set(allowed), set()
     for core in ours:
         threads = {core}

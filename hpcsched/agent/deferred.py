@@ -1,4 +1,4 @@
-"""Orders that have to wait, those for the same receiver in their order."""
+"""Orders that wait until they can be carried out, in order for each receiver."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Result = TypeVar("Result")
 
 
 class Deferred(Generic[Order, Result]):
-    """What cannot be carried out yet, and what comes for the same receiver meanwhile.
+    """The orders that cannot be carried out yet, and those that came for the same receiver meanwhile.
 
-    `carry_out` may put an order off again: what follows it then waits on.
+    `carry_out` may put an order off again: the later ones of its receiver then wait too.
     """
 
     def __init__(self, carry_out: Callable[[Order], Result]) -> None:
@@ -20,18 +20,18 @@ class Deferred(Generic[Order, Result]):
         self._waiting: dict[Hashable, list[Order]] = {}
 
     def put_off(self, receiver: Hashable, order: Order) -> None:
-        """The order waits, and with it all that comes for this receiver."""
+        """Have an order wait, and with it all later ones for this receiver."""
         self._waiting.setdefault(receiver, []).append(order)
 
     def takes(self, receiver: Hashable, order: Order) -> bool:
-        """Whether the order waits now, as another one for this receiver does."""
+        """Have the order wait if another one for this receiver does; returns whether it waits."""
         if receiver not in self._waiting:
             return False
         self._waiting[receiver].append(order)
         return True
 
     def again(self) -> Iterator[Result]:
-        """Try all once more; what comes of those that are carried out."""
+        """Try all orders once more; the results of those that are carried out."""
         for receiver in list(self._waiting):
             for order in self._waiting.pop(receiver):
                 if not self.takes(receiver, order):

@@ -1,4 +1,4 @@
-"""Whether a file system is full: what fails for that is not the job's fault, and works when there is room."""
+"""Full file systems: a failure for want of space is not the job's fault, and is tried again."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-LEAST_BLOCKS = 16
-"""With fewer free blocks (64 KiB, mostly) a file system is full: nothing that matters can be written."""
+MIN_FREE_BLOCKS = 16
+"""Free blocks below which a file system counts as full (chosen; 64 KiB with blocks of 4 KiB)."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _WORDS = tuple(os.strerror(number) for number in sorted(FULL))
 
 
-def missing_for(error: Exception, folder: Path) -> str:
-    """The directory that had no room, if that is why something failed; else "".
+def full_directory(error: Exception, folder: Path) -> str:
+    """The directory without space that caused `error`; "" if that was not the cause.
 
-    Another host's error comes as its words.
+    The error of another host is known by its message only.
     """
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, OSError) and cause.errno in FULL:
@@ -25,13 +25,13 @@ def missing_for(error: Exception, folder: Path) -> str:
     return str(folder) if any(word in str(error) for word in _WORDS) else ""
 
 
-def missing_in(folders: Iterable[Path]) -> str:
-    """The first of these directories whose file system is full or read-only; "" if none is."""
+def first_full_directory(folders: Iterable[Path]) -> str:
+    """The first directory whose file system is full or read-only; "" if none is."""
     return next((str(folder) for folder in folders if is_full(folder)), "")
 
 
 def is_full(folder: Path) -> bool:
-    """Whether nothing can be written there: no block, no inode, or not at all."""
+    """Whether nothing can be written to a directory: no block, no inode, or a read-only file system."""
     there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     try:
         about = os.statvfs(there)
@@ -39,4 +39,4 @@ def is_full(folder: Path) -> bool:
         return False
     no_inode = about.f_files > 0 and about.f_favail == 0
     read_only = bool(about.f_flag & os.ST_RDONLY)
-    return about.f_bavail < min(LEAST_BLOCKS, about.f_blocks) or no_inode or read_only
+    return about.f_bavail < min(MIN_FREE_BLOCKS, about.f_blocks) or no_inode or read_only

@@ -12,14 +12,14 @@ from selectors import EVENT_READ, BaseSelector, SelectorKey
 from typing import TypedDict
 
 from hpcsched.agent import disk_space
-from hpcsched.agent.attempts import REST_OF_GROUP_S, Attempt, Resizing, forget_words
+from hpcsched.agent.attempts import FAILED_GROUP_GRACE_S, Attempt, Resizing, remove_attempt_files
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.deferred import Deferred
-from hpcsched.agent.gpu_faults import Accusations
-from hpcsched.agent.job_folder import gpus_named, last_line, mark, put_aside
-from hpcsched.agent.launch_plans import Site, give_layers, joining_plan, pack_of, plan_of, seat_devices
+from hpcsched.agent.gpu_faults import GpuFaults
+from hpcsched.agent.job_folder import gpus_named, last_line, mark_attempt, put_aside
+from hpcsched.agent.launch_plans import Site, joining_plan, launch_plan, pack_name, put_layers, seat_devices
 from hpcsched.agent.progress import ProgressMeter
-from hpcsched.agent.rendezvous_check import APART_AFTER_S, Meeting
+from hpcsched.agent.rendezvous_check import NOT_MET_AFTER_S, RendezvousCheck
 from hpcsched.contract import orders
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.progress import Batching
@@ -64,7 +64,7 @@ class Effects:
         self._attempts: dict[int, Attempt] = {}
         self._timers, self._records_due = list[tuple[float, tuple[str, int, int]]](), 0.0
         self._due: dict[tuple[str, int, int], float] = {}
-        self._accusations = Accusations()
+        self._gpu_faults = GpuFaults()
         self._deferred = Deferred(self.perform)  # while it is being found out what their interpreters have
         self._launched: set[int] = set()
         """Ids of jobs that may have left something in memory."""
@@ -93,7 +93,7 @@ class Effects:
                     attempt.workers.tell(orders.Pace(share))
             case Suspend() | Terminate() | Kill():
                 if attempt := self._attempt_of(action):
-                    self._have_leave(attempt, action)
+                    self._ask_to_leave(attempt, action)
         return []
 
     def _attempt_of(self, action: AttemptAction) -> Attempt | None:
@@ -108,7 +108,7 @@ class Effects:
         about = _About(job_id=job.id, attempt=action.attempt)
         folder = self._site.rundir.job(job.id)
         try:
-            plan = plan_of(
+            plan = launch_plan(
                 job,
                 action,
                 site=self._site,
@@ -116,25 +116,25 @@ class Effects:
                 profile=self._machine.estimates.profile(job),
                 shared=self._machine.mechanism(Background).used,
                 continues=self._machine.run.by_name.get(job.spec.continues or ""),
-                pack=pack_of(job, action, self._machine, self._site),
+                pack=pack_name(job, action, self._machine, self._site),
             )
             if not self._launcher.ready_for(plan):
                 self._deferred.put_off(job.id, action)
                 return []
             folder.mkdir(mode=0o700, exist_ok=True)
-            give_layers(job, self._site, devices[0].kind, folder)
-            forget_words(folder, action.attempt, held=job.id not in self._launcher.keeping())
+            put_layers(job, self._site, devices[0].kind, folder)
+            remove_attempt_files(folder, action.attempt, held=job.id not in self._launcher.keeping())
             if action.anew:
                 self._launcher.forget(job.id)
                 put_aside(folder, self._site.checkpoints_of(job.id), action.attempt)
             if action.attempt > 1:
                 step = job.step if action.resume else None
-                mark(plan.output, action.attempt, where=gpus_named(action.gpus), step=step)
+                mark_attempt(plan.output, action.attempt, where=gpus_named(action.gpus), step=step)
             workers = self._launcher.launch(plan)
         except MemoryError:
             raise
         except Exception as error:  # whatever is wrong with a job, the others go on
-            where = disk_space.missing_for(error, folder)
+            where = disk_space.full_directory(error, folder)
             if not isinstance(error, LaunchError):
                 said = str(error) if isinstance(error, OSError | ValueError) else repr(error)
                 error = LaunchError(said, transient=False)
@@ -148,12 +148,12 @@ class Effects:
             folder=folder,
             output=plan.output,
             checkpoints=self._site.checkpoints_of(job.id),
-            teaches=job.spec.kind is not Kind.REPLAY and not self._site.stand_ins,
+            measured=job.spec.kind is not Kind.REPLAY and not self._site.stand_ins,
         )
         self._watch(attempt, workers)
         here, _, port = workers.where.rpartition(":")
         if job.spec.kind is Kind.COMMAND and plan.per_rank and len(devices) > 1 and here == "127.0.0.1":
-            attempt.meeting = Meeting(int(port), len(devices))
+            attempt.rendezvous = RendezvousCheck(int(port), len(devices))
         if workers.progress_fd is not None:
             attempt.meter = ProgressMeter(workers.progress_fd, speed=self._clock.speed)
             attempt.watched.add(workers.progress_fd)
@@ -164,20 +164,20 @@ class Effects:
         host = devices[0].host
         return [ev.WorkersSpawned(at=self._clock.now(), processes=workers.processes, host=host, **about)]
 
-    def _watch(self, attempt: Attempt, crew: Workers) -> None:
-        for descriptor in crew.pidfds:
+    def _watch(self, attempt: Attempt, group: Workers) -> None:
+        for descriptor in group.pidfds:
             attempt.watched.add(descriptor)
             self._selector.register(descriptor, EVENT_READ, ("exit", attempt))
 
-    def _have_leave(self, attempt: Attempt, action: Suspend | Terminate | Kill) -> None:
+    def _ask_to_leave(self, attempt: Attempt, action: Suspend | Terminate | Kill) -> None:
         number = _SIGNALS[type(action)]
         if isinstance(action, Suspend):
             attempt.asked_to_save = time.monotonic()
             attempt.workers.tell(orders.Suspend(quick=action.quick))
         # Who has only joined half-way has no state of its own to save.
         attempt.give_up_resizing(signal.SIGKILL if isinstance(action, Kill) else signal.SIGTERM)
-        for crew in (attempt.workers, *attempt.joined):
-            crew.signal(number)
+        for group in (attempt.workers, *attempt.joined):
+            group.signal(number)
 
     def _resize(self, attempt: Attempt, action: Resize) -> list[ev.Event]:
         """Start who is to join, and tell rank 0; the training goes on until all are there."""
@@ -190,9 +190,9 @@ class Effects:
         where = attempt.workers.where
         if one_host and where:
             where = f"127.0.0.1:{where.rpartition(':')[2]}"
-        crew: Workers | None = None
+        group: Workers | None = None
         try:
-            forget_words(attempt.folder, action.attempt + 1)
+            remove_attempt_files(attempt.folder, action.attempt + 1)
             if joining:
                 plan = joining_plan(
                     self._machine.run.jobs[action.job_id],
@@ -203,8 +203,8 @@ class Effects:
                     where=where,
                     shared=self._machine.mechanism(Background).used,
                 )
-                crew = self._launcher.launch(plan)
-                self._watch(attempt, crew)
+                group = self._launcher.launch(plan)
+                self._watch(attempt, group)
         except (LaunchError, OSError, ValueError) as error:
             about = _About(job_id=action.job_id, attempt=action.attempt)
             return [ev.ResizeFailed(at=self._clock.now(), **about, error=str(error))]
@@ -216,7 +216,7 @@ class Effects:
             seats=tuple(action.seats),
             where=where,
         )
-        attempt.resize(Resizing(action.attempt + 1, action.gpus, len(new), crew), order)
+        attempt.resize(Resizing(action.attempt + 1, action.gpus, len(new), group), order)
         return []
 
     def _failed(self, error: LaunchError, about: _About, *, no_room: str = "") -> ev.LaunchFailed:
@@ -232,7 +232,7 @@ class Effects:
     # --- events -----------------------------------------------------------------------------
 
     def on_readable(self, key: SelectorKey) -> list[ev.Event]:
-        """A descriptor of an attempt has news: a rank ended, or progress was reported."""
+        """The events of a readable descriptor of an attempt: a rank has ended, or progress was reported."""
         kind, attempt = key.data
         if key.fd not in attempt.watched:
             return []  # told together with what ended the attempt
@@ -265,7 +265,7 @@ class Effects:
         del self._attempts[attempt.job_id]
         about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
         if failure is not None:
-            return [self._failed(failure, about, no_room=disk_space.missing_for(failure, attempt.folder))]
+            return [self._failed(failure, about, no_room=disk_space.full_directory(failure, attempt.folder))]
         record = attempt.record()
         saved, held = None if record is None or self._outdated(record, attempt) else record.step, False
         if code == SUSPENDED and (step := attempt.held_step()) is not None:
@@ -273,9 +273,9 @@ class Effects:
         steps = [] if last is None else [last.step]
         if saved is not None and code in (0, SUSPENDED):
             steps.append(saved)
-        asked = attempt.asked_to_save if attempt.teaches and code == SUSPENDED else None
+        asked = attempt.asked_to_save if attempt.measured and code == SUSPENDED else None
         spec, others = self._machine.run.jobs[attempt.job_id].spec, self._attempts.values()
-        unusable = self._accusations.judge(attempt, code, spec, others)
+        unusable = self._gpu_faults.judge(attempt, code, spec, others)
         if unusable and unusable.lost is not None:  # before the end, which is no failure of the job then
             news.append(ev.DeviceLost(at=self._clock.now(), gpu=unusable.lost, why=unusable.why))
         last_words = unusable.why if unusable else printable(last_line(attempt.output))
@@ -291,9 +291,9 @@ class Effects:
             unreadable=unreadable,
             no_room=""
             if code == 0 or (code == SUSPENDED and not unreadable)
-            else disk_space.missing_in(attempt.written),
+            else disk_space.first_full_directory(attempt.written_folders),
             took_s=None if asked is None else time.monotonic() - asked,
-            lasted_s=time.monotonic() - attempt.began if attempt.teaches else None,
+            lasted_s=time.monotonic() - attempt.began if attempt.measured else None,
             held=held,
         )
         return [*news, exited]
@@ -310,10 +310,10 @@ class Effects:
         began = attempt.resizing.began if attempt.resizing else 0.0
         end = attempt.resized()
         while attempt.ended:
-            crew = attempt.ended.pop()
-            for descriptor in attempt.watched.intersection(crew.pidfds):
+            group = attempt.ended.pop()
+            for descriptor in attempt.watched.intersection(group.pidfds):
                 self._unwatch(attempt, descriptor)
-            crew.close()
+            group.close()
         if isinstance(end, Resizing):
             at, error = self._clock.now(), printable(end.failed)
             yield ev.ResizeFailed(at=at, **about, error=error, refused=end.refused)
@@ -328,7 +328,7 @@ class Effects:
             )
 
     def collect(self) -> Iterator[ev.Event]:
-        """What is not told by a descriptor: due timers, ready files, periodic checkpoints."""
+        """Events that no descriptor reports: due timers, ready files, periodic checkpoints."""
         now = self._clock.now()
         while self._timers and self._timers[0][0] <= now:
             due, key = heappop(self._timers)
@@ -344,15 +344,15 @@ class Effects:
         for attempt in self._attempts.values():
             yield from self._resized(attempt)
             about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
-            if not attempt.ready and (word := attempt.ready_word()):
+            if not attempt.ready and (word := attempt.ready_report()):
                 attempt.ready = True
-                self._accusations.trains(self._machine.run.jobs[attempt.job_id].spec)
-                took_s = time.monotonic() - attempt.began if attempt.teaches else None
+                self._gpu_faults.note_ready(self._machine.run.jobs[attempt.job_id].spec)
+                took_s = time.monotonic() - attempt.began if attempt.measured else None
                 in_place, parallel = word.in_place, word.parallel
                 yield ev.WorkersReady(at=now, **about, in_place=in_place, parallel=parallel, took_s=took_s)
-            if attempt.meeting and (met := attempt.meeting.news(ready=attempt.ready)) is not None:
-                ranks = attempt.meeting.ranks
-                yield ev.WorkersApart(at=now, **about, processes=ranks, seconds=APART_AFTER_S, met=met)
+            if attempt.rendezvous and (met := attempt.rendezvous.news(ready=attempt.ready)) is not None:
+                ranks = attempt.rendezvous.ranks
+                yield ev.WorkersApart(at=now, **about, processes=ranks, seconds=NOT_MET_AFTER_S, met=met)
             if attempt.meter and (scaling := attempt.meter.new_scaling()):
                 yield ev.ScalingProposed(at=now, **about, rates=scaling.rates, batch=scaling.batch)
             if attempt.meter and (usage := attempt.meter.new_usage(attempt.attempt)):
@@ -375,21 +375,21 @@ class Effects:
         return self._launcher.keeping()
 
     def progress(self) -> tuple[Progress, ...]:
-        """How far the running attempts are, of those that tell."""
+        """The progress of the running attempts that report it."""
         return tuple(
             Progress(
                 job_id=attempt.job_id,
                 attempt=attempt.attempt,
                 step=attempt.meter.last.step,
                 rate=attempt.meter.rate,
-                done_s=self._done_s(attempt.meter.last.t) if attempt.teaches else None,
+                done_s=self._done_s(attempt.meter.last.t) if attempt.measured else None,
             )
             for attempt in self._attempts.values()
             if attempt.meter and attempt.meter.last
         )
 
     def batchings(self) -> dict[int, Batching]:
-        """By job how it computes its global batch, of those that change it."""
+        """How each job with adaptive batches computes its global batch, by job id."""
         lines = {attempt.job_id: attempt.meter.last for attempt in self._attempts.values() if attempt.meter}
         return {job_id: line.batching for job_id, line in lines.items() if line and line.batching}
 
@@ -400,23 +400,23 @@ class Effects:
     def wait_s(self) -> float:
         """Real seconds until `collect` should be called again, at most a quarter of one."""
         now = time.monotonic()
-        soon = self._deferred or any(attempt.soon(now) for attempt in self._attempts.values())
+        soon = self._deferred or any(attempt.news_expected(now) for attempt in self._attempts.values())
         soonest = 0.05 if soon else 0.25
         if self._timers:
             soonest = min(soonest, self._clock.until(self._timers[0][0]))
         return soonest
 
     def kill(self) -> None:
-        """Kill all workers; that they are gone is told like any other end."""
+        """Kill all workers; their ends are reported like any other."""
         for attempt in self._attempts.values():
             attempt.send(signal.SIGKILL)
 
     def abandon(
         self, grace_s: float, between: Callable[[], None] = lambda: None
     ) -> list[tuple[int, int | None]]:
-        """The store is gone: have all workers save and leave without it; job ids and exit codes.
+        """Have all workers save and leave, without the journal; job ids and exit codes (None: unknown).
 
-        Those that have not left after `grace_s` are killed. `between` is called again and again meanwhile.
+        Workers that have not left after `grace_s` are killed. `between` is called repeatedly meanwhile.
         """
         codes, deadline, killed = list[tuple[int, int | None]](), time.monotonic() + grace_s, False
         for attempt in self._attempts.values():
@@ -438,7 +438,7 @@ class Effects:
                 killed = True
                 for attempt in self._attempts.values():
                     attempt.send(signal.SIGKILL)
-            elif time.monotonic() > deadline + REST_OF_GROUP_S:
+            elif time.monotonic() > deadline + FAILED_GROUP_GRACE_S:
                 return [*codes, *((job_id, None) for job_id in self._attempts)]
             between()
             time.sleep(0.02)

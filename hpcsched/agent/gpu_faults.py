@@ -1,4 +1,4 @@
-"""When a worker could not use its GPU: whether that is the GPU's fault, or the job's."""
+"""GPU faults reported by workers: whether the GPU is to blame, or the job."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput
 from hpcsched.printing import printable
 
-_MOST_WHY = 300
-_MOST_NAMES = 100
+_MAX_WHY_CHARS = 300
+_MAX_NAMES_CHARS = 100
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """`lost`: nobody else is to be started on this GPU, which is to blame (None: the job is), and `why`."""
+class GpuVerdict(msgspec.Struct, frozen=True):
+    """The judgement of one report. `lost`: the GPU, if it is to blame; it gets no more jobs."""
 
     lost: int | None
     why: str
 
 
-class Accusations:
-    """What workers have said against GPUs in this agent's life.
+class GpuFaults:
+    """The reports of workers about GPUs since this agent started.
 
-    A job is believed once: a program that is broken in a way which nobody has thought of would take out one
-    GPU after the other.
+    A job is believed once: a broken program would otherwise take out one GPU after the other.
     """
 
     def __init__(self) -> None:
@@ -42,18 +41,18 @@ class Accusations:
         self._believed: dict[int, int] = {}
         """By job the GPU that it has taken out."""
 
-    def trains(self, spec: JobSpec) -> None:
-        """A job is ready: if it is a trainer, the torch of its environment can use a GPU."""
+    def note_ready(self, spec: JobSpec) -> None:
+        """Note that a job is ready: if it is a trainer, the torch of its environment can use a GPU."""
         if spec.kind is Kind.TRAINER:
             self._trained.add(spec.environment)
 
     def judge(
         self, attempt: Attempt, code: int, spec: JobSpec, others: Collection[Attempt]
-    ) -> Verdict | None:
-        """Of an attempt that has ended; None if it has accused no GPU of its own.
+    ) -> GpuVerdict | None:
+        """The verdict on an attempt that has ended; None if it has reported none of its GPUs.
 
-        `code`: what it ended with; a launcher may have made another one of the worker's NO_GPU. `spec`: the
-        job's. `others`: the attempts that run.
+        `code`: its exit code (a launcher may have changed the worker's NO_GPU). `spec`: the job's. `others`:
+        the attempts that run.
         """
         if code in (0, SUSPENDED):
             return None
@@ -64,11 +63,13 @@ class Accusations:
             return None
         if said.gpu not in attempt.gpus:
             return None
-        why = printable(said.why[:_MOST_WHY])
+        why = printable(said.why[:_MAX_WHY_CHARS])
         if fault := self._fault(said, attempt, spec, others):
-            return Verdict(None, f"GPU {said.gpu} cannot be used: {why}; the job's own failure, as {fault}")
+            return GpuVerdict(
+                None, f"GPU {said.gpu} cannot be used: {why}; the job's own failure, as {fault}"
+            )
         self._believed[attempt.job_id] = said.gpu
-        return Verdict(said.gpu, why)
+        return GpuVerdict(said.gpu, why)
 
     def _fault(self, said: Unusable, attempt: Attempt, spec: JobSpec, others: Collection[Attempt]) -> str:
         """Why the job is to blame; "" if the GPU is."""
@@ -97,4 +98,4 @@ def _is_ours(torch: str) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return printable(", ".join(names)[:_MOST_NAMES])
+    return printable(", ".join(names)[:_MAX_NAMES_CHARS])

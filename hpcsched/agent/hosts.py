@@ -1,4 +1,4 @@
-"""Where a life's jobs run: this host, or all hosts of the allocation through node agents."""
+"""The hosts that jobs run on: this one alone, or all of the allocation through node agents."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.remote.keys import SERVE_ON_S
 
 if TYPE_CHECKING:
-    from hpcsched.launch.remote.launcher import Hosts
+    from hpcsched.launch.remote.launcher import RemoteLauncher
 
-MOST_SKEW_S = 2.0
-"""Clocks of hosts that differ by more are worth a line."""
+MAX_CLOCK_SKEW_S = 2.0
+"""Difference between clocks of hosts above which a warning is printed (chosen)."""
 
 JOIN_WITHIN_S = 90.0
-"""How long the node agents may take to come: a cold Python on a busy shared filesystem is slow."""
+"""Time that node agents may take to join (chosen): a cold Python on a busy shared filesystem is slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Devices, cores, what starts workers on them, and the node agents, if there are any (`hosts`)."""
+class Hosts:
+    """Devices and cores, the launcher that starts workers on them, and the node agents, if any (`remote`)."""
 
     kind: str
     speed: float
@@ -42,11 +42,11 @@ class Place:
     sample: Callable[[], Sequence[Sample]]
     close: Callable[[], object]
     cores: tuple[HostCores, ...] = ()
-    hosts: Hosts[Sample] | None = None
+    remote: RemoteLauncher[Sample] | None = None
     interpreters: Interpreters | None = None
-    """Those of this host, where it is the only one."""
+    """The Python interpreters of this host, where it is the only one."""
     granted: int = 1
-    """How many hosts the allocation has; fewer may have come."""
+    """The number of hosts of the allocation; fewer may have joined."""
     host_of: dict[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Place:
 
     @property
     def stand_ins(self) -> bool:
-        """Whether the devices are pretended ones, so that every job runs as a stand-in of its profile."""
+        """Whether the devices are simulated, so that every job runs as a stand-in of its profile."""
         return self.kind == "replay"
 
     @property
@@ -71,11 +71,11 @@ class Place:
 
 def this_host(
     spec: str, allocation: Allocation, *, standbys: int | None = None, cpus_per_gpu: int = CPUS_PER_GPU
-) -> Place:
-    """The devices of this host alone, workers its own child processes (`standbys`: see `LocalLauncher`).
-    `cpus_per_gpu`: how many cores are kept for the jobs of each GPU.
+) -> Hosts:
+    """The devices of this host alone; workers are child processes of the agent.
 
-    Raises ConfigError for a bad spec.
+    `standbys`: see `LocalLauncher`. `cpus_per_gpu`: cores kept for the jobs of each GPU. Raises ConfigError
+    for a bad `spec`.
     """
     name = allocation.here or socket.gethostname()
     granted = next((host for host in allocation.hosts if host.name == name), None)
@@ -99,7 +99,7 @@ def this_host(
         launcher.close()
         devices.close()
 
-    return Place(
+    return Hosts(
         kind=devices.kind,
         speed=devices.speed,
         inventory=devices.inventory(),
@@ -127,15 +127,15 @@ def node_agents(
     cpus_per_gpu: int = CPUS_PER_GPU,
     serve_on_s: float = SERVE_ON_S,
     notice_s: float = 0.0,
-) -> Place:
+) -> Hosts:
     """The devices of all hosts of the allocation, each behind a node agent that is started now.
 
     Raises ConfigError for an interface that is not here, LaunchError when no node agent comes.
     """
-    from hpcsched.launch.remote.launcher import Hosts  # ZeroMQ: not for runs on one host
+    from hpcsched.launch.remote.launcher import RemoteLauncher  # ZeroMQ: not for runs on one host
 
     others = [host.name for host in allocation.hosts if host.name != allocation.here]
-    hosts = Hosts(
+    launcher = RemoteLauncher(
         hosts=allocation.hosts,
         commands=batch.on_hosts,
         run_id=run_id,
@@ -151,31 +151,31 @@ def node_agents(
         notice_s=notice_s,
         shielded=allocation.signals_all,
     )
-    hosts.start(JOIN_WITHIN_S)
-    for name, ahead_s in hosts.skew_s.items():
-        if abs(ahead_s) > MOST_SKEW_S:
+    launcher.start(JOIN_WITHIN_S)
+    for name, ahead_s in launcher.skew_s.items():
+        if abs(ahead_s) > MAX_CLOCK_SKEW_S:
             way = "ahead of" if ahead_s > 0 else "behind"
             say(
                 f"the clock of host {name} is {abs(ahead_s):.0f} s {way} this one's: its files' times are off"
             )
-    return Place(
-        kind=hosts.kind,
-        speed=hosts.speed,
-        inventory=hosts.inventory(),
-        launcher=hosts,
-        sample=hosts.sample,
-        close=hosts.close,
-        cores=hosts.cores,
-        hosts=hosts,
+    return Hosts(
+        kind=launcher.kind,
+        speed=launcher.speed,
+        inventory=launcher.inventory(),
+        launcher=launcher,
+        sample=launcher.sample,
+        close=launcher.close,
+        cores=launcher.cores,
+        remote=launcher,
         granted=len(allocation.hosts),
     )
 
 
-def described(allocation: Allocation, place: Place) -> str:
+def describe_allocation(allocation: Allocation, hosts: Hosts) -> str:
     """The allocation in one line."""
-    come, granted = len(place.host_names), place.granted
-    hosts = f"{come} host{'s' * (come > 1)}" if come == granted else f"{come} of {granted} hosts"
+    come, granted = len(hosts.host_names), hosts.granted
+    shown = f"{come} host{'s' * (come > 1)}" if come == granted else f"{come} of {granted} hosts"
     again = f", restart {allocation.restart_count}" if allocation.restart_count else ""
-    devices = f"{len(place.inventory)} x {place.kind}"
+    devices = f"{len(hosts.inventory)} x {hosts.kind}"
     job = f"{allocation.kind} job {allocation.id}{again}"
-    return f"{job} on {hosts} with {devices}; it {ends(allocation.deadline)}"
+    return f"{job} on {shown} with {devices}; it {ends(allocation.deadline)}"

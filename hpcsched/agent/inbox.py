@@ -1,4 +1,4 @@
-"""Commands from elsewhere: one file each, renamed into inbox/new, so that no port is needed.
+"""Commands of users to the agent: one file each, renamed into inbox/new, so that no port is needed.
 
 A command is acknowledged after its events are in the journal; the file's name goes into the events'
 cause, so that a crash in between does not carry it out twice.
@@ -23,9 +23,11 @@ from hpcsched.printing import printable
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, agent_works
 
-LOOK_FOR_AGENT_S = 0.5
+AGENT_CHECK_EVERY_S = 0.5
+"""How often a sender that waits checks that the agent still lives (chosen)."""
+
 ANSWER_KEPT_S = 60.0
-"""An answer that nobody has fetched by then is thrown away: its sender does not wait."""
+"""Time after which an answer that nobody has fetched is deleted (chosen): its sender does not wait."""
 
 JOB_COMMANDS = ("cancel", "hold", "release", "suspend", "resume", "retry")
 COMMANDS = ("submit", "drain", *JOB_COMMANDS)
@@ -48,7 +50,7 @@ class Command(msgspec.Struct, kw_only=True):
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """What the agent says to a command: ids given, or why it was refused.
+    """The agent's answer to a command: the ids of its jobs, or why it was refused.
 
     `outcomes`: for each of the ids, what was done, or why nothing was (`done` says which); of a submit empty
     for those that are new. `kept`: ids of jobs that the run has and of which it keeps its own definition.
@@ -81,7 +83,7 @@ def wait_for_answer(rundir: RunDir, name: str, *, timeout_s: float) -> Answer | 
     """
     path = rundir.inbox / "ack" / name
     now = time.monotonic()
-    deadline, look = now + timeout_s, now + LOOK_FOR_AGENT_S
+    deadline, look = now + timeout_s, now + AGENT_CHECK_EVERY_S
     while True:
         # Looked for before the answer: an agent that is gone by then will not give one later.
         works = now < look or agent_works(rundir)
@@ -100,7 +102,7 @@ def wait_for_answer(rundir: RunDir, name: str, *, timeout_s: float) -> Answer | 
         else:
             path.unlink(missing_ok=True)
             return answer
-        look = now + LOOK_FOR_AGENT_S if now >= look else look
+        look = now + AGENT_CHECK_EVERY_S if now >= look else look
         now = time.monotonic()
 
 
@@ -138,7 +140,7 @@ class Inbox:
         return command if known else f"refused: unknown command {command.command[:80]!r}"
 
     def answer(self, name: str, answer: Answer) -> None:
-        """Tell the sender, and take the command away: it has been dealt with.
+        """Write the answer for the sender, and remove the command.
 
         Where that cannot be done it is left, and not read again by this agent.
         """
@@ -152,7 +154,7 @@ class Inbox:
 
     @staticmethod
     def waiting(rundir: RunDir) -> Sequence[Path]:
-        """Commands nobody has read yet, oldest first."""
+        """The files of commands that have not been read yet, oldest first."""
         try:
             return sorted((rundir.inbox / "new").iterdir())
         except OSError:
@@ -160,6 +162,6 @@ class Inbox:
 
     @classmethod
     def peek(cls, rundir: RunDir) -> list[tuple[str, Command]]:
-        """The commands that wait, as far as they can be understood, without taking them."""
+        """The waiting commands that can be decoded, by name; they stay in the inbox."""
         found = [(path.name, cls._read(path)) for path in cls.waiting(rundir)]
         return [(name, command) for name, command in found if isinstance(command, Command)]

@@ -1,4 +1,4 @@
-"""What is done in a job's folder before an attempt begins: its output is marked, old states are put aside."""
+"""The preparation of a job's folder for an attempt: a mark in its output, old states put aside."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from hpcsched.contract import files
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput
 
-MARK = "hpcsched: ---- attempt "
-"""How the line begins that tells attempts apart in an output that has several."""
+ATTEMPT_MARK = "hpcsched: ---- attempt "
+"""The beginning of the line that separates attempts in an output."""
 
 TAIL_BYTES = 4096
+"""The part of an output that is searched for its last line (chosen)."""
 
 
-def mark(path: Path, attempt: int, *, where: str, step: int | None) -> None:
-    """Add a line to an output that is not empty: which attempt writes from here on, when, and where it runs.
+def mark_attempt(path: Path, attempt: int, *, where: str, step: int | None) -> None:
+    """Append a line to an output that is not empty: the attempt that writes from here on, time and GPUs.
 
-    `step` is the step that it goes on from (None: it begins). Where that cannot be written nothing is: the
-    launch will say why.
+    `step`: the step that it resumes from; None: it begins. A line that cannot be written is left out: the
+    launch reports why.
     """
     start = "from its beginning" if step is None else f"from step {step}"
-    line = f"{MARK}{attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}, {where}, {start} ----\n"
+    line = f"{ATTEMPT_MARK}{attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}, {where}, {start} ----\n"
     with contextlib.suppress(OSError, BadInput):
         last = read_tail(path, 1)
         if not last:
@@ -37,7 +38,7 @@ def mark(path: Path, attempt: int, *, where: str, step: int | None) -> None:
 
 
 def last_line(path: Path) -> str:
-    """The last line with a word on it of a job's newest attempt, shortened; "" if there is none."""
+    """The last line with a letter or digit in the output of a job's newest attempt, shortened; "" without."""
     try:
         # Progress bars end their lines with a carriage return.
         lines = read_tail(path, TAIL_BYTES).replace("\r", "\n").split("\n")
@@ -45,11 +46,11 @@ def last_line(path: Path) -> str:
         return ""
     # Not one that only sets off what stands above it, as launchers end theirs.
     last = next((line.strip() for line in reversed(lines) if any(map(str.isalnum, line))), "")
-    return "" if last.startswith(MARK) else last[:200]
+    return "" if last.startswith(ATTEMPT_MARK) else last[:200]
 
 
 def gpus_named(gpus: Sequence[int]) -> str:
-    """Such as "GPU 0", "GPUs 0,1"; "CPU cores" without any."""
+    """The names of GPUs for people: "GPU 0", "GPUs 0,1"; "CPU cores" for none."""
     if not gpus:
         return "CPU cores"
     return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {','.join(map(str, gpus))}"
@@ -61,9 +62,9 @@ def _aside(folder: Path, attempt: int) -> Path:
 
 
 def put_aside(folder: Path, checkpoints: Path, attempt: int) -> None:
-    """Move what a job has saved to where this attempt does not find it; once done it is not done again.
+    """Rename the saved state of a job, once, so that this attempt does not find it.
 
-    `checkpoints` stay beside where they were. Raises OSError.
+    The folder `checkpoints` is renamed in its parent folder. Raises OSError.
     """
     aside = _aside(folder, attempt)
     if aside.exists():
@@ -77,5 +78,5 @@ def put_aside(folder: Path, checkpoints: Path, attempt: int) -> None:
 
 
 def is_aside(folder: Path, attempt: int) -> bool:
-    """Whether what lies in a job's folder was saved by this attempt, which began the job once more."""
+    """Whether the state in a job's folder was saved since this attempt began the job anew."""
     return _aside(folder, attempt).exists()

@@ -1,4 +1,4 @@
-"""From the core's "launch this attempt" to what is to be started here."""
+"""Launch plans: from the core's `Launch` and `Resize` actions to what a launcher is to start."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcsched.contract import files
-from hpcsched.contract.environment import Environment
 from hpcsched.contract.seats import Seat
 from hpcsched.core.actions import Launch, Resize
 from hpcsched.core.jobs import Job
@@ -23,22 +22,23 @@ from hpcsched.core.model import Device, Kind, PythonEnvironment
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.contract import checkpoint_dir, plan_attempt
+from hpcsched.launch.plans import checkpoint_dir, plan_attempt
 from hpcsched.planning.jobs.costs import course_of
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
 
 FindLayers = Callable[[str, str], Mapping[str, Any] | None]
+"""Gives the layer profile of a model on a type of device, in its JSON form; None where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What all launches of an agent share.
+    """The settings that all launches of an agent share.
 
-    `stand_ins`: the devices are pretended ones, so every job runs as a stand-in of its profile.
-    `layers` gives the layer profile of a model on a type of device, in its JSON form, where there is one.
-    `checkpoints`: where checkpoints go, in a folder for each run and job; None: the job's folder in the run
-    directory. `environment`: that of jobs that name none.
+    `stand_ins`: the devices are simulated, so every job runs as a stand-in of its profile. `layers` gives the
+    layer profile of a model on a type of device, in its JSON form, where there is one. `checkpoints`: a
+    directory for checkpoints, with a folder for each run and job; None: the job's folder in the run
+    directory. `environment`: the Python environment of jobs that name none.
     """
 
     rundir: RunDir
@@ -55,10 +55,11 @@ class Site:
         return checkpoint_dir(self.rundir.root, self.run_id, job_id, self.checkpoints)
 
 
-def give_layers(job: Job, site: Site, device: str, folder: Path) -> None:
-    """Put what is known of the times of its model's layers into a burst job's folder, where it looks for it.
+def put_layers(job: Job, site: Site, device: str, folder: Path) -> None:
+    """Put the layer profile of a burst job's model into its folder, where its program looks for it.
 
-    Not if it has its own already, which it corrects as it trains. Without any it measures them itself.
+    A job that has one already keeps it, as it corrects it while it trains. Without a profile the program
+    measures the layers itself.
     """
     strategy, file = job.spec.strategy, folder / files.LAYERS
     if strategy["kind"] != "burst" or {"plan", "profile"} & strategy.keys() or file.exists():
@@ -70,9 +71,9 @@ def give_layers(job: Job, site: Site, device: str, folder: Path) -> None:
 
 
 def output_path(job: Job, site: Site, attempt: int, host: str) -> Path:
-    """Where a job's output goes: its pattern, with sbatch's %j %x %N %u %% (and %a, the attempt).
+    """The path of a job's output: its pattern, with sbatch's %j %x %N %u %% (and %a, the attempt).
 
-    `host` is the (first) host it runs on.
+    `host`: the (first) host that it runs on.
     """
     values = {
         "j": str(job.id),
@@ -88,7 +89,7 @@ def output_path(job: Job, site: Site, attempt: int, host: str) -> Path:
     return site.rundir.job(job.id) / "%".join(parts)
 
 
-def plan_of(
+def launch_plan(
     job: Job,
     action: Launch,
     *,
@@ -99,15 +100,15 @@ def plan_of(
     continues: int | None = None,
     pack: str | None = None,
 ) -> LaunchPlan:
-    """What to start for this attempt. `shared`: there are jobs that run in the background. `continues`: the
-    id of the job that it goes on from. `pack`: the name of the pack that it belongs to.
+    """The launch plan of a new attempt.
 
-    Raises ValueError when a stand-in is asked for without a profile or a step count.
+    `shared`: there are background jobs in the run. `continues`: the id of the job whose final state it begins
+    with. `pack`: the name of its pack. Raises ValueError for a stand-in without a profile or a step count.
     """
     stand_in = None
     if site.stand_ins or job.spec.kind is Kind.REPLAY:
         stand_in = _course(job, action, profile, site.speed)
-    plan = plan_attempt(
+    return plan_attempt(
         job.spec,
         job_id=job.id,
         attempt=action.attempt,
@@ -116,6 +117,7 @@ def plan_of(
         output=output_path(job, site, action.attempt, devices[0].host),
         checkpoints=site.checkpoints,
         devices=devices,
+        seats=action.seats,
         resume=action.resume,
         per_gpu=action.per_gpu,
         lane=_lane(job, shared),
@@ -125,24 +127,14 @@ def plan_of(
         environment=site.environment,
         stand_in=stand_in,
     )
-    if not action.seats:
-        return plan
-    if job.spec.kind is Kind.COMMAND:
-        none = Environment(devices=()).to_environ()
-        return replace(plan, env={**plan.env, **none}, share=action.seats[0].share)
-    return replace(plan, env={**plan.env, **_seats_told(action.seats)})
 
 
 def seat_devices(seats: Sequence[Seat]) -> tuple[Device, ...]:
-    """What processes on CPU cores are started on."""
+    """The devices that stand for the CPU cores of `seats`."""
     return tuple(device_of(seat) for seat in seats)
 
 
-def _seats_told(seats: Sequence[Seat]) -> dict[str, str]:
-    return Environment(devices=(), seats=tuple(seats)).to_environ()
-
-
-def pack_of(job: Job, action: Launch, machine: Machine, site: Site) -> str | None:
+def pack_name(job: Job, action: Launch, machine: Machine, site: Site) -> str | None:
     """The name of the pack that a job is launched into: one for each GPU and kind of job in each life of an
     agent; None for a job that is not packed. One that has left its pack gets a pack of its own."""
     if not is_packed(job.spec) or site.stand_ins:
@@ -162,12 +154,12 @@ def joining_plan(
     where: str,
     shared: bool = False,
 ) -> LaunchPlan:
-    """What to start for the ranks that join an attempt, on `devices`: numbered from `staying`.
+    """The launch plan of the ranks that join an attempt, on `devices`; they are numbered from `staying`.
 
-    They are told of all of the attempt's devices, in the order of ranks, like those that are there.
+    Like the other ranks they are told all devices of the attempt, in rank order.
     """
     attempt = action.attempt + 1
-    plan = plan_attempt(
+    return plan_attempt(
         job.spec,
         job_id=job.id,
         attempt=attempt,
@@ -176,14 +168,14 @@ def joining_plan(
         output=output_path(job, site, attempt, devices[0].host),
         checkpoints=site.checkpoints,
         devices=devices,
+        seats=action.seats,
         resume=True,
         environment=site.environment,
         lane=_lane(job, shared),
+        gpus=action.gpus,
+        first_rank=staying,
+        joins=where,
     )
-    told = Environment(devices=tuple(map(str, action.gpus))).to_environ()
-    env = {**plan.env, **(_seats_told(action.seats) if action.seats else told)}
-    world_size = len(action.seats or action.gpus)
-    return replace(plan, env=env, first_rank=staying, world_size=world_size, joins=where)
 
 
 def _lane(job: Job, shared: bool) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from types import FrameType
 
-from hpcsched.agent.command_outcomes import carried_out
+from hpcsched.agent.command_outcomes import command_outcome
 from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.recorder import Recorder, lead_to_decisions, tell_of_ends
 from hpcsched.agent.resources import Resources
@@ -26,31 +26,39 @@ from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
 
 INBOX_PERIOD_S = 0.25
+"""How often the inbox is read (chosen)."""
+
 PROGRESS_PERIOD_S = 10.0
-"""How often progress goes into the journal: after a crash of the node, steps lost are counted from it."""
-SNAPSHOT_SHARE = 0.1
-"""Writing snapshots may take this share of the time."""
-LEAST_SNAPSHOT_S = 0.25
-UNCHANGED_SNAPSHOT_S = 1.0
-"""How often the times of running jobs are brought up to date when nothing else changes."""
+"""How often progress goes into the journal (chosen): after a node crash, lost steps are counted from it."""
 
-WAKE_UP_S = 2.0
-"""A SIGUSR1 that comes so soon after the end of a worker, or of a resize, was that worker's."""
-KEPT_WITHIN_S = 1800.0
-"""How long, with nothing left to run, states may take from memory to disk."""
-STOPPED_S = 5.0
-"""Waiting so much longer than was asked for means that all of us were stopped."""
+SNAPSHOT_FRACTION = 0.1
+"""The largest share of the time that goes into writing snapshots (chosen)."""
+
+MIN_SNAPSHOT_PERIOD_S = 0.25
+"""The shortest time between two snapshots (chosen)."""
+
+UNCHANGED_SNAPSHOT_PERIOD_S = 1.0
+"""How often the times of running jobs are brought up to date when nothing else changes (chosen)."""
+
+WORKER_SIGNAL_S = 2.0
+"""Time after the end of a worker, or of a resize, in which a SIGUSR1 counts as that worker's (chosen)."""
+
+DURABLE_WITHIN_S = 1800.0
+"""Time that states may take from memory to disk when nothing is left to run (chosen)."""
+
+STOP_NOTICED_S = 5.0
+"""A wait that is longer than asked for by this much means that all processes were stopped (chosen)."""
 
 
-class Outcome(StrEnum):
-    """How an agent's life ended; the values are run states of status.json."""
+class RunOutcome(StrEnum):
+    """The end of an agent's run; the values are run states of status.json."""
 
     FINISHED = "FINISHED"
     STOPPED = "STOPPED"
 
 
 class Agent:
-    """One agent's life with a run.
+    """The agent of a run, from its start to its end.
 
     Args:
         commands: names of inbox commands that earlier agents have carried out already.
@@ -75,11 +83,11 @@ class Agent:
         self._left_at_last_asking = -1
         """Jobs that had not ended when the source of jobs was asked last."""
 
-    def run(self, first: Sequence[ev.Event]) -> Outcome:
-        """Handle `first`, then whatever happens, until nothing is left to do or the run is drained.
+    def run(self, first: Sequence[ev.Event]) -> RunOutcome:
+        """Handle the events `first` and all later ones, until nothing is left to do or the run is drained.
 
-        Raises StoreError when the journal cannot be written any more. However this ends, no worker
-        is left: they have been asked to save, and have been ended.
+        Raises StoreError when the journal cannot be written any more. However this ends, no worker is left:
+        all have been asked to save, and have been ended.
         """
         with self._signals():
             try:
@@ -89,7 +97,7 @@ class Agent:
                 gc.freeze()  # a full collection that walks a long queue stops the loop for 50 ms
                 while not self._over():
                     self._wait()
-                outcome = Outcome.FINISHED if self._machine.run.finished else Outcome.STOPPED
+                outcome = RunOutcome.FINISHED if self._machine.run.finished else RunOutcome.STOPPED
             except StoreError as error:
                 raise self._give_up(error) from error
             except BaseException:
@@ -126,7 +134,7 @@ class Agent:
         if not self._r.effects.keeping():
             return True
         if self._kept_by is None:
-            self._kept_by = time.monotonic() + KEPT_WITHIN_S
+            self._kept_by = time.monotonic() + DURABLE_WITHIN_S
         late = time.monotonic() > self._kept_by or self._clock.now() > self._machine.deadline.leave_by
         if late:
             self._tell("leaving before all states were on disk: those jobs go on from older checkpoints")
@@ -240,7 +248,7 @@ class Agent:
 
     def _after_a_stop(self, late_s: float) -> list[ev.Event]:
         """Where all of us were stopped (`scontrol suspend`), no job ran: that time does not count."""
-        if late_s < STOPPED_S:
+        if late_s < STOP_NOTICED_S:
             return []
         self._clock.skip(late_s)
         self._tell(f"all was stopped for {late_s:.0f} s, which do not count as run time")
@@ -294,7 +302,7 @@ class Agent:
 
     def _anyone_speaks(self) -> bool:
         """Whether a worker may just have said that it has saved; its end may have been seen before that."""
-        if time.monotonic() - self._woken_at < WAKE_UP_S:
+        if time.monotonic() - self._woken_at < WORKER_SIGNAL_S:
             return True
         active = self._machine.run.active.values()
         return any(job.wanted or job.resizing or job.state is JobState.SUSPENDING for job in active)
@@ -351,7 +359,7 @@ class Agent:
             return self._submit(command, cause)
         if command.command == "drain":
             return self._done([ev.DrainRequested(at=at, cause=cause)], Answer())
-        events, answer = carried_out(
+        events, answer = command_outcome(
             self._machine,
             command,
             at=at,
@@ -400,16 +408,18 @@ class Agent:
         with contextlib.suppress(OSError):
             self._r.observer.tick(self._clock.now())
         if not self._machine.run.changed:
-            period_s = UNCHANGED_SNAPSHOT_S if self._machine.run.active else SNAPSHOT_PERIOD_S
+            period_s = UNCHANGED_SNAPSHOT_PERIOD_S if self._machine.run.active else SNAPSHOT_PERIOD_S
             if now < self._snapshot_at + period_s:
-                self._snapshot_due = now + LEAST_SNAPSHOT_S
+                self._snapshot_due = now + MIN_SNAPSHOT_PERIOD_S
                 return
         self._snapshot_at = now
         self._r.ending.show()
         self._write_snapshot("DRAINING" if self._machine.deadline.draining else "RUNNING")
         cost_s = time.monotonic() - now
         # Not longer than others wait for a sign of life, whatever held this one up.
-        self._snapshot_due = now + min(max(LEAST_SNAPSHOT_S, cost_s / SNAPSHOT_SHARE), SNAPSHOT_PERIOD_S)
+        self._snapshot_due = now + min(
+            max(MIN_SNAPSHOT_PERIOD_S, cost_s / SNAPSHOT_FRACTION), SNAPSHOT_PERIOD_S
+        )
 
     def _write_snapshot(self, state: str, *, durable: bool = False) -> None:
         self._r.snapshot.batchings = self._r.effects.batchings()

@@ -1,4 +1,4 @@
-"""Samples the devices in a thread of its own, so that a driver that hangs does not stop the agent."""
+"""Sampling of the devices, in a thread of its own, so that a driver that hangs does not stop the agent."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from hpcsched.devices.base import Sample
 
 
-class History:
-    """Utilisation over time of one device in bounded memory.
+class UtilisationHistory:
+    """The utilisation of one device over time, in bounded memory.
 
-    Holds at most `most` means. When it is full, neighbours are merged and each mean covers twice as many
+    It holds at most `most` means. When it is full, neighbours are merged, and each mean covers twice as many
     samples: the whole run stays visible, ever more coarsely.
     """
 
@@ -22,10 +22,11 @@ class History:
         self._most = most
         self._pending: list[float] = []
         self.stride = 1
-        """Samples in each mean."""
+        """The number of samples in each mean."""
         self.means: list[float] = []
 
     def add(self, value: float) -> None:
+        """Add the utilisation of one sample."""
         self._pending.append(value)
         if len(self._pending) < self.stride:
             return
@@ -50,7 +51,7 @@ class Monitor:
         self._sample, self._interval_s, self._wake = sample, interval_s, wake
         self._results: SimpleQueue[Sequence[Sample]] = SimpleQueue()
         self._stop = threading.Event()
-        self.history: dict[int, History] = {}
+        self.history: dict[int, UtilisationHistory] = {}
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._thread.start()
 
@@ -70,7 +71,7 @@ class Monitor:
             newest = self._results.get()
             for sample in newest:
                 if sample.utilisation is not None:
-                    self.history.setdefault(sample.gpu, History()).add(sample.utilisation)
+                    self.history.setdefault(sample.gpu, UtilisationHistory()).add(sample.utilisation)
         return newest
 
     def close(self) -> bool:

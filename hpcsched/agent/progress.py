@@ -1,4 +1,4 @@
-"""How far a program is, from the lines it writes: `{"step": n, "t": s}`, one a line."""
+"""The progress of a program, from the lines that it writes: `{"step": n, "t": s}`, one a line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from hpcsched.contract.codec import LINE_BYTES
 from hpcsched.contract.progress import Line, Scaling, Usage
 from hpcsched.errors import BadInput
 
-LEAST_RATE = 1e-9
-LEAST_SPAN_S = 1.0
-LEAST_STEPS = 5
-"""A throughput is believed from this much time (seconds of the run's clock) and steps on."""
+MIN_RATE = 1e-9
+"""The lowest throughput that is believed, in steps per second (chosen)."""
 
-MOST_READS = 4
-"""Of 64 KiB at a time: a program that never stops writing must not keep the agent from the others."""
+MIN_SPAN_S = 1.0
+"""The shortest time that a throughput is measured over, in seconds of the run's clock (chosen)."""
+
+MIN_STEPS = 5
+"""The fewest steps that a throughput is measured over (chosen)."""
+
+MAX_READS = 4
+"""Reads of 64 KiB at a time (chosen): a program that never stops writing must not block the agent."""
 
 
 class ProgressMeter:
@@ -40,8 +44,8 @@ class ProgressMeter:
         self.last: Line | None = None
 
     def read(self) -> bool:
-        """Take in what is there; False when the program has closed its end."""
-        for _ in range(MOST_READS):
+        """Read the lines that are there; False when the program has closed its end."""
+        for _ in range(MAX_READS):
             try:
                 data = os.read(self._descriptor, 65536)
             except BlockingIOError:
@@ -60,7 +64,7 @@ class ProgressMeter:
         return True
 
     def restart(self) -> None:
-        """The program goes on at another speed: what was measured counts no more."""
+        """Forget what was measured: the program goes on at another speed."""
         self._first = None
 
     def _take(self, line: Line) -> None:
@@ -72,23 +76,21 @@ class ProgressMeter:
         self._usage = line.usage or self._usage
 
     def new_scaling(self) -> Scaling | None:
-        """What the program expects of its next epoch, if that was not asked for yet; nonsense counts for
-        nothing."""
+        """The program's newest forecast for its next epoch; None if it is not new, or not valid."""
         found = self.last.scaling if self.last else None
         if found is None or found == self._scaling_told:
             return None
         self._scaling_told = found
-        good = all(gpus >= 1 and LEAST_RATE <= rate < inf for gpus, rate in found.rates.items())
+        good = all(gpus >= 1 and MIN_RATE <= rate < inf for gpus, rate in found.rates.items())
         return found if found.rates and good and 0 < found.batch < inf else None
 
     def new_usage(self, attempt: int) -> dict[str, Any] | None:
-        """What the processes of this attempt use, if that was not asked for yet; nonsense counts for
-        nothing."""
+        """The newest usage of the processes of this attempt; None if it is not new, or not valid."""
         found = self._usage
         if found is None or found == self._usage_told or found.attempt != attempt:
             return None
         self._usage_told = found
-        good = LEAST_RATE <= found.rate < inf and len(found.cpu) == len(found.net) and found.samples >= 1
+        good = MIN_RATE <= found.rate < inf and len(found.cpu) == len(found.net) and found.samples >= 1
         good = good and all(0 <= cpu < inf for cpu in found.cpu) and all(0 <= net <= 1 for net in found.net)
         facts = asdict(found)
         del facts["attempt"]
@@ -101,8 +103,8 @@ class ProgressMeter:
             return None
         span_s = (self.last.t - self._first.t) * self._speed
         steps = self.last.step - self._first.step
-        if span_s < LEAST_SPAN_S or steps < LEAST_STEPS:
+        if span_s < MIN_SPAN_S or steps < MIN_STEPS:
             return None
         # What a program makes up (t = 1e308) must not become a throughput of 0.
         rate = steps / span_s
-        return rate if rate >= LEAST_RATE else None
+        return rate if rate >= MIN_RATE else None

@@ -1,7 +1,7 @@
-"""Events on their way in: into the journal first, then into the machine; one that it cannot take is voided.
+"""The recorder: events go into the journal first, then into the machine; one that fails there is voided.
 
-A void is journalled too. So the event counts for nothing in every replay either, and no event, whatever is
-wrong with it or with us, keeps a run from being gone on with.
+The void is journalled too, so the event counts for nothing in every replay either. No event, whatever is
+wrong with it or with the code, makes a run impossible to resume.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hpcsched.store.journal import Journal
 from hpcsched.store.replay import replay, void_of
 
 _NOT_DURABLE = (ev.WorkersSpawned, ev.WorkersReady, ev.ProgressObserved)
-"""Events that a power cut may take: they are seen again, or their attempt is lost anyway."""
+"""Events that are written without fsync: they are seen again, or their attempt is lost anyway."""
 
 _WAKING = (ev.WorkersExited, ev.WorkersResized, ev.ResizeFailed)
-"""What workers send us a SIGUSR1 for."""
+"""Events that workers announce with a SIGUSR1."""
 
 _DECISIVE = (
     ev.JobsSubmitted,
@@ -42,11 +42,12 @@ _DECISIVE = (
 
 
 def lead_to_decisions(events: Sequence[ev.Event]) -> bool:
+    """Whether one of these events can lead to a decision of the policy."""
     return any(isinstance(event, _DECISIVE) for event in events)
 
 
 def tell_of_ends(events: Sequence[ev.Event]) -> bool:
-    """Whether a worker may just have sent us a signal."""
+    """Whether a worker may just have announced one of these events with a signal."""
     return any(isinstance(event, _WAKING) for event in events)
 
 
@@ -57,8 +58,8 @@ class Recorder:
         self._machine, self._journal = machine, journal
 
     def take(self, events: Sequence[ev.Event]) -> Iterator[tuple[ev.Event, list[Action]]]:
-        """Each event once it is handled, and what is to be done about it; in place of one that cannot be
-        handled, after the others, its void.
+        """Each event once it is handled, with the actions that it leads to. An event that fails is replaced
+        by its void, after the others.
 
         Raises StoreError when the journal cannot be written, HpcschedError where the run cannot go on.
         """

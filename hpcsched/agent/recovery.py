@@ -1,4 +1,4 @@
-"""Taking a run over: from nothing, or from the journal an earlier agent left behind."""
+"""Recovery of a run from the journal of an earlier agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, HpcschedError, StoreError
-from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.store import journal
 from hpcsched.store.repair import next_copy
 from hpcsched.store.replay import replay
@@ -24,9 +24,9 @@ from hpcsched.store.status import read_status
 
 
 class Recovered(NamedTuple):
-    """A machine brought up to date, and the journal to go on with.
+    """The machine after the replay, and the journal, open for writing.
 
-    `commands` are the inbox commands that earlier agents carried out.
+    `commands`: names of the inbox commands that earlier agents carried out.
     """
 
     machine: Machine
@@ -35,7 +35,7 @@ class Recovered(NamedTuple):
 
 
 def open_run(rundir: RunDir, make_policy: PolicyMaker) -> Recovered:
-    """Read what is there, cut a torn tail off, and open the journal for writing."""
+    """Replay the journal, cut a torn tail off, and open it for writing."""
     if not rundir.journal.exists():
         return Recovered(Machine(make_policy), journal.Journal(rundir.journal), set())
     machine, length, records, commands = replay(rundir.journal, make_policy)
@@ -44,11 +44,11 @@ def open_run(rundir: RunDir, make_policy: PolicyMaker) -> Recovered:
 
 
 def refuse_lost_journal(rundir: RunDir) -> None:
-    """Raise RunDirError where a run has been, but its journal is gone: it would begin anew, beside itself."""
+    """Raise RunDirError for a run directory whose journal is lost: the run would begin anew beside itself."""
     has_been = rundir.status.exists() or any((rundir.root / files.JOBS).glob("*"))
     if rundir.begun or not has_been:
         return
-    living = len(living_of(rundir, rundir.read_record()))
+    living = len(living_processes(rundir, rundir.read_record()))
     still = f"; {living} of its processes still live on this host" if living else ""
     raise RunDirError(
         f"{rundir.journal} is empty or gone, but a run has been here{still}; `hpcsched journal repair` puts "
@@ -56,13 +56,12 @@ def refuse_lost_journal(rundir: RunDir) -> None:
     )
 
 
-def living_of(
+def living_processes(
     rundir: RunDir, record: RunRecord | None, known: Sequence[tuple[int, int]] = ()
 ) -> list[tuple[int, int]]:
-    """The run's processes on this host: by the run's id, or where that is not known by its directory.
+    """The run's processes on this host, as (pid, start time): by the run's id, else by its directory.
 
-    And those of `known`, by pid and start time, that still live: a program may have thrown its environment
-    away.
+    Processes of `known` that still live are added: a program may have cleared its environment.
     """
     if record is not None:
         return find_orphans(record.id, known)
@@ -76,12 +75,11 @@ def _short(host: str) -> str:
 def end_orphans(
     rundir: RunDir, machine: Machine, record: RunRecord | None, *, host: str, grace_s: float, hosts: int
 ) -> int:
-    """End what an earlier agent started on this host and left behind; returns how many there were.
+    """End the processes that an earlier agent left on this host, SIGTERM first; returns their number.
 
-    They are asked first: a program of ours saves when it gets a SIGTERM. They are known by what the journal
-    says of them, and by the run's id; where run.json is lost by the one in the journal, else by the run's
-    directory. Raises StoreError if some cannot be
-    ended, or not be told on `hosts` hosts: their GPUs are not free.
+    They are found by the journal and by the run's id (of run.json, else of the journal), else by the run's
+    directory. Raises StoreError if some cannot be ended, or cannot be found on `hosts` hosts: their GPUs are
+    not free then.
     """
     before = record.host if record else ""
     known = [
@@ -100,19 +98,19 @@ def end_orphans(
             "are known by: end them, and go on with the run on one host first"
         )
     else:
-        orphans = living_of(rundir, None, known)
-    left = end(orphans, grace_s) if orphans else []
+        orphans = living_processes(rundir, None, known)
+    left = end_processes(orphans, grace_s) if orphans else []
     if left:
         pids = ", ".join(str(pid) for pid, _ in left)
         raise StoreError(f"processes of the run's earlier agent cannot be ended: {pids}")
     return len(orphans)
 
 
-def put_strangers_aside(rundir: RunDir, machine: Machine, checkpoints: Callable[[int], Path]) -> list[str]:
-    """Keep what jobs have left that the journal knows nothing of, as after a repair, under other names: their
-    ids are given again, and a new job would find their states. A line for each.
+def put_unknown_jobs_aside(rundir: RunDir, machine: Machine, checkpoints: Callable[[int], Path]) -> list[str]:
+    """Rename folders of jobs that the journal does not know, as after a repair; returns a line for each.
 
-    `checkpoints` gives a job's folder of these. For who holds the run's lock. Raises StoreError.
+    Their ids are given again, and a new job would find their states. `checkpoints` gives a job's folder of
+    checkpoints. The caller holds the run's lock. Raises StoreError.
     """
     names = (name for name in os.listdir(rundir.root / files.JOBS) if name.isdecimal())  # noqa: PTH208
     said = []
@@ -130,9 +128,9 @@ def put_strangers_aside(rundir: RunDir, machine: Machine, checkpoints: Callable[
 
 
 def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
-    """By job: the step of the newest checkpoint of each job that had a lease when its agent ended.
+    """The step of the newest checkpoint, by job id, of each job that had a lease when its agent ended.
 
-    And of each suspended one whose state was still in that agent's memory only: it is gone.
+    Suspended jobs whose state was only in that agent's memory are included: that state is lost.
     """
     steps: dict[int, int] = {}
     for job in machine.run.jobs.values():
@@ -155,8 +153,10 @@ def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
 
 
 def seen_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
-    """By job that had a lease when its agent ended: how far it was by the last snapshot, which is newer than
-    what the journal holds; programs that go on without an agent are heard of no more."""
+    """The step in the last snapshot, by job id, of each job that had a lease when its agent ended.
+
+    The snapshot is newer than the journal; programs that go on without an agent are not seen.
+    """
     try:
         jobs = read_status(rundir).jobs
     except HpcschedError:

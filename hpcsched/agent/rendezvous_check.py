@@ -1,4 +1,4 @@
-"""Whether the processes of a command have met: copies of a program that knows nothing of ranks never do."""
+"""The check that the ranks of a command have met: copies of a program without ranks never do."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-APART_AFTER_S, LOOK_EVERY_S = 60.0, 5.0
-"""So long after the launch it is said that they have not met, and so often it is looked whether they have."""
+NOT_MET_AFTER_S, CHECK_EVERY_S = 60.0, 5.0
+"""Time after the launch at which ranks that have not met are reported, and time between checks (chosen)."""
 
 _LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 
 
 def listens(port: int) -> bool:
-    """Whether anybody on this host listens at a TCP port, by the kernel's tables."""
+    """Whether a process on this host listens on a TCP port, by /proc/net/tcp."""
     wanted = f":{port:04X}"
     for name in ("tcp", "tcp6"):
         try:
@@ -27,30 +27,30 @@ def listens(port: int) -> bool:
 
 
 @dataclass(slots=True)
-class Meeting:
-    """The ranks of one attempt on this host, which meet where their first one listens: at MASTER_PORT."""
+class RendezvousCheck:
+    """The ranks of one attempt on this host, which meet where rank 0 listens: at MASTER_PORT."""
 
     port: int
     ranks: int
     began: float = field(default_factory=time.monotonic)
-    apart: bool = False
-    """It was said that they have not met."""
+    reported: bool = False
+    """Whether it was reported that they have not met."""
     _look_at: float = 0.0
     _over: bool = False
 
     def news(self, *, ready: bool) -> bool | None:
-        """False when it is time to say that they have not met, True when they have since; None: nothing new.
+        """False when it is time to report that they have not met, True when they have since; None: no news.
 
-        `ready`: their program has said that it is, so it knows what it is doing.
+        `ready`: the program has made its ready file, so it needs no rendezvous.
         """
         now = time.monotonic()
-        if self._over or now < max(self._look_at, self.began + LOOK_EVERY_S):
+        if self._over or now < max(self._look_at, self.began + CHECK_EVERY_S):
             return None
-        self._look_at = now + LOOK_EVERY_S
+        self._look_at = now + CHECK_EVERY_S
         if ready or listens(self.port):
             self._over = True
-            return True if self.apart else None
-        if self.apart or now < self.began + APART_AFTER_S:
+            return True if self.reported else None
+        if self.reported or now < self.began + NOT_MET_AFTER_S:
             return None
-        self.apart = True
+        self.reported = True
         return False

@@ -1,4 +1,4 @@
-"""What an agent works with, and whom it has to do with."""
+"""The resources of an agent, and the interfaces that it is given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpcsched.agent.admission import Admission
-from hpcsched.agent.allocation.ending import Ending
+from hpcsched.agent.allocation.ending import AllocationEnd
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.inbox import Inbox
@@ -23,7 +23,7 @@ from hpcsched.store.snapshot import SnapshotWriter
 
 
 class Observer(Protocol):
-    """Whoever wants to tell people what happens; must not change anything."""
+    """Shows people what happens, as `hpcsched run` does; must not change anything."""
 
     def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
         """An event was handled and led to these actions."""
@@ -32,30 +32,30 @@ class Observer(Protocol):
         """The loop has gone round; at most a few times a second."""
 
     def message(self, text: str) -> None:
-        """Something people should know."""
+        """One line that people should see."""
 
 
-class RemoteHosts(Protocol):
-    """The agent's side of the node agents, for the loop (`launch.remote.launcher`)."""
+class NodeAgents(Protocol):
+    """The node agents, as the loop sees them (`launch.remote.launcher`)."""
 
     def fileno(self) -> int:
         """Readable when a message has come."""
 
     def pump(self) -> None:
-        """Take in and send what there is; never blocks."""
+        """Receive and send the messages that are there; never blocks."""
 
     def lost(self) -> Mapping[str, str]:
-        """The hosts that are gone, and why."""
+        """The reason why each lost host was lost, by host."""
 
 
-Source = Callable[[Machine], Sequence[JobSpec]]
-"""Gives the jobs that a run is to have by now and does not have yet; asked whenever a job has ended. Raises
-HpcschedError when there is no sense in going on."""
+FindJobs = Callable[[Machine], Sequence[JobSpec]]
+"""Gives the jobs to add to a run; called whenever a job has ended. Raises HpcschedError when the run is to
+stop."""
 
 
 @dataclass(kw_only=True)
 class Resources:
-    """What an agent works with; whoever made it closes it.
+    """The resources of an agent; the caller that made them closes them.
 
     `hosts` are there where node agents run the jobs, `source` where jobs lead to others. `ends_by` and
     `signals_all`: see `Allocation`.
@@ -71,8 +71,8 @@ class Resources:
     selector: selectors.BaseSelector
     observer: Observer
     admission: Admission
-    ending: Ending
+    ending: AllocationEnd
     ends_by: frozenset[signal.Signals] = frozenset({signal.SIGTERM})
     signals_all: frozenset[signal.Signals] = frozenset()
-    hosts: RemoteHosts | None = None
-    source: Source | None = None
+    hosts: NodeAgents | None = None
+    source: FindJobs | None = None

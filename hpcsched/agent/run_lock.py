@@ -1,4 +1,4 @@
-"""Taking hold of a run directory: one agent at a time, and no other run in it."""
+"""The lock of a run directory: one agent at a time, and no other run in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcsched.store.rundir import STALE_AFTER_S, RunDir, RunDirError, RunLock
 
 
 def refuse_other_run(rundir: RunDir, *, resume: bool) -> None:
-    """Raise ConfigError where a run is that is not to be gone on with, NewerRun where it cannot be."""
+    """Raise ConfigError for a directory with a run, unless `resume`; NewerRun for one of a newer version."""
     rundir.refuse_newer()
     if rundir.begun and not resume:
         raise ConfigError(
@@ -20,8 +20,8 @@ def refuse_other_run(rundir: RunDir, *, resume: bool) -> None:
         )
 
 
-def lock(rundir: RunDir, *, resume: bool) -> RunLock:
-    """The run's lock; a life that goes on waits until its predecessor's last sign of life is old enough."""
+def take_run_lock(rundir: RunDir, *, resume: bool) -> RunLock:
+    """The run's lock. With `resume` it waits until the earlier agent's last sign of life is old enough."""
     deadline = time.monotonic() + (STALE_AFTER_S + 5.0 if resume else 0.0)
     before = _last_sign(rundir)
     while True:

@@ -1,4 +1,4 @@
-"""One life of an agent from beginning to end: take the run over, run it, put the results away."""
+"""The life of an agent from beginning to end: take the run over, run it, return the results."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from typing import Any
 
 import hpcsched
 from hpcsched.accounts import user_name
-from hpcsched.agent.admission import Admission, Edits
-from hpcsched.agent.allocation.ending import Ending, forced_s, on_run_clock
-from hpcsched.agent.allocation.requeue import Standing
+from hpcsched.agent.admission import Admission, JobEdits
+from hpcsched.agent.allocation.ending import AllocationEnd, forced_s, on_run_clock
+from hpcsched.agent.allocation.requeue import RunProgress
 from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.cpu_cores import CPUS_PER_GPU
 from hpcsched.agent.effects import Effects
-from hpcsched.agent.hosts import Place, described, node_agents, this_host
+from hpcsched.agent.hosts import Hosts, describe_allocation, node_agents, this_host
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.launch_plans import FindLayers, Site, output_path
-from hpcsched.agent.loop import Agent, Outcome
+from hpcsched.agent.loop import Agent, RunOutcome
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.recovery import (
     end_orphans,
     open_run,
-    put_strangers_aside,
+    put_unknown_jobs_aside,
     refuse_lost_journal,
     saved_steps,
     seen_steps,
 )
-from hpcsched.agent.resources import Observer, Resources, Source
-from hpcsched.agent.run_lock import lock, refuse_other_run
+from hpcsched.agent.resources import FindJobs, Observer, Resources
+from hpcsched.agent.run_lock import refuse_other_run, take_run_lock
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core import events as ev
@@ -49,26 +49,25 @@ from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.launch.remote.keys import SERVE_ON_S
-from hpcsched.launch.spawn import ignoring
+from hpcsched.launch.spawn import ignoring_signals
 from hpcsched.policy import make_policy
 from hpcsched.store.registry import register
 from hpcsched.store.rundir import RunDir, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
 
-UNTOLD_GRACE_S = 3600.0
-"""What a time of grace may be that we are not told; whether there still is a head is another matter."""
+UNKNOWN_GRACE_S = 3600.0
+"""The time of grace to serve through when the batch system does not say how long it is (chosen)."""
 
-Finder = Callable[[set[str], str], tuple[Profile, ...]]
-"""Gives the profiles of these models for this device type, as far as there are any."""
-
+FindProfiles = Callable[[set[str], str], tuple[Profile, ...]]
+"""Gives the profiles of these models for this device type."""
 
 FindParallel = Callable[[set[str]], Sequence[Program]]
-"""Gives the programs of these models that have said that they are parallel."""
+"""Gives the programs of these models that are known to be parallel."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """What `hpcsched run` was asked for.
+class RunRequest:
+    """The arguments of `hpcsched run`.
 
     `policy` None: the policy of the run's earlier life, else marble. `grace_s` is the least time,
     in real seconds, that a worker has to save before it is ended by force. `margin_s` is kept before the
@@ -97,31 +96,31 @@ class Order:
     standbys: int | None = None
     cpus_per_gpu: int = CPUS_PER_GPU
     environment: PythonEnvironment | None = None
-    source: Source | None = None
+    source: FindJobs | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Life:
-    """What a life left: how it ended, the machine, and what the report needs besides."""
+class LifeResult:
+    """The result of an agent's life: its outcome, the machine, and what the report needs besides."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     machine: Machine
     run: RunRecord
     speed: float
     device_kind: str
     outputs: Mapping[int, Path]
     checkpoints: Mapping[int, Path]
-    """Where the checkpoints of each job are."""
-    before: Standing
-    """How far the run was when this life began."""
-    edits: Edits
-    """What became of what the job file says of jobs that the run had already."""
+    """The folder of each job's checkpoints."""
+    before: RunProgress
+    """The progress of the run when this life began."""
+    edits: JobEdits
+    """The jobs of the job file that the run had already, and what became of their differences."""
     attempts_before: int
-    """Attempts of all jobs, before this life."""
+    """The number of attempts of all jobs before this life."""
     short_of_hosts: bool = False
-    """Whether hosts of the allocation did not come, or were lost."""
+    """Whether hosts of the allocation did not join, or were lost."""
     requeued_when_preempted: bool = False
-    """Whether the batch system puts this job back into its queue by itself when it takes its hosts away."""
+    """Whether the batch system requeues this job by itself when it preempts it."""
     killed: bool = False
 
     @property
@@ -135,14 +134,15 @@ class Life:
 
     @property
     def exit_code(self) -> int:
-        """0 all good, 1 a job failed, 2 an edit of the job file came to nothing, WORK_LEFT stopped with work
-        left, 130 killed by the user.
+        """The exit code of `hpcsched run`.
 
-        An edit that was kept out is never covered by a 0; where nothing was left to do, by a 1 neither.
+        0: all jobs completed; 1: a job failed; 2: an edit of the job file was not taken; WORK_LEFT: stopped
+        with work left; 130: killed by the user. An edit that was not taken goes before a 0, and before a 1
+        if this life ran nothing.
         """
         if self.killed:
             return 128 + signal.SIGINT
-        if self.outcome is Outcome.STOPPED and not self.machine.run.finished:
+        if self.outcome is RunOutcome.STOPPED and not self.machine.run.finished:
             return WORK_LEFT
         failed = any(job.state == "FAILED" for job in self.machine.run.jobs.values())
         idle = _attempts(self.machine) == self.attempts_before
@@ -152,45 +152,45 @@ class Life:
 
 
 def run(
-    order: Order,
+    request: RunRequest,
     *,
     batch: BatchSystem,
-    find_profiles: Finder,
+    find_profiles: FindProfiles,
     find_layers: FindLayers,
     find_parallel: FindParallel = lambda models: (),
     observe: Callable[[Machine], Observer],
-) -> Life:
-    """Take over (or begin) the run in `order.dir` and stay with it until it ends or is drained.
+) -> LifeResult:
+    """Begin the run in `request.dir`, or take it over, and follow it until it ends or is drained.
 
     Raises ConfigError, BatchError and StoreError before anything is started, StoreError later only if the
     journal cannot be written any more. Bad input for a new run leaves no run behind.
     """
-    rundir = RunDir(order.dir.resolve())
+    rundir = RunDir(request.dir.resolve())
     allocation = batch.allocation()
-    refuse_other_run(rundir, resume=order.resume)
-    make_policy(order.policy or "marble", order.policy_options if order.policy else {})
+    refuse_other_run(rundir, resume=request.resume)
+    make_policy(request.policy or "marble", request.policy_options if request.policy else {})
     host, user = socket.gethostname(), user_name()
     with contextlib.ExitStack() as stack:
         # Its warnings would end us while the loop does not listen; the end time is followed anyway.
-        stack.enter_context(ignoring(frozenset({signal.SIGUSR1, signal.SIGUSR2})))
+        stack.enter_context(ignoring_signals(frozenset({signal.SIGUSR1, signal.SIGUSR2})))
         several = len(allocation.hosts) > 1 or allocation.here is None
-        place = None if several else _here(order, allocation)
-        if place:
-            stack.callback(place.close)
+        hosts = None if several else _here(request, allocation)
+        if hosts:
+            stack.callback(hosts.close)
             if not rundir.begun:
                 # Bad input leaves nothing behind.
-                _submitted(order, Machine(make_policy), place, find_profiles, find_parallel)
+                _submitted(request, Machine(make_policy), hosts, find_profiles, find_parallel)
         rundir.make()
-        stack.callback(lock(rundir, resume=order.resume).release)
-        refuse_other_run(rundir, resume=order.resume)  # begun and ended meanwhile
+        stack.callback(take_run_lock(rundir, resume=request.resume).release)
+        refuse_other_run(rundir, resume=request.resume)  # begun and ended meanwhile
         refuse_lost_journal(rundir)
         rundir.sweep()
         before = rundir.read_record() if rundir.begun else None
         machine, journal, commands = open_run(rundir, make_policy)
         stack.callback(journal.close)
-        standing, attempts_before = Standing.of(machine), _attempts(machine)
-        hosts = max(1, len(allocation.hosts))
-        end_orphans(rundir, machine, before, host=host, grace_s=order.grace_s, hosts=hosts)
+        standing, attempts_before = RunProgress.of(machine), _attempts(machine)
+        count = max(1, len(allocation.hosts))
+        end_orphans(rundir, machine, before, host=host, grace_s=request.grace_s, hosts=count)
         run_id = before.id if before else machine.run.run_id or uuid.uuid4().hex
         observer = observe(machine)
 
@@ -198,22 +198,22 @@ def run(
             with contextlib.suppress(OSError):  # nobody reads standard error any more
                 observer.message(text)
 
-        if place is None:
-            place = node_agents(
-                order.devices,
+        if hosts is None:
+            hosts = node_agents(
+                request.devices,
                 batch,
                 allocation,
                 run_id=run_id,
                 run_dir=rundir.root,
-                interface=order.interface,
-                grace_s=order.grace_s,
+                interface=request.interface,
+                grace_s=request.grace_s,
                 say=say,
-                standbys=order.standbys,
-                cpus_per_gpu=order.cpus_per_gpu,
-                **serving(batch, allocation),
+                standbys=request.standbys,
+                cpus_per_gpu=request.cpus_per_gpu,
+                **node_agent_times(batch, allocation),
             )
-            stack.callback(place.close)
-        policy, options = _policy(order, machine)
+            stack.callback(hosts.close)
+        policy, options = _policy(request, machine)
         record = RunRecord(
             id=run_id,
             version=hpcsched.__version__,
@@ -221,29 +221,29 @@ def run(
             pid=os.getpid(),
             started=process_started(os.getpid()) or 0,
             began=time.time(),
-            devices=order.devices,
+            devices=request.devices,
             policy=policy,
             allocation={"kind": allocation.kind, "id": allocation.id, "cluster": allocation.cluster},
         )
-        new_jobs = _submitted(order, machine, place, find_profiles, find_parallel)
-        admission = _admission(machine, place, find_profiles, find_parallel)
-        edits = _edits(order, machine, admission, place)
+        new_jobs = _submitted(request, machine, hosts, find_profiles, find_parallel)
+        admission = _admission(machine, hosts, find_profiles, find_parallel)
+        edits = _edits(request, machine, admission, hosts)
         unfinished = [job.spec for job in machine.run.jobs.values() if not job.state.final]
-        clock = RunClock(at=machine.run.now, speed=place.speed)
+        clock = RunClock(at=machine.run.now, speed=hosts.speed)
         started = ev.AgentStarted(
             rules=ev.RULES,
             at=machine.run.now,
             wall=time.time(),
-            devices=place.inventory,
+            devices=hosts.inventory,
             policy=policy,
             policy_options=options,
-            grace_s=order.grace_s * place.speed,
+            grace_s=request.grace_s * hosts.speed,
             saved_steps=saved_steps(rundir, machine),
-            profiles=(*admission.known_better(), *edits.profiles),
+            profiles=(*admission.better_profiles(), *edits.profiles),
             parallel=admission.parallel([*unfinished, *edits.updated.values()]),
             deadline=on_run_clock(clock, allocation.deadline),
-            reserve_s=order.margin_s * place.speed,
-            cores=place.cores,
+            reserve_s=request.margin_s * hosts.speed,
+            cores=hosts.cores,
             seen_steps=seen_steps(rundir, machine),
             updated=edits.updated,
             kept=edits.kept,
@@ -254,31 +254,31 @@ def run(
             rundir=rundir,
             run_id=record.id,
             user=user,
-            speed=place.speed,
-            stand_ins=place.stand_ins,
-            checkpoints=order.checkpoints,
-            environment=order.environment,
+            speed=hosts.speed,
+            stand_ins=hosts.stand_ins,
+            checkpoints=request.checkpoints,
+            environment=request.environment,
             layers=find_layers,
         )
-        for line in put_strangers_aside(rundir, machine, site.checkpoints_of):
+        for line in put_unknown_jobs_aside(rundir, machine, site.checkpoints_of):
             say(line)
         selector = stack.enter_context(selectors.DefaultSelector())
-        if place.hosts:
-            selector.register(place.hosts.fileno(), selectors.EVENT_READ, ("hosts", None))
-        effects = Effects(machine=machine, launcher=place.launcher, site=site, clock=clock, selector=selector)
+        if hosts.remote:
+            selector.register(hosts.remote.fileno(), selectors.EVENT_READ, ("hosts", None))
+        effects = Effects(machine=machine, launcher=hosts.launcher, site=site, clock=clock, selector=selector)
         snapshot = SnapshotWriter(
             rundir,
             machine,
             allocation=record.allocation,
             deadline=allocation.deadline,
-            speed=place.speed,
+            speed=hosts.speed,
             user=user,
         )
         machine.run.touch_all()
         for job in machine.run.jobs.values():
             if job.attempt:
-                snapshot.output_of(job.id, str(output_path(job, site, job.attempt, _host_of(job, place))))
-        monitor = Monitor(place.sample, interval_s=order.monitor_s, wake=lambda: None)
+                snapshot.output_of(job.id, str(output_path(job, site, job.attempt, _host_of(job, hosts))))
+        monitor = Monitor(hosts.sample, interval_s=request.monitor_s, wake=lambda: None)
         watch = None
         if allocation.kind != "none":
             watch = AllocationWatch(
@@ -288,7 +288,7 @@ def run(
                 preemption=allocation.preemption,
             )
             stack.callback(watch.close)
-        ending = Ending(
+        ending = AllocationEnd(
             machine,
             clock,
             watch=watch,
@@ -309,8 +309,8 @@ def run(
             ending=ending,
             ends_by=allocation.ends_by,
             signals_all=allocation.signals_all,
-            hosts=place.hosts,
-            source=order.source,
+            hosts=hosts.remote,
+            source=request.source,
         )
         agent = Agent(resources, commands=commands)
         rundir.write_record(record)
@@ -319,101 +319,105 @@ def run(
         for job_id, what in edits.said.items():
             say(f"job {machine.run.jobs[job_id].spec.name}: {what}")
         if allocation.kind != "none":
-            say(described(allocation, place))
+            say(describe_allocation(allocation, hosts))
             if _without_exec(os.environ):
                 say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:
             outcome = agent.run([started, *new_jobs])
-            if outcome is Outcome.STOPPED:
+            if outcome is RunOutcome.STOPPED:
                 # From here on the batch system's signals would only keep us from coming back.
                 for number in allocation.ends_by:
                     signal.signal(number, signal.SIG_IGN)
         finally:
             if not monitor.close():
                 stack.pop_all()  # a driver that hangs would hang us too; the system lets go of it all
-        return Life(
+        return LifeResult(
             outcome=outcome,
             machine=machine,
             run=record,
-            speed=place.speed,
-            device_kind=place.kind,
+            speed=hosts.speed,
+            device_kind=hosts.kind,
             outputs={
-                job.id: output_path(job, site, job.attempt, _host_of(job, place))
+                job.id: output_path(job, site, job.attempt, _host_of(job, hosts))
                 for job in machine.run.jobs.values()
             },
             checkpoints={job_id: site.checkpoints_of(job_id) for job_id in machine.run.jobs},
             before=standing,
             edits=edits,
             attempts_before=attempts_before,
-            short_of_hosts=bool(place.hosts and place.hosts.lost()),
+            short_of_hosts=bool(hosts.remote and hosts.remote.lost()),
             requeued_when_preempted=allocation.preemption is not None and allocation.preemption.requeues,
             killed=agent.killed,
         )
 
 
-def serving(batch: BatchSystem, allocation: Allocation) -> dict[str, float]:
-    """How long node agents are needed after their SIGTERM, as `node_agents` takes it: batch systems send
-    steps theirs when a time of grace begins."""
+def node_agent_times(batch: BatchSystem, allocation: Allocation) -> dict[str, float]:
+    """The times that node agents serve on after a SIGTERM, which may only begin a time of grace."""
     notice_s = 0.0
     if allocation.preemption:
         grace_s = allocation.preemption.grace_s
-        notice_s = UNTOLD_GRACE_S if grace_s is None else grace_s
+        notice_s = UNKNOWN_GRACE_S if grace_s is None else grace_s
     return {"serve_on_s": max(SERVE_ON_S, forced_s(batch.kill_wait())), "notice_s": notice_s}
 
 
-def _here(order: Order, allocation: Allocation) -> Place:
-    return this_host(order.devices, allocation, standbys=order.standbys, cpus_per_gpu=order.cpus_per_gpu)
+def _here(request: RunRequest, allocation: Allocation) -> Hosts:
+    standbys, cpus_per_gpu = request.standbys, request.cpus_per_gpu
+    return this_host(request.devices, allocation, standbys=standbys, cpus_per_gpu=cpus_per_gpu)
 
 
 def _admission(
-    machine: Machine, place: Place, find_profiles: Finder, find_parallel: FindParallel
+    machine: Machine, hosts: Hosts, find_profiles: FindProfiles, find_parallel: FindParallel
 ) -> Admission:
     def find(models: set[str]) -> tuple[Profile, ...]:
-        return find_profiles(models, place.kind)
+        return find_profiles(models, hosts.kind)
 
-    sizes = (device.memory_mib for device in place.inventory)
+    sizes = (device.memory_mib for device in hosts.inventory)
     return Admission(
         machine=machine,
         find_profiles=find,
         find_parallel=find_parallel,
-        stand_ins=place.stand_ins,
-        hosts=place.granted,  # a job for more than have come waits for an allocation in which they do
-        cores=most_cores(place.cores, place.inventory),
+        stand_ins=hosts.stand_ins,
+        hosts=hosts.granted,  # a job for more than have come waits for an allocation in which they do
+        cores=most_cores(hosts.cores, hosts.inventory),
         memory_mib=max((size for size in sizes if size is not None), default=None),
     )
 
 
 def _submitted(
-    order: Order, machine: Machine, place: Place, find_profiles: Finder, find_parallel: FindParallel
+    request: RunRequest,
+    machine: Machine,
+    hosts: Hosts,
+    find_profiles: FindProfiles,
+    find_parallel: FindParallel,
 ) -> list[ev.Event]:
     """What brings the order's jobs in that the run does not have yet; raises ConfigError."""
-    new = [job for job in order.jobs if job.name not in machine.run.by_name]
-    _check_environments(order, new, place)
+    new = [job for job in request.jobs if job.name not in machine.run.by_name]
+    _check_environments(request, new, hosts)
     if not new:
         return []
-    admission = _admission(machine, place, find_profiles, find_parallel)
-    return admission.events(new, at=machine.run.now, gpus=place.gpus_per_host, where=order.where)
+    admission = _admission(machine, hosts, find_profiles, find_parallel)
+    return admission.events(new, at=machine.run.now, gpus=hosts.gpus_per_host, where=request.where)
 
 
-def _check_environments(order: Order, jobs: Sequence[JobSpec], place: Place) -> None:
+def _check_environments(request: RunRequest, jobs: Sequence[JobSpec], hosts: Hosts) -> None:
     """Raises BadEnvironment where jobs, or those of the source, could not start on this host."""
-    if place.interpreters is None or place.stand_ins:
+    if hosts.interpreters is None or hosts.stand_ins:
         return  # node agents find out on their hosts
-    for job in place.interpreters.unlike(jobs, order.environment):
-        place.interpreters.check(job, order.environment)
-    if order.source is not None:
-        place.interpreters.trainers(order.environment)
+    for job in hosts.interpreters.unlike(jobs, request.environment):
+        hosts.interpreters.check(job, request.environment)
+    if request.source is not None:
+        hosts.interpreters.trainers(request.environment)
 
 
-def _edits(order: Order, machine: Machine, admission: Admission, place: Place) -> Edits:
+def _edits(request: RunRequest, machine: Machine, admission: Admission, hosts: Hosts) -> JobEdits:
     """What the order's jobs say of those that the run has already; raises ConfigError."""
-    old = [job for job in order.jobs if job.name in machine.run.by_name]
+    old = [job for job in request.jobs if job.name in machine.run.by_name]
     return admission.edits(
         old,
-        update=order.update,
-        called_in=order.workdir,
-        gpus=place.gpus_per_host,
-        where=order.where,
+        update=request.update,
+        called_in=request.workdir,
+        gpus=hosts.gpus_per_host,
+        where=request.where,
         living=False,
     )
 
@@ -422,12 +426,12 @@ def _attempts(machine: Machine) -> int:
     return sum(job.attempt for job in machine.run.jobs.values())
 
 
-def _host_of(job: Job, place: Place) -> str:
+def _host_of(job: Job, hosts: Hosts) -> str:
     """The first host of a job's newest attempt."""
     if job.attempts and job.current.seats:
         return job.current.seats[0].host
     gpus = job.current.gpus if job.attempts else ()
-    return place.host_of.get(gpus[0], place.host_names[0]) if gpus else place.host_names[0]
+    return hosts.host_of.get(gpus[0], hosts.host_names[0]) if gpus else hosts.host_names[0]
 
 
 def _without_exec(environ: Mapping[str, str]) -> bool:
@@ -436,11 +440,11 @@ def _without_exec(environ: Mapping[str, str]) -> bool:
     return script.isdecimal() and "SLURM_STEP_ID" not in environ and int(script) != os.getpid()
 
 
-def _policy(order: Order, machine: Machine) -> tuple[str, Mapping[str, Any]]:
+def _policy(request: RunRequest, machine: Machine) -> tuple[str, Mapping[str, Any]]:
     """Policy and options of this life: what is asked for, else the earlier life's; checked."""
-    name = order.policy or (machine.decisions.policy.name if machine.decisions.policy else "marble")
-    options = order.policy_options
-    if order.policy is None and not options:
+    name = request.policy or (machine.decisions.policy.name if machine.decisions.policy else "marble")
+    options = request.policy_options
+    if request.policy is None and not options:
         options = machine.decisions.options
     make_policy(name, options)
     return name, options

@@ -1,4 +1,4 @@
-"""The batch system around us: Slurm, LSF, or none."""
+"""Batch systems: Slurm, LSF, or none."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def open_batch(
 def batch_of(
     kind: str, *, cluster: str | None = None, environ: Mapping[str, str] | None = None
 ) -> BatchSystem:
-    """The batch system of a run's allocation, asked from outside it: for `life` and `version` only.
+    """The batch system of a run's allocation, asked from outside it: for `job_state` and `version` only.
 
     Args:
         kind, cluster: as `Allocation` has them.

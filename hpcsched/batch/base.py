@@ -1,4 +1,4 @@
-"""The seam to the batch system: the allocation it granted us, until when, and how to come back."""
+"""The seam to the batch system: the allocation that it granted, its end, and requeueing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 COMMAND_TIMEOUT_S = 15.0
-"""How long one command of a batch system may take before it counts as hanging."""
+"""Time after which a command of a batch system counts as hanging (chosen)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class AllocatedHost:
     """One host of the allocation.
 
     `gpus` are the GPUs granted there, as CUDA_VISIBLE_DEVICES names them (indices, UUIDs, MIG names);
@@ -28,8 +28,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """Hosts may be taken away: `grace_s` seconds pass from the decision to the first SIGTERM (None: not
-    known). `requeues`: the batch system then puts the job back into its queue by itself."""
+    """The rules of a preemptible job: `grace_s` seconds pass from the decision to the first SIGTERM (None:
+    not known). `requeues`: the batch system then requeues the job by itself."""
 
     grace_s: float | None
     requeues: bool
@@ -37,7 +37,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What we were given: the hosts, and until when.
+    """The allocation that this process runs in: its hosts and its end.
 
     `kind` is "none", "slurm" or "lsf"; `id` is the batch system's job id ("12_3" is never used: an
     array's task has an id of its own; LSF's array elements are "806290[3]"). `deadline` is
@@ -54,7 +54,7 @@ class Allocation:
 
     kind: str
     id: str | None
-    hosts: tuple[Host, ...]
+    hosts: tuple[AllocatedHost, ...]
     deadline: float | None = None
     restart_count: int = 0
     here: str | None = None
@@ -64,8 +64,8 @@ class Allocation:
     signals_all: frozenset[signal.Signals] = frozenset()
 
 
-class JobLife(StrEnum):
-    """What the batch system says of a job: UNKNOWN covers "it did not answer" and words we do not know."""
+class BatchJobState(StrEnum):
+    """The state of a job in the batch system; UNKNOWN: no answer, or one with unknown words."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -75,22 +75,22 @@ class JobLife(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Why a batch job is being ended, as far as its batch system says."""
+    """The reason why a batch job is being ended, as far as its batch system says."""
 
     NONE = "NONE"
-    """It is not: it runs on, and whatever signal came was no more than a signal."""
+    """It is not being ended: a signal that came was only a signal."""
     LIMIT = "LIMIT"
     """Its time is up."""
     CANCELLED = "CANCELLED"
-    """Somebody wants it gone: its owner, or an operator."""
+    """Its owner or an operator has cancelled it."""
     PREEMPTED = "PREEMPTED"
-    """Its hosts are wanted for a more important job: now, or at `end_time`."""
+    """A job of higher priority gets its hosts: now, or at `end_time`."""
     REQUEUED = "REQUEUED"
-    """It has been put back into its queue: the batch system starts it again."""
+    """It has been requeued: the batch system starts it again."""
     NODE_FAIL = "NODE_FAIL"
     """The batch system has found one of its hosts down."""
     UNKNOWN = "UNKNOWN"
-    """No answer, or none that says it."""
+    """No answer, or one without a reason."""
 
 
 class BatchSystem(Protocol):
@@ -103,7 +103,7 @@ class BatchSystem(Protocol):
 
     kind: str
     says_none: bool
-    """Whether `reason` says NONE of a job that runs on: UNKNOWN then is no answer."""
+    """Whether `reason` is NONE for a job that runs on; UNKNOWN then means that there was no answer."""
 
     def allocation(self) -> Allocation:
         """The allocation this process is in, from its environment and a few questions.
@@ -118,7 +118,7 @@ class BatchSystem(Protocol):
         ...
 
     def reason(self) -> EndReason:
-        """Why the job this process is in is being ended; never raises: UNKNOWN is an answer."""
+        """The reason why this process's job is being ended. Never raises: UNKNOWN is an answer."""
         ...
 
     def kill_wait(self) -> float | None:
@@ -128,12 +128,12 @@ class BatchSystem(Protocol):
         """
         ...
 
-    def life(self, job_id: str) -> JobLife:
-        """Whether that job waits, runs or has ended; never raises: UNKNOWN is an answer."""
+    def job_state(self, job_id: str) -> BatchJobState:
+        """The state of a job. Never raises: UNKNOWN is an answer."""
         ...
 
     def requeue(self) -> int:
-        """Have this job put back into the queue; the exit code to leave with, at once, for that to happen.
+        """Requeue this job; returns the exit code to leave with, at once, for that to happen.
 
         Raises BatchError when the batch system refuses, or cannot do it for this job.
         """
@@ -147,10 +147,10 @@ class BatchSystem(Protocol):
         ...
 
     def comment(self, text: str) -> None:
-        """Show one line beside the job in the batch system's listings, where they have a place for it."""
+        """Set the job's comment in the batch system, where it has one."""
         ...
 
-    def on_hosts(self, hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def on_hosts(self, hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         """The commands that together run `argv` once on each of these hosts, with all devices granted there.
 
         Each command lives as long as what it started (one command a host, or one for all), and ending it
@@ -159,5 +159,5 @@ class BatchSystem(Protocol):
         ...
 
     def version(self) -> str:
-        """Name and version of what answers, for `doctor`; raises BatchError."""
+        """Name and version of the batch system, for `doctor`. Raises BatchError."""
         ...

@@ -1,4 +1,4 @@
-"""Running one command of a batch system, bounded in time."""
+"""Running a command of a batch system, bounded in time."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from hpcsched.errors import BatchError
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a command said: its exit code (negative: the signal that ended it), stdout and stderr."""
+class CommandOutput:
+    """The output of a command: its exit code (negative: the signal that ended it), stdout and stderr."""
 
     code: int
     out: str
     err: str = ""
 
     def complaint(self) -> str:
-        """The one line that says why it failed."""
+        """The line of its output that says why it failed."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         if lines:
             return lines[0]
         return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
 
 
-class Run(Protocol):
+class RunCommand(Protocol):
     """Runs `argv` in `environ` with `stdin` as its input, and waits until it ends.
 
     Raises BatchError when it cannot be started, or has not ended after COMMAND_TIMEOUT_S.
     """
 
-    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> Answer: ...
+    def __call__(
+        self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = ""
+    ) -> CommandOutput: ...
 
 
 def run_command(
@@ -43,11 +45,11 @@ def run_command(
     environ: Mapping[str, str],
     stdin: str = "",
     timeout_s: float = COMMAND_TIMEOUT_S,
-) -> Answer:
-    """Runs the command in a session of its own; see `Run`.
+) -> CommandOutput:
+    """Run a command in a session of its own; see `RunCommand`.
 
-    Of its own, so that a signal to our process group does not end it half way (a requeue does just that to
-    the job that asks for it), and so that what it started can be ended with it when it hangs.
+    So a signal to our process group does not end it half way (a requeue sends one to the job that asks for
+    it), and its children can be ended with it when it hangs.
     """
     import subprocess
 
@@ -74,11 +76,13 @@ def run_command(
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    return Answer(process.returncode, out, err)
+    return CommandOutput(process.returncode, out, err)
 
 
-def asked(run: Run, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> str:
-    """What the command printed; raises BatchError when it ends with anything but 0."""
+def command_output(
+    run: RunCommand, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = ""
+) -> str:
+    """The stdout of a command. Raises BatchError if its exit code is not 0."""
     answer = run(argv, environ=environ, stdin=stdin)
     if answer.code != 0:
         raise BatchError(f"{argv[0]} failed: {answer.complaint()}")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from itertools import product
 
-MOST_HOSTS = 100_000
-"""A longer list is taken for nonsense, before it is built."""
+MAX_HOSTS = 100_000
+"""The longest list that is expanded (chosen); a longer one raises before it is built."""
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _NAME = re.compile(r"[^\s\[\],]+")
@@ -15,25 +15,25 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """The host names of a list, in its order, doubles included; raises ValueError, one line, on nonsense."""
+    """The host names of a list, in its order, with duplicates. Raises ValueError, in one line."""
     hosts: list[str] = []
     if not text.strip():
         return ()
     for item in _items(text.strip()):
-        hosts.extend(_names(item, text, MOST_HOSTS - len(hosts)))
+        hosts.extend(_names(item, text, MAX_HOSTS - len(hosts)))
     return tuple(hosts)
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """One number a host from `4(x2),3` -> (4, 4, 3); raises ValueError on nonsense."""
+    """One number for each host: `4(x2),3` -> (4, 4, 3). Raises ValueError."""
     counts: list[int] = []
     for item in text.strip().split(",") if text.strip() else ():
         match = _COUNT.fullmatch(item)
         if match is None:
             raise ValueError(f"{item!r} in {text!r} is no count such as 4 or 4(x2)")
         times = int(match[2] or 1)
-        if times > MOST_HOSTS - len(counts):
-            raise ValueError(f"{text!r} names more than {MOST_HOSTS} hosts")
+        if times > MAX_HOSTS - len(counts):
+            raise ValueError(f"{text!r} names more than {MAX_HOSTS} hosts")
         counts.extend([int(match[1])] * times)
     return tuple(counts)
 
@@ -93,4 +93,4 @@ def _numbers(inside: str, text: str, room: int) -> list[str]:
 
 def _too_many(text: str) -> ValueError:
     shown = text if len(text) <= 60 else text[:57] + "..."
-    return ValueError(f"the host list {shown!r} names more than {MOST_HOSTS} hosts")
+    return ValueError(f"the host list {shown!r} names more than {MAX_HOSTS} hosts")

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcsched.batch.base import Allocation, EndReason, Host, JobLife
+from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, EndReason
 from hpcsched.errors import BatchError
 
 LAUNCHERS = ("ssh", "local")
@@ -29,7 +29,7 @@ class Local:
         self._launcher = launcher
 
     def allocation(self) -> Allocation:
-        hosts = tuple(Host(name=name) for name in self._hosts)
+        hosts = tuple(AllocatedHost(name=name) for name in self._hosts)
         return Allocation(kind=self.kind, id=None, hosts=hosts, here=self._hosts[0])
 
     def end_time(self) -> float | None:
@@ -41,8 +41,8 @@ class Local:
     def kill_wait(self) -> float | None:
         return None
 
-    def life(self, job_id: str) -> JobLife:
-        return JobLife.UNKNOWN
+    def job_state(self, job_id: str) -> BatchJobState:
+        return BatchJobState.UNKNOWN
 
     def requeue(self) -> int:
         raise BatchError("there is no batch system here that could put the job back into its queue")
@@ -51,9 +51,9 @@ class Local:
         raise BatchError("there is no batch system here to submit a follow-up job to")
 
     def comment(self, text: str) -> None:
-        """There is nobody to tell."""
+        """Does nothing: there is no listing to show it in."""
 
-    def on_hosts(self, hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def on_hosts(self, hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         if self._launcher == "local":
             return [(*argv, "--name", host.name) for host in hosts]
         return [ssh(host.name, (*argv, "--name", host.name)) for host in hosts]

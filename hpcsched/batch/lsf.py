@@ -13,29 +13,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hpcsched.batch import lsf_text as says
-from hpcsched.batch.base import Allocation, EndReason, Host, JobLife
-from hpcsched.batch.command import Run, asked, run_command
+from hpcsched.batch import lsf_text
+from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, EndReason
+from hpcsched.batch.command import RunCommand, command_output, run_command
 from hpcsched.batch.local import ssh
 from hpcsched.errors import BatchError
 
 LAUNCHERS = ("auto", "blaunch", "jsrun", "ssh", "local")
 
 SIGNALS_ALL = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR2})
-"""LSF ends jobs with the first two, and warns with the last: each goes to every process group of the job."""
+"""The signals of LSF: it ends jobs with the first two and warns with the last. Each goes to every process
+group of the job."""
 
-USUAL_KILL_WAIT_S = 20.0
-"""From SIGINT to SIGKILL: twice what JOB_TERMINATE_INTERVAL is by default."""
+DEFAULT_KILL_WAIT_S = 20.0
+"""Time from SIGINT to SIGKILL by default: twice LSF's default JOB_TERMINATE_INTERVAL."""
 
-NEAR_S = 10.0
-"""An end so near has come: clocks differ."""
+CLOCK_SKEW_S = 10.0
+"""An end that is nearer than this has come (chosen): clocks differ."""
 
 
 class Lsf:
     """LSF 10.1; see the module: never tried on a real one.
 
     Args:
-        environ: the environment of this process: the job's, or a login node's for `life` and `version`.
+        environ: the environment of this process: the job's, or a login node's for `job_state` and `version`.
         run: runs a command.
         launcher: how node agents are started: "blaunch", "jsrun" (sites where the batch script runs on a
             launch node), "ssh", "local" (all on this machine); "auto": jsrun where it is on the PATH.
@@ -51,7 +52,7 @@ class Lsf:
         self,
         environ: Mapping[str, str],
         *,
-        run: Run = run_command,
+        run: RunCommand = run_command,
         launcher: str = "auto",
         hostname: str | None = None,
         jsrun_gpus: str = "ALL_GPUS",
@@ -65,30 +66,30 @@ class Lsf:
         self._jsrun_gpus, self._jsrun_cpus = jsrun_gpus, jsrun_cpus
         self._now = now
         self._form: str | None = None
-        """How this bjobs is known to print jobs, of `says.FORMS`."""
+        """The one of `lsf_text.FORMS` that this bjobs is known to print; None: not known yet."""
         self._end: float | None = None
 
     def allocation(self) -> Allocation:
         """See `BatchSystem`; with jsrun, a first host named unlike the others is the launch node."""
         job_id = self._job_id()
-        slots = says.slots_of(self._environ)
+        slots = lsf_text.slots_of(self._environ)
         first, *others = slots
         # By the sites' habit, not by how agents are started: ssh from a launch node is the same launch node.
-        if self._has_jsrun() and says.is_launch_node(first, others):
+        if self._has_jsrun() and lsf_text.is_launch_node(first, others):
             del slots[first]
         record = self._known(job_id)
-        self._end = says.finish_time(record.get("FINISH_TIME", ""), now=self._now())
+        self._end = lsf_text.finish_time(record.get("FINISH_TIME", ""), now=self._now())
         # Ctrl-C in an interactive job is its user's.
         interactive = self._environ.get("LSB_INTERACTIVE", "").upper() == "Y"
-        granted = says.gpu_alloc(record.get("GPU_ALLOC", ""))
+        granted = lsf_text.gpu_alloc(record.get("GPU_ALLOC", ""))
         here = self._here(list(slots))
         visible = self._environ.get("CUDA_VISIBLE_DEVICES")
-        hosts: list[Host] = []
+        hosts: list[AllocatedHost] = []
         for name, count in slots.items():
             gpus = granted.get(name)
             if name == here and visible is not None:
                 gpus = tuple(word.strip() for word in visible.split(",") if word.strip())
-            hosts.append(Host(name=name, gpus=gpus, cpus=count))
+            hosts.append(AllocatedHost(name=name, gpus=gpus, cpus=count))
         return Allocation(
             kind=self.kind,
             id=job_id,
@@ -104,7 +105,7 @@ class Lsf:
         record = self._record(self._job_id(), "stat", "finish_time")
         if "ERROR" in record:
             raise BatchError(f"LSF does not tell of the job: {record['ERROR']}")
-        self._end = says.finish_time(record.get("FINISH_TIME", ""), now=self._now())
+        self._end = lsf_text.finish_time(record.get("FINISH_TIME", ""), now=self._now())
         return self._end
 
     def reason(self) -> EndReason:
@@ -113,29 +114,29 @@ class Lsf:
         """
         with contextlib.suppress(BatchError):
             history = self._run(("bhist", "-l", self._job_id()), environ=self._in_english())
-            reason = says.end_reason(history.out)
+            reason = lsf_text.end_reason(history.out)
             if reason is not EndReason.UNKNOWN:
                 return reason
-        at_limit = self._end is not None and self._now() >= self._end - NEAR_S
+        at_limit = self._end is not None and self._now() >= self._end - CLOCK_SKEW_S
         return EndReason.LIMIT if at_limit else EndReason.UNKNOWN
 
     def kill_wait(self) -> float | None:
         with contextlib.suppress(BatchError):
-            wait_s = says.kill_wait(self._run(("bparams", "-l"), environ=self._in_english()).out)
-            return USUAL_KILL_WAIT_S if wait_s is None else wait_s
-        return USUAL_KILL_WAIT_S
+            wait_s = lsf_text.kill_wait(self._run(("bparams", "-l"), environ=self._in_english()).out)
+            return DEFAULT_KILL_WAIT_S if wait_s is None else wait_s
+        return DEFAULT_KILL_WAIT_S
 
-    def life(self, job_id: str) -> JobLife:
+    def job_state(self, job_id: str) -> BatchJobState:
         if not job_id[:1].isdigit():
-            return JobLife.UNKNOWN  # bjobs would take an empty id for "all jobs"
+            return BatchJobState.UNKNOWN  # bjobs would take an empty id for "all jobs"
         try:
-            return says.life_of(self._record(job_id, "stat"))
+            return lsf_text.state_of(self._record(job_id, "stat"))
         except BatchError:
-            return JobLife.UNKNOWN
+            return BatchJobState.UNKNOWN
 
     def requeue(self) -> int:
         """See `BatchSystem`: LSF puts a job back that leaves with a code agreed on when it was submitted."""
-        code = says.requeue_code(self._environ.get("LSB_EXIT_REQUEUE", ""))
+        code = lsf_text.requeue_code(self._environ.get("LSB_EXIT_REQUEUE", ""))
         if code is None:
             raise BatchError(
                 "LSF puts this job back into its queue on no exit code (LSB_EXIT_REQUEUE): "
@@ -153,16 +154,16 @@ class Lsf:
         except OSError as error:
             raise BatchError(f"{script} cannot be submitted: {error.strerror}") from None
         argv = ("bsub", "-w", f"ended({job_id})")
-        said = asked(self._run, argv, environ=self._submit_environ(), stdin=text)
+        said = command_output(self._run, argv, environ=self._submit_environ(), stdin=text)
         submitted = re.search(r"Job <(\d+)>", said)
         if submitted is None:
             raise BatchError(f"bsub did not answer with a job id but {said.strip()[:60]!r}")
         return submitted[1]
 
     def comment(self, text: str) -> None:
-        """LSF's listings have no place for it."""
+        """Does nothing: LSF has no comment of a job."""
 
-    def on_hosts(self, hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def on_hosts(self, hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         """See `BatchSystem`: one blaunch a host, with `--name HOST` added, or one jsrun for all of them.
 
         jsrun places its resource sets itself, one a host: `hosts` must be the whole allocation, and what it
@@ -199,14 +200,14 @@ class Lsf:
         return f"{job_id}[{index}]" if index.isdigit() and index != "0" else job_id
 
     def _record(self, job_id: str, *fields: str) -> dict[str, str]:
-        """What bjobs says of the job, printed in the newest way that it knows; raises BatchError."""
+        """The record of a job, from bjobs in the newest form that it knows. Raises BatchError."""
         error = BatchError("bjobs was not asked")
-        for form in (self._form,) if self._form else says.FORMS:
-            answer = self._run(says.jobs_argv(job_id, *fields, form=form), environ=self._in_english())
+        for form in (self._form,) if self._form else lsf_text.FORMS:
+            answer = self._run(lsf_text.jobs_argv(job_id, *fields, form=form), environ=self._in_english())
             # An unknown job is told of on stderr, but in JSON.
             text = answer.out if answer.out.strip() else answer.err
             try:
-                record = says.job_record(text, job_id, *fields, form=form, now=self._now())
+                record = lsf_text.job_record(text, job_id, *fields, form=form, now=self._now())
             except BatchError as misread:
                 error = misread if answer.code == 0 else BatchError(f"bjobs failed: {answer.complaint()}")
                 continue
@@ -249,7 +250,7 @@ class Lsf:
         return next((name for name in hosts if name.partition(".")[0] == short), None)
 
     def _submit_environ(self) -> dict[str, str]:
-        """Without what describes this job; bsub hands its environment on."""
+        """The environment for bsub, which hands it on: without the variables that describe this job."""
         return {
             key: value
             for key, value in self._environ.items()

@@ -1,4 +1,5 @@
-"""What LSF's commands print and what its environment says; nothing here runs anything."""
+"""The arguments of LSF's commands, and the parsing of their output and of its variables; nothing here runs a
+command."""
 
 from __future__ import annotations
 
@@ -8,23 +9,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcsched.batch.base import EndReason, JobLife
+from hpcsched.batch.base import BatchJobState, EndReason
 from hpcsched.contract.exits import CANNOT_SAVE, WORK_LEFT
 from hpcsched.errors import BadInput, BatchError
 
-_LIVES = {
-    "PEND": JobLife.PENDING,
-    "WAIT": JobLife.PENDING,
-    "PROV": JobLife.PENDING,
-    "RUN": JobLife.RUNNING,
-    "PSUSP": JobLife.SUSPENDED,
-    "USUSP": JobLife.SUSPENDED,
-    "SSUSP": JobLife.SUSPENDED,
-    "DONE": JobLife.ENDED,
-    "EXIT": JobLife.ENDED,
+_STATES = {
+    "PEND": BatchJobState.PENDING,
+    "WAIT": BatchJobState.PENDING,
+    "PROV": BatchJobState.PENDING,
+    "RUN": BatchJobState.RUNNING,
+    "PSUSP": BatchJobState.SUSPENDED,
+    "USUSP": BatchJobState.SUSPENDED,
+    "SSUSP": BatchJobState.SUSPENDED,
+    "DONE": BatchJobState.ENDED,
+    "EXIT": BatchJobState.ENDED,
     # UNKWN: LSF has lost the job's host; ZOMBI: killed while it was lost. Neither tells whether it runs.
-    "UNKWN": JobLife.UNKNOWN,
-    "ZOMBI": JobLife.UNKNOWN,
+    "UNKWN": BatchJobState.UNKNOWN,
+    "ZOMBI": BatchJobState.UNKNOWN,
 }
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -32,12 +33,12 @@ _DAY_S = 86_400.0
 
 
 FORMS = ("json", "delimiter", "long")
-"""How bjobs may be asked to print a job, the newest first: JSON came with Fix Pack 2 of LSF 10.1, fields with
-a delimiter with 9.1.3; the long form for people is as old as LSF."""
+"""The forms in which bjobs can print a job, the newest first: JSON since Fix Pack 2 of LSF 10.1, fields with
+a delimiter since 9.1.3; the long form for people is as old as LSF."""
 
 
 def jobs_argv(job_id: str, *fields: str, form: str = "json") -> tuple[str, ...]:
-    """Asks for these fields of one job, in one of the FORMS; the long form has what it has."""
+    """The command that prints these fields of a job in one of the FORMS; the long form has fixed fields."""
     if form == "long":
         return ("bjobs", "-a", "-l", job_id)
     words = " ".join(("jobid", *fields))
@@ -49,10 +50,10 @@ def jobs_argv(job_id: str, *fields: str, form: str = "json") -> tuple[str, ...]:
 def job_record(
     text: str, job_id: str = "", *fields: str, form: str = "json", now: float = 0.0
 ) -> dict[str, str]:
-    """What bjobs has answered to `jobs_argv` with the same arguments, by the names of its JSON.
+    """The answer of bjobs to `jobs_argv` with the same arguments, by the names of its JSON.
 
-    Either fields, of which FINISH_TIME is for `finish_time`, or ERROR. What stands before is skipped. The
-    long form gives STAT and FINISH_TIME, and needs to know the year by `now` (Unix time). Raises BatchError.
+    It has fields, of which FINISH_TIME is for `finish_time`, or ERROR. Text before it is skipped. The long
+    form has STAT and FINISH_TIME, and takes the year from `now` (Unix time). Raises BatchError.
     """
     if form == "json":
         found = _of_json(text)
@@ -114,7 +115,7 @@ def _unfolded(text: str) -> str:
 
 
 ASKED_TO_END = frozenset({"KILL", "TERM", "INT"})
-"""What the history calls the signals by which a person ends a job; bkill without a signal is KILL there."""
+"""The names in bhist of signals by which a person ends a job; bkill without a signal is KILL there."""
 
 _TERMINATED = {
     **dict.fromkeys(("RUNLIMIT", "CPULIMIT", "DEADLINE", "WINDOW"), EndReason.LIMIT),
@@ -126,9 +127,9 @@ _TERMINATED = {
 
 
 def end_reason(history: str) -> EndReason:
-    """Why a job is being ended, by what `bhist -l` says since it was started last; UNKNOWN if nothing.
+    """The reason why a job is being ended, from `bhist -l` since its last start; UNKNOWN if it has none.
 
-    While a job runs that is only what people have asked for; the TERM_ words come when it is over.
+    While a job runs, it has only the signals of people; the TERM_ words come when it has ended.
     """
     text = _unfolded(history)
     starts = list(_STARTED.finditer(text))
@@ -145,16 +146,16 @@ def end_reason(history: str) -> EndReason:
 
 
 def kill_wait(parameters: str) -> float | None:
-    """Seconds from SIGINT to SIGKILL, by what `bparams -l` says; None if it does not say."""
+    """Seconds from SIGINT to SIGKILL, from `bparams -l`; None if it does not say."""
     interval = re.search(r"JOB_TERMINATE_INTERVAL\s*=\s*(\d+(?:\.\d+)?)", parameters)
     return 2 * float(interval[1]) if interval else None
 
 
-def life_of(record: Mapping[str, str]) -> JobLife:
-    """A record with ERROR instead of a state is of a job that LSF has forgotten."""
+def state_of(record: Mapping[str, str]) -> BatchJobState:
+    """The state in a record; one with ERROR instead is of a job that LSF has forgotten: it has ended."""
     if "STAT" in record:
-        return _LIVES.get(record["STAT"].strip().upper(), JobLife.UNKNOWN)
-    return JobLife.ENDED if "not found" in record.get("ERROR", "").lower() else JobLife.UNKNOWN
+        return _STATES.get(record["STAT"].strip().upper(), BatchJobState.UNKNOWN)
+    return BatchJobState.ENDED if "not found" in record.get("ERROR", "").lower() else BatchJobState.UNKNOWN
 
 
 def finish_time(text: str, *, now: float) -> float | None:
@@ -196,7 +197,7 @@ def _time_of(text: str, *, now: float, past: bool = False) -> float | None:
 
 
 def gpu_alloc(text: str) -> dict[str, tuple[str, ...]]:
-    """`h1:0,1;h2:0,1` -> the GPUs by host; what cannot be read is left out."""
+    """The GPUs by host of `h1:0,1;h2:0,1`; parts that cannot be read are left out."""
     found: dict[str, tuple[str, ...]] = {}
     for part in text.split(";"):
         host, _, numbers = part.strip().rpartition(":")
@@ -263,13 +264,15 @@ def requeue_code(text: str) -> int | None:
     not_meant = {word[1:] for word in words if word.startswith("~")}
     codes = [word for word in words if word.isdecimal()]
     if "all" in words:
-        codes = [str(code) for code in (USUAL_REQUEUE_CODE, *_FREE_CODES) if str(code) not in elsewhere]
+        codes = [str(code) for code in (DEFAULT_REQUEUE_CODE, *_FREE_CODES) if str(code) not in elsewhere]
     for code in (*codes, *elsewhere):
         if code not in not_meant and 1 <= int(code) <= 255:
             return int(code)
     return None
 
 
-USUAL_REQUEUE_CODE = 99
+DEFAULT_REQUEUE_CODE = 99
+"""The exit code that LSF's documentation uses for requeueing."""
+
 _FREE_CODES = (*range(100, 126), *range(WORK_LEFT + 1, 99), *range(3, CANNOT_SAVE))
-"""Exit codes that mean nothing else: not those of shells and signals (from 126 on), nor our own."""
+"""Exit codes without another meaning: not those of shells and signals (from 126 on), nor our own."""

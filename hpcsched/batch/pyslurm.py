@@ -1,4 +1,4 @@
-"""Slurm by the pyslurm package, where one is installed that was built for this very Slurm.
+"""Slurm through the pyslurm package, where one is installed that was built for this Slurm.
 
 libslurm keeps Python's lock while it waits for the controller, so pyslurm is loaded by a process of its own,
 which is asked in lines and ended when it does not answer in time: `python -m hpcsched.batch.pyslurm`.
@@ -21,15 +21,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpcsched.batch import slurm_text as says
-from hpcsched.batch.base import COMMAND_TIMEOUT_S, JobLife
-from hpcsched.batch.command import Run, run_command
-from hpcsched.batch.slurm import Slurm, one_line, refused
+from hpcsched.batch import slurm_text
+from hpcsched.batch.base import COMMAND_TIMEOUT_S, BatchJobState
+from hpcsched.batch.command import RunCommand, run_command
+from hpcsched.batch.slurm import Slurm, one_line, requeue_error
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.errors import BatchError
 
-Ask = Callable[..., Any]
-"""Asks a question of `answers`, by name; raises BatchError with what Slurm said, or that nothing came."""
+AskPySlurm = Callable[..., Any]
+"""Asks one of `pyslurm_calls` by name; raises BatchError with the complaint of Slurm, or for no answer."""
 
 
 class PySlurm(Slurm):
@@ -47,20 +47,20 @@ class PySlurm(Slurm):
         self,
         environ: Mapping[str, str],
         *,
-        run: Run = run_command,
+        run: RunCommand = run_command,
         launcher: str = "srun",
         hostname: str | None = None,
-        ask: Ask | None = None,
+        ask: AskPySlurm | None = None,
     ) -> None:
         super().__init__(environ, run=run, launcher=launcher, hostname=hostname)
-        self._ask = ask or Asker(environ)
+        self._ask = ask or PySlurmProcess(environ)
         self._given = ask is not None
 
     def usable(self) -> str | None:
-        """Why pyslurm cannot be used here, in one line; None when it can.
+        """The reason why pyslurm cannot be used here, in one line; None when it can.
 
-        It is tried by a process that ends: libslurm ends the one that loads it, without an exception, when
-        it finds no slurm.conf it can read.
+        It is tried in a process of its own: libslurm ends the process that loads it, without an exception,
+        when it finds no slurm.conf that it can read.
         """
         if self._given:
             found = str(self._ask("version"))
@@ -92,21 +92,21 @@ class PySlurm(Slurm):
             raise BatchError(f"Slurm does not tell of job {job_id}: {error}") from None
         return None if end is None else float(end)
 
-    def life(self, job_id: str) -> JobLife:
+    def job_state(self, job_id: str) -> BatchJobState:
         if not job_id.isdigit():
-            return super().life(job_id)
+            return super().job_state(job_id)
         try:
-            return says.life_of(str(self._ask("state", int(job_id))))
+            return slurm_text.state_of(str(self._ask("state", int(job_id))))
         except BatchError as error:
             forgotten = "invalid job id specified" in str(error).lower()
-            return JobLife.ENDED if forgotten else JobLife.UNKNOWN
+            return BatchJobState.ENDED if forgotten else BatchJobState.UNKNOWN
 
     def requeue(self) -> int:
         job_id = self._job_id()
         try:
             self._ask("requeue", int(job_id))
         except BatchError as error:
-            raise refused(job_id, str(error)) from None
+            raise requeue_error(job_id, str(error)) from None
         return WORK_LEFT
 
     def comment(self, text: str) -> None:
@@ -120,8 +120,8 @@ class PySlurm(Slurm):
         return f"{super().version()}, pyslurm {self._ask('version')}"
 
 
-def answers(module: Any) -> dict[str, Callable[..., Any]]:
-    """What may be asked of the package, by name; each raises the package's RPCError where Slurm refuses."""
+def pyslurm_calls(module: Any) -> dict[str, Callable[..., Any]]:
+    """The calls of the package that can be asked for, by name. Each raises the package's RPCError."""
     return {
         "version": lambda: str(module.__version__),
         "end_time": lambda job: module.Job.load(job).end_time,
@@ -131,8 +131,8 @@ def answers(module: Any) -> dict[str, Callable[..., Any]]:
     }
 
 
-class Asker:
-    """The process that has pyslurm loaded; started at the first question, and again after one that hung.
+class PySlurmProcess:
+    """The process that has pyslurm loaded; started at the first question, and again after it hung.
 
     One question at a time, from any thread. It ends with us, as its input does.
     """
@@ -149,7 +149,7 @@ class Asker:
         self._free = threading.Lock()
 
     def __call__(self, name: str, *words: Any) -> Any:
-        """The answer; raises BatchError with Slurm's complaint, or where none comes in time."""
+        """The answer to a question. Raises BatchError with Slurm's complaint, or for no answer in time."""
         question = json.dumps([name, *words]).encode() + b"\n"
         if not self._free.acquire(timeout=self._timeout_s):
             raise BatchError("pyslurm did not answer the question before this one")
@@ -215,7 +215,7 @@ def serve(module: Any) -> None:
     # A batch system ends all of a job at once, but whoever asks us still has a requeue to ask for.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    known = answers(module)
+    known = pyslurm_calls(module)
     for line in sys.stdin:
         name, *words = json.loads(line)
         try:

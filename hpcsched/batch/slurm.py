@@ -8,14 +8,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcsched.batch import slurm_text as says
-from hpcsched.batch.base import Allocation, EndReason, Host, JobLife, Preemption
-from hpcsched.batch.command import Run, asked, run_command
+from hpcsched.batch import slurm_text
+from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, EndReason, Preemption
+from hpcsched.batch.command import RunCommand, command_output, run_command
 from hpcsched.batch.local import ssh
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.errors import BatchError
 
-LONGEST_COMMENT = 200
+MAX_COMMENT_CHARS = 200
+"""The longest comment of a job (chosen: it is for one line of a listing)."""
+
 LAUNCHERS = ("srun", "ssh", "local")
 
 
@@ -23,11 +25,11 @@ class Slurm:
     """Slurm 20.11 or later; tried on 22.05.
 
     Args:
-        environ: the environment of this process: the job's, or a login node's for `life` and `version`.
+        environ: the environment of this process: the job's, or a login node's for `job_state` and `version`.
         run: runs a command.
         launcher: how node agents are started: "srun", "ssh", or "local" (all on this machine).
         hostname: this machine's name; None: what the system says.
-        cluster: the cluster whose jobs `life` is asked about; None: this one.
+        cluster: the cluster whose jobs `job_state` is asked about; None: this one.
     """
 
     kind = "slurm"
@@ -37,7 +39,7 @@ class Slurm:
         self,
         environ: Mapping[str, str],
         *,
-        run: Run = run_command,
+        run: RunCommand = run_command,
         launcher: str = "srun",
         hostname: str | None = None,
         cluster: str | None = None,
@@ -48,11 +50,11 @@ class Slurm:
         self._launcher = launcher
         self._hostname = hostname
         self._gpu_counts: dict[str, int] = {}
-        """GPUs of this job by host, as `allocation` has learned; `on_hosts` must name them."""
+        """The number of GPUs of this job by host, set by `allocation`; `on_hosts` must name it."""
         self._configuration = ""
         self._most_restarts = sys.maxsize
         self._grace_s: float | None = None
-        """The time of grace before a preemption, as `allocation` has learned; 0 without one."""
+        """The time of grace before a preemption, set by `allocation`; 0 without one."""
 
     def allocation(self) -> Allocation:
         """See `BatchSystem`. With several hosts and GPUs it asks a second question: how many are where.
@@ -66,11 +68,11 @@ class Slurm:
                 f"srun started this {times} times over, once for each task: start it in the batch "
                 "script, with no srun before it"
             )
-        hosts = says.hosts_of(self._environ)
+        hosts = slurm_text.hosts_of(self._environ)
         here = self._here(hosts)
-        cpus = says.cpu_counts(self._environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(hosts))
+        cpus = slurm_text.cpu_counts(self._environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(hosts))
         # The batch script's variables speak of the host it runs on, whatever a container renamed that to.
-        gpus = says.host_gpus(self._environ) if here else None
+        gpus = slurm_text.host_gpus(self._environ) if here else None
         try:
             deadline = self.end_time()
         except BatchError:
@@ -81,7 +83,7 @@ class Slurm:
             kind=self.kind,
             id=job_id,
             hosts=tuple(
-                Host(name=name, cpus=count, gpus=gpus if name == here else None)
+                AllocatedHost(name=name, cpus=count, gpus=gpus if name == here else None)
                 for name, count in zip(hosts, cpus, strict=True)
             ),
             deadline=deadline,
@@ -93,7 +95,9 @@ class Slurm:
 
     def end_time(self) -> float | None:
         job_id = self._job_id()
-        rows = says.queue_rows(self._asked(says.queue_argv(job_id), says.queue_environ(self._environ)))
+        rows = slurm_text.queue_rows(
+            self._asked(slurm_text.queue_argv(job_id), slurm_text.queue_environ(self._environ))
+        )
         # The array job whose id is the array's own is listed with all its brothers.
         for found, _, end in rows:
             if found != job_id:
@@ -107,26 +111,26 @@ class Slurm:
         try:
             job_id = self._job_id()
             argv = ("scontrol", "--oneliner", "show", "job", job_id)
-            answer = self._run(argv, environ=says.queue_environ(self._environ))
+            answer = self._run(argv, environ=slurm_text.queue_environ(self._environ))
         except BatchError:
             return EndReason.UNKNOWN
-        return says.reason_in(answer, job_id, self._restarts(), self._grace_s)
+        return slurm_text.reason_in(answer, job_id, self._restarts(), self._grace_s)
 
     def kill_wait(self) -> float | None:
-        return says.kill_wait_in(self._config()) if self._environ.get("SLURM_JOB_ID") else None
+        return slurm_text.kill_wait_in(self._config()) if self._environ.get("SLURM_JOB_ID") else None
 
-    def life(self, job_id: str) -> JobLife:
+    def job_state(self, job_id: str) -> BatchJobState:
         """See `BatchSystem`. Another cluster is asked by `squeue --clusters`: that takes Slurm's database."""
         if not job_id[:1].isdigit():
-            return JobLife.UNKNOWN  # squeue would take an empty id for "all jobs"
-        argv = says.queue_argv(job_id)
-        if self._cluster and self._cluster != says.cluster_in(self._config()):
+            return BatchJobState.UNKNOWN  # squeue would take an empty id for "all jobs"
+        argv = slurm_text.queue_argv(job_id)
+        if self._cluster and self._cluster != slurm_text.cluster_in(self._config()):
             argv = (*argv, f"--clusters={self._cluster}")
         try:
-            answer = self._run(argv, environ=says.queue_environ(self._environ))
+            answer = self._run(argv, environ=slurm_text.queue_environ(self._environ))
         except BatchError:
-            return JobLife.UNKNOWN
-        return says.life_in(answer, job_id)
+            return BatchJobState.UNKNOWN
+        return slurm_text.state_in(answer, job_id)
 
     def requeue(self) -> int:
         """See `BatchSystem`; Slurm sends the whole job SIGTERM the moment it agrees.
@@ -138,7 +142,7 @@ class Slurm:
         # Where Slurm tracks processes by cgroup it ends even a scontrol that is in a session of its own:
         # what ended it is the very thing it asked for.
         if answer.code not in (0, -15, 143):
-            raise refused(job_id, answer.complaint())
+            raise requeue_error(job_id, answer.complaint())
         return WORK_LEFT  # Slurm itself does not mind
 
     def submit_next(self, script: Path | None) -> str:
@@ -165,7 +169,7 @@ class Slurm:
         line = one_line(text)
         self._asked(("scontrol", "update", f"JobId={self._job_id()}", f"Comment={line}"))
 
-    def on_hosts(self, hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def on_hosts(self, hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         """See `BatchSystem`: one srun a host, each with `--name HOST` added.
 
         On a job with GPUs call `allocation` first: it learns how many are where, and steps must say so.
@@ -181,10 +185,10 @@ class Slurm:
             there = [(host.name, (*argv, "--name", host.name)) for host in hosts]
             return [ssh(name, each) if self._launcher == "ssh" else each for name, each in there]
         job_id = self._job_id()
-        names = says.hosts_of(self._environ)
-        counts = self._gpu_counts or dict(says.gpus_by_request(self._environ, names))
+        names = slurm_text.hosts_of(self._environ)
+        counts = self._gpu_counts or dict(slurm_text.gpus_by_request(self._environ, names))
         return [
-            says.step_argv(
+            slurm_text.step_argv(
                 job_id, host.name, counts.get(host.name), self._environ, (*argv, "--name", host.name)
             )
             for host in hosts
@@ -207,7 +211,7 @@ class Slurm:
         return job_id
 
     def _restarts(self) -> int:
-        """How often the job had been put back into its queue when this life of it began."""
+        """The number of requeues of the job when this start of it began."""
         count = self._environ.get("SLURM_RESTART_COUNT", "")
         return min(int(count), self._most_restarts) if count.isdigit() else 0
 
@@ -216,11 +220,11 @@ class Slurm:
         if self._restarts():
             argv = ("scontrol", "--oneliner", "show", "job", job_id)
             with contextlib.suppress(BatchError):
-                shown = says.restarts_in(self._run(argv, environ=self._environ), job_id)
+                shown = slurm_text.restarts_in(self._run(argv, environ=self._environ), job_id)
                 self._most_restarts = self._most_restarts if shown is None else shown
 
     def _config(self) -> str:
-        """What `scontrol show config` prints, asked for once; empty when that fails."""
+        """The output of `scontrol show config`, asked for once; empty when that fails."""
         if not self._configuration:
             with contextlib.suppress(BatchError):
                 self._configuration = self._asked(("scontrol", "show", "config"))
@@ -234,12 +238,12 @@ class Slurm:
             shown = self._asked(("scontrol", "--oneliner", "show", "partition", partition))
         except BatchError:
             return None
-        preemption = says.preemption_in(shown, self._config())
+        preemption = slurm_text.preemption_in(shown, self._config())
         self._grace_s = preemption.grace_s if preemption else 0.0
         return preemption
 
     def _asked(self, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
-        return asked(self._run, argv, environ=self._environ if environ is None else environ)
+        return command_output(self._run, argv, environ=self._environ if environ is None else environ)
 
     def _here(self, hosts: Sequence[str]) -> str | None:
         named = self._environ.get("SLURMD_NODENAME")
@@ -249,19 +253,19 @@ class Slurm:
         return next((name for name in hosts if name.partition(".")[0] == short), None)
 
     def _promised_end(self) -> float | None:
-        """What newer releases put into the environment: the end as it was when the job started."""
+        """The end as it was when the job started, from a variable of newer releases; None without it."""
         end = self._environ.get("SLURM_JOB_END_TIME", "")
         return float(end) if end.isdigit() and int(end) > 0 else None
 
     def _count_gpus(self, job_id: str, hosts: Sequence[str]) -> dict[str, int]:
-        guess = dict(says.gpus_by_request(self._environ, hosts))
+        guess = dict(slurm_text.gpus_by_request(self._environ, hosts))
         if not any(key.startswith(("SLURM_GPUS", "SLURM_JOB_GPUS")) for key in self._environ):
             return guess
         if len(hosts) == 1 and guess:
             return guess
         try:
             answer = self._asked(("scontrol", "--details", "--oneliner", "show", "job", job_id))
-            return says.gpu_counts(answer) or guess
+            return slurm_text.gpu_counts(answer) or guess
         except (BatchError, ValueError):
             return guess
 
@@ -270,15 +274,17 @@ class Slurm:
             words = script.read_text(errors="replace")
         except OSError as error:
             raise BatchError(f"{script} cannot be submitted: {error.strerror}") from None
-        if self._environ.get("SLURM_ARRAY_TASK_ID") and (own or "--array" in says.script_options(words)):
+        if self._environ.get("SLURM_ARRAY_TASK_ID") and (
+            own or "--array" in slurm_text.script_options(words)
+        ):
             raise BatchError(
                 "the job that follows one task of an array would be the whole array: use --requeue"
             )
-        fields = says.job_fields(self._asked(("scontrol", "--oneliner", "show", "job", job_id)))
-        options = says.inherited_options(words, fields, self._environ, own=own)
+        fields = slurm_text.job_fields(self._asked(("scontrol", "--oneliner", "show", "job", job_id)))
+        options = slurm_text.inherited_options(words, fields, self._environ, own=own)
         said = self._asked(
             ("sbatch", "--parsable", f"--dependency=afterany:{job_id}", *options, str(script)),
-            says.submit_environ(self._environ),
+            slurm_text.submit_environ(self._environ),
         )
         # The last line: a site's submit plugin may have printed greetings. "12;cluster" in a federation.
         submitted = (said.split() or [""])[-1].partition(";")[0]
@@ -288,11 +294,11 @@ class Slurm:
 
 
 def one_line(text: str) -> str:
-    """A comment as Slurm can show it: printable, and not longer than LONGEST_COMMENT."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:LONGEST_COMMENT]
+    """A comment in the form that Slurm can show: printable, and at most `MAX_COMMENT_CHARS` long."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:MAX_COMMENT_CHARS]
 
 
-def refused(job_id: str, complaint: str) -> BatchError:
-    """The error for a requeue that Slurm turned down, with what to do about it."""
+def requeue_error(job_id: str, complaint: str) -> BatchError:
+    """The error for a requeue that Slurm refused, with a remedy."""
     hint = "; submit it with #SBATCH --requeue" if "disabled" in complaint.lower() else ""
     return BatchError(f"Slurm does not requeue job {job_id}: {complaint}{hint}")

@@ -1,4 +1,4 @@
-"""What Slurm's commands are given and what they print; nothing here runs anything."""
+"""The arguments of Slurm's commands, and the parsing of what they print; nothing here runs a command."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from hpcsched.batch.base import EndReason, JobLife, Preemption
-from hpcsched.batch.command import Answer
+from hpcsched.batch.base import BatchJobState, EndReason, Preemption
+from hpcsched.batch.command import CommandOutput
 from hpcsched.batch.hostlist import expand, expand_counts
 from hpcsched.errors import BatchError
 
-_LIVES: dict[str, JobLife] = {
-    state: life
-    for life, states in (
+_STATES: dict[str, BatchJobState] = {
+    word: state
+    for state, words in (
         # A job being configured has hosts that are still booting: its script does not run yet.
         (
-            JobLife.PENDING,
+            BatchJobState.PENDING,
             "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
         ),
         # A completing job still has processes somewhere.
-        (JobLife.RUNNING, "RUNNING COMPLETING RESIZING SIGNALING"),
-        (JobLife.SUSPENDED, "SUSPENDED STOPPED"),
+        (BatchJobState.RUNNING, "RUNNING COMPLETING RESIZING SIGNALING"),
+        (BatchJobState.SUSPENDED, "SUSPENDED STOPPED"),
         (
-            JobLife.ENDED,
+            BatchJobState.ENDED,
             "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED "
             "RECONFIG_FAIL REVOKED STAGE_OUT TIMEOUT",
         ),
     )
-    for state in states.split()
+    for word in words.split()
 }
 
-_LIVELIEST = (JobLife.RUNNING, JobLife.SUSPENDED, JobLife.PENDING, JobLife.UNKNOWN, JobLife.ENDED)
+_LIVELIEST = tuple(map(BatchJobState, ("RUNNING", "SUSPENDED", "PENDING", "UNKNOWN", "ENDED")))
 
 
-def life_of(state: str) -> JobLife:
-    """A state in squeue's long form ("CANCELLED by 0" too); UNKNOWN for words we do not know."""
+def state_of(state: str) -> BatchJobState:
+    """The state for a word of squeue's long form ("CANCELLED by 0" too); UNKNOWN for unknown words."""
     word = state.split()[0].rstrip("+") if state.split() else ""
-    return _LIVES.get(word.upper(), JobLife.UNKNOWN)
+    return _STATES.get(word.upper(), BatchJobState.UNKNOWN)
 
 
 # --- squeue ------------------------------------------------------------------
 
 
 def queue_argv(job_id: str) -> tuple[str, ...]:
-    """Asks for id, state and end time of a job; of every task when it is an array."""
+    """The command that prints id, state and end time of a job; of every task of an array."""
     return ("squeue", "--noheader", "--all", "--states=all", f"--jobs={job_id}", "--format=%A|%T|%e")
 
 
 def cluster_in(config: str) -> str | None:
-    """The name in `scontrol show config`."""
+    """The cluster's name in `scontrol show config`."""
     found = re.search(r"^ClusterName\s*=\s*(\S+)", config, re.MULTILINE)
     return found[1] if found else None
 
@@ -64,13 +64,13 @@ def queue_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "SLURM_TIME_FORMAT": "standard", "TZ": "UTC0", "LC_ALL": "C"}
 
 
-def queue_rows(text: str) -> list[tuple[str, JobLife, float | str | None]]:
+def queue_rows(text: str) -> list[tuple[str, BatchJobState, float | str | None]]:
     """(id, life, end as Unix time) for each line of the answer; lines of another form are left out."""
-    rows: list[tuple[str, JobLife, float | str | None]] = []
+    rows: list[tuple[str, BatchJobState, float | str | None]] = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
         if len(fields) == 3 and fields[0].isdigit():
-            rows.append((fields[0], life_of(fields[1]), utc_time(fields[2])))
+            rows.append((fields[0], state_of(fields[1]), utc_time(fields[2])))
     return rows
 
 
@@ -88,21 +88,21 @@ def utc_time(text: str) -> float | str | None:
     return text
 
 
-def life_in(answer: Answer, job_id: str) -> JobLife:
-    """What squeue's answer says of a job: a job the controller has forgotten has ended."""
+def state_in(answer: CommandOutput, job_id: str) -> BatchJobState:
+    """The state of a job in squeue's answer: a job that the controller has forgotten has ended."""
     if answer.code != 0:
         forgotten = "invalid job id specified" in answer.err.lower()
-        return JobLife.ENDED if forgotten else JobLife.UNKNOWN
+        return BatchJobState.ENDED if forgotten else BatchJobState.UNKNOWN
     rows = queue_rows(answer.out)
     # --clusters has a heading.
     if not rows and all(line.startswith("CLUSTER:") for line in answer.out.split("\n") if line.strip()):
-        return JobLife.ENDED
-    lives = {life for found, life, _ in rows if found == job_id} or {life for _, life, _ in rows}
-    return next((life for life in _LIVELIEST if life in lives), JobLife.UNKNOWN)
+        return BatchJobState.ENDED
+    states = {state for found, state, _ in rows if found == job_id} or {state for _, state, _ in rows}
+    return next((state for state in _LIVELIEST if state in states), BatchJobState.UNKNOWN)
 
 
-GRACE_ENDS_WITHIN_S = 60.0
-"""How much later than its time of grace a preempted job may be ended: Slurm looks now and then."""
+GRACE_SLACK_S = 60.0
+"""Time after its grace in which a preempted job may still be ended (chosen): Slurm checks now and then."""
 
 
 # --- scontrol show job -------------------------------------------------------
@@ -122,7 +122,7 @@ def job_fields(text: str) -> dict[str, str]:
 
 
 def gpu_counts(text: str) -> dict[str, int]:
-    """How many GPUs a job has on each of its hosts, from `scontrol --details --oneliner show job`.
+    """The number of GPUs of a job by host, from `scontrol --details --oneliner show job`.
 
     Raises ValueError when a list of hosts cannot be read.
     """
@@ -134,7 +134,7 @@ def gpu_counts(text: str) -> dict[str, int]:
     return counts
 
 
-def reason_in(answer: Answer, job_id: str, restarts: int, grace_s: float | None = None) -> EndReason:
+def reason_in(answer: CommandOutput, job_id: str, restarts: int, grace_s: float | None = None) -> EndReason:
     """What `scontrol --oneliner show job` (22.05, in UTC) says of a job's end.
 
     `restarts` is how often the job had been put back into its queue when this life of it began, `grace_s`
@@ -147,7 +147,7 @@ def reason_in(answer: Answer, job_id: str, restarts: int, grace_s: float | None 
     times = fields.get("Restarts", "")
     if times.isdigit() and int(times) > restarts:
         return EndReason.REQUEUED
-    running = life_of(state) in (JobLife.RUNNING, JobLife.SUSPENDED) and state != "COMPLETING"
+    running = state_of(state) in (BatchJobState.RUNNING, BatchJobState.SUSPENDED) and state != "COMPLETING"
     preempted, ended = (utc_time(fields.get(key, "NONE")) for key in ("PreemptTime", "EndTime"))
     if state == "PREEMPTED":
         return EndReason.PREEMPTED
@@ -162,13 +162,13 @@ def reason_in(answer: Answer, job_id: str, restarts: int, grace_s: float | None 
     return EndReason.CANCELLED if state in ("COMPLETING", "CANCELLED") else EndReason.UNKNOWN
 
 
-def restarts_in(answer: Answer, job_id: str) -> int | None:
+def restarts_in(answer: CommandOutput, job_id: str) -> int | None:
     """How often a job has been put back into its queue, by the same words."""
     times = (_shown(answer, job_id) or {}).get("Restarts", "")
     return int(times) if times.isdigit() else None
 
 
-def _shown(answer: Answer, job_id: str) -> dict[str, str] | None:
+def _shown(answer: CommandOutput, job_id: str) -> dict[str, str] | None:
     lines = answer.out.splitlines() if answer.code == 0 else []
     # The id of an array's last task is that of the whole array, of which all tasks are shown.
     return next((f for line in lines if (f := job_fields(line)).get("JobId") == job_id), None)
@@ -186,10 +186,10 @@ def _by_preemption(
         return not running or grace_s is None
     after_s = ended - preempted
     if running:
-        return grace_s is None or after_s <= grace_s + GRACE_ENDS_WITHIN_S
+        return grace_s is None or after_s <= grace_s + GRACE_SLACK_S
     if after_s <= 1.0:
         return True
-    return bool(grace_s) and -2.0 <= after_s - (grace_s or 0.0) <= GRACE_ENDS_WITHIN_S
+    return bool(grace_s) and -2.0 <= after_s - (grace_s or 0.0) <= GRACE_SLACK_S
 
 
 def kill_wait_in(text: str) -> float | None:

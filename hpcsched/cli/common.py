@@ -150,10 +150,10 @@ def code_of(rundir: RunDir) -> int:
 
 def warm_processes(text: str) -> int | None:
     """The number of warm processes on a host, from auto, off or a number; None: none at all."""
-    from hpcsched.launch.zygote import STANDBYS
+    from hpcsched.launch.zygote import DEFAULT_STANDBYS
 
     if text in ("auto", "off"):
-        return STANDBYS if text == "auto" else None
+        return DEFAULT_STANDBYS if text == "auto" else None
     if not text.isdecimal():
         raise ConfigError(where="--warm", got=repr(text), accepted="auto, off or a whole number")
     return int(text)

@@ -1,4 +1,4 @@
-"""Devices: what `--devices` names."""
+"""Devices: NVIDIA GPUs, CPU slots and simulated GPUs, as `--devices` names them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SPEC = re.compile(r"(?P<kind>auto|cuda|cpu|replay)(:(?P<count>[1-9][0-9]{0,5}))
 def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
     """The devices that `spec` names on this host; `host` is the name they get.
 
-    `cpus`: how many CPU slots `auto` makes at most where there is no GPU (what the batch system granted).
-    Raises ConfigError for a spec that cannot be read, and for more GPUs than there are.
+    `cpus`: the most CPU slots that `auto` makes where there is no GPU (the CPUs that the batch system
+    granted). Raises ConfigError for a spec that cannot be read, and for more GPUs than there are.
     """
     kind, count, speed = _parse(spec)
     if kind in ("auto", "cuda"):

@@ -1,4 +1,4 @@
-"""The seam to the devices of this host: which there are, how a worker finds them, how busy they are."""
+"""The seam to the devices of this host: their inventory, the variables that show them, their utilisation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsched.core.model import Device
 class Sample:
     """One device at one moment: utilisation 0..1 and used memory in MiB, None where it is not measured.
 
-    An unhealthy device is to be used no more; `why` then says what is wrong with it.
+    An unhealthy device must not be used any more; `why` is the reason.
     """
 
     gpu: int
@@ -38,8 +38,8 @@ class Devices(Protocol):
         """The devices, with indices 0..n-1 in order."""
 
     def environment(self, devices: Sequence[Device]) -> dict[str, str]:
-        """The variables by which the workers of one group see these devices and no other GPU, and how many
-        threads a rank on one of them is to have."""
+        """The variables that show these devices, and no other GPU, to the workers of one group, and that set
+        the threads of a rank on one of them."""
 
     def cpus(self, device: Device) -> frozenset[int] | None:
         """The cores to pin this device's worker to; None: leave it where it is."""
@@ -48,4 +48,4 @@ class Devices(Protocol):
         """One sample for each device, in order of index; never blocks, never raises."""
 
     def close(self) -> None:
-        """Let go of libraries and handles; may be called twice."""
+        """Close libraries and handles; may be called twice."""

@@ -1,4 +1,4 @@
-"""CPU slots as stand-ins for GPUs: `cpu:N` cuts the cores this process may use into N parts."""
+"""CPU slots in place of GPUs: `cpu:N` splits the cores that this process may use into N parts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hpcsched.core.model import Device
 from hpcsched.devices.base import Sample
 
 
-def split(cores: Sequence[int], slots: int) -> list[tuple[int, ...]]:
-    """Contiguous parts of `cores`, their sizes differing by one at most.
+def split_cores(cores: Sequence[int], slots: int) -> list[tuple[int, ...]]:
+    """Contiguous parts of `cores`, whose sizes differ by at most one.
 
-    With fewer cores than slots each slot gets one, in turn.     Raises ValueError without a core or a slot.
+    With fewer cores than slots each slot gets one, in turn. Raises ValueError without a core or a slot.
     """
     if slots < 1 or not cores:
         raise ValueError(f"cannot split {len(cores)} cores over {slots} slots")
@@ -34,13 +34,13 @@ def cpu_list(cores: Sequence[int]) -> str:
 
 
 class CpuSlots:
-    """The cores of this process's affinity mask in `slots` parts; raises ValueError for less than one."""
+    """The cores of this process's affinity mask in `slots` parts. Raises ValueError for none."""
 
     speed = 1.0
     kind = "cpu"
 
     def __init__(self, slots: int, host: str) -> None:
-        self._slots = split(sorted(os.sched_getaffinity(0)), slots)
+        self._slots = split_cores(sorted(os.sched_getaffinity(0)), slots)
         self._inventory = tuple(
             Device(index=i, host=host, kind=self.kind, handle=cpu_list(cores))
             for i, cores in enumerate(self._slots)
@@ -60,7 +60,7 @@ class CpuSlots:
         return frozenset(self._slots[device.index])
 
     def sample(self) -> list[Sample]:
-        """Utilisation of each slot's cores, by anyone, since the last call; None at the first."""
+        """The utilisation of each slot's cores, by all processes, since the last call; None at the first."""
         import psutil
 
         busy = psutil.cpu_percent(interval=None, percpu=True)
@@ -71,7 +71,7 @@ class CpuSlots:
         ]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is open."""
 
 
 def _mean(percents: Sequence[float]) -> float | None:

@@ -19,19 +19,19 @@ from hpcsched.devices.base import Sample
 MIB = 2.0**20
 
 _WORD_BITS = 64
-"""NVML writes sets of cores as C's unsigned long, which has so many on Linux."""
+"""The bits of C's unsigned long on Linux, in which NVML writes sets of cores."""
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Xid errors that a program causes by its own fault; the device is as good as before (NVIDIA's list)."""
+"""Xid errors that a program causes; the device stays usable (NVIDIA's list of Xid errors)."""
 
 
 @dataclass(slots=True)
 class _Gpu:
-    """A device as NVML knows it, and what is known against it."""
+    """A device in NVML, and its faults so far."""
 
     handle: Any
     name: str
-    """As CUDA_VISIBLE_DEVICES names it."""
+    """Its name in CUDA_VISIBLE_DEVICES."""
     board: str
     """UUID of the physical GPU: a MIG instance's errors are reported there."""
     ecc_at_start: int | None = None
@@ -41,7 +41,7 @@ class _Gpu:
 class NvmlDevices:
     """The GPUs of CUDA_VISIBLE_DEVICES, or all where it is not set; at most `most` of them.
 
-    Without a driver, or with no GPU to see, the inventory is empty and `missing` says why.
+    Without a driver, or without a visible GPU, the inventory is empty and `missing` is the reason.
     Names come as CUDA takes them (indices in PCI order, UUIDs also abbreviated, MIG names) and are
     handed on in the same form; like CUDA, the list ends at the first name that is not there.
     """
@@ -80,7 +80,7 @@ class NvmlDevices:
 
     @property
     def kind(self) -> str:
-        """The commonest type among the devices."""
+        """The most common type of the devices."""
         kinds = Counter(device.kind for device in self._inventory)
         return kinds.most_common(1)[0][0] if kinds else "cuda"
 
@@ -106,13 +106,13 @@ class NvmlDevices:
         return self._near[device.index]
 
     def _threads(self, device: Device) -> int:
-        """A device's part of the cores that are near to it, or of all where NVML does not know them."""
+        """The number of threads of a device: its part of the cores near it, or of all if NVML knows none."""
         near = self._near[device.index]
         sharing = self._near.count(near)
         return max(1, len(near or os.sched_getaffinity(0)) // sharing)
 
     def sample(self) -> list[Sample]:
-        """One sample a device; one that NVML failed on, or that reported a fatal error, stays unhealthy."""
+        """One sample a device; a device that NVML failed on, or with a fatal error, stays unhealthy."""
         self._drain_events()
         return [self._sample(i, gpu) for i, gpu in enumerate(self._gpus)]
 

@@ -9,7 +9,7 @@ from hpcsched.devices.base import Sample
 
 
 class ReplayDevices:
-    """`count` GPUs that do not exist; `speed` profile seconds pass in a second of the clock."""
+    """`count` simulated GPUs; `speed` profile seconds pass in a second of the clock."""
 
     kind = "replay"
 
@@ -29,8 +29,8 @@ class ReplayDevices:
         return None
 
     def sample(self) -> list[Sample]:
-        """Healthy, and nothing else: what does not exist cannot be measured."""
+        """Healthy samples without measurements."""
         return [Sample(gpu=device.index) for device in self._inventory]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is open."""

@@ -1,4 +1,4 @@
-"""The seam to processes: how an attempt's workers are started, signalled, and seen to end."""
+"""The seam to processes: the start, the signals and the end of an attempt's workers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hpcsched.contract.orders import Order
 from hpcsched.core.model import Device, PythonEnvironment
 
 LOST = 255
-"""Stands for the exit code of a process that somebody else has reaped: not known, so never success."""
+"""The exit code of a process whose own is not known, as somebody else has reaped it: never success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """What to start for one attempt.
+    """The processes to start for one attempt.
 
     `argv` is what the processes run; or they run `module`, one of the worker's, by the Python of
     `environment` (None: see `launch.interpreters`), whose programs come first for any other program too.
@@ -63,11 +63,11 @@ class LaunchPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one host's ranks stand among all of an attempt.
+class RankPlacement:
+    """The numbers of one host's ranks among all ranks of an attempt.
 
-    `port` None: the launcher picks a free one, and the others are told. `world_size` None: these are all.
-    `node_rank`: the host's number among the `nodes` that the attempt is on.
+    `port` None: the launcher picks a free one, and the other hosts are told. `world_size` None: these are all
+    ranks. `node_rank`: the host's number among the `nodes` of the attempt.
     """
 
     first_rank: int = 0
@@ -91,34 +91,34 @@ class Workers(Protocol):
 
     @property
     def living(self) -> int:
-        """How many of the processes live, as far as is known."""
+        """The number of processes that live, as far as is known."""
 
     @property
     def where(self) -> str:
-        """Where the ranks meet, "host:port" as other hosts can reach it; "" while that is not known."""
+        """The rendezvous of the ranks, "host:port" as other hosts reach it; "" while it is not known."""
 
     @property
     def ready(self) -> bytes | None:
-        """The newest expected ready file as the host of rank 0 saw it; None: look at the file itself."""
+        """The expected attempt's ready file, as the host of rank 0 saw it; None: read the file itself."""
 
     @property
     def refused(self) -> bytes | None:
-        """Why rank 0 will not do the resize that is expected; None: look at the file itself."""
+        """The expected attempt's refused file, as the host of rank 0 saw it; None: read the file itself."""
 
     @property
     def held(self) -> bytes | None:
-        """The file that tells of a state left in the arena, as its host saw it; None: look at the file."""
+        """The held file (a state is left in shared memory), as its host saw it; None: read the file."""
 
     @property
     def record(self) -> bytes | None:
-        """STATE.json as the host of rank 0 last saw it; None where the file itself is to be read."""
+        """STATE.json, as the host of rank 0 last saw it; None: read the file itself."""
 
     @property
     def progress_fd(self) -> int | None:
-        """Non-blocking read end of what rank 0 writes to its progress descriptor; None if there is none."""
+        """Non-blocking read end of rank 0's progress pipe; None if there is none."""
 
     def signal(self, sig: signal.Signals) -> None:
-        """Send `sig` to each rank's process group; to nothing that is not surely ours."""
+        """Send `sig` to each rank's process group; never to a process that may not be ours."""
 
     def tell(self, order: Order) -> None:
         """Give rank 0 an order, on its control pipe; lost if rank 0 is gone or does not read.
@@ -127,17 +127,17 @@ class Workers(Protocol):
         """
 
     def expect(self, attempt: int) -> None:
-        """From now on the files of `attempt` count too: these processes are told to become it."""
+        """Read the files of `attempt` from now on too: these processes are told to become it."""
 
     def failed_early(self) -> bool:
         """Whether a rank has ended with other than 0 or 75 while others live. Never blocks."""
 
     def reap(self) -> int | None:
-        """None while a rank lives; else the attempt's exit code (see `attempt_code`). Never blocks.
+        """The attempt's exit code (see `attempt_code`); None while a rank lives. Never blocks.
 
-        When the last rank has ended, what the ranks left behind in their process groups is killed:
-        the devices go to the next job. Raises LaunchError once nothing lives if, as it turned out only
-        after `launch`, not all ranks could be started.
+        When the last rank has ended, all other processes of their groups are killed: the devices go to the
+        next job. Raises LaunchError, once nothing lives, if not all ranks could be started and that was known
+        only after `launch`.
         """
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class Workers(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts workers on one kind of place."""
+    """Starts workers on one kind of hosts."""
 
     def launch(self, plan: LaunchPlan) -> Workers:
         """Start all ranks, or none.
@@ -155,22 +155,22 @@ class Launcher(Protocol):
         """
 
     def ready_for(self, plan: LaunchPlan) -> bool:
-        """Whether `launch` would not wait: what has to be found out before is being found out from now on.
+        """Whether `launch` would not wait. If it would, begin to find out what it waits for.
 
         Never blocks, never raises.
         """
 
     def forget(self, job_id: int) -> None:
-        """The job is over: let go of what is kept for its next attempt."""
+        """Free what is kept in memory for the next attempt of a job: there will be none."""
 
     def keeping(self) -> set[int]:
         """Ids of the jobs whose state of a quick suspend is not durable yet.
 
-        To be called again and again: keepers are begun, and looked after, here. Hardly ever blocks.
+        To be called repeatedly: it starts keepers and looks after them. Hardly ever blocks.
         """
 
 
 def attempt_code(codes: Sequence[int]) -> int:
-    """One exit code for all ranks, from theirs in order of time: the first failure, else 75, else 0."""
+    """The exit code of an attempt from its ranks', in order of time: the first failure, else 75, else 0."""
     failures = (code for code in codes if code not in (0, SUSPENDED))
     return next(failures, SUSPENDED if SUSPENDED in codes else 0)

@@ -1,4 +1,4 @@
-"""Running a program of which nobody knows how long it takes, how much it says, and what it leaves behind."""
+"""Running a program with bounds on its time and output, and an end for all that it started."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-MOST_BYTES = 2**20
-"""The end of what a program says is kept, so long at most, of each of its two outputs."""
+MAX_OUTPUT_BYTES = 2**20
+"""The part of each output that is kept, from its end (chosen)."""
 
 _PIECE = 2**20
 _ENDS_WITHIN_S = 5.0
+"""Time that the killed program may take to end (chosen)."""
 
 
-def last_words(
+def run_bounded(
     argv: Sequence[str], *, environ: Mapping[str, str], within_s: float
 ) -> tuple[int, bytes, bytes]:
-    """Exit code (negative: the signal that ended it) and the last `MOST_BYTES` of stdout and of stderr.
+    """Run a program; returns its exit code (negative: a signal) and the last `MAX_OUTPUT_BYTES` of stdout and
+    of stderr.
 
-    It runs in `/`, without an input, in a session of its own, which is ended with it: on time, too late, or
-    because this raises. Raises TimeoutError, OSError or ValueError (it cannot be started).
+    It runs in `/`, without an input, in a session of its own, which is killed when it has ended, and when
+    this raises. Raises TimeoutError; OSError or ValueError if it cannot be started.
     """
     until = time.monotonic() + within_s
     process = subprocess.Popen(
@@ -49,7 +51,7 @@ def last_words(
 
 
 def _listen(process: subprocess.Popen[bytes], outputs: tuple[int, int], until: float) -> tuple[bytes, bytes]:
-    """What it says until it ends; those that it has started may hold its outputs for longer."""
+    """Its outputs until it ends; processes that it has started may hold them open for longer."""
     said = {descriptor: bytearray() for descriptor in outputs}
     with selectors.DefaultSelector() as selector, os.fdopen(os.pidfd_open(process.pid)) as ended:
         for descriptor in said:
@@ -70,11 +72,11 @@ def _listen(process: subprocess.Popen[bytes], outputs: tuple[int, int], until: f
 
 
 def _read(descriptor: int, into: bytearray) -> bool:
-    """What is there now, as much as a pipe of any size holds; False at the end of it."""
+    """Append the bytes that are there now, at most a pipe's worth; False at the end of the output."""
     try:
         piece = os.read(descriptor, _PIECE)
     except BlockingIOError:
         return True
     into += piece
-    del into[:-MOST_BYTES]
+    del into[:-MAX_OUTPUT_BYTES]
     return bool(piece)

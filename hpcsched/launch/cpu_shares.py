@@ -1,6 +1,6 @@
-"""Shares of CPU cores for programs that are not ours, without root: a duty cycle by signals, or a cgroup.
+"""Shares of CPU cores for programs that are not ours, without root: by a cgroup, or a duty cycle of signals.
 
-And where the cores are. Whatever is not there on a machine is found out, never assumed.
+And the NUMA nodes of the cores.
 """
 
 from __future__ import annotations
@@ -18,18 +18,23 @@ from pathlib import Path
 
 from hpcsched.launch.orphans import Process
 from hpcsched.launch.proc import stat
-from hpcsched.planning.ps.bucket import MAX_CREDIT_S, TokenBucket
+from hpcsched.planning.ps.bucket import TokenBucket
 
-TICK_S = 0.004
-"""How often to look at what a running group has used."""
+CHECK_PERIOD_S = 0.004
+"""The shortest time between two checks of the CPU time of a running group (chosen)."""
+
 CENSUS_S = MAX_CREDIT_S
-"""How often to look for new processes in the groups, which are charged with all that they have used by then.
-More seldom, and a group would seem to have used nothing for longer than it may save up."""
-CLOSE_S = 5.0
-PERIOD_US = 100_000
-"""A cgroup may use its share of each such period: the kernel's default."""
-LEAST_SHARE = 0.01
-"""The kernel grants no quota below 1 ms."""
+"""Time between two counts of the processes in the groups. New ones are charged with all that they have used;
+with more time between, a group would seem to be idle for longer than it may save up."""
+
+CLOSE_TIMEOUT_S = 5.0
+"""Time that the thread and the watching shell may take to end (chosen)."""
+
+CGROUP_PERIOD_US = 100_000
+"""The period in which a cgroup may use its share (the kernel's default)."""
+
+MIN_SHARE = 0.01
+"""The smallest share of a cgroup, in cores: the kernel grants no quota below 1 ms."""
 
 _OURS = re.compile(r"hpcsched-(\d+)-(\d+)")
 _INHERITED_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -45,10 +50,10 @@ _WATCH = (
 class DutyCycle:
     """Holds process groups to shares of CPU cores by SIGSTOP and SIGCONT; one thread for all of them.
 
-    For programs of any kind; a training of ours rests by itself, as one that is stopped stalls its peers.
-    Only what stays in the group is held. While a program is held it may miss a SIGTSTP, which SIGCONT
-    discards: so `release` it before it is asked to save and leave. When this object is closed, or its process
-    ends in whatever way, all go on.
+    For programs of any kind; a training of ours rests by itself, as a stopped one stalls its peers. Only
+    processes that stay in the group are held. A program that is held may miss a SIGTSTP, which SIGCONT
+    discards: so `release` it before it is asked to save and leave. All groups go on when this object is
+    closed, or its process ends in whatever way.
     """
 
     def __init__(self) -> None:
@@ -65,10 +70,11 @@ class DutyCycle:
         self.close()
 
     def hold(self, process: Process, share: float) -> None:
-        """Let the group that `process` leads use `share` cores' time at most; nothing if it has ended.
+        """Hold the group that `process` leads to `share` cores of CPU time; nothing if it has ended.
 
-        Again for another share: what was used too much is still to be rested for. Raises ValueError for a
-        share of 0 or less, or a process that leads no group of its own; OSError if none can be started.
+        May be called again to change the share: time used beyond the old one is still paid back. Raises
+        ValueError for a share of 0 or less, or a process that leads no group of its own; OSError if the
+        thread or the shell cannot be started.
         """
         pid, start_ticks = process
         with self._changed:
@@ -85,7 +91,7 @@ class DutyCycle:
             self._changed.notify()
 
     def release(self, process: Process) -> None:
-        """Let it go on as it likes; nothing if it is not held."""
+        """Hold a group no longer; nothing if it is not held."""
         with self._changed:
             if group := self._groups.pop(process, None):
                 group.resume()
@@ -94,7 +100,7 @@ class DutyCycle:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Let all go on."""
+        """Hold no group any longer, and end the thread."""
         with self._changed:
             for group in self._groups.values():
                 group.resume()
@@ -102,7 +108,7 @@ class DutyCycle:
             self._changed.notify()
             thread, watch, self._watch = self._thread, self._watch, None
         if thread:
-            thread.join(CLOSE_S)
+            thread.join(CLOSE_TIMEOUT_S)
         if watch:
             _end(watch)
 
@@ -128,7 +134,7 @@ class DutyCycle:
             self._thread = None
 
     def _tick(self) -> float:
-        """Stop and continue whoever is to be; returns when to look again."""
+        """Stop and continue the groups; returns the seconds until the next check."""
         if time.monotonic() >= self._census_at:
             self._take_census()
         wait_s = CENSUS_S
@@ -138,7 +144,7 @@ class DutyCycle:
                 group.stop()  # again too: somebody else may have let it go on
             else:
                 group.resume()
-            wait_s = min(wait_s, max(owed_s, TICK_S))
+            wait_s = min(wait_s, max(owed_s, CHECK_PERIOD_S))
         return wait_s
 
     def _take_census(self) -> None:
@@ -152,7 +158,7 @@ class DutyCycle:
         self._census_at = time.monotonic() + CENSUS_S
 
     def _tell(self, processes: list[Process]) -> None:
-        """Who is to go on if we die; before the first of them is stopped. Raises OSError."""
+        """Tell the shell which groups to continue if we die; before the first is stopped. Raises OSError."""
         if self._watch and self._watch.poll() is not None:
             _end(self._watch)
             self._watch = None
@@ -182,14 +188,14 @@ class _Group:
         self.bucket = TokenBucket(share, now, self._total_s())
 
     def used_s(self) -> float:
-        """CPU seconds so far; who has ended counts as last seen until the members are counted again."""
+        """CPU seconds so far; ended processes count as last seen until the members are counted again."""
         for pid in self._own_s:
             with contextlib.suppress(OSError):
                 self._own_s[pid] = _cpu_s(pid)
         return self._total_s()
 
     def count(self, pids: list[int]) -> None:
-        """These are its processes now. Who has ended left its time to its parent if that has waited."""
+        """Set its processes. One that has ended left its CPU time to its parent, if that waited for it."""
         before_s = self._total_s()
         self._own_s, self._inherited_s = {}, 0.0
         for pid in pids:
@@ -204,10 +210,12 @@ class _Group:
         return sum(self._own_s.values()) + self._inherited_s + self._lost_s
 
     def stop(self) -> None:
+        """Send SIGSTOP."""
         self._stopped = True
         self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Send SIGCONT if it was stopped."""
         if self._stopped:
             self._stopped = False
             self._send(signal.SIGCONT)
@@ -223,7 +231,7 @@ def _end(watch: subprocess.Popen[bytes]) -> None:
         watch.stdin.write(b"\n")
     watch.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        watch.wait(CLOSE_S)
+        watch.wait(CLOSE_TIMEOUT_S)
 
 
 def _members(groups: set[int]) -> dict[int, list[int]]:
@@ -255,10 +263,10 @@ def _inherited_s(pid: int) -> float:
 
 
 def delegated_cgroup(root: Path = Path("/")) -> Path | None:
-    """The cgroup v2 nearest to us in which we may make others with shares of CPU time; None if there is none.
+    """The nearest cgroup v2 of this process in which it may make others with CPU shares; None without one.
 
-    It is one of those that this process is in, may be written to, and has the cpu controller enabled for its
-    children. `root`: where /proc and /sys are.
+    It may be written to, and has the cpu controller enabled for its children. `root`: the folder of /proc
+    and /sys.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -283,7 +291,7 @@ def delegated_cgroup(root: Path = Path("/")) -> Path | None:
 
 
 class CgroupShare:
-    """A cgroup of this name in a delegated one; the kernel holds what is in it to `share` cores' time.
+    """A cgroup `name` in the delegated one `parent`; the kernel holds its processes to `share` cores.
 
     Raises ValueError for less than LEAST_SHARE, OSError for what the kernel refuses.
     """
@@ -298,17 +306,17 @@ class CgroupShare:
             raise
 
     def set(self, share: float) -> None:
-        """Another share from now on."""
-        if not share >= LEAST_SHARE:
-            raise ValueError(f"a share of {share} cores; a cgroup can have {LEAST_SHARE} or more")
-        (self.path / "cpu.max").write_text(f"{round(share * PERIOD_US)} {PERIOD_US}\n")
+        """Set another share."""
+        if not share >= MIN_SHARE:
+            raise ValueError(f"a share of {share} cores; a cgroup can have {MIN_SHARE} or more")
+        (self.path / "cpu.max").write_text(f"{round(share * CGROUP_PERIOD_US)} {CGROUP_PERIOD_US}\n")
 
     def add(self, pid: int) -> None:
-        """Move a process here with all its threads; what it starts from now on is here as well."""
+        """Move a process here with all its threads; its later children are here too."""
         (self.path / "cgroup.procs").write_text(f"{pid}\n")
 
     def add_group(self, number: int) -> None:
-        """Move all processes of a group here, what they start meanwhile too."""
+        """Move all processes of a process group here, and those that they start meanwhile."""
         self.add(number)
         moved = {number}
         while new := set(_members({number})[number]) - moved:
@@ -318,15 +326,15 @@ class CgroupShare:
             moved |= new
 
     def close(self) -> None:
-        """Nothing is held any more; the cgroup goes if nobody is in it."""
+        """Remove the limit, and the cgroup too if it is empty."""
         with contextlib.suppress(OSError):
-            (self.path / "cpu.max").write_text(f"max {PERIOD_US}\n")
+            (self.path / "cpu.max").write_text(f"max {CGROUP_PERIOD_US}\n")
             self.path.rmdir()
 
 
-class Shares:
-    """Holds programs to shares of CPU cores: by a cgroup of their own where we may make one, else by a duty
-    cycle."""
+class CpuShares:
+    """Holds programs to shares of CPU cores: by a cgroup of their own if one can be made, else by a duty
+    cycle. `root`: the folder of /proc and /sys."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._parent = delegated_cgroup(root)
@@ -339,10 +347,9 @@ class Shares:
                         left.rmdir()
 
     def hold(self, process: Process, share: float) -> Callable[[], object]:
-        """Let the group that `process` leads use so much from now on; returns what lets it go, which may be
-        called again.
+        """Hold the process group that `process` leads to `share` cores; returns a function that releases it.
 
-        Raises OSError if there is no way to.
+        The function may be called more than once. Raises OSError if it cannot be held.
         """
         pid, start_ticks = process
         if self._parent is not None:
@@ -358,7 +365,7 @@ class Shares:
         return lambda: self._cycle.release(process)
 
     def close(self) -> None:
-        """Let go of all that the duty cycle holds; cgroups hold on by themselves."""
+        """Release all groups of the duty cycle; cgroups stay."""
         self._cycle.close()
 
 
@@ -366,7 +373,7 @@ class Shares:
 
 
 def numa_nodes(root: Path = Path("/")) -> dict[int, int]:
-    """On which NUMA node each core lies; on node 0 each that we may use, where the system does not say."""
+    """The NUMA node of each core; 0 for each usable core where sysfs does not say."""
     nodes = dict.fromkeys(os.sched_getaffinity(0), 0)
     for file in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
         for part in filter(None, file.read_text().strip().split(",")):

@@ -1,8 +1,8 @@
-"""The environment of a worker: what it inherits of ours, and what it is told of its ranks and threads.
+"""The environment of a worker: the variables that it inherits, and those about its ranks and threads.
 
-Pure functions. A rank is told what torchrun would tell it; a single process, and a launcher such as torchrun
-itself, are told nothing of ranks. None is left what a batch step or an MPI said of ranks to us: workers are
-ranks of something else, and libraries that find these (MPI, Lightning) take our numbers for theirs.
+Pure functions. A rank gets the variables that torchrun would set; a single process, and a launcher such as
+torchrun itself, get none about ranks. Those of a batch step or an MPI around the agent are removed: libraries
+that find them (MPI, Lightning) would take the agent's numbers for the worker's.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _OF_A_STEP = re.compile(
     r"|LSF_PM_|JSM_|PBS_(TASKNUM|NODENUM|VNODENUM)"
 )
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """What workers get of the environment that we were started in.
+    """The variables of `environ`, the agent's environment, that workers inherit.
 
-    Where that is an attempt of another hpcsched, what its agent told it is not true of ours.
+    Variables of the contract are removed: they are there if the agent is itself an attempt of another run.
     """
     return {
         name: value
@@ -45,10 +45,10 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def attempt_variables(*, run_id: str, job_id: int, attempt: int, retries: int) -> dict[str, str]:
-    """What torchrun says of itself to all ranks.
+    """The TORCHELASTIC_* variables that torchrun sets for all ranks.
 
-    Not TORCHELASTIC_USE_AGENT_STORE, with which every rank would wait for a store that torchrun serves, nor
-    TORCHELASTIC_ERROR_FILE, which nobody would read.
+    Without TORCHELASTIC_USE_AGENT_STORE, with which ranks would wait for a store that torchrun serves, and
+    TORCHELASTIC_ERROR_FILE, which is not read.
     """
     told = {"RUN_ID": f"{run_id}.{job_id}", "RESTART_COUNT": attempt - 1, "MAX_RESTARTS": retries}
     return {f"{TORCHELASTIC}{name}": str(value) for name, value in told.items()}
@@ -56,7 +56,7 @@ def attempt_variables(*, run_id: str, job_id: int, attempt: int, retries: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """Where one rank stands: among all, among those started with it on its host, and its host among all."""
+    """The numbers of one rank: among all, among those started with it on its host, and of its host."""
 
     rank: int
     world_size: int
@@ -66,7 +66,7 @@ class Rank:
     nodes: int = 1
 
     def variables(self) -> dict[str, str]:
-        """What torchrun tells a rank of itself, and our own names for the first three."""
+        """The variables that torchrun sets for a rank, and the contract's for the first three."""
         ours = Environment(rank=self.rank, world_size=self.world_size, local_rank=self.local_rank)
         told = {
             "RANK": self.rank,
@@ -83,7 +83,7 @@ class Rank:
 
 
 def rank_variables(rank: Rank, environ: Mapping[str, str], where: tuple[str, int]) -> dict[str, str]:
-    """What a rank is told beyond `environ`, which all ranks of its attempt share. They meet at `where`."""
+    """The variables of a rank beyond `environ`, which all ranks share; their rendezvous is `where`."""
     return {
         **rank.variables(),
         "MASTER_ADDR": where[0],
@@ -95,11 +95,11 @@ def rank_variables(rank: Rank, environ: Mapping[str, str], where: tuple[str, int
 def launcher_variables(
     launcher: Launcher | None, *, gpus: int, node_rank: int, nodes: int, where: tuple[str, int]
 ) -> dict[str, str]:
-    """What a launcher goes by where its command line says nothing else: the ranks of one host, and where.
+    """The variables that set a launcher's defaults: the ranks of one host, and their rendezvous `where`.
 
-    torchrun reads PET_<OPTION>: without a port of its own each would take 29500, and two on a host collide.
-    An MPI is kept to this host and to the processes that its user asks for, whatever batch job it finds
-    itself in: Slurm or LSF would give it the whole allocation.
+    torchrun reads PET_<OPTION>: without a port each would take 29500, and two on a host collide. An MPI is
+    kept to this host and to the processes that its user asks for: in a Slurm or LSF job it would take the
+    whole allocation.
     """
     if launcher is Launcher.TORCHRUN:
         told = {
@@ -121,26 +121,26 @@ def launcher_variables(
     return {}
 
 
-def threads_of_all(
+def divided_threads(
     shown: Mapping[str, str], *, devices: int, processes: int, cores: Collection[int] | None
 ) -> Mapping[str, str]:
-    """What shows several devices to each of so many processes: they divide the threads of all.
+    """The variables of `processes` that see all of `devices`: they divide the threads of all devices.
 
-    `shown` is for a rank on one of the devices. `cores`: those that they are pinned to, or None.
+    `shown`: the variables of a rank on one of the devices. `cores`: those that they are pinned to, or None.
     """
 
     def each(count: int) -> int:
         return max(1, min(count * devices, len(cores) if cores else count * devices) // processes)
 
-    threads = {name: str(each(int(shown[name]))) for name in THREADS if name in shown}
+    threads = {name: str(each(int(shown[name]))) for name in THREAD_VARIABLES if name in shown}
     return {**shown, **threads}
 
 
-def identities(descriptors: Mapping[str, int]) -> dict[str, str]:
-    """By what a process knows these descriptors again: the variable of each, and "device:inode".
+def descriptor_identities(descriptors: Mapping[str, int]) -> dict[str, str]:
+    """The variables by which a process recognises its descriptors: the value of each is "device:inode".
 
-    Whoever starts other programs closes what it does not know, and its children open files of their own under
-    the same numbers. Raises OSError for a descriptor that is not open.
+    A launcher may close descriptors that it does not know, and its children open other files under the same
+    numbers. Raises OSError for a descriptor that is not open.
     """
     found = {}
     for name, descriptor in descriptors.items():

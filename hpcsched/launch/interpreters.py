@@ -1,7 +1,7 @@
-"""Which Python runs a trainer: found from what its job names, asked once what it has, and judged.
+"""The Python interpreter of a trainer: found by the environment that its job names, and checked once.
 
-Where a job names none, that is the first `python3` (or `python`) in PATH, if it has hpcsched-worker and
-torch; else the scheduler's own. All is looked up on the host where the job starts.
+Where a job names none, it is the first `python3` (or `python`) in PATH if it has hpcsched-worker and torch;
+else the scheduler's own. All is looked up on the host where the job starts.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from hpcsched.core.model import JobSpec, Kind, PythonEnvironment
 from hpcsched.decoding import decode
 from hpcsched.errors import BadEnvironment, BadInput
 from hpcsched.launch import probe
-from hpcsched.launch.bounded_run import last_words
+from hpcsched.launch.bounded_run import run_bounded
 from hpcsched.printing import printable
 
-WITHIN_S = 60.0
-"""How long an interpreter may take to say what it has: it starts slowly on a busy shared filesystem."""
+PROBE_TIMEOUT_S = 60.0
+"""Time that an interpreter may take to answer (chosen): it starts slowly on a busy shared filesystem."""
 
-FRESH_S = 5.0
-"""So long an answer counts without a look at what it depends on, and one that told nothing at most."""
+PROBE_FRESH_S = 5.0
+"""Time that an answer holds without a check of the files it depends on, and that an error holds (chosen)."""
 
-PYTHON, TORCH = (3, 9), (2, 4)
-"""The oldest ones that run trainers."""
+MIN_PYTHON, MIN_TORCH = (3, 9), (2, 4)
+"""The oldest versions that run trainers."""
 
 _Version = Annotated[str, msgspec.Meta(max_length=100)]
 _Path = Annotated[str, msgspec.Meta(max_length=4096, pattern="^[^\x00]*$")]
 
 _PACKAGE = "hpcsched-worker"
 _NAMES = ("python3", "python")
-_MOST_SAID = 200
+_MAX_ERROR_CHARS = 200
 
 
-class Has(msgspec.Struct, frozen=True, kw_only=True):
-    """What an interpreter has (`probe.found`); None: it is not there."""
+class InterpreterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions that an interpreter has (`probe.found`); None: it is not there."""
 
     executable: _Path
     prefix: _Path
@@ -57,29 +57,29 @@ class Has(msgspec.Struct, frozen=True, kw_only=True):
     contract: _Version | None = None
     torch: _Version | None = None
     watched: dict[_Path, int] = {}
-    """Folders that it imports from: when each was changed last, in nanoseconds."""
+    """The mtime in ns of each folder that it imports from."""
 
     @property
     def trains(self) -> bool:
-        """Whether there is what a trainer needs, of whatever version."""
+        """Whether it has the packages that a trainer needs, of whatever version."""
         return self.worker is not None and self.torch is not None
 
     def why_not(self, python: str) -> str:
-        """Why this `python` cannot run trainers, and what helps, in one line; "" if it can."""
+        """The reason why this `python` cannot run trainers, and a remedy, in one line; "" if it can."""
         return printable(self._why_not(python))
 
     def _why_not(self, python: str) -> str:
         pip = f"{shlex.quote(python)} -m pip install"
-        if _numbers(self.python) < PYTHON:
-            return f"{python} is Python {self.python}; trainers need {_said(PYTHON)} or later"
+        if _numbers(self.python) < MIN_PYTHON:
+            return f"{python} is Python {self.python}; trainers need {_said(MIN_PYTHON)} or later"
         if self.worker is None:
             return f"{python} (Python {self.python}) has no {_PACKAGE}: {pip} {_PACKAGE}"
         if why := _why_apart(self.contract):
             there = f"{python} has {_PACKAGE} {self.worker}, but {why}"
             return f"{there}: {pip} {_PACKAGE}=={hpcsched.__version__}"
-        if self.torch is None or _numbers(self.torch) < TORCH:
+        if self.torch is None or _numbers(self.torch) < MIN_TORCH:
             there = "no torch" if self.torch is None else f"torch {self.torch}"
-            least = _said(TORCH)
+            least = _said(MIN_TORCH)
             return f"{python} has {there}; trainers need {least} or later: {pip} 'torch>={least}'"
         return ""
 
@@ -88,8 +88,8 @@ class Has(msgspec.Struct, frozen=True, kw_only=True):
 class Interpreter:
     """The Python of a job: `python` is its file, `folder` the one with the environment's programs.
 
-    `named`: the job has named it, so its programs come first. `stamp`: another one when what it imports has
-    been changed, so that no process that has imported the old is used for the new.
+    `named`: the job has named it, so its programs come first in PATH. `stamp` changes with the packages that
+    it imports, so that no zygote that has imported old ones is used.
     """
 
     python: str
@@ -98,7 +98,7 @@ class Interpreter:
     stamp: int = 0
 
     def activated(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Variables as after the environment's activation, of which no shell line is run."""
+        """`env` as after the environment's activation; no shell line of it is run."""
         if not self.named:
             return dict(env)
         unset = ("VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYTHONHOME")
@@ -115,7 +115,8 @@ class Interpreter:
 class Interpreters:
     """The interpreters of jobs on this host; each is asked once, and again when it has changed.
 
-    `environ` is what workers inherit: its PATH counts, and what it says of conda. `clock` is monotonic, in s.
+    `environ`: the variables that workers inherit; its PATH and those of conda count. `clock` is monotonic, in
+    seconds.
     """
 
     def __init__(self, environ: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -124,10 +125,10 @@ class Interpreters:
         self._asking: dict[str, _Asking] = {}
 
     def ready(self, environment: PythonEnvironment | None, who: Hashable = None) -> bool:
-        """Whether `trainers` would answer at once; what it has to ask is being asked from now on.
+        """Whether `trainers` would answer at once; if not, its interpreter is asked from now on, in a thread.
 
-        Whoever has waited for an answer takes it. One that told nothing counts for nobody else: a filesystem
-        that was busy for a minute does not fail all jobs of an environment.
+        Each `who` that has waited takes the answer. An error counts for nobody else: a filesystem that was
+        busy for a minute does not fail all jobs of an environment.
         """
         try:
             python = self._to_ask(environment)
@@ -135,7 +136,7 @@ class Interpreters:
             return True
         if python is None:
             return True
-        if isinstance(self._answer(python, look=True), Has):
+        if isinstance(self._answer(python, look=True), InterpreterInfo):
             return True
         asking = self._asking.get(python)
         if asking is not None and asking.thread.is_alive():
@@ -149,14 +150,14 @@ class Interpreters:
         return False
 
     def trainers(self, environment: PythonEnvironment | None) -> Interpreter:
-        """Who runs the trainer of a job; asks first if need be. Raises BadEnvironment."""
+        """The interpreter that runs a trainer of this environment; may wait for it. Raises BadEnvironment."""
         python = self._to_ask(environment)
         has = self._has(python) if python is not None else None
         if environment is not None:
             assert python is not None
             return self._good(python, has, folder=str(Path(python).parent))
         first = f"{printable(python or '')} is first in PATH, but {has}" if isinstance(has, str) else ""
-        if isinstance(has, Has) and python is not None:
+        if isinstance(has, InterpreterInfo) and python is not None:
             if has.trains:
                 return self._good(python, has, named=False)
             first = has.why_not(python)
@@ -169,9 +170,9 @@ class Interpreters:
         return Interpreter(python=sys.executable, folder="", named=False)
 
     def programs(self, environment: PythonEnvironment | None) -> Interpreter | None:
-        """Whose programs come first for a job that is a command; None: nothing is said of that.
+        """The interpreter whose programs come first in PATH for a command; None without an environment.
 
-        Nobody is asked anything. Raises BadEnvironment.
+        It is not asked for its versions. Raises BadEnvironment.
         """
         if environment is None:
             return None
@@ -179,9 +180,9 @@ class Interpreters:
         return Interpreter(python=python, folder=str(Path(python).parent))
 
     def unlike(self, specs: Iterable[JobSpec], default: PythonEnvironment | None = None) -> list[JobSpec]:
-        """The first job of each kind and environment: what `check` says of it, it says of all.
+        """The first job of each kind and environment: `check` says the same of the others.
 
-        Their interpreters are being asked from now on, all at once.
+        Their interpreters are asked from now on, all at once.
         """
         found: dict[object, JobSpec] = {}
         for spec in specs:
@@ -191,7 +192,7 @@ class Interpreters:
         return list(found.values())
 
     def check(self, spec: JobSpec, default: PythonEnvironment | None = None) -> None:
-        """Raise BadEnvironment, with the job's name, if it could not. `default`: where it names none."""
+        """Raise BadEnvironment, with the job's name, if it could not start. `default`: if it names none."""
         try:
             if spec.kind is Kind.TRAINER:
                 self.trainers(spec.environment or default)
@@ -200,9 +201,11 @@ class Interpreters:
         except BadEnvironment as error:
             raise BadEnvironment(f"job {spec.name}: {error}", transient=error.transient) from None
 
-    def candidates(self, environment: PythonEnvironment | None) -> Iterator[tuple[str, Has | str]]:
-        """The interpreter that the environment names, or else those that may be the one of a job that names
-        none, each with what it has, or why that cannot be told."""
+    def candidates(
+        self, environment: PythonEnvironment | None
+    ) -> Iterator[tuple[str, InterpreterInfo | str]]:
+        """The interpreter that the environment names, or those that may run a job without one; each with its
+        versions, or the reason why they are not known."""
         try:
             python = self._to_ask(environment)
         except BadEnvironment as error:
@@ -281,14 +284,14 @@ class Interpreters:
 
     # -- what it has -----------------------------------------------------------------------------------
 
-    def _has(self, python: str) -> Has | str:
+    def _has(self, python: str) -> InterpreterInfo | str:
         known, asking = self._answer(python), self._asking.get(python)
         if known is None and asking is not None:
             asking.thread.join()  # it has its own limit
             known = self._answer(python)
         return self._ask(python) if known is None else known
 
-    def _answer(self, python: str, *, look: bool = False) -> Has | str | None:
+    def _answer(self, python: str, *, look: bool = False) -> InterpreterInfo | str | None:
         """What it said; None: never asked, changed since, or it told nothing and that was a while ago.
 
         `look`: whether it has changed is looked at in any case.
@@ -296,24 +299,24 @@ class Interpreters:
         known, now = self._known.get(python), self._clock()
         if known is None:
             return None
-        if now - known.at >= FRESH_S or (look and isinstance(known.said, Has)):
+        if now - known.at >= PROBE_FRESH_S or (look and isinstance(known.said, InterpreterInfo)):
             if isinstance(known.said, str) or not known.holds():
                 return None
             known.at = now
         return known.said
 
-    def _ask(self, python: str) -> Has | str:
+    def _ask(self, python: str) -> InterpreterInfo | str:
         before = _changed(python)
-        said = ask(python, self._environ)
-        watched = said.watched if isinstance(said, Has) else {}
+        said = ask_interpreter(python, self._environ)
+        watched = said.watched if isinstance(said, InterpreterInfo) else {}
         self._known[python] = _Answer(said=said, changed={**watched, python: before}, at=self._clock())
         return said
 
     def _good(
-        self, python: str, has: Has | str | None, *, folder: str = "", named: bool = True
+        self, python: str, has: InterpreterInfo | str | None, *, folder: str = "", named: bool = True
     ) -> Interpreter:
         """The file to start: a script in the place of an interpreter, such as a shim, only says which."""
-        if not isinstance(has, Has):
+        if not isinstance(has, InterpreterInfo):
             raise BadEnvironment(f"{printable(python)}: {has}", transient=True)
         if why := has.why_not(python):
             raise BadEnvironment(why)
@@ -323,7 +326,7 @@ class Interpreters:
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """An interpreter being asked, and who waits for the answer."""
+    """An interpreter that is being asked, and the callers that wait for the answer."""
 
     thread: threading.Thread
     waiting: set[Hashable]
@@ -331,22 +334,25 @@ class _Asking:
 
 @dataclass(slots=True)
 class _Answer:
-    """What an interpreter said; `at`: when that was known to hold, by the clock of who asked."""
+    """The answer of an interpreter; `at`: the time at which it was last known to hold."""
 
-    said: Has | str
+    said: InterpreterInfo | str
     changed: Mapping[str, int | None]
-    """When files and folders that it depends on were changed last, in nanoseconds (None: not there)."""
+    """The mtime in ns of each file and folder that it depends on (None: not there)."""
     at: float
 
     def holds(self) -> bool:
+        """Whether no file that it depends on has changed."""
         return all(_changed(path) == at for path, at in self.changed.items())
 
 
-def ask(python: str, environ: Mapping[str, str], *, within_s: float = WITHIN_S) -> Has | str:
-    """What an interpreter has, or in one line why it does not say; takes so long at most."""
+def ask_interpreter(
+    python: str, environ: Mapping[str, str], *, within_s: float = PROBE_TIMEOUT_S
+) -> InterpreterInfo | str:
+    """The versions that an interpreter has, or in one line why it does not answer within `within_s`."""
     try:
         program = Path(probe.__file__).read_text(encoding="utf-8")
-        code, out, err = last_words([python, "-c", program], environ=environ, within_s=within_s)
+        code, out, err = run_bounded([python, "-c", program], environ=environ, within_s=within_s)
     except TimeoutError:
         return f"it has not said within {within_s:g} s what it has"
     except (OSError, ValueError) as error:
@@ -354,16 +360,17 @@ def ask(python: str, environ: Mapping[str, str], *, within_s: float = WITHIN_S) 
     lines = out.strip().splitlines()
     if code == 0 and lines:
         with contextlib.suppress(BadInput):
-            return decode(lines[-1], Has, most_bytes=SMALL_BYTES)
+            return decode(lines[-1], InterpreterInfo, most_bytes=SMALL_BYTES)
     last = (err.strip().splitlines() or [b"no word"])[-1].decode(errors="replace")
-    return f"it cannot say what it has, as a Python 3 does (exit code {code}: {printable(last[:_MOST_SAID])})"
+    shown = printable(last[:_MAX_ERROR_CHARS])
+    return f"it cannot say what it has, as a Python 3 does (exit code {code}: {shown})"
 
 
-def own_versions() -> Has:
-    """What the interpreter has that runs this."""
+def own_versions() -> InterpreterInfo:
+    """The versions that this process's own interpreter has."""
     path = list(sys.path)
     try:
-        return msgspec.convert(probe.found(), Has)
+        return msgspec.convert(probe.found(), InterpreterInfo)
     finally:
         sys.path[:] = path
 

@@ -1,7 +1,7 @@
-"""Starts workers on this host: one process a rank, each the leader of its own session.
+"""The launcher of this host: one process for each rank, each the leader of its own session.
 
-In its own session a SIGTSTP that comes before the program's handler is discarded instead of stopping
-it, and its process group holds its children too.
+In its own session a SIGTSTP that comes before the program's handler is discarded instead of stopping it, and
+its process group holds its children too.
 """
 
 from __future__ import annotations
@@ -24,37 +24,40 @@ from hpcsched.core.mechanisms.cpu.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
 from hpcsched.core.processes import Launcher, chooses_gpus, launcher_of
 from hpcsched.errors import BadEnvironment, LaunchError
-from hpcsched.launch.base import LaunchPlan, Place
-from hpcsched.launch.cpu_shares import Shares
+from hpcsched.launch.base import LaunchPlan, RankPlacement
+from hpcsched.launch.cpu_shares import CpuShares
 from hpcsched.launch.environment import (
     Rank,
-    identities,
+    descriptor_identities,
+    divided_threads,
     inherited,
     launcher_variables,
     rank_variables,
-    threads_of_all,
 )
 from hpcsched.launch.interpreters import Interpreter, Interpreters
-from hpcsched.launch.orphans import kill_rest
-from hpcsched.launch.placeholders import filled_in
-from hpcsched.launch.shared_memory import Arenas, Keep, Keepers
-from hpcsched.launch.spawn import Start, ignoring, only_when_idle, spawn, standing_in
+from hpcsched.launch.orphans import kill_marked
+from hpcsched.launch.placeholders import fill_placeholders
+from hpcsched.launch.shared_memory import Keepers, KeeperTask, SharedMemoryStore
+from hpcsched.launch.spawn import ProcessStart, ignoring_signals, in_directory, set_idle_priority, spawn
 from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
-from hpcsched.launch.zygote import KEEPER, PROGRAMS, WarmPools
+from hpcsched.launch.zygote import KEEPER, PROGRAMS, Zygotes
 
-PORT_REST_S = 30.0  # a port is not handed out again for so long: its owner may not have bound it yet
-PORTS_RESTING = 4096  # at most; the kernel's ephemeral range holds 28,000
+PORT_REST_S = 30.0
+"""Time until a port is given out again (chosen): its owner may not have bound it yet."""
+
+PORTS_RESTING = 4096
+"""The most ports that wait for that (chosen); the kernel's ephemeral range holds 28,000."""
 
 _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
 )
 _NOT_A_KEEPERS = (*RANK_0_FDS, variables.ARENA_FD, variables.JOINING, variables.LANE, variables.PACK)
-"""Said to ranks, and not to whoever makes durable what they have left."""
+"""Variables of ranks that their keeper does not get."""
 
 _MARKS = frozenset({variables.RUN_ID, variables.JOB_ID, variables.ATTEMPT})
-"""By which what an attempt has started is known, in whatever session and process group it is."""
+"""Variables that all processes of an attempt have, in whatever session and process group."""
 _OF_OUR_BATCH_JOB = (variables.NODE, "SLURM_JOB_ID", "LSB_JOBID", "LSB_JOBINDEX")
-"""A batch job that a program submits inherits what the program was told, but for these."""
+"""Variables of our batch job: another one, submitted by an attempt, inherits _MARKS but not these."""
 
 
 class LocalLauncher:
@@ -69,7 +72,7 @@ class LocalLauncher:
         environ: what workers inherit below the plan's variables, less what is not a worker's (see
             `environment.inherited`); default: this process's, as it is now.
         devices: those that workers will be started on.
-        standbys: how many warm processes of an interpreter wait for tasks (see `WarmProcesses`), at most one
+        standbys: how many warm processes of an interpreter wait for tasks (see `Zygote`), at most one
             a device; None: every process is started from nothing.
 
     Where a plan's directory is not the agent's own, the agent stands in it for the fraction of a
@@ -92,65 +95,65 @@ class LocalLauncher:
         if signal.SIGINT in shielded:  # torchrun takes it over, ignored or not, and would end its ranks
             self._environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGQUIT")
         self.interpreters = Interpreters(self._environ)
-        """Those of the jobs that are started here."""
+        """The interpreters of the jobs that are started here."""
         self._ports = _Ports()
-        self._arenas = Arenas()
-        self._shares = Shares()
+        self._shared_memory = SharedMemoryStore()
+        self._cpu_shares = CpuShares()
         self._keepers = Keepers(self._begin_keeper)
-        self._usual, rooms = self._usual_devices(devices)
-        self._warm = None
+        self._usual, core_sets = self._usual_devices(devices)
+        self._zygotes = None
         if standbys is not None:
             standbys = min(standbys, len(devices))
-            self._warm = WarmPools(standbys=standbys, rooms=rooms, shielded=self._shielded)
+            self._zygotes = Zygotes(standbys=standbys, core_sets=core_sets, shielded=self._shielded)
         _keep_descriptors_to_ourselves()
 
-    def launch(self, plan: LaunchPlan, place: Place | None = None) -> LocalWorkers:
+    def launch(self, plan: LaunchPlan, placement: RankPlacement | None = None) -> LocalWorkers:
         """Start all ranks of this host, or none; see `Launcher.launch`.
 
-        The numbers of `place` are among all ranks of the attempt; without it, the plan's count.
+        The numbers of `placement` are among all ranks of the attempt; without it, the plan's count.
         """
-        place = place or Place(first_rank=plan.first_rank, world_size=plan.world_size)
-        workers = LocalWorkers(plan, place)
+        placement = placement or RankPlacement(first_rank=plan.first_rank, world_size=plan.world_size)
+        workers = LocalWorkers(plan, placement)
         try:
             with _errors_as_launch_errors(plan):
-                self._start(plan, place, workers)
+                self._start(plan, placement, workers)
         except BaseException:
             workers.abandon()
             raise
         return workers
 
     def ready_for(self, plan: LaunchPlan) -> bool:
-        """Whether it is known what the interpreter has of which the plan needs something."""
+        """Whether the plan's interpreter needs no check, or has been checked."""
         return not (plan.module or plan.arena) or self.interpreters.ready(
             plan.environment, (plan.job_id, plan.attempt)
         )
 
     def forget(self, job_id: int) -> None:
-        """The job is over: let go of its arena."""
-        self._arenas.forget(job_id)
+        """Free the shared memory of a job: it has no next attempt."""
+        self._shared_memory.forget(job_id)
 
     def keeping(self) -> set[int]:
-        """Ids of the jobs whose state of a quick suspend is not durable yet; to be called again and again."""
+        """Ids of the jobs whose state of a quick suspend is not durable yet; to be called repeatedly."""
         return self._keepers.keeping()
 
     def wait_kept(self, timeout_s: float) -> set[int]:
-        """Until all of those are durable, or the time is over; ids of the jobs whose state is not."""
+        """Wait until all of these states are durable, or the time is over; ids of the jobs that are left."""
         return self._keepers.wait(timeout_s)
 
     def close(self) -> None:
-        """Let go of what outlives attempts. Workers live on, and so do keepers that have begun."""
-        if self._warm:
-            self._warm.close()
+        """End zygotes and free shared memory. Workers live on, and so do keepers that have started."""
+        if self._zygotes:
+            self._zygotes.close()
         self._keepers.close()
-        self._shares.close()
-        self._arenas.close()
+        self._cpu_shares.close()
+        self._shared_memory.close()
 
     # -- starting --------------------------------------------------------------------------------------
 
-    def _start(self, plan: LaunchPlan, place: Place, workers: LocalWorkers) -> None:
+    def _start(self, plan: LaunchPlan, placement: RankPlacement, workers: LocalWorkers) -> None:
         if plan.joins is None:
-            workers.port = self._ports.take() if place.port is None else place.port
-        argv, told_by_job = filled_in(plan, place, address=workers.address, port=workers.port)
+            workers.port = self._ports.take() if placement.port is None else placement.port
+        argv, told_by_job = fill_placeholders(plan, placement, address=workers.address, port=workers.port)
         interpreter = self._interpreter_of(plan)
         if plan.module and interpreter:
             argv = (interpreter.python, "-m", plan.module)
@@ -167,31 +170,31 @@ class LocalLauncher:
         if interpreter:
             env = interpreter.activated(env)
         groups = [(device,) for device in plan.devices] if plan.per_rank else [plan.devices] * plan.processes
-        world_size = place.world_size or len(groups)
+        world_size = placement.world_size or len(groups)
         if env.get("CUDA_VISIBLE_DEVICES") and launcher_of(argv) is Launcher.DEEPSPEED and chooses_gpus(argv):
             why = "deepspeed with --num_gpus, --include or --exclude takes GPUs of other jobs: leave that out"
             raise LaunchError(why, transient=False)
         if not plan.parallel:
-            env = {**self._launcher_told(plan, place, workers), **env}
+            env = {**self._launcher_told(plan, placement, workers), **env}
         if variables.CUDA_DEVICES in env:
             env |= driver.told(env)
         program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
         descriptors, keeper = {}, self._keeper_of(plan)
         if keeper:
-            descriptors[variables.ARENA_FD] = self._arenas.take(plan.job_id)
-            workers.at_end.append(lambda: self._arenas.leave(plan.job_id))
+            descriptors[variables.ARENA_FD] = self._shared_memory.take(plan.job_id)
+            workers.at_end.append(lambda: self._shared_memory.leave(plan.job_id))
         output = _open_output(plan.output)
         starts = []
         try:
-            workers.forget_words()
+            workers.remove_attempt_files()
             for local, devices in enumerate(groups):
                 rank = Rank(
-                    rank=place.first_rank + local,
+                    rank=placement.first_rank + local,
                     world_size=world_size,
                     local_rank=local,
                     local_world_size=len(groups),
-                    node_rank=place.node_rank,
-                    nodes=place.nodes,
+                    node_rank=placement.node_rank,
+                    nodes=placement.nodes,
                 )
                 where = (workers.address, workers.port)
                 told = rank_variables(rank, env, where) if plan.parallel else {}
@@ -200,10 +203,10 @@ class LocalLauncher:
                     **descriptors,
                 }
                 starts.append(
-                    Start(
+                    ProcessStart(
                         program=program,
                         argv=argv,
-                        env={**env, **told, **identities(given)},
+                        env={**env, **told, **descriptor_identities(given)},
                         cwd=plan.cwd,
                         output=output,
                         inherited=given,
@@ -211,12 +214,12 @@ class LocalLauncher:
                         idle=plan.idle,
                     )
                 )
-            if keeper and place.first_rank == 0:
+            if keeper and placement.first_rank == 0:
                 (plan.folder / files.held(plan.attempt)).unlink(missing_ok=True)  # of an earlier life
                 workers.on_held = lambda attempt: self._keep(plan, starts[0], keeper, attempt)
             if not plan.parallel and env.keys() >= _MARKS:
                 marks = {name: env[name] for name in (*_MARKS, *_OF_OUR_BATCH_JOB) if name in env}
-                workers.after_failure.append(lambda: kill_rest(marks))
+                workers.after_failure.append(lambda: kill_marked(marks))
             stamp = interpreter.stamp if interpreter else 0
             self._spawn(starts, workers, module=plan.module, stamp=stamp)
         finally:
@@ -238,46 +241,48 @@ class LocalLauncher:
             raise
 
     @staticmethod
-    def _launcher_told(plan: LaunchPlan, place: Place, workers: LocalWorkers) -> dict[str, str]:
+    def _launcher_told(plan: LaunchPlan, placement: RankPlacement, workers: LocalWorkers) -> dict[str, str]:
         return launcher_variables(
             launcher_of(plan.argv),
             gpus=len(plan.devices),
-            node_rank=place.node_rank,
-            nodes=place.nodes,
+            node_rank=placement.node_rank,
+            nodes=placement.nodes,
             where=(workers.address, workers.port),
         )
 
-    def _spawn(self, starts: Sequence[Start], workers: LocalWorkers, *, module: str, stamp: int = 0) -> None:
-        """From the zygote of their interpreter as far as it can, the others from nothing."""
+    def _spawn(
+        self, starts: Sequence[ProcessStart], workers: LocalWorkers, *, module: str, stamp: int = 0
+    ) -> None:
+        """Start processes from the zygote of their interpreter as far as it can, the others from nothing."""
         begun = 0
-        if self._warm and module in PROGRAMS:
-            warm = self._warm.of(starts[0].argv[0], stamp)
+        if self._zygotes and module in PROGRAMS:
+            zygote = self._zygotes.of(starts[0].argv[0], stamp)
             for start in starts:
-                found = warm.spawn(start, self._usual_environment(start))
+                found = zygote.spawn(start, self._usual_environment(start))
                 if found is None:
                     break
                 if start.idle:
-                    only_when_idle(found[0])  # it has not begun yet
+                    set_idle_priority(found[0])  # it has not begun yet
                 workers.add(*found)
                 begun += 1
         if begun < len(starts):
-            with standing_in(starts[0].cwd), ignoring(self._shielded):
+            with in_directory(starts[0].cwd), ignoring_signals(self._shielded):
                 for start in starts[begun:]:
                     pid = spawn(start, self._shielded)
                     if start.idle:  # before the program has had time to start threads, which inherit it
-                        only_when_idle(pid)
+                        set_idle_priority(pid)
                     workers.add(pid)
 
     def _hold(self, share: float, workers: LocalWorkers) -> None:
-        """What it starts is held too; not while it saves and leaves."""
+        """Hold the workers, and what they start, to a CPU share; not while they save and leave."""
         for process in workers.processes:
-            let_go = self._shares.hold(process, share)
+            let_go = self._cpu_shares.hold(process, share)
             workers.before_leaving.append(let_go)
             workers.at_end.append(let_go)
 
     def _shown(self, plan: LaunchPlan) -> Mapping[str, str]:
-        """What shows the devices to a program; on CPU cores it sees none, and a training finds its threads
-        itself."""
+        """The variables that show the devices to a program; on CPU cores it sees none, and a training finds
+        its threads itself."""
         if all(device.kind == ON_CORES for device in plan.devices):
             threads = str(math.ceil(plan.share or 1))
             return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
@@ -285,23 +290,23 @@ class LocalLauncher:
         if plan.per_rank or launcher_of(plan.argv):
             return shown  # a launcher's ranks are on one each, too
         cores = self._cores(plan.devices)
-        return threads_of_all(shown, devices=len(plan.devices), processes=plan.processes, cores=cores)
+        return divided_threads(shown, devices=len(plan.devices), processes=plan.processes, cores=cores)
 
     def _cores(self, devices: Sequence[Device]) -> frozenset[int] | None:
         sets = [frozenset(cores_of(d)) if d.kind == ON_CORES else self._cpus(d) for d in devices]
         return None if None in sets else frozenset().union(*(cores for cores in sets if cores)) or None
 
     def _usual_devices(self, devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[frozenset[int]]]:
-        """Those whose ranks have as many cores as most have, and these cores."""
+        """The devices whose ranks have as many cores as most have, and these cores."""
         cores = {device: self._cores([device]) or frozenset() for device in devices}
         sizes = Counter(map(len, cores.values()))
         usual = tuple(device for device in devices if len(cores[device]) == sizes.most_common(1)[0][0])
         return usual, [cores[device] for device in usual if cores[device]]
 
-    def _usual_environment(self, start: Start) -> dict[str, str]:
-        """What a zygote is given: what all workers of this run have in common.
+    def _usual_environment(self, start: ProcessStart) -> dict[str, str]:
+        """The environment of a zygote: the variables that all workers of this run have in common.
 
-        That is not the GPUs: the driver would take its first answer for good, so there is none.
+        Not the GPUs: the driver would take its first answer for good.
         """
         run = {name: value for name, value in start.env.items() if name == variables.RUN_ID}
         common = {**self._environ, **self._device_env(self._usual[:1]), **run}
@@ -312,18 +317,18 @@ class LocalLauncher:
     # -- keeping ---------------------------------------------------------------------------------------
 
     def _keeper_of(self, plan: LaunchPlan) -> str:
-        """Who makes durable what a job leaves in its arena; "": nobody, so there is no arena."""
+        """The interpreter of the keeper of a job's shared memory; "": none, so there is no shared memory."""
         with contextlib.suppress(BadEnvironment):
             return self.interpreters.trainers(plan.environment).python if plan.arena else ""
         return ""
 
-    def _keep(self, plan: LaunchPlan, first: Start, python: str, attempt: int) -> None:
-        """The attempt has left its state in the arena: have it made durable."""
+    def _keep(self, plan: LaunchPlan, first: ProcessStart, python: str, attempt: int) -> None:
+        """Have a keeper make durable the state that an attempt has left in shared memory."""
         env = {name: value for name, value in first.env.items() if name not in _NOT_A_KEEPERS}
-        arena = self._arenas.take(plan.job_id)
-        self._arenas.leave(plan.job_id)
+        arena = self._shared_memory.take(plan.job_id)
+        self._shared_memory.leave(plan.job_id)
         self._keepers.keep(
-            Keep(
+            KeeperTask(
                 job_id=plan.job_id,
                 attempt=attempt,
                 folder=plan.folder,
@@ -335,12 +340,12 @@ class LocalLauncher:
             )
         )
 
-    def _begin_keeper(self, keep: Keep) -> tuple[int, int]:
-        """A process and its pidfd; where the agent may run, not on one device's cores."""
+    def _begin_keeper(self, keep: KeeperTask) -> tuple[int, int]:
+        """Start a keeper; its pid and pidfd. It runs on all of the agent's cores, not on one device's."""
         workers = LocalWorkers()
         output = _open_output(keep.output)
         try:
-            start = Start(
+            start = ProcessStart(
                 program=keep.argv[0],
                 argv=keep.argv,
                 env={**keep.env, **Environment(notify_pid=os.getpid()).to_environ()},
@@ -367,7 +372,7 @@ class _Ports:
         self._given: dict[int, float] = {}  # oldest first
 
     def take(self) -> int:
-        """A TCP port that nobody listens on now."""
+        """A free TCP port."""
         now = time.monotonic()
         for port, given in list(self._given.items()):
             if now - given < PORT_REST_S and len(self._given) < PORTS_RESTING:
@@ -384,7 +389,7 @@ class _Ports:
 
 
 def _keep_descriptors_to_ourselves() -> None:
-    """What was left open to this process, such as a wrapper's lock file, must not outlive it in workers."""
+    """Keep descriptors that this process was started with, such as a wrapper's lock file, from workers."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are all that is needed
         if int(name) > 2:
             with contextlib.suppress(OSError):  # the listing's own, closed by now
@@ -409,7 +414,7 @@ def _program(name: str, cwd: Path, path: str) -> str:
 
 
 def _open_output(path: Path) -> int:
-    """For programs to write to, whatever it is; nobody waits until a pipe has a reader."""
+    """Open an output for programs, whatever kind of file it is; never waits for the reader of a pipe."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         try:

@@ -1,6 +1,6 @@
-"""Workers that outlived their agent: find them by what only they have, and end them.
+"""Orphans: workers that outlived their agent. They are found by variables that only they have, and ended.
 
-Nobody is their parent any more but init, so they cannot be waited for: pidfds tell when they are gone.
+Their parent is init, so they cannot be waited for: pidfds tell when they have ended.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from hpcsched.launch.proc import stat, wait_ended
 Process = tuple[int, int]
 """(pid, start time in clock ticks since boot)."""
 
-KILL_WAIT_S = 5.0
-"""How long a process may take to go after SIGKILL, e.g. in the middle of a large write."""
+KILLED_WITHIN_S = 5.0
+"""Time that a process may take to end after SIGKILL, e.g. in the middle of a large write (chosen)."""
 
 
 def find_orphans(run_id: str, known: Iterable[Process], *, by: str = variables.RUN_ID) -> list[Process]:
-    """Live processes of this user on this host that were started for the run, by pid.
+    """Live processes of this user on this host that were started for the run, in order of pid.
 
-    Those of `known` that are still the same process, and all with the variable `by` = `run_id` in the
-    environment they were started with: an agent can die between a spawn and its record. Never this
-    process or one of its ancestors. `by`: another variable whose value tells, where the id is not known.
+    These are the ones of `known` that are still the same process, and all with the variable `by` = `run_id`
+    in the environment that they were started with: an agent can die between a spawn and its record. Never
+    this process or one of its ancestors. `by`: another variable, where the run's id is not known.
     """
     expected = dict(known)
     entry = os.fsencode(f"{by}={run_id}")
     return _ours(lambda pid, start: expected.get(pid) == start or entry in _environment(pid))
 
 
-def kill_rest(marks: Mapping[str, str]) -> None:
-    """Kill the live processes of this user on this host that were started with all of these variables.
+def kill_marked(marks: Mapping[str, str]) -> None:
+    """Kill the live processes of this user on this host that were started with all variables of `marks`.
 
     A launcher that was killed leaves its ranks behind, in sessions of their own. Does not wait for their end.
     """
@@ -46,7 +46,7 @@ def kill_rest(marks: Mapping[str, str]) -> None:
 
 
 def _ours(wanted: Callable[[int, int], bool]) -> list[Process]:
-    """Live processes of this user that are wanted by pid and start time; never us or an ancestor of ours."""
+    """Live processes of this user that `wanted` accepts; never this one or one of its ancestors."""
     spared = _self_and_ancestors()
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
@@ -61,7 +61,7 @@ def _ours(wanted: Callable[[int, int], bool]) -> list[Process]:
     return sorted(found)
 
 
-def end(processes: Iterable[Process], grace_s: float) -> list[Process]:
+def end_processes(processes: Iterable[Process], grace_s: float) -> list[Process]:
     """End processes and the process groups they lead; returns those that could not be ended.
 
     SIGTERM, up to `grace_s` seconds to leave, then SIGKILL and up to KILL_WAIT_S.
@@ -72,14 +72,14 @@ def end(processes: Iterable[Process], grace_s: float) -> list[Process]:
         targets.send(signal.SIGCONT)  # a stopped process would see the SIGTERM only when continued
         targets.wait(grace_s)
         targets.send(signal.SIGKILL)
-        targets.wait(KILL_WAIT_S)
+        targets.wait(KILLED_WITHIN_S)
         return targets.left()
     finally:
         targets.close()
 
 
 class _Targets:
-    """Processes held by pidfd, their start times checked after that: from then on none can be mistaken."""
+    """Processes held by pidfd. Their start times are checked after that, so none can be mistaken."""
 
     def __init__(self, processes: Iterable[Process]) -> None:
         self._fds: dict[int, Process] = {}
@@ -99,7 +99,7 @@ class _Targets:
                 self._fds[fd] = (pid, start_ticks)
 
     def send(self, sig: signal.Signals) -> None:
-        """To the groups that targets lead, and to each target that is in none of these."""
+        """Send a signal to the groups that targets lead, and to each target outside of them."""
         self.wait(0)
         groups = {pid: seen.group for pid, _ in self._fds.values() if (seen := stat(pid)) is not None}
         leaders = {pid for pid, group in groups.items() if pid == group}
@@ -112,7 +112,7 @@ class _Targets:
                     signal.pidfd_send_signal(fd, sig)
 
     def wait(self, timeout_s: float) -> None:
-        """Until all have ended or the time is over; lets go of those that have."""
+        """Wait until all have ended or the time is over, and drop those that have ended."""
         for fd in wait_ended(self._fds, timeout_s):
             del self._fds[fd]
             os.close(fd)

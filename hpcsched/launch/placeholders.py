@@ -1,4 +1,4 @@
-"""What a command is told of its GPUs and hosts through `{gpus}` and the like (`core.processes`)."""
+"""The placeholders of a command, `{gpus}` and the like (`core.processes`), replaced on its host."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Mapping
 
 from hpcsched.contract import variables
 from hpcsched.core.processes import substituted
-from hpcsched.launch.base import LaunchPlan, Place
+from hpcsched.launch.base import LaunchPlan, RankPlacement
 
 
-def filled_in(
-    plan: LaunchPlan, place: Place, *, address: str, port: int
+def fill_placeholders(
+    plan: LaunchPlan, placement: RankPlacement, *, address: str, port: int
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """A plan's command and variables on one host, whose own devices it has, with placeholders replaced.
+    """The command and variables of one host's plan, with placeholders replaced.
 
-    The hosts of an attempt have equally many. `world_size` counts processes where the job says how many;
-    else GPUs, as a launcher starts a rank on each. Variables of the contract stay as they are, but for the
-    job's arguments.
+    `plan.devices` are the host's own; all hosts of an attempt have equally many. `{world_size}` counts
+    processes where the job says how many, else GPUs, as a launcher starts a rank on each. Variables of the
+    contract stay as they are, but for the job's arguments.
     """
     gpus = len(plan.devices)
     each = plan.processes if not plan.per_rank and plan.processes > 1 else gpus
     values = {
         "gpus": gpus,
-        "nodes": place.nodes,
-        "world_size": each * place.nodes,
-        "node_rank": place.node_rank,
+        "nodes": placement.nodes,
+        "world_size": each * placement.nodes,
+        "node_rank": placement.node_rank,
         "master_addr": address,
         "master_port": port,
     }

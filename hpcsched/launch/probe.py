@@ -1,4 +1,4 @@
-"""What an interpreter has, as JSON: run by that interpreter, whichever it is, from this text alone.
+"""The versions that an interpreter has, as JSON: run by that interpreter, from this text alone.
 
 Standard library only, and no later syntax than Python 3.6. Nothing is imported that takes long, such as
 torch: its version is read from its files.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def found() -> "dict[str, object]":
-    """Versions (None: it is not there), where they are from, and when the folders that pip changes were."""
+    """The versions (None: it is not there), their folders, and the mtimes of folders that pip changes."""
     sys.path[:] = [path for path in sys.path if path]  # not what happens to be in the working directory
     watched = {}
     for path in sys.path:

@@ -1,4 +1,4 @@
-"""Who a process is: a pid is used again, a pid with its start time is not."""
+"""The identity of a process: a pid is used again, a pid with its start time is not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Stat:
 
 
 def stat(pid: int) -> Stat | None:
-    """What the kernel says of a process; None if there is none (a zombie still is one)."""
+    """The entry of a process in /proc; None if there is no such process (a zombie is one)."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - on the path of every launch
             text = file.read(1024)
@@ -31,7 +31,7 @@ def stat(pid: int) -> Stat | None:
 
 
 def wait_ended(pidfds: Iterable[int], timeout_s: float) -> set[int]:
-    """Those of the pidfds whose processes have ended, after all have or `timeout_s` is over."""
+    """The pidfds whose processes have ended, once all have or `timeout_s` is over."""
     poll, left, ended = select.poll(), set(pidfds), set[int]()
     for fd in left:
         poll.register(fd, select.POLLIN)

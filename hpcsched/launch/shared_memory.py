@@ -1,4 +1,4 @@
-"""What outlives an attempt in memory: the arenas of jobs, and the keepers that make their content durable."""
+"""Shared memory (arenas) that outlives a job's attempts, and the keepers that make states in it durable."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from hpcsched.errors import LaunchError
 from hpcsched.launch.proc import wait_ended
 from hpcsched.launch.zygote import KEEPER
 
-MOST_IDLE = 64
-"""So many arenas are kept of jobs that have no attempt: each is a descriptor, and the state of a training."""
+MAX_IDLE_STATES = 64
+"""The most arenas kept for jobs without an attempt (chosen): each is a descriptor and a training's state."""
 
-KEEP_AFTER_S = 0.1
-"""How long after a quick suspend its keeper starts: the launches that it was for go first."""
+KEEPER_DELAY_S = 0.1
+"""Time from a quick suspend to the start of its keeper (chosen): the launches that it was for go first."""
 
-KEPT_WITHIN_S = 120.0
-"""How long a keeper may do nothing at all, before it counts as hung."""
+KEEPER_HANGS_AFTER_S = 120.0
+"""Time without any activity after which a keeper counts as hung (chosen)."""
 
-LOOK_EVERY_S = 5.0
-"""How often it is seen whether keepers still move, and said that their states are on their way to disk. Who
-waits for such a state gives up when that has not been said for a minute."""
+KEEPER_CHECK_EVERY_S = 5.0
+"""How often keepers are checked for activity, and their held files touched (chosen). A process that waits for
+such a state gives up when the file was not touched for a minute."""
 
-TRIES = 2
-"""How often a state is tried to be made durable."""
+KEEPER_TRIES = 2
+"""How often a keeper is started for a state (chosen)."""
 
-Begin = Callable[["Keep"], tuple[int, int]]
+Begin = Callable[["KeeperTask"], tuple[int, int]]
 """Starts a keeper; returns its pid and pidfd. Raises OSError, LaunchError."""
 
 
-class Arenas:
-    """Shared memory that outlives the attempts of a job: empty at first, ranks make of it what they want."""
+class SharedMemoryStore:
+    """The arenas of jobs: shared memory that outlives their attempts. It is empty at first."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[int, int] = OrderedDict()  # by job; launched longest ago first
         self._used: Counter[int] = Counter()
 
     def take(self, job_id: int) -> int:
-        """The descriptor of a job's arena, for an attempt of it; to be given back by `leave`."""
+        """The descriptor of a job's arena, for an attempt; `leave` is to be called when that is over."""
         if job_id not in self._held:
             self._held[job_id] = os.memfd_create(f"hpcsched-{job_id}", os.MFD_CLOEXEC)
         self._held.move_to_end(job_id)
@@ -53,35 +53,35 @@ class Arenas:
         return self._held[job_id]
 
     def leave(self, job_id: int) -> None:
-        """An attempt of the job is over."""
+        """Note that an attempt of the job is over."""
         self._used[job_id] -= 1
         self._forget_some()
 
     def forget(self, job_id: int) -> None:
-        """Let go of a job's arena; its memory is freed when the last process that has it ends."""
+        """Close a job's arena; its memory is freed when the last process that has it ends."""
         descriptor = self._held.pop(job_id, None)
         if descriptor is not None:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all arenas."""
         for job_id in list(self._held):
             self.forget(job_id)
 
     def _forget_some(self) -> None:
         idle = [job_id for job_id in self._held if self._used[job_id] <= 0]
-        for job_id in idle[: max(0, len(idle) - MOST_IDLE)]:
+        for job_id in idle[: max(0, len(idle) - MAX_IDLE_STATES)]:
             self.forget(job_id)
             del self._used[job_id]
 
 
 @dataclass(slots=True, eq=False)
-class Keep:
-    """The state of one quick suspend: what its keeper is given, and how far it is.
+class KeeperTask:
+    """The task of making one quick suspend's state durable.
 
-    `arena`: a descriptor of its own. `env`: that of the attempt's rank 0. `python`: the interpreter with the
-    worker that reads what was left. `due`: when it is to start or, once it runs, counts as hung. `moved`: how
-    far its process was when it was last looked at.
+    `arena`: a descriptor of its own. `env`: that of the attempt's rank 0. `python`: the interpreter of the
+    keeper. `due`: the time at which it is to start or, once it runs, counts as hung. `moved`: the activity
+    counts of its process at the last check.
     """
 
     job_id: int
@@ -101,16 +101,16 @@ class Keep:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """What its keeper runs."""
+        """The keeper's command."""
         return self.python, "-m", KEEPER
 
     @property
     def held(self) -> Path:
-        """What tells that there is a state to keep; removed when it is durable, or given up."""
+        """The held file; it is removed when the state is durable, or given up."""
         return self.folder / files.held(self.attempt)
 
     def close(self) -> None:
-        """Let go of its descriptors."""
+        """Close its descriptors."""
         for descriptor in (self.arena, self.pidfd):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -118,115 +118,115 @@ class Keep:
 
 
 class Keepers:
-    """Processes that write durable checkpoints from arenas, behind everybody's back; one a job at a time."""
+    """Processes that write durable checkpoints from arenas in the background; one for each job at a time."""
 
     def __init__(self, begin: Begin) -> None:
         self._begin = begin
-        self._running: dict[int, Keep] = {}
-        self._next: dict[int, Keep] = {}
+        self._running: dict[int, KeeperTask] = {}
+        self._next: dict[int, KeeperTask] = {}
 
-    def keep(self, keep: Keep) -> None:
-        """Make this state durable, soon. It replaces one of the same job that has not been begun."""
-        keep.due = time.monotonic() + KEEP_AFTER_S
-        before = self._next.pop(keep.job_id, None)
+    def keep(self, task: KeeperTask) -> None:
+        """Have a state made durable, soon. It replaces an older one whose keeper has not started."""
+        task.due = time.monotonic() + KEEPER_DELAY_S
+        before = self._next.pop(task.job_id, None)
         if before:
             self._drop(before)
-        self._next[keep.job_id] = keep
+        self._next[task.job_id] = task
 
     def keeping(self) -> set[int]:
-        """Ids of the jobs whose state is not durable yet; begins what is due, ends what hangs."""
+        """Ids of the jobs whose state is not durable yet. Starts keepers that are due, kills hung ones."""
         now = time.monotonic()
-        for keep in (*self._running.values(), *self._next.values()):
-            if now >= keep.look_at:
-                keep.look_at = now + LOOK_EVERY_S
+        for task in (*self._running.values(), *self._next.values()):
+            if now >= task.look_at:
+                task.look_at = now + KEEPER_CHECK_EVERY_S
                 with contextlib.suppress(OSError):  # gone: it is durable
-                    os.utime(keep.held)
-                self._see_moving(keep, now)
-        for keep in list(self._running.values()):
-            self._look(keep, now)
-        for job_id, keep in list(self._next.items()):
-            if job_id not in self._running and now >= keep.due:
+                    os.utime(task.held)
+                self._see_moving(task, now)
+        for task in list(self._running.values()):
+            self._look(task, now)
+        for job_id, task in list(self._next.items()):
+            if job_id not in self._running and now >= task.due:
                 del self._next[job_id]
-                self._start(keep, now)
+                self._start(task, now)
         return self._running.keys() | self._next.keys()
 
     def wait(self, timeout_s: float) -> set[int]:
-        """Until all is durable or the time is over; ids of the jobs whose state is not."""
+        """Wait until all states are durable, or the time is over; ids of the jobs that are left."""
         deadline = time.monotonic() + timeout_s
-        for keep in self._next.values():
-            keep.due = 0.0
+        for task in self._next.values():
+            task.due = 0.0
         while (left := self.keeping()) and time.monotonic() < deadline:
-            wait_ended([keep.pidfd for keep in self._running.values()], 0.05)
+            wait_ended([task.pidfd for task in self._running.values()], 0.05)
             time.sleep(0 if self._running else 0.005)
         return left
 
     def close(self) -> None:
-        """Look after them no more: those that run go on by themselves, the others will not be."""
-        for keep in self._next.values():
-            self._drop(keep)
-        for keep in self._running.values():
-            keep.close()
+        """Stop looking after keepers: those that run go on by themselves, the others are not started."""
+        for task in self._next.values():
+            self._drop(task)
+        for task in self._running.values():
+            task.close()
         self._running.clear()
         self._next.clear()
 
-    def _start(self, keep: Keep, now: float) -> None:
-        keep.tries += 1
+    def _start(self, task: KeeperTask, now: float) -> None:
+        task.tries += 1
         try:
-            keep.pid, keep.pidfd = self._begin(keep)
+            task.pid, task.pidfd = self._begin(task)
         except (OSError, LaunchError):
-            self._failed(keep)
+            self._failed(task)
             return
-        keep.due, keep.moved = now + KEPT_WITHIN_S, ()
-        self._running[keep.job_id] = keep
+        task.due, task.moved = now + KEEPER_HANGS_AFTER_S, ()
+        self._running[task.job_id] = task
 
-    def _look(self, keep: Keep, now: float) -> None:
-        if not wait_ended([keep.pidfd], 0):
-            if now >= keep.due and not self._see_moving(keep, now):
-                self._kill(keep)
+    def _look(self, task: KeeperTask, now: float) -> None:
+        if not wait_ended([task.pidfd], 0):
+            if now >= task.due and not self._see_moving(task, now):
+                self._kill(task)
             return
-        self._kill(keep)  # what it may have left behind
+        self._kill(task)  # what it may have left behind
         code = -1
         with contextlib.suppress(ChildProcessError):
-            code = os.waitstatus_to_exitcode(os.waitpid(keep.pid, 0)[1])
-        del self._running[keep.job_id]
+            code = os.waitstatus_to_exitcode(os.waitpid(task.pid, 0)[1])
+        del self._running[task.job_id]
         if code == 0:
-            self._drop(keep)
+            self._drop(task)
         else:
-            self._failed(keep)
+            self._failed(task)
 
-    def _see_moving(self, keep: Keep, now: float) -> bool:
-        """Whether a running keeper has done anything since it was last looked at; then it has time again."""
-        if self._running.get(keep.job_id) is not keep:
+    def _see_moving(self, task: KeeperTask, now: float) -> bool:
+        """Whether a running keeper was active since the last check; then its time begins anew."""
+        if self._running.get(task.job_id) is not task:
             return False
-        moved = _moved(keep.pid)
-        if moved == keep.moved:
+        moved = _moved(task.pid)
+        if moved == task.moved:
             return False
-        keep.due, keep.moved = now + KEPT_WITHIN_S, moved
+        task.due, task.moved = now + KEEPER_HANGS_AFTER_S, moved
         return True
 
-    def _failed(self, keep: Keep) -> None:
-        if keep.tries < TRIES and keep.job_id not in self._next:
-            if keep.pidfd >= 0:
-                os.close(keep.pidfd)
-            keep.due, keep.pidfd = 0.0, -1
-            self._next[keep.job_id] = keep
+    def _failed(self, task: KeeperTask) -> None:
+        if task.tries < KEEPER_TRIES and task.job_id not in self._next:
+            if task.pidfd >= 0:
+                os.close(task.pidfd)
+            task.due, task.pidfd = 0.0, -1
+            self._next[task.job_id] = task
         else:
-            self._drop(keep)
+            self._drop(task)
 
-    def _drop(self, keep: Keep) -> None:
-        """Be done with it; nobody is to wait for it any more."""
-        keep.close()
+    def _drop(self, task: KeeperTask) -> None:
+        """End a task, and remove its held file."""
+        task.close()
         with contextlib.suppress(OSError):
-            keep.held.unlink(missing_ok=True)
+            task.held.unlink(missing_ok=True)
 
     @staticmethod
-    def _kill(keep: Keep) -> None:
+    def _kill(task: KeeperTask) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(keep.pid, signal.SIGKILL)
+            os.killpg(task.pid, signal.SIGKILL)
 
 
 def _moved(pid: int) -> tuple[int, ...]:
-    """What changes while a process does something: bytes it has written, processor time it has used."""
+    """Counts that change while a process is active: bytes written, CPU time used."""
     try:
         counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,8 +1,8 @@
-"""One process, leader of its own session: what it is given, and how it is started from nothing.
+"""The start of one process, leader of its own session, from nothing.
 
-posix_spawn is used, not subprocess: it is less than half the price, and the only way to give a child an empty
-signal mask and default actions whatever the agent blocks or ignores, without running Python between fork
-and exec.
+posix_spawn is used, not subprocess: it takes less than half the time, and it is the only way to give a child
+an empty signal mask and default actions, whatever the agent blocks or ignores, without running Python between
+fork and exec.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _DEFAULTED = frozenset(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What a process is to be: `program` is the file of `argv`, `output` a descriptor for both its streams.
+class ProcessStart:
+    """The process to start: `program` is the file of `argv`, `output` a descriptor for both its streams.
 
-    `inherited`: further descriptors by the names of the variables in which the process finds its numbers of
-    them. `cores`: what it is pinned to, or None. `idle`: see `only_when_idle`, which is for the caller to do.
+    `inherited`: further descriptors, by the variables in which the process finds its numbers of them.
+    `cores`: the cores that it is pinned to, or None. `idle`: the caller is to call `set_idle_priority`.
     """
 
     program: str
@@ -44,11 +44,10 @@ class Start:
 
 
 class _SessionNice:
-    """The nice value of a session among all sessions; `pid` leads it.
+    """The nice value of a session among all sessions; `pid` leads the session.
 
-    Linux may share cores out among sessions before it looks at their processes (autogroups): then SCHED_IDLE
-    by itself counts only among those of one session. The kernel grants about ten such wishes a second in all,
-    so one that is not granted at once is repeated, off the caller's thread.
+    Linux may share cores among sessions first (autogroups): then SCHED_IDLE counts only within a session. The
+    kernel accepts about ten changes a second in all, so one that is refused is repeated in a thread.
     """
 
     _latest: ClassVar[dict[int, _SessionNice]] = {}
@@ -57,7 +56,7 @@ class _SessionNice:
         self._pid, self._nice, self._process = pid, nice, stat(pid)
 
     def wish(self) -> None:
-        """Have it so, soon; nothing where the kernel has no autogroups, or the process is over."""
+        """Have it set, soon; nothing where the kernel has no autogroups, or the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             if os.getsid(self._pid) == self._pid:
                 self._latest[self._pid] = self
@@ -86,8 +85,8 @@ class _SessionNice:
         return True
 
 
-def spawn(start: Start, shielded: frozenset[signal.Signals]) -> int:
-    """Start it in the directory that the caller stands in; returns its pid. Raises OSError, ValueError."""
+def spawn(start: ProcessStart, shielded: frozenset[signal.Signals]) -> int:
+    """Start a process in the current directory; returns its pid. Raises OSError, ValueError."""
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, start.output, 1),
@@ -114,10 +113,10 @@ def spawn(start: Start, shielded: frozenset[signal.Signals]) -> int:
     return pid
 
 
-def only_when_idle(pid: int) -> None:
-    """From now on the process, and what it starts, gets processor time only when nobody else wants its cores.
+def set_idle_priority(pid: int) -> None:
+    """Give a process, and what it starts, CPU time only when no other process wants its cores.
 
-    Where the system does not allow that (SCHED_IDLE), as little as it can be given (nice 19).
+    By SCHED_IDLE; nice 19 where the system does not allow that.
     """
     try:
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
@@ -129,11 +128,11 @@ def only_when_idle(pid: int) -> None:
     _SessionNice(pid, 19).wish()
 
 
-def unhindered(group: int) -> None:
-    """Let a process group that was `only_when_idle` use all cores that we may use, as a session like others.
+def lift_idle_priority(group: int) -> None:
+    """Let a process group with idle priority use all cores of this process, as a session like others.
 
-    Whoever gets processor time only when others want none can hardly save on cores that are busy, and cannot
-    be given more of it there: leaving SCHED_IDLE takes a privilege.
+    On busy cores it could hardly save, and it cannot be given more time there: leaving SCHED_IDLE takes a
+    privilege.
     """
     _SessionNice(group, 0).wish()
     cores = os.sched_getaffinity(0)
@@ -148,8 +147,8 @@ _standing = threading.Lock()
 
 
 @contextlib.contextmanager
-def standing_in(directory: Path) -> Iterator[None]:
-    """Be in `directory`, and back after; posix_spawn has no working directory of its own to give."""
+def in_directory(directory: Path) -> Iterator[None]:
+    """Change to `directory` and back; posix_spawn has no argument for a working directory."""
     with _standing:
         here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -163,11 +162,11 @@ def standing_in(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ignoring(signals: frozenset[signal.Signals]) -> Iterator[None]:
-    """Hear none of these signals meanwhile.
+def ignoring_signals(signals: frozenset[signal.Signals]) -> Iterator[None]:
+    """Ignore these signals meanwhile.
 
-    What is spawned here ignores them too, and so does what it starts: shells do not undo that, as they do a
-    signal mask.
+    Processes spawned here ignore them too, and so do their children: shells reset a signal mask, but not
+    this.
     """
     before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
     try:

@@ -1,4 +1,4 @@
-"""Workers on this host from their start to their end: signals, orders, exit codes, what is left behind."""
+"""Workers on this host from their start to their end: signals, orders, exit codes, processes left behind."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from hpcsched.contract.orders import Order, encode
 from hpcsched.contract.words import Stop
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput
-from hpcsched.launch.base import LOST, LaunchPlan, Place, attempt_code
+from hpcsched.launch.base import LOST, LaunchPlan, RankPlacement, attempt_code
 from hpcsched.launch.proc import stat
-from hpcsched.launch.spawn import unhindered
+from hpcsched.launch.spawn import lift_idle_priority
 
-LEAVING = (signal.SIGTSTP, signal.SIGTERM)
-"""What asks a program to save and leave."""
+LEAVE_SIGNALS = (signal.SIGTSTP, signal.SIGTERM)
+"""The signals that ask a program to save and leave."""
 
 KILLED_WITHIN_S = 5.0
-"""How long a launch that failed half-way waits for the ranks it killed."""
+"""Time that a launch that failed half-way waits for the ranks that it killed (chosen)."""
 
 RANK_0_FDS = (variables.PROGRESS_FD, variables.CONTROL_FD)
-"""What rank 0 is told its ends of the pipes by."""
+"""The variables that give rank 0 its ends of the pipes."""
 
 
 class LocalWorkers:
-    """Child processes by rank. Their leaders stay zombies until all have ended, so that every pid and
-    process group remains theirs as long as it may be signalled."""
+    """The child processes of one attempt, by rank. Those that have ended stay zombies until all have, so that
+    every pid and process group remains theirs as long as it may be signalled."""
 
-    def __init__(self, plan: LaunchPlan | None = None, place: Place | None = None) -> None:
-        place = place or Place()
+    def __init__(self, plan: LaunchPlan | None = None, placement: RankPlacement | None = None) -> None:
+        placement = placement or RankPlacement()
         self.processes: tuple[tuple[int, int], ...] = ()
         self.pidfds: tuple[int, ...] = ()
         self.progress_fd: int | None = None
@@ -43,16 +43,16 @@ class LocalWorkers:
         self.refused: bytes | None = None
         self.record: bytes | None = None
         self.held: bytes | None = None
-        self.address, self.port = place.address, place.port or 0
-        """Where the ranks meet."""
+        self.address, self.port = placement.address, placement.port or 0
+        """The rendezvous of the ranks."""
         self.on_held: Callable[[int], object] = lambda attempt: None
-        """Told, once all is over, of the attempt that has left its state in the arena."""
+        """Called, once all have ended, with the attempt that has left its state in shared memory."""
         self.before_leaving: list[Callable[[], object]] = []
         """Called when they are about to be asked to save and leave, and when they have all ended."""
         self.after_failure: list[Callable[[], object]] = []
-        """Called once all have ended, if not by themselves with 0 or 75: what they left may do harm."""
+        """Called once all have ended, if not with 0 or 75: processes that they left may do harm."""
         self.at_end: list[Callable[[], object]] = []
-        """Called once, when nothing of this lives any more."""
+        """Called once, when all have ended."""
         if plan and plan.joins:
             self.address, _, port = plan.joins.rpartition(":")
             self.port = int(port)
@@ -69,12 +69,12 @@ class LocalWorkers:
 
     @property
     def where(self) -> str:
-        """Where the ranks meet."""
+        """The rendezvous of the ranks, "host:port"."""
         return f"{self.address}:{self.port}"
 
     @property
     def living(self) -> int:
-        """How many of the processes live."""
+        """The number of processes that live."""
         self._look()
         return len(self._running)
 
@@ -99,7 +99,7 @@ class LocalWorkers:
         self._theirs.clear()
 
     def add(self, pid: int, permit: int | None = None) -> None:
-        """Take charge of a new child, the next rank. `permit`: where it awaits a byte, to begin."""
+        """Add a child, the next rank. `permit`: a descriptor on which it awaits a byte before it begins."""
         if permit is not None:
             self._permits.append(permit)
         self._running[pid] = None
@@ -109,7 +109,7 @@ class LocalWorkers:
         self.processes += ((pid, seen.start_ticks if seen else 0),)
 
     def go(self) -> None:
-        """Let those begin that wait for it."""
+        """Let the children that wait for a permit begin."""
         for permit in self._permits:
             with contextlib.suppress(OSError):  # it has been killed meanwhile
                 os.write(permit, b".")
@@ -132,28 +132,28 @@ class LocalWorkers:
         in sessions of their own, no rank hears the signal.
         """
         self._look()
-        leaving = sig in LEAVING
+        leaving = sig in LEAVE_SIGNALS
         for call in self.before_leaving if leaving else ():
             call()
         for pid in self._ours:
             if self._idle and leaving:
-                unhindered(pid)
+                lift_idle_priority(pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, sig)
         if leaving and self._ours:
             self._write_stop(sig.name)
 
-    def forget_words(self) -> None:
-        """Before they are started: nobody has asked these to leave, and none has left. Raises OSError."""
+    def remove_attempt_files(self) -> None:
+        """Remove the stop and left files of this attempt's number, before it starts. Raises OSError."""
         for name in (files.stop, files.left) if self._folder else ():
             assert self._folder
             (self._folder / name(self._attempts[0])).unlink(missing_ok=True)
 
     def _write_stop(self, name: str) -> None:
-        """For the attempt that they were started as, which they know, and the one that they may have become.
+        """Write the stop files, of the attempt that they were started as and of the one that they may be now.
 
-        Each host writes it for itself, as one may see another's only after a while. There may be no room: the
-        signal has been sent.
+        Each host writes them for itself, as it may see another's only after a while. A failure does not
+        matter: the signal has been sent.
         """
         for attempt in {self._attempts[0], self._attempts[-1]} if self._folder else ():
             with contextlib.suppress(OSError):
@@ -164,17 +164,17 @@ class LocalWorkers:
                 temporary.replace(self._folder / stop)
 
     def _has_left(self) -> bool:
-        """Whether rank 0 has said that the attempt is saved: a launcher's exit code is its own."""
+        """Whether rank 0 has made its left file (the attempt is saved): a launcher's exit code is its own."""
         return self._folder is not None and (self._folder / files.left(self._attempts[0])).exists()
 
     def tell(self, order: Order) -> None:
-        """Give rank 0 an order; lost if it is gone, or has left many unread."""
+        """Give rank 0 an order; it is lost if rank 0 is gone, or does not read."""
         if self._control is not None:
             with contextlib.suppress(OSError):
                 os.write(self._control, encode(order))
 
     def expect(self, attempt: int) -> None:
-        """From now on what is found of `attempt` is of these processes too."""
+        """Read the files of `attempt` from now on too."""
         self._attempts.append(attempt)
 
     def failed_early(self) -> bool:
@@ -183,7 +183,7 @@ class LocalWorkers:
         return bool(self._running) and any(code not in (0, SUSPENDED) for code in self._ended)
 
     def reap(self) -> int | None:
-        """None while a rank lives; else the attempt's exit code, and nothing is left of its groups."""
+        """The attempt's exit code, once no process of its groups is left; None while a rank lives."""
         self._look()
         if self._running:
             return None
@@ -225,9 +225,9 @@ class LocalWorkers:
                 return
 
     def _look(self) -> None:
-        """Note the ranks that have ended, without reaping them, and end what they have left behind.
+        """Note the ranks that have ended, without reaping them, and kill what they have left behind.
 
-        Others may be living for long, and the devices of one that has left a training be someone else's soon.
+        Other ranks may live on for long, while the devices of one that left go to another job soon.
         """
         for pid in list(self._running):
             try:

@@ -30,7 +30,7 @@ from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch.base import Launcher
 from hpcsched.profiling.measure import median_and_spread
 from hpcsched.profiling.trial import ScalingTrial, TrialFailed, TrialResult, TrialSettings
-from hpcsched.store.profiles import Sample
+from hpcsched.store.profiles import RateSample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class MeasuredProfile:
     """A measured profile, and the windows behind its medians."""
 
     profile: Profile
-    samples: tuple[Sample, ...]
+    samples: tuple[RateSample, ...]
 
 
 def counts_for(spec: JobSpec, devices: Devices, asked: Sequence[int] = ()) -> tuple[int, ...]:
@@ -105,7 +105,7 @@ def sweep(
     """
     scratch = Path(tempfile.mkdtemp(prefix="hpcsched-profile-"))
     results: list[TrialResult] = []
-    samples: list[Sample] = []
+    samples: list[RateSample] = []
     try:
         with ending_signals():
             for count in counts:
@@ -123,7 +123,9 @@ def sweep(
                 watch(count, 1.0)
                 results.append(result)
                 at = _now()
-                samples += [Sample(gpus=count, rate=w.rate, seconds=w.seconds, at=at) for w in result.windows]
+                samples += [
+                    RateSample(gpus=count, rate=w.rate, seconds=w.seconds, at=at) for w in result.windows
+                ]
                 shutil.rmtree(trial.folder, ignore_errors=True)
                 if count == counts[-1] or shape_of(spec, None, ()).because is not Because.UNKNOWN:
                     continue

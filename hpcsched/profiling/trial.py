@@ -22,9 +22,9 @@ from hpcsched.decoding import read_file
 from hpcsched.devices.base import Devices
 from hpcsched.errors import BadInput, HpcschedError
 from hpcsched.launch.base import Launcher, LaunchPlan, Workers
-from hpcsched.launch.contract import job_dir, plan_attempt
 from hpcsched.launch.environment import inherited
 from hpcsched.launch.interpreters import Interpreters
+from hpcsched.launch.plans import job_dir, plan_attempt
 from hpcsched.launch.proc import wait_ended
 from hpcsched.profiling.measure import RateMeter, Window, parse_report
 

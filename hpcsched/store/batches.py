@@ -1,4 +1,4 @@
-"""A training's global batches as it wrote them down, `jobs/<id>/batches.jsonl`: a line for each decision."""
+"""The global batches of a training, from its `jobs/<id>/batches.jsonl`: a line for each decision."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from msgspec import Meta
 from hpcsched.decoding import decode, read_file
 from hpcsched.errors import BadInput, StoreError
 
-NAME = "batches.jsonl"
-"""In a job's folder."""
+BATCHES_FILE = "batches.jsonl"
+"""Its name in a job's folder."""
 
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
+"""The longest file that is read (chosen)."""
 
 _Count = Annotated[int, Meta(ge=0)]
-_Some = Annotated[int, Meta(ge=1)]
+_Positive = Annotated[int, Meta(ge=1)]
 _Workers = Annotated[tuple[_Count, ...], Meta(min_length=1)]
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How a job computes its global batch from a step on.
+    """The batches of a job from a step on.
 
     `t` is in Unix seconds. `step`, `samples` and `epoch` are how far the job was; `global_batch` and
     `local_batch` count samples, `workers` and `at_once` stream workers by rank. `similarity` or `noise_scale`
@@ -36,8 +37,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step: _Count
     samples: _Count
     epoch: Annotated[float, Meta(ge=0)]
-    global_batch: _Some
-    local_batch: _Some
+    global_batch: _Positive
+    local_batch: _Positive
     workers: _Workers
     at_once: _Workers
     similarity: float | None = None
@@ -47,14 +48,14 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def read_batches(path: Path) -> Sequence[Decision]:
-    """The decisions that the training stands by, by step; none where there is no such file.
+    """The decisions that hold, in order of step; none where there is no such file.
 
-    After a crash a training goes on from an earlier step: what it decided from there on replaces what came
-    of the lost steps. Lines that make no sense, such as a torn last one, are passed over. Raises StoreError
-    if the file cannot be read.
+    After a crash a training resumes from an earlier step: its decisions from there on replace those of the
+    lost steps. Lines that cannot be decoded, such as a torn last one, are left out. Raises StoreError if the
+    file cannot be read.
     """
     try:
-        data = read_file(path, most_bytes=MOST_BYTES)
+        data = read_file(path, most_bytes=MAX_BYTES)
     except FileNotFoundError:
         return ()
     except (OSError, BadInput) as error:

@@ -32,22 +32,22 @@ from hpcsched.store.models import (
     SampleRow,
     TrialRow,
 )
-from hpcsched.store.profiles import Sample, parse_profiles, to_json
+from hpcsched.store.profiles import RateSample, parse_profiles, to_json
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005")
-"""The schema revisions this version knows, oldest first; the last is the one it works with."""
+"""The schema revisions that this version knows, oldest first; it works with the last one."""
 HEAD = REVISIONS[-1]
 
 
 def default_path() -> Path:
-    """Where the database is if nobody says otherwise: the user's data directory."""
+    """The default path of the database, in the user's data directory (XDG)."""
     import platformdirs
 
     return Path(platformdirs.user_data_dir("hpcsched")) / "hpcsched.db"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunEntry:
     """One run of the scheduler; times are ISO, UTC; `ended_at` None while it goes on."""
 
     run_id: str
@@ -90,8 +90,8 @@ class FinishedJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """What came of one configuration of a search.
+class TrialEntry:
+    """The result of one configuration of a search.
 
     `value` is that of `metric` after `budget` (epochs or steps, as `unit` says; None: there is none), `job`
     the newest one of the trial, `checkpoint` the file with its state, if that was kept.
@@ -137,14 +137,15 @@ class Database:
         self.close()
 
     def close(self) -> None:
+        """Close the database."""
         self._engine.dispose()
 
     # Profiles
 
     def record_profile(
-        self, profile: Profile, samples: Iterable[Sample] = (), *, at: datetime | None = None
+        self, profile: Profile, samples: Iterable[RateSample] = (), *, at: datetime | None = None
     ) -> None:
-        """Keep a profile with the samples behind it, in place of an earlier one with the same key.
+        """Store a profile with its samples, in place of an earlier one with the same key.
 
         The key is model, device, nodes, global batch and software. `at` is when it was made (now).
         """
@@ -152,7 +153,7 @@ class Database:
             _put(connection, profile, samples, at or datetime.now(UTC))
 
     def record_profiles(self, profiles: Iterable[Profile], *, at: datetime | None = None) -> None:
-        """Keep all of these profiles, the first as the newest, or none where something fails."""
+        """Store all profiles in one transaction, the first as the newest."""
         at = at or datetime.now(UTC)
         with self._transaction(write=True) as connection:
             for profile in profiles:
@@ -168,8 +169,8 @@ class Database:
             documents = connection.execute(query).scalars().all()
         return parse_profiles(json.dumps({"schema": 1, "profiles": documents}), where=str(self.path))
 
-    def samples(self, profile: Profile) -> tuple[Sample, ...]:
-        """The samples behind a profile, as they were measured; empty where none were kept."""
+    def samples(self, profile: Profile) -> tuple[RateSample, ...]:
+        """The samples of a profile, in order of measurement; empty if none were stored."""
         query = (
             sa.select(SampleRow.gpus, SampleRow.rate, SampleRow.seconds, SampleRow.at)
             .join(ProfileRow)
@@ -177,10 +178,10 @@ class Database:
             .order_by(SampleRow.id)
         )
         with self._transaction() as connection:
-            return tuple(Sample(**row) for row in connection.execute(query).mappings())
+            return tuple(RateSample(**row) for row in connection.execute(query).mappings())
 
     def record_layers(self, profile: Mapping[str, Any], *, at: datetime | None = None) -> None:
-        """Keep a layer profile (its JSON form) in place of an earlier one of its model and device.
+        """Store a layer profile (its JSON form) in place of an earlier one of its model and device.
 
         `at` is when it was made (now).
         """
@@ -200,7 +201,7 @@ class Database:
             return tuple(connection.execute(query).scalars())
 
     def record_parallel(self, programs: Iterable[Program], *, at: datetime | None = None) -> None:
-        """Keep that these programs have said that they are parallel."""
+        """Store that these programs have reported to be parallel."""
         said_at = iso(at or datetime.now(UTC))
         rows = [{"model": model, "program": program, "said_at": said_at} for model, program in programs]
         if not rows:
@@ -213,22 +214,22 @@ class Database:
             )
 
     def parallel(self) -> frozenset[Program]:
-        """The programs that have said that they are parallel."""
+        """The programs that have reported to be parallel."""
         query = sa.select(ParallelProgramRow.model, ParallelProgramRow.program)
         with self._transaction() as connection:
             return frozenset((model, program) for model, program in connection.execute(query))
 
     # History
 
-    def record_run(self, run: Run) -> None:
-        """Keep (or renew) what is known of a run."""
+    def record_run(self, run: RunEntry) -> None:
+        """Store a run, in place of its earlier entry."""
         values = asdict(run)
         with self._transaction(write=True) as connection:
             statement = insert(RunRow).values(**values)
             connection.execute(statement.on_conflict_do_update(index_elements=["run_id"], set_=values))
 
     def record_jobs(self, jobs: Iterable[FinishedJob]) -> None:
-        """Keep finished jobs of a recorded run; the same (run_id, job_id) replaces the earlier one."""
+        """Store finished jobs of a recorded run; the same (run_id, job_id) replaces the earlier one."""
         rows = [asdict(job) for job in jobs]
         if not rows:
             return
@@ -239,15 +240,15 @@ class Database:
                 statement.on_conflict_do_update(index_elements=["run_id", "job_id"], set_=renewed), rows
             )
 
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[RunEntry, ...]:
         """The runs, the newest first."""
         table = RunRow.__table__
         with self._transaction() as connection:
             found = connection.execute(sa.select(table).order_by(RunRow.started_at.desc())).mappings()
-            return tuple(Run(**row) for row in found)
+            return tuple(RunEntry(**row) for row in found)
 
     def history(self, *, run_id: str | None = None, last: int | None = None) -> tuple[FinishedJob, ...]:
-        """The finished jobs (of one run), in the order they ended; only the `last` so many of them."""
+        """The finished jobs (of one run) in order of their end; only the newest `last` ones."""
         table = HistoryRow.__table__
         newest_first = HistoryRow.end_at.desc(), HistoryRow.run_id, HistoryRow.job_id.desc()
         query = sa.select(table).order_by(*newest_first)
@@ -259,21 +260,21 @@ class Database:
             found = connection.execute(query).mappings().all()
         return tuple(FinishedJob(**row) for row in reversed(found))
 
-    def record_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
-        """Keep what came of the search of a recorded run, in place of what was known of it before."""
+    def record_trials(self, run_id: str, trials: Iterable[TrialEntry]) -> None:
+        """Store the trials of a recorded run's search, in place of its earlier ones."""
         rows = [asdict(trial) for trial in trials]
         with self._transaction(write=True) as connection:
             connection.execute(sa.delete(TrialRow).where(TrialRow.run_id == run_id))
             if rows:
                 connection.execute(insert(TrialRow), rows)
 
-    def trials(self, *, run_id: str | None = None) -> tuple[Trial, ...]:
-        """The trials of all searches (of one run's), run by run in their order."""
+    def trials(self, *, run_id: str | None = None) -> tuple[TrialEntry, ...]:
+        """The trials of all searches (of one run), in order of run and trial."""
         query = sa.select(TrialRow.__table__).order_by(TrialRow.run_id, TrialRow.trial)
         if run_id is not None:
             query = query.where(TrialRow.run_id == run_id)
         with self._transaction() as connection:
-            return tuple(Trial(**row) for row in connection.execute(query).mappings())
+            return tuple(TrialEntry(**row) for row in connection.execute(query).mappings())
 
     # The schema
 
@@ -296,7 +297,7 @@ class Database:
         return revision
 
     def _upgrade(self) -> None:
-        """Bring the schema to HEAD inside one transaction, whoever comes first."""
+        """Bring the schema to HEAD in one transaction; several processes may try at once."""
         from alembic import command
         from alembic.config import Config
 
@@ -318,7 +319,7 @@ class Database:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What goes wrong with the file, as one line."""
+        """Raise errors of the database file as StoreError, in one line."""
         try:
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
@@ -340,7 +341,7 @@ def _key(profile: Profile) -> dict[str, str | int]:
     }
 
 
-def _put(connection: sa.Connection, profile: Profile, samples: Iterable[Sample], at: datetime) -> None:
+def _put(connection: sa.Connection, profile: Profile, samples: Iterable[RateSample], at: datetime) -> None:
     key = _key(profile)
     rest = {"source": profile.source, "document": to_json(profile), "created_at": iso(at)}
     statement = insert(ProfileRow).values(**key, **rest)

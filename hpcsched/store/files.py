@@ -1,4 +1,4 @@
-"""Small files, written so that a reader sees the old one or the new one, never half of either."""
+"""Atomic writes of small files: a reader sees the old one or the new one, never a part of either."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hpcsched.errors import StoreError
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Replace `path` (mode 0600) by `data`; `durable` also waits until the disk has it.
+    """Replace the file `path` (mode 0600) by `data`; `durable`: wait until it is on disk.
 
-    Raises StoreError, with the old file untouched, if it cannot be written.
+    Raises StoreError if it cannot be written; the old file is untouched then.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

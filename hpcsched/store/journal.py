@@ -1,4 +1,4 @@
-"""The truth of a run: an append-only file of events, one JSON record a line, each with its checksum.
+"""The journal of a run: an append-only file of events, one JSON record a line, each with its checksum.
 
     {"v":1,"seq":7,"crc":"90a1b2c3","type":"WorkersReady","event":{"at":1.5,...}}
 
@@ -17,22 +17,22 @@ from zlib import crc32
 import msgspec
 
 from hpcsched.core import events as ev
-from hpcsched.decoding import decode as bytes_as
+from hpcsched.decoding import decode as decode_as
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, StoreError
 from hpcsched.store.rundir import NewerRun
-from hpcsched.store.spare import keep_room
+from hpcsched.store.spare import preallocate
 
 VERSION = 1
 
-MOST_BYTES = 2**40
-"""Of a journal, which is as long as the run."""
+MAX_JOURNAL_BYTES = 2**40
+"""The longest journal that is read (chosen)."""
 
-AHEAD = 2**18
-"""Bytes of room that are kept for what is to come: about a thousand records."""
+PREALLOCATED_BYTES = 2**18
+"""Bytes of disk space allocated ahead of the journal's end (chosen): about a thousand records."""
 
 _NEVER_WRITTEN = bytes(8)
-"""Blocks of a file that a power cut kept from being written are read as zeros."""
+"""The content of blocks that were not written before a power cut: zeros."""
 
 _EVENTS: dict[str, type[ev.Event]] = {
     name: kind for name, kind in vars(ev).items() if isinstance(kind, type) and issubclass(kind, ev.Event)
@@ -40,7 +40,7 @@ _EVENTS: dict[str, type[ev.Event]] = {
 
 
 class Damaged(StoreError):
-    """A journal holds what no crash leaves: at byte `offset`, where record `number` belongs."""
+    """A journal is damaged in a way that no crash leaves, at byte `offset`, where record `number` belongs."""
 
     def __init__(self, path: Path, offset: int, number: int, why: str) -> None:
         self.offset, self.number, self.why = offset, number, why
@@ -48,8 +48,8 @@ class Damaged(StoreError):
         super().__init__(f"{path} is damaged {where}; `hpcsched journal repair` mends it, a copy is kept")
 
 
-class OfAnother(ValueError):
-    """A record is whole, and of a version or a type that only another hpcsched knows."""
+class UnknownRecord(ValueError):
+    """A whole record of a version or type that only another version of hpcsched knows."""
 
 
 class _Record(msgspec.Struct):
@@ -65,7 +65,7 @@ def _checksum(seq: int, kind: str, event: bytes) -> str:
 
 
 def encode(seq: int, event: ev.Event) -> bytes:
-    """One record, newline included."""
+    """The bytes of one record, with its newline."""
     kind, body = type(event).__name__, msgspec.json.encode(event)
     head = f'{{"v":{VERSION},"seq":{seq},"crc":"{_checksum(seq, kind, body)}","type":"{kind}","event":'
     return head.encode() + body + b"}\n"
@@ -73,30 +73,30 @@ def encode(seq: int, event: ev.Event) -> bytes:
 
 def _checked(line: bytes) -> _Record:
     """A whole record with a right checksum, of whatever version; ValueError or BadInput for anything else."""
-    record = bytes_as(line, _Record, most_bytes=MOST_BYTES, most_depth=None)
+    record = decode_as(line, _Record, most_bytes=MAX_JOURNAL_BYTES, most_depth=None)
     if record.crc != _checksum(record.seq, record.type, bytes(record.event)):
         raise ValueError("wrong checksum")
     return record
 
 
 def decode(line: bytes) -> tuple[int, ev.Event]:
-    """Sequence number and event of a whole record; raises ValueError or BadInput for anything else."""
+    """Sequence number and event of a whole record. Raises ValueError or BadInput for anything else."""
     record = _checked(line)
     if record.v < VERSION:
         raise ValueError(f"record version {record.v}, which never was")
     if record.v > VERSION or record.type not in _EVENTS:
-        raise OfAnother(f"record version {record.v}, type {record.type}, of another hpcsched")
+        raise UnknownRecord(f"record version {record.v}, type {record.type}, of another hpcsched")
     kind = _EVENTS[record.type]
-    event = bytes_as(bytes(record.event), kind, most_bytes=MOST_BYTES, most_depth=None)
+    event = decode_as(bytes(record.event), kind, most_bytes=MAX_JOURNAL_BYTES, most_depth=None)
     if isinstance(event, ev.AgentStarted) and not 1 <= event.rules <= ev.RULES:
-        raise OfAnother(f"it decides by version {event.rules} of the rules, of another hpcsched")
+        raise UnknownRecord(f"it decides by version {event.rules} of the rules, of another hpcsched")
     return record.seq, event
 
 
 def read(path: Path) -> Iterator[tuple[ev.Event, int]]:
-    """Each event and the offset where its record ends; stops before a torn tail.
+    """Each event and the offset of its record's end; stops before a torn tail.
 
-    Raises StoreError when the file cannot be read, and Damaged where it holds what no crash leaves.
+    Raises StoreError when the file cannot be read, and Damaged when no crash can have left it so.
     """
     data = content(path)
     offset, expected = 0, 1
@@ -108,7 +108,7 @@ def read(path: Path) -> Iterator[tuple[ev.Event, int]]:
             seq, event = decode(data[offset:end])
             if seq != expected:
                 raise ValueError(f"record {seq} where {expected} belongs")
-        except OfAnother as error:
+        except UnknownRecord as error:
             raise NewerRun(f"{path} is not of this hpcsched: record {expected}: {error}") from error
         except (ValueError, BadInput) as error:
             if is_torn(data[offset:]):
@@ -119,9 +119,9 @@ def read(path: Path) -> Iterator[tuple[ev.Event, int]]:
 
 
 def content(path: Path) -> bytes:
-    """The whole file; raises StoreError."""
+    """The bytes of the whole file. Raises StoreError."""
     try:
-        return read_file(path, most_bytes=MOST_BYTES)
+        return read_file(path, most_bytes=MAX_JOURNAL_BYTES)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
     except BadInput as error:
@@ -129,8 +129,8 @@ def content(path: Path) -> bytes:
 
 
 def is_torn(tail: bytes) -> bool:
-    """Whether what cannot be read at the end of a journal is what a crash leaves: a record without its end,
-    or blocks that were never written. Such a record was not acknowledged, any other one may have been."""
+    """Whether the unreadable end of a journal was left by a crash: a record without its end, or blocks that
+    were never written. Such a record was not acknowledged, any other one may have been."""
     lines = tail.splitlines(keepends=True)
     if any(is_whole(line) for line in lines):
         return False
@@ -141,7 +141,7 @@ def is_torn(tail: bytes) -> bool:
 
 
 def is_whole(line: bytes) -> bool:
-    """Whether this is a record, of whatever version, as it was written."""
+    """Whether a line is a whole record, of whatever version."""
     with contextlib.suppress(ValueError, BadInput):
         _checked(line)
         return line.endswith(b"\n")
@@ -149,12 +149,12 @@ def is_whole(line: bytes) -> bool:
 
 
 class Journal:
-    """The writing end. Opening cuts a torn tail off. Room is kept ahead, so that a full disk does not stop
-    the run at once.
+    """The writer of a journal. Opening cuts a torn tail off. Disk space is allocated ahead, so that a full
+    disk does not stop the run at once.
 
     Args:
-        path: the file; made (mode 0600) if it is not there.
-        length, records: where the last whole record ends and how many there are, as `read` told.
+        path: the file; created (mode 0600) if it is missing.
+        length, records: the end of the last whole record and the number of records, from `read`.
     """
 
     def __init__(self, path: Path, *, length: int = 0, records: int = 0) -> None:
@@ -172,9 +172,9 @@ class Journal:
         self._keep_room()
 
     def append(self, events: Sequence[ev.Event], *, sync: bool = True) -> None:
-        """Add events as one write; with `sync`, they are on disk when this returns.
+        """Append events in one write; with `sync`, they are on disk when this returns.
 
-        Raises StoreError with nothing added: a half-written record is cut off again.
+        Raises StoreError, with nothing added: a half-written record is cut off again.
         """
         data = b"".join(encode(self.seq + n, event) for n, event in enumerate(events, 1))
         try:
@@ -193,9 +193,11 @@ class Journal:
         self._keep_room()
 
     def _keep_room(self) -> None:
-        """See to at least AHEAD / 2 bytes of room, where the file system can; the file's length stays."""
-        if self._kept - self._length < AHEAD // 2 and keep_room(self._descriptor, self._length, AHEAD):
-            self._kept = self._length + AHEAD
+        """Keep at least PREALLOCATED_BYTES / 2 allocated ahead, if the file system can; the length stays."""
+        if self._kept - self._length < PREALLOCATED_BYTES // 2 and preallocate(
+            self._descriptor, self._length, PREALLOCATED_BYTES
+        ):
+            self._kept = self._length + PREALLOCATED_BYTES
 
     def _cut(self) -> None:
         # Where even that fails, the torn tail is cut off when the journal is next opened.
@@ -204,7 +206,7 @@ class Journal:
             os.lseek(self._descriptor, self._length, os.SEEK_SET)
 
     def close(self) -> None:
-        """Flush and close; safe to call twice."""
+        """Flush and close; may be called twice."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._length)  # gives back what was kept

@@ -64,7 +64,7 @@ class SampleRow(Base):
 
 
 class LayerProfileRow(Base):
-    """The layer profile of a model on a type of device; `document` is it, as the JSON files have it."""
+    """The layer profile of a model on a type of device; `document` is its JSON form."""
 
     __tablename__ = "layer_profile"
     __table_args__ = (UniqueConstraint("model", "device"),)
@@ -117,7 +117,7 @@ class HistoryRow(Base):
 
 
 class ParallelProgramRow(Base):
-    """A program that has said, last at `said_at` (ISO, UTC), that it can be one of several ranks."""
+    """A program that has reported, last at `said_at` (ISO, UTC), that it can be one of several ranks."""
 
     __tablename__ = "parallel_program"
 
@@ -127,7 +127,7 @@ class ParallelProgramRow(Base):
 
 
 class TrialRow(Base):
-    """What came of one configuration of a search: `value` is the metric's after `budget` of training."""
+    """The result of one configuration of a search: `value` is the metric's after `budget` of training."""
 
     __tablename__ = "trial"
 

@@ -1,4 +1,4 @@
-"""Profiles as files: reading and writing the JSON interchange, and which profile a job goes by."""
+"""Profile files: reading and writing the JSON interchange, and the choice of a job's profile."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hpcsched.errors import ConfigError, StoreError
 SCHEMA = 1
 
 _PREFERENCE = {"measured": 0, "learned": 1, "published": 2, "fitted": 2}
-"""Which of several profiles to believe: what was measured here comes first."""
+"""The order of preference of several profiles by source, measured ones first."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class RateSample:
     """One measured window: `rate` units per second on `gpus` GPUs over `seconds`, ended `at` (ISO, UTC)."""
 
     gpus: int
@@ -58,7 +58,7 @@ def load_profiles(path_or_name: str | Path) -> tuple[Profile, ...]:
 
 
 def shipped(kind: str = "") -> dict[str, Path]:
-    """The profile files that came with hpcsched, by bare name, in alphabetical order.
+    """The profile files shipped with hpcsched, by bare name, in alphabetical order.
 
     `kind` "layers": those of models' layers.
     """
@@ -74,7 +74,7 @@ def shipped(kind: str = "") -> dict[str, Path]:
 
 
 def parse_profiles(text: str, *, where: str) -> tuple[Profile, ...]:
-    """The profiles in a JSON text; `where` names it in errors. Raises ConfigError for anything odd."""
+    """The profiles in a JSON text; `where` names it in errors. Raises ConfigError."""
     # The standard library's reader, because it lets NaN through to the checks below, which know the
     # key it stands at, and because it can be told to notice a key that is given twice.
     try:
@@ -111,7 +111,7 @@ _EMPTY = f'{{"schema": {SCHEMA}, "profiles": []}}\n'
 
 
 def save_profiles(path: Path, profiles: Iterable[Profile]) -> None:
-    """Write the JSON interchange to `path`, replacing it as a whole; raises StoreError."""
+    """Write the JSON interchange to `path`, atomically. Raises StoreError."""
     text = format_profiles(profiles)
     # A link (or /dev/stdout) is written through, not replaced.
     path = path.resolve()
@@ -136,7 +136,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def to_json(profile: Profile) -> dict[str, Any]:
-    """One profile as the interchange has it: tables keyed by the count as text, unknown keys left out."""
+    """One profile in the interchange's form: tables are keyed by the count as text, unknown keys left out."""
     found: dict[str, Any] = {
         "model": profile.model,
         "device": profile.device,
@@ -168,7 +168,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
 def choose(
     profiles: Sequence[Profile], model: str, device: str, *, where: str = "profiles"
 ) -> Profile | None:
-    """The profile a job of `model` goes by on `device`; None if the model has none.
+    """The profile that is used for jobs of `model` on `device`; None if the model has none.
 
     The one for the device at hand, preferring one node, then what was measured, then what was
     learned; of two that differ in software only, the one listed first. Without a match the
@@ -196,14 +196,14 @@ def choose(
 def choose_all(
     profiles: Sequence[Profile], models: Iterable[str], device: str, *, where: str = "profiles"
 ) -> tuple[Profile, ...]:
-    """The chosen profile of each model for each number of hosts it has one for, in the order given."""
+    """The chosen profile of each model for each number of hosts that it has one for, in the order given."""
     by_nodes = [[p for p in profiles if p.nodes == nodes] for nodes in sorted({p.nodes for p in profiles})]
     chosen = (choose(ps, model, device, where=where) for model in dict.fromkeys(models) for ps in by_nodes)
     return tuple(p for p in chosen if p is not None)
 
 
 def describe(profile: Profile, *, note: bool = True) -> str:
-    """What tells a profile from others of its model, with the beginning of its note, on one line."""
+    """A profile in one line: what tells it from others of its model, and the beginning of its note."""
     parts = [profile.device, f"{profile.nodes} node{'s' * (profile.nodes > 1)}"]
     if profile.global_batch is not None:
         parts.append(f"batch {profile.global_batch}")

@@ -1,4 +1,4 @@
-"""The user's runs, one small file for each: `status --all` finds them from any host with this home."""
+"""The registry of the user's runs, a small file for each: for `status --all` on any host with this home."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
 
 FORGET_AFTER_S = 30 * 86400.0
-"""How long a run is kept whose whole filesystem is not there: on this host it may just not be mounted."""
+"""Time that a run is kept whose file system is missing (chosen): it may not be mounted on this host."""
 
 
-class Registered(msgspec.Struct, kw_only=True):
-    """A run, where it lies, and since when it (or its newest life) is known: Unix time."""
+class RegisteredRun(msgspec.Struct, kw_only=True):
+    """A run, its directory, and the Unix time at which it (or its newest life) was registered."""
 
     schema: int = 1
     id: str
@@ -30,7 +30,7 @@ class Registered(msgspec.Struct, kw_only=True):
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where the files lie: in the user's state directory (XDG)."""
+    """The folder of the registry, in the user's state directory (XDG)."""
     env = os.environ if environ is None else environ
     state = env.get("XDG_STATE_HOME", "")
     base = (
@@ -40,8 +40,8 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def register(run_id: str, directory: Path, *, environ: Mapping[str, str] | None = None) -> str | None:
-    """Remember a run; None, or one line on why that did not work: no reason for the run to fail."""
-    entry = Registered(id=run_id, dir=str(directory.absolute()), at=time.time())
+    """Register a run; returns None, or one line if that failed, which is no reason for the run to fail."""
+    entry = RegisteredRun(id=run_id, dir=str(directory.absolute()), at=time.time())
     try:
         where = folder(environ)
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -51,16 +51,16 @@ def register(run_id: str, directory: Path, *, environ: Mapping[str, str] | None 
     return None
 
 
-def runs(*, environ: Mapping[str, str] | None = None) -> list[Registered]:
-    """The user's runs that are still there, newest first; forgets those that have been removed."""
-    found: dict[str, Registered] = {}
+def runs(*, environ: Mapping[str, str] | None = None) -> list[RegisteredRun]:
+    """The user's runs that still exist, newest first; entries of removed ones are deleted."""
+    found: dict[str, RegisteredRun] = {}
     try:
         files = list(folder(environ).glob("*.json"))
     except (OSError, RuntimeError):
         return []
     for path in files:
         try:
-            entry = decode_file(path, Registered, most_bytes=SMALL_BYTES)
+            entry = decode_file(path, RegisteredRun, most_bytes=SMALL_BYTES)
         except (OSError, BadInput):
             continue  # somebody else's, a newer version's, or just removed
         if not _there(entry):
@@ -72,13 +72,13 @@ def runs(*, environ: Mapping[str, str] | None = None) -> list[Registered]:
     return sorted(found.values(), key=lambda entry: -entry.at)
 
 
-def _there(entry: Registered) -> bool:
+def _there(entry: RegisteredRun) -> bool:
     """Whether the run's directory is there, and no other run has taken it."""
     root = Path(entry.dir)
     record = RunDir(root).read_record()
     return root.is_dir() and (record is None or record.id == entry.id)
 
 
-def _gone(entry: Registered) -> bool:
+def _gone(entry: RegisteredRun) -> bool:
     """Whether a run that is not there was removed; else its filesystem may not be mounted on this host."""
     return Path(entry.dir).parent.is_dir() or time.time() - entry.at > FORGET_AFTER_S

@@ -1,4 +1,4 @@
-"""What is wrong with a journal, and how it is mended: with a copy kept, and as little lost as can be."""
+"""Check and repair of a journal: a copy is kept, and as few records as possible are lost."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hpcsched.store import journal
 from hpcsched.store.files import sync_folder, write_atomically
 from hpcsched.store.replay import Contradiction, replay, void_of, voided
 
-MOST_VOIDS = 100
-"""Records that are voided before the rest of a journal is given up: they rest on one that is gone."""
+MAX_VOIDS = 100
+"""The most records that are voided before the rest of a journal is cut off (chosen)."""
 
 
 @dataclass(kw_only=True)
 class Findings:
-    """What there is to say of a journal, a line each; `wrong`: what keeps the run from being gone on with."""
+    """The findings about a journal, a line each; those in `wrong` make the run impossible to resume."""
 
     records: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Findings:
 
 
 def check(path: Path, make_policy: PolicyMaker) -> Findings:
-    """Read a journal from end to end; raises StoreError if it cannot be read at all."""
+    """Read a journal from end to end. Raises StoreError if it cannot be read at all."""
     found = Findings()
     try:
         replayed = replay(path, make_policy)
@@ -52,11 +52,11 @@ def check(path: Path, make_policy: PolicyMaker) -> Findings:
 
 
 def repair(path: Path, make_policy: PolicyMaker) -> list[str]:
-    """Mend a journal; a line for each thing that was done, none if nothing was wrong.
+    """Repair a journal; returns a line for each change, none if nothing was wrong.
 
-    Records that cannot be read are replaced by voids where the others stand without them; records that
-    cannot be handled are voided. Where that is not enough all from the first bad one on is cut off. The old
-    file stays beside the new one. Only for who holds the run's lock. Raises StoreError.
+    Records that cannot be read are replaced by voids if the others hold without them; records that cannot be
+    handled are voided. If that is not enough, all records from the first bad one on are cut off. The old file
+    stays beside the new one. The caller holds the run's lock. Raises StoreError.
     """
     if not check(path, make_policy).wrong:
         return []
@@ -68,7 +68,7 @@ def repair(path: Path, make_policy: PolicyMaker) -> list[str]:
     except OSError as error:
         raise StoreError(f"cannot keep a copy of {path}: {error.strerror}; nothing was changed") from error
     _put(path, lines)
-    for _ in range(MOST_VOIDS):
+    for _ in range(MAX_VOIDS):
         try:
             replayed = replay(path, make_policy)
             break
@@ -79,7 +79,7 @@ def repair(path: Path, make_policy: PolicyMaker) -> list[str]:
             _put(path, lines)
             done.append(f"voided record {error.number} ({void.kind}): {error.why}")
     else:
-        lines, cut = lines[: first_bad - 1], len(lines) - MOST_VOIDS - first_bad + 1
+        lines, cut = lines[: first_bad - 1], len(lines) - MAX_VOIDS - first_bad + 1
         _put(path, lines)
         replayed = replay(path, make_policy)
         done = [f"cut {cut} records off, from record {first_bad} on: they rest on what is lost"]
@@ -88,7 +88,7 @@ def repair(path: Path, make_policy: PolicyMaker) -> list[str]:
 
 
 def next_copy(path: Path) -> Path:
-    """A name for a copy beside a file that nothing has yet."""
+    """A free name for a copy beside a file."""
     number = 1
     while (copy := path.with_name(f"{path.name}.{number}.bak")).exists():
         number += 1
@@ -110,7 +110,7 @@ def _without_damage(data: bytes) -> tuple[list[bytes], list[str], int]:
             seq, event = journal.decode(line)
             if not line.endswith(b"\n"):
                 raise ValueError("no end of line")
-        except journal.OfAnother as error:
+        except journal.UnknownRecord as error:
             raise StoreError(f"it is no damage: {error}; nothing was changed") from error
         except (ValueError, BadInput):
             last += 1

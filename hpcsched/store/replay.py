@@ -1,4 +1,4 @@
-"""The state a journal leads to."""
+"""The replay of a journal into a machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARK = b'"type":"EventVoided"'
 
 
 class Contradiction(StoreError):
-    """A record cannot be handled after the ones before it: `number`, its `event`, and why."""
+    """A record, `number` with its `event`, that cannot be handled after the ones before it, and why."""
 
     def __init__(self, path: Path, number: int, event: ev.Event, why: str) -> None:
         self.number, self.event, self.why = number, event, why
@@ -26,10 +26,10 @@ class Contradiction(StoreError):
 
 
 class Replayed(NamedTuple):
-    """A machine brought up to date from a journal.
+    """The machine after the replay of a journal.
 
-    `length` and `records` say where the journal's last whole record ends; `commands` are the inbox
-    commands whose events it holds.
+    `length`: the end of the journal's last whole record, in bytes. `records`: their number. `commands`: the
+    inbox commands whose events it holds.
     """
 
     machine: Machine
@@ -61,8 +61,8 @@ def replay(path: Path, make_policy: PolicyMaker, *, before: int | None = None) -
     return Replayed(machine, length, records, commands)
 
 
-def standing(path: Path) -> Iterator[ev.Event]:
-    """The events of a journal but the voided ones; raises StoreError."""
+def valid_events(path: Path) -> Iterator[ev.Event]:
+    """The events of a journal without the voided ones. Raises StoreError."""
     void = voided(path)
     for number, (event, _) in enumerate(journal.read(path), 1):
         if number not in void:
@@ -70,7 +70,7 @@ def standing(path: Path) -> Iterator[ev.Event]:
 
 
 def voided(path: Path) -> set[int]:
-    """The records that count for nothing: a void comes after what it voids."""
+    """The numbers of the voided records of a journal; a void comes after the record that it voids."""
     found = set()
     data = journal.content(path)
     for line in data.splitlines(keepends=True) if _MARK in data else ():
@@ -86,7 +86,7 @@ def voided(path: Path) -> set[int]:
 
 
 def void_of(record: int, event: ev.Event, error: str, *, at: float) -> ev.EventVoided:
-    """What says that the event in this record counts for nothing."""
+    """The void of a record: the event that makes it count for nothing."""
     return ev.EventVoided(
         at=at,
         record=record,

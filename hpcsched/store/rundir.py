@@ -1,4 +1,4 @@
-"""The run directory on the shared filesystem: what lies where, who may touch it, who writes it."""
+"""The run directory on the shared filesystem: its paths, its record run.json and its lock."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from hpcsched.errors import BadInput, NoSuchRun, StoreError
 from hpcsched.store.files import write_atomically
 
 STALE_AFTER_S = 15.0
-"""A snapshot older than this (three periods) belongs to an agent that is gone."""
+"""Age of a snapshot (three periods) from which its agent counts as gone (chosen)."""
 
 SNAPSHOT_PERIOD_S = STALE_AFTER_S / 3
+"""The longest time between two snapshots of an agent that lives."""
 
-MOST_SNAPSHOT_BYTES = 2**30
-"""Some 350 a job."""
+MAX_SNAPSHOT_BYTES = 2**30
+"""The longest snapshot that is read (chosen): it takes some 350 bytes a job."""
 
 
 class RunDirError(StoreError):
-    """The run directory cannot be used: choose another, or look who is in it. A matter of usage."""
+    """The run directory cannot be used: choose another, or look who uses it. A usage error."""
 
     exit_code = 2
 
 
 class NewerRun(StoreError):
-    """A newer hpcsched has written here. A matter of usage."""
+    """A newer hpcsched has written here. A usage error."""
 
     exit_code = 2
 
 
 class RunRecord(msgspec.Struct, kw_only=True):
-    """run.json: who runs this, where, since when."""
+    """run.json: the run's id, and the process of its newest agent."""
 
     schema: int = 1
     id: str
@@ -68,8 +69,8 @@ class _Writer(msgspec.Struct):
     host: str
 
 
-class LastWord(msgspec.Struct):
-    """What matters here of status.json: its number, what state the run was in, and whose word it is."""
+class LastStatus(msgspec.Struct):
+    """The part of status.json that is used here: the run's state, its number, and the agent that wrote it."""
 
     state: str
     seq: int
@@ -77,7 +78,7 @@ class LastWord(msgspec.Struct):
 
 
 class _Page(msgspec.Struct):
-    run: LastWord
+    run: LastStatus
 
 
 @dataclass(frozen=True)
@@ -88,33 +89,38 @@ class RunDir:
 
     @property
     def record(self) -> Path:
+        """The RunRecord of the newest agent."""
         return self.root / "run.json"
 
     @property
     def journal(self) -> Path:
+        """The journal of events."""
         return self.root / "journal.jsonl"
 
     @property
     def status(self) -> Path:
+        """The snapshot for `status`."""
         return self.root / "status.json"
 
     @property
     def inbox(self) -> Path:
+        """The folder of commands to the agent."""
         return self.root / "inbox"
 
     @property
     def begun(self) -> bool:
-        """Whether a run has begun here: the journal holds something."""
+        """Whether a run has begun here: the journal is not empty."""
         try:
             return self.journal.stat().st_size > 0
         except OSError:
             return False
 
     def job(self, job_id: int) -> Path:
+        """The folder of a job."""
         return self.root / files.JOBS / str(job_id)
 
     def make(self) -> None:
-        """Make the directory and what belongs in it, for this user only.
+        """Create the directory and its folders, for this user only.
 
         Raises RunDirError if it cannot be written or belongs to somebody else.
         """
@@ -139,13 +145,13 @@ class RunDir:
             ) from error
 
     def sweep(self) -> None:
-        """Remove the half-written files of agents that were killed; for who holds the lock."""
+        """Remove the half-written files of agents that were killed. The caller holds the lock."""
         for left in (*self.root.glob(".*.tmp"), *self.root.glob(".probe.*")):
             with contextlib.suppress(OSError):
                 left.unlink()
 
     def read_record(self) -> RunRecord | None:
-        """run.json, or None if there is none (or it cannot be understood)."""
+        """The content of run.json; None if there is none, or it cannot be decoded."""
         try:
             return decode_file(self.record, RunRecord, most_bytes=SMALL_BYTES)
         except (OSError, BadInput):
@@ -164,6 +170,7 @@ class RunDir:
             )
 
     def write_record(self, record: RunRecord) -> None:
+        """Write run.json. Raises StoreError."""
         write_atomically(self.record, msgspec.json.encode(record), durable=True)
 
     def require(self) -> None:
@@ -180,9 +187,9 @@ def _minor(version: str) -> tuple[int, int]:
 
 
 class RunLock:
-    """Keeps a second agent out of a run directory as long as this process lives.
+    """The lock that keeps a second agent out of a run directory as long as this process lives.
 
-    `signs_of_life` False: the caller has found that an agent on another host shows none.
+    `signs_of_life` False: the caller has found that an agent on another host shows none. Raises RunDirError.
     """
 
     def __init__(self, rundir: RunDir, *, signs_of_life: bool = True) -> None:
@@ -202,7 +209,7 @@ class RunLock:
             raise RunDirError(_occupied(rundir))
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 
@@ -211,14 +218,14 @@ def _works_elsewhere(rundir: RunDir) -> bool:
     """Whether an agent on another host shows signs of life; where run.json is lost, by its snapshot."""
     if record := rundir.read_record():
         return record.host != os.uname().nodename and agent_works(rundir)
-    word = last_word(rundir)
+    word = last_status(rundir)
     if word is None or word.agent is None or word.agent.host == os.uname().nodename:
         return False
     return word.state in ("RUNNING", "DRAINING") and snapshot_age_s(rundir) < STALE_AFTER_S
 
 
 def snapshot_age_s(rundir: RunDir) -> float:
-    """Seconds since the snapshot was last written; infinite if there is none."""
+    """Seconds since the snapshot was last written; infinity if there is none."""
     try:
         return max(0.0, time.time() - rundir.status.stat().st_mtime)
     except OSError:
@@ -241,16 +248,16 @@ def agent_alive(rundir: RunDir, record: RunRecord | None) -> bool:
 
 
 def agent_works(rundir: RunDir) -> bool:
-    """Whether the run's agent lives and has not said that it has ended."""
-    word = last_word(rundir)
+    """Whether the run's agent lives and has not reported its end."""
+    word = last_status(rundir)
     ended = word is not None and word.state in ("STOPPED", "FINISHED")
     return not ended and agent_alive(rundir, rundir.read_record())
 
 
-def last_word(rundir: RunDir) -> LastWord | None:
-    """From the newest snapshot; None if there is none to read."""
+def last_status(rundir: RunDir) -> LastStatus | None:
+    """The state in the newest snapshot; None if there is none to read."""
     try:
-        return decode_file(rundir.status, _Page, most_bytes=MOST_SNAPSHOT_BYTES).run
+        return decode_file(rundir.status, _Page, most_bytes=MAX_SNAPSHOT_BYTES).run
     except (OSError, BadInput):
         return None
 

@@ -1,6 +1,6 @@
-"""Writes status.json: the whole run at a glance, for login nodes, replaced atomically on every change.
+"""The snapshot of a run, status.json, for login nodes: replaced atomically on every change.
 
-Writing costs time in the jobs that changed: the others' bytes are kept.
+Its cost grows with the number of changed jobs: the bytes of the others are kept.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import Ended, JobState, Progress
 from hpcsched.errors import StoreError
 from hpcsched.store.files import write_atomically
-from hpcsched.store.rundir import RunDir, last_word
-from hpcsched.store.spare import Spare
-from hpcsched.store.status import AgentStatus, CoresStatus, GpuStatus, JobStatus, Page, RunStatus, read_page
+from hpcsched.store.rundir import RunDir, last_status
+from hpcsched.store.spare import SpareFile
+from hpcsched.store.status import (
+    AgentStatus,
+    CoresStatus,
+    GpuStatus,
+    JobStatus,
+    RunStatus,
+    StatusPage,
+    read_page,
+)
 
 
 class SnapshotWriter:
@@ -49,23 +57,23 @@ class SnapshotWriter:
         self._head: int | None = None
         self._draining = False
         self._encoder = msgspec.json.Encoder()
-        self._spare = Spare(rundir.status)
-        before = last_word(rundir)
+        self._spare = SpareFile(rundir.status)
+        before = last_status(rundir)
         self.seq = before.seq if before else 0
         self.samples: Mapping[int, tuple[float | None, float | None]] = {}
         """Newest (utilisation, memory MiB) by GPU."""
         self.progress: Mapping[int, Progress] = {}
-        """How far the running jobs are: newer than what is on record of them."""
+        """The progress of the running jobs, newer than in the journal, by job."""
         self.batchings: Mapping[int, Batching] = {}
-        """How jobs compute global batches that change, by job."""
+        """The batches of jobs with adaptive batches, by job."""
 
     def output_of(self, job_id: int, path: str) -> None:
-        """Remember where a job writes."""
+        """Set the path of a job's output."""
         self._outputs[job_id] = path
         self._machine.run.touch(job_id)
 
     def write(self, state: str, now: float, *, durable: bool = False) -> None:
-        """Replace status.json; raises StoreError, the old one still there, if that fails."""
+        """Replace status.json. Raises StoreError if that fails; the old one is still there then."""
         self._refresh(now)
         self.seq += 1
         machine = self._machine
@@ -83,7 +91,7 @@ class SnapshotWriter:
             speed=self._speed,
             lost_gpus={str(gpu): why for gpu, why in machine.ledger.lost.items()},
         )
-        page = Page(run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
+        page = StatusPage(run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
         data = self._encoder.encode(page)
         try:
             write_atomically(self._rundir.status, data, durable=durable)
@@ -180,8 +188,8 @@ class SnapshotWriter:
         )
 
     def _eta_s(self, job: Job, step: int) -> float | None:
-        """Seconds of training left where the job runs, by its own rate or else by its profile; on CPU cores
-        by what was measured there."""
+        """Seconds of training left for a running job, by its own rate, else by its profile; on CPU cores by
+        the rate measured there."""
         if job.state not in (JobState.STARTING, JobState.RUNNING) or job.spec.steps is None:
             return None
         profile, usage = self._machine.estimates.profile(job), job.current.usage
@@ -190,7 +198,7 @@ class SnapshotWriter:
 
 
 def cores_status(job: Job) -> CoresStatus | None:
-    """What a job on CPU cores has, and what was measured of it; None of all others."""
+    """The cores of a job on CPU cores, and their measured usage; None for all others."""
     if job.spec.cpus is None:
         return None
     seats = job.current.seats if job.state.active else ()
@@ -208,9 +216,9 @@ def cores_status(job: Job) -> CoresStatus | None:
 
 
 def name_successor(rundir: RunDir, job_id: str) -> None:
-    """Put into the last snapshot which batch job goes on with the run; for who held its lock last.
+    """Put the batch job that goes on with the run into the last snapshot; the caller held its lock last.
 
-    Raises StoreError if that fails.
+    Raises StoreError.
     """
     page = read_page(rundir)
     page.run.allocation["next"] = job_id

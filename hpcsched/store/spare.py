@@ -1,8 +1,8 @@
-"""Room kept for a small file, so that it can be replaced though its file system is full.
+"""Disk space kept for a small file, so that it can be replaced on a full file system.
 
-Two files of the same size lie ready. On a full disk one is filled and renamed into place, and the file
-that it replaces becomes the next one: no block and no inode is given back, where another would take it.
-A reader of the old content that takes longer than the next two replacements may see the new one in it.
+Two spare files of the same size lie ready. On a full disk one is filled and renamed into place, and the file
+that it replaces becomes the next spare: no block and no inode is freed, which another process would take. A
+reader of the old content that takes longer than the next two replacements may see the new content in it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import ctypes
 import os
 from pathlib import Path
 
-BLOCK = 2**16
-
+BLOCK_BYTES = 2**16
+"""The size of spare files is a multiple of this (chosen)."""
 
 _KEEP_SIZE = 1
 """FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 
 
-def keep_room(descriptor: int, offset: int, length: int) -> bool:
-    """Have blocks for this part of a file without making the file longer; False where that cannot be, or
-    where it would take more than an eighth of the room there is."""
+def preallocate(descriptor: int, offset: int, length: int) -> bool:
+    """Allocate blocks for this part of a file without making the file longer; False if that is not possible,
+    or would take more than an eighth of the free space."""
     about = os.fstatvfs(descriptor)
     if about.f_bavail * about.f_frsize < 8 * length:
         return False
@@ -32,8 +32,8 @@ def keep_room(descriptor: int, offset: int, length: int) -> bool:
     return bool(fallocate(descriptor, _KEEP_SIZE, offset, length) == 0)
 
 
-class Spare:
-    """The room kept for the file `path`."""
+class SpareFile:
+    """The spare files of the file `path`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,11 +43,11 @@ class Spare:
         self._in_place = False
 
     def keep(self, length: int) -> None:
-        """See to room for a file of this length, and some growth; on a full disk what there is has to do."""
+        """Keep space for a file of this length, and some growth; on a full disk the old spare files stay."""
         self._in_place = False
         if length <= self._size and all(name.exists() for name in self._names):
             return
-        size = (length // BLOCK + 1) * BLOCK
+        size = (length // BLOCK_BYTES + 1) * BLOCK_BYTES
         with contextlib.suppress(OSError):
             for name in self._names:
                 descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -58,7 +58,7 @@ class Spare:
             self._size = size
 
     def replace(self, data: bytes) -> bool:
-        """Put these bytes, a JSON document, into place; whether there was room kept for them."""
+        """Replace the file by these bytes, a JSON document; False if no space was kept for them."""
         name = next((name for name in self._names if name.exists()), None)
         if name is None or len(data) > self._size:
             return False
@@ -80,7 +80,7 @@ class Spare:
         return True
 
     def drop(self) -> None:
-        """The room is not needed any more."""
+        """Remove the spare files."""
         for name in (*self._names, self._old):
             with contextlib.suppress(OSError):
                 name.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""status.json as others read it: with nothing but msgspec, no lock and no port, on any host."""
+"""Reading status.json: with nothing but msgspec, no lock and no port, on any host."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from hpcsched.contract.progress import Batching
 from hpcsched.core.model import JobState
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, StoreError
-from hpcsched.store.rundir import MOST_SNAPSHOT_BYTES, SNAPSHOT_PERIOD_S, RunDir, agent_alive
+from hpcsched.store.rundir import MAX_SNAPSHOT_BYTES, SNAPSHOT_PERIOD_S, RunDir, agent_alive
 
 if TYPE_CHECKING:
-    from hpcsched.store.registry import Registered
+    from hpcsched.store.registry import RegisteredRun
 
 
 class AgentStatus(msgspec.Struct, kw_only=True):
+    """The agent that wrote the snapshot: its host and pid."""
+
     host: str
     pid: int
 
 
 class RunStatus(msgspec.Struct, kw_only=True):
-    """`state` is RUNNING, DRAINING, STOPPED (work left) or FINISHED.
+    """The run. `state` is RUNNING, DRAINING, STOPPED (work left) or FINISHED.
 
-    `allocation` has kind, id and deadline (ISO time, or None); where the batch system had to be asked
-    what became of the job, also `life`, its answer.
+    `allocation` has kind, id and deadline (ISO time, or None), and also `life`, the job's state in the batch
+    system, where that had to be asked for.
     """
 
     dir: str
@@ -47,9 +49,10 @@ class RunStatus(msgspec.Struct, kw_only=True):
 
 
 class GpuStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A lane of a GPU, `foreground` or `background`: a GPU whose background lane is taken is there twice.
+    """A lane of a GPU, `foreground` or `background`: a GPU with a background job is listed twice.
 
-    `loan`: it is a CPU slot whose cores are lent to jobs that need no GPU; nobody else can have it meanwhile.
+    `loan`: it is a CPU slot whose cores are lent to jobs that need no GPU; no other job can have it
+    meanwhile.
     """
 
     index: int
@@ -62,11 +65,11 @@ class GpuStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class CoresStatus(msgspec.Struct, kw_only=True, frozen=True):
-    """What a job on CPU cores has of its `budget`: the share of each server and each worker, in cores.
+    """The cores of a job on CPU cores, of its `budget`: the share of each server and each worker, in cores.
 
-    `rate` (steps per second), `cpu` (cores used) and `net` (the share of the time for which its link was
-    full, 0 to 1; of workers 0) are what was measured last of its present configuration, the servers first,
-    then the workers; None where nothing was yet. `host` is None while it has no cores.
+    `rate` (steps per second), `cpu` (cores used) and `net` (the fraction of time for which its link was full,
+    0 to 1; 0 for workers) are the newest measurements of its present configuration, servers first, then
+    workers; None before the first. `host` is None while it has no cores.
     """
 
     budget: float
@@ -79,15 +82,15 @@ class CoresStatus(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def held(self) -> float:
-        """The cores that it has."""
+        """The number of cores that it has."""
         return sum(self.servers) + sum(self.workers)
 
 
 class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
-    """`elapsed_s` counts the time on GPUs or CPU cores, not the time suspended; `eta_s` is what is left,
-    seconds. `resizes` are those in place. `cores` is there for jobs on CPU cores alone. `kept` are the keys
-    of which the job file last seen says otherwise than the run, `updated` those that were taken from it since
-    the job ended."""
+    """A job. `elapsed_s` counts the time on GPUs or CPU cores, not the time suspended; `eta_s` is the time
+    left, in seconds. `resizes` are those in place. `cores` is for jobs on CPU cores only. `kept`: the keys in
+    which the job file last seen differs from the run, `updated`: those that were taken from it since the job
+    ended."""
 
     id: int
     name: str
@@ -121,14 +124,16 @@ class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
 
 
 class Status(msgspec.Struct, kw_only=True):
+    """The content of status.json."""
+
     schema: int = 1
     run: RunStatus
     gpus: list[GpuStatus]
     jobs: list[JobStatus]
 
 
-class Page(msgspec.Struct, kw_only=True):
-    """A status with its jobs as JSON: to write, or to pass on, without touching each of them."""
+class StatusPage(msgspec.Struct, kw_only=True):
+    """A status with its jobs as JSON, to write or pass on without decoding each of them."""
 
     schema: int = 1
     run: RunStatus
@@ -141,13 +146,13 @@ class _State(msgspec.Struct):
 
 
 class _Brief(msgspec.Struct):
-    """A status of which only the jobs' states matter."""
+    """The part of a status with the run and the states of its jobs."""
 
     run: RunStatus
     jobs: list[_State]
 
 
-class RunLine(msgspec.Struct, kw_only=True):
+class RunSummary(msgspec.Struct, kw_only=True):
     """One of the user's runs: a line of `status --all`. `state` None: it has written no snapshot yet."""
 
     id: str
@@ -161,30 +166,31 @@ class RunLine(msgspec.Struct, kw_only=True):
 
     @property
     def alive(self) -> bool:
+        """Whether its agent lives."""
         return self.state in ("RUNNING", "DRAINING") and not self.stale
 
 
-S = TypeVar("S", Status, Page, _Brief)
+S = TypeVar("S", Status, StatusPage, _Brief)
 
 
 def read_status(rundir: RunDir) -> Status:
-    """The newest snapshot, `stale` set if its agent should be alive and is not.
+    """The newest snapshot; `stale` is set if its agent should live but does not.
 
-    Raises NoSuchRun if there is none, NewerRun where it is of a newer hpcsched, StoreError if it cannot be
-    understood.
+    Raises NoSuchRun if there is none, NewerRun for one of a newer hpcsched, StoreError if it cannot be
+    decoded.
     """
     return _read(rundir, Status)
 
 
-def read_page(rundir: RunDir) -> Page:
-    """The same as `read_status`, with the jobs as they were written."""
-    return _read(rundir, Page)
+def read_page(rundir: RunDir) -> StatusPage:
+    """As `read_status`, with the jobs as JSON."""
+    return _read(rundir, StatusPage)
 
 
 def _read(rundir: RunDir, kind: type[S]) -> S:
     rundir.refuse_newer()
     try:
-        status = decode_file(rundir.status, kind, most_bytes=MOST_SNAPSHOT_BYTES)
+        status = decode_file(rundir.status, kind, most_bytes=MAX_SNAPSHOT_BYTES)
         age_s(status.run)
     except FileNotFoundError as error:
         rundir.require()
@@ -199,7 +205,7 @@ def _read(rundir: RunDir, kind: type[S]) -> S:
 
 
 def is_abandoned(rundir: RunDir) -> bool:
-    """Whether the run's agent is gone though jobs are left; False where there is no snapshot to read."""
+    """Whether the run's agent is gone and jobs are left; False without a readable snapshot."""
     try:
         brief = _read(rundir, _Brief)
     except HpcschedError:
@@ -213,12 +219,12 @@ def age_s(run: RunStatus) -> float:
 
 
 def is_old(run: RunStatus) -> bool:
-    """Whether a living agent should have written again by now: it hangs, or the filesystem lags."""
+    """Whether the snapshot is older than a living agent's can be: it hangs, or the filesystem lags."""
     return run.state in ("RUNNING", "DRAINING") and age_s(run) > 1.5 * SNAPSHOT_PERIOD_S
 
 
 def left_s(run: RunStatus) -> float | None:
-    """Seconds until the allocation ends; None if it has no end, or that is not known."""
+    """Seconds until the end of the allocation; None if it has none, or it is not known."""
     deadline = run.allocation.get("deadline")
     if deadline is None:
         return None
@@ -228,22 +234,22 @@ def left_s(run: RunStatus) -> float | None:
         return None
 
 
-def my_runs(environ: Mapping[str, str] | None = None) -> list[RunLine]:
-    """The user's runs, newest first; those whose snapshot cannot be read are listed without a state."""
+def my_runs(environ: Mapping[str, str] | None = None) -> list[RunSummary]:
+    """The user's runs, newest first; one without a readable snapshot has no state."""
     from hpcsched.store import registry
 
     return [_line(entry) for entry in registry.runs(environ=environ)]
 
 
-def _line(entry: Registered) -> RunLine:
+def _line(entry: RegisteredRun) -> RunSummary:
     try:
         brief = _read(RunDir(Path(entry.dir)), _Brief)
     except HpcschedError:
-        return RunLine(
+        return RunSummary(
             id=entry.id, dir=entry.dir, state=None, stale=True, allocation={}, age_s=None, done=0, left=0
         )
     done = sum(job.state.final for job in brief.jobs)
-    return RunLine(
+    return RunSummary(
         id=entry.id,
         dir=entry.dir,
         state=brief.run.state,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from hpcsched.batch.command import Answer
+from hpcsched.batch.command import CommandOutput
 from hpcsched.errors import BatchError
 
 SLURM_JOB = {
@@ -80,14 +80,16 @@ class FakeSlurmCommands:
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
 
-    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> Answer:
+    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> CommandOutput:
         self.cluster.calls.append(tuple(argv))
         self.cluster.environs.append(dict(environ))
         if argv[-1] == "--version":
-            return Answer(0, f"slurm-wlm {self.cluster.release}\n")
+            return CommandOutput(0, f"slurm-wlm {self.cluster.release}\n")
         if not self.cluster.answers:
-            return Answer(1, "", f"{argv[0]}: error: Unable to contact slurm controller (connect failure)\n")
-        acts: dict[str, Callable[[Sequence[str]], Answer]] = {
+            return CommandOutput(
+                1, "", f"{argv[0]}: error: Unable to contact slurm controller (connect failure)\n"
+            )
+        acts: dict[str, Callable[[Sequence[str]], CommandOutput]] = {
             "squeue": self._squeue,
             "scontrol": self._scontrol,
             "sbatch": self._sbatch,
@@ -96,21 +98,21 @@ class FakeSlurmCommands:
             raise BatchError(f"{argv[0]}: command not found; is the batch system on the PATH?")
         return acts[argv[0]](argv)
 
-    def _squeue(self, argv: Sequence[str]) -> Answer:
+    def _squeue(self, argv: Sequence[str]) -> CommandOutput:
         wanted = next(word.partition("=")[2] for word in argv if word.startswith("--jobs="))
         job = self.cluster.jobs.get(wanted)
         if job is None:
-            return Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+            return CommandOutput(1, "", "slurm_load_jobs error: Invalid job id specified\n")
         end = "N/A" if job.end is None else slurm_time(job.end)
-        return Answer(0, f"{job.id}|{job.state}|{end}\n")
+        return CommandOutput(0, f"{job.id}|{job.state}|{end}\n")
 
-    def _scontrol(self, argv: Sequence[str]) -> Answer:
+    def _scontrol(self, argv: Sequence[str]) -> CommandOutput:
         if "config" in argv or "partition" in argv:
-            return Answer(0, self.cluster.config if "config" in argv else self.cluster.partition)
+            return CommandOutput(0, self.cluster.config if "config" in argv else self.cluster.partition)
         name = next((word for word in reversed(argv) if re.fullmatch(r"(JobId=)?\d+", word)), "")
         job = self.cluster.jobs.get(name.removeprefix("JobId="))
         if job is None:
-            return Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+            return CommandOutput(1, "", "slurm_load_jobs error: Invalid job id specified\n")
         if "show" in argv:
             stamp = "None" if job.preempted is None else slurm_time(job.preempted)
             end = "Unknown" if job.end is None else slurm_time(job.end)
@@ -118,10 +120,10 @@ class FakeSlurmCommands:
             shown += f" JobState={job.state} Reason={job.why or 'None'} Restarts={job.restarts}"
             shown += f" PreemptTime={stamp} EndTime={end}"
             detail = "   Nodes=node[1-2] CPU_IDs=0-3 Mem=0 GRES=gpu:6(IDX:0-5)" if "--details" in argv else ""
-            return Answer(0, f"{shown}{detail} WorkDir=/tmp TresPerNode=gres:gpu:6 \n")
+            return CommandOutput(0, f"{shown}{detail} WorkDir=/tmp TresPerNode=gres:gpu:6 \n")
         if "requeue" in argv:
             if not job.requeueable:
-                return Answer(1, "", f"Requested operation is presently disabled for job {job.id}\n")
+                return CommandOutput(1, "", f"Requested operation is presently disabled for job {job.id}\n")
             job.state, job.restarts = "PENDING", job.restarts + 1
         elif "update" in argv:
             job.comment = argv[-1].removeprefix("Comment=")
@@ -129,10 +131,10 @@ class FakeSlurmCommands:
             from pathlib import Path
 
             Path(argv[-1]).write_text("#!/bin/sh\n#SBATCH --nodes=2\ntrue\n")
-        return Answer(0, "")
+        return CommandOutput(0, "")
 
-    def _sbatch(self, argv: Sequence[str]) -> Answer:
-        return Answer(0, self.cluster.submit() + "\n")
+    def _sbatch(self, argv: Sequence[str]) -> CommandOutput:
+        return CommandOutput(0, self.cluster.submit() + "\n")
 
 
 class FakeLsfCommands:
@@ -152,25 +154,27 @@ class FakeLsfCommands:
     def __init__(self, cluster: FakeCluster, *, form: str = "json", history: str = "") -> None:
         self.cluster, self.form, self.history = cluster, form, history
 
-    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> Answer:
+    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> CommandOutput:
         self.cluster.calls.append(tuple(argv))
         self.cluster.environs.append(dict(environ))
         if argv[0] == "lsid":
-            return Answer(0, "", "IBM Spectrum LSF 10.1.0.0 build 601088\nCopyright\n")
+            return CommandOutput(0, "", "IBM Spectrum LSF 10.1.0.0 build 601088\nCopyright\n")
         if not self.cluster.answers:
-            return Answer(255, "", "Failed in an LSF library call: LIM is down; try later\n")
+            return CommandOutput(255, "", "Failed in an LSF library call: LIM is down; try later\n")
         if argv[0] == "bsub":
-            return Answer(0, f"Job <{self.cluster.submit()}> is submitted to default queue <normal>.\n")
+            return CommandOutput(
+                0, f"Job <{self.cluster.submit()}> is submitted to default queue <normal>.\n"
+            )
         if argv[0] == "bhist":
-            return Answer(0, self.history)
+            return CommandOutput(0, self.history)
         if argv[0] == "bparams":
-            return Answer(0, "The interval to terminate a job:\n    JOB_TERMINATE_INTERVAL = 15 \n")
+            return CommandOutput(0, "The interval to terminate a job:\n    JOB_TERMINATE_INTERVAL = 15 \n")
         for option, forms in (("-json", ("json",)), ("-o", ("json", "delimiter"))):
             if option in argv and self.form not in forms:
-                return Answer(255, "", f"bjobs: illegal option -- {option[1]}\nUsage: bjobs [-h]\n")
+                return CommandOutput(255, "", f"bjobs: illegal option -- {option[1]}\nUsage: bjobs [-h]\n")
         return self._bjobs(argv)
 
-    def _bjobs(self, argv: Sequence[str]) -> Answer:
+    def _bjobs(self, argv: Sequence[str]) -> CommandOutput:
         import json
 
         job = self.cluster.jobs.get(argv[-1])
@@ -178,7 +182,7 @@ class FakeLsfCommands:
         if job is None:
             unknown = f"Job <{argv[-1]}> is not found"
             if "-json" not in argv:
-                return Answer(255, "", unknown + "\n")
+                return CommandOutput(255, "", unknown + "\n")
             record = {"JOBID": argv[-1], "ERROR": unknown}
         else:
             end = "-"
@@ -191,21 +195,21 @@ class FakeLsfCommands:
             if job.end is not None:
                 started = datetime.fromtimestamp(job.end - 7200).strftime("%a %b %d %H:%M:%S")
                 limit = f"\n RUNLIMIT                \n 120.0 min of h1\n{started}: Started on <h1>;\n"
-            return Answer(
+            return CommandOutput(
                 0, f"{waiting}\nJob <{job.id}>, User <me>, Status <{record['STAT']}>, Queue <q>{limit}"
             )
         if "-json" not in argv:
             names = [word.upper() for word in argv[argv.index("-o") + 1].split()[:-1]]
-            return Answer(0, f"{'|'.join(names)}\n{'|'.join(record[name] for name in names)}\n")
+            return CommandOutput(0, f"{'|'.join(names)}\n{'|'.join(record[name] for name in names)}\n")
         answer = {"COMMAND": "bjobs", "JOBS": "1", "RECORDS": [record]}
-        return Answer(0, waiting + json.dumps(answer, indent=2))
+        return CommandOutput(0, waiting + json.dumps(answer, indent=2))
 
 
 def asked_directly(module: Any) -> Callable[..., Any]:
     """For `PySlurm`: a module with the parts of pyslurm, asked without a process between."""
-    from hpcsched.batch.pyslurm import answers
+    from hpcsched.batch.pyslurm import pyslurm_calls
 
-    known = answers(module)
+    known = pyslurm_calls(module)
 
     def ask(name: str, *words: Any) -> Any:
         try:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcsched.batch.base import BatchSystem, EndReason, Host, JobLife
+from hpcsched.batch.base import AllocatedHost, BatchJobState, BatchSystem, EndReason
 from hpcsched.errors import BatchError
 
 
@@ -32,7 +32,7 @@ class BatchConformance:
         """From inside a job, while whoever answers cannot be reached."""
         raise NotImplementedError
 
-    def lives(self) -> tuple[BatchSystem, dict[str, JobLife]]:
+    def lives(self) -> tuple[BatchSystem, dict[str, BatchJobState]]:
         """What is to be said of these job ids."""
         raise NotImplementedError
 
@@ -76,7 +76,7 @@ class BatchConformance:
         batch = self.silent()
         found = batch.allocation()
         assert len(found.hosts) == 2 and found.deadline is None
-        assert batch.life("7") is JobLife.UNKNOWN
+        assert batch.job_state("7") is BatchJobState.UNKNOWN
         if self.tells_lives:
             self.refuses(batch.end_time)
             self.refuses(lambda: batch.submit_next(None))
@@ -90,8 +90,8 @@ class BatchConformance:
 
     def test_lives(self) -> None:
         batch, expected = self.lives()
-        assert {job: batch.life(job) for job in expected} == expected
-        assert batch.life("") is batch.life("no job") is JobLife.UNKNOWN
+        assert {job: batch.job_state(job) for job in expected} == expected
+        assert batch.job_state("") is batch.job_state("no job") is BatchJobState.UNKNOWN
 
     def test_coming_back(self) -> None:
         if self.comes_back:
@@ -116,7 +116,7 @@ class BatchConformance:
 
     def test_commands_for_hosts(self) -> None:
         batch = self.inside(end=None)
-        hosts = [Host(name="h36n09", gpus=("0", "1")), Host(name="h36n10")]
+        hosts = [AllocatedHost(name="h36n09", gpus=("0", "1")), AllocatedHost(name="h36n10")]
         argv = ["python", "-m", "agent", "a b"]
         commands = batch.on_hosts(hosts, argv)
         assert commands == batch.on_hosts(hosts, argv)

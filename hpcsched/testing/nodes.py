@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcsched.agent.node.connection import Line
-from hpcsched.batch.base import Host
+from hpcsched.agent.node.connection import HeadConnection
+from hpcsched.batch.base import AllocatedHost
 from hpcsched.batch.local import Local
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core.model import Device
@@ -28,7 +28,7 @@ from hpcsched.errors import LaunchError
 from hpcsched.launch.base import Workers
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.keys import Join, read_join
-from hpcsched.launch.remote.launcher import Hosts
+from hpcsched.launch.remote.launcher import RemoteLauncher
 
 NODE_GPUS = 8
 DEADLINE_S = 60.0
@@ -44,10 +44,10 @@ def local_hosts(
     say: Callable[[str], None] = lambda line: None,
     grace_s: float = 5.0,
     standbys: int | None = None,
-) -> Iterator[Hosts[Sample]]:
+) -> Iterator[RemoteLauncher[Sample]]:
     """Hosts with real node agents, all on this machine."""
     batch = Local(names, launcher="local")
-    hosts = Hosts(
+    hosts = RemoteLauncher(
         hosts=batch.allocation().hosts,
         commands=batch.on_hosts,
         run_id=f"test-{os.getpid()}-{time.monotonic_ns()}",
@@ -67,7 +67,7 @@ def local_hosts(
 
 
 def pump_until(
-    hosts: Hosts[Sample], condition: Callable[[], bool], *, deadline_s: float = DEADLINE_S
+    hosts: RemoteLauncher[Sample], condition: Callable[[], bool], *, deadline_s: float = DEADLINE_S
 ) -> None:
     """Go round as the agent's loop does until the condition holds; TimeoutError when it takes too long."""
     deadline = time.monotonic() + deadline_s
@@ -78,7 +78,7 @@ def pump_until(
         hosts.pump()
 
 
-def code_of(hosts: Hosts[Sample], workers: Workers, *, deadline_s: float = DEADLINE_S) -> int:
+def code_of(hosts: RemoteLauncher[Sample], workers: Workers, *, deadline_s: float = DEADLINE_S) -> int:
     """The attempt's exit code once all its ranks have ended."""
     codes: list[int] = []
 
@@ -97,10 +97,10 @@ def written(files: Iterable[Path]) -> bool:
     return all(file.exists() and file.read_text().endswith("\n") for file in files)
 
 
-def simulated(processes: int) -> Callable[[Sequence[Host], Sequence[str]], list[tuple[str, ...]]]:
+def simulated(processes: int) -> Callable[[Sequence[AllocatedHost], Sequence[str]], list[tuple[str, ...]]]:
     """In place of `BatchSystem.on_hosts`: commands that simulate all hosts in so many processes."""
 
-    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def commands(hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         names = [host.name for host in hosts]
         join = argv[argv.index("--join") + 1]
         start = (sys.executable, "-m", "hpcsched.testing.nodes", "--join", join, "--names")
@@ -118,22 +118,22 @@ class SimulatedNode:
     log: list[tuple[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._line = Line(self.join, self.name)
-        self._link = protocol.Link()
+        self._connection = HeadConnection(self.join, self.name)
+        self._channel = protocol.MessageChannel()
         self._welcome = self.left = False
         self._readings = tuple(protocol.Reading(0.5, 1024.0) for _ in range(NODE_GPUS))
         self._orders: dict[int, protocol.Launch] = {}
 
     @property
     def filenos(self) -> tuple[int, int]:
-        return self._line.filenos
+        return self._connection.filenos
 
     def beat(self) -> None:
         """What it says once a second."""
         if self._welcome:
-            self._line.send(self._link.passing(protocol.Beat(time.time(), self._readings)))
-            for data in self._link.again(time.monotonic()):
-                self._line.send(data)
+            self._connection.send(self._channel.unnumbered(protocol.Beat(time.time(), self._readings)))
+            for data in self._channel.resends(time.monotonic()):
+                self._connection.send(data)
             return
         devices = tuple(Device(index=i, host=self.name, kind="fake", handle=str(i)) for i in range(NODE_GPUS))
         hello = protocol.Hello(
@@ -147,14 +147,14 @@ class SimulatedNode:
             address="127.0.0.1",
             wall=time.time(),
         )
-        self._line.send(self._link.passing(hello))
+        self._connection.send(self._channel.unnumbered(hello))
 
     def read(self) -> None:
         """Take in and answer what has arrived."""
-        for data in self._line.receive():
+        for data in self._connection.receive():
             envelope = protocol.read_to_node(data)
             now = time.monotonic()
-            if self._link.take(envelope, now):
+            if self._channel.take(envelope, now):
                 self._answer(envelope.body, now)
 
     def _answer(self, message: protocol.HeadMessage, now: float) -> None:
@@ -176,10 +176,10 @@ class SimulatedNode:
                 self.left = True
 
     def _say(self, message: protocol.NodeMessage) -> None:
-        self._line.send(self._link.kept(message, time.monotonic()))
+        self._connection.send(self._channel.numbered(message, time.monotonic()))
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

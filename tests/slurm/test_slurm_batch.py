@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpcsched.batch.base import Host, JobLife
+from hpcsched.batch.base import AllocatedHost, BatchJobState
 from hpcsched.batch.command import run_command
 from hpcsched.batch.hostlist import expand
 from hpcsched.batch.slurm import Slurm
@@ -140,7 +140,7 @@ tell("back", found.restart_count)
     slurm.wait(job, {"PENDING"})
     soon(lambda: "restarts=1" in slurm.run("scontrol", "-o", "show", "job", job).lower())
     slurm.wait(job, {"PENDING"})  # it completes first, and completing counts as running
-    assert Slurm(slurm.env).life(job) is JobLife.PENDING
+    assert Slurm(slurm.env).job_state(job) is BatchJobState.PENDING
     slurm.start_again(job)
     assert told(slurm, "back") == 1
 
@@ -184,7 +184,11 @@ else:
     job = inside(slurm, body, *options.split())
     following = told(slurm, "submitted")
     slurm.jobs.append(following)
-    assert Slurm(slurm.env).life(following) in (JobLife.PENDING, JobLife.RUNNING, JobLife.ENDED)
+    assert Slurm(slurm.env).job_state(following) in (
+        BatchJobState.PENDING,
+        BatchJobState.RUNNING,
+        BatchJobState.ENDED,
+    )
     environ, restarts, left, cwd = told(slurm, "second")
     assert told(slurm, "first") == job and environ["SLURM_JOB_ID"] == following
     assert "SLURM_RESTART_COUNT" not in environ and "SLURM_GPUS" not in environ and restarts == 0
@@ -212,17 +216,17 @@ def test_lives(slurm: Any) -> None:
     running = slurm.sbatch("sleep 300")
     array = slurm.sbatch("sleep 300", "--array=0-2%2")
     slurm.wait(running, {"RUNNING"})
-    assert batch.life(waiting) is JobLife.PENDING
-    assert batch.life(running) is JobLife.RUNNING
-    soon(lambda: batch.life(f"{array}_0") is JobLife.RUNNING)
-    assert batch.life("999999") is JobLife.ENDED
-    assert batch.life("none") is batch.life("") is JobLife.UNKNOWN
+    assert batch.job_state(waiting) is BatchJobState.PENDING
+    assert batch.job_state(running) is BatchJobState.RUNNING
+    soon(lambda: batch.job_state(f"{array}_0") is BatchJobState.RUNNING)
+    assert batch.job_state("999999") is BatchJobState.ENDED
+    assert batch.job_state("none") is batch.job_state("") is BatchJobState.UNKNOWN
     # The array's own id is also that of its last task, which waits while others run.
-    assert batch.life(array) is JobLife.PENDING
+    assert batch.job_state(array) is BatchJobState.PENDING
     assert isinstance(of_job(slurm, running).end_time(), float)
     slurm.cancel(running)
     slurm.wait(running)
-    assert batch.life(running) is JobLife.ENDED
+    assert batch.job_state(running) is BatchJobState.ENDED
     assert batch.version().startswith("Slurm 2")
 
 
@@ -276,12 +280,12 @@ def test_a_controller_that_hangs_is_an_error_in_time(slurm: Any) -> None:
         with pytest.raises(BatchError, match="squeue did not answer within"):
             batch.end_time()
         assert time.monotonic() - start < 10
-        assert batch.life(job) is JobLife.UNKNOWN
+        assert batch.job_state(job) is BatchJobState.UNKNOWN
         found = batch.allocation()
         assert found.deadline is None and [host.name for host in found.hosts] == ["node1", "node2"]
     finally:
         slurm.signal("slurmctld", signal.SIGCONT)
-    assert of_job(slurm, job).life(job) is JobLife.PENDING
+    assert of_job(slurm, job).job_state(job) is BatchJobState.PENDING
 
 
 def test_a_controller_that_is_gone_is_an_error_in_time(slurm: Any, tmp_path: Any) -> None:
@@ -310,5 +314,5 @@ def test_host_lists_expand_as_scontrol_does(slurm: Any) -> None:
 
 def test_hosts_are_named_one_by_one(slurm: Any) -> None:
     batch = Slurm({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS": "12"})
-    commands = batch.on_hosts([Host(name="node1"), Host(name="node2")], ["agent"])
+    commands = batch.on_hosts([AllocatedHost(name="node1"), AllocatedHost(name="node2")], ["agent"])
     assert [command[-3:] for command in commands] == [("agent", "--name", f"node{n}") for n in (1, 2)]

@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcsched.core.actions import Action, Launch, Suspend
 from hpcsched.core.machine import Machine
-from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.policy import make_policy
 from hpcsched.store import journal
 from hpcsched.store.rundir import RunDir
@@ -203,7 +203,7 @@ class Bench:
             agent.wait()
         record = self.rundir.read_record()
         if record:
-            end(find_orphans(record.id, []), 0.0)
+            end_processes(find_orphans(record.id, []), 0.0)
 
 
 def _sockets(pid: int) -> set[str]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from hpcsched.devices import Sample
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.remote.launcher import Hosts
+from hpcsched.launch.remote.launcher import RemoteLauncher
 
 
-def plan(hosts: Hosts[Sample], folder: Path, script: str, *, on: str | None = None) -> LaunchPlan:
+def plan(hosts: RemoteLauncher[Sample], folder: Path, script: str, *, on: str | None = None) -> LaunchPlan:
     return LaunchPlan(
         job_id=1,
         attempt=1,

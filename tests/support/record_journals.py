@@ -40,7 +40,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import MakePlan
 from hpcsched.core.machine import Machine
 from hpcsched.errors import HpcschedError, InvalidTransition
-from hpcsched.store.replay import standing
+from hpcsched.store.replay import valid_events
 
 HERE = Path(__file__).parent.parent
 STORED = HERE / "data" / "journals"
@@ -149,7 +149,7 @@ def of_tests(path: Path) -> Iterator[Found]:
 def of_run(path: Path) -> Iterator[Found]:
     """The journal of a run, in a group of its own; its name is what the folders above it say."""
     try:
-        events = [(type(e).__name__, msgspec.json.encode(e).decode()) for e in standing(path)]
+        events = [(type(e).__name__, msgspec.json.encode(e).decode()) for e in valid_events(path)]
     except HpcschedError:
         return
     words = [word for word in path.parts[:-1] if re.fullmatch(r"test_.*|[a-z]+|0\.1\.0.*", word)]

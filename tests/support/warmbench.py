@@ -20,7 +20,7 @@ from hpcsched.launch.base import LaunchPlan  # noqa: E402
 from hpcsched.launch.local import LocalLauncher  # noqa: E402
 from hpcsched.launch.proc import stat  # noqa: E402
 from hpcsched.launch.workers import LocalWorkers  # noqa: E402
-from hpcsched.launch.zygote import WarmProcesses  # noqa: E402
+from hpcsched.launch.zygote import Zygote  # noqa: E402
 from hpcsched.testing.conformance_launch import plan, reaped  # noqa: E402
 
 WITHIN_S = 120.0
@@ -155,7 +155,7 @@ class Bench:
 
     def warm_up(self) -> None:
         """Until the next launch is of the kind that this is for."""
-        if not self.launcher._warm:
+        if not self.launcher._zygotes:
             return
         self.run(code=0)
         wait_for(self.ready)
@@ -166,9 +166,9 @@ class Bench:
         return self.warm.ready
 
     @property
-    def warm(self) -> WarmProcesses:
-        assert self.launcher._warm
-        return self.launcher._warm.of(sys.executable)
+    def warm(self) -> Zygote:
+        assert self.launcher._zygotes
+        return self.launcher._zygotes.of(sys.executable)
 
     @property
     def zygote(self) -> int:

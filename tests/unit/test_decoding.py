@@ -15,7 +15,7 @@ from budget import examples
 
 import hpcsched
 from hpcsched import trust
-from hpcsched.agent.attempts import Attempt, read_record, read_word
+from hpcsched.agent.attempts import Attempt, read_ready, read_record
 from hpcsched.agent.inbox import Command, Inbox
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.contract.codec import is_deeper
@@ -27,7 +27,7 @@ from hpcsched.errors import BadInput, ConfigError, HpcschedError
 from hpcsched.launch.remote import protocol
 from hpcsched.printing import printable
 from hpcsched.store.batches import read_batches
-from hpcsched.store.rundir import RunDir, last_word
+from hpcsched.store.rundir import RunDir, last_status
 from hpcsched.store.status import my_runs, read_page, read_status
 
 INPUTS = examples(1000)
@@ -121,7 +121,7 @@ def test_what_programs_write_costs_the_agent_nothing(tmp_path):
         ranks=1,
         folder=tmp_path,
         output=tmp_path / "o",
-        teaches=True,
+        measured=True,
     )  # type: ignore[arg-type]
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
@@ -134,9 +134,9 @@ def test_what_programs_write_costs_the_agent_nothing(tmp_path):
         (tmp_path / "held.1").write_bytes(held)
         attempt.record()
         unreadable += bool(attempt.unreadable)
-        assert isinstance(attempt.ready_word(), Ready)
+        assert isinstance(attempt.ready_report(), Ready)
         assert (attempt.held_step() or 0) >= 0
-        assert isinstance(read_word(ready), Ready)
+        assert isinstance(read_ready(ready), Ready)
     assert unreadable > INPUTS / 3
     for line in inputs(SAMPLES[Line]):
         os.write(writer, line[:30_000].replace(b"\n", b"") + b"\n")
@@ -190,7 +190,7 @@ def test_a_damaged_status_is_told_and_breaks_no_other_run(tmp_path):
         for read in (read_status, read_page):
             with contextlib.suppress(HpcschedError):
                 read(rundir)
-        last_word(rundir)
+        last_status(rundir)
         assert [line.id for line in my_runs(environ)] == ["a"]
 
 

@@ -1,4 +1,4 @@
-"""The end of the allocation: from the batch system's answers and signals to events."""
+"""The end of the allocation: the batch system's answers and signals, as events."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from hpcsched.agent.allocation.watch import AllocationWatch, Answer
+from hpcsched.agent.allocation.watch import AllocationWatch, EndTimeAnswer
 from hpcsched.agent.clock import RunClock
 from hpcsched.batch.base import COMMAND_TIMEOUT_S, EndReason
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.transitions.deadline import FROM_BATCH
 
-USUAL_KILL_WAIT_S = 30.0
-"""From SIGTERM to SIGKILL, where the batch system does not say (Slurm's default KillWait)."""
-SAID_WITHIN_S = 2.0
-"""How long after a SIGTERM the batch system has to say why, before saving begins without that."""
-TWICE_WITHIN_S = 10.0
-"""Two SIGTERMs so near each other, of a job that goes on, are no warning: somebody wants us to stop."""
+DEFAULT_KILL_WAIT_S = 30.0
+"""Time from SIGTERM to SIGKILL where the batch system does not say (Slurm's default KillWait)."""
+
+REASON_WAIT_S = 2.0
+"""Time after a SIGTERM in which the batch system is to give its reason; then saving begins (chosen)."""
+
+REPEATED_SIGNAL_S = 10.0
+"""Two SIGTERMs within this time, to a job that goes on, are no warning but a wish to stop (chosen)."""
+
 MOVED_S = 2.0
-"""A deadline that differs by less has not moved: clocks drift."""
+"""A deadline that differs by less has not moved: clocks drift (chosen)."""
 
 _WHY = {
     EndReason.LIMIT: "its time is up",
@@ -32,18 +35,18 @@ _WHY = {
 
 
 def forced_s(kill_wait_s: float | None) -> float:
-    """How much of the time from SIGTERM to SIGKILL we count on."""
-    wait_s = USUAL_KILL_WAIT_S if kill_wait_s is None else kill_wait_s
+    """The part of the time from SIGTERM to SIGKILL that is relied on, in seconds."""
+    wait_s = DEFAULT_KILL_WAIT_S if kill_wait_s is None else kill_wait_s
     return max(wait_s / 2, wait_s - max(1.0, wait_s / 6))
 
 
-class Ending:
-    """Follows one allocation.
+class AllocationEnd:
+    """Follows the end of one allocation.
 
     Args:
         watch: asks the batch system; None without one.
-        tell: says a line to people.
-        publish: told the Unix time of the deadline when it changes.
+        tell: shows a line to people.
+        publish: called with the Unix time of the deadline when it changes.
     """
 
     def __init__(
@@ -96,9 +99,9 @@ class Ending:
             self._watch.comment = one_line(self._machine)
 
     def events(self) -> list[ev.Event]:
-        """What the batch system has said since the last call."""
+        """The events that follow from the batch system's answers since the last call."""
         events: list[ev.Event] = []
-        of_end: Answer | None = None
+        of_end: EndTimeAnswer | None = None
         for answer in self._watch.take() if self._watch else ():
             if answer.of_end:
                 of_end = answer
@@ -116,20 +119,20 @@ class Ending:
                 return [*events, *(self._drain(name, wish=wish) if self._sure else [])]
             left_s = of_end.deadline - time.time() - self._machine.deadline.margin_s() / self._clock.speed
             if left_s > 0:
-                again = f" (a second within {TWICE_WITHIN_S:g} s: at once)" if name == "SIGTERM" else ""
+                again = f" (a second within {REPEATED_SIGNAL_S:g} s: at once)" if name == "SIGTERM" else ""
                 self._tell(f"{name} from the batch system; saving begins in {left_s:.0f} s{again}")
         return events
 
-    def _stale(self, answer: Answer) -> bool:
+    def _stale(self, answer: EndTimeAnswer) -> bool:
         """Whether it was asked for before the newest signal, and says nothing of that."""
         says_none = answer.reason in (EndReason.NONE, EndReason.UNKNOWN)
         return says_none and answer.asked_at < self._signalled_at
 
     def warned(self, name: str, *, sure: bool = True) -> list[ev.Event]:
-        """The batch system's signal that the end is near. It may be early, so ask how near the end is.
+        """The events of the batch system's signal that the end is near; it is asked how near.
 
-        Without an answer, and without a deadline to go by, saving begins at once; not if it is not `sure`
-        that the signal came from there.
+        Without an answer, and without a known deadline, saving begins at once, unless the sender is not
+        `sure`.
         """
         if self._machine.deadline.draining or self._warning:
             return []
@@ -140,13 +143,13 @@ class Ending:
         return []
 
     def told_to_end(self, name: str = "SIGTERM") -> list[ev.Event]:
-        """A signal that a batch system ends jobs with, but that may mean less: the batch system is asked."""
+        """The events of a signal that may end the job: the batch system is asked for its reason."""
         if self._watch is None:
             return []
         now = time.monotonic()
-        self._twice, self._signalled_at = now - self._signalled_at < TWICE_WITHIN_S, now
+        self._twice, self._signalled_at = now - self._signalled_at < REPEATED_SIGNAL_S, now
         if self._told is None:
-            self._told = name, now + min(SAID_WITHIN_S, self._forced_s() / 5)
+            self._told = name, now + min(REASON_WAIT_S, self._forced_s() / 5)
             self._told_at = self._clock.now() if self._told_at is None else self._told_at
         self._watch.ask_why()
         return []
@@ -208,7 +211,7 @@ class Ending:
             self._tell(f"the batch system ends this job ({_WHY[reason]}): {then}")
         return [ev.DrainRequested(at=self._clock.now(), cause=cause)]
 
-    def _end_time(self, answer: Answer) -> list[ev.Event]:
+    def _end_time(self, answer: EndTimeAnswer) -> list[ev.Event]:
         machine, known = self._machine, self._machine.deadline.at
         if bool(answer.error) == self._answers:
             self._answers = not answer.error
@@ -237,7 +240,7 @@ class Ending:
 
 
 def on_run_clock(clock: RunClock, deadline: float | None, least_s: float | None = None) -> float | None:
-    """The run's time of a Unix time; not nearer than the time the batch system leaves us at the end."""
+    """The run's time of a Unix time, at least `least_s` (None: the usual time from SIGTERM) from now."""
     if deadline is None:
         return None
     least_s = forced_s(None) if least_s is None else least_s
@@ -245,7 +248,7 @@ def on_run_clock(clock: RunClock, deadline: float | None, least_s: float | None 
 
 
 def ends(deadline: float | None) -> str:
-    """When an allocation ends, in words people here understand."""
+    """The end of an allocation, in words."""
     if deadline is None:
         return "has no end that is known"
     return f"ends at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(deadline))}"

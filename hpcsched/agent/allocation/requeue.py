@@ -1,4 +1,4 @@
-"""After a stop with work left: whether this run comes back in another allocation, and how."""
+"""Requeue or chain after a stop with work left: whether the run goes on in another allocation, and how."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcsched.errors import BatchError, StoreError
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.snapshot import name_successor
 
-TIME_IS_UP = frozenset(
+ALLOCATION_OVER_CAUSES = frozenset(
     {
         "deadline",
         "stuck",
@@ -27,19 +27,20 @@ TIME_IS_UP = frozenset(
     }
 )
 """Causes of a drain after which the run goes on elsewhere; after all others somebody wanted it to stop."""
-HOSTS_TAKEN = frozenset(FROM_BATCH + reason for reason in (EndReason.PREEMPTED, EndReason.NODE_FAIL))
+HOSTS_LOST_CAUSES = frozenset(FROM_BATCH + reason for reason in (EndReason.PREEMPTED, EndReason.NODE_FAIL))
 """After these that nothing advanced says nothing of the next allocation."""
 
-BACK_ALREADY = "work is left: this batch job was put back into its queue, and goes on by itself"
-KEEP_TRYING_S, TRY_AGAIN_S = 30.0, 5.0
-"""How long a batch system that does not answer is asked again: it may be restarting."""
+ALREADY_REQUEUED = "work is left: this batch job was put back into its queue, and goes on by itself"
+RETRY_FOR_S, RETRY_EVERY_S = 30.0, 5.0
+"""How long and how often a batch system that does not answer is asked again (chosen): it may restart."""
+
 _PASSING = re.compile(
     r"contact|connect|did not answer|tim(ed )?e?out|temporar|unavailable|busy", re.IGNORECASE
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RunProgress:
     """How far a run is: jobs that have ended, saves seen, and by job the steps on disk."""
 
     ended: int
@@ -47,7 +48,7 @@ class Standing:
     saved_steps: Mapping[int, int]
 
     @classmethod
-    def of(cls, machine: Machine) -> Standing:
+    def of(cls, machine: Machine) -> RunProgress:
         jobs = machine.run.jobs.values()
         return cls(
             ended=sum(job.state.final for job in jobs),
@@ -56,7 +57,7 @@ class Standing:
             saved_steps={job.id: job.saved_step or 0 for job in jobs},
         )
 
-    def is_past(self, before: Standing) -> bool:
+    def is_past(self, before: RunProgress) -> bool:
         """Whether more is done than `before`."""
         return (
             self.ended > before.ended
@@ -66,20 +67,22 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How to come back: "requeue" or "chain", at most `most` times in all."""
+class RequeuePlan:
+    """How the run goes on: `how` is "requeue" or "chain", at most `most` times in all."""
 
     how: str
     most: int
     script: Path | None = None
 
 
-def why_not(machine: Machine, plan: Plan, *, before: Standing, short_of_hosts: bool = False) -> str | None:
-    """Why a run that was stopped with work left does not come back by itself; None if it does.
+def why_not_requeued(
+    machine: Machine, plan: RequeuePlan, *, before: RunProgress, short_of_hosts: bool = False
+) -> str | None:
+    """The reason why a run that was stopped with work left does not go on by itself; None if it does.
 
-    `short_of_hosts`: not all hosts of this allocation could be used.
+    `before`: its progress when this allocation began. `short_of_hosts`: not all hosts could be used.
     """
-    if machine.deadline.cause not in TIME_IS_UP:
+    if machine.deadline.cause not in ALLOCATION_OVER_CAUSES:
         who = "`hpcsched drain`" if machine.deadline.cause.startswith("inbox:") else machine.deadline.cause
         if who == CANCELLED:
             return "its batch job was cancelled"
@@ -87,8 +90,8 @@ def why_not(machine: Machine, plan: Plan, *, before: Standing, short_of_hosts: b
     waiting = [job for job in machine.run.jobs.values() if not job.state.final]
     if all(job.held or job.state is JobState.HELD for job in waiting):
         return "all that is left is held by the user"
-    taken = short_of_hosts or machine.deadline.cause in HOSTS_TAKEN
-    if not taken and not Standing.of(machine).is_past(before):
+    taken = short_of_hosts or machine.deadline.cause in HOSTS_LOST_CAUSES
+    if not taken and not RunProgress.of(machine).is_past(before):
         return "nothing advanced in this allocation, so nothing would in another of its kind"
     restarts = len(machine.run.lives) - 1
     if restarts >= plan.most:
@@ -96,19 +99,20 @@ def why_not(machine: Machine, plan: Plan, *, before: Standing, short_of_hosts: b
     return None
 
 
-def come_back(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str], None]) -> int:
-    """Put the batch job back into its queue, or submit the one that follows; the exit code to leave with.
+def requeue_or_chain(
+    batch: BatchSystem, plan: RequeuePlan, rundir: RunDir, say: Callable[[str], None]
+) -> int:
+    """Requeue the batch job, or submit the one that follows; returns the exit code to leave with.
 
-    WORK_LEFT also when that fails: the run can be gone on with by hand. The id of the job that follows is put
-    into the snapshot, where `status` finds it. A job that was cancelled, or put back into its queue, while
-    the run came to its end is left at that: it is asked before each try, and where there is no answer, asked
-    again before the first.
+    That is WORK_LEFT also when it fails: the run can be resumed by hand. The id of the job that follows is
+    put into the snapshot, where `status` finds it. The batch system is asked before each try whether the job
+    was cancelled or requeued meanwhile; then nothing is done.
     """
-    deadline = time.monotonic() + KEEP_TRYING_S
+    deadline = time.monotonic() + RETRY_FOR_S
     while True:
         reason = batch.reason()
         if reason is EndReason.REQUEUED:
-            say(BACK_ALREADY)
+            say(ALREADY_REQUEUED)
             return WORK_LEFT
         if reason is EndReason.CANCELLED:
             say("stopped with work left, and its batch job was cancelled; go on with `hpcsched run --resume`")
@@ -124,10 +128,10 @@ def come_back(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str
                     say(f"{error}; go on by hand with `hpcsched run --resume`")
                     return WORK_LEFT
                 say(f"{error}; trying again")
-        time.sleep(TRY_AGAIN_S)
+        time.sleep(RETRY_EVERY_S)
 
 
-def _once(batch: BatchSystem, plan: Plan, rundir: RunDir, say: Callable[[str], None]) -> int:
+def _once(batch: BatchSystem, plan: RequeuePlan, rundir: RunDir, say: Callable[[str], None]) -> int:
     try:
         if plan.how == "requeue":
             code = batch.requeue()

@@ -1,4 +1,4 @@
-"""Follows the end of the allocation, in a thread of its own: a batch system that hangs does not stop us."""
+"""A thread that asks the batch system for the end of the allocation; the agent never waits for it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ from hpcsched.batch.base import BatchSystem, EndReason, Preemption
 from hpcsched.errors import BatchError
 
 PERIOD_S = 60.0
-"""How often the batch system is asked for the end time, and at most told a comment."""
-OFTEN_S, SHARE_OF_GRACE = 10.0, 0.1
-"""How often where hosts may be taken away: and not later than a tenth of the time of grace after that."""
-LEAST_PERIOD_S = 2.0
+"""How often the batch system is asked for the end time, and at most told a comment (chosen)."""
+
+PREEMPTIBLE_PERIOD_S, GRACE_FRACTION = 10.0, 0.1
+"""How often it is asked in a preemptible job: after this, or this part of the time of grace (chosen)."""
+
+MIN_PERIOD_S = 2.0
+"""The shortest period (chosen)."""
+
 KILL_WAIT_TRIES = 5
-AGAIN_S = 2.0
-"""How soon it is asked once more why the job ends, when it did not say."""
-SOONER_S = 2.0
-"""An end that comes so much sooner than it was to may be a preemption's."""
+"""How often it is asked for the time from SIGTERM to SIGKILL, until it answers (chosen)."""
+
+REASON_RETRY_S = 2.0
+"""Time until it is asked again for the reason of the end, when it did not say (chosen)."""
+
+MIN_CHANGE_S = 2.0
+"""An end that is earlier than the known one by more than this may be a preemption's (chosen)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The Unix time the job will be ended at (None: never), or in `error` why that is not known.
+class EndTimeAnswer:
+    """An answer of the batch system: the Unix time of the end (None: never), or the `error` of the question.
 
-    `reason` says why it is being ended, where that was asked for; it may come alone (`of_end` False).
-    `asked_at` is when it was asked for, by the monotonic clock: it says nothing of what came later.
+    `reason`: why the job is being ended, where that was asked; it may come alone (`of_end` False).
+    `asked_at`: the time of the question, by the monotonic clock.
     """
 
     deadline: float | None = None
@@ -38,22 +45,21 @@ class Answer:
 
 
 def period_s(preemption: Preemption | None) -> float:
-    """How often the end of such an allocation is asked for."""
+    """The period, in seconds, at which the end of an allocation is asked for."""
     if preemption is None:
         return PERIOD_S
     if preemption.grace_s is None:
-        return OFTEN_S
-    return max(LEAST_PERIOD_S, min(OFTEN_S, preemption.grace_s * SHARE_OF_GRACE))
+        return PREEMPTIBLE_PERIOD_S
+    return max(MIN_PERIOD_S, min(PREEMPTIBLE_PERIOD_S, preemption.grace_s * GRACE_FRACTION))
 
 
 class AllocationWatch:
-    """Asks for the end time every `period_s`, and shows the newest comment beside the job, as seldom.
-
-    Where hosts may be taken away (`preemption`), an end that comes sooner makes it ask why.
+    """Asks for the end time every `period_s`, and sets the job's comment at most every PERIOD_S.
 
     Args:
-        at_once: ask the first time now, as whoever made us has had no answer.
-        deadline: the end that is known already.
+        at_once: ask the first time now.
+        deadline: the end that is known already, as a Unix time.
+        preemption: the rules of a preemptible job; an end that moves nearer makes it ask for the reason.
     """
 
     def __init__(
@@ -69,8 +75,8 @@ class AllocationWatch:
         self.kill_wait_s: float | None = None
         """Seconds from the first signal that ends the job to SIGKILL; None: not known (yet)."""
         self.comment = ""
-        """The line to show beside the job; set by whoever made us."""
-        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        """The comment to set; assigned by the caller."""
+        self._answers: SimpleQueue[EndTimeAnswer] = SimpleQueue()
         self._wake = threading.Event()
         self._why = threading.Event()
         self._stopped = False
@@ -86,11 +92,11 @@ class AllocationWatch:
         self._wake.set()
 
     def ask_why(self) -> None:
-        """Ask at once why the job is being ended, again and again until it is said, and then for the end."""
+        """Ask at once for the reason of the end, repeatedly until there is one, and then for the end."""
         self._why.set()
         self._wake.set()
 
-    def take(self) -> list[Answer]:
+    def take(self) -> list[EndTimeAnswer]:
         """The answers since the last call."""
         answers = []
         while not self._answers.empty():
@@ -98,7 +104,7 @@ class AllocationWatch:
         return answers
 
     def close(self) -> None:
-        """Ask no more; a question under way is left to end by itself."""
+        """Stop asking; a question under way is left to end by itself."""
         self._stopped = True
         self._wake.set()
 
@@ -115,27 +121,27 @@ class AllocationWatch:
                 asked_at, reason = time.monotonic(), self._reason()
                 if reason is EndReason.UNKNOWN:
                     self._why.set()
-                self._answers.put(Answer(reason=reason, of_end=False, asked_at=asked_at))
+                self._answers.put(EndTimeAnswer(reason=reason, of_end=False, asked_at=asked_at))
             if asked or wait_s:
                 self._answers.put(self._end())
             if self.kill_wait_s is None and tries < KILL_WAIT_TRIES:
                 tries += 1
                 self.kill_wait_s = self._batch.kill_wait()
             self._tell()
-            wait_s = AGAIN_S if self._why.is_set() else self._period_s
+            wait_s = REASON_RETRY_S if self._why.is_set() else self._period_s
 
-    def _end(self) -> Answer:
+    def _end(self) -> EndTimeAnswer:
         known, asked_at = self._deadline, time.monotonic()
         try:
             self._deadline = self._batch.end_time()
         except BatchError as error:
-            return Answer(error=str(error))
+            return EndTimeAnswer(error=str(error))
         except Exception as error:  # whatever a binding raises: the next question may do better
-            return Answer(error=f"the end time cannot be had: {error!r}")
+            return EndTimeAnswer(error=f"the end time cannot be had: {error!r}")
         end = self._deadline
-        sooner = end is not None and (known is None or end < known - SOONER_S)
+        sooner = end is not None and (known is None or end < known - MIN_CHANGE_S)
         reason = self._reason() if sooner and self._preemptible else None
-        return Answer(deadline=end, reason=reason, asked_at=asked_at)
+        return EndTimeAnswer(deadline=end, reason=reason, asked_at=asked_at)
 
     def _reason(self) -> EndReason:
         try:

@@ -23,36 +23,36 @@ from hpcsched.agent.cpu_cores import host_cores
 from hpcsched.agent.deferred import Deferred
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.node import guard
-from hpcsched.agent.node.connection import Line
-from hpcsched.agent.node.site import address_towards, end_orphans, own_name, show_granted
-from hpcsched.agent.node.workers import Served, sweep_answers
+from hpcsched.agent.node.connection import HeadConnection
+from hpcsched.agent.node.own_host import address_towards, end_orphans, own_name, show_granted
+from hpcsched.agent.node.workers import PartWatcher, sweep_answers
 from hpcsched.contract import orders, variables
 from hpcsched.devices import Devices, open_devices
 from hpcsched.errors import BadInput, ConfigError, LaunchError
 from hpcsched.launch.local import LocalLauncher
-from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.launch.proc import stat
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.keys import Join, read_join
-from hpcsched.launch.remote.workers import plan_of
+from hpcsched.launch.remote.workers import plan_from_message
 
-JOIN_WITHIN_S = 60.0
-"""When nothing has been heard from the head for so long after the start, it is not there."""
+HEAD_ANSWERS_WITHIN_S = 60.0
+"""Time after the start in which the head has to answer (chosen)."""
 
 LAST_GRACE_S = 3.0
-"""What workers get to save when time is up."""
+"""Time that workers get to save when time is up (chosen)."""
 
 KEEPING_PERIOD_S = 0.1
-"""How often those are looked after who make states durable."""
+"""How often keepers are looked after (chosen)."""
 
-HANGS_S = 5.0
-"""Who has not gone so long after SIGKILL hangs in the kernel: waiting longer does not help."""
+KILLED_WITHIN_S = 5.0
+"""A process that lives so long after SIGKILL hangs in the kernel: waiting longer does not help (chosen)."""
 
 
 class NodeAgent:
-    """One node agent's life, after its start."""
+    """The node agent of one host, after its start."""
 
-    def __init__(self, join: Join, name: str, devices: Devices, line: Line) -> None:
+    def __init__(self, join: Join, name: str, devices: Devices, connection: HeadConnection) -> None:
         self._join, self._name, self._devices = join, name, devices
         self._inventory = devices.inventory()
         self._launcher = LocalLauncher(
@@ -69,14 +69,14 @@ class NodeAgent:
         )
         self._keeping: tuple[int, ...] = ()
         self._selector = selectors.DefaultSelector()
-        self._link = protocol.Link()
-        self._line = line
-        for descriptor in self._line.filenos:
-            self._selector.register(descriptor, selectors.EVENT_READ, ("line", None))
-        self._parts: dict[int, Served] = {}
+        self._channel = protocol.MessageChannel()
+        self._connection = connection
+        for descriptor in self._connection.filenos:
+            self._selector.register(descriptor, selectors.EVENT_READ, ("head", None))
+        self._parts: dict[int, PartWatcher] = {}
         self._deferred = Deferred(self._obey)
-        """Launches until it is known what their interpreters have, and what comes for these parts."""
-        self._muted: dict[int, Served] = {}  # by progress descriptor: not to be read before its time
+        """Launches that wait until their interpreters are checked, and later orders for these parts."""
+        self._muted: dict[int, PartWatcher] = {}  # by progress descriptor: not to be read before its time
         self._readings: tuple[protocol.Reading, ...] = tuple(protocol.Reading() for _ in self._inventory)
         self._monitor = Monitor(devices.sample, interval_s=protocol.BEAT_S, wake=lambda: None)
         self._began = time.monotonic()
@@ -88,17 +88,17 @@ class NodeAgent:
         self._leave: list[tuple[float, signal.Signals | None]] = []  # what to do to workers, and when
         self._kill_at = float("inf")
         self.left: str = ""
-        """Why it leaves; "" while it stays."""
+        """The reason why it leaves; "" while it stays."""
 
     def run(self) -> None:
-        """Serve until told to leave, or the head is gone; nothing of what it has started is left then."""
+        """Serve until told to leave, or the head is gone; no process that it has started is left then."""
         with self._signals():
             while not self._done():
                 self._round()
             self._launcher.close()
             if self._keeping:
                 orphans = find_orphans(self._join.run_id, [])
-                end(guard.marked(orphans, guard.mark(self._join.life, self._name)), 0.0)
+                end_processes(guard.marked(orphans, guard.mark(self._join.life, self._name)), 0.0)
             self._send(protocol.Gone(self.left))
 
     def _done(self) -> bool:
@@ -107,37 +107,37 @@ class NodeAgent:
         return not self._parts and (not self._keeping or time.monotonic() >= self._kill_at)
 
     def close(self) -> bool:
-        """False if a driver hangs."""
+        """Close all descriptors; False if a driver hangs."""
         self._launcher.close()
         self._selector.close()
-        self._line.close()
-        for served in self._parts.values():
-            served.workers.close()
+        self._connection.close()
+        for watcher in self._parts.values():
+            watcher.workers.close()
         return self._monitor.close()
 
     # -- one round -------------------------------------------------------------------------------------
 
     def _round(self) -> None:
-        timeout_s = 0.0 if self._line.pending else max(0.0, self._next_due() - time.monotonic())
+        timeout_s = 0.0 if self._connection.pending else max(0.0, self._next_due() - time.monotonic())
         for key, _ in self._selector.select(timeout_s):
-            kind, served = key.data
+            kind, watcher = key.data
             if kind == "wake":
                 self._signalled(key.fd)
             elif kind == "exit":
-                self._rank_ended(key.fd, served)
+                self._rank_ended(key.fd, watcher)
             elif kind == "progress":
-                self._progress(key.fd, served)
-        for data in self._line.receive():
+                self._progress(key.fd, watcher)
+        for data in self._connection.receive():
             self._take(data)
         deque(self._deferred.again(), maxlen=0)
         now = time.monotonic()
-        for served in self._parts.values():
-            for message in served.look(now):
+        for watcher in self._parts.values():
+            for message in watcher.look(now):
                 self._send(message)
-        for descriptor, served in list(self._muted.items()):
-            if now >= served.progress_due:
+        for descriptor, watcher in list(self._muted.items()):
+            if now >= watcher.progress_due:
                 del self._muted[descriptor]
-                self._selector.register(descriptor, selectors.EVENT_READ, ("progress", served))
+                self._selector.register(descriptor, selectors.EVENT_READ, ("progress", watcher))
         self._look_after_keepers()
         if now >= self._beat_due:
             self._beat_due = now + protocol.BEAT_S
@@ -145,8 +145,8 @@ class NodeAgent:
         self._leave_in_time(now)
 
     def _next_due(self) -> float:
-        dues = [self._beat_due, self._serve_until, *(served.due() for served in self._parts.values())]
-        dues += [served.progress_due for served in self._muted.values()]
+        dues = [self._beat_due, self._serve_until, *(watcher.due() for watcher in self._parts.values())]
+        dues += [watcher.progress_due for watcher in self._muted.values()]
         dues += [self._leave[0][0]] if self._leave else []
         dues += [time.monotonic() + KEEPING_PERIOD_S] if self._keeping or self._deferred else []
         return min(dues)
@@ -158,14 +158,17 @@ class NodeAgent:
                 protocol.Reading(s.utilisation, s.memory_mib, s.healthy, s.why) for s in samples
             )
         if not self._welcome:
-            self._line.send(self._link.passing(self._hello()))
-            if now - self._began > JOIN_WITHIN_S and not self.left:
-                self._go(f"no answer from the head at {self._join.endpoint} within {JOIN_WITHIN_S:g} s", 0.0)
+            self._connection.send(self._channel.unnumbered(self._hello()))
+            if now - self._began > HEAD_ANSWERS_WITHIN_S and not self.left:
+                self._go(
+                    f"no answer from the head at {self._join.endpoint} within {HEAD_ANSWERS_WITHIN_S:g} s",
+                    0.0,
+                )
             return
-        self._line.send(self._link.passing(protocol.Beat(time.time(), self._readings)))
-        for data in self._link.again(now):
-            self._line.send(data)
-        gone_s = self._line.gone_s(now)
+        self._connection.send(self._channel.unnumbered(protocol.Beat(time.time(), self._readings)))
+        for data in self._channel.resends(now):
+            self._connection.send(data)
+        gone_s = self._connection.gone_s(now)
         if gone_s > protocol.LOST_HEAD_S and not self.left:
             self._go("the head is gone", self._join.grace_s)
 
@@ -191,9 +194,9 @@ class NodeAgent:
 
     def _send(self, message: protocol.NodeMessage) -> None:
         if isinstance(message, protocol.Progressed):
-            self._line.send(self._link.passing(message))
+            self._connection.send(self._channel.unnumbered(message))
         else:
-            self._line.send(self._link.kept(message, time.monotonic()))
+            self._connection.send(self._channel.numbered(message, time.monotonic()))
 
     # -- what the head says ----------------------------------------------------------------------------
 
@@ -203,7 +206,7 @@ class NodeAgent:
         except BadInput as error:
             say(f"dropped a message from the head: {error}")
             return
-        if not self._link.take(envelope, time.monotonic()):
+        if not self._channel.take(envelope, time.monotonic()):
             return
         if not self._deferred.takes(getattr(envelope.body, "part", None), envelope.body):
             self._obey(envelope.body)
@@ -235,7 +238,7 @@ class NodeAgent:
             error = f"{self._name}'s node agent leaves: {self.left}"
             self._send(protocol.LaunchFailed(order.part, error, transient=True, host_fault=True))
             return
-        plan, place = plan_of(order, self._inventory, self._name)
+        plan, place = plan_from_message(order, self._inventory, self._name)
         if not self._launcher.ready_for(plan):
             self._deferred.put_off(order.part, order)
             return
@@ -246,25 +249,25 @@ class NodeAgent:
         except LaunchError as error:
             self._send(protocol.LaunchFailed(order.part, str(error), error.transient))
             return
-        served = self._parts[order.part] = Served(order, workers, time.monotonic())
+        watcher = self._parts[order.part] = PartWatcher(order, workers, time.monotonic())
         for descriptor in workers.pidfds:
-            self._selector.register(descriptor, selectors.EVENT_READ, ("exit", served))
+            self._selector.register(descriptor, selectors.EVENT_READ, ("exit", watcher))
         if workers.progress_fd is not None:
-            self._selector.register(workers.progress_fd, selectors.EVENT_READ, ("progress", served))
+            self._selector.register(workers.progress_fd, selectors.EVENT_READ, ("progress", watcher))
         self._send(protocol.Launched(order.part, workers.port))
 
     # -- what workers do -------------------------------------------------------------------------------
 
-    def _rank_ended(self, descriptor: int, served: Served) -> None:
-        if served.order.part not in self._parts:
+    def _rank_ended(self, descriptor: int, watcher: PartWatcher) -> None:
+        if watcher.order.part not in self._parts:
             return  # told together with the rank that ended last
         self._selector.unregister(descriptor)
-        messages = list(served.ended())
+        messages = list(watcher.ended())
         self._look_after_keepers()  # first: else the job seems to hang on nothing any more
         for message in messages:
             self._send(message)
             if isinstance(message, protocol.Exited):
-                self._release(served)
+                self._release(watcher)
 
     def _look_after_keepers(self) -> None:
         """Begin what is due, and tell when that changes whose state is not durable yet."""
@@ -273,25 +276,25 @@ class NodeAgent:
             self._keeping = keeping
             self._send(protocol.Keeping(keeping))
 
-    def _release(self, served: Served) -> None:
-        workers = served.workers
+    def _release(self, watcher: PartWatcher) -> None:
+        workers = watcher.workers
         for descriptor in (*workers.pidfds, workers.progress_fd):
             if descriptor is not None:
                 self._muted.pop(descriptor, None)
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(descriptor)
         workers.close()
-        del self._parts[served.order.part]
+        del self._parts[watcher.order.part]
 
-    def _progress(self, descriptor: int, served: Served) -> None:
-        if served.order.part not in self._parts:
+    def _progress(self, descriptor: int, watcher: PartWatcher) -> None:
+        if watcher.order.part not in self._parts:
             return
         self._selector.unregister(descriptor)
-        messages, more = served.progress(time.monotonic())
+        messages, more = watcher.progress(time.monotonic())
         for message in messages:
             self._send(message)
         if more:
-            self._muted[descriptor] = served
+            self._muted[descriptor] = watcher
 
     # -- leaving ---------------------------------------------------------------------------------------
 
@@ -311,9 +314,9 @@ class NodeAgent:
             if self._welcome:
                 self._send(protocol.Leaving(why))  # the head is to start nothing here any more
             if grace_s > 0:
-                for served in self._parts.values():
-                    served.ask_to_save()
-        self._leave = [(kill_at, signal.SIGKILL), (kill_at + HANGS_S, None)]
+                for watcher in self._parts.values():
+                    watcher.ask_to_save()
+        self._leave = [(kill_at, signal.SIGKILL), (kill_at + KILLED_WITHIN_S, None)]
         if grace_s > 0:
             self._leave.insert(0, (now + grace_s, signal.SIGTERM))
 
@@ -322,9 +325,9 @@ class NodeAgent:
             self._go("time is up after SIGTERM", LAST_GRACE_S)
         while self._leave and now >= self._leave[0][0]:
             _, number = self._leave.pop(0)
-            for served in self._parts.values():
+            for watcher in self._parts.values():
                 if number is not None:
-                    served.workers.signal(number)
+                    watcher.workers.signal(number)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -357,8 +360,8 @@ class NodeAgent:
         with contextlib.suppress(BlockingIOError):
             numbers = os.read(descriptor, 4096)
         if signal.SIGUSR1 in numbers:
-            for served in self._parts.values():
-                served.wake()
+            for watcher in self._parts.values():
+                watcher.wake()
         asked = [number for number in numbers if number not in (signal.SIGUSR1, signal.SIGUSR2)]
         if not asked:
             return
@@ -380,7 +383,7 @@ class NodeAgent:
 
 
 def say(line: str) -> None:
-    """One line to standard error, which is the run's nodes.log; nobody may read it any more."""
+    """Write one line to standard error, which is the run's nodes.log."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"hpcsched node agent: {line}\n")
         sys.stderr.flush()
@@ -399,13 +402,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = own_name(join, options.name, os.environ, socket.gethostname())
         watch = guard.Guard(join.run_id, guard.mark(join.life, name))
         with contextlib.ExitStack() as stack:
-            line = Line(join, name)
-            stack.callback(line.close)
-            end_orphans(join, lambda: line.send(protocol.Link().passing(protocol.Coming(name))))
+            connection = HeadConnection(join, name)
+            stack.callback(connection.close)
+            end_orphans(
+                join, lambda: connection.send(protocol.MessageChannel().unnumbered(protocol.Coming(name)))
+            )
             show_granted(join, name, os.environ)
             devices = open_devices(join.devices, name, cpus=join.cpus.get(name))
             stack.callback(devices.close)
-            node = NodeAgent(join, name, devices, line)
+            node = NodeAgent(join, name, devices, connection)
             try:
                 node.run()
             finally:

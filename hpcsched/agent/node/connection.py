@@ -11,11 +11,16 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from hpcsched.launch.remote.keys import Join
-from hpcsched.launch.remote.protocol import HANDSHAKE_MS, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, MOST_BYTES
+from hpcsched.launch.remote.protocol import (
+    HANDSHAKE_MS,
+    HEARTBEAT_MS,
+    HEARTBEAT_TIMEOUT_MS,
+    MAX_MESSAGE_BYTES,
+)
 from hpcsched.launch.remote.socket import arrived
 
 
-class Line:
+class HeadConnection:
     """A DEALER socket with CURVE to the head of `join`."""
 
     def __init__(self, join: Join, name: str) -> None:
@@ -32,7 +37,7 @@ class Line:
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.IPV6, int("[" in join.endpoint))
         self._monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
         self._gone_at: float | None = time.monotonic()
@@ -41,32 +46,32 @@ class Line:
 
     @property
     def pending(self) -> bool:
-        """Whether something has arrived that the descriptors may not tell: they only tell changes."""
+        """Whether messages have arrived that the descriptors may not show: they only show changes."""
         return arrived(self._socket) or arrived(self._monitor)
 
     def receive(self) -> Iterator[bytes]:
-        """All that has arrived."""
+        """The messages that have arrived."""
         while arrived(self._monitor):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             assert isinstance(event, dict)
             if event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._gone_at = None
-            elif self._gone_at is None:  # and not anew with every attempt that comes to nothing
+            elif self._gone_at is None:  # and not anew with every attempt that fails
                 self._gone_at = time.monotonic()
         while arrived(self._socket):
             yield self._socket.recv(zmq.NOBLOCK)
 
     def gone_s(self, now: float) -> float:
-        """For how long there has been no connection; 0 while there is one."""
+        """Seconds since the connection was lost; 0 while there is one."""
         return 0.0 if self._gone_at is None else now - self._gone_at
 
     def send(self, data: bytes) -> None:
-        """Send, or lose it when too much waits already; what must arrive is sent again (wire.Link)."""
+        """Send a message, or drop it when too many wait (`protocol.MessageChannel` sends it again)."""
         with contextlib.suppress(zmq.Again):
             self._socket.send(data, zmq.NOBLOCK)
 
     def close(self, flush_ms: int = 1000) -> None:
-        """What has been sent gets so long to leave; may be called twice."""
+        """Close the connection; sent messages get `flush_ms` to leave. May be called twice."""
         if self._socket.closed:
             return
         self._socket.disable_monitor()

@@ -11,21 +11,21 @@ import os
 import signal
 
 from hpcsched.contract.variables import NODE
-from hpcsched.launch.orphans import Process, end, find_orphans
+from hpcsched.launch.orphans import Process, end_processes, find_orphans
 
 GRACE_S = 2.0
-"""How long workers may take to save after SIGTERM: the head waits little longer (host.FENCE_S)."""
+"""Time that workers get to save after SIGTERM (chosen): the head waits little longer (`host.FENCE_S`)."""
 
 _BYE = b"."
 
 
 def mark(life: str, name: str) -> str:
-    """The value of `NODE` for workers of this host's node agent in this life of the head."""
+    """The value of `NODE` for the workers of this host's node agent in this life of the head."""
     return f"{life}:{name}"
 
 
 def marked(processes: list[Process], start: str) -> set[Process]:
-    """Those of them whose mark begins so."""
+    """The processes whose mark begins with `start`."""
     wanted = f"{NODE}={start}".encode()
     return {process for process in processes if any(v.startswith(wanted) for v in _environment(process[0]))}
 
@@ -37,7 +37,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 class Guard:
-    """Watches this process from a fork; to be made before the process has threads."""
+    """A fork that watches this process; to be made before the process has threads."""
 
     def __init__(self, run_id: str, name_mark: str) -> None:
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
@@ -51,7 +51,7 @@ class Guard:
         os.close(reader)
 
     def dismiss(self) -> None:
-        """The node agent leaves by itself, and no worker is left."""
+        """End the guard: the node agent leaves by itself, and no worker is left."""
         with contextlib.suppress(OSError):
             os.write(self._writer, _BYE)
         os.close(self._writer)
@@ -69,4 +69,4 @@ def _stand_guard(reader: int, run_id: str, name_mark: str) -> None:
         os.dup2(nowhere, descriptor)
     if os.read(reader, 1) == _BYE:
         return
-    end(marked(find_orphans(run_id, []), name_mark), GRACE_S)
+    end_processes(marked(find_orphans(run_id, []), name_mark), GRACE_S)

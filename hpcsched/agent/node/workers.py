@@ -1,4 +1,4 @@
-"""One host's ranks of an attempt, as the host's node agent watches them."""
+"""The ranks of an attempt on one host (a part), as the host's node agent watches them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ from hpcsched.errors import BadInput
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.workers import LocalWorkers
 
-READY_SOON_S, READY_SOON_PERIOD_S, READY_PERIOD_S = 10.0, 0.05, 0.25
-"""The ready file is looked for often so long after the launch, so that a promotion does not wait for it."""
+READY_FAST_POLL_FOR_S, READY_FAST_POLL_S, READY_POLL_S = 10.0, 0.05, 0.25
+"""The ready file is polled often for this time after a launch, so that no promotion waits for it, then less
+often (chosen)."""
 
 RECORD_PERIOD_S = 1.0
-MOST_RECORD_BYTES = SMALL_BYTES
-"""Of STATE.json, and of any other file of the contract: a longer one is not told."""
+"""How often STATE.json is checked for changes (chosen)."""
+
+MAX_RECORD_BYTES = SMALL_BYTES
+"""The longest file of the contract that is sent to the head."""
 
 PROGRESS_PERIOD_S = 0.1
-MOST_READS, READ_BYTES = 16, 65536
+"""How often the progress of rank 0 is read (chosen)."""
+
+MAX_READS, READ_BYTES = 16, 65536
+"""Reads at a time, and bytes of each (chosen): a program that never stops writing must not block us."""
 
 _ANSWERS: dict[Callable[[int], str], type[protocol.Ready] | type[protocol.Refused]] = {
     files.ready: protocol.Ready,
@@ -32,22 +38,22 @@ _ANSWERS: dict[Callable[[int], str], type[protocol.Ready] | type[protocol.Refuse
 }
 
 
-class Served:
-    """Gives the messages that the head must have; the part with rank 0 speaks for the attempt."""
+class PartWatcher:
+    """Gives the messages about a part to send to the head; the part with rank 0 reports for the attempt."""
 
     def __init__(self, order: protocol.Launch, workers: LocalWorkers, now: float) -> None:
         self.order, self.workers = order, workers
         self._part, self._first = order.part, order.first_rank == 0
         self._folder = Path(order.folder)
         self._attempt = order.attempt
-        """Whose answers are looked for."""
-        self._awaits, self._soon = self._first, now + READY_SOON_S
+        """The attempt whose answers are awaited."""
+        self._awaits, self._soon = self._first, now + READY_FAST_POLL_FOR_S
         self._ready = self._failing = False
         self._living = order.ranks
         self._ready_due = self._record_due = 0.0
         self._mtime_ns = 0
         self.progress_due = now
-        """When the progress descriptor is to be read again (monotonic clock)."""
+        """The time to read the progress descriptor again (monotonic clock)."""
 
     @property
     def ready(self) -> bool:
@@ -56,30 +62,30 @@ class Served:
         return self._ready
 
     def expect(self, attempt: int, now: float) -> None:
-        """The ranks are told to become `attempt`: look for what rank 0 answers."""
+        """Await rank 0's answer to a resize into `attempt`."""
         self.workers.expect(attempt)
         self._attempt = attempt
         if self._first:
             sweep_answers(self._folder, attempt)
-            self._awaits, self._soon, self._ready_due = True, now + READY_SOON_S, now
+            self._awaits, self._soon, self._ready_due = True, now + READY_FAST_POLL_FOR_S, now
 
     def look(self, now: float) -> Iterator[protocol.NodeMessage]:
-        """What is not told by a descriptor: the answers of rank 0, the record."""
+        """Messages about what no descriptor reports: the answers of rank 0, STATE.json."""
         if not self._first:
             return
         if self._awaits and now >= self._ready_due:
-            self._ready_due = now + (READY_SOON_PERIOD_S if now < self._soon else READY_PERIOD_S)
+            self._ready_due = now + (READY_FAST_POLL_S if now < self._soon else READY_POLL_S)
             yield from self._answer()
         if now >= self._record_due:
             self._record_due = now + RECORD_PERIOD_S
             yield from self._record()
 
     def wake(self) -> None:
-        """A worker has news: look at once."""
+        """Have the next `look` check everything: a worker has signalled news."""
         self._ready_due = self._record_due = 0.0
 
     def due(self) -> float:
-        """When `look` has something to do; infinity if never."""
+        """The time of the next `look` (monotonic clock); infinity if none is needed."""
         if not self._first:
             return float("inf")
         return min(self._ready_due, self._record_due) if self._awaits else self._record_due
@@ -104,11 +110,11 @@ class Served:
                 yield protocol.Recorded(self._part, data)
 
     def progress(self, now: float) -> tuple[list[protocol.NodeMessage], bool]:
-        """What rank 0 has written, and whether more can come. To be asked again at `progress_due`."""
+        """What rank 0 has written, and whether more can come. To be called again at `progress_due`."""
         self.progress_due = now + PROGRESS_PERIOD_S
         chunks: list[bytes] = []
         more, descriptor = True, self.workers.progress_fd
-        for _ in range(MOST_READS if descriptor is not None else 0):
+        for _ in range(MAX_READS if descriptor is not None else 0):
             assert descriptor is not None
             try:
                 data = os.read(descriptor, READ_BYTES)
@@ -121,7 +127,7 @@ class Served:
         return [protocol.Progressed(self._part, b"".join(chunks))] if chunks else [], more
 
     def ended(self) -> Iterator[protocol.NodeMessage]:
-        """After a rank's end: how many live, and whether it failed; or that all have ended."""
+        """Messages after a rank's end: how many live, and whether it failed; or that all have ended."""
         code = self.workers.reap()
         if code is None:
             if self.workers.living != self._living:
@@ -140,12 +146,12 @@ class Served:
         yield protocol.Exited(self._part, code, _read(self._folder / files.STATE), self.workers.held)
 
     def ask_to_save(self) -> None:
-        """SIGTSTP where the program has said that it knows it, else SIGTERM."""
+        """Send SIGTSTP if the program has made its ready file, else SIGTERM."""
         self.workers.signal(signal.SIGTSTP if self.ready else signal.SIGTERM)
 
 
 def sweep_answers(folder: Path, attempt: int) -> None:
-    """Before they can be given: on NFS this host may still see older ones, which the head has removed."""
+    """Remove the answers of an attempt before it starts: NFS may still show old, removed ones."""
     for name in _ANSWERS:
         with contextlib.suppress(OSError):
             (folder / name(attempt)).unlink(missing_ok=True)
@@ -153,6 +159,6 @@ def sweep_answers(folder: Path, attempt: int) -> None:
 
 def _read(path: Path) -> bytes | None:
     try:
-        return read_file(path, most_bytes=MOST_RECORD_BYTES)
+        return read_file(path, most_bytes=MAX_RECORD_BYTES)
     except (OSError, BadInput):
         return None

@@ -31,7 +31,7 @@ def ask(run: RunStatus) -> None:
     def question() -> None:
         from hpcsched.batch import batch_of
 
-        answers.append(str(batch_of(kind, cluster=cluster).life(job_id)))
+        answers.append(str(batch_of(kind, cluster=cluster).job_state(job_id)))
 
     # The command it starts has a deadline of its own, longer than people wait for `status`.
     thread = threading.Thread(target=question, daemon=True)

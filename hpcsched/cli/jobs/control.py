@@ -113,12 +113,12 @@ def retry(
     command = Command(command="retry", targets=[job.id for job in chosen], from_scratch=from_scratch)
     if agent_works(rundir):
         return _tell(status, _ask(rundir, command))
-    from hpcsched.agent.command_outcomes import carried_out
+    from hpcsched.agent.command_outcomes import command_outcome
     from hpcsched.policy import make_policy
     from hpcsched.store.replay import replay
 
     machine = replay(rundir.journal, make_policy).machine
-    code = _tell(status, carried_out(machine, command, at=machine.run.now, cause="")[1])
+    code = _tell(status, command_outcome(machine, command, at=machine.run.now, cause="")[1])
     if code == 0:
         send(rundir, command)
         click.echo(f"hpcsched: no agent in {rundir.root}; the next `hpcsched run --resume` does it", err=True)
@@ -231,7 +231,7 @@ def _leave(rundir: RunDir, command: Command, taken: list[str]) -> Answer:
 
     What the run has already is compared here, and left only if it is to be taken.
     """
-    from hpcsched.agent.admission import said_edit
+    from hpcsched.agent.admission import edit_message
 
     old = {job.name for job in command.jobs if job.name in taken}
     known = _definitions(rundir) if old else {}
@@ -244,7 +244,7 @@ def _leave(rundir: RunDir, command: Command, taken: list[str]) -> Answer:
         if not job:
             outcomes.append("")
         elif keys:
-            outcomes.append(said_edit(job, keys, update=command.update, living=False))
+            outcomes.append(edit_message(job, keys, update=command.update, living=False))
             kept += [] if command.update else [job.id]
         else:
             outcomes.append("is in the run already")

@@ -17,7 +17,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.report.tables import cores_text
 
 if TYPE_CHECKING:
-    from hpcsched.store.database import FinishedJob, Trial
+    from hpcsched.store.database import FinishedJob, TrialEntry
 
 
 @click.command()
@@ -122,7 +122,7 @@ def _short(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _show_trials(trials: Sequence[Trial], *, parsable: bool, as_json: bool) -> None:
+def _show_trials(trials: Sequence[TrialEntry], *, parsable: bool, as_json: bool) -> None:
     """Print the results of the configurations that searches have tried."""
     if as_json:
         import msgspec

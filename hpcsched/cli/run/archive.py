@@ -10,21 +10,21 @@ from pathlib import Path
 
 import msgspec
 
-from hpcsched.agent.start import Life
+from hpcsched.agent.start import LifeResult
 from hpcsched.cli.run.results import Bounds, result_of
 from hpcsched.core.jobs import Costs
 from hpcsched.core.machine import Machine
 from hpcsched.core.profile import Cost, Profile
-from hpcsched.store.database import Database, FinishedJob, Run, iso
+from hpcsched.store.database import Database, FinishedJob, RunEntry, iso
 
 
-def archive(life: Life, database: Path, directory: str) -> None:
+def archive(life: LifeResult, database: Path, directory: str) -> None:
     """Record the run, its jobs in a final state, and what it learnt; doing it twice leaves one of each."""
     machine, record = life.machine, life.run
     first = datetime.fromtimestamp(machine.run.lives[0].wall, UTC)
     with Database(database) as opened:
         opened.record_run(
-            Run(
+            RunEntry(
                 run_id=record.id,
                 directory=directory,
                 host=record.host,
@@ -43,7 +43,7 @@ def archive(life: Life, database: Path, directory: str) -> None:
             opened.record_profiles(_learnt(machine, life.device_kind, known))
 
 
-def _finished(life: Life) -> list[FinishedJob]:
+def _finished(life: LifeResult) -> list[FinishedJob]:
     machine = life.machine
 
     def wall(at: float) -> str:

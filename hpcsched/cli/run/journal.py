@@ -74,10 +74,10 @@ def _lost(rundir: RunDir) -> int:
 
 def _put_aside(rundir: RunDir) -> int:
     """Nothing can be known of a run without a journal: what it left is kept under other names."""
-    from hpcsched.agent.recovery import living_of
+    from hpcsched.agent.recovery import living_processes
     from hpcsched.store.repair import next_copy
 
-    if living := living_of(rundir, rundir.read_record()):
+    if living := living_processes(rundir, rundir.read_record()):
         pids = ", ".join(str(pid) for pid, _ in living)
         raise StoreError(f"processes of the run still live on this host: {pids}; end them first")
     left = [rundir.record, rundir.status, rundir.root / files.JOBS]

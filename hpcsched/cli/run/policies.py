@@ -63,12 +63,12 @@ def check_file(file: JobFile, path: Path) -> None:
 def of_run(rundir: RunDir) -> tuple[str, Mapping[str, Any]] | None:
     """The policy that a run had last, with its options; None before it began."""
     from hpcsched.core.events import AgentStarted
-    from hpcsched.store.replay import standing
+    from hpcsched.store.replay import valid_events
 
     if not rundir.journal.exists():
         return None
     own = None
-    for event in standing(rundir.journal):
+    for event in valid_events(rundir.journal):
         if isinstance(event, AgentStarted):
             own = (event.policy, event.policy_options)
     return own

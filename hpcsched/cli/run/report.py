@@ -144,7 +144,7 @@ def _histories(rundir: RunDir, machine: Machine, folder: Path) -> tuple[Sequence
     from hpcsched.planning.vsw.options import WorkerOptions
     from hpcsched.report.batches import batches_svg
     from hpcsched.report.html import BatchHistory
-    from hpcsched.store.batches import NAME, read_batches
+    from hpcsched.store.batches import BATCHES_FILE, read_batches
 
     found: list[BatchHistory] = []
     left_out = 0
@@ -152,7 +152,7 @@ def _histories(rundir: RunDir, machine: Machine, folder: Path) -> tuple[Sequence
         if job.spec.strategy["kind"] != "vsw":
             continue
         try:
-            decisions = read_batches(rundir.job(job.id) / NAME)
+            decisions = read_batches(rundir.job(job.id) / BATCHES_FILE)
         except StoreError as error:
             click.echo(f"hpcsched: {error}: left out", err=True)
             continue

@@ -39,8 +39,8 @@ from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput, ConfigError, HpcschedError
 
 if TYPE_CHECKING:
-    from hpcsched.agent.allocation.requeue import Plan
-    from hpcsched.agent.resources import Source
+    from hpcsched.agent.allocation.requeue import RequeuePlan
+    from hpcsched.agent.resources import FindJobs
     from hpcsched.batch.base import BatchSystem
     from hpcsched.store.rundir import RunDir
 
@@ -158,7 +158,7 @@ def conduct(
     database: str | None,
     quiet: bool,
     as_json: bool,
-    source: Source | None = None,
+    source: FindJobs | None = None,
     display: Callable[[Machine], Display] | None = None,
     check: Callable[[Machine], None] | None = None,
     report: Callable[[Any], int] | None = None,
@@ -177,7 +177,7 @@ def conduct(
     file says of jobs that the run has is taken. `environment`: that of jobs that name none.
     """
     from hpcsched.agent import start
-    from hpcsched.agent.allocation.requeue import Plan
+    from hpcsched.agent.allocation.requeue import RequeuePlan
     from hpcsched.agent.inbox import Inbox
     from hpcsched.batch import open_batch
     from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder
@@ -223,7 +223,7 @@ def conduct(
             displays.append(LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet))
         return displays[0]
 
-    order = start.Order(
+    order = start.RunRequest(
         dir=rundir.root,
         devices=devices,
         jobs=file.jobs if file else (),
@@ -261,7 +261,7 @@ def conduct(
         check(life.machine)
     if code == WORK_LEFT:  # first of all: nothing that happens to a report must keep us from coming back
         how = "requeue" if requeue else "chain" if chain else ""
-        plan = Plan(how=how, most=max_restarts, script=chain_script)
+        plan = RequeuePlan(how=how, most=max_restarts, script=chain_script)
         code = _stopped(life, system, rundir, plan, again)
     try:
         if report is not None:
@@ -280,11 +280,11 @@ def conduct(
     return code
 
 
-def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, again: str) -> int:
+def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: RequeuePlan, again: str) -> int:
     """Stopped with work left: come back if that is wanted and makes sense; the exit code."""
     from dataclasses import replace
 
-    from hpcsched.agent.allocation.requeue import BACK_ALREADY, come_back, why_not
+    from hpcsched.agent.allocation.requeue import ALREADY_REQUEUED, requeue_or_chain, why_not_requeued
     from hpcsched.batch.base import EndReason
     from hpcsched.core.transitions.deadline import FROM_BATCH
 
@@ -294,18 +294,18 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, again: s
 
     cause = life.machine.deadline.cause
     if cause == FROM_BATCH + EndReason.REQUEUED:
-        say(BACK_ALREADY)
+        say(ALREADY_REQUEUED)
         return WORK_LEFT
     if not plan.how and cause == FROM_BATCH + EndReason.PREEMPTED and life.requeued_when_preempted:
         # By leaving before it is made to, it must not lose what it would have got.
         plan = replace(plan, how="requeue")
     reason = (
-        why_not(life.machine, plan, before=life.before, short_of_hosts=life.short_of_hosts)
+        why_not_requeued(life.machine, plan, before=life.before, short_of_hosts=life.short_of_hosts)
         if plan.how
         else None
     )
     if plan.how and reason is None:
-        return come_back(batch, plan, rundir, say)
+        return requeue_or_chain(batch, plan, rundir, say)
     left = life.machine.run.unfinished
     jobs = f"{left} job{'s' * (left != 1)} left"
     say(f"stopped with {jobs}; go on with `{again}`" + (f" (not by itself: {reason})" if reason else ""))

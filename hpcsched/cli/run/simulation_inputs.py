@@ -199,7 +199,7 @@ def of_run(
     from hpcsched.policy import make_policy
     from hpcsched.sim.past_run import past_of, place_of
     from hpcsched.store.profiles import choose_all, load_profiles
-    from hpcsched.store.replay import replay, standing
+    from hpcsched.store.replay import replay, valid_events
 
     rundir = find_run(ctx, dir_)
     inside = RunDir(rundir.root / "hpcsched-run")
@@ -212,7 +212,7 @@ def of_run(
     machine = replay(rundir.journal, make_policy).machine
     if machine.decisions.policy is None:
         raise NoSuchRun(f"the run in {rundir.root} has not started yet")
-    starts = [event for event in standing(rundir.journal) if isinstance(event, AgentStarted)]
+    starts = [event for event in valid_events(rundir.journal) if isinstance(event, AgentStarted)]
     read = [profile for name in profiles for profile in load_profiles(name)]
     models = {job.spec.model for job in machine.run.jobs.values()}
     trainings = on_cores.trainings()

@@ -322,11 +322,11 @@ def _result(life: Any, source: JobSource, *, curves: Path | None) -> SearchResul
 
 def _keep(life: Any, source: JobSource, store: Path) -> None:
     """Put the trials into the database, where `history --trials` finds them."""
-    from hpcsched.store.database import Database, Trial
+    from hpcsched.store.database import Database, TrialEntry
 
     search, run_id = source.search, life.run.id
     trials = [
-        Trial(
+        TrialEntry(
             run_id=run_id,
             trial=row.trial,
             bracket=row.bracket,

@@ -153,11 +153,11 @@ def _python() -> Finding:
 
 def _environments(environment: PythonEnvironment | None) -> Iterator[Finding]:
     """The interpreters that may run trainers, and what each has."""
-    from hpcsched.launch.interpreters import Has
+    from hpcsched.launch.interpreters import InterpreterInfo
 
     used = _trainers(environment)
     for python, has in _interpreters().candidates(environment):
-        if not isinstance(has, Has):
+        if not isinstance(has, InterpreterInfo):
             yield f"python {python}", environment is None, has
             continue
         worker = f"hpcsched-worker {has.worker}" if has.worker else "no hpcsched-worker"

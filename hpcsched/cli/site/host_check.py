@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcsched
-from hpcsched.batch.base import BatchSystem, Host
+from hpcsched.batch.base import AllocatedHost, BatchSystem
 
 ANSWER_WITHIN_S = 60.0
 """Job steps can take this long to start on a busy cluster."""
@@ -50,7 +50,7 @@ class Verdict:
 
 def check_hosts(
     batch: BatchSystem,
-    hosts: Sequence[Host],
+    hosts: Sequence[AllocatedHost],
     base: Path,
     *,
     need_gpus: bool,
@@ -142,7 +142,7 @@ def _same(one: str, other: str) -> bool:
 
 
 def _judge(
-    host: Host, came: float, said: dict[str, Any], *, began: float, back: set[str], need_gpus: bool
+    host: AllocatedHost, came: float, said: dict[str, Any], *, began: float, back: set[str], need_gpus: bool
 ) -> Verdict:
     wrong, notes = [], [f"Python {said['python']}, hpcsched {said['hpcsched']}"]
     if said["hpcsched"] != hpcsched.__version__:

@@ -1,4 +1,4 @@
-"""One host behind its node agent, as the head knows it: what it has said, and how it is lost for good."""
+"""One host behind its node agent, as the head knows it: its messages, and its loss."""
 
 from __future__ import annotations
 
@@ -7,121 +7,124 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from hpcsched.launch.remote import protocol
-from hpcsched.launch.remote.starter import Command
-from hpcsched.launch.remote.workers import Part, RemoteWorkers
+from hpcsched.launch.remote.starter import NodeAgentCommand
+from hpcsched.launch.remote.workers import AttemptPart, RemoteWorkers
 
 TERMINATED_S = 2.0
-"""How long a lost host's command may take to end after SIGTERM, before SIGKILL."""
+"""Time from SIGTERM to SIGKILL for a lost host's command (chosen)."""
 
 FENCE_S = 4.0
-"""So long after a node agent has surely died nothing can live on its host: its workers have been ended by
-its guard, or have noticed that their parent is gone and left."""
+"""Time after the certain death of a node agent in which all its workers end (chosen): its guard ends them, or
+they notice that their parent is gone."""
 
 CLOSED_S = 3.0
-"""Whose connection breaks so soon after its last word has closed it, or died: silence takes ZeroMQ longer to
-notice (wire.HEARTBEAT_TIMEOUT_MS)."""
+"""A connection that breaks within this time after a message was closed, or its process has died (chosen):
+ZeroMQ takes longer to notice silence (`protocol.HEARTBEAT_TIMEOUT_MS`)."""
 
-S = TypeVar("S", covariant=True)
+SampleT = TypeVar("SampleT", covariant=True)
 
 
-class MakeSample(Protocol[S]):
+class MakeSample(Protocol[SampleT]):
     """`devices.Sample`, which this package must not import."""
 
     def __call__(
         self, *, gpu: int, utilisation: float | None, memory_mib: float | None, healthy: bool, why: str
-    ) -> S: ...
+    ) -> SampleT: ...
 
 
-class NamedHost(Protocol):
-    """What is to be known of a host: `batch.Host`, which this package must not import."""
-
-    @property
-    def name(self) -> str: ...
+class GrantedHost(Protocol):
+    """A host of the allocation: `batch.Host`, which this package must not import."""
 
     @property
-    def cpus(self) -> int | None: ...
+    def name(self) -> str:
+        """Its name in the batch system."""
 
     @property
-    def gpus(self) -> tuple[str, ...] | None: ...
+    def cpus(self) -> int | None:
+        """The number of CPUs granted there; None if not known."""
+
+    @property
+    def gpus(self) -> tuple[str, ...] | None:
+        """The GPUs granted there, as in CUDA_VISIBLE_DEVICES; None if not known."""
 
 
 @dataclass(slots=True, eq=False)
 class RemoteHost:
-    """A host. It has not come while `hello` is None; `why` is set once it is lost, for good.
+    """A host. It has not joined while `hello` is None; `why` is the reason of its loss, which is final.
 
-    `first` is the global index of its first device; `heard` when its node agent was last heard of, and
-    `lost_at` when it was lost, by the monotonic clock; `patience` until when it may come at the least.
-    `leaving`: lost, but its node agent sees its jobs off in good order, and tells. `gone`: that has said its
-    last word. `broke_at`: when its connection broke, None while there is one; `closed`: not by silence.
-    `fenced`: nothing can live there any more. `told_keeping`: the jobs whose state is being made durable
-    there, by its last word on that.
+    `first_device`: the global index of its first device. Times by the monotonic clock: `heard_at` of the last
+    message of its node agent, `lost_at` of its loss, `join_by` the earliest at which it counts as absent,
+    `broke_at` of the break of its connection (None while there is one; `closed`: not by silence).
+    `leaving`: lost, but its node agent ends its jobs in good order and reports. `gone`: the node agent has
+    sent its last message. `fenced`: no process of the run can live there any more. `told_keeping`: the jobs
+    whose state is being made durable there, by its last message about that.
     """
 
     name: str
-    command: Command | None = None
+    command: NodeAgentCommand | None = None
     hello: protocol.Hello | None = None
     peer: bytes = b""
-    link: protocol.Link = field(default_factory=protocol.Link)
-    heard: float = 0.0
-    first: int = 0
+    channel: protocol.MessageChannel = field(default_factory=protocol.MessageChannel)
+    heard_at: float = 0.0
+    first_device: int = 0
     readings: tuple[protocol.Reading, ...] = ()
     why: str = ""
     lost_at: float = 0.0
-    patience: float = 0.0
+    join_by: float = 0.0
     leaving: bool = False
     gone: bool = False
     broke_at: float | None = None
     closed: bool = False
     fenced: bool = False
     warned: bool = False
-    parts: dict[int, tuple[RemoteWorkers, Part]] = field(default_factory=dict)
+    parts: dict[int, tuple[RemoteWorkers, AttemptPart]] = field(default_factory=dict)
     told_keeping: frozenset[int] = frozenset()
 
     @property
     def up(self) -> bool:
-        """Whether it has come and is not lost."""
+        """Whether it has joined and is not lost."""
         return self.hello is not None and not self.why
 
     @property
     def talks(self) -> bool:
-        """Whether what its node agent says counts, and it is to be answered."""
+        """Whether the messages of its node agent count, and are answered."""
         return self.hello is not None and not self.gone and (not self.why or self.leaving)
 
     @property
     def coming(self) -> bool:
-        """Whether it has not come, but still may."""
+        """Whether it has not joined, but still may."""
         return self.hello is None and not (self.command and self.command.why)
 
     @property
     def keeping(self) -> frozenset[int]:
-        """The jobs whose state may still be being made durable there, lost or not, until it is fenced."""
+        """The jobs whose state may still be made durable there, lost or not, until it is fenced."""
         return frozenset() if self.gone or self.fenced else self.told_keeping
 
     def reading(self, device: int) -> protocol.Reading:
-        """What is known of one of its devices, by its own index."""
+        """The newest reading of one of its devices, by the host's own index."""
         if self.why:
             return protocol.Reading(healthy=False, why=f"host {self.name} was lost: {self.why}")
         readings = self.readings
         return readings[device] if device < len(readings) else protocol.Reading()
 
     def broke(self, now: float, *, trusted: bool) -> None:
-        """Its connection has broken; not `trusted`: we looked too seldom to know when."""
-        self.broke_at, self.closed = now, trusted and now - self.heard < CLOSED_S
+        """Note that its connection has broken; not `trusted`: the head was stalled and cannot tell when."""
+        self.broke_at, self.closed = now, trusted and now - self.heard_at < CLOSED_S
 
     def fence(self, now: float, *, may_kill: bool, silence_s: float) -> float:
-        """Bring its end about, after it was lost, and see whether that is reached; else in how many seconds.
+        """Bring a lost host closer to being fenced; returns the seconds until it is.
 
-        Its node agent has surely left when its command has ended without our doing, and well. It has
-        surely died when the command has ended otherwise and the connection was closed, which the
-        kernel does: then its guard does the rest. Else a network may have broken and
-        everything there lives on, until the node agent has missed us for `silence_s`; and that only begins
-        when there is no connection. `may_kill` False: its command runs hosts that are up too.
+        Its node agent has surely left when its command has ended by itself with exit code 0. It has surely
+        died when the command has ended otherwise and the connection was closed, which the kernel does: then
+        its guard ends the workers. Else the network may have broken and all lives on until the node agent has
+        missed us for `silence_s`, which only begins without a connection. `may_kill` False: its command runs
+        other hosts too, which are up.
         """
         command = self.command
         if command and command.ended_at is None and may_kill and now - self.lost_at > TERMINATED_S:
             command.signal(signal.SIGKILL)
         left_s = silence_s if self.broke_at is None else self.broke_at + silence_s - now
-        if command and command.ended_at and command.well:
+        if command and command.ended_at and command.succeeded:
             left_s = min(left_s, command.ended_at + FENCE_S - now)
         elif command and command.ended_at and command.by_itself and self.broke_at and self.closed:
             left_s = min(left_s, max(command.ended_at, self.broke_at) + FENCE_S - now)

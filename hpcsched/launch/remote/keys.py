@@ -1,4 +1,4 @@
-"""What a node agent needs to join a run: where the head is, and the keys that let it in.
+"""The join file of a run: the address of the head, and the keys that admit node agents.
 
 The head makes new keys for each of its lives. They travel through a file that only this user can
 read, in the run directory, and are never seen in a process list or an environment.
@@ -21,17 +21,17 @@ from hpcsched.decoding import decode
 from hpcsched.errors import BadInput, ConfigError, StoreError
 from hpcsched.launch.remote.protocol import PROTOCOL
 
-PREFIX = "join-"
+JOIN_PREFIX = "join-"
 SERVE_ON_S = 25.0
-"""How long node agents serve on after a SIGTERM, at least: what most batch systems leave before SIGKILL."""
+"""The least time that node agents serve on after a SIGTERM: most batch systems leave it before SIGKILL."""
 
 _LIFE = secrets.token_bytes(16)
 
 
 def store_key(job_id: int) -> str:
-    """What the keys of the store begin with where the ranks of a job meet: 32 characters that only they know.
+    """The prefix of a job's keys in the rendezvous store: 32 characters that only its ranks know.
 
-    The same for all of a job's ranks as long as this process lives, since ranks may join those that run.
+    It is the same as long as this process lives, since ranks may join those that run.
     """
     return hashlib.blake2b(str(job_id).encode(), key=_LIFE, digest_size=16).hexdigest()
 
@@ -48,7 +48,7 @@ class KeyPair:
 
     @classmethod
     def new(cls) -> KeyPair:
-        """A pair that nobody else has."""
+        """A new pair of keys."""
         import zmq
 
         public, secret = zmq.curve_keypair()
@@ -56,14 +56,16 @@ class KeyPair:
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """The join file. `life` is one life of the head; `hosts` those it expects; `devices` what to open there;
-    `cpus` how many the batch system granted, and `gpus` which, by host, where that is known.
+    """The content of the join file.
 
-    `grace_s`: how long workers may take to save once the head is gone. `standbys`: see `LocalLauncher`.
-    `cpus_per_gpu`: how many cores are kept for the jobs of each GPU. `serve_on_s`: how long to serve on
-    after a signal that ends it, so that the head can have all jobs save in good order; after the first for
-    `notice_s` more, as it may only tell of a time of grace that begins. `shielded`: the numbers of the
-    signals that the batch system sends to every process of the job.
+    `life`: the head's life. `hosts`: the hosts it expects. `devices`: the argument of `--devices`. `cpus` and
+    `gpus`: by host the number of CPUs and the GPUs that the batch system granted, where that is known.
+
+    `grace_s`: the time that workers get to save once the head is gone. `standbys`: see `LocalLauncher`.
+    `cpus_per_gpu`: the cores kept for the jobs of each GPU. `serve_on_s`: the time to serve on after a signal
+    that ends the node agent, so that the head can have all jobs save in good order; after the first signal
+    `notice_s` longer, as that may only begin a time of grace. `shielded`: the numbers of the signals that the
+    batch system sends to every process of the job.
     """
 
     life: str
@@ -90,20 +92,20 @@ class _Version(msgspec.Struct):
 
 
 def new_life() -> str:
-    """A name for one life of the head."""
+    """A new name for a life of the head."""
     return uuid.uuid4().hex[:12]
 
 
 def join_file(run_dir: Path, life: str) -> Path:
-    """Another name for each life: on NFS an old file of the same name may be seen for a while."""
-    return run_dir / f"{PREFIX}{life}"
+    """The path of a life's join file. Each life has its own: NFS may show an old file of the same name."""
+    return run_dir / f"{JOIN_PREFIX}{life}"
 
 
 def write_join(path: Path, join: Join) -> None:
-    """Put it there whole, for this user only, and sweep what earlier lives left. Raises StoreError."""
+    """Write the join file atomically, for this user only, and remove older ones. Raises StoreError."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        for old in path.parent.glob(f"{PREFIX}*"):
+        for old in path.parent.glob(f"{JOIN_PREFIX}*"):
             old.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -118,7 +120,7 @@ def write_join(path: Path, join: Join) -> None:
 
 
 def read_join(path: Path) -> Join:
-    """Raises ConfigError for a file that is missing, that others can read, or that we cannot."""
+    """Read a join file. Raises ConfigError if it is missing, cannot be decoded, or others can read it."""
 
     def bad(got: str) -> ConfigError:
         return ConfigError(

@@ -1,6 +1,6 @@
-"""Workers on all hosts of an allocation, through one node agent on each.
+"""The launcher for all hosts of an allocation, through one node agent on each.
 
-The node agents are started once, by the batch system's commands, and come to the head by themselves.
+The node agents are started once, by the batch system's commands, and connect to the head by themselves.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hpcsched.core.model import Device, HostCores
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import protocol
-from hpcsched.launch.remote.host import MakeSample, NamedHost, S
+from hpcsched.launch.remote.host import GrantedHost, MakeSample, SampleT
 from hpcsched.launch.remote.keys import SERVE_ON_S, Join, KeyPair, join_file, new_life, write_join
-from hpcsched.launch.remote.sessions import Conversation
-from hpcsched.launch.remote.socket import Door
-from hpcsched.launch.remote.starter import Command, end_all, last_words
-from hpcsched.launch.remote.workers import Part, RemoteWorkers, part_orders
+from hpcsched.launch.remote.sessions import HeadSessions
+from hpcsched.launch.remote.socket import HeadSocket
+from hpcsched.launch.remote.starter import NodeAgentCommand, end_all, last_log_line
+from hpcsched.launch.remote.workers import AttemptPart, RemoteWorkers, part_launches
 
 LEFT_WITHIN_S, LEAVE_GRACE_S = 5.0, 2.0
-"""At the end: how long node agents may take to leave, and the workers they still have to save."""
+"""Time that node agents get to leave at the end, and their workers to save (chosen)."""
 
 
-class Hosts(Conversation, Generic[S]):
+class RemoteLauncher(HeadSessions, Generic[SampleT]):
     """A Launcher over several hosts, and their devices under one numbering.
 
     Everything happens in `pump`, on the caller's thread; `sample` alone may be called from another one.
@@ -53,13 +53,13 @@ class Hosts(Conversation, Generic[S]):
     def __init__(
         self,
         *,
-        hosts: Sequence[NamedHost],
+        hosts: Sequence[GrantedHost],
         commands: Callable[[Sequence[Any], Sequence[str]], list[tuple[str, ...]]],
         run_id: str,
         run_dir: Path,
         devices: str,
         address: str,
-        make_sample: MakeSample[S],
+        make_sample: MakeSample[SampleT],
         log: Path | None = None,
         say: Callable[[str], None],
         grace_s: float = 30.0,
@@ -79,26 +79,26 @@ class Hosts(Conversation, Generic[S]):
         self._inventory: tuple[Device, ...] = ()
         self._next_part = 1
         self._ran_on: dict[int, dict[str, None]] = {}
-        """By job: the hosts that may keep something for its next attempt; rank 0's first."""
+        """By job: the hosts that may keep shared memory for its next attempt; rank 0's first."""
         self.kind, self.speed = "", 1.0
         self.cores: tuple[HostCores, ...] = ()
-        """Those of each host for jobs that need no GPU."""
+        """The cores of each host for jobs that need no GPU."""
 
     # -- beginning and end -----------------------------------------------------------------------------
 
     def start(self, timeout_s: float) -> None:
-        """Start the node agents and wait until all have joined, at most so long.
+        """Start the node agents and wait until all have joined, at most `timeout_s`.
 
-        Those that have orphans to end get longer. Hosts that did not come, or have died since, are
-        lost from the start. Raises LaunchError when none came, and StoreError when the join file
-        cannot be written; nothing is left running then.
+        Those that have orphans to end get longer. Hosts that did not join, or have died since, are lost from
+        the start. Raises LaunchError when none joined, and StoreError when the join file cannot be written;
+        no process is left running then.
         """
         try:
             self._open()
             deadline = time.monotonic() + timeout_s
             while True:
                 now = time.monotonic()
-                awaited = [max(deadline, node.patience) for node in self._nodes.values() if node.coming]
+                awaited = [max(deadline, node.join_by) for node in self._nodes.values() if node.coming]
                 if max(awaited, default=now) <= now:
                     break
                 self._wait(min(0.1, max(awaited) - now))
@@ -109,11 +109,11 @@ class Hosts(Conversation, Generic[S]):
 
     def _open(self) -> None:
         server, client = KeyPair.new(), KeyPair.new()
-        self._door = Door(self._address, server, client.public, self._say)
+        self._head_socket = HeadSocket(self._address, server, client.public, self._say)
         join = Join(
             life=self._life,
             run_id=self._run_id,
-            endpoint=self._door.endpoint,
+            endpoint=self._head_socket.endpoint,
             server_key=server.public,
             client_public=client.public,
             client_secret=client.secret,
@@ -134,15 +134,15 @@ class Hosts(Conversation, Generic[S]):
         names = tuple(self._nodes)
         for i, command in enumerate(commands):
             ours = (names[i],) if len(commands) == len(names) else names
-            started = Command(command, ours, self._log, shielded=self._shielded)
+            started = NodeAgentCommand(command, ours, self._log, shielded=self._shielded)
             self._commands.append(started)
             if started.pidfd is not None:
-                self._door.watch(started.pidfd)
+                self._head_socket.watch(started.pidfd)
             for name in ours:
                 self._nodes[name].command = started
 
     def _settle(self) -> None:
-        """Number the devices of the hosts that have come; the others are lost."""
+        """Number the devices of the hosts that have joined; the others are lost."""
         come = [node for node in self._nodes.values() if node.up]
         absent = [node for node in self._nodes.values() if node.hello is None or not come]
         for node in self._nodes.values():
@@ -151,7 +151,7 @@ class Hosts(Conversation, Generic[S]):
             names = ", ".join(node.name for node in absent)
             whys = ((node.command.why if node.command else "") or node.why for node in absent)
             ended = {why for why in whys if why}
-            last = last_words(self._log)
+            last = last_log_line(self._log)
             why = "; ".join([*sorted(ended), *([f"{self._log.name} ends with: {last}"] if last else [])])
             line = f"no node agent has come from {names}: {why or 'no word from it'}"
             if not come:
@@ -162,9 +162,10 @@ class Hosts(Conversation, Generic[S]):
         devices: list[Device] = []
         for node in come:
             assert node.hello is not None
-            node.first = len(devices)
+            node.first_device = len(devices)
             devices += [
-                replace(d, index=node.first + i, host=node.name) for i, d in enumerate(node.hello.devices)
+                replace(d, index=node.first_device + i, host=node.name)
+                for i, d in enumerate(node.hello.devices)
             ]
         self._inventory = tuple(devices)
         self.cores = tuple(
@@ -179,8 +180,8 @@ class Hosts(Conversation, Generic[S]):
                 self._say(f"host {node.name} has {node.hello.kind}, but {come[0].name} has {self.kind}")
 
     def close(self) -> bool:
-        """Have all node agents leave, and end those that do not; False if something could not be ended."""
-        if self._door is None:
+        """Have all node agents leave, and kill those that do not; False if one could not be ended."""
+        if self._head_socket is None:
             return True
         self._closing = True
         deadline = time.monotonic() + LEFT_WITHIN_S
@@ -193,8 +194,8 @@ class Hosts(Conversation, Generic[S]):
                 deadline = min(deadline, time.monotonic() + 1.0)  # for the commands to notice
         ended = end_all(self._commands, 1.0)
         self._join.unlink(missing_ok=True)
-        self._door.close()
-        self._door = None
+        self._head_socket.close()
+        self._head_socket = None
         for command in self._commands:
             command.close()
         return ended
@@ -202,22 +203,22 @@ class Hosts(Conversation, Generic[S]):
     # -- what there is ---------------------------------------------------------------------------------
 
     def inventory(self) -> tuple[Device, ...]:
-        """The devices of all hosts that came, host by host; lost ones stay in it."""
+        """The devices of all hosts that joined, host by host; those of lost hosts stay in it."""
         return self._inventory
 
     def address_of(self, host: str) -> str:
-        """The address by which the other hosts reach it; raises KeyError for a host that did not come."""
+        """The address at which other hosts reach a host. Raises KeyError for a host that did not join."""
         hello = self._nodes[host].hello
         if hello is None:
             raise KeyError(host)
         return hello.address
 
-    def sample(self) -> list[S]:
-        """The newest known sample of every device. Only reads: may be called from any thread."""
+    def sample(self) -> list[SampleT]:
+        """The newest sample of every device. May be called from any thread."""
         samples = []
         for device in self._inventory:
             node = self._nodes[device.host]
-            reading = node.reading(device.index - node.first)
+            reading = node.reading(device.index - node.first_device)
             samples.append(
                 self._make_sample(
                     gpu=device.index,
@@ -230,16 +231,16 @@ class Hosts(Conversation, Generic[S]):
         return samples
 
     def lost(self) -> Mapping[str, str]:
-        """Why each lost host was lost, by host."""
+        """The reason of the loss of each lost host, by host."""
         return {node.name: node.why for node in self._nodes.values() if node.why}
 
     # -- launching -------------------------------------------------------------------------------------
 
     def launch(self, plan: LaunchPlan) -> RemoteWorkers:
-        """Have all ranks started; whether that worked is told by the workers. Never blocks.
+        """Have all ranks started; failures are reported by the workers. Never blocks.
 
-        Where the job ran before and does not now, nothing is kept for it any more. Raises LaunchError
-        (transient, the host's fault) when one of the hosts has been lost.
+        Hosts that the job has left free its shared memory. Raises LaunchError (transient, the host's fault)
+        when one of the hosts has been lost.
         """
         shares = [(host, list(devices)) for host, devices in groupby(plan.devices, lambda d: d.host)]
         for host, _ in shares:
@@ -254,12 +255,14 @@ class Hosts(Conversation, Generic[S]):
             self._let_go(plan.job_id, but={host for host, _ in shares})
         ran_on = self._ran_on.setdefault(plan.job_id, {})
         ran_on.update((host, None) for host, _ in shares)
-        local = [(host, [d.index - self._nodes[host].first for d in devices]) for host, devices in shares]
-        orders = part_orders(
+        local = [
+            (host, [d.index - self._nodes[host].first_device for d in devices]) for host, devices in shares
+        ]
+        orders = part_launches(
             plan, local, first_host=next(iter(ran_on)), address=address, first_part=self._next_part
         )
         self._next_part += len(orders)
-        parts = [Part(host, order) for (host, _), order in zip(shares, orders, strict=True)]
+        parts = [AttemptPart(host, order) for (host, _), order in zip(shares, orders, strict=True)]
         workers = RemoteWorkers(parts, address=reached, send=self._send, pump=self.pump)
         for part in parts:
             self._nodes[part.host].parts[part.order.part] = (workers, part)
@@ -267,11 +270,11 @@ class Hosts(Conversation, Generic[S]):
         return workers
 
     def ready_for(self, plan: LaunchPlan) -> bool:
-        """Each node agent finds out by itself what there is on its host."""
+        """True: each node agent checks the interpreters on its host by itself."""
         return True
 
     def forget(self, job_id: int) -> None:
-        """The job is over: no host keeps anything for its next attempt."""
+        """Free a job's shared memory on all hosts: it has no next attempt."""
         self._let_go(job_id)
 
     def _let_go(self, job_id: int, but: Set[str] = frozenset()) -> None:
@@ -279,5 +282,5 @@ class Hosts(Conversation, Generic[S]):
             self._send(host, protocol.Forget(job_id))
 
     def keeping(self) -> set[int]:
-        """Ids of the jobs whose state of a quick suspend is still being made durable, on any host."""
+        """Ids of the jobs whose state of a quick suspend is not durable yet, on any host."""
         return {job_id for node in self._nodes.values() for job_id in node.keeping}

@@ -1,8 +1,8 @@
-"""What the head agent and the node agents say to each other: msgpack, each message with a tag.
+"""The messages between the head agent and the node agents: msgpack, each message with a tag.
 
-Messages that must not be lost or come twice are numbered, kept until the other end has acknowledged them,
-and sent again when it does not: a broken connection is made anew by ZeroMQ, but what was on its way is
-gone. `Link` is one end of such a conversation.
+Messages that must not be lost or come twice are numbered, kept until the other end has acknowledged them, and
+sent again when it does not: ZeroMQ reconnects by itself, but loses the messages that were on their way.
+`MessageChannel` is one end of that.
 """
 
 from __future__ import annotations
@@ -18,35 +18,38 @@ PROTOCOL = 4
 """Raised with every change of a message; both ends must have the same."""
 
 RESEND_S = 2.5
-"""What has not been acknowledged for so long is sent again; acknowledgements come at least once a second."""
+"""Time without an acknowledgement after which messages are sent again (chosen); one comes every second."""
 
 BEAT_S = 1.0
-"""How often a node agent says that it lives, and how its devices are."""
+"""Period of a node agent's Beat messages (chosen)."""
 
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 5000
-"""ZMTP's own heartbeats: answered by ZeroMQ's thread, so an end that is busy does not look dead."""
+"""ZMTP's own heartbeats (chosen): answered by ZeroMQ's thread, so a busy process does not look dead."""
 
 LOST_HEAD_S = 6.0
-"""When its connection has been gone for so long, so has the head, to a node agent."""
+"""Time without a connection after which a node agent takes the head for gone (chosen)."""
 
 KILL_AFTER_S = 5.0
-"""A node agent that leaves gives workers so long, at most, between SIGTERM and SIGKILL."""
+"""The most time from SIGTERM to SIGKILL for the workers of a node agent that leaves (chosen)."""
 
-SLACK_S = 2.0
+FENCE_SLACK_S = 2.0
+"""Time added to `silence_s` for scheduling delays (chosen)."""
 
 HANDSHAKE_MS = 5000
-MOST_BYTES = 64 * 2**20
-"""No message is longer."""
+"""Time for ZeroMQ's handshake (chosen)."""
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""The longest message (chosen)."""
 
 
 def silence_s(grace_s: float) -> float:
-    """So long after the head's side of a connection broke nothing can live on the host, network or not.
+    """Seconds after the break of the head's side of a connection in which all workers of the host end.
 
     The node agent notices at the latest when its own heartbeats are not answered, tries to come back,
     gives its workers `grace_s` to save, and kills them.
     """
     notices_s = (HEARTBEAT_MS + HEARTBEAT_TIMEOUT_MS) / 1000 + LOST_HEAD_S + BEAT_S
-    return notices_s + grace_s + min(grace_s, KILL_AFTER_S) + SLACK_S
+    return notices_s + grace_s + min(grace_s, KILL_AFTER_S) + FENCE_SLACK_S
 
 
 class Reading(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +65,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Coming(msgspec.Struct, frozen=True, tag="coming"):
-    """It lives, but first ends what an earlier life left on its host: a Hello follows."""
+    """The node agent lives, but first ends orphans of an earlier life on its host: a Hello follows."""
 
     name: str
 
@@ -87,14 +90,14 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """It lives; Unix time and its devices."""
+    """The node agent lives; its Unix time and devices."""
 
     wall: float
     readings: tuple[Reading, ...]
 
 
 class Launched(msgspec.Struct, frozen=True, tag="launched"):
-    """The part's ranks have been started; `port` is where all ranks of the attempt meet."""
+    """The part's ranks have been started; `port` is that of the attempt's rendezvous."""
 
     part: int
     port: int
@@ -110,7 +113,7 @@ class LaunchFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The program has said that it can be suspended, as `attempt`; `data` is what its ready file holds."""
+    """The program has made its ready file for `attempt`, with the content `data`."""
 
     part: int
     attempt: int
@@ -118,7 +121,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """Rank 0 will not become `attempt`; `data` says why."""
+    """Rank 0 has refused to become `attempt`; `data` is the content of its refused file."""
 
     part: int
     attempt: int
@@ -126,21 +129,21 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Living(msgspec.Struct, frozen=True, tag="living"):
-    """A rank has ended, and this many of the part's still live."""
+    """A rank has ended; `count` ranks of the part still live."""
 
     part: int
     count: int
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progress"):
-    """What rank 0 wrote to its progress descriptor."""
+    """Bytes that rank 0 wrote to its progress descriptor."""
 
     part: int
     data: bytes
 
 
 class Recorded(msgspec.Struct, frozen=True, tag="record"):
-    """STATE.json has changed."""
+    """STATE.json has changed to `data`."""
 
     part: int
     data: bytes
@@ -155,8 +158,8 @@ class Failing(msgspec.Struct, frozen=True, tag="failing"):
 class Exited(msgspec.Struct, frozen=True, tag="exited"):
     """All of the part's ranks have ended.
 
-    On the host of rank 0 `record` is STATE.json, and `held` what a quick suspend has left in the arena: one
-    of them is the newest.
+    On the host of rank 0 `record` is STATE.json, and `held` the held file of a quick suspend; either may be
+    the newer one.
     """
 
     part: int
@@ -172,13 +175,13 @@ class Keeping(msgspec.Struct, frozen=True, tag="keeping"):
 
 
 class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
-    """The node agent starts no more, and leaves when its workers have ended, which it tells as ever."""
+    """The node agent starts no more workers, and leaves when its own have ended, which it still reports."""
 
     why: str
 
 
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
-    """The last word: no worker is left on the host, and the node agent leaves."""
+    """The last message: no worker is left on the host, and the node agent leaves."""
 
     why: str
 
@@ -209,12 +212,14 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
-    """Carries an acknowledgement when there is nothing else to say."""
+    """Carries an acknowledgement when there is no other message."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
-    """Start one host's ranks of an attempt; see `LaunchPlan` and `Place`. `devices`: the host's indices, or
-    `cores`, the handles of what each rank has instead."""
+    """Start one host's ranks of an attempt; see `LaunchPlan` and `RankPlacement`.
+
+    `devices`: the host's indices; or `cores`: the handles of each rank's cores.
+    """
 
     part: int
     job_id: int
@@ -244,7 +249,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
 
     @property
     def ranks(self) -> int:
-        """How many processes that is."""
+        """The number of processes to start."""
         return len(self.devices or self.cores) if self.per_rank else self.processes
 
 
@@ -256,21 +261,21 @@ class Signal(msgspec.Struct, frozen=True, tag="signal"):
 
 
 class Order(msgspec.Struct, frozen=True, tag="order"):
-    """Give rank 0, of this part, an order through its control pipe."""
+    """Give rank 0, which is in this part, an order through its control pipe."""
 
     part: int
     line: bytes
 
 
 class Expect(msgspec.Struct, frozen=True, tag="expect"):
-    """This part is told to become `attempt`: look for what its rank 0 answers."""
+    """The part is told to become `attempt`: report the answer of its rank 0."""
 
     part: int
     attempt: int
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
-    """Nothing that is kept here for the job's next attempt is wanted any more."""
+    """Free the job's shared memory: it has no next attempt here."""
 
     job_id: int
 
@@ -307,18 +312,18 @@ _to_node = msgspec.msgpack.Decoder(ToNode)
 
 def read_to_head(data: bytes) -> ToHead:
     """A node agent's message; raises BadInput."""
-    return decode_message(_to_head, data, most_bytes=MOST_BYTES)
+    return decode_message(_to_head, data, most_bytes=MAX_MESSAGE_BYTES)
 
 
 def read_to_node(data: bytes) -> ToNode:
     """The head's message; raises BadInput."""
-    return decode_message(_to_node, data, most_bytes=MOST_BYTES)
+    return decode_message(_to_node, data, most_bytes=MAX_MESSAGE_BYTES)
 
 
-class Link:
-    """One end: what it sends arrives once and in order as long as the other end lives.
+class MessageChannel:
+    """One end of a channel: numbered messages arrive once and in order as long as the other end lives.
 
-    Nothing bounds what is kept but the time until the other end counts as lost, a few seconds.
+    The number of kept messages is bounded only by the time until the other end counts as lost, a few seconds.
     """
 
     def __init__(self) -> None:
@@ -328,16 +333,16 @@ class Link:
         self._heard = 0
         self._told = 0
 
-    def kept(self, message: NodeMessage | HeadMessage, now: float) -> bytes:
-        """To be sent: a message that must arrive."""
+    def numbered(self, message: NodeMessage | HeadMessage, now: float) -> bytes:
+        """The bytes to send for a message that must arrive; it is kept until it is acknowledged."""
         self._sent += 1
         if not self._kept:
             self._sent_at = now
         self._kept.append((self._sent, message))
         return self._wrap(self._sent, message)
 
-    def passing(self, message: NodeMessage | HeadMessage) -> bytes:
-        """To be sent: a message that may be lost."""
+    def unnumbered(self, message: NodeMessage | HeadMessage) -> bytes:
+        """The bytes to send for a message that may be lost."""
         return self._wrap(0, message)
 
     def _wrap(self, seq: int, message: NodeMessage | HeadMessage) -> bytes:
@@ -345,7 +350,7 @@ class Link:
         return _encode((seq, self._heard, message))
 
     def take(self, envelope: ToHead | ToNode, now: float) -> bool:
-        """Whether to act on what arrived: not if it came before, nor if something before it is missing."""
+        """Whether to act on an arrived message: not on one that came before, nor on one after a gap."""
         acknowledged = False
         while self._kept and self._kept[0][0] <= envelope.ack:
             self._kept.popleft()
@@ -361,12 +366,12 @@ class Link:
         return True
 
     @property
-    def owes(self) -> bool:
-        """Whether the other end is to be told what has arrived."""
+    def owes_ack(self) -> bool:
+        """Whether the other end waits for an acknowledgement."""
         return self._told != self._heard
 
-    def again(self, now: float) -> list[bytes]:
-        """To be sent once more, if it is time for that."""
+    def resends(self, now: float) -> list[bytes]:
+        """The bytes of all messages to send once more, if it is time for that."""
         if not self._kept or now - self._sent_at < RESEND_S:
             return []
         self._sent_at = now

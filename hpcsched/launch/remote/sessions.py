@@ -1,4 +1,4 @@
-"""What the head hears from its node agents and says to them, and when it takes a host for lost.
+"""The head's sessions with its node agents, and the loss of hosts.
 
 A host is lost when its node agent is silent or leaves, or the command that ran it has ended; it does not
 come back in this life of the head. What ran there counts as ended only when it surely has: the job
@@ -14,29 +14,31 @@ from collections.abc import Callable, Iterable
 from hpcsched.errors import BadInput
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.host import FENCE_S, RemoteHost
-from hpcsched.launch.remote.socket import Door
-from hpcsched.launch.remote.starter import Command
+from hpcsched.launch.remote.socket import HeadSocket
+from hpcsched.launch.remote.starter import NodeAgentCommand
 from hpcsched.launch.remote.workers import RemoteWorkers
 
 LOST_NODE_S = 6.0
-"""A node agent that has said nothing for so long is lost."""
+"""Time without a message after which a host is lost (chosen)."""
 
-WORTH_SAYING_S = 2.0
-"""So long after a loss it is clear whether it is a silent one."""
+SILENCE_NOTICE_S = 2.0
+"""Time after a loss at which people are told of a host that is silent (chosen)."""
 
-ORPHANS_S = 30.0
-"""Beside the grace: how long a node agent may take to end what an earlier life left on its host."""
+ORPHANS_GRACE_S = 30.0
+"""Time that a node agent gets, beyond the grace time, to end orphans on its host (chosen)."""
 
-TIMERS_S = 0.25
+TIMER_PERIOD_S = 0.25
+"""Period of the checks of all hosts (chosen)."""
+
 STALL_S = 1.0
-"""When `pump` was not called for longer than that, the time does not count as a node agent's silence."""
+"""Time between calls of `pump` that does not count as silence of the node agents (chosen)."""
 
 SLEW_S = 0.001
-"""How fast, in seconds a beat, the estimate of a host's clock may fall: it is set by the fastest messages."""
+"""Seconds a beat by which the estimate of a host's clock falls (chosen): the fastest messages set it."""
 
 
-class Conversation:
-    """The head's side of all connections; everything happens in `pump`, on the caller's thread.
+class HeadSessions:
+    """The head's sessions with all node agents; all work is done in `pump`, on the caller's thread.
 
     Args:
         names: the hosts that node agents are expected from.
@@ -48,33 +50,33 @@ class Conversation:
         self._nodes: dict[str, RemoteHost] = {name: RemoteHost(name) for name in names}
         self._grace_s, self._say = grace_s, say
         self._by_peer: dict[bytes, RemoteHost] = {}
-        self._commands: list[Command] = []
-        self._door: Door | None = None
+        self._commands: list[NodeAgentCommand] = []
+        self._head_socket: HeadSocket | None = None
         self._pumped = self._timers_due = 0.0
         self._stalled_at = float("-inf")
         self._closing = False
         self._said: set[str] = set()
         self.skew_s: dict[str, float] = {}
-        """By host: how far its clock is ahead of ours, less the time a message takes."""
+        """By host: the seconds that its clock is ahead of ours, less the time that a message takes."""
 
     def fileno(self) -> int:
         """Readable when `pump` has something to do at once."""
-        assert self._door is not None
-        return self._door.fileno()
+        assert self._head_socket is not None
+        return self._head_socket.fileno()
 
     def pump(self) -> None:
-        """Take in what has arrived, and do what is due; to be called at least four times a second."""
-        if self._door is None:
+        """Handle the messages that have arrived, and do what is due. To be called at least every 0.25 s."""
+        if self._head_socket is None:
             return
         now = time.monotonic()
         if now - self._pumped > STALL_S and self._pumped:
             for node in self._nodes.values():
-                node.heard += now - self._pumped
+                node.heard_at += now - self._pumped
             self._stalled_at = now
         self._pumped = now
-        for peer, data in self._door.receive():
+        for peer, data in self._head_socket.receive():
             self._take(peer, data, now)
-        for peer in self._door.broken():
+        for peer in self._head_socket.broken():
             if peer in self._by_peer:
                 trusted = now - self._stalled_at > LOST_NODE_S
                 self._by_peer[peer].broke(now, trusted=trusted)
@@ -82,26 +84,26 @@ class Conversation:
             if command.pidfd is not None and command.look():
                 self._command_ended(command)
         if now >= self._timers_due:
-            self._timers_due = now + TIMERS_S
+            self._timers_due = now + TIMER_PERIOD_S
             for node in self._nodes.values():
                 self._timers(node, now)
 
     def _wait(self, timeout_s: float) -> None:
-        assert self._door is not None
-        self._door.wait(timeout_s)
+        assert self._head_socket is not None
+        self._head_socket.wait(timeout_s)
         self.pump()
 
     def _send(self, host: str, message: protocol.HeadMessage) -> None:
         node = self._nodes[host]
-        if self._door is not None and node.talks:
-            self._door.send(node.peer, node.link.kept(message, time.monotonic()))
+        if self._head_socket is not None and node.talks:
+            self._head_socket.send(node.peer, node.channel.numbered(message, time.monotonic()))
 
     def _take(self, peer: bytes, data: bytes, now: float) -> None:
-        assert self._door is not None
+        assert self._head_socket is not None
         node = self._by_peer.get(peer)
         if node is not None:
-            node.heard = now
-            if self._door.connected(peer):
+            node.heard_at = now
+            if self._head_socket.connected(peer):
                 node.broke_at = None
         try:
             envelope = protocol.read_to_head(data)
@@ -117,13 +119,13 @@ class Conversation:
                 node.gone = True
             else:
                 self._dismiss(peer)
-        elif node.link.take(envelope, now):
+        elif node.channel.take(envelope, now):
             self._told(node, envelope.body)
 
     def _coming(self, name: str, now: float) -> None:
         node = self._nodes.get(name)
-        if node is not None and node.hello is None and not node.patience:
-            node.patience = now + self._grace_s + ORPHANS_S
+        if node is not None and node.hello is None and not node.join_by:
+            node.join_by = now + self._grace_s + ORPHANS_GRACE_S
             self._say_once(f"host {name} still has processes of an earlier life: they are being ended")
 
     def _hello(self, peer: bytes, hello: protocol.Hello, now: float) -> None:
@@ -137,24 +139,24 @@ class Conversation:
             self._dismiss(peer)
             return
         if node.hello is None:
-            node.hello, node.peer, node.heard = hello, peer, now
+            node.hello, node.peer, node.heard_at = hello, peer, now
             self.skew_s[node.name] = hello.wall - time.time()
             self._by_peer[peer] = node
-        assert self._door is not None
-        self._door.send(peer, node.link.passing(protocol.Welcome()))
+        assert self._head_socket is not None
+        self._head_socket.send(peer, node.channel.unnumbered(protocol.Welcome()))
 
     def _dismiss(self, peer: bytes) -> None:
-        """What a host that counts as lost still runs must not go on: its jobs run elsewhere."""
-        assert self._door is not None
-        self._door.send(peer, protocol.Link().passing(protocol.Leave(0.0)))
+        """Tell a node agent to leave: its host counts as lost, and its jobs run elsewhere."""
+        assert self._head_socket is not None
+        self._head_socket.send(peer, protocol.MessageChannel().unnumbered(protocol.Leave(0.0)))
 
     def _told(self, node: RemoteHost, message: protocol.NodeMessage) -> None:
         if isinstance(message, protocol.Beat):
             node.readings = message.readings
             ahead_s = message.wall - time.time()
             self.skew_s[node.name] = max(self.skew_s[node.name] - SLEW_S, ahead_s)
-            if node.link.owes and self._door is not None:
-                self._door.send(node.peer, node.link.passing(protocol.Heard()))
+            if node.channel.owes_ack and self._head_socket is not None:
+                self._head_socket.send(node.peer, node.channel.unnumbered(protocol.Heard()))
             return
         if isinstance(message, protocol.Leaving | protocol.Gone):
             node.gone = isinstance(message, protocol.Gone)
@@ -196,9 +198,9 @@ class Conversation:
 
     # -- lost hosts ------------------------------------------------------------------------------------
 
-    def _command_ended(self, command: Command) -> None:
-        assert self._door is not None and command.pidfd is not None
-        self._door.unwatch(command.pidfd)
+    def _command_ended(self, command: NodeAgentCommand) -> None:
+        assert self._head_socket is not None and command.pidfd is not None
+        self._head_socket.unwatch(command.pidfd)
         command.close()
         for name in command.hosts:
             if self._nodes[name].up:
@@ -223,16 +225,16 @@ class Conversation:
 
     def _timers(self, node: RemoteHost, now: float) -> None:
         if node.talks:
-            if now - node.heard > LOST_NODE_S:
+            if now - node.heard_at > LOST_NODE_S:
                 if node.leaving:
                     node.leaving, node.lost_at = False, now
                     self._send_away(node)
                 else:
                     self._lose(node, f"no word for {LOST_NODE_S:g} s")
                 return
-            assert self._door is not None
-            for data in node.link.again(now):
-                self._door.send(node.peer, data)
+            assert self._head_socket is not None
+            for data in node.channel.resends(now):
+                self._head_socket.send(node.peer, data)
         elif node.why and not node.fenced:
             silence_s = protocol.silence_s(self._grace_s)
             left_s = node.fence(now, may_kill=self._own(node), silence_s=silence_s)
@@ -241,7 +243,9 @@ class Conversation:
                 for workers, part in list(node.parts.values()):
                     workers.lost(part, node.why)
                     self._forget_ended(workers)
-            elif node.parts and left_s > FENCE_S and now - node.lost_at > WORTH_SAYING_S and not node.warned:
+            elif (
+                node.parts and left_s > FENCE_S and now - node.lost_at > SILENCE_NOTICE_S and not node.warned
+            ):
                 node.warned = True
                 self._say(
                     f"host {node.name} is silent: its jobs start elsewhere in {left_s:.0f} s, "

@@ -1,4 +1,4 @@
-"""The head's socket: lets node agents of this run in, nobody else, and never blocks."""
+"""The head's socket: it admits only node agents of this run, and never blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from zmq.utils.monitor import recv_monitor_message
 
 from hpcsched.errors import LaunchError
 from hpcsched.launch.remote.keys import KeyPair
-from hpcsched.launch.remote.protocol import HANDSHAKE_MS, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, MOST_BYTES
+from hpcsched.launch.remote.protocol import (
+    HANDSHAKE_MS,
+    HEARTBEAT_MS,
+    HEARTBEAT_TIMEOUT_MS,
+    MAX_MESSAGE_BYTES,
+)
 
 _FAILED = (
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
@@ -22,16 +27,16 @@ _OTHERS = (zmq.Event.ACCEPTED, zmq.Event.HANDSHAKE_SUCCEEDED, zmq.Event.DISCONNE
 
 
 def arrived(socket: zmq.Socket[bytes]) -> bool:
-    """Whether there is something to receive: ZeroMQ's descriptors tell changes only."""
+    """Whether there is a message to receive: ZeroMQ's descriptors show changes only."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
-class Door:
+class HeadSocket:
     """A ROUTER socket with CURVE on an ephemeral port of `address`, that admits one client key.
 
     Args:
         address: an IP address of this host.
-        say: told once, in one line, that somebody was turned away.
+        say: called once, with a line for people, when a connection was refused.
 
     Raises LaunchError when it cannot listen there.
     """
@@ -50,9 +55,9 @@ class Door:
         self._monitor = self._socket.get_monitor_socket(sum({*_FAILED, *_OTHERS}))
         self._welcomed = 0
         self._waiting: dict[int, int] = {}
-        """By descriptor of a connection: how many had been let in when it came."""
+        """By descriptor of a connection: the number of admitted connections when it came."""
         self._peers: dict[int, bytes] = {}
-        """By descriptor of a connection: who spoke last on it."""
+        """By descriptor of a connection: the peer of its last message."""
         self._descriptors: dict[bytes, int] = {}
         self._broken: list[bytes] = []
         self._configure(keys, ":" in address)
@@ -74,11 +79,11 @@ class Door:
         socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
         socket.setsockopt(zmq.ZAP_DOMAIN, b"hpcsched")
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a node agent that comes back takes its old place
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # what cannot be sent is sent again: see wire.Link
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # what cannot be sent is sent again: see MessageChannel
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.IPV6, int(ipv6))
         socket.setsockopt(zmq.BACKLOG, 1024)  # all hosts come at once
 
@@ -87,18 +92,19 @@ class Door:
         return self._epoll.fileno()
 
     def watch(self, descriptor: int) -> None:
-        """Be readable too when this descriptor is."""
+        """Make `fileno` readable too when this descriptor is."""
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def unwatch(self, descriptor: int) -> None:
+        """Undo `watch`."""
         self._epoll.unregister(descriptor)
 
     def wait(self, timeout_s: float) -> None:
-        """Until there may be something to receive, or the time is over."""
+        """Wait until there may be something to receive, or the time is over."""
         self._epoll.poll(timeout_s)
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
-        """(who, what) of all that has arrived; lets in who waits at the door."""
+        """(peer, data) of all messages that have arrived; admits connections that wait."""
         while arrived(self._zap):
             self._admit()
         while arrived(self._monitor):
@@ -116,16 +122,16 @@ class Door:
             self._descriptors[peer] = descriptor
 
     def connected(self, peer: bytes) -> bool:
-        """Whether the connection on which this one spoke last is still there."""
+        """Whether the connection of a peer's last message is still there."""
         return peer in self._descriptors and self._peers.get(self._descriptors[peer]) == peer
 
     def broken(self) -> list[bytes]:
-        """Those whose connection has broken since this was asked last, and who have no other."""
+        """The peers whose connection has broken since the last call, and that have no other."""
         broken, self._broken = self._broken, []
         return broken
 
     def _happened(self) -> None:
-        """Something happened to a connection."""
+        """Handle one event of a connection."""
         message = recv_monitor_message(self._monitor, zmq.NOBLOCK)
         assert isinstance(message, dict)
         event, value = message["event"], message["value"]
@@ -162,7 +168,7 @@ class Door:
             )
 
     def send(self, peer: bytes, data: bytes) -> None:
-        """Send, or lose it if the peer is away or does not read."""
+        """Send a message, or drop it if the peer is away or does not read."""
         try:
             self._socket.send_multipart([peer, data], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -170,7 +176,7 @@ class Door:
                 raise
 
     def close(self) -> None:
-        """What is still to be sent gets a moment; may be called twice."""
+        """Close the socket; messages still to be sent get 200 ms. May be called twice."""
         if self._socket.closed:
             return
         self._epoll.close()

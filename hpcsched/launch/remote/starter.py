@@ -10,22 +10,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcsched.launch.spawn import ignoring
+from hpcsched.launch.spawn import ignoring_signals
 
 KILLED_WITHIN_S = 2.0
-"""How long after SIGKILL to wait for the end: a process that hangs in the kernel cannot be helped."""
+"""Time to wait for the end after SIGKILL (chosen): a process that hangs in the kernel cannot be helped."""
 
 TAIL_BYTES = 4096
+"""The part of the log that is searched for its last line (chosen)."""
 
 SSH_FAILED = 255
-"""ssh's exit code when what it ran was killed, but also when only its connection has broken."""
+"""The exit code of ssh when its remote command was killed, but also when only its connection has broken."""
 
 
-class Command:
-    """One running command in a session of its own; its output is appended to a file.
+class NodeAgentCommand:
+    """One running command (srun, ssh ...) in a session of its own; its output is appended to a file.
 
-    It stays a zombie until what it left in its process group has been killed: nobody else can have
-    the number before. A command that cannot be started counts as one that has ended; `why` tells.
+    It stays a zombie until all processes of its group have been killed: no other process can have the number
+    before. A command that cannot be started counts as one that has ended; `why` is the reason.
 
     `shielded`: signals that a batch system sends to it too, as to all of the job. It is started with them
     ignored: what it runs must not end with it before it has saved. SIGTERM of ours is then SIGKILL.
@@ -42,11 +43,11 @@ class Command:
         self.hosts = tuple(hosts)
         self.name = Path(argv[0]).name
         self.why = ""
-        """How it ended; "" while it lives."""
+        """The way it ended, in words; "" while it lives."""
         self.ended_at: float | None = None
         self.by_itself = False
         """Whether it ended without a signal from us and, as far as it knows, with what it ran."""
-        self.well = False
+        self.succeeded = False
         """Whether it ended by itself with exit code 0."""
         self._signalled = False
         self._shielded = shielded
@@ -54,7 +55,7 @@ class Command:
         self._process: subprocess.Popen[bytes] | None = None
         try:
             descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file, ignoring(shielded):
+            with os.fdopen(descriptor, "wb") as file, ignoring_signals(shielded):
                 self._process = subprocess.Popen(
                     argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
                 )
@@ -67,7 +68,7 @@ class Command:
         self.why, self.ended_at = why, time.monotonic()
 
     def look(self) -> bool:
-        """Whether it has ended; then nothing of its process group is left. Never blocks."""
+        """Whether it has ended; then no process of its group is left. Never blocks."""
         if self.ended_at is None and self._process is not None:
             found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is None:
@@ -76,13 +77,13 @@ class Command:
             self.signal(signal.SIGKILL)
             code = self._process.wait()
             self.by_itself = not signalled and not (self.name == "ssh" and code == SSH_FAILED)
-            self.well = self.by_itself and code == 0
+            self.succeeded = self.by_itself and code == 0
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             self._over(f"`{self.name}` {how}")
         return self.ended_at is not None
 
     def signal(self, sig: signal.Signals) -> None:
-        """To its process group, as long as that is surely its own."""
+        """Send a signal to its process group, as long as that is surely its own."""
         if self._process is not None and self._process.returncode is None:
             self._signalled = True
             sig = signal.SIGKILL if sig in self._shielded else sig
@@ -90,14 +91,14 @@ class Command:
                 os.killpg(self._process.pid, sig)
 
     def close(self) -> None:
-        """Close the descriptor; ends nothing."""
+        """Close the descriptor; ends no process."""
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
 
 
-def end_all(commands: Sequence[Command], grace_s: float) -> bool:
-    """SIGTERM, after `grace_s` seconds SIGKILL; whether all have ended KILLED_WITHIN_S after that."""
+def end_all(commands: Sequence[NodeAgentCommand], grace_s: float) -> bool:
+    """End commands by SIGTERM, after `grace_s` by SIGKILL; False if one still lives KILLED_WITHIN_S later."""
     for sig, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILLED_WITHIN_S)):
         for command in commands:
             if not command.look():
@@ -108,8 +109,8 @@ def end_all(commands: Sequence[Command], grace_s: float) -> bool:
     return all(command.look() for command in commands)
 
 
-def last_words(log: Path) -> str:
-    """The last line with something on it of what the commands wrote, shortened; "" if there is none."""
+def last_log_line(log: Path) -> str:
+    """The last line of the commands' log that is not empty, shortened; "" if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)

@@ -1,4 +1,7 @@
-"""An attempt's workers on other hosts, as their node agents tell of them."""
+"""The workers of an attempt on other hosts, as their node agents report them.
+
+A part is one host's ranks of an attempt.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from hpcsched.contract.orders import Order, encode
 from hpcsched.core.mechanisms.cpu.cores import ON_CORES
 from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
-from hpcsched.launch.base import LOST, LaunchPlan, Place, attempt_code
+from hpcsched.launch.base import LOST, LaunchPlan, RankPlacement, attempt_code
 from hpcsched.launch.remote import protocol
 
 Send = Callable[[str, protocol.HeadMessage], None]
-"""Gives a message that must arrive to a host's node agent."""
+"""Sends a message that must arrive to a host's node agent."""
 
 
-def part_orders(
+def part_launches(
     plan: LaunchPlan,
     shares: Sequence[tuple[str, Sequence[int]]],
     *,
@@ -30,10 +33,11 @@ def part_orders(
     address: str,
     first_part: int,
 ) -> list[protocol.Launch]:
-    """What each host is to start of an attempt.
+    """The Launch message of each host of an attempt.
 
     `shares`: each host with its own indices of the devices, the lowest rank's first. `first_host`: rank 0's,
-    which may be none of them when the ranks join others. `address`: where all meet, unless these say where.
+    which may be none of them when the ranks join others. `address`: that of the rendezvous, unless the plan
+    has one.
     """
     ranks = [len(devices) if plan.per_rank else plan.processes for _, devices in shares]
     seats = {
@@ -80,8 +84,10 @@ def part_orders(
     return orders
 
 
-def plan_of(order: protocol.Launch, inventory: Sequence[Device], host: str) -> tuple[LaunchPlan, Place]:
-    """What a host is to start, as its launcher takes it; `inventory` are the host's devices."""
+def plan_from_message(
+    order: protocol.Launch, inventory: Sequence[Device], host: str
+) -> tuple[LaunchPlan, RankPlacement]:
+    """The plan and placement of a Launch message, for the host's own launcher; `inventory`: its devices."""
     plan = LaunchPlan(
         job_id=order.job_id,
         attempt=order.attempt,
@@ -106,7 +112,7 @@ def plan_of(order: protocol.Launch, inventory: Sequence[Device], host: str) -> t
         idle=order.idle,
         share=order.share,
     )
-    place = Place(
+    placement = RankPlacement(
         first_rank=order.first_rank,
         world_size=order.world_size,
         node_rank=order.node_rank,
@@ -114,33 +120,35 @@ def plan_of(order: protocol.Launch, inventory: Sequence[Device], host: str) -> t
         address=order.address,
         port=order.port,
     )
-    return plan, place
+    return plan, placement
 
 
-class Part:
-    """One host's ranks: not yet asked for, asked for, or over."""
+class AttemptPart:
+    """One host's ranks of an attempt: not yet asked for, asked for, or over."""
 
     def __init__(self, host: str, order: protocol.Launch) -> None:
         self.host, self.order = host, order
         self.asked = self.started = self.over = False
         self.code: int | None = None
-        """Its ranks' exit code; None while they live, and if none has ever lived."""
+        """The exit code of its ranks; None while they live, and if none was started."""
         self.living = 0
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
 class RemoteWorkers:
-    """The parts of one attempt, the lowest rank's first.
+    """The workers of one attempt in parts, the lowest rank's first.
 
-    The others are asked for when the first has said where the ranks meet; at once where that is known, as
-    they join ranks that run. `pidfds` holds one descriptor for each part, and before them one that is
+    The other parts are asked for when the first has reported the rendezvous; at once where it is known, as
+    for ranks that join running ones. `pidfds` holds one descriptor for each part, and before them one that is
     readable once a rank has failed, or all are over: a part may go on waiting for a rank that has failed.
 
     Args:
-        address: by which other hosts reach the first part's.
+        address: that at which other hosts reach the first part's host.
     """
 
-    def __init__(self, parts: Sequence[Part], *, address: str, send: Send, pump: Callable[[], None]) -> None:
+    def __init__(
+        self, parts: Sequence[AttemptPart], *, address: str, send: Send, pump: Callable[[], None]
+    ) -> None:
         self.parts = tuple(parts)
         self.processes: tuple[tuple[int, int], ...] = ()
         self.where = self.parts[0].order.joins or ""
@@ -156,38 +164,38 @@ class RemoteWorkers:
         self._write_end: int | None
         self.progress_fd, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._signals: list[int] = []
-        self._failing: list[Part] = []
+        self._failing: list[AttemptPart] = []
         """The parts with a failed rank, in order of time."""
         self._error: LaunchError | None = None
 
     # -- what the agent asks ---------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Ask for the first part, and for all whose ranks know where to meet."""
+        """Ask for the first part, and for all parts with a known rendezvous."""
         for part in self.parts:
             if part is self.parts[0] or part.order.port is not None:
                 self._ask(part)
 
     @property
     def living(self) -> int:
-        """How many ranks live, as far as has been told."""
+        """The number of ranks that live, as far as was reported."""
         return sum(part.living for part in self.parts)
 
     def tell(self, order: Order) -> None:
-        """Give rank 0 an order; lost if it is gone."""
+        """Give rank 0 an order; it is lost if rank 0 is gone."""
         part = self.parts[0]
         if part.order.first_rank == 0 and not part.over:
             self._send(part.host, protocol.Order(part.order.part, encode(order)))
 
     def expect(self, attempt: int) -> None:
-        """From now on `ready` and `refused` are about `attempt`, and None until rank 0 has answered."""
+        """Have `ready` and `refused` be about `attempt` from now on; None until rank 0 has answered."""
         self._expected, self.ready, self.refused = attempt, None, None
         part = self.parts[0]
         if part.order.first_rank == 0 and not part.over:
             self._send(part.host, protocol.Expect(part.order.part, attempt))
 
     def signal(self, sig: signal.Signals) -> None:
-        """Send `sig` to all ranks; those whose part has not been asked for get it after their start."""
+        """Send `sig` to all ranks; parts that have not been asked for get it after their start."""
         self._signals.append(sig)
         for part in self.parts:
             if part.asked and not part.over:
@@ -198,12 +206,12 @@ class RemoteWorkers:
         return bool(self._failing) and not self.over
 
     def reap(self) -> int | None:
-        """None while a rank lives; else the attempt's exit code.
+        """The attempt's exit code; None while a rank lives.
 
-        Raises LaunchError once nothing lives if not all ranks could be started.
+        Raises LaunchError, once nothing lives, if not all ranks could be started.
         """
         if not self.over:
-            self._pump()  # whoever only waits for this must not wait in vain
+            self._pump()  # a caller that only waits for this must not wait in vain
         if not self.over:
             return None
         if self._error is not None:
@@ -222,13 +230,13 @@ class RemoteWorkers:
 
     @property
     def over(self) -> bool:
-        """Whether nothing lives, and nothing will."""
+        """Whether no rank lives, and none will."""
         return all(part.over for part in self.parts)
 
     # -- what the node agents tell ---------------------------------------------------------------------
 
-    def launched(self, part: Part, port: int) -> None:
-        """A part's ranks have been started, and meet at `port`."""
+    def launched(self, part: AttemptPart, port: int) -> None:
+        """Note that a part's ranks have been started, with the rendezvous at `port`."""
         part.started, part.living = True, part.order.ranks
         if part is self.parts[0] and self._error is None:
             self.where = self.where or f"{self._address}:{port}"
@@ -238,7 +246,7 @@ class RemoteWorkers:
                     self._ask(other)
 
     def answered(self, answer: protocol.Ready | protocol.Refused) -> None:
-        """Rank 0 can be suspended, as the attempt of that number, or will not become it."""
+        """Note the answer of rank 0: it is ready as the expected attempt, or refuses to become it."""
         if answer.attempt != self._expected:
             return
         if isinstance(answer, protocol.Ready):
@@ -247,30 +255,32 @@ class RemoteWorkers:
             self.refused = answer.data
 
     def progressed(self, data: bytes) -> None:
-        """Rank 0 wrote this; a reader that is too slow misses some."""
+        """Pass on what rank 0 wrote; a reader that is too slow misses some."""
         if self._write_end is not None:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._write_end, data)
 
-    def launch_failed(self, part: Part, error: str, *, transient: bool, host_fault: bool = False) -> None:
-        """A part could not be started: the attempt cannot be."""
+    def launch_failed(
+        self, part: AttemptPart, error: str, *, transient: bool, host_fault: bool = False
+    ) -> None:
+        """Note that a part could not be started: so the attempt cannot be."""
         where = f"host {part.host}: " if len(self.parts) > 1 else ""
         self._cannot_start(part, LaunchError(f"{where}{error}", transient=transient, host_fault=host_fault))
 
-    def _cannot_start(self, part: Part, error: LaunchError) -> None:
+    def _cannot_start(self, part: AttemptPart, error: LaunchError) -> None:
         if self._error is None:
             self._error = error
             self.signal(signal.SIGKILL)
         self.ended(part, None)
 
-    def failing(self, part: Part) -> None:
-        """A rank of this part has failed while others live."""
+    def failing(self, part: AttemptPart) -> None:
+        """Note that a rank of this part has failed while others live."""
         if part not in self._failing:
             self._failing.append(part)
             self._sound()
 
-    def ended(self, part: Part, code: int | None) -> None:
-        """All ranks of this part have ended; `code` None: none has ever been started."""
+    def ended(self, part: AttemptPart, code: int | None) -> None:
+        """Note that all ranks of this part have ended; `code` None: none was started."""
         if part.over:
             return
         part.over, part.code, part.living = True, code, 0
@@ -286,8 +296,8 @@ class RemoteWorkers:
         if self.over:
             self._sound()
 
-    def lost(self, part: Part, why: str) -> None:
-        """The part's host was lost and nothing can live there any more."""
+    def lost(self, part: AttemptPart, why: str) -> None:
+        """Note that the part's host was lost and is fenced."""
         if part.started:
             self.ended(part, LOST)
         else:
@@ -296,7 +306,7 @@ class RemoteWorkers:
 
     # --------------------------------------------------------------------------------------------------
 
-    def _ask(self, part: Part) -> None:
+    def _ask(self, part: AttemptPart) -> None:
         part.asked = True
         self._send(part.host, part.order)
         for number in self._signals:

@@ -15,7 +15,7 @@ from livebench import Bench, job
 
 import hpcsched
 from hpcsched.contract.version import VERSION
-from hpcsched.launch.interpreters import Has
+from hpcsched.launch.interpreters import InterpreterInfo
 
 OWN = str(Path(sys.executable).parents[1])
 
@@ -65,7 +65,7 @@ def interpreter(folder: Path) -> Path:
     """A script that says that it has all, until the file `broken` is there; then it has no worker."""
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
-    good = Has(
+    good = InterpreterInfo(
         executable=str(python),
         prefix=str(folder),
         python="3.11.7",

@@ -12,7 +12,7 @@ from hpcsched.contract.variables import DRIVER_VARIABLES
 from hpcsched.core.model import Device
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.local import LocalLauncher
-from hpcsched.launch.spawn import Start
+from hpcsched.launch.spawn import ProcessStart
 
 
 def test_a_worker_knows_what_has_been_changed_since_its_launch(
@@ -24,7 +24,7 @@ def test_a_worker_knows_what_has_been_changed_since_its_launch(
     launcher = LocalLauncher(
         device_env=lambda devices: shown, environ=outer | {DRIVER_VARIABLES: "an outer run's"}
     )
-    starts: list[Start] = []
+    starts: list[ProcessStart] = []
     monkeypatch.setattr(launcher, "_spawn", lambda some, workers, **_: starts.extend(some))
     plan = LaunchPlan(
         job_id=1,

@@ -21,7 +21,7 @@ from nodeplan import plan
 from places import ROOT
 
 from hpcsched.agent.node import guard
-from hpcsched.batch.base import Host
+from hpcsched.batch.base import AllocatedHost
 from hpcsched.batch.local import Local
 from hpcsched.contract.orders import Resize, encode
 from hpcsched.devices import Sample
@@ -29,13 +29,13 @@ from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LOST
 from hpcsched.launch.remote import host, launcher, protocol, sessions
 from hpcsched.launch.remote.keys import read_join, write_join
-from hpcsched.launch.remote.launcher import Hosts
+from hpcsched.launch.remote.launcher import RemoteLauncher
 from hpcsched.testing.nodes import DEADLINE_S, code_of, local_hosts, pump_until, written
 
 WAITER = "trap 'exit 75' TSTP; echo $$ >pid.$RANK; while :; do sleep 30 & wait; done"
 
 
-def waiting(hosts: Hosts[Sample], folder: Path) -> tuple[launcher.RemoteWorkers, list[int]]:
+def waiting(hosts: RemoteLauncher[Sample], folder: Path) -> tuple[launcher.RemoteWorkers, list[int]]:
     """An attempt over all devices, running as the head knows too, and its ranks' pids."""
     workers = hosts.launch(plan(hosts, folder, WAITER))
     files = [folder / f"pid.{rank}" for rank in range(len(hosts.inventory()))]
@@ -56,7 +56,7 @@ def wait_until(condition: Callable[[], bool], *, deadline_s: float = DEADLINE_S)
         time.sleep(0.02)
 
 
-def agent_pid(hosts: Hosts[Sample], name: str) -> int:
+def agent_pid(hosts: RemoteLauncher[Sample], name: str) -> int:
     hello = hosts._nodes[name].hello
     assert hello is not None
     return hello.pid
@@ -85,7 +85,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is noticed sooner, and before ZeroMQ notices it; what the guard and the kernel take stays."""
     monkeypatch.setattr(sessions, "LOST_NODE_S", 4.0)
     monkeypatch.setattr(host, "TERMINATED_S", 0.2)
-    monkeypatch.setattr(sessions, "WORTH_SAYING_S", 0.2)
+    monkeypatch.setattr(sessions, "SILENCE_NOTICE_S", 0.2)
     monkeypatch.setattr(protocol, "silence_s", lambda grace_s: 6.0)
 
 
@@ -139,7 +139,7 @@ def test_a_head_that_stalls_loses_nobody(tmp_path: Path, monkeypatch: pytest.Mon
         leap(monkeypatch, lambda: True)
         with monkeypatch.context() as patch:
             # ZeroMQ's thread stood still too: nothing of what they said meanwhile has been taken in.
-            patch.setattr(hosts._door, "receive", lambda: iter(()))
+            patch.setattr(hosts._head_socket, "receive", lambda: iter(()))
             hosts.pump()
         assert not hosts.lost()
         workers.signal(signal.SIGTSTP)
@@ -214,7 +214,7 @@ def test_the_head_is_killed(tmp_path: Path, known: bool) -> None:
     assert (tmp_path / "nodes.log").read_text().count("leaving: the head is gone") == 2
 
 
-def send_away(hosts: Hosts[Sample], name: str, log: Path) -> None:
+def send_away(hosts: RemoteLauncher[Sample], name: str, log: Path) -> None:
     """Until it leaves, as it does at the third SIGTERM: two that come at once may arrive as one."""
 
     def told() -> bool:
@@ -401,10 +401,10 @@ def test_orders_on_their_way_when_a_connection_breaks(
 
 def through(
     wires: list[Wire], folder: Path
-) -> Callable[[Sequence[Host], Sequence[str]], list[tuple[str, ...]]]:
+) -> Callable[[Sequence[AllocatedHost], Sequence[str]], list[tuple[str, ...]]]:
     """A command for host a, that ends nothing by its own end; its node agent comes through a new wire."""
 
-    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def commands(hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         join = read_join(folder / argv[-1])
         wires.append(Wire(join.endpoint))
         path = folder / "other" / Path(argv[-1]).name
@@ -418,7 +418,7 @@ def through(
 
 def test_a_stubborn_orphan_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets its grace although the node agents are to come sooner."""
-    monkeypatch.setattr(sessions, "ORPHANS_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(sessions, "ORPHANS_GRACE_S", 2 * DEADLINE_S)
     run_id = f"test-stubborn-{os.getpid()}"
     stubborn = "trap '' TERM; echo >up; while :; do sleep 1; done"
     environ = {**os.environ, "HPCSCHED_RUN_ID": run_id}
@@ -458,7 +458,7 @@ def test_an_earlier_life_s_workers_are_ended_first(tmp_path: Path) -> None:
 
 
 def make(
-    commands: Callable[[Sequence[Host], Sequence[str]], list[tuple[str, ...]]],
+    commands: Callable[[Sequence[AllocatedHost], Sequence[str]], list[tuple[str, ...]]],
     run_dir: Path,
     *,
     names: Sequence[str] = ("a", "b"),
@@ -466,9 +466,9 @@ def make(
     run_id: str = f"test-{os.getpid()}",
     devices: str = "replay:1",
     grace_s: float = 30.0,
-) -> Hosts[Sample]:
-    return Hosts(
-        hosts=[Host(name=name) for name in names],
+) -> RemoteLauncher[Sample]:
+    return RemoteLauncher(
+        hosts=[AllocatedHost(name=name) for name in names],
         commands=commands,
         run_id=run_id,
         run_dir=run_dir,
@@ -513,7 +513,7 @@ def test_devices_that_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def test_a_host_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def commands(hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         return [(*argv, "--name", "a"), ("sh", "-c", "echo waiting for b; exec sleep 120")]
 
     said: list[str] = []
@@ -538,7 +538,7 @@ def waits_for(folder: Path) -> str:
 
 
 def test_one_that_dies_before_all_have_come(tmp_path: Path) -> None:
-    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def commands(hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         return [(*argv, "--name", "a"), ("sh", "-c", waits_for(tmp_path), "sh", *argv, "--name", "b")]
 
     hosts = make(commands, tmp_path)
@@ -566,7 +566,7 @@ def test_one_that_dies_before_all_have_come(tmp_path: Path) -> None:
 def test_one_that_comes_too_late_or_twice_or_from_elsewhere_is_sent_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def commands(hosts: Sequence[Host], argv: Sequence[str]) -> list[tuple[str, ...]]:
+    def commands(hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         return [(*argv, "--name", "a"), ("sh", "-c", waits_for(tmp_path), "sh", *argv, "--name", "b")]
 
     said: list[str] = []

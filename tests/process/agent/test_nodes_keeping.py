@@ -15,7 +15,7 @@ from hpcsched.devices import Sample
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.orphans import Process, find_orphans
 from hpcsched.launch.remote import host, launcher, protocol, sessions
-from hpcsched.launch.remote.launcher import Hosts
+from hpcsched.launch.remote.launcher import RemoteLauncher
 from hpcsched.testing.nodes import DEADLINE_S, code_of, local_hosts, pump_until, written
 
 HELD = '{"step": 9, "samples": 90}'
@@ -44,7 +44,7 @@ def no_leaks() -> Iterator[None]:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def saver(hosts: Hosts[Sample], folder: Path, gpus: tuple[int, ...]) -> LaunchPlan:
+def saver(hosts: RemoteLauncher[Sample], folder: Path, gpus: tuple[int, ...]) -> LaunchPlan:
     """Rank 0 leaves its state in memory, and all leave."""
     job = folder / "job"
     job.mkdir()
@@ -63,18 +63,18 @@ def saver(hosts: Hosts[Sample], folder: Path, gpus: tuple[int, ...]) -> LaunchPl
     )
 
 
-def started(hosts: Hosts[Sample], name: str = "") -> set[Process]:
+def started(hosts: RemoteLauncher[Sample], name: str = "") -> set[Process]:
     """All that lives of what the node agents have started, or that of one host."""
     return guard.marked(find_orphans(hosts._run_id, []), guard.mark(hosts._life, name))
 
 
-def agent_pid(hosts: Hosts[Sample], name: str) -> int:
+def agent_pid(hosts: RemoteLauncher[Sample], name: str) -> int:
     hello = hosts._nodes[name].hello
     assert hello is not None
     return hello.pid
 
 
-def arenas(hosts: Hosts[Sample], name: str) -> set[int]:
+def arenas(hosts: RemoteLauncher[Sample], name: str) -> set[int]:
     """Those that a node agent holds, by inode."""
     found = set()
     for link in Path(f"/proc/{agent_pid(hosts, name)}/fd").iterdir():
@@ -84,7 +84,9 @@ def arenas(hosts: Hosts[Sample], name: str) -> set[int]:
     return found
 
 
-def heard(hosts: Hosts[Sample], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, protocol.NodeMessage]]:
+def heard(
+    hosts: RemoteLauncher[Sample], monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, protocol.NodeMessage]]:
     """What the head is told from now on of ends and of what is being made durable."""
     messages: list[tuple[str, protocol.NodeMessage]] = []
     told = hosts._told
@@ -133,7 +135,7 @@ def test_one_that_hangs_does_not_outlive_its_node_agent(
         pump_until(hosts, lambda: written([tmp_path / "job" / "keeper"]))
         assert started(hosts)
         assert hosts.close()
-        assert all(command.well for command in hosts._commands) and not started(hosts)
+        assert all(command.succeeded for command in hosts._commands) and not started(hosts)
         assert not hosts.keeping()
 
 

@@ -16,7 +16,7 @@ from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import launcher
-from hpcsched.launch.remote.launcher import Hosts
+from hpcsched.launch.remote.launcher import RemoteLauncher
 from hpcsched.testing.nodes import (
     DEADLINE_S,
     code_of,
@@ -30,7 +30,7 @@ WAITER = "trap 'exit 75' TSTP; touch up.$RANK; while :; do sleep 30 & wait; done
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts[Sample]]:
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteLauncher[Sample]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_PROCID", "0")
         patch.setenv("SLURM_JOB_ID", "7")
@@ -39,12 +39,14 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts[Sample]]:
 
 
 @pytest.fixture(autouse=True)
-def no_leaks(hosts: Hosts[Sample]) -> Iterator[None]:
+def no_leaks(hosts: RemoteLauncher[Sample]) -> Iterator[None]:
     with no_descriptor_left_open():
         yield
 
 
-def plan(hosts: Hosts[Sample], folder: Path, argv: Sequence[str], *, per_rank: bool = True) -> LaunchPlan:
+def plan(
+    hosts: RemoteLauncher[Sample], folder: Path, argv: Sequence[str], *, per_rank: bool = True
+) -> LaunchPlan:
     devices = hosts.inventory()
     return LaunchPlan(
         job_id=3,
@@ -59,11 +61,11 @@ def plan(hosts: Hosts[Sample], folder: Path, argv: Sequence[str], *, per_rank: b
     )
 
 
-def sh(hosts: Hosts[Sample], folder: Path, script: str, *, per_rank: bool = True) -> LaunchPlan:
+def sh(hosts: RemoteLauncher[Sample], folder: Path, script: str, *, per_rank: bool = True) -> LaunchPlan:
     return plan(hosts, folder, ["sh", "-c", script], per_rank=per_rank)
 
 
-def test_devices_are_numbered_host_by_host(hosts: Hosts[Sample]) -> None:
+def test_devices_are_numbered_host_by_host(hosts: RemoteLauncher[Sample]) -> None:
     assert [(d.index, d.host) for d in hosts.inventory()] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
     assert hosts.kind == "replay" and hosts.speed == 1.0 and not hosts.lost()
     assert [s.gpu for s in hosts.sample()] == [0, 1, 2, 3] and all(s.healthy for s in hosts.sample())
@@ -73,7 +75,7 @@ def test_devices_are_numbered_host_by_host(hosts: Hosts[Sample]) -> None:
     pump_until(hosts, lambda: all(abs(skew) < 1 for skew in hosts.skew_s.values()))
 
 
-def test_ranks_are_told_who_they_are(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_ranks_are_told_who_they_are(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     show = (
         "import os, json; keys = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', "
         "'HPCSCHED_DEVICES', 'HPCSCHED_NOTIFY_PID', 'SLURM_JOB_ID', 'SLURM_PROCID', 'HPCSCHED_NODE']; "
@@ -92,14 +94,14 @@ def test_ranks_are_told_who_they_are(hosts: Hosts[Sample], tmp_path: Path) -> No
         assert rank[9].endswith(f":{host}")
 
 
-def test_one_process_a_host(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_one_process_a_host(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     workers = hosts.launch(sh(hosts, tmp_path, "echo $RANK $WORLD_SIZE $LOCAL_RANK", per_rank=False))
     assert code_of(hosts, workers) == 0
     workers.close()
     assert [(tmp_path / name).read_text() for name in ("out", "out.b")] == ["0 2 0\n", "1 2 0\n"]
 
 
-def test_progress_ready_and_record_are_relayed(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_progress_ready_and_record_are_relayed(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     script = (
         'if [ $RANK = 0 ]; then touch ready.2; echo \'{"step": 5, "t": 1.0}\' >&$HPCSCHED_PROGRESS_FD; '
         "echo one >STATE.json; kill -USR1 $HPCSCHED_NOTIFY_PID; fi; " + WAITER.replace("exit 75", "save")
@@ -122,14 +124,14 @@ def test_progress_ready_and_record_are_relayed(hosts: Hosts[Sample], tmp_path: P
     workers.close()
 
 
-def test_a_flood_of_progress_holds_nothing_up(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_a_flood_of_progress_holds_nothing_up(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     flood = "if [ $RANK = 0 ]; then head -c 3000000 /dev/zero >&$HPCSCHED_PROGRESS_FD; fi"
     workers = hosts.launch(sh(hosts, tmp_path, flood))
     assert code_of(hosts, workers) == 0  # nobody reads the pipe
     workers.close()
 
 
-def test_a_failed_rank_is_told_while_others_live(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_a_failed_rank_is_told_while_others_live(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     fail = "test $RANK = 3 && exit 9; exec sleep 300"
     workers = hosts.launch(sh(hosts, tmp_path, fail))
     pump_until(hosts, workers.failed_early)
@@ -140,14 +142,16 @@ def test_a_failed_rank_is_told_while_others_live(hosts: Hosts[Sample], tmp_path:
     workers.close()
 
 
-def test_a_signal_overtakes_no_launch(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_a_signal_overtakes_no_launch(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     workers = hosts.launch(sh(hosts, tmp_path, "exec sleep 30"))
     workers.signal(signal.SIGTERM)  # the second host has not even been asked
     assert code_of(hosts, workers) == 128 + signal.SIGTERM
     workers.close()
 
 
-def test_a_host_that_cannot_launch_takes_the_others_along(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_a_host_that_cannot_launch_takes_the_others_along(
+    hosts: RemoteLauncher[Sample], tmp_path: Path
+) -> None:
     (tmp_path / "out.b").mkdir()  # cannot be opened for writing
     workers = hosts.launch(sh(hosts, tmp_path, "exec sleep 300"))
     with pytest.raises(LaunchError, match=r"host b: .*out\.b: Is a directory") as caught:
@@ -156,14 +160,14 @@ def test_a_host_that_cannot_launch_takes_the_others_along(hosts: Hosts[Sample], 
     workers.close()
 
 
-def test_the_first_host_that_cannot_launch(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_the_first_host_that_cannot_launch(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     workers = hosts.launch(plan(hosts, tmp_path, ["no-such-command"]))
     with pytest.raises(LaunchError, match="command not found"):
         code_of(hosts, workers)
     workers.close()
 
 
-def test_many_at_once(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_many_at_once(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     many = [hosts.launch(sh(hosts, tmp_path, "exit 0")) for _ in range(10)]
     assert [code_of(hosts, workers) for workers in many] == [0] * 10
     for workers in many:
@@ -171,7 +175,7 @@ def test_many_at_once(hosts: Hosts[Sample], tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_an_all_reduce_over_two_hosts(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_an_all_reduce_over_two_hosts(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = (
         "import os, torch, torch.distributed as dist; dist.init_process_group('gloo'); "
@@ -193,7 +197,7 @@ def test_leaving_ends_what_still_runs(tmp_path: Path, monkeypatch: pytest.Monkey
         pump_until(hosts, lambda: written(files))
         pids = [int(file.read_text()) for file in files]
         assert hosts.close() and hosts.close()
-        assert all(command.well for command in hosts._commands)  # as they were told, not by force
+        assert all(command.succeeded for command in hosts._commands)  # as they were told, not by force
         for pid in pids:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)

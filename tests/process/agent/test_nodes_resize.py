@@ -14,7 +14,7 @@ import pytest
 from hpcsched.contract.orders import Resize, Suspend, decode
 from hpcsched.devices import Sample
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.remote.launcher import Hosts
+from hpcsched.launch.remote.launcher import RemoteLauncher
 from hpcsched.testing.nodes import code_of, local_hosts, no_descriptor_left_open, pump_until
 
 QUICK = Suspend(quick=True)
@@ -45,18 +45,18 @@ LEAVER = (
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts[Sample]]:
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteLauncher[Sample]]:
     with local_hosts(tmp_path_factory.mktemp("run")) as hosts:
         yield hosts
 
 
 @pytest.fixture(autouse=True)
-def no_leaks(hosts: Hosts[Sample]) -> Iterator[None]:
+def no_leaks(hosts: RemoteLauncher[Sample]) -> Iterator[None]:
     with no_descriptor_left_open():
         yield
 
 
-def plan(hosts: Hosts[Sample], folder: Path, argv: Sequence[str], gpus: Sequence[int]) -> LaunchPlan:
+def plan(hosts: RemoteLauncher[Sample], folder: Path, argv: Sequence[str], gpus: Sequence[int]) -> LaunchPlan:
     return LaunchPlan(
         job_id=3,
         attempt=2,
@@ -78,7 +78,7 @@ def said(folder: Path, rank: int) -> list[str]:
     return (folder / f"up.{rank}").read_text().split()
 
 
-def test_orders_reach_rank_0_and_nobody_else(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_orders_reach_rank_0_and_nobody_else(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     workers = hosts.launch(plan(hosts, tmp_path, [sys.executable, "-S", "-c", ECHO], (0, 1, 2, 3)))
     workers.tell(QUICK)  # before it has started
     pump_until(hosts, lambda: len(list(tmp_path.glob("up.*"))) == 4)
@@ -93,7 +93,7 @@ def test_orders_reach_rank_0_and_nobody_else(hosts: Hosts[Sample], tmp_path: Pat
 
 
 def test_ranks_join_on_other_hosts(
-    hosts: Hosts[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: RemoteLauncher[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank that runs alone may meet others on the loopback; those that join know where it is for them."""
     node = hosts._nodes["a"]
@@ -122,7 +122,7 @@ def test_ranks_join_on_other_hosts(
         workers.close()
 
 
-def test_no_two_hosts_write_to_one_file(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_no_two_hosts_write_to_one_file(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     say = ["sh", "-c", "echo $RANK; exec sleep 600"]
     first = hosts.launch(plan(hosts, tmp_path, say, (0,)))
     pump_until(hosts, lambda: bool(first.where))
@@ -141,7 +141,7 @@ def test_no_two_hosts_write_to_one_file(hosts: Hosts[Sample], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("code", [0, 75])
-def test_ranks_that_leave_are_counted(hosts: Hosts[Sample], tmp_path: Path, code: int) -> None:
+def test_ranks_that_leave_are_counted(hosts: RemoteLauncher[Sample], tmp_path: Path, code: int) -> None:
     workers = hosts.launch(plan(hosts, tmp_path, ["sh", "-c", LEAVER], (0, 1, 2, 3)))
     assert workers.living == 0
     pump_until(hosts, lambda: len(list(tmp_path.glob("up.*"))) == 4 == workers.living)
@@ -160,7 +160,7 @@ def test_ranks_that_leave_are_counted(hosts: Hosts[Sample], tmp_path: Path, code
     workers.close()
 
 
-def test_the_answer_to_a_resize_is_told(hosts: Hosts[Sample], tmp_path: Path) -> None:
+def test_the_answer_to_a_resize_is_told(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     script = (
         "trap 'exit 75' TSTP; echo first >new; mv new ready.2; "
         'while read order; do case "$order" in *\'"attempt": 3\'*) echo no >new; mv new refused.3;; '

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 import zmq
 
-from hpcsched.agent.node.connection import Line
+from hpcsched.agent.node.connection import HeadConnection
 from hpcsched.devices import Sample
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.keys import Join, KeyPair, read_join
-from hpcsched.launch.remote.launcher import Hosts
+from hpcsched.launch.remote.launcher import RemoteLauncher
 from hpcsched.testing.nodes import SimulatedNode, code_of, local_hosts, pump_until
 
 
@@ -29,7 +29,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     context.destroy(linger=0)
 
 
-def go_on(hosts: Hosts[Sample], folder: Path) -> None:
+def go_on(hosts: RemoteLauncher[Sample], folder: Path) -> None:
     """The run is as it was."""
     workers = hosts.launch(
         LaunchPlan(
@@ -47,11 +47,11 @@ def go_on(hosts: Hosts[Sample], folder: Path) -> None:
     assert not hosts.lost()
 
 
-def join_of(hosts: Hosts[Sample]) -> Join:
+def join_of(hosts: RemoteLauncher[Sample]) -> Join:
     return read_join(hosts._join)
 
 
-def wait_said(hosts: Hosts[Sample], said: list[str]) -> None:
+def wait_said(hosts: RemoteLauncher[Sample], said: list[str]) -> None:
     pump_until(hosts, lambda: bool(said))
 
 
@@ -83,8 +83,8 @@ def curve(join: Join, context: zmq.Context[zmq.Socket[bytes]], *, server_key: st
     other = msgspec.structs.replace(
         join, server_key=server_key, client_public=keys.public, client_secret=keys.secret
     )
-    line = Line(other, "a")
-    line.send(protocol.Link().passing(protocol.Gone("a stranger says so")))
+    line = HeadConnection(other, "a")
+    line.send(protocol.MessageChannel().unnumbered(protocol.Gone("a stranger says so")))
     return lambda: line.close(flush_ms=0)
 
 
@@ -126,10 +126,10 @@ def test_a_member_that_talks_nonsense(tmp_path: Path) -> None:
     """It has the keys, but another version's words."""
     said: list[str] = []
     with local_hosts(tmp_path, ("a",), say=said.append) as hosts:
-        line = Line(join_of(hosts), "a")
+        line = HeadConnection(join_of(hosts), "a")
         for _ in range(5):
             line.send(b"\xc1nonsense")
-            line.send(protocol.Link().kept(protocol.Exited(1, 0), time.monotonic()))
+            line.send(protocol.MessageChannel().numbered(protocol.Exited(1, 0), time.monotonic()))
         wait_said(hosts, said)
         go_on(hosts, tmp_path)
         assert len(said) == 1 and "dropped a message from a stranger" in said[0]
@@ -163,9 +163,9 @@ def test_what_a_broken_connection_loses_is_sent_again(tmp_path: Path) -> None:
         )
         workers = hosts.launch(plan)
         pump_until(hosts, (tmp_path / "up").exists)
-        assert hosts._door is not None
-        send, hosts._door.send = hosts._door.send, lambda peer, data: None  # type: ignore[method-assign]
+        assert hosts._head_socket is not None
+        send, hosts._head_socket.send = hosts._head_socket.send, lambda peer, data: None  # type: ignore[method-assign]
         workers.signal(signal.SIGTSTP)
-        hosts._door.send = send  # type: ignore[method-assign]
+        hosts._head_socket.send = send  # type: ignore[method-assign]
         assert code_of(hosts, workers) == 75
         workers.close()

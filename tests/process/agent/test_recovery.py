@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcsched.agent import recovery
-from hpcsched.agent.recovery import end_orphans, put_strangers_aside, saved_steps
+from hpcsched.agent.recovery import end_orphans, put_unknown_jobs_aside, saved_steps
 from hpcsched.core import events as ev
 from hpcsched.launch.proc import stat
 from hpcsched.store.rundir import RunDir
@@ -81,9 +81,9 @@ def test_a_new_job_does_not_find_what_a_job_has_left_that_no_record_names(
         (rundir.job(job_id) / "STATE.json").write_text("{}")
         (tmp_path / "scratch" / str(job_id)).mkdir(parents=True)
     (rundir.root / "jobs" / "2.1.bak").mkdir()
-    said = put_strangers_aside(rundir, driver.machine, lambda job_id: tmp_path / "scratch" / str(job_id))
+    said = put_unknown_jobs_aside(rundir, driver.machine, lambda job_id: tmp_path / "scratch" / str(job_id))
     assert [line.split()[-2] for line in said] == ["2.2.bak", "2.1.bak"]
     assert sorted(path.name for path in (rundir.root / "jobs").iterdir()) == ["1", "2.1.bak", "2.2.bak"]
     assert sorted(path.name for path in (tmp_path / "scratch").iterdir()) == ["1", "2.1.bak"]
     assert (rundir.root / "jobs" / "2.2.bak" / "STATE.json").exists()
-    assert put_strangers_aside(rundir, driver.machine, lambda job_id: tmp_path / str(job_id)) == []
+    assert put_unknown_jobs_aside(rundir, driver.machine, lambda job_id: tmp_path / str(job_id)) == []

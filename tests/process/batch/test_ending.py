@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.batch.pyslurm import Asker
+from hpcsched.batch.pyslurm import PySlurmProcess
 from hpcsched.errors import BatchError
 
 HANGS = """
@@ -29,7 +29,7 @@ class Job:
 
 def test_a_pyslurm_that_hangs_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "pyslurm.py").write_text(HANGS)
-    ask = Asker({"PYTHONPATH": ":".join([str(tmp_path), *sys.path])}, timeout_s=20.0)
+    ask = PySlurmProcess({"PYTHONPATH": ":".join([str(tmp_path), *sys.path])}, timeout_s=20.0)
     assert ask("end_time", 9) == 1009
     first = ask._process
     assert first is not None

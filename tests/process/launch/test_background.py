@@ -17,9 +17,9 @@ from hpcsched.agent.launch_plans import Site, joining_plan
 from hpcsched.contract.orders import Pace, Suspend
 from hpcsched.core.actions import Resize
 from hpcsched.core.model import Device, Role
-from hpcsched.launch import spawn as module
-from hpcsched.launch.contract import plan_attempt
+from hpcsched.launch import spawn
 from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.plans import plan_attempt
 from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_job
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
@@ -158,14 +158,14 @@ def test_where_the_system_does_not_allow_that_it_is_as_nice_as_can_be(tmp_path, 
     def forbidden(pid, policy, parameters):
         raise PermissionError
 
-    monkeypatch.setattr(module.os, "sched_setscheduler", forbidden)
+    monkeypatch.setattr(spawn.os, "sched_setscheduler", forbidden)
     assert shown(tmp_path, idle=True) == f"{os.SCHED_OTHER} 19"
 
 
 def test_that_its_process_is_over_already_is_no_error(tmp_path):
     pid = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(pid, 0)
-    module.only_when_idle(pid)
+    spawn.set_idle_priority(pid)
 
 
 @pytest.mark.parametrize(("kind", "idle"), [("cpu", True), ("test", False)])
@@ -205,7 +205,7 @@ def test_one_that_the_zygote_has_forked_yields_before_it_begins(tmp_path):
             return pid, go
 
     launcher = LocalLauncher()
-    launcher._warm = SimpleNamespace(of=lambda python, stamp: Zygote())
+    launcher._zygotes = SimpleNamespace(of=lambda python, stamp: Zygote())
     workers = launcher.launch(replace(plan(tmp_path, []), module="hpcsched.worker", idle=True))
     try:
         assert reaped(workers) == 0

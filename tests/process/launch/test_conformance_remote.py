@@ -13,7 +13,7 @@ import pytest
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import Launcher, LaunchPlan, Workers
-from hpcsched.launch.remote.launcher import Hosts
+from hpcsched.launch.remote.launcher import RemoteLauncher
 from hpcsched.testing.conformance_launch import LaunchConformance, plan, reaped
 from hpcsched.testing.nodes import local_hosts, pump_until
 
@@ -21,7 +21,7 @@ from hpcsched.testing.nodes import local_hosts, pump_until
 class OverHosts(LaunchConformance):
     """Ranks are placed on the devices as they are numbered."""
 
-    hosts: Hosts[Sample]
+    hosts: RemoteLauncher[Sample]
     orders = 100
     """ZeroMQ holds 1000, and what it does not comes later."""
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.launch import cpu_shares as shares
-from hpcsched.launch.cpu_shares import CgroupShare, DutyCycle, Shares, delegated_cgroup, numa_nodes
+from hpcsched.launch import cpu_shares
+from hpcsched.launch.cpu_shares import CgroupShare, CpuShares, DutyCycle, delegated_cgroup, numa_nodes
 from hpcsched.launch.orphans import Process
 from hpcsched.launch.proc import stat
 
@@ -266,9 +266,9 @@ def test_time_that_nobody_inherits_is_not_forgotten(
     start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, inherited = {1: 5.0, 2: 3.0}, {1: 1.0, 2: 0.0, 3: 0.0}
-    monkeypatch.setattr(shares, "_cpu_s", own.__getitem__)
-    monkeypatch.setattr(shares, "_inherited_s", inherited.__getitem__)
-    group = shares._Group(1, [1, 2], 0.5, 0.0)
+    monkeypatch.setattr(cpu_shares, "_cpu_s", own.__getitem__)
+    monkeypatch.setattr(cpu_shares, "_inherited_s", inherited.__getitem__)
+    group = cpu_shares._Group(1, [1, 2], 0.5, 0.0)
     assert group.used_s() == 9
     inherited[1] = 4.0  # 2 has ended, 1 has waited for it
     group.count([1])
@@ -382,8 +382,8 @@ def test_a_program_is_held_by_a_cgroup_where_one_may_be_made(
 ) -> None:
     place = tree(tmp_path, "/a", "/", {"": "", "a": "cpu"}) / "a"
     program = start(*python("import time; time.sleep(60)"))
-    shares = Shares(tmp_path)
-    let_go = shares.hold(program, 0.3)
+    holder = CpuShares(tmp_path)
+    let_go = holder.hold(program, 0.3)
     (group,) = (path for path in place.iterdir() if path.is_dir())
     assert (group / "cpu.max").read_text() == "30000 100000\n"
     assert (group / "cgroup.procs").read_text() == f"{program[0]}\n"
@@ -391,7 +391,7 @@ def test_a_program_is_held_by_a_cgroup_where_one_may_be_made(
     let_go()
     assert (group / "cpu.max").read_text() == "max 100000\n"
     until(lambda: state(program[0]) == "S")
-    shares.close()
+    holder.close()
 
 
 def test_what_a_program_has_started_before_is_in_its_cgroup_too(
@@ -399,8 +399,8 @@ def test_what_a_program_has_started_before_is_in_its_cgroup_too(
 ) -> None:
     place = tree(tmp_path, "/a", "/", {"": "", "a": "cpu"}) / "a"
     program = start(*python("import os, time; os.fork(); time.sleep(60)"))
-    until(lambda: len(shares._members({program[0]})[program[0]]) == 2)
-    held = Shares(tmp_path)
+    until(lambda: len(cpu_shares._members({program[0]})[program[0]]) == 2)
+    held = CpuShares(tmp_path)
     held.hold(program, 0.3)
     (group,) = (path for path in place.iterdir() if path.is_dir())
     last = int((group / "cgroup.procs").read_text())  # a real one would have both
@@ -414,7 +414,7 @@ def test_cgroups_of_an_agent_that_was_killed_go(start: Callable[..., Process], t
     for name in (f"{pid}-{start_ticks}", f"{pid}-{start_ticks - 1}", f"{2**22 + 1}-5"):
         (place / f"hpcsched-{name}").mkdir()
     (place / "hpcsched-of-mine").mkdir()
-    Shares(tmp_path).close()
+    CpuShares(tmp_path).close()
     left = {path.name for path in place.glob("hpcsched-*")}
     assert left == {f"hpcsched-{pid}-{start_ticks}", "hpcsched-of-mine"}
 
@@ -430,20 +430,20 @@ def test_nobody_stays_stopped_while_the_machine_cannot_be_looked_at(
         def fails(groups: set[int]) -> None:
             raise OSError(24, "Too many open files")
 
-        patch.setattr(shares, "_members", fails)
+        patch.setattr(cpu_shares, "_members", fails)
         until(lambda: state(program[0]) == "R")
     until(lambda: state(program[0]) == "T")
 
 
 def test_what_the_kernel_refuses_a_duty_cycle_does(start: Callable[..., Process], tmp_path: Path) -> None:
     tree(tmp_path, "/a", "/", {"": "", "a": "cpu"})
-    shares = Shares(tmp_path)
+    holder = CpuShares(tmp_path)
     program = start(*python(SPIN))
-    let_go = shares.hold(program, 0.005)
+    let_go = holder.hold(program, 0.005)
     until(lambda: state(program[0]) == "T")
     let_go()
     until(lambda: state(program[0]) == "R")
-    shares.close()
+    holder.close()
 
 
 # -- NUMA --------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Drives(Trainer):
 def patient() -> Iterator[None]:
     """On a busy machine an answer may take its time; here it is what it says that matters."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zygote, "ANSWER_WITHIN_S", WITHIN_S)
+        patch.setattr(zygote, "ANSWER_TIMEOUT_S", WITHIN_S)
         yield
 
 

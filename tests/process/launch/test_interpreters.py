@@ -22,8 +22,14 @@ from hpcsched.contract.exits import WRONG_CONTRACT
 from hpcsched.contract.version import VERSION
 from hpcsched.core.model import PythonEnvironment
 from hpcsched.errors import BadEnvironment
-from hpcsched.launch.bounded_run import MOST_BYTES, last_words
-from hpcsched.launch.interpreters import FRESH_S, Has, Interpreters, ask, own_versions
+from hpcsched.launch.bounded_run import MAX_OUTPUT_BYTES, run_bounded
+from hpcsched.launch.interpreters import (
+    PROBE_FRESH_S,
+    InterpreterInfo,
+    Interpreters,
+    ask_interpreter,
+    own_versions,
+)
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.testing.conformance_launch import plan, reaped
 
@@ -35,7 +41,7 @@ def interpreter(folder: Path, *, first: str = "", **has: Any) -> Path:
     """A script that says this of itself, counts how often it is asked, and tells what else it is to run."""
     python = folder / "bin" / "python3"
     python.parent.mkdir(parents=True, exist_ok=True)
-    says = Has(**{**GOOD, "executable": str(python), **has})
+    says = InterpreterInfo(**{**GOOD, "executable": str(python), **has})
 
     answer = msgspec.json.encode(says).decode()
     python.write_text(
@@ -71,7 +77,7 @@ def environ(*folders: Path) -> dict[str, str]:
 
 def later() -> Callable[[], float]:
     """A clock by which every look comes so late that it counts."""
-    return partial(next, itertools.count(step=2 * FRESH_S))
+    return partial(next, itertools.count(step=2 * PROBE_FRESH_S))
 
 
 def test_one_is_asked_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
@@ -118,8 +124,12 @@ def test_who_knows_the_answer_does_not_wait_for_the_next(tmp_path: Path) -> None
 
 def test_folders_that_cannot_be_looked_at_are_passed_over(tmp_path: Path) -> None:
     path = os.pathsep.join((f"/{'x' * 300}/site-packages", str(tmp_path / "site-packages")))
-    said = ask(sys.executable, {**os.environ, "PYTHONPATH": path})
-    assert isinstance(said, Has) and said.watched and not any("xxx" in folder for folder in said.watched)
+    said = ask_interpreter(sys.executable, {**os.environ, "PYTHONPATH": path})
+    assert (
+        isinstance(said, InterpreterInfo)
+        and said.watched
+        and not any("xxx" in folder for folder in said.watched)
+    )
 
 
 def test_what_is_put_right_is_seen_by_the_next_launch(tmp_path: Path) -> None:
@@ -191,17 +201,17 @@ def test_one_in_path_that_can_but_does_not_fit_is_told_and_not_passed_over(tmp_p
 )
 def test_one_that_says_nothing_of_use_is_named_in_one_line(tmp_path: Path, first: str, says: str) -> None:
     within_s = 0.5 if "0.5" in says else 60
-    said = ask(str(interpreter(tmp_path, first=first)), environ(), within_s=within_s)
+    said = ask_interpreter(str(interpreter(tmp_path, first=first)), environ(), within_s=within_s)
     assert isinstance(said, str) and said.isprintable()
     assert re.search(says, said)
 
 
 def test_what_it_says_is_held_within_bounds_and_what_it_leaves_is_ended(tmp_path: Path) -> None:
     left = tmp_path / "left"
-    first = f"sleep 600 & echo $! > {left}; head -c {3 * MOST_BYTES} /dev/zero | tr '\\0' x; echo"
+    first = f"sleep 600 & echo $! > {left}; head -c {3 * MAX_OUTPUT_BYTES} /dev/zero | tr '\\0' x; echo"
     python = interpreter(tmp_path, first=first)
-    code, out, err = last_words([str(python), "-c", ""], environ=environ(), within_s=PATIENCE_S)
-    assert code == 0 and len(out) <= MOST_BYTES and b"executable" in out and err == b""
+    code, out, err = run_bounded([str(python), "-c", ""], environ=environ(), within_s=PATIENCE_S)
+    assert code == 0 and len(out) <= MAX_OUTPUT_BYTES and b"executable" in out and err == b""
     until = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{left.read_text().strip()}/cmdline").exists():
         assert time.monotonic() < until
@@ -209,8 +219,8 @@ def test_what_it_says_is_held_within_bounds_and_what_it_leaves_is_ended(tmp_path
 
 
 def test_this_interpreter_says_what_it_has() -> None:
-    said = ask(sys.executable, dict(os.environ))
-    assert isinstance(said, Has)
+    said = ask_interpreter(sys.executable, dict(os.environ))
+    assert isinstance(said, InterpreterInfo)
     assert said.worker and said.contract == str(VERSION)
     assert said.torch == own_versions().torch and said.watched
 

@@ -23,9 +23,9 @@ from hpcsched.batch.lsf import SIGNALS_ALL
 from hpcsched.core.mechanisms.cpu.cores import ON_CORES
 from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
-from hpcsched.launch import local as module
+from hpcsched.launch import local
 from hpcsched.launch.base import LOST, LaunchPlan, attempt_code
-from hpcsched.launch.cpu_shares import Shares
+from hpcsched.launch.cpu_shares import CpuShares
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.proc import stat as proc_stat
 from hpcsched.launch.workers import LocalWorkers
@@ -137,8 +137,8 @@ def test_ports_differ(tmp_path: Path) -> None:
 
 
 def test_ports_rest_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PORTS_RESTING", 8)
-    ports = module._Ports()
+    monkeypatch.setattr(local, "PORTS_RESTING", 8)
+    ports = local._Ports()
     taken = [ports.take() for _ in range(50)]
     assert all(len(set(taken[i : i + 7])) == 7 for i in range(40))
     assert len(ports._given) <= 8
@@ -391,7 +391,7 @@ def test_whole_cores_need_no_holding(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def hold(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(Shares, "hold", hold)
+    monkeypatch.setattr(CpuShares, "hold", hold)
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     launcher = LocalLauncher()
     workers = launcher.launch(on_cores(tmp_path, float(len(os.sched_getaffinity(0))), cores))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.launch.orphans import Process, end, find_orphans
+from hpcsched.launch.orphans import Process, end_processes, find_orphans
 from hpcsched.launch.proc import Stat, stat
 
 # An agent that starts a worker in its own session, says its pid, and dies.
@@ -30,7 +30,7 @@ os._exit(0)
 def run_id() -> Iterator[str]:
     name = f"test-{uuid.uuid4()}"
     yield name
-    end(find_orphans(name, []), 0)
+    end_processes(find_orphans(name, []), 0)
 
 
 def orphan(run_id: str, *argv: str) -> Process:
@@ -55,7 +55,7 @@ def test_found_by_environment_and_by_record(run_id: str) -> None:
     assert find_orphans(run_id, []) == [worker]
     assert find_orphans("another", [worker]) == [worker]
     assert find_orphans("another", [(pid, ticks + 1)]) == []  # the pid was used again
-    assert end([worker], 5) == []
+    assert end_processes([worker], 5) == []
     assert not alive(worker)
     assert find_orphans(run_id, [worker]) == []
 
@@ -86,7 +86,7 @@ def test_children_go_with_the_leader(run_id: str, tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.002)
     child = int(ready.read_text())
-    assert end(find_orphans(run_id, []), 5) == []
+    assert end_processes(find_orphans(run_id, []), 5) == []
     while (seen := stat(child)) is not None and seen.state != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -100,14 +100,14 @@ def test_a_deaf_one_is_killed_and_a_stopped_one_woken(run_id: str, tmp_path: Pat
     while not (ready.exists() and getattr(stat(stopped[0]), "state", "") == "T"):
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    assert end([deaf, stopped], 2.0) == []
+    assert end_processes([deaf, stopped], 2.0) == []
     assert not alive(deaf) and not alive(stopped)
     assert (tmp_path / "said").exists()
 
 
 def test_a_stranger_with_an_old_pid_is_not_touched(run_id: str) -> None:
     pid, ticks = worker = orphan(run_id, "sleep", "30")
-    assert end([(pid, ticks - 1)], 0) == []
+    assert end_processes([(pid, ticks - 1)], 0) == []
     assert alive(worker)
 
 
@@ -115,9 +115,9 @@ def test_what_cannot_be_ended_is_named(run_id: str, monkeypatch: pytest.MonkeyPa
     worker = orphan(run_id, "sleep", "30")
     with monkeypatch.context() as patch:
         patch.setattr(os, "killpg", lambda pid, sig: None)
-        patch.setattr("hpcsched.launch.orphans.KILL_WAIT_S", 0.01)
-        assert end([worker], 0.01) == [worker]
-    assert end([worker], 5) == []
+        patch.setattr("hpcsched.launch.orphans.KILLED_WITHIN_S", 0.01)
+        assert end_processes([worker], 0.01) == [worker]
+    assert end_processes([worker], 5) == []
 
 
 def test_a_name_with_parentheses_is_read(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import hpcsched.examples
 from hpcsched.agent.attempts import read_record
-from hpcsched.agent.launch_plans import Site, plan_of
+from hpcsched.agent.launch_plans import Site, launch_plan
 from hpcsched.core.actions import Launch
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Device, JobSpec, Kind, Role
@@ -95,7 +95,7 @@ class Bench:
         action = Launch(
             at=0, cause="", job_id=1, attempt=attempt, gpus=gpus, role=Role.PRIMARY, resume=resume
         )
-        plan = plan_of(self.job, action, site=site, devices=devices, profile=PROFILE)
+        plan = launch_plan(self.job, action, site=site, devices=devices, profile=PROFILE)
         self.running.append(LocalLauncher().launch(plan))
         return self.running[-1]
 

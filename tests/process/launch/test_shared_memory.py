@@ -16,11 +16,11 @@ import pytest
 from hpcsched.contract.orders import Forget, Pace, Suspend
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.launch import proc, shared_memory
-from hpcsched.launch.base import Place
-from hpcsched.launch.contract import plan_attempt
+from hpcsched.launch.base import RankPlacement
 from hpcsched.launch.local import LocalLauncher
-from hpcsched.launch.shared_memory import Arenas, Keep
-from hpcsched.launch.spawn import Start, spawn
+from hpcsched.launch.plans import plan_attempt
+from hpcsched.launch.shared_memory import KeeperTask, SharedMemoryStore
+from hpcsched.launch.spawn import ProcessStart, spawn
 from hpcsched.launch.workers import LocalWorkers
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
 
@@ -34,7 +34,7 @@ def descriptors() -> int:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "KEEP_AFTER_S", 0.0)
+    monkeypatch.setattr(shared_memory, "KEEPER_DELAY_S", 0.0)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Gives keepers another program."""
 
     def be(script: str) -> None:
-        monkeypatch.setattr(Keep, "argv", ("/bin/sh", "-c", script))
+        monkeypatch.setattr(KeeperTask, "argv", ("/bin/sh", "-c", script))
 
     return be
 
@@ -106,8 +106,8 @@ def test_without_an_arena_none_is_named(launcher: LocalLauncher, tmp_path: Path)
 
 
 def test_only_idle_arenas_are_dropped_the_longest_unused_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "MOST_IDLE", 2)
-    kept = Arenas()
+    monkeypatch.setattr(shared_memory, "MAX_IDLE_STATES", 2)
+    kept = SharedMemoryStore()
     numbers = {job: kept.take(job) for job in (1, 2, 3, 4)}
     assert len(kept._held) == 4
     for job in (3, 1, 2, 4):
@@ -206,7 +206,7 @@ def test_nothing_is_kept_otherwise(
 
 def test_only_the_host_of_rank_0_keeps(launcher: LocalLauncher, tmp_path: Path) -> None:
     wanted = replace(plan(tmp_path, ["sh", "-c", "touch held.1; exit 75"]), arena=True)
-    end(launcher.launch(wanted, Place(first_rank=1, world_size=2, port=4711)))
+    end(launcher.launch(wanted, RankPlacement(first_rank=1, world_size=2, port=4711)))
     assert launcher.keeping() == set()
 
 
@@ -222,7 +222,7 @@ def test_a_keeper_that_fails_is_tried_twice_then_nobody_waits(
 def test_a_keeper_that_hangs_is_killed_with_all_its_children(
     launcher: LocalLauncher, tmp_path: Path, keeper: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_memory, "KEPT_WITHIN_S", 0.3)
+    monkeypatch.setattr(shared_memory, "KEEPER_HANGS_AFTER_S", 0.3)
     keeper("trap '' TERM; sleep 60 & echo $!; wait")
     end(launch(launcher, tmp_path, HOLDS))
     assert launcher.wait_kept(DEADLINE_S) == set()
@@ -242,15 +242,15 @@ def test_a_keeper_that_moves_has_time_and_what_it_keeps_is_said_to_be_on_its_way
     monkeypatch.setattr(shared_memory.os, "killpg", lambda pid, number: killed.append(pid))
     reader, writer = os.pipe()  # stands for a pidfd: readable means ended
     keepers = shared_memory.Keepers(lambda keep: (4711, reader))
-    keep = Keep(1, 1, tmp_path, tmp_path, tmp_path / "out", {}, arena=-1, python="python")
+    keep = KeeperTask(1, 1, tmp_path, tmp_path, tmp_path / "out", {}, arena=-1, python="python")
     keep.held.touch()
     keepers.keep(keep)
     for _ in range(50):  # ten times as long as one that does nothing has
-        now, moved = now + shared_memory.KEPT_WITHIN_S / 5, (moved[0] + 1,)
+        now, moved = now + shared_memory.KEEPER_HANGS_AFTER_S / 5, (moved[0] + 1,)
         os.utime(keep.held, (0, 0))
         assert keepers.keeping() == {1} and not killed
         assert keep.held.stat().st_mtime > 0
-    now += shared_memory.KEPT_WITHIN_S - 1
+    now += shared_memory.KEEPER_HANGS_AFTER_S - 1
     assert keepers.keeping() == {1} and not killed
     now += 2
     keepers.keeping()
@@ -297,7 +297,7 @@ def test_a_keeper_lives_on_when_its_launcher_closes(
 def test_a_keeper_gives_way_to_launches_first(
     launcher: LocalLauncher, tmp_path: Path, keeper: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_memory, "KEEP_AFTER_S", 3600.0)
+    monkeypatch.setattr(shared_memory, "KEEPER_DELAY_S", 3600.0)
     keeper("echo kept")
     end(launch(launcher, tmp_path, HOLDS))
     assert launcher.keeping() == {1} and said(tmp_path) == []
@@ -362,7 +362,7 @@ def test_descriptors_do_not_get_in_each_other_s_way(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "posix_spawn", posix_spawn)
     inherited = {"A": 4, "B": 3, "C": 6}
-    start = Start(program="x", argv=("x",), env={}, cwd=tmp_path, output=7, inherited=inherited)
+    start = ProcessStart(program="x", argv=("x",), env={}, cwd=tmp_path, output=7, inherited=inherited)
     assert spawn(start, frozenset()) == 1
     open_there = {number: number for number in (3, 4, 6, 7)}
     for action, source, target in asked["actions"][1:]:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 from warmbench import WITHIN_S, Bench, by_zygote, children, output, wait_for  # noqa: E402
 
 from hpcsched.batch.lsf import SIGNALS_ALL  # noqa: E402
-from hpcsched.launch import zygote as warm  # noqa: E402
+from hpcsched.launch import zygote as launch_zygote  # noqa: E402
 from hpcsched.launch.proc import stat  # noqa: E402
 from hpcsched.launch.workers import LocalWorkers  # noqa: E402
 from hpcsched.testing.conformance_launch import reaped  # noqa: E402
@@ -34,13 +34,13 @@ from hpcsched.worker.process import memory  # noqa: E402
 def patient() -> Iterator[None]:
     """On a busy machine an answer may take its time; here it is what it says that matters."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm, "ANSWER_WITHIN_S", WITHIN_S)
+        patch.setattr(launch_zygote, "ANSWER_TIMEOUT_S", WITHIN_S)
         yield
 
 
 @pytest.fixture
 def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "ANSWER_WITHIN_S", 5.0)
+    monkeypatch.setattr(launch_zygote, "ANSWER_TIMEOUT_S", 5.0)
 
 
 KINDS = {"cold": None, "zygote": 0, "standby": 1}
@@ -219,14 +219,14 @@ def test_standbys_that_hang_are_passed_over(make: Callable[..., Bench]) -> None:
 @pytest.mark.slow
 def test_a_zygote_that_always_ends_is_given_up(make: Callable[..., Bench]) -> None:
     bench = make(0)
-    warm = bench.warm
+    zygote_of_run = bench.warm
     for started in range(1, 6):
         bench.run(code=0)
-        assert warm._starts == min(started, 4)
-        assert (warm._line is None) == (started > 4)
-        if warm._line:
+        assert zygote_of_run._starts == min(started, 4)
+        assert (zygote_of_run._socket is None) == (started > 4)
+        if zygote_of_run._socket:
             os.kill(bench.zygote, signal.SIGKILL)
-            wait_for(lambda: warm.look() or warm._line is None)
+            wait_for(lambda: zygote_of_run.look() or zygote_of_run._socket is None)
 
 
 @pytest.mark.parametrize(
@@ -246,13 +246,13 @@ def test_another_number_of_cores_goes_cold(make: Callable[..., Bench]) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("one core")
-    rooms = [frozenset(cores[:1]), frozenset(cores[:2])]
-    bench = make(0, cpus=lambda device: rooms[device.index])
+    core_sets = [frozenset(cores[:1]), frozenset(cores[:2])]
+    bench = make(0, cpus=lambda device: core_sets[device.index])
     bench.warm_up()
     job, workers = bench.launch(ranks=2, wait=0.5)
     assert not by_zygote(bench, workers)
     reaped(workers)
-    assert [set(told(job.folder, rank)["cores"][0]) for rank in (0, 1)] == [set(room) for room in rooms]
+    assert [set(told(job.folder, rank)["cores"][0]) for rank in (0, 1)] == [set(room) for room in core_sets]
     workers.close()
 
 
@@ -352,9 +352,9 @@ def test_a_request_too_long_goes_cold_and_the_zygote_stays(steady: Bench) -> Non
 
 def test_starts_before_an_hour_of_service_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(warm, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(warm, "spawn", lambda *how: os.posix_spawnp("sleep", ["sleep", "600"], {}))
-    processes = warm.WarmProcesses(sys.executable, standbys=0, rooms=(), shielded=frozenset())
+    monkeypatch.setattr(launch_zygote, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(launch_zygote, "spawn", lambda *how: os.posix_spawnp("sleep", ["sleep", "600"], {}))
+    processes = launch_zygote.Zygote(sys.executable, standbys=0, core_sets=(), shielded=frozenset())
     for served, starts in ((3599.0, 1), (10.0, 2), (3600.0, 0), (3599.0, 1)):
         processes._begin({})
         processes.ready = True
@@ -365,4 +365,4 @@ def test_starts_before_an_hour_of_service_are_forgotten(monkeypatch: pytest.Monk
     now += 3600.0
     processes.close()
     processes._begin({})
-    assert processes._line is None, "closed is closed"
+    assert processes._socket is None, "closed is closed"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hpcsched.agent.attempts import read_record
 from hpcsched.core.model import Device, JobSpec, Kind
-from hpcsched.launch.contract import plan_attempt
 from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.plans import plan_attempt
 
 DEADLINE_S = 120.0
 

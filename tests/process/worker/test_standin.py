@@ -17,7 +17,7 @@ import pytest
 from places import ROOT
 
 from hpcsched.launch.local import LocalLauncher
-from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.launch.workers import LocalWorkers
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
 
@@ -181,7 +181,7 @@ def test_an_orphan_saves_and_leaves(tmp_path: Path) -> None:
         until(tmp_path, "STATE.json")
         assert 0 < state(tmp_path)["step"] < 10_000
     finally:
-        assert end(find_orphans(run_id, []), 2.0) == []
+        assert end_processes(find_orphans(run_id, []), 2.0) == []
 
 
 def test_an_environment_outside_the_contract() -> None:

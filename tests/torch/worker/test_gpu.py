@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from places import DATA
 
-from hpcsched.agent.gpu_faults import Accusations, Verdict
+from hpcsched.agent.gpu_faults import GpuFaults, GpuVerdict
 from hpcsched.contract import driver
 from hpcsched.contract.exits import NO_GPU
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.launch.local import LocalLauncher
-from hpcsched.launch.spawn import Start
-from hpcsched.launch.zygote import WarmProcesses
+from hpcsched.launch.spawn import ProcessStart
+from hpcsched.launch.zygote import Zygote
 from hpcsched.worker.process import forked
 from hpcsched.worker.process.contract import JobEnv
 
@@ -87,10 +87,10 @@ def test_after_one_that_is_of_no_use_no_other_is_made() -> None:
 
 def fits(given: dict[str, str], wanted: dict[str, str]) -> bool:
     """Whether a zygote with one environment is for a worker with another."""
-    processes = WarmProcesses(sys.executable, standbys=1, rooms=(), shielded=frozenset())
+    processes = Zygote(sys.executable, standbys=1, core_sets=(), shielded=frozenset())
     processes._early = dict(given)
     argv = (sys.executable, "-m", "hpcsched.worker")
-    return processes._fits(Start(program=argv[0], argv=argv, env=wanted, cwd=Path("/"), output=1))
+    return processes._fits(ProcessStart(program=argv[0], argv=argv, env=wanted, cwd=Path("/"), output=1))
 
 
 def test_a_zygote_that_knows_its_gpus_is_for_these_alone() -> None:
@@ -271,22 +271,22 @@ def judged(
 ) -> Any:
     attempt = SimpleNamespace(job_id=3, folder=folder, attempt=2, gpus=(4, 6), ready=False)
     spec = JobSpec(name="a", kind=Kind.TRAINER, model="m", env=env or {})
-    accusations = Accusations()
+    accusations = GpuFaults()
     if trained:
-        accusations.trains(spec)
+        accusations.note_ready(spec)
     return accusations.judge(SimpleNamespace(**{**vars(attempt), **facts}), code, spec, ())
 
 
 def test_the_gpu_is_to_blame(tmp_path: Path) -> None:
     says(tmp_path)
     for code in (NO_GPU, 1):  # 1: what torchrun makes of it
-        assert judged(tmp_path, code, {"PYTHONPATH": "/mine"}) == Verdict(6, "w")
+        assert judged(tmp_path, code, {"PYTHONPATH": "/mine"}) == GpuVerdict(6, "w")
 
 
 def test_the_torch_of_another_environment_is_believed_once_it_has_trained(tmp_path: Path) -> None:
     says(tmp_path, torch="/envs/mine/torch/__init__.py")
     assert judged(tmp_path).lost is None
-    assert judged(tmp_path, trained=True) == Verdict(6, "w")
+    assert judged(tmp_path, trained=True) == GpuVerdict(6, "w")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_the_job_is_to_blame(
     """It had a GPU, hides them from itself, or has a torch of its own."""
     says(tmp_path, **facts)
     why = f"GPU 6 cannot be used: w; the job's own failure, as {fault}"
-    assert judged(tmp_path, env=env, ready=ready) == Verdict(None, why)
+    assert judged(tmp_path, env=env, ready=ready) == GpuVerdict(None, why)
 
 
 @pytest.mark.parametrize(

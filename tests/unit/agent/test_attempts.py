@@ -30,7 +30,7 @@ def attempt(tmp_path: Path) -> Attempt:
         ranks=1,
         folder=tmp_path,
         output=tmp_path / "output",
-        teaches=True,
+        measured=True,
     )
 
 

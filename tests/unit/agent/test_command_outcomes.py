@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.agent.command_outcomes import carried_out
+from hpcsched.agent.command_outcomes import command_outcome
 from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.recovery import saved_steps
 from hpcsched.core import events as ev
@@ -21,7 +21,7 @@ TRAINER = a_job("x", kind=Kind.TRAINER, trainer="m:T")
 def asked(driver: Driver, command: str, *targets: int, **keys: bool) -> tuple[list[ev.Event], Answer]:
     stand_ins = keys.pop("stand_ins", False)
     order = Command(command=command, targets=list(targets), **keys)
-    return carried_out(driver.machine, order, at=driver.now, cause="inbox:1", stand_ins=stand_ins)
+    return command_outcome(driver.machine, order, at=driver.now, cause="inbox:1", stand_ins=stand_ins)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def saved_step_after(folder, record):
             ranks=1,
             folder=folder,
             output=folder / "out",
-            teaches=False,
+            measured=False,
         )
         effects._attempts[1] = attempt
         (exited,) = effects._reap(attempt)

@@ -67,7 +67,7 @@ class Agent:
             ranks=1,
             folder=folder,
             output=folder / "out",
-            teaches=False,
+            measured=False,
             ready=ready,
         )
         self.effects._attempts[job] = attempt

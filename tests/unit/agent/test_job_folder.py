@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.agent.job_folder import is_aside, last_line, mark, put_aside
+from hpcsched.agent.job_folder import is_aside, last_line, mark_attempt, put_aside
 
 
 def test_attempts_are_told_apart_in_one_output(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    mark(output, 2, where="GPU 0", step=None)
+    mark_attempt(output, 2, where="GPU 0", step=None)
     assert not output.exists(), "nothing to tell apart"
     output.write_text("first\nno end of line")
-    mark(output, 2, where="GPUs 0,1", step=120)
+    mark_attempt(output, 2, where="GPUs 0,1", step=120)
     first, last, line = output.read_text().splitlines()
     assert (first, last) == ("first", "no end of line")
     assert line.startswith("hpcsched: ---- attempt 2, ")
@@ -24,7 +24,7 @@ def test_attempts_are_told_apart_in_one_output(tmp_path: Path) -> None:
     with output.open("a") as file:
         file.write("a bar\rsecond\n\n")
     assert last_line(output) == "second"
-    mark(output, 3, where="CPU cores", step=None)
+    mark_attempt(output, 3, where="CPU cores", step=None)
     assert output.read_text().splitlines()[-1].endswith(", CPU cores, from its beginning ----")
 
 
@@ -53,7 +53,7 @@ def test_an_output_may_be_anything_and_nobody_waits_for_it(tmp_path: Path) -> No
     endless.symlink_to("/dev/zero")
     folder.mkdir()
     for output in (pipe, endless, folder):
-        mark(output, 2, where="GPU 0", step=None)
+        mark_attempt(output, 2, where="GPU 0", step=None)
         assert last_line(output) == ""
     long = tmp_path / "long"
     long.write_text("x" * 10_000 + "\nthe end")

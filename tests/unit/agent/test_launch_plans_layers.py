@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpcsched.agent.launch_plans import Site, give_layers
+from hpcsched.agent.launch_plans import Site, put_layers
 from hpcsched.core.jobs import Job
 from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import a_job
@@ -23,7 +23,7 @@ def site(tmp_path):
 
 def given(site, folder, strategy, *, model="net", device="cpu"):
     job = Job(id=1, spec=a_job("a", model=model, strategy=strategy), submit_s=0.0)
-    give_layers(job, site, device, folder)
+    put_layers(job, site, device, folder)
     return json.loads((folder / "layers.json").read_text()) if (folder / "layers.json").exists() else None
 
 

@@ -14,7 +14,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.reasons import Why
 from hpcsched.core.transitions.waiting import MAX_NO_ROOM_S, NO_ROOM_S
 from hpcsched.errors import LaunchError
-from hpcsched.store.spare import Spare
+from hpcsched.store.spare import SpareFile
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 WHERE = "/run/jobs/1"
@@ -138,7 +138,7 @@ def disk(**rest):
     [
         (disk(), False),
         (disk(f_bavail=0), True),
-        (disk(f_bavail=disk_space.LEAST_BLOCKS - 1), True),
+        (disk(f_bavail=disk_space.MIN_FREE_BLOCKS - 1), True),
         (disk(f_favail=0), True),
         (disk(f_files=0, f_favail=0), False),  # a file system without inodes of its own
         (disk(f_flag=os.ST_RDONLY), True),
@@ -148,7 +148,7 @@ def disk(**rest):
 def test_a_file_system_is_full_without_blocks_or_inodes(tmp_path, monkeypatch, about, full):
     monkeypatch.setattr(os, "statvfs", lambda path: about)
     assert disk_space.is_full(tmp_path / "not" / "there" / "yet") is full
-    assert disk_space.missing_in([tmp_path]) == (str(tmp_path) if full else "")
+    assert disk_space.first_full_directory([tmp_path]) == (str(tmp_path) if full else "")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
@@ -157,14 +157,14 @@ def test_errors_that_mean_so(tmp_path, number):
     from_launch = LaunchError(f"x: {os.strerror(number)}", transient=False)
     from_launch.__cause__ = error
     of_another_host = LaunchError(f"x: {os.strerror(number)}", transient=False)
-    there = [bool(disk_space.missing_for(e, tmp_path)) for e in (error, from_launch, of_another_host)]
+    there = [bool(disk_space.full_directory(e, tmp_path)) for e in (error, from_launch, of_another_host)]
     assert there == [number != errno.EACCES] * 3
 
 
 def test_a_snapshot_can_be_replaced_on_a_full_disk(tmp_path):
     path = tmp_path / "status.json"
     path.write_text("{}")
-    spare = Spare(path)
+    spare = SpareFile(path)
     assert not spare.replace(b"[0]")
     spare.keep(2)
     blocks = sum(file.stat().st_blocks for file in tmp_path.iterdir())
@@ -182,7 +182,7 @@ def test_room_for_a_snapshot_is_kept_also_after_an_agent_that_was_killed_meanwhi
     path = tmp_path / "status.json"
     path.write_text("{}")
     (tmp_path / ".status.json.old").write_text("left behind")
-    spare = Spare(path)
+    spare = SpareFile(path)
     spare.keep(2)
     for n in range(3):
         assert spare.replace(b"[%d]" % n)

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from hpcsched.batch.base import BatchSystem, JobLife
+from hpcsched.batch.base import BatchJobState, BatchSystem
 from hpcsched.batch.local import Local
 from hpcsched.batch.lsf import Lsf
 from hpcsched.batch.pyslurm import PySlurm
@@ -33,13 +33,13 @@ STATES = {
     "13": "BAFFLED",
 }
 LIVES = {
-    "8": JobLife.PENDING,
-    "9": JobLife.RUNNING,
-    "10": JobLife.SUSPENDED,
-    "11": JobLife.ENDED,
-    "12": JobLife.ENDED,
-    "13": JobLife.UNKNOWN,
-    "14": JobLife.ENDED,  # nobody has heard of it
+    "8": BatchJobState.PENDING,
+    "9": BatchJobState.RUNNING,
+    "10": BatchJobState.SUSPENDED,
+    "11": BatchJobState.ENDED,
+    "12": BatchJobState.ENDED,
+    "13": BatchJobState.UNKNOWN,
+    "14": BatchJobState.ENDED,  # nobody has heard of it
 }
 
 
@@ -64,7 +64,7 @@ class TestSlurmCommands(BatchConformance):
     def silent(self) -> BatchSystem:
         return self.make(cluster("7", answers=False), SLURM_JOB)
 
-    def lives(self) -> tuple[BatchSystem, dict[str, JobLife]]:
+    def lives(self) -> tuple[BatchSystem, dict[str, BatchJobState]]:
         return self.make(cluster("7"), {}), LIVES
 
 
@@ -94,7 +94,7 @@ class TestLsf(BatchConformance):
     def silent(self) -> BatchSystem:
         return self.make(cluster("806290", answers=False), LSF_JOB)
 
-    def lives(self) -> tuple[BatchSystem, dict[str, JobLife]]:
+    def lives(self) -> tuple[BatchSystem, dict[str, BatchJobState]]:
         return self.make(cluster("806290"), {}), LIVES
 
 
@@ -124,8 +124,8 @@ class TestLocal(BatchConformance):
     def silent(self) -> BatchSystem:
         return self.inside(end=None)
 
-    def lives(self) -> tuple[BatchSystem, dict[str, JobLife]]:
-        return Local(), dict.fromkeys(LIVES, JobLife.UNKNOWN)
+    def lives(self) -> tuple[BatchSystem, dict[str, BatchJobState]]:
+        return Local(), dict.fromkeys(LIVES, BatchJobState.UNKNOWN)
 
 
 class TestLocalBySsh(TestLocal):
@@ -140,5 +140,5 @@ def test_the_real_pyslurm() -> None:
     why_not = batch.usable()
     if why_not is not None:
         pytest.skip(why_not)
-    assert batch.life("999999999") is JobLife.ENDED
+    assert batch.job_state("999999999") is BatchJobState.ENDED
     assert "pyslurm" in batch.version()

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from hpcsched.agent.allocation import ending as endings
-from hpcsched.agent.allocation.ending import Ending, forced_s
-from hpcsched.agent.allocation.watch import AllocationWatch, Answer, period_s
+from hpcsched.agent.allocation import ending
+from hpcsched.agent.allocation.ending import AllocationEnd, forced_s
+from hpcsched.agent.allocation.watch import AllocationWatch, EndTimeAnswer, period_s
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.loop import Agent
 from hpcsched.agent.node.agent import NodeAgent
-from hpcsched.agent.start import serving
+from hpcsched.agent.start import node_agent_times
 from hpcsched.batch.base import EndReason, Preemption
 from hpcsched.core import events as ev
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -44,7 +44,7 @@ class Watch:
 
     def __init__(self, kill_wait_s: float | None = 30.0) -> None:
         self.comment, self.kill_wait_s = "", kill_wait_s
-        self.answers: list[Answer] = []
+        self.answers: list[EndTimeAnswer] = []
         self.why = 0
 
     def ask_now(self) -> None: ...
@@ -52,7 +52,7 @@ class Watch:
     def ask_why(self) -> None:
         self.why += 1
 
-    def take(self) -> list[Answer]:
+    def take(self) -> list[EndTimeAnswer]:
         answers, self.answers = self.answers, []
         return answers
 
@@ -64,7 +64,7 @@ class Scene:
         profile = a_profile("m", [1.0, 2.0], start_s=1.0, suspend_s=1.0)
         self.driver = Driver(a_job("a", "m"), gpus=2, profiles=(profile,), deadline=deadline)
         self.watch, self.said = Watch(kill_wait_s), []
-        self.ending = Ending(
+        self.ending = AllocationEnd(
             self.driver.machine,
             RunClock(),
             watch=self.watch,  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ class Scene:
         )
         return Agent(hand)  # type: ignore[arg-type]
 
-    def hears(self, *answers: Answer) -> list[ev.Event]:
+    def hears(self, *answers: EndTimeAnswer) -> list[ev.Event]:
         self.watch.answers += answers
         events = self.ending.events()
         for event in events:
@@ -101,8 +101,8 @@ class Scene:
         return self.driver.machine.deadline.at or 0.0
 
 
-def why(reason: EndReason) -> Answer:
-    return Answer(reason=reason, of_end=False)
+def why(reason: EndReason) -> EndTimeAnswer:
+    return EndTimeAnswer(reason=reason, of_end=False)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_sigterm_is_asked_about_before_anything_is_done(reason: EndReason) -> 
 def test_a_warning_before_it_does_not_make_a_cancel_the_end_of_the_time() -> None:
     scene = Scene()
     assert scene.ending.warned("SIGUSR2") == []
-    scene.hears(Answer(deadline=time.time() + 3600))
+    scene.hears(EndTimeAnswer(deadline=time.time() + 3600))
     scene.ending.told_to_end()
     scene.hears(why(EndReason.CANCELLED))
     assert scene.cause == "batch:CANCELLED"
@@ -138,7 +138,7 @@ def test_a_cancel_while_it_saves_for_the_end_counts() -> None:
 def test_a_sigterm_of_a_job_that_goes_on_is_a_warning() -> None:
     scene = Scene()
     scene.ending.told_to_end()
-    end = Answer(deadline=time.time() + 3600)
+    end = EndTimeAnswer(deadline=time.time() + 3600)
     assert scene.hears(why(EndReason.NONE), end) == []
     assert any("SIGTERM from the batch system; saving begins in" in text for text in scene.said)
     scene.ending.told_to_end()  # the real one
@@ -170,7 +170,7 @@ def test_a_second_sigterm_is_asked_about_too() -> None:
 def test_two_sigterms_of_a_job_that_goes_on_are_somebodys() -> None:
     scene = Scene()
     scene.ending.told_to_end()
-    scene.hears(why(EndReason.NONE), Answer(deadline=time.time() + 3600))
+    scene.hears(why(EndReason.NONE), EndTimeAnswer(deadline=time.time() + 3600))
     assert "a second within 10 s" in scene.said[-1]
     scene.ending.told_to_end()
     scene.hears(why(EndReason.NONE))
@@ -179,9 +179,9 @@ def test_two_sigterms_of_a_job_that_goes_on_are_somebodys() -> None:
 
 @pytest.mark.parametrize(
     ("end", "cause"),
-    [(Answer(), "SIGTERM"), (Answer(error="squeue failed"), "batch:NONE")],
+    [(EndTimeAnswer(), "SIGTERM"), (EndTimeAnswer(error="squeue failed"), "batch:NONE")],
 )
-def test_without_a_limit_there_is_no_warning_of_it(end: Answer, cause: str) -> None:
+def test_without_a_limit_there_is_no_warning_of_it(end: EndTimeAnswer, cause: str) -> None:
     scene = Scene(deadline=None)
     scene.ending.told_to_end()
     scene.hears(why(EndReason.NONE))
@@ -190,16 +190,16 @@ def test_without_a_limit_there_is_no_warning_of_it(end: Answer, cause: str) -> N
 
 
 def test_a_job_that_goes_on_has_its_time_back_when_that_is_said_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endings, "SAID_WITHIN_S", -1.0)
+    monkeypatch.setattr(ending, "REASON_WAIT_S", -1.0)
     scene = Scene()
     scene.ending.told_to_end()
-    end = Answer(deadline=time.time() + 300)
+    end = EndTimeAnswer(deadline=time.time() + 300)
     scene.hears(end)
     assert scene.left_s < 26
     scene.hears(why(EndReason.NONE))
     scene.hears(end)
     assert scene.cause == "batch:NONE" and 290 < scene.left_s < 301
-    scene.hears(Answer(deadline=time.time() + 900))  # as ever, while all is saved
+    scene.hears(EndTimeAnswer(deadline=time.time() + 900))  # as ever, while all is saved
     assert scene.left_s < 301
 
 
@@ -207,7 +207,7 @@ def test_a_job_that_goes_on_has_its_time_back_when_that_is_said_late(monkeypatch
 def test_without_a_word_all_is_saved_and_the_word_counts_when_it_comes(
     monkeypatch: pytest.MonkeyPatch, deadline: float | None, cause: str
 ) -> None:
-    monkeypatch.setattr(endings, "SAID_WITHIN_S", -1.0)
+    monkeypatch.setattr(ending, "REASON_WAIT_S", -1.0)
     scene = Scene(deadline=deadline)
     scene.ending.told_to_end()
     scene.hears()
@@ -221,7 +221,7 @@ def test_without_a_word_all_is_saved_and_the_word_counts_when_it_comes(
 def test_a_preemption_is_the_end_when_its_grace_is_over() -> None:
     scene = Scene()
     end = time.time() + 40
-    scene.hears(Answer(deadline=end, reason=EndReason.PREEMPTED))
+    scene.hears(EndTimeAnswer(deadline=end, reason=EndReason.PREEMPTED))
     assert scene.cause == "batch:PREEMPTED"
     assert 60 < scene.left_s < 66  # SIGKILL comes later than the end by KillWait
     assert [text for text in scene.said if "hosts are wanted" in text]
@@ -253,7 +253,7 @@ def test_an_end_that_comes_sooner_is_asked_about_where_hosts_may_be_taken(
 ) -> None:
     batch = Preempting()
     watch = AllocationWatch(batch, deadline=10_000.0, preemption=preemption)  # type: ignore[arg-type]
-    answers: list[Answer] = []
+    answers: list[EndTimeAnswer] = []
     try:
         for wanted in (1, 2):
             watch.ask_now()
@@ -315,8 +315,8 @@ def test_node_agents_serve_on_in_a_time_of_grace(
 ) -> None:
     taken = SimpleNamespace(preemption=Preemption(grace_s=grace_s, requeues=True))
     batch: Any = SimpleNamespace(kill_wait=lambda: 60.0)
-    assert serving(batch, taken) == {"serve_on_s": 50.0, "notice_s": notice_s}  # type: ignore[arg-type]
-    assert serving(batch, SimpleNamespace(preemption=None))["notice_s"] == 0.0  # type: ignore[arg-type]
+    assert node_agent_times(batch, taken) == {"serve_on_s": 50.0, "notice_s": notice_s}  # type: ignore[arg-type]
+    assert node_agent_times(batch, SimpleNamespace(preemption=None))["notice_s"] == 0.0  # type: ignore[arg-type]
 
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

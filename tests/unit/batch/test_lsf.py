@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from places import DATA
 
-from hpcsched.batch import lsf_text as says
-from hpcsched.batch.base import EndReason, Host, JobLife
-from hpcsched.batch.command import Answer
+from hpcsched.batch import lsf_text
+from hpcsched.batch.base import AllocatedHost, BatchJobState, EndReason
+from hpcsched.batch.command import CommandOutput
 from hpcsched.batch.lsf import Lsf
 from hpcsched.errors import BatchError
 from hpcsched.testing.batch import LSF_JOB, FakeCluster, FakeJob, FakeLsfCommands
@@ -53,15 +53,15 @@ NOW = 1775000000.0  # 31 March 2026
     ],
 )
 def test_finish_times(text: str, end: tuple[int, ...] | None) -> None:
-    assert says.finish_time(text, now=NOW) == (None if end is None else at(*end))
+    assert lsf_text.finish_time(text, now=NOW) == (None if end is None else at(*end))
 
 
 def test_recorded_records() -> None:
-    record = says.job_record((BATCH / "bjobs-10.1.txt").read_text())
-    assert record["JOBID"] == "806290" and says.life_of(record) is JobLife.RUNNING
-    assert says.gpu_alloc(record["GPU_ALLOC"]) == {"h1": ("0", "1"), "h2": ("0", "1")}
-    unknown = says.job_record((BATCH / "bjobs-unknown-10.1.txt").read_text())
-    assert says.life_of(unknown) is JobLife.ENDED
+    record = lsf_text.job_record((BATCH / "bjobs-10.1.txt").read_text())
+    assert record["JOBID"] == "806290" and lsf_text.state_of(record) is BatchJobState.RUNNING
+    assert lsf_text.gpu_alloc(record["GPU_ALLOC"]) == {"h1": ("0", "1"), "h2": ("0", "1")}
+    unknown = lsf_text.job_record((BATCH / "bjobs-unknown-10.1.txt").read_text())
+    assert lsf_text.state_of(unknown) is BatchJobState.ENDED
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_recorded_records() -> None:
 )
 def test_no_record_is_an_error_in_one_line(text: str) -> None:
     with pytest.raises(BatchError) as caught:
-        says.job_record(text)
+        lsf_text.job_record(text)
     assert "\n" not in str(caught.value)
 
 
@@ -84,23 +84,23 @@ STATES = {
 
 @pytest.mark.parametrize(("stat", "life"), [(s, life) for life, all_ in STATES.items() for s in all_.split()])
 def test_states(stat: str, life: str) -> None:
-    assert says.life_of({"STAT": stat}) == life
-    assert says.life_of({"ERROR": "no licence"}) is JobLife.UNKNOWN
+    assert lsf_text.state_of({"STAT": stat}) == life
+    assert lsf_text.state_of({"ERROR": "no licence"}) is BatchJobState.UNKNOWN
 
 
 @pytest.mark.parametrize("text", ["", "h1", "h1:", "h1:a,b", ";;", "-"])
 def test_gpus_that_cannot_be_read(text: str) -> None:
-    assert says.gpu_alloc(text) == {}
+    assert lsf_text.gpu_alloc(text) == {}
 
 
 def test_hosts_by_what_is_there(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a\na\nb\n")
     both = {"LSB_DJOB_HOSTFILE": str(file), "LSB_MCPU_HOSTS": "c 4 d 2", "LSB_HOSTS": "e e f"}
-    assert says.slots_of(both) == {"a": 2, "b": 1}
+    assert lsf_text.slots_of(both) == {"a": 2, "b": 1}
     file.write_text("")
-    assert says.slots_of(both) == {"c": 4, "d": 2}
-    assert says.slots_of({"LSB_HOSTS": "e e f"}) == {"e": 2, "f": 1}
+    assert lsf_text.slots_of(both) == {"c": 4, "d": 2}
+    assert lsf_text.slots_of({"LSB_HOSTS": "e e f"}) == {"e": 2, "f": 1}
     for environ in (
         {},
         {"LSB_MCPU_HOSTS": "c 4 d"},
@@ -108,7 +108,7 @@ def test_hosts_by_what_is_there(tmp_path: Path) -> None:
         {"LSB_DJOB_HOSTFILE": "/none"},
     ):
         with pytest.raises(BatchError, match="LSB_"):
-            says.slots_of(environ)
+            lsf_text.slots_of(environ)
 
 
 SUMMIT = {**LSF_JOB, "LSB_MCPU_HOSTS": "batch5 1 h36n09 42 h36n10 42", "LSB_JOBINDEX": "3"}
@@ -139,7 +139,7 @@ def test_a_first_host_like_the_others_is_one() -> None:
 def test_the_launcher_is_found_on_the_path(tmp_path: Path) -> None:
     (tmp_path / "jsrun").write_text("#!/bin/sh\n")
     (tmp_path / "jsrun").chmod(0o755)
-    hosts = [Host(name="h1"), Host(name="h2")]
+    hosts = [AllocatedHost(name="h1"), AllocatedHost(name="h2")]
     with_it = Lsf({**LSF_JOB, "PATH": str(tmp_path)}).on_hosts(hosts, ["agent"])
     assert [" ".join(command) for command in with_it] == [
         "jsrun -n 2 -r 1 -a 1 -g ALL_GPUS -c ALL_CPUS -b none agent"
@@ -161,9 +161,9 @@ class NoGpuField:
     def __init__(self) -> None:
         self.inner = running("806290", end=None)
 
-    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> Answer:
+    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> CommandOutput:
         if any("gpu_alloc" in word for word in argv):
-            return Answer(255, "", "gpu_alloc: Bad field name\n")
+            return CommandOutput(255, "", "gpu_alloc: Bad field name\n")
         return self.inner(argv, environ=environ)
 
 
@@ -196,7 +196,7 @@ def test_a_bjobs_that_knows_no_gpus() -> None:
     ],
 )
 def test_requeue_codes(text: str, code: int | None) -> None:
-    assert says.requeue_code(text) == code
+    assert lsf_text.requeue_code(text) == code
     batch = Lsf({**LSF_JOB, "LSB_EXIT_REQUEUE": text})
     if code is None:
         with pytest.raises(BatchError, match='bsub -Q "99"'):
@@ -206,15 +206,18 @@ def test_requeue_codes(text: str, code: int | None) -> None:
 
 
 def long_form(name: str, job: str, now: float = NOW) -> dict[str, str]:
-    return says.job_record((BATCH / name).read_text(), job, form="long", now=now)
+    return lsf_text.job_record((BATCH / name).read_text(), job, form="long", now=now)
 
 
 def test_the_form_for_people() -> None:
     """The last start counts; the end is that much later, by the year that it must be."""
     record = long_form("bjobs-long-10.1.txt", "806290[3]")
-    assert says.life_of(record) is JobLife.RUNNING and record["FINISH_TIME"] == "Mar 31 09:10:09 2026 L"
+    assert (
+        lsf_text.state_of(record) is BatchJobState.RUNNING
+        and record["FINISH_TIME"] == "Mar 31 09:10:09 2026 L"
+    )
     record = long_form("bjobs-long-2.2.txt", "7")
-    assert says.finish_time(record["FINISH_TIME"], now=NOW) == at(2026, 3, 31, 5, 20, 9)
+    assert lsf_text.finish_time(record["FINISH_TIME"], now=NOW) == at(2026, 3, 31, 5, 20, 9)
     new_year = at(2027, 1, 1, 0, 0, 1)
     assert long_form("bjobs-long-2.2.txt", "7", new_year)["FINISH_TIME"] == "Mar 31 05:20:09 2026 L"
 
@@ -222,7 +225,7 @@ def test_the_form_for_people() -> None:
 @pytest.mark.parametrize("cut", ["RUNLIMIT", "Started on"])
 def test_no_limit_is_no_end(cut: str) -> None:
     text = (BATCH / "bjobs-long-2.2.txt").read_text().replace(cut, "")
-    assert says.job_record(text, "7", form="long", now=NOW)["FINISH_TIME"] == "-"
+    assert lsf_text.job_record(text, "7", form="long", now=NOW)["FINISH_TIME"] == "-"
 
 
 @pytest.mark.parametrize(
@@ -232,15 +235,15 @@ def test_no_limit_is_no_end(cut: str) -> None:
 @pytest.mark.parametrize("form", ["delimiter", "long"])
 def test_what_tells_of_no_job_is_an_error(text: str, form: str) -> None:
     with pytest.raises(BatchError, match="did not answer with a job's record"):
-        says.job_record(text, "7", "stat", "finish_time", form=form)
+        lsf_text.job_record(text, "7", "stat", "finish_time", form=form)
 
 
-@pytest.mark.parametrize("form", says.FORMS)
+@pytest.mark.parametrize("form", lsf_text.FORMS)
 def test_how_bjobs_is_asked_is_found_once(form: str) -> None:
     end = float(int(time.time()) + 3600)
     run = FakeLsfCommands(FakeCluster({"806290": FakeJob("806290", end=end)}), form=form)
     batch = Lsf(LSF_JOB, run=run)
-    assert batch.life("1") is JobLife.ENDED  # of which there is no record to learn from
+    assert batch.job_state("1") is BatchJobState.ENDED  # of which there is no record to learn from
     assert batch.end_time() == end
     before = len(run.cluster.calls)
     assert batch.end_time() == end and len(run.cluster.calls) == before + 1
@@ -303,9 +306,9 @@ def test_the_script_goes_in_by_stdin(tmp_path: Path) -> None:
     script.write_text("#BSUB -q batch\ntrue\n")
     heard: list[tuple[tuple[str, ...], str, Mapping[str, str]]] = []
 
-    def run(argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> Answer:
+    def run(argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> CommandOutput:
         heard.append((tuple(argv), stdin, environ))
-        return Answer(0, "Job <806291> is submitted to queue <batch>.\n")
+        return CommandOutput(0, "Job <806291> is submitted to queue <batch>.\n")
 
     assert Lsf({**LSF_JOB, "HOME": "/home/me"}, run=run).submit_next(script) == "806291"
     argv, stdin, environ = heard[0]

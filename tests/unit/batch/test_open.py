@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcsched.batch import KINDS, LAUNCHERS, batch_of, open_batch
-from hpcsched.batch.base import Host
+from hpcsched.batch.base import AllocatedHost
 from hpcsched.config import KEYS
 from hpcsched.errors import ConfigError
 from hpcsched.testing.batch import LSF_JOB, SLURM_JOB
@@ -61,5 +61,5 @@ def test_what_does_not_go_together(kind: str, hosts: list[str], launcher: str, w
 @pytest.mark.parametrize("environ", [SLURM_JOB, LSF_JOB, {}])
 @pytest.mark.parametrize("launcher", ["ssh", "local"])
 def test_launchers_that_need_no_batch_system(environ: dict[str, str], launcher: str) -> None:
-    command = open_batch(environ=environ, launcher=launcher).on_hosts([Host(name="a")], ["agent"])[0]
+    command = open_batch(environ=environ, launcher=launcher).on_hosts([AllocatedHost(name="a")], ["agent"])[0]
     assert command[0] == {"ssh": "ssh", "local": "agent"}[launcher]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpcsched.batch import slurm_text as says
-from hpcsched.batch.base import EndReason, JobLife, Preemption
-from hpcsched.batch.command import Answer as Said
+from hpcsched.batch import slurm_text
+from hpcsched.batch.base import BatchJobState, EndReason, Preemption
+from hpcsched.batch.command import CommandOutput
 from hpcsched.batch.slurm import Slurm
 from hpcsched.testing.batch import SLURM_JOB, FakeCluster, FakeJob, FakeSlurmCommands
 
@@ -37,10 +37,10 @@ CASES = [
 @pytest.mark.parametrize(("text", "reason"), CASES)
 def test_why_slurm_ends_a_job(text: str, reason: EndReason) -> None:
     brother = "JobId=6 JobState=COMPLETING Reason=TimeLimit Restarts=5"
-    said = Said(0, f"{brother}\nJobId=7 JobName=a b {text} \n")
-    assert says.reason_in(said, "7", 0) is reason
-    assert says.reason_in(said, "8", 0) is EndReason.UNKNOWN
-    assert says.reason_in(Said(1, said.out, "no contact"), "7", 0) is EndReason.UNKNOWN
+    said = CommandOutput(0, f"{brother}\nJobId=7 JobName=a b {text} \n")
+    assert slurm_text.reason_in(said, "7", 0) is reason
+    assert slurm_text.reason_in(said, "8", 0) is EndReason.UNKNOWN
+    assert slurm_text.reason_in(CommandOutput(1, said.out, "no contact"), "7", 0) is EndReason.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_a_preemption_ends_a_job_when_its_grace_is_over(
 ) -> None:
     end = "Unknown" if end_s is None else f"2026-11-23T14:{end_s // 60:02}:{end_s % 60:02}"
     text = f"JobId=7 JobState={state} Reason=None Restarts=0 EndTime={end} PreemptTime=2026-11-23T14:00:00"
-    assert says.reason_in(Said(0, text), "7", 0, grace_s) is reason
+    assert slurm_text.reason_in(CommandOutput(0, text), "7", 0, grace_s) is reason
 
 
 def test_a_jobs_name_says_nothing_of_its_state() -> None:
     text = "JobId=7 JobName=lr JobState=RUNNING Restarts=7 a UserId=me(1000) GroupId=me(1000) "
     text += f"JobState=COMPLETING Reason=None Restarts=0 {ENDS} PreemptTime=None"
-    assert says.reason_in(Said(0, text), "7", 0) is EndReason.CANCELLED
-    assert says.job_fields(text)["UserId"] == "me(1000)"
+    assert slurm_text.reason_in(CommandOutput(0, text), "7", 0) is EndReason.CANCELLED
+    assert slurm_text.job_fields(text)["UserId"] == "me(1000)"
 
 
 def test_a_job_in_its_second_life_was_requeued_once_and_not_now() -> None:
@@ -108,16 +108,19 @@ def test_how_long_slurm_gives() -> None:
         known.jobs["7"] = FakeJob("7", "COMPLETING", preempted=1000.0, end=1040.0)
         assert batch.reason() is (EndReason.PREEMPTED if then else EndReason.CANCELLED)
     by_qos = "PreemptType             = preempt/qos\n"
-    assert says.preemption_in(known.partition, by_qos) == Preemption(grace_s=None, requeues=True)
+    assert slurm_text.preemption_in(known.partition, by_qos) == Preemption(grace_s=None, requeues=True)
 
 
 def test_another_clusters_job_is_not_looked_for_on_this_one() -> None:
     known = FakeCluster({"7": FakeJob("7")})
     run = FakeSlurmCommands(known)
-    assert Slurm({}, run=run, cluster="marble").life("7") is JobLife.RUNNING
+    assert Slurm({}, run=run, cluster="marble").job_state("7") is BatchJobState.RUNNING
     assert not any(word.startswith("--clusters") for call in known.calls for word in call)
-    Slurm({}, run=run, cluster="summit").life("7")
+    Slurm({}, run=run, cluster="summit").job_state("7")
     assert "--clusters=summit" in known.calls[-1]
     assert Slurm({**SLURM_JOB, "SLURM_CLUSTER_NAME": "summit"}, run=run).allocation().cluster == "summit"
-    assert says.life_in(Said(0, "CLUSTER: summit\n"), "7") is JobLife.ENDED
-    assert says.life_in(Said(0, "CLUSTER: summit\n7|RUNNING|N/A\n"), "7") is JobLife.RUNNING
+    assert slurm_text.state_in(CommandOutput(0, "CLUSTER: summit\n"), "7") is BatchJobState.ENDED
+    assert (
+        slurm_text.state_in(CommandOutput(0, "CLUSTER: summit\n7|RUNNING|N/A\n"), "7")
+        is BatchJobState.RUNNING
+    )

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from places import DATA
 
-from hpcsched.batch import slurm_text as says
-from hpcsched.batch.base import Host, JobLife
-from hpcsched.batch.command import Answer
+from hpcsched.batch import slurm_text
+from hpcsched.batch.base import AllocatedHost, BatchJobState
+from hpcsched.batch.command import CommandOutput
 from hpcsched.batch.pyslurm import PySlurm
 from hpcsched.batch.slurm import Slurm
 from hpcsched.errors import BatchError
@@ -31,28 +31,28 @@ class Saying:
     """Answers every command alike, and remembers them."""
 
     def __init__(self, out: str = "", *, code: int = 0, err: str = "") -> None:
-        self.answer = Answer(code, out, err)
+        self.answer = CommandOutput(code, out, err)
         self.calls: list[tuple[str, ...]] = []
         self.environs: list[Mapping[str, str]] = []
 
-    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> Answer:
+    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> CommandOutput:
         self.calls.append(tuple(argv))
         self.environs.append(environ)
         return self.answer
 
 
 def test_recorded_queue() -> None:
-    rows = says.queue_rows((BATCH / "squeue-22.05.txt").read_text())
+    rows = slurm_text.queue_rows((BATCH / "squeue-22.05.txt").read_text())
     assert rows == [
-        ("7", JobLife.ENDED, 1795244098.0),
-        ("1", JobLife.ENDED, 1795243888.0),
-        ("5", JobLife.ENDED, 1795244096.0),
-        ("6", JobLife.ENDED, 1795244096.0),
-        ("4", JobLife.PENDING, None),
-        ("3", JobLife.PENDING, None),
-        ("8", JobLife.RUNNING, None),  # without a time limit
-        ("9", JobLife.RUNNING, None),
-        ("2", JobLife.SUSPENDED, 1795244696.0),
+        ("7", BatchJobState.ENDED, 1795244098.0),
+        ("1", BatchJobState.ENDED, 1795243888.0),
+        ("5", BatchJobState.ENDED, 1795244096.0),
+        ("6", BatchJobState.ENDED, 1795244096.0),
+        ("4", BatchJobState.PENDING, None),
+        ("3", BatchJobState.PENDING, None),
+        ("8", BatchJobState.RUNNING, None),  # without a time limit
+        ("9", BatchJobState.RUNNING, None),
+        ("2", BatchJobState.SUSPENDED, 1795244696.0),
     ]
 
 
@@ -90,24 +90,27 @@ def test_the_users_own_formats_do_not_reach_squeue() -> None:
 @pytest.mark.parametrize(
     ("answer", "life"),
     [
-        (Answer(0, "7|RUNNING|x\n"), JobLife.RUNNING),
-        (Answer(0, "7|CANCELLED by 0|x\n"), JobLife.ENDED),
-        (Answer(0, "7|SUSPENDED|x\n"), JobLife.SUSPENDED),
-        (Answer(0, "7|REQUEUE_HOLD|x\n"), JobLife.PENDING),
-        (Answer(0, "7|CONFIGURING|x\n"), JobLife.PENDING),
-        (Answer(0, "7|OUT_OF_MEMORY|x\n"), JobLife.ENDED),
-        (Answer(0, "7|NEWLY_INVENTED|x\n"), JobLife.UNKNOWN),
-        (Answer(0, "7||x\n"), JobLife.UNKNOWN),
-        (Answer(0, ""), JobLife.ENDED),
-        (Answer(0, "what?\n"), JobLife.UNKNOWN),
-        (Answer(0, "5|PENDING|x\n6|RUNNING|x\n"), JobLife.RUNNING),  # the tasks of an array
-        (Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n"), JobLife.ENDED),
-        (Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"), JobLife.UNKNOWN),
-        (Answer(-9, ""), JobLife.UNKNOWN),
+        (CommandOutput(0, "7|RUNNING|x\n"), BatchJobState.RUNNING),
+        (CommandOutput(0, "7|CANCELLED by 0|x\n"), BatchJobState.ENDED),
+        (CommandOutput(0, "7|SUSPENDED|x\n"), BatchJobState.SUSPENDED),
+        (CommandOutput(0, "7|REQUEUE_HOLD|x\n"), BatchJobState.PENDING),
+        (CommandOutput(0, "7|CONFIGURING|x\n"), BatchJobState.PENDING),
+        (CommandOutput(0, "7|OUT_OF_MEMORY|x\n"), BatchJobState.ENDED),
+        (CommandOutput(0, "7|NEWLY_INVENTED|x\n"), BatchJobState.UNKNOWN),
+        (CommandOutput(0, "7||x\n"), BatchJobState.UNKNOWN),
+        (CommandOutput(0, ""), BatchJobState.ENDED),
+        (CommandOutput(0, "what?\n"), BatchJobState.UNKNOWN),
+        (CommandOutput(0, "5|PENDING|x\n6|RUNNING|x\n"), BatchJobState.RUNNING),  # the tasks of an array
+        (CommandOutput(1, "", "slurm_load_jobs error: Invalid job id specified\n"), BatchJobState.ENDED),
+        (
+            CommandOutput(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"),
+            BatchJobState.UNKNOWN,
+        ),
+        (CommandOutput(-9, ""), BatchJobState.UNKNOWN),
     ],
 )
-def test_lives(answer: Answer, life: JobLife) -> None:
-    assert says.life_in(answer, "7") is life
+def test_lives(answer: CommandOutput, life: BatchJobState) -> None:
+    assert slurm_text.state_in(answer, "7") is life
 
 
 @pytest.mark.parametrize(
@@ -161,20 +164,20 @@ def test_other_variables() -> None:
 
 def test_gpus_by_host_as_recorded() -> None:
     text = (BATCH / "scontrol-uneven-22.05.txt").read_text()
-    assert says.gpu_counts(text) == {"node1": 6, "node2": 2}
+    assert slurm_text.gpu_counts(text) == {"node1": 6, "node2": 2}
     typed = (
         "  Nodes=n[1-2] CPU_IDs=0-3,7 Mem=0 GRES=gpu:a100:2(IDX:0,3),gpu:a100_1g.5gb:3(IDX:4-6),nic:4 MinCPUs"
     )
-    assert says.gpu_counts(typed) == {"n1": 5, "n2": 5}
-    assert says.gpu_counts("  Nodes=n1 CPU_IDs=0 Mem=0 GRES= MinCPUsNode=1") == {"n1": 0}
-    assert says.job_fields(text)["TresPerJob"] == "gres:gpu:8"
-    assert "Account" not in says.job_fields(text)
+    assert slurm_text.gpu_counts(typed) == {"n1": 5, "n2": 5}
+    assert slurm_text.gpu_counts("  Nodes=n1 CPU_IDs=0 Mem=0 GRES= MinCPUsNode=1") == {"n1": 0}
+    assert slurm_text.job_fields(text)["TresPerJob"] == "gres:gpu:8"
+    assert "Account" not in slurm_text.job_fields(text)
 
 
 def on_hosts(environ: Mapping[str, str], hosts: str = "node1 node2", out: str = "") -> list[tuple[str, ...]]:
     batch = Slurm(environ, run=Saying(out, code=0 if out else 1))
     batch.allocation()
-    return batch.on_hosts([Host(name=name) for name in hosts.split()], ["agent"])
+    return batch.on_hosts([AllocatedHost(name=name) for name in hosts.split()], ["agent"])
 
 
 def gpus_said(commands: list[tuple[str, ...]]) -> list[str | None]:
@@ -215,7 +218,7 @@ def test_steps_do_not_inherit_the_jobs_sizes() -> None:
 
 
 def test_other_launchers() -> None:
-    hosts = [Host(name="node1"), Host(name="node2")]
+    hosts = [AllocatedHost(name="node1"), AllocatedHost(name="node2")]
     assert Slurm(SLURM_JOB, launcher="local").on_hosts(hosts, ["agent"])[1] == ("agent", "--name", "node2")
     ssh = Slurm(SLURM_JOB, launcher="ssh").on_hosts(hosts, ["agent"])[1]
     assert ssh[0] == "ssh" and ssh[-2:] == ("node2", "agent --name node2")
@@ -240,21 +243,21 @@ module load x
 
 
 def test_options_of_a_script() -> None:
-    assert says.script_options(SCRIPT) == {"--partition", "--mem-per-cpu", "--gpus", "--job-name"}
-    assert says.script_options('#SBATCH --comment="open\n#SBATCH -t5') == {"--comment", "--time"}
+    assert slurm_text.script_options(SCRIPT) == {"--partition", "--mem-per-cpu", "--gpus", "--job-name"}
+    assert slurm_text.script_options('#SBATCH --comment="open\n#SBATCH -t5') == {"--comment", "--time"}
 
 
 def test_options_that_a_script_does_not_give() -> None:
-    fields = says.job_fields((BATCH / "scontrol-uneven-22.05.txt").read_text())
+    fields = slurm_text.job_fields((BATCH / "scontrol-uneven-22.05.txt").read_text())
     environ = {"SLURM_JOB_NAME": "x", "SLURM_NTASKS": "2", "SLURM_MEM_PER_NODE": "100"}
-    assert says.inherited_options(SCRIPT, fields, environ) == [
+    assert slurm_text.inherited_options(SCRIPT, fields, environ) == [
         "--time=00:10:00",
         "--nodes=2",
         "--chdir=/home/me",
         "--ntasks=2",
     ]
-    assert "--gpus=gpu:8" in says.inherited_options("", fields, environ)
-    newer = says.inherited_options("", {"TresPerNode": "gres/gpu:a100:4,gres/nic:1"}, {})
+    assert "--gpus=gpu:8" in slurm_text.inherited_options("", fields, environ)
+    newer = slurm_text.inherited_options("", {"TresPerNode": "gres/gpu:a100:4,gres/nic:1"}, {})
     assert newer == ["--gres=gpu:a100:4"]
 
 
@@ -268,9 +271,9 @@ def test_what_a_follow_up_job_does_not_see() -> None:
         "HPCSCHED_POLICY": "marble",
         "HOME": "/home/me",
     }
-    kept = says.submit_environ(environ)
+    kept = slurm_text.submit_environ(environ)
     assert set(kept) == {"SLURM_CONF", "SBATCH_ACCOUNT", "HPCSCHED_POLICY", "HOME"}
-    assert says.submit_environ({"TMPDIR": "/tmp"}) == {"TMPDIR": "/tmp"}
+    assert slurm_text.submit_environ({"TMPDIR": "/tmp"}) == {"TMPDIR": "/tmp"}
 
 
 @pytest.mark.parametrize(("said", "job"), [("12\n", "12"), ("12;cluster\n", "12"), ("Welcome!\n12\n", "12")])
@@ -322,5 +325,5 @@ def test_pyslurm_of_another_release_is_not_used() -> None:
 def test_pyslurm_leaves_array_elements_to_the_commands() -> None:
     known = FakeCluster()
     batch = PySlurm(SLURM_JOB, run=Saying("31|PENDING|N/A\n"), ask=asked_directly(fake_pyslurm(known)))
-    assert batch.life("27_3") is JobLife.PENDING
-    assert batch.life("27") is JobLife.ENDED
+    assert batch.job_state("27_3") is BatchJobState.PENDING
+    assert batch.job_state("27") is BatchJobState.ENDED

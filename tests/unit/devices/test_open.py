@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsched.devices import Sample, open_devices
-from hpcsched.devices.cpu import cpu_list, split
+from hpcsched.devices.cpu import cpu_list, split_cores
 from hpcsched.errors import ConfigError
 from hpcsched.testing.devices import FakeDevices
 
@@ -73,7 +73,7 @@ def test_the_first_sample_has_no_utilisation() -> None:
 
 @given(st.sets(st.integers(0, 300), min_size=1, max_size=64), st.integers(1, 100))
 def test_split_is_even_and_complete(cores: set[int], slots: int) -> None:
-    parts = split(sorted(cores), slots)
+    parts = split_cores(sorted(cores), slots)
     assert len(parts) == slots
     if slots <= len(cores):
         assert [c for part in parts for c in part] == sorted(cores)
@@ -87,7 +87,7 @@ def test_split_is_even_and_complete(cores: set[int], slots: int) -> None:
 @pytest.mark.parametrize(("cores", "slots"), [([], 1), ([0], 0)])
 def test_split_needs_a_core_and_a_slot(cores: list[int], slots: int) -> None:
     with pytest.raises(ValueError, match="cannot split"):
-        split(cores, slots)
+        split_cores(cores, slots)
 
 
 def test_cpu_list() -> None:

@@ -10,10 +10,10 @@ import pytest
 from hpcsched.launch.environment import (
     Rank,
     attempt_variables,
-    identities,
+    descriptor_identities,
+    divided_threads,
     inherited,
     rank_variables,
-    threads_of_all,
 )
 
 KEPT = (
@@ -95,20 +95,23 @@ def test_processes_on_several_devices_divide_the_threads_of_all(
     devices: int, processes: int, cores: range | None, threads: str
 ) -> None:
     shown = {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "2"}
-    among = threads_of_all(shown, devices=devices, processes=processes, cores=cores)
+    among = divided_threads(shown, devices=devices, processes=processes, cores=cores)
     assert among == {**shown, "OMP_NUM_THREADS": threads}
-    assert threads_of_all({"A": "b"}, devices=devices, processes=processes, cores=cores) == {"A": "b"}
+    assert divided_threads({"A": "b"}, devices=devices, processes=processes, cores=cores) == {"A": "b"}
 
 
 def test_descriptors_are_known_again_by_what_they_are(tmp_path: Path) -> None:
     read, write = os.pipe()
     other = os.dup(write)
     try:
-        (told,) = identities({"HPCSCHED_PROGRESS_FD": write}).items()
-        assert told == ("HPCSCHED_PROGRESS_ID", identities({"HPCSCHED_ARENA_FD": other})["HPCSCHED_ARENA_ID"])
+        (told,) = descriptor_identities({"HPCSCHED_PROGRESS_FD": write}).items()
+        assert told == (
+            "HPCSCHED_PROGRESS_ID",
+            descriptor_identities({"HPCSCHED_ARENA_FD": other})["HPCSCHED_ARENA_ID"],
+        )
         with (tmp_path / "mine").open("w") as file:  # what a program opens when the number is free
             os.dup2(file.fileno(), write)
-        assert identities({"HPCSCHED_PROGRESS_FD": write}) != dict([told])
+        assert descriptor_identities({"HPCSCHED_PROGRESS_FD": write}) != dict([told])
     finally:
         for descriptor in (read, write, other):
             os.close(descriptor)

@@ -10,14 +10,14 @@ import hpcsched
 from hpcsched.contract.version import VERSION
 from hpcsched.core.model import PythonEnvironment
 from hpcsched.errors import BadEnvironment
-from hpcsched.launch.interpreters import Has, Interpreter, Interpreters
+from hpcsched.launch.interpreters import Interpreter, InterpreterInfo, Interpreters
 
 PIP = "/p -m pip install"
 GOOD = {"executable": "/p", "prefix": "/", "python": "3.9.18", "worker": "0.2", "torch": "2.4.0+cpu"}
 
 
-def has(**changes: str | None) -> Has:
-    return Has(**{**GOOD, "contract": str(VERSION), **changes})  # type: ignore[arg-type]
+def has(**changes: str | None) -> InterpreterInfo:
+    return InterpreterInfo(**{**GOOD, "contract": str(VERSION), **changes})  # type: ignore[arg-type]
 
 
 def minor(by: int) -> str:

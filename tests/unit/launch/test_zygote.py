@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from hpcsched.launch.spawn import Start
-from hpcsched.launch.zygote import MOST_ENVIRONMENTS, TRAINING, WarmPools, WarmProcesses
+from hpcsched.launch.spawn import ProcessStart
+from hpcsched.launch.zygote import MAX_ZYGOTES, TRAINING, Zygote, Zygotes
 
 
 def test_an_interpreter_that_imports_something_else_gets_new_ones() -> None:
-    pools = WarmPools(standbys=0, rooms=(), shielded=frozenset())
+    pools = Zygotes(standbys=0, core_sets=(), shielded=frozenset())
     first = pools.of("/p", 1)
     assert pools.of("/p", 1) is first
     assert pools.of("/p") is first, "without a stamp it is not known whether it does"
@@ -19,8 +19,8 @@ def test_an_interpreter_that_imports_something_else_gets_new_ones() -> None:
 
 
 def test_the_environments_used_last_are_kept() -> None:
-    pools = WarmPools(standbys=0, rooms=(), shielded=frozenset())
-    made = {python: pools.of(python) for python in map(str, range(MOST_ENVIRONMENTS))}
+    pools = Zygotes(standbys=0, core_sets=(), shielded=frozenset())
+    made = {python: pools.of(python) for python in map(str, range(MAX_ZYGOTES))}
     assert pools.of("0") is made["0"]
     pools.of("another")
     assert pools.of("0") is made["0"]
@@ -41,7 +41,7 @@ def test_a_task_is_for_a_zygote_that_has_not_read_anything_else(
     begun_with: dict[str, str], task: dict[str, str], fits: bool
 ) -> None:
     """What is read late may still come with the task, unless the zygote was given it."""
-    zygote = WarmProcesses("/p", standbys=0, rooms=(), shielded=frozenset())
+    zygote = Zygote("/p", standbys=0, core_sets=(), shielded=frozenset())
     zygote._early = begun_with
-    start = Start(program="/p", argv=("/p", "-m", TRAINING), env=task, cwd="/", output=1)
+    start = ProcessStart(program="/p", argv=("/p", "-m", TRAINING), env=task, cwd="/", output=1)
     assert zygote._fits(start) is fits

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hpcsched.agent.launch_plans import Site, plan_of, seat_devices
+from hpcsched.agent.launch_plans import Site, launch_plan, seat_devices
 from hpcsched.agent.node.agent import NodeAgent
 from hpcsched.cli.main import cli
 from hpcsched.cli.run.report import _configurations
@@ -18,7 +18,7 @@ from hpcsched.core.model import Usage
 from hpcsched.devices.cpu import CpuSlots
 from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.launch.remote.workers import part_orders
+from hpcsched.launch.remote.workers import part_launches
 from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy.cpu.configurations import Seen, trimmed
 from hpcsched.profiling.sweep import counts_for
@@ -29,7 +29,7 @@ from profiles.ps.nearchus import CLUSTERS, workload
 
 def planned(driver: Driver) -> LaunchPlan:
     (launch,) = [action for action in driver.actions if isinstance(action, Launch)]
-    return plan_of(
+    return launch_plan(
         driver.job(launch.job_id),
         launch,
         site=Site(
@@ -54,7 +54,7 @@ def test_a_program_is_started_with_its_share_and_a_training_keeps_to_it_by_itsel
 
 def test_its_share_reaches_another_host() -> None:
     plan = planned(Driver(a_program("p", 1.5), gpus=0, cores=range(4)))
-    (order,) = part_orders(plan, [("n1", (0,))], first_host="n1", address="10.0.0.1", first_part=1)
+    (order,) = part_launches(plan, [("n1", (0,))], first_host="n1", address="10.0.0.1", first_part=1)
     started: list[LaunchPlan] = []
 
     def launch(plan: LaunchPlan, place: Any) -> None:

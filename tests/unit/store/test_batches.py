@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsched.errors import StoreError
-from hpcsched.store.batches import NAME, Decision, read_batches
+from hpcsched.store.batches import BATCHES_FILE, Decision, read_batches
 from hpcsched.worker.vsw.history import History
 
 
@@ -65,7 +65,7 @@ def test_it_is_the_file_that_trainings_write(tmp_path: Path) -> None:
     facts = json.loads(a_line(7))
     facts.pop("t")
     History(tmp_path).add(facts)
-    (read,) = read_batches(tmp_path / NAME)
+    (read,) = read_batches(tmp_path / BATCHES_FILE)
     assert (read.step, read.workers, read.loss) == (7, (2, 2), 0.5)
 
 

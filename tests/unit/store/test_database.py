@@ -19,15 +19,18 @@ from alembic.script import ScriptDirectory
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
 from hpcsched.store import database
-from hpcsched.store.database import HEAD, REVISIONS, Database, FinishedJob, Run, Trial, iso
+from hpcsched.store.database import HEAD, REVISIONS, Database, FinishedJob, RunEntry, TrialEntry, iso
 from hpcsched.store.models import Base
-from hpcsched.store.profiles import Sample
+from hpcsched.store.profiles import RateSample
 
 PROFILE = Profile(
     model="m", device="d", throughput={1: 1.5, 2: 2.5}, start_s={1: 3.0}, spread={1: 0.01}, global_batch=32
 )
-SAMPLES = (Sample(gpus=1, rate=1.4, seconds=5.0, at="t0"), Sample(gpus=2, rate=2.5, seconds=5.1, at="t1"))
-RUN = Run(
+SAMPLES = (
+    RateSample(gpus=1, rate=1.4, seconds=5.0, at="t0"),
+    RateSample(gpus=2, rate=2.5, seconds=5.1, at="t1"),
+)
+RUN = RunEntry(
     run_id="r1", directory="/d", host="n1", policy="marble", gpus=6, started_at="2026-01-01T00:00:00.000Z"
 )
 JOB = FinishedJob(
@@ -127,7 +130,7 @@ def test_a_job_belongs_to_a_recorded_run(db: Database) -> None:
 
 def test_the_trials_of_a_search_replace_what_was_known_of_it(db: Database) -> None:
     db.record_run(RUN)
-    trial = Trial(
+    trial = TrialEntry(
         run_id="r1",
         trial=3,
         bracket=2,

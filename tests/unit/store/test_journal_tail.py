@@ -233,7 +233,7 @@ def test_room_for_records_is_kept_ahead_and_given_back(tmp_path, events):
     for _ in range(3):
         writer.append(events)
         about = path.stat()
-        assert about.st_blocks * 512 >= about.st_size + journal.AHEAD // 2
+        assert about.st_blocks * 512 >= about.st_size + journal.PREALLOCATED_BYTES // 2
     length = path.stat().st_size
     writer.close()
     assert path.stat().st_size == length

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpcsched.agent.node import connection as module
-from hpcsched.agent.node.connection import Line
+from hpcsched.agent.node import connection
+from hpcsched.agent.node.connection import HeadConnection
 from hpcsched.launch.remote.keys import Join, KeyPair
-from hpcsched.launch.remote.socket import Door
+from hpcsched.launch.remote.socket import HeadSocket
 
 
 def join_to(endpoint: str, server: KeyPair, client: KeyPair) -> Join:
@@ -54,9 +54,9 @@ def somebody(close: bool) -> Iterator[tuple[int, list[socket.socket]]]:
 
 @pytest.mark.parametrize("close", [True, False])
 def test_attempts_that_come_to_nothing_do_not_count(close: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HANDSHAKE_MS", 200)
+    monkeypatch.setattr(connection, "HANDSHAKE_MS", 200)
     with somebody(close) as (port, held):
-        line = Line(join_to(f"tcp://127.0.0.1:{port}", KeyPair.new(), KeyPair.new()), "a")
+        line = HeadConnection(join_to(f"tcp://127.0.0.1:{port}", KeyPair.new(), KeyPair.new()), "a")
         began = time.monotonic()
         while len(held) < 3:
             assert time.monotonic() < began + 60
@@ -77,16 +77,16 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_the_head_comes_and_goes() -> None:
     server, client = KeyPair.new(), KeyPair.new()
-    door = Door("127.0.0.1", server, client.public, lambda text: None)
-    line = Line(join_to(door.endpoint, server, client), "a")
+    head_socket = HeadSocket("127.0.0.1", server, client.public, lambda text: None)
+    line = HeadConnection(join_to(head_socket.endpoint, server, client), "a")
 
     def up() -> bool:
         assert not list(line.receive())
-        list(door.receive())
+        list(head_socket.receive())
         return not line.gone_s(time.monotonic())
 
     until(up)
-    door.close()
+    head_socket.close()
     until(lambda: not up_of(line))
     began = time.monotonic()
     time.sleep(1.0)  # it tries again meanwhile
@@ -96,33 +96,33 @@ def test_the_head_comes_and_goes() -> None:
     line.close(0)
 
 
-def up_of(line: Line) -> bool:
+def up_of(line: HeadConnection) -> bool:
     list(line.receive())
     return not line.gone_s(time.monotonic())
 
 
 def test_the_door_tells_whose_connection_broke() -> None:
     server, client = KeyPair.new(), KeyPair.new()
-    door = Door("127.0.0.1", server, client.public, lambda text: None)
-    lines = [Line(join_to(door.endpoint, server, client), name) for name in "ab"]
+    head_socket = HeadSocket("127.0.0.1", server, client.public, lambda text: None)
+    lines = [HeadConnection(join_to(head_socket.endpoint, server, client), name) for name in "ab"]
     peers: set[bytes] = set()
 
     def two() -> bool:
-        peers.update(peer for peer, _ in door.receive())
+        peers.update(peer for peer, _ in head_socket.receive())
         return len(peers) == 2
 
     for line in lines:
         line.send(b"x")
     until(two)
     first, second = sorted(peers)
-    assert door.connected(first) and door.connected(second) and not door.broken()
+    assert head_socket.connected(first) and head_socket.connected(second) and not head_socket.broken()
     lines[0].close()
 
     def broken() -> bool:
-        list(door.receive())
-        return not door.connected(first)
+        list(head_socket.receive())
+        return not head_socket.connected(first)
 
     until(broken)
-    assert door.broken() == [first] and not door.broken() and door.connected(second)
+    assert head_socket.broken() == [first] and not head_socket.broken() and head_socket.connected(second)
     lines[1].close()
-    door.close()
+    head_socket.close()

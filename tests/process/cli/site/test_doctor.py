@@ -17,7 +17,7 @@ from places import DATA
 
 import hpcsched
 from hpcsched import batch
-from hpcsched.batch.base import Allocation, Host
+from hpcsched.batch.base import AllocatedHost, Allocation
 from hpcsched.batch.local import Local
 from hpcsched.cli.main import cli
 from hpcsched.cli.site import gpu_check, host_check
@@ -55,7 +55,7 @@ class Granted(Local):
         self._gpus, self._argv = gpus, argv
 
     def allocation(self) -> Allocation:
-        hosts = tuple(Host(name=name, gpus=self._gpus) for name in ("n1", "n2"))
+        hosts = tuple(AllocatedHost(name=name, gpus=self._gpus) for name in ("n1", "n2"))
         return Allocation(
             kind="slurm", id="123", hosts=hosts, here="n1", deadline=time.time() + 3605.0, restart_count=1
         )
@@ -157,7 +157,7 @@ SAID = {
     ],
 )
 def test_what_a_host_says_is_judged(more: dict[str, Any], ok: bool, says: str) -> None:
-    host = Host(name="n1", gpus=("0", "1"))
+    host = AllocatedHost(name="n1", gpus=("0", "1"))
     verdict = host_check._judge(host, 101.0, {**SAID, **more}, began=100.0, back={"n1"}, need_gpus=True)
     assert verdict.ok is ok and says in verdict.found and "\n" not in verdict.found
 

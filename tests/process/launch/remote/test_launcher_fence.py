@@ -14,41 +14,41 @@ from hpcsched.agent.node.guard import Guard
 from hpcsched.batch.lsf import SIGNALS_ALL
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.host import FENCE_S, RemoteHost
-from hpcsched.launch.remote.starter import Command
+from hpcsched.launch.remote.starter import NodeAgentCommand
 
 LONG_S = 50.0
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Iterator[Command]:
-    command = Command(("sh", "-c", "read x; exit 137"), ("a",), tmp_path / "log")
+def command(tmp_path: Path) -> Iterator[NodeAgentCommand]:
+    command = NodeAgentCommand(("sh", "-c", "read x; exit 137"), ("a",), tmp_path / "log")
     yield command
     command.signal(signal.SIGKILL)
     ended(command)
     command.close()
 
 
-def ended(command: Command) -> None:
+def ended(command: NodeAgentCommand) -> None:
     deadline = time.monotonic() + 60
     while not command.look():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def lost(command: Command | None) -> RemoteHost:
-    return RemoteHost("a", command=command, why="lost", heard=time.monotonic(), lost_at=time.monotonic())
+def lost(command: NodeAgentCommand | None) -> RemoteHost:
+    return RemoteHost("a", command=command, why="lost", heard_at=time.monotonic(), lost_at=time.monotonic())
 
 
 def left_s(host: RemoteHost, now: float) -> float:
     return host.fence(now, may_kill=False, silence_s=LONG_S)
 
 
-def test_a_node_agent_that_died(command: Command) -> None:
+def test_a_node_agent_that_died(command: NodeAgentCommand) -> None:
     host = lost(command)
     ended(command)  # standard input is empty: it ends by itself
     now = time.monotonic()
     assert left_s(host, now) == LONG_S  # nothing says that it was the agent that ended
-    host.heard = now  # waiting for the end may have taken longer than CLOSED_S
+    host.heard_at = now  # waiting for the end may have taken longer than CLOSED_S
     host.broke(now, trusted=True)
     assert left_s(host, now) == FENCE_S and not host.fenced
     assert left_s(host, now + FENCE_S) == 0 and host.fenced
@@ -66,7 +66,7 @@ def test_what_a_lost_host_makes_durable_counts_until_it_is_fenced() -> None:
 
 def test_a_node_agent_that_left_well(tmp_path: Path) -> None:
     """It had no worker left, and could not tell: the head was stopped."""
-    command = Command(("true",), ("a",), tmp_path / "log")
+    command = NodeAgentCommand(("true",), ("a",), tmp_path / "log")
     host = lost(command)
     ended(command)
     command.close()
@@ -75,7 +75,7 @@ def test_a_node_agent_that_left_well(tmp_path: Path) -> None:
 
 
 def test_our_own_signal_is_no_proof(tmp_path: Path) -> None:
-    command = Command(("sleep", "60"), ("a",), tmp_path / "log")
+    command = NodeAgentCommand(("sleep", "60"), ("a",), tmp_path / "log")
     host = lost(command)
     command.signal(signal.SIGTERM)
     ended(command)
@@ -86,7 +86,7 @@ def test_our_own_signal_is_no_proof(tmp_path: Path) -> None:
 
 
 def test_signals_to_a_whole_job_end_no_command_that_runs_a_node_agent(tmp_path: Path) -> None:
-    command = Command(("sleep", "60"), ("a",), tmp_path / "log", shielded=SIGNALS_ALL)
+    command = NodeAgentCommand(("sleep", "60"), ("a",), tmp_path / "log", shielded=SIGNALS_ALL)
     process = command._process
     assert process is not None
     for number in SIGNALS_ALL:
@@ -113,14 +113,14 @@ def test_an_ssh_that_has_lost_its_connection_is_no_proof(tmp_path: Path) -> None
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\nexit 255\n")
     ssh.chmod(0o700)
-    command = Command((str(ssh),), ("a",), tmp_path / "log")
+    command = NodeAgentCommand((str(ssh),), ("a",), tmp_path / "log")
     ended(command)
     command.close()
     assert not command.by_itself and command.why == "`ssh` ended with exit code 255"
 
 
 @pytest.mark.parametrize(("quiet_s", "trusted"), [(5.0, True), (0.0, False)])
-def test_silence_is_no_proof(command: Command, quiet_s: float, trusted: bool) -> None:
+def test_silence_is_no_proof(command: NodeAgentCommand, quiet_s: float, trusted: bool) -> None:
     host = lost(command)
     ended(command)
     now = time.monotonic() + quiet_s

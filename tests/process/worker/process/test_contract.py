@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hpcsched.errors import ConfigError
-from hpcsched.launch.environment import identities
+from hpcsched.launch.environment import descriptor_identities
 from hpcsched.worker.process.contract import JobEnv, Progress
 from hpcsched.worker.session import stopping
 from hpcsched.worker.session.stopping import StopFlag
@@ -240,7 +240,7 @@ def test_a_descriptor_that_has_become_another_file_is_not_used(tmp_path: Path) -
         PROGRESS_FD=str(write),
         **{
             name.removeprefix("HPCSCHED_"): value
-            for name, value in identities({"HPCSCHED_PROGRESS_FD": write}).items()
+            for name, value in descriptor_identities({"HPCSCHED_PROGRESS_FD": write}).items()
         },
     )
 

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from hpcsched.agent.node.workers import READY_PERIOD_S, READY_SOON_PERIOD_S, READY_SOON_S, Served
+from hpcsched.agent.node.workers import READY_FAST_POLL_FOR_S, READY_FAST_POLL_S, READY_POLL_S, PartWatcher
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.workers import LocalWorkers
 from hpcsched.testing.launch import FIRST_PID, FakeWorkers, Script
@@ -39,15 +39,15 @@ class Host:
         )
         self.folder, self.now = folder, 100.0
         self.ranks = FakeWorkers([FIRST_PID, FIRST_PID + 1], Script())
-        self.served = Served(order, cast(LocalWorkers, self.ranks), self.now)
+        self.watcher = PartWatcher(order, cast(LocalWorkers, self.ranks), self.now)
 
     def told(self, after_s: float = 1.0) -> list[protocol.NodeMessage]:
         self.now += after_s
-        return list(self.served.look(self.now))
+        return list(self.watcher.look(self.now))
 
     def ends(self, rank: int, code: int) -> list[protocol.NodeMessage]:
         self.ranks.end(rank, code)
-        return list(self.served.ended())
+        return list(self.watcher.ended())
 
     def write(self, name: str, data: bytes = b"") -> None:
         (self.folder / name).write_bytes(data)
@@ -76,13 +76,13 @@ def test_what_the_ready_file_holds_is_told_once(host: Host) -> None:
 
 def test_a_resize_is_waited_for_as_closely_as_a_start(host: Host) -> None:
     host.write("ready.2")
-    host.now += 10 * READY_SOON_S
+    host.now += 10 * READY_FAST_POLL_FOR_S
     assert host.told() == [protocol.Ready(5, 2, b"")]
-    host.served.expect(3, host.now)
-    assert host.served.due() <= host.now
-    assert host.told(0.0) == [] and host.served.due() == pytest.approx(host.now + READY_SOON_PERIOD_S)
-    host.told(READY_SOON_S)
-    assert host.served.due() == pytest.approx(host.now + READY_PERIOD_S)
+    host.watcher.expect(3, host.now)
+    assert host.watcher.due() <= host.now
+    assert host.told(0.0) == [] and host.watcher.due() == pytest.approx(host.now + READY_FAST_POLL_S)
+    host.told(READY_FAST_POLL_FOR_S)
+    assert host.watcher.due() == pytest.approx(host.now + READY_POLL_S)
     host.write("ready.3", b'{"step": 7}')
     assert host.told() == [protocol.Ready(5, 3, b'{"step": 7}')]
 
@@ -90,23 +90,23 @@ def test_a_resize_is_waited_for_as_closely_as_a_start(host: Host) -> None:
 @pytest.mark.parametrize("kind", ["ready", "refused"])
 def test_an_older_answer_under_the_same_number_is_not_heard(host: Host, kind: str) -> None:
     host.write(f"{kind}.3", b"of an earlier life")
-    host.served.expect(3, host.now)
+    host.watcher.expect(3, host.now)
     assert host.told() == []
 
 
 def test_a_refusal_is_told_and_the_ranks_still_know_how_to_save(host: Host) -> None:
     host.write("ready.2")
     host.told()
-    host.served.expect(3, host.now)
+    host.watcher.expect(3, host.now)
     host.write("refused.3", b"too late")
     assert host.told() == [protocol.Refused(5, 3, b"too late")]
     assert host.told() == []
-    host.served.ask_to_save()
+    host.watcher.ask_to_save()
     assert host.ranks.signals == [signal.SIGTSTP]
 
 
 def test_an_answer_given_just_before_the_end_comes_before_it(host: Host) -> None:
-    host.served.expect(3, host.now)
+    host.watcher.expect(3, host.now)
     host.write("ready.3", b"{}")
     host.ends(0, 75)
     assert host.ends(1, 75) == [protocol.Ready(5, 3, b"{}"), protocol.Exited(5, 75)]
@@ -133,6 +133,6 @@ def test_other_hosts_ranks_say_nothing_of_files(other_host: Host) -> None:
     host = other_host
     for name in ("ready.2", "refused.2", "held.2", "STATE.json"):
         host.write(name, b"{}")
-    assert host.told() == [] and host.served.due() == float("inf")
+    assert host.told() == [] and host.watcher.due() == float("inf")
     host.ends(0, 75)
     assert host.ends(1, 75) == [protocol.Exited(5, 75)]

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from rundirs import a_home, a_run
 
 from hpcsched import batch
-from hpcsched.batch.base import JobLife
+from hpcsched.batch.base import BatchJobState
 from hpcsched.cli.jobs import batch_job_status
 from hpcsched.cli.main import cli
 from hpcsched.errors import NoSuchRun
@@ -28,20 +28,20 @@ HERE = os.uname().nodename
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """A batch system of which every job waits in the queue; what it was asked."""
     questions: list[tuple[str, str]] = []
-    answer_as(monkeypatch, JobLife.PENDING, questions)
+    answer_as(monkeypatch, BatchJobState.PENDING, questions)
     return questions
 
 
 def answer_as(
-    monkeypatch: pytest.MonkeyPatch, life: JobLife, questions: list[tuple[str, str]] | None = None
+    monkeypatch: pytest.MonkeyPatch, life: BatchJobState, questions: list[tuple[str, str]] | None = None
 ) -> None:
     def batch_of(kind: str, *, cluster: str | None) -> SimpleNamespace:
-        def ask(job_id: str) -> JobLife:
+        def ask(job_id: str) -> BatchJobState:
             if questions is not None:
                 questions.append((kind, job_id))
             return life
 
-        return SimpleNamespace(life=ask)
+        return SimpleNamespace(job_state=ask)
 
     monkeypatch.setattr(batch, "batch_of", batch_of)
 
@@ -74,15 +74,18 @@ def test_a_stale_run_outside_a_batch_system_is_not_asked_after(
 @pytest.mark.parametrize(
     ("life", "says"),
     [
-        (JobLife.RUNNING, "its job 123 still runs on slurm: the agent may hang or the shared filesystem lag"),
-        (JobLife.PENDING, "job 123 waits in the queue of slurm: it goes on by itself"),
-        (JobLife.SUSPENDED, "its job 123 is suspended on slurm"),
-        (JobLife.ENDED, "job 123 has ended: go on with `hpcsched run --resume`"),
-        (JobLife.UNKNOWN, "slurm does not answer"),
+        (
+            BatchJobState.RUNNING,
+            "its job 123 still runs on slurm: the agent may hang or the shared filesystem lag",
+        ),
+        (BatchJobState.PENDING, "job 123 waits in the queue of slurm: it goes on by itself"),
+        (BatchJobState.SUSPENDED, "its job 123 is suspended on slurm"),
+        (BatchJobState.ENDED, "job 123 has ended: go on with `hpcsched run --resume`"),
+        (BatchJobState.UNKNOWN, "slurm does not answer"),
     ],
 )
 def test_a_stale_run_is_asked_after_once(
-    home: Path, monkeypatch: pytest.MonkeyPatch, life: JobLife, says: str
+    home: Path, monkeypatch: pytest.MonkeyPatch, life: BatchJobState, says: str
 ) -> None:
     questions: list[tuple[str, str]] = []
     answer_as(monkeypatch, life, questions)
@@ -102,7 +105,9 @@ def test_a_stopped_run_whose_job_was_requeued_says_so(home: Path, asked: list[tu
 
 def test_a_batch_system_that_hangs_costs_a_moment_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(batch, "batch_of", lambda *_, **__: SimpleNamespace(life=lambda job: never.wait(30)))
+    monkeypatch.setattr(
+        batch, "batch_of", lambda *_, **__: SimpleNamespace(job_state=lambda job: never.wait(30))
+    )
     monkeypatch.setattr(batch_job_status, "ANSWER_WITHIN_S", 0.05)
     a_run(home / "hpcsched-run", age_s=60)
     assert "slurm does not answer" in status().stderr

@@ -21,7 +21,7 @@ from hpcsched.launch.base import LaunchPlan
 from hpcsched.planning.packing.problem import PackProblem
 from hpcsched.profiling.packing_results import MeasuredPacks, PackPoint, Pair
 from hpcsched.store.database import Database
-from hpcsched.store.profiles import Sample, load_profiles
+from hpcsched.store.profiles import RateSample, load_profiles
 from hpcsched.testing.launch import FakeLauncher, FakeWorkers
 
 JOBS = """
@@ -334,7 +334,7 @@ def test_the_costs_are_a_problem_to_plan(probes: Probes) -> None:
 
 def test_a_known_profile_keeps_its_samples(probes: Probes, tmp_path: Path) -> None:
     old = Profile(model="small", device="cpu", throughput={1: 5.0, 2: 8.0}, global_batch=10)
-    sample = Sample(gpus=1, rate=5.0, seconds=1.0, at="2026-01-01T00:00:00Z")
+    sample = RateSample(gpus=1, rate=5.0, seconds=1.0, at="2026-01-01T00:00:00Z")
     with Database(tmp_path / "h.db") as db:
         db.record_profile(old, [sample], at=datetime(2026, 1, 1, tzinfo=UTC))
     assert call("jobs.toml", "--job", "a", "--counts", "2").exit_code == 0

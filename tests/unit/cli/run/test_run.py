@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from simulatebench import JOBS, make_place, write_set
 
 from hpcsched.agent import start
-from hpcsched.agent.start import Order
+from hpcsched.agent.start import RunRequest
 from hpcsched.cli.main import cli
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.policy import make_policy
@@ -25,7 +25,7 @@ class Asked(Exception):
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    def no_run(order: Order, **_: object) -> None:
+    def no_run(order: RunRequest, **_: object) -> None:
         raise Asked(order)
 
     monkeypatch.setattr(start, "run", no_run)
@@ -116,7 +116,7 @@ def test_policies_to_compare_with_come_with_commas_or_one_by_one() -> None:
 
 
 def test_what_is_wrong_with_a_job_is_said_with_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(order: Order, **_: object) -> None:
+    def run(order: RunRequest, **_: object) -> None:
         raise ConfigError(where="job one", key="model", got="no profile of 'a'", accepted="b")
 
     monkeypatch.setattr(start, "run", run)

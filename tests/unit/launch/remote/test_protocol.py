@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from hpcsched.agent.node.agent import main
-from hpcsched.agent.node.site import address_towards, own_name, show_granted
+from hpcsched.agent.node.own_host import address_towards, own_name, show_granted
 from hpcsched.contract.orders import Resize, encode
 from hpcsched.core.model import Device
 from hpcsched.errors import BadInput, ConfigError
@@ -52,16 +52,16 @@ def test_messages_survive_the_wire() -> None:
         protocol.Progressed(1, b"\xff\n"),
         protocol.Gone("x"),
     ):
-        assert protocol.read_to_head(protocol.Link().kept(message, 0.0)).body == message
+        assert protocol.read_to_head(protocol.MessageChannel().numbered(message, 0.0)).body == message
     for message in (protocol.Coming("n1"), protocol.Leaving("x"), protocol.LaunchFailed(1, "x", True, True)):
-        assert protocol.read_to_head(protocol.Link().kept(message, 0.0)).body == message
+        assert protocol.read_to_head(protocol.MessageChannel().numbered(message, 0.0)).body == message
     for message in (
         protocol.Ready(1, 2, b""),
         protocol.Refused(1, 2, b"no"),
         protocol.Living(1, 3),
         protocol.Keeping((4, 5)),
     ):
-        assert protocol.read_to_head(protocol.Link().kept(message, 0.0)).body == message
+        assert protocol.read_to_head(protocol.MessageChannel().numbered(message, 0.0)).body == message
     for order in (
         protocol.Welcome(),
         protocol.Signal(3, 15),
@@ -69,12 +69,12 @@ def test_messages_survive_the_wire() -> None:
         protocol.Expect(3, 2),
         protocol.Forget(1),
     ):
-        assert protocol.read_to_node(protocol.Link().passing(order)).body == order
+        assert protocol.read_to_node(protocol.MessageChannel().unnumbered(order)).body == order
 
 
 def test_an_order_for_rank_0_survives_the_wire_as_it_is() -> None:
     order = protocol.Order(3, encode(Resize(attempt=4, world_size=2, keep=(0, 1), one_host=True)))
-    assert protocol.read_to_node(protocol.Link().passing(order)).body == order
+    assert protocol.read_to_node(protocol.MessageChannel().unnumbered(order)).body == order
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 9, b"{}", msgspec.msgpack.encode((1, 0, {"type": "bomb"}))])
@@ -86,30 +86,34 @@ def test_garbage_is_no_message(data: bytes) -> None:
 def test_a_link_over_connections_that_lose_delivers_once_and_in_order() -> None:
     for seed in range(30):
         chance = random.Random(seed)
-        ours, theirs = protocol.Link(), protocol.Link()
+        ours, theirs = protocol.MessageChannel(), protocol.MessageChannel()
         got: list[int] = []
         now, to_send = 0.0, list(range(1, 40))
         while len(got) < 39:
             assert now < 2000
             now += 0.5
-            out = [ours.kept(protocol.Signal(to_send.pop(0), 15), now)] if to_send else []
-            for data in [*out, *ours.again(now)]:
+            out = [ours.numbered(protocol.Signal(to_send.pop(0), 15), now)] if to_send else []
+            for data in [*out, *ours.resends(now)]:
                 if chance.random() < 0.6:
                     envelope = protocol.read_to_node(data)
                     if theirs.take(envelope, now):
                         assert isinstance(envelope.body, protocol.Signal)
                         got.append(envelope.body.part)
-            if theirs.owes and chance.random() < 0.6:
-                ours.take(protocol.read_to_head(theirs.passing(protocol.Beat(now, ()))), now)
+            if theirs.owes_ack and chance.random() < 0.6:
+                ours.take(protocol.read_to_head(theirs.unnumbered(protocol.Beat(now, ()))), now)
         assert got == list(range(1, 40))
 
 
 def test_nothing_is_sent_again_once_it_has_arrived() -> None:
-    ours, theirs = protocol.Link(), protocol.Link()
-    theirs.take(protocol.read_to_node(ours.kept(protocol.Welcome(), 0.0)), 0.0)
-    assert theirs.owes and len(ours.again(protocol.RESEND_S)) == 1 and not ours.again(protocol.RESEND_S + 1)
-    ours.take(protocol.read_to_head(theirs.passing(protocol.Beat(0.0, ()))), 4.0)
-    assert not theirs.owes and not ours.again(1e9)
+    ours, theirs = protocol.MessageChannel(), protocol.MessageChannel()
+    theirs.take(protocol.read_to_node(ours.numbered(protocol.Welcome(), 0.0)), 0.0)
+    assert (
+        theirs.owes_ack
+        and len(ours.resends(protocol.RESEND_S)) == 1
+        and not ours.resends(protocol.RESEND_S + 1)
+    )
+    ours.take(protocol.read_to_head(theirs.unnumbered(protocol.Beat(0.0, ()))), 4.0)
+    assert not theirs.owes_ack and not ours.resends(1e9)
 
 
 def test_the_join_file_is_private_and_replaces_older_ones(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LOST, LaunchPlan
 from hpcsched.launch.remote import protocol
-from hpcsched.launch.remote.workers import Part, RemoteWorkers, part_orders
+from hpcsched.launch.remote.workers import AttemptPart, RemoteWorkers, part_launches
 
 RESIZE = Resize(attempt=3, world_size=3, keep=(0, 1), one_host=False)
 PLAN = LaunchPlan(
@@ -35,8 +35,8 @@ class Crew:
     def __init__(self, plan: LaunchPlan) -> None:
         self.sent: list[tuple[str, protocol.HeadMessage]] = []
         shares = [("a", [0, 1]), ("b", [0, 1])]
-        orders = part_orders(plan, shares, first_host="a", address="10.0.0.1", first_part=7)
-        self.a, self.b = (Part(host, order) for (host, _), order in zip(shares, orders, strict=True))
+        orders = part_launches(plan, shares, first_host="a", address="10.0.0.1", first_part=7)
+        self.a, self.b = (AttemptPart(host, order) for (host, _), order in zip(shares, orders, strict=True))
         self.workers = RemoteWorkers(
             [self.a, self.b],
             address="10.0.0.1",
@@ -80,7 +80,7 @@ def test_ranks_that_join_are_all_asked_for_at_once(crew: Crew, joiners: Crew) ->
 
 def test_ranks_may_join_over_ipv6() -> None:
     joining = replace(JOINING, joins="fd00::7:4711")
-    (order,) = part_orders(joining, [("a", [0])], first_host="a", address="", first_part=1)
+    (order,) = part_launches(joining, [("a", [0])], first_host="a", address="", first_part=1)
     assert (order.address, order.port) == ("fd00::7", 4711)
 
 

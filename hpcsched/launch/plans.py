@@ -1,13 +1,14 @@
-"""Our side of the contract with programs: argv and environment of an attempt (docs/elastic.md)."""
+"""Launch plans of attempts: argv and environment, as the contract with programs says (docs/contract.md)."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcsched.contract import files
 from hpcsched.contract.environment import Environment
+from hpcsched.contract.seats import Seat
 from hpcsched.contract.version import VERSION
 from hpcsched.core.model import AUTO, Device, JobSpec, Kind, PythonEnvironment
 from hpcsched.core.processes import launcher_of
@@ -22,7 +23,7 @@ def job_dir(run_dir: Path, job_id: int) -> Path:
 
 
 def checkpoint_dir(run_dir: Path, run_id: str, job_id: int, checkpoints: Path | None) -> Path:
-    """Where a job's checkpoints are: in its folder, or in `checkpoints`, which outlives the allocation."""
+    """The folder of a job's checkpoints: in its own folder, or in the lasting `checkpoints`."""
     if checkpoints is None:
         return job_dir(run_dir, job_id) / files.CHECKPOINT
     return checkpoints / run_id / str(job_id)
@@ -38,6 +39,7 @@ def plan_attempt(
     output: Path,
     checkpoints: Path | None = None,
     devices: tuple[Device, ...],
+    seats: Sequence[Seat] = (),
     resume: bool,
     per_gpu: bool = True,
     lane: str | None = None,
@@ -46,22 +48,31 @@ def plan_attempt(
     pack: str | None = None,
     environment: PythonEnvironment | None = None,
     stand_in: Mapping[str, float] | None = None,
+    gpus: Sequence[int] | None = None,
+    first_rank: int = 0,
+    joins: str | None = None,
 ) -> LaunchPlan:
-    """What to start for an attempt of `spec` on `devices`.
+    """The launch plan of an attempt of `spec` on `devices`.
 
-    `per_gpu`: one process on each; else as many as the job says, or its launcher starts. `checkpoints`: a
-    directory that outlives the allocation and that all hosts see, to put checkpoints in instead of the job's
-    folder. `lane`: on which lane of its GPUs it is, "foreground" or "background", where there are jobs for
-    both; on CPU slots the background gets what the foreground leaves. `from_step`: the step that it is
-    expected to go on from. `continues`: the id of the job whose final state it begins with. `pack`: the name
-    of the pack that it belongs to. `stand_in`: the course that a stand-in follows in place of the job's own
-    program. `environment`: whose Python runs it if it names none.
+    `checkpoints`: a directory for checkpoints that outlives the allocation and that all hosts see; None: the
+    job's folder. `seats`: those of the attempt, for processes on CPU cores. `per_gpu`: one process on each
+    device; else as many as the job says, or its launcher starts. `lane`: "foreground" or "background", where
+    there are jobs for both lanes of its GPUs; on CPU slots the background gets the time that the foreground
+    leaves. `from_step`: the step that it is expected to resume from. `continues`: the id of the job whose
+    final state it begins with. `pack`: the name of its pack. `environment`: the Python environment, if the
+    job names none. `stand_in`: the course of a stand-in, which runs in place of the job's own program.
+
+    For ranks that join a running attempt: `joins` ("host:port") is where its rank 0 awaits them, `first_rank`
+    the number of the first of them, `gpus` the indices of all devices of the attempt, by rank.
     """
     folder = job_dir(run_dir, job_id)
     trainer = stand_in is None and spec.kind is Kind.TRAINER
     argv = spec.command
     if stand_in is not None:
         argv = (sys.executable, "-m", "hpcsched.worker.standin")
+    if gpus is None:
+        gpus = [device.index for device in devices]
+    command = spec.kind is Kind.COMMAND
     told = Environment(
         contract=VERSION,
         run_id=run_id,
@@ -70,7 +81,8 @@ def plan_attempt(
         job_id=job_id,
         job_name=spec.name,
         attempt=attempt,
-        devices=tuple(str(device.index) for device in devices),
+        devices=() if seats else tuple(map(str, gpus)),
+        seats=None if command or not seats else tuple(seats),
         checkpoint_dir=str(checkpoint_dir(run_dir, run_id, job_id, checkpoints)),
         checkpoint_every_s=spec.checkpoint_every_s,
         keep=spec.keep_checkpoints,
@@ -111,4 +123,8 @@ def plan_attempt(
         parallel=parallel,
         arena=(per_gpu or len(devices) == each == 1) and launcher is None and stand_in is None,
         idle=lane == "background" and all(device.kind == "cpu" for device in devices),
+        share=seats[0].share if command and seats else None,
+        first_rank=first_rank,
+        world_size=None if joins is None else len(seats or gpus),
+        joins=joins,
     )

@@ -1,4 +1,4 @@
-"""What a node agent makes of the host it finds itself on: its name, its address, what is in its way there."""
+"""The host of a node agent: its name and address, the GPUs granted there, orphans of an earlier life."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, MutableMapping
 
 from hpcsched.agent.node import guard
 from hpcsched.errors import ConfigError
-from hpcsched.launch.orphans import end, find_orphans
+from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.launch.remote.keys import Join
 
 
 def own_name(join: Join, given: str | None, environ: Mapping[str, str], hostname: str) -> str:
-    """This host's name among the run's; raises ConfigError if it is none of them."""
+    """This host's name in the run. Raises ConfigError if it is none of the run's hosts."""
     names = [given] if given else [environ.get("SLURMD_NODENAME", ""), hostname]
     for name in filter(None, names):
         if name in join.hosts:
@@ -24,7 +24,7 @@ def own_name(join: Join, given: str | None, environ: Mapping[str, str], hostname
 
 
 def address_towards(endpoint: str) -> str:
-    """This host's IP address on the way to the head; its name if there is no way to be found."""
+    """This host's IP address on the route to the head; its host name if there is no route."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     host = host.strip("[]")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -36,22 +36,22 @@ def address_towards(endpoint: str) -> str:
 
 
 def show_granted(join: Join, name: str, environ: MutableMapping[str, str]) -> None:
-    """Name the GPUs granted here, where what started us has not: ssh passes no batch system's word on."""
+    """Set CUDA_VISIBLE_DEVICES to the GPUs granted here, unless it is set: ssh does not pass it on."""
     if name in join.gpus:
         environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(join.gpus[name]))
 
 
 def end_orphans(join: Join, found: Callable[[], None]) -> None:
-    """End what an earlier life left here; other agents of this life, on the same machine, keep theirs.
+    """End the processes that an earlier life left here; those of other agents of this life stay.
 
-    Calls `found` first if there is something: that takes its time.
+    `found` is called first if there are any, as that takes time. Raises ConfigError if some cannot be ended.
     """
     all_ours = find_orphans(join.run_id, [])
     orphans = set(all_ours) - guard.marked(all_ours, join.life)
     if not orphans:
         return
     found()
-    left = end(orphans, join.grace_s)
+    left = end_processes(orphans, join.grace_s)
     if left:
         pids = ", ".join(str(pid) for pid, _ in left)
         raise ConfigError(
