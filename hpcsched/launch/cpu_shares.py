@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpcsched.launch.orphans import Process
 from hpcsched.launch.proc import stat
-from hpcsched.planning.ps.bucket import TokenBucket
+from hpcsched.planning.ps.bucket import MAX_CREDIT_S, TokenBucket
 
 CHECK_PERIOD_S = 0.004
 """The shortest time between two checks of the CPU time of a running group (chosen)."""
