@@ -61,7 +61,7 @@ def test_a_snapshot_that_cannot_be_written_does_not_stop_the_run(bench: Bench) -
     assert agent.wait() == 0, agent.said
     assert "status is out of date; the run goes on" in agent.said
     blocker.rmdir()
-    assert bench.replayed()[0].finished
+    assert bench.replayed()[0].run.finished
 
 
 def test_a_program_without_room_for_its_checkpoint_goes_on_from_the_last_one(bench: Bench) -> None:

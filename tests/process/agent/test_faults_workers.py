@@ -34,7 +34,7 @@ def test_a_worker_that_ignores_all_is_killed_and_goes_on_from_its_last_checkpoin
     assert agent.wait() == 0, agent.said
     told = bench.output().split("\n")
     assert told.index("asked to save") < told.index("asked to end") < told.index("resumed at 10")
-    assert bench.replayed()[0].jobs[1].steps_repeated == 15
+    assert bench.replayed()[0].run.jobs[1].steps_repeated == 15
 
 
 def test_a_worker_that_dies_while_saving_goes_on_from_its_last_checkpoint(bench: Bench) -> None:
