@@ -530,7 +530,7 @@ def test_a_process_forked_meanwhile_does_not_keep_others_from_memory() -> None:
 KILLS = """
 import json, os, random, signal, sys, time
 import torch
-from hpcsched.worker import arena as module
+from hpcsched.worker.checkpoint import shared_memory as module
 
 torch.set_num_threads(1)
 descriptor = int(sys.argv[1])
