@@ -211,9 +211,10 @@ class _Bench:
 
     def burst(self, key: str, *, local_norms: bool = False) -> tuple[Iterator[None], Any, Any]:
         """The same by a plan; the session and the layers too."""
+        from hpcsched.worker.burst.session import BurstSession
+
         from hpcsched.worker.burst.channels import Wires
         from hpcsched.worker.burst.engine import Engine
-        from hpcsched.worker.burst.session import BurstSession
         from hpcsched.worker.layers.graph import trace
 
         parts = self.parts(key)

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from common import Report, main, median, ms
+from hpcsched.worker.vsw.session import WorkerSession
 from networks import NETS, deterministic, distance, network, short, usable_device
 
 from hpcsched.errors import ConfigError
@@ -30,7 +31,6 @@ from hpcsched.planning.vsw.costs import Speed
 from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.worker.session.trainer import Parts
 from hpcsched.worker.vsw.probe import MOST_AT_ONCE, Found, Point, Probe, doubled
-from hpcsched.worker.vsw.session import WorkerSession
 
 CHECKED_BATCH, CHECKED_STEPS, CHECKED_WORKERS = 32, 4, (2, 4)
 CLOSE = 1e-6

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from hpcsched.worker.packing.engine import OutOfMemory, Pack
-from hpcsched.worker.packing.member import Member, PackedSession
+from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.modes import Failed
+from hpcsched.worker.packing.packed_session import PackedSession
 from hpcsched.worker.session.trainer import Parts
 
 __all__ = ["Failed", "Member", "OutOfMemory", "Pack", "free", "load", "pack"]
@@ -34,17 +35,7 @@ def load(
 
     Raises ConfigError when the checkpoint is another training's.
     """
-    parts.model.train()
-    session = PackedSession(
-        model=parts.model,
-        optimizer=parts.optimizer,
-        scheduler=parts.scheduler,
-        dataset_size=parts.size,
-        global_batch=parts.global_batch,
-        seed=parts.seed,
-        total_steps=steps,
-    )
-    session.end_after(parts.epochs)
+    session = PackedSession(parts, steps=steps)
     if checkpoint is not None:
         session.take(checkpoint)
     return Member(parts, session, name=name)

@@ -17,12 +17,13 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
 ]
 
+from hpcsched.worker.vsw.adaptive_batches import AdaptiveBatches  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from hpcsched.planning.vsw.options import WorkerOptions  # noqa: E402
+from hpcsched.worker.session.session import session_of  # noqa: E402
 from hpcsched.worker.session.trainer import Parts  # noqa: E402
-from hpcsched.worker.vsw.session import WorkerSession  # noqa: E402
 from hpcsched.worker.vsw.streams import StreamWorkers  # noqa: E402
 
 STEPS, BATCH, SAMPLES = 50, 12, 120

@@ -19,6 +19,7 @@ import torch
 from hpcsched.compat import zip
 from hpcsched.worker.packing.compatibility import PLAIN
 from hpcsched.worker.ranks.reproducible import Seeded
+from hpcsched.worker.session.batches import places_of
 from hpcsched.worker.session.sampler import Sampler
 from hpcsched.worker.session.trainer import Parts, Place, read, to_device
 
@@ -84,7 +85,7 @@ class Feed:
 
     def _places(self, position: int, count: int) -> Iterator[list[Place]]:
         while True:
-            yield list(enumerate(self.sampler.batch(position, count).tolist(), position))
+            yield places_of(self.sampler, position, range(count))
             position += count
 
     def _read(self, position: int, count: int) -> Iterator[Any]:

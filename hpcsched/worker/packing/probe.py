@@ -28,6 +28,7 @@ from hpcsched.worker.process.startup import fewer_collections, run_to_the_end
 
 if TYPE_CHECKING:
     from hpcsched.worker.packed import Member, Pack
+    from hpcsched.worker.session.data_parallel import DataParallel
     from hpcsched.worker.session.session import Session
     from hpcsched.worker.session.trainer import Parts
 
@@ -158,22 +159,17 @@ class Probe:
 
     def _alone(self, job: int, seconds: float) -> None:
         """Some windows of a job alone; the first time, some of reading its samples as well."""
-        from hpcsched.worker.session.session import Session
+        from hpcsched.worker.session.data_parallel import DataParallel
+        from hpcsched.worker.session.session import session_of
 
         parts = self._build(job)
-        session = Session(
-            model=parts.model,
-            optimizer=parts.optimizer,
-            scheduler=parts.scheduler,
-            dataset_size=parts.size,
-            global_batch=parts.global_batch,
-            seed=parts.seed,
-            total_steps=ENDLESS,
-        )
-        found = self._repeat(_steps(parts, session), parts.global_batch, seconds)
+        strategy = DataParallel(parts)
+        session = session_of(parts, strategy, total_steps=ENDLESS)
+        found = self._repeat(_steps(session, strategy), parts.global_batch, seconds)
         if not self._found.alone_s[job]:
+            batches = strategy.batches(loaders=parts.loaders)
             self._found.batches.append(parts.global_batch)
-            self._found.input_s[job] = self._repeat(_batches(parts, session), parts.global_batch, seconds / 2)
+            self._found.input_s[job] = self._repeat(batches, parts.global_batch, seconds / 2)
             self._tell(job=job, alone_s=median(found) * parts.global_batch)
         self._found.alone_s[job] += found
 
@@ -322,22 +318,10 @@ class Probe:
         write_atomically(Path(self._request.result), json.dumps(asdict(self._found)).encode())
 
 
-def _batches(parts: Parts, session: Session) -> Iterator[Any]:
-    from hpcsched.worker.ddp.strategy import _batches
-
-    return _batches(parts, session, None, loaders=parts.loaders)
-
-
-def _steps(parts: Parts, session: Session) -> Iterator[None]:
-    """The loop of `strategies.ddp` on one rank, step by step."""
-    batches = _batches(parts, session)
-    for indices in session.steps():
-        parts.optimizer.zero_grad()
-        for _ in session.shards(indices):
-            session.backward(parts.loss(parts.model, next(batches)))
-        parts.optimizer.step()
-        if parts.scheduler is not None:
-            parts.scheduler.step()
+def _steps(session: Session, strategy: DataParallel) -> Iterator[None]:
+    """The loop of data parallel on one rank, step by step."""
+    for _ in session.steps():
+        strategy.train_step()
         yield
 
 

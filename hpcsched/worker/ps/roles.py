@@ -58,7 +58,7 @@ class Roles:
         return roles
 
 
-class Crew(Peers):
+class WiredPeers(Peers):
     """Peers with a `wire` besides, which is made with each group; the former one stays its owner's to close.
 
     All else goes over one other group: each group connects every rank with all others, which is what takes

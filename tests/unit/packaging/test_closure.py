@@ -11,9 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "packaging"))
-import closure  # noqa: E402
-
 import build  # noqa: E402
+import closure  # noqa: E402
 
 OPTIONAL = {
     Path("hpcsched/planning/vsw/forecast.py"): {"sklearn", "statsmodels"},

@@ -320,7 +320,7 @@ class Host:
             return
         for guest in guests:
             self._guests[guest.member], guest.trains = guest, True
-            guest.member.session.lives = self._lines.lives
+            guest.member.session.on_step = self._lines.lives
             say(f"{guest.name} trains here")
             guest.line.say({"begun": True})
 
