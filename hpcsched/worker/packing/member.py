@@ -12,8 +12,8 @@ import torch
 from hpcsched.compat import zip
 from hpcsched.errors import StoreError
 from hpcsched.worker.packing import rng_hooks as draws
+from hpcsched.worker.packing.batches import own, private
 from hpcsched.worker.packing.compatibility import Memory, architecture
-from hpcsched.worker.packing.data_feed import own, private
 from hpcsched.worker.packing.packed_session import PackedSession
 from hpcsched.worker.packing.rollback import Buffers, Habits, Weights, differing, homes_of
 from hpcsched.worker.process import rng

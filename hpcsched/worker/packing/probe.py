@@ -22,12 +22,13 @@ from hpcsched.compat import dataclass
 from hpcsched.contract import variables
 from hpcsched.contract.environment import Reader
 from hpcsched.errors import ConfigError, HpcschedError
-from hpcsched.worker.__main__ import _trainer
+from hpcsched.worker.load import load_trainer
 from hpcsched.worker.process.contract import JobEnv, say, write_atomically
 from hpcsched.worker.process.startup import fewer_collections, run_to_the_end
 
 if TYPE_CHECKING:
-    from hpcsched.worker.packed import Member, Pack
+    from hpcsched.worker.packing.engine import Pack
+    from hpcsched.worker.packing.member import Member
     from hpcsched.worker.session.data_parallel import DataParallel
     from hpcsched.worker.session.session import Session
     from hpcsched.worker.session.trainer import Parts
@@ -117,7 +118,7 @@ class Probe:
 
             from hpcsched.worker.ranks.process_group import own_device
 
-            self._trainers = [_trainer(job["trainer"]) for job in request.jobs]
+            self._trainers = [load_trainer(job["trainer"]) for job in request.jobs]
         self._request, self._env = request, env
         self._torch, self._device = torch, own_device(env)
         self._found = Found(
@@ -188,7 +189,9 @@ class Probe:
 
     def _packed(self, jobs: list[int]) -> None:
         """A pack from the loading of its members until one has left it. Raises where there is no room."""
-        from hpcsched.worker.packed import Failed, Pack, free
+        from hpcsched.worker.packing.api import free
+        from hpcsched.worker.packing.engine import Pack
+        from hpcsched.worker.packing.failures import Failed
 
         self._clear()
         members = [self._load(job) for job in jobs]
@@ -229,7 +232,7 @@ class Probe:
 
     def _load(self, job: int) -> Member:
         """The paper's `load`, timed."""
-        from hpcsched.worker.packed import load
+        from hpcsched.worker.packing.api import load
 
         began = self._now()
         member = load(self._build(job), name=f"job {job}", steps=ENDLESS)
@@ -345,8 +348,7 @@ def _even(pack: Pack) -> bool:
 
 def _no_room(error: BaseException) -> bool:
     """Whether something has failed for want of memory; what it holds is let go of then."""
-    from hpcsched.worker.packed import OutOfMemory
-    from hpcsched.worker.packing.failures import let_go, out_of_memory
+    from hpcsched.worker.packing.failures import OutOfMemory, let_go, out_of_memory
 
     if not (isinstance(error, OutOfMemory) or out_of_memory(error)):
         return False

@@ -30,8 +30,8 @@ from hpcsched.worker.session.agreement import Agreement
 from hpcsched.worker.session.context import Context
 from hpcsched.worker.session.replicated import NO_INDICES, Replicated
 from hpcsched.worker.session.state import TrainingState
+from hpcsched.worker.session.strategy import Stranded
 from hpcsched.worker.session.trainer import Parts, rehearse
-from hpcsched.worker.strategy import Stranded
 
 
 @dataclass(frozen=True, kw_only=True)

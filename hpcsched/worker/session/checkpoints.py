@@ -15,7 +15,7 @@ from hpcsched.worker.process.contract import say
 from hpcsched.worker.process.startup import exit_quickly
 from hpcsched.worker.session.agreement import Agreement
 from hpcsched.worker.session.context import Context
-from hpcsched.worker.strategy import Strategy
+from hpcsched.worker.session.strategy import Strategy
 
 
 class Checkpoints:

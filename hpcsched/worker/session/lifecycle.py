@@ -21,7 +21,7 @@ from hpcsched.worker.session.context import Context
 from hpcsched.worker.session.duty_cycle import Rest
 from hpcsched.worker.session.state import TrainingState
 from hpcsched.worker.session.stopping import StopFlag
-from hpcsched.worker.strategy import Stranded, Strategy
+from hpcsched.worker.session.strategy import Stranded, Strategy
 
 Metrics = Mapping[str, float]
 

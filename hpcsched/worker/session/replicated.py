@@ -16,7 +16,7 @@ from hpcsched.worker.process.contract import NOTHING_ELSE, Facts
 from hpcsched.worker.session.agreement import Agreement
 from hpcsched.worker.session.context import Context
 from hpcsched.worker.session.state import TrainingState
-from hpcsched.worker.strategy import Stranded
+from hpcsched.worker.session.strategy import Stranded
 
 NO_INDICES = torch.empty(0, dtype=torch.int64)
 

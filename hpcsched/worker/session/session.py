@@ -13,8 +13,8 @@ from hpcsched.worker.ranks.process_group import Peers
 from hpcsched.worker.session.data_parallel import DataParallel
 from hpcsched.worker.session.lifecycle import Lifecycle, Metrics
 from hpcsched.worker.session.state import Stateful, TrainingState
+from hpcsched.worker.session.strategy import Strategy
 from hpcsched.worker.session.trainer import Parts, Trainer, build, evaluate
-from hpcsched.worker.strategy import Strategy
 
 
 class Session:

@@ -9,7 +9,7 @@ from typing import Any, Optional, Protocol, Union
 import torch
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker.checkpoint.files import storable
+from hpcsched.worker.process.storable import storable
 from hpcsched.worker.session.sampler import Sampler
 
 Loss = Union[torch.Tensor, Callable[[], Optional[torch.Tensor]], None]
