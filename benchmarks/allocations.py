@@ -218,17 +218,17 @@ def lives(path: Path) -> tuple[list[Ended], Machine]:
     """Every life on record, and the state they led to."""
     machine, found = Machine(make_policy), list[Ended]()
     for event, _ in journal.read(path):
-        states, active = [state_of(job) for job in machine.jobs.values()], len(machine.active)
-        before, draining = len(machine.lives), machine.draining
-        margin = machine.margin_s() if machine.lives else 0.0
+        states, active = [state_of(job) for job in machine.run.jobs.values()], len(machine.run.active)
+        before, draining = len(machine.run.lives), machine.deadline.draining
+        margin = machine.deadline.margin_s() if machine.run.lives else 0.0
         machine.handle(event)
-        if len(machine.lives) > before:
-            found.append(Ended(began_wall=machine.lives[-1].wall, deadline=machine.deadline or 0.0))
+        if len(machine.run.lives) > before:
+            found.append(Ended(began_wall=machine.run.lives[-1].wall, deadline=machine.deadline.at or 0.0))
             draining = False
         last = found[-1]
-        last.left, last.deadline = event.at, machine.deadline or 0.0
-        if machine.draining and not draining:
-            last.drained, last.margin, last.cause = event.at, margin, machine.drain_cause
+        last.left, last.deadline = event.at, machine.deadline.at or 0.0
+        if machine.deadline.draining and not draining:
+            last.drained, last.margin, last.cause = event.at, margin, machine.deadline.cause
             last.states, last.active = states, active
     return found, machine
 
@@ -409,7 +409,7 @@ def judge(case: Case, results: dict[str, list[float]]) -> list[str]:
     found, machine = lives(case.rundir / "journal.jsonl")
     life = found[-1]
     saved = lost = 0
-    for job in machine.jobs.values():
+    for job in machine.run.jobs.values():
         kind, folder = case.kinds[job.spec.name], case.rundir / "jobs" / str(job.id)
         last = max(done_steps(folder), default=0)
         if job.state in (JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING):
@@ -433,7 +433,7 @@ def judge(case: Case, results: dict[str, list[float]]) -> list[str]:
         "ends_unused_s": life.unused,
         "ends_margin_s": life.margin,
         "ends_saving_late_s": max(0.0, life.drained - (life.deadline - life.margin)),
-        "ends_jobs": len(machine.jobs),
+        "ends_jobs": len(machine.run.jobs),
         "ends_jobs_active": life.active,
         "ends_jobs_saved": saved,
         "ends_steps_lost": lost,
@@ -490,7 +490,7 @@ def requeues(report: Report, cluster: Cluster) -> None:
     took = time.monotonic() - began
     facts = cluster.facts(job)
     found, machine = lives(rundir / "journal.jsonl")
-    jobs = list(machine.jobs.values())
+    jobs = list(machine.run.jobs.values())
     repeated = [job.steps_repeated or 0 for job in jobs]
     attempted = sum(a.to_step - a.from_step for j in jobs for a in j.attempts if a.to_step is not None)
     done = [Counter(done_steps(rundir / "jobs" / str(job.id))) for job in jobs]

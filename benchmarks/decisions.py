@@ -85,7 +85,7 @@ def _long_queue(
     def record(event: ev.Event, actions: list[Action], taken_s: float) -> None:
         if isinstance(event, ev.JobsSubmitted):
             bulk.append(taken_s)
-        elif bulk and len(machine.queue) < queued:
+        elif bulk and len(machine.own.queue) < queued:
             raise _Enough
         elif any(isinstance(action, Suspend) for action in actions):
             samples["promotion"].append(taken_s)
@@ -111,8 +111,8 @@ def _long_queue(
     samples["submission"] = []
     for i in range(exits):
         spec, start = _job(f"s{i}", rng, models), time.perf_counter()
-        machine_id = len(machine.jobs) + 1
-        Machine.handle(machine, ev.JobsSubmitted(at=machine.now, first_id=machine_id, jobs=(spec,)))
+        machine_id = len(machine.run.jobs) + 1
+        Machine.handle(machine, ev.JobsSubmitted(at=machine.run.now, first_id=machine_id, jobs=(spec,)))
         samples["submission"].append(time.perf_counter() - start)
     return {kind: taken for kind, taken in samples.items() if taken}, bulk[0]
 

@@ -146,7 +146,7 @@ def _search_s(
     def jobs(machine: Machine) -> list[JobSpec]:
         found = []
         for spec in feed(machine):
-            before = machine.job_of(spec.continues or "")
+            before = machine.run.job_of(spec.continues or "")
             done = before.spec.args["epochs"] if before else 0.0
             assert spec.epochs is not None
             steps = max(1, round((spec.epochs - done) * SAMPLES / spec.args["batch"]))
@@ -167,8 +167,8 @@ def _search_s(
         for batch in batches
     ]
     machine = Simulation((), profiles, gpus=devices, source=jobs, metrics=accuracy, stories=False).run()
-    assert machine.finished
-    return max(job.ended_s or 0.0 for job in machine.jobs.values())
+    assert machine.run.finished
+    return max(job.ended_s or 0.0 for job in machine.run.jobs.values())
 
 
 def _profile(name: str, batch: int, costs: Mapping[int, tuple[float, dict[int, float]]]) -> Any:

@@ -22,8 +22,8 @@ from common import Report, Scratch, hpcsched, main, median
 
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.reasons import Why
-from hpcsched.core.resources.cpu_layout import said_seats
 from hpcsched.policy import make_policy
 from hpcsched.store import journal
 
@@ -89,7 +89,7 @@ def measure(options: argparse.Namespace) -> Report:
             report.results[f"{name}_{pair[0]}_{pair[1]}_rate"] = [rates[pair]]
         machine = trained(args, strategy, until_s=SETTLED_S, quick=options.quick)
         found, (pair, best) = rates_of(machine)[-1], max(rates.items(), key=lambda entry: entry[1])
-        job = machine.jobs[1]
+        job = machine.run.jobs[1]
         report.results[f"{name}_found_rate"] = [found]
         stood = [a.stopped_s for a in job.attempts if a.stopped_s is not None]
         report.results[f"{name}_stood_still_s"] = stood
@@ -139,7 +139,7 @@ def trained(args: dict[str, Any], strategy: dict[str, Any], *, until_s: float, q
             while time.monotonic() < deadline:
                 time.sleep(1.0)
                 machine = replayed(run / "journal.jsonl")
-                job = machine.jobs.get(1) if machine else None
+                job = machine.run.jobs.get(1) if machine else None
                 if job is None or not job.attempts or not job.attempts[0].usage:
                     continue
                 if quick or job.story[-1].reason.why is Why.SETTLED or time.monotonic() > end:
@@ -164,7 +164,7 @@ def replayed(path: Path) -> Machine | None:
 
 def rates_of(machine: Machine) -> list[float]:
     """The speeds of the configurations that were measured; RuntimeError if none was."""
-    job = machine.jobs[1]
+    job = machine.run.jobs[1]
     usages = [attempt.usage for attempt in job.attempts if attempt.usage]
     if not usages:
         raise RuntimeError(f"job 1 was never measured: {[str(note.reason) for note in job.story]}")

@@ -88,7 +88,7 @@ class Case:
         """The jobs on the whole cluster by a rule, all of them completed."""
         made, cores = self.rules[rule], int(self.cluster.budget)
         machine = Simulation(jobs, (), cpus=cores, trainings=made.trainings, make=made.make).run()
-        done = list(machine.jobs.values())
+        done = list(machine.run.jobs.values())
         if any(job.state is not JobState.COMPLETED for job in done):
             raise RuntimeError(f"{rule}: a job did not complete")
         return done

@@ -80,12 +80,12 @@ def simulate(jobs: Sequence[JobSpec], profiles: Sequence[Profile]) -> dict[str, 
     start = time.perf_counter()
     machine = simulation.run()
     taken_s = time.perf_counter() - start
-    if not machine.finished:
-        raise RuntimeError(f"{machine.unfinished} jobs did not end")
+    if not machine.run.finished:
+        raise RuntimeError(f"{machine.run.unfinished} jobs did not end")
     status = Path("/proc/self/status").read_text()
     peak = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
     return {
-        "jobs": len(machine.jobs),
+        "jobs": len(machine.run.jobs),
         "events": events,
         "taken_s": taken_s,
         "peak_mib": int(peak[1]) / 1024 if peak else math.nan,

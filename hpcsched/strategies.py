@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
-from hpcsched.core.resources.cpu import LEAST, WHOLE
+from hpcsched.core.mechanisms.cpu.cores import LEAST, WHOLE
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.options import WorkerOptions
 

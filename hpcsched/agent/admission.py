@@ -11,10 +11,10 @@ from hpcsched.core import events as ev
 from hpcsched.core.definitions import differing, was_unsaid
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.cpu.cores import WHOLE
 from hpcsched.core.model import JobSpec, JobState, Kind
 from hpcsched.core.processes import Program, program_of
 from hpcsched.core.profile import Profile, cost_at
-from hpcsched.core.resources.cpu import WHOLE
 from hpcsched.errors import ConfigError
 from hpcsched.planning.jobs.costs import require_profiles
 from hpcsched.policy.cpu.configurations import Rules
@@ -68,10 +68,10 @@ class Admission:
         """
         machine = self.machine
         jobs = [submission.checked(job, where=where) for job in jobs]
-        jobfile.check_names(jobs, where=where, known=machine.by_name.keys())
+        jobfile.check_names(jobs, where=where, known=machine.run.by_name.keys())
         found = self._checked(jobs, gpus=gpus, where=where)
         parallel = self.parallel(jobs)
-        first_id = max(machine.jobs, default=0) + 1
+        first_id = max(machine.run.jobs, default=0) + 1
         known = ev.ProfilesLoaded(at=at, profiles=found, parallel=parallel)
         events: list[ev.Event] = [known] if found or parallel else []
         return [*events, ev.JobsSubmitted(at=at, cause=cause, first_id=first_id, jobs=tuple(jobs))]
@@ -82,12 +82,12 @@ class Admission:
         jobfile.check_fits(jobs, gpus=gpus, hosts=self.hosts, where=where)
         for job in jobs:
             self._check_cores(job, where)
-        new = {job.model for job in jobs} - {model for model, _ in machine.profiles}
+        new = {job.model for job in jobs} - {model for model, _ in machine.estimates.profiles}
         found = self.find_profiles(new) if new else ()
         for job in jobs:
-            self._check_room(job, [*found, *machine.profiles.values()], where)
+            self._check_room(job, [*found, *machine.estimates.profiles.values()], where)
         stand_ins = [job for job in jobs if self.stand_ins or job.kind is Kind.REPLAY]
-        require_profiles(stand_ins, [*machine.profiles.values(), *found])
+        require_profiles(stand_ins, [*machine.estimates.profiles.values(), *found])
         return found
 
     def edits(
@@ -107,12 +107,12 @@ class Admission:
         """
         machine, edits = self.machine, Edits()
         for spec in [submission.checked(job, where=where) for job in jobs]:
-            job = machine.jobs[machine.by_name[spec.name]]
+            job = machine.run.jobs[machine.run.by_name[spec.name]]
             keys = differing(job.spec, spec, called_in=called_in)
             if keys == ("processes",) and not update and was_unsaid(job.spec, spec):
                 keys = ()
             if not keys:
-                if job.id in machine.kept:
+                if job.id in machine.run.kept:
                     edits.kept[job.id] = ()
                 continue
             if update and not (living and job.state.active):
@@ -123,10 +123,10 @@ class Admission:
             edits.said[job.id] = said_edit(job, keys, update=update, living=living)
         if not edits.updated:
             return edits
-        specs = [edits.updated.get(job.id, job.spec) for job in machine.jobs.values()]
+        specs = [edits.updated.get(job.id, job.spec) for job in machine.run.jobs.values()]
         jobfile.check_names(specs, where=where)
         found = self._checked(list(edits.updated.values()), gpus=gpus, where=where)
-        failed = (i for i in edits.updated if machine.jobs[i].state is JobState.FAILED)
+        failed = (i for i in edits.updated if machine.run.jobs[i].state is JobState.FAILED)
         return replace(edits, again=tuple(failed), profiles=found)
 
     def submitted(
@@ -137,7 +137,7 @@ class Admission:
         One that changes nothing that the run has, and holds no new job, is refused: `Answer.kept` and
         `Answer.outcomes` say what differs.
         """
-        names = self.machine.by_name
+        names = self.machine.run.by_name
         new = [job for job in command.jobs if job.name not in names]
         old = [job for job in command.jobs if job.name in names]
         edits = self.edits(old, update=command.update, called_in=command.workdir, gpus=gpus, where="submit")
@@ -155,7 +155,7 @@ class Admission:
                 at=at, cause=cause, updated=edits.updated, kept=edits.kept, again=edits.again
             )
             events.append(about)
-        next_id = max(self.machine.jobs, default=0) + 1
+        next_id = max(self.machine.run.jobs, default=0) + 1
         ids = {job.name: job_id for job_id, job in enumerate(new, next_id)} | {
             job.name: names[job.name] for job in old
         }
@@ -166,13 +166,13 @@ class Admission:
 
     def known_better(self) -> tuple[Profile, ...]:
         """Profiles to go by from now on for the jobs of earlier lives, whose devices may have been others."""
-        models = {job.spec.model for job in self.machine.jobs.values() if not job.state.final}
+        models = {job.spec.model for job in self.machine.run.jobs.values() if not job.state.final}
         found = self.find_profiles(models) if models else ()
-        return tuple(p for p in found if self.machine.profiles.get((p.model, p.nodes)) != p)
+        return tuple(p for p in found if self.machine.estimates.profiles.get((p.model, p.nodes)) != p)
 
     def parallel(self, jobs: Iterable[JobSpec]) -> tuple[Program, ...]:
         """The programs of these commands that are known to be parallel, and new to the run."""
-        new = {program_of(job) for job in jobs if job.kind is Kind.COMMAND} - self.machine.parallel
+        new = {program_of(job) for job in jobs if job.kind is Kind.COMMAND} - self.machine.estimates.parallel
         known = self.find_parallel({model for model, _ in new}) if new else ()
         return tuple(program for program in known if program in new)
 

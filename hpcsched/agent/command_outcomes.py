@@ -25,12 +25,12 @@ def carried_out(
 
     `keeping` are jobs whose state is on its way from memory to disk. `stand_ins`: all jobs run as such.
     """
-    unknown = [i for i in command.targets if i not in machine.jobs]
+    unknown = [i for i in command.targets if i not in machine.run.jobs]
     if unknown:
         return [], Answer(error=f"no job {unknown[0]}")
     if command.command == "retry":
         return _retry(machine, command, at=at, cause=cause, keeping=keeping)
-    told = [_outcome(machine.jobs[i], command.command, stand_ins) for i in command.targets]
+    told = [_outcome(machine.run.jobs[i], command.command, stand_ins) for i in command.targets]
     doing = [i for i, (done, _) in zip(command.targets, told, strict=True) if done]
     # The last one alone carries the cause: a journal torn before it does not hold the command.
     causes = [*[""] * (len(doing) - 1), cause]
@@ -44,15 +44,15 @@ def _retry(
     machine: Machine, command: Command, *, at: float, cause: str, keeping: Collection[int]
 ) -> tuple[list[ev.Event], Answer]:
     asked = [i for i in command.targets if not (command.from_scratch and i in keeping)]
-    back = coming_back(machine, asked)
+    back = coming_back(machine.run, asked)
     told = []
     for i in command.targets:
         if i in asked:
-            told.append(_of_retry(machine, machine.jobs[i], back, command.from_scratch))
+            told.append(_of_retry(machine, machine.run.jobs[i], back, command.from_scratch))
         else:
             told.append((False, "is still being written to disk: ask again in a moment"))
     others = [i for i in back if i not in command.targets]
-    told += [(True, f"runs again with {machine.jobs[back[i] or i].spec.name}") for i in others]
+    told += [(True, f"runs again with {machine.run.jobs[back[i] or i].spec.name}") for i in others]
     ids = [*command.targets, *others]
     answer = Answer(ids=ids, outcomes=[text for _, text in told], done=[done for done, _ in told])
     if not back:
@@ -67,8 +67,8 @@ def _of_retry(
     if not job.state.final:
         return False, f"is {job.state}: only what has ended is run again"
     if job.id not in back:
-        name = blocked_by(machine, job, back) or ""
-        other = machine.jobs[machine.by_name[name]]
+        name = blocked_by(machine.run, job, back) or ""
+        other = machine.run.jobs[machine.run.by_name[name]]
         return False, f"waits for {name}, which is {other.state}: retry that, and this one comes with it"
     saved = 0 if from_scratch or from_its_beginning(job) else job.saved_step
     return True, f"runs again from {f'step {saved}' if saved else 'its beginning'}"

@@ -38,6 +38,7 @@ from hpcsched.core.actions import (
     Terminate,
 )
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.model import Kind, Progress
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import Launcher, Workers
@@ -100,8 +101,10 @@ class Effects:
         return attempt if attempt and attempt.attempt == action.attempt else None
 
     def _launch(self, action: Launch) -> list[ev.Event]:
-        job = self._machine.jobs[action.job_id]
-        devices = tuple(self._machine.devices[gpu] for gpu in action.gpus) or seat_devices(action.seats)
+        job = self._machine.run.jobs[action.job_id]
+        devices = tuple(self._machine.ledger.devices[gpu] for gpu in action.gpus) or seat_devices(
+            action.seats
+        )
         about = _About(job_id=job.id, attempt=action.attempt)
         folder = self._site.rundir.job(job.id)
         try:
@@ -110,9 +113,9 @@ class Effects:
                 action,
                 site=self._site,
                 devices=devices,
-                profile=self._machine.profile(job),
-                shared=self._machine.lanes.used,
-                continues=self._machine.by_name.get(job.spec.continues or ""),
+                profile=self._machine.estimates.profile(job),
+                shared=self._machine.mechanism(Background).used,
+                continues=self._machine.run.by_name.get(job.spec.continues or ""),
                 pack=pack_of(job, action, self._machine, self._site),
             )
             if not self._launcher.ready_for(plan):
@@ -180,7 +183,7 @@ class Effects:
         """Start who is to join, and tell rank 0; the training goes on until all are there."""
         if attempt.resizing:
             return []
-        new = tuple(self._machine.devices[gpu] for gpu in action.gpus) or seat_devices(action.seats)
+        new = tuple(self._machine.ledger.devices[gpu] for gpu in action.gpus) or seat_devices(action.seats)
         keep = list(action.keep) or [rank for rank, gpu in enumerate(attempt.gpus) if gpu in action.gpus]
         joining = new[len(keep) :]
         one_host = len({device.host for device in new}) == 1
@@ -192,13 +195,13 @@ class Effects:
             forget_words(attempt.folder, action.attempt + 1)
             if joining:
                 plan = joining_plan(
-                    self._machine.jobs[action.job_id],
+                    self._machine.run.jobs[action.job_id],
                     action,
                     site=self._site,
                     devices=joining,
                     staying=len(keep),
                     where=where,
-                    shared=self._machine.lanes.used,
+                    shared=self._machine.mechanism(Background).used,
                 )
                 crew = self._launcher.launch(plan)
                 self._watch(attempt, crew)
@@ -271,7 +274,7 @@ class Effects:
         if saved is not None and code in (0, SUSPENDED):
             steps.append(saved)
         asked = attempt.asked_to_save if attempt.teaches and code == SUSPENDED else None
-        spec, others = self._machine.jobs[attempt.job_id].spec, self._attempts.values()
+        spec, others = self._machine.run.jobs[attempt.job_id].spec, self._attempts.values()
         unusable = self._accusations.judge(attempt, code, spec, others)
         if unusable and unusable.lost is not None:  # before the end, which is no failure of the job then
             news.append(ev.DeviceLost(at=self._clock.now(), gpu=unusable.lost, why=unusable.why))
@@ -298,7 +301,7 @@ class Effects:
     def _outdated(self, record: State, attempt: Attempt) -> bool:
         """Whether a record is an earlier attempt's and behind what is known to be saved, as what that attempt
         left in memory may not be on disk yet. One of this attempt may go back, one of none may be."""
-        known = self._machine.jobs[attempt.job_id].saved_step or 0
+        known = self._machine.run.jobs[attempt.job_id].saved_step or 0
         return record.attempt is not None and record.attempt < attempt.attempt and record.step < known
 
     def _resized(self, attempt: Attempt) -> Iterator[ev.Event]:
@@ -343,7 +346,7 @@ class Effects:
             about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
             if not attempt.ready and (word := attempt.ready_word()):
                 attempt.ready = True
-                self._accusations.trains(self._machine.jobs[attempt.job_id].spec)
+                self._accusations.trains(self._machine.run.jobs[attempt.job_id].spec)
                 took_s = time.monotonic() - attempt.began if attempt.teaches else None
                 in_place, parallel = word.in_place, word.parallel
                 yield ev.WorkersReady(at=now, **about, in_place=in_place, parallel=parallel, took_s=took_s)
@@ -363,7 +366,7 @@ class Effects:
 
     def _forget_the_finished(self) -> None:
         """What is kept in memory for a job's next attempt goes when there will be none."""
-        for job_id in [i for i in self._launched if self._machine.jobs[i].state.final]:
+        for job_id in [i for i in self._launched if self._machine.run.jobs[i].state.final]:
             self._launched.discard(job_id)
             self._launcher.forget(job_id)
 

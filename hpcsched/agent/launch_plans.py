@@ -16,10 +16,11 @@ from hpcsched.contract.seats import Seat
 from hpcsched.core.actions import Launch, Resize
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.cpu.cores import device_of
+from hpcsched.core.mechanisms.packing.mechanism import Packing
+from hpcsched.core.mechanisms.packing.packs import is_packed, key_of
 from hpcsched.core.model import Device, Kind, PythonEnvironment
 from hpcsched.core.profile import Profile
-from hpcsched.core.resources.cpu import device_of
-from hpcsched.core.resources.packing import is_packed, key_of
 from hpcsched.errors import StoreError
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.contract import checkpoint_dir, plan_attempt
@@ -147,8 +148,8 @@ def pack_of(job: Job, action: Launch, machine: Machine, site: Site) -> str | Non
     if not is_packed(job.spec) or site.stand_ins:
         return None
     kind = hashlib.sha256(repr(key_of(job.spec)).encode()).hexdigest()[:12]
-    name = f"{site.run_id}/{len(machine.lives)}/{action.gpus[0]}/{kind}"
-    return f"{name}/{job.id}" if job.id in machine.packs.alone else name
+    name = f"{site.run_id}/{len(machine.run.lives)}/{action.gpus[0]}/{kind}"
+    return f"{name}/{job.id}" if job.id in machine.mechanism(Packing).packs.alone else name
 
 
 def joining_plan(

@@ -20,6 +20,7 @@ from hpcsched.agent.resources import Resources
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, MakePlan
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
@@ -88,7 +89,7 @@ class Agent:
                 gc.freeze()  # a full collection that walks a long queue stops the loop for 50 ms
                 while not self._over():
                     self._wait()
-                outcome = Outcome.FINISHED if self._machine.finished else Outcome.STOPPED
+                outcome = Outcome.FINISHED if self._machine.run.finished else Outcome.STOPPED
             except StoreError as error:
                 raise self._give_up(error) from error
             except BaseException:
@@ -106,14 +107,16 @@ class Agent:
     def _over(self) -> bool:
         machine = self._machine
         if machine.stuck:
-            what = "in the time that is left" if machine.late else "on the GPUs and cores that are left"
+            what = (
+                "in the time that is left" if machine.waiting.late else "on the GPUs and cores that are left"
+            )
             self._tell(f"no job that is left can run {what}: stopping")
             self._process([ev.DrainRequested(at=self._clock.now(), cause="stuck")])
-        if self._clock.now() > machine.leave_by and machine.active:
-            names = ", ".join(f"{job.id} ({job.spec.name})" for job in machine.active.values())
+        if self._clock.now() > machine.deadline.leave_by and machine.run.active:
+            names = ", ".join(f"{job.id} ({job.spec.name})" for job in machine.run.active.values())
             self._tell(f"leaving without jobs {names}: their processes do not even end when killed")
             return True
-        if machine.stopped or (machine.finished and not self._inbox_events(time.monotonic())):
+        if machine.stopped or (machine.run.finished and not self._inbox_events(time.monotonic())):
             return not self._r.ending.awaits_why and self._all_kept()
         self._kept_by = None
         return False
@@ -124,7 +127,7 @@ class Agent:
             return True
         if self._kept_by is None:
             self._kept_by = time.monotonic() + KEPT_WITHIN_S
-        late = time.monotonic() > self._kept_by or self._clock.now() > self._machine.leave_by
+        late = time.monotonic() > self._kept_by or self._clock.now() > self._machine.deadline.leave_by
         if late:
             self._tell("leaving before all states were on disk: those jobs go on from older checkpoints")
         return late
@@ -167,7 +170,7 @@ class Agent:
     def _timeout_s(self) -> float:
         now = time.monotonic()
         wait_s = min(self._r.effects.wait_s(), max(0.0, self._inbox_due - now))
-        if self._machine.changed:
+        if self._machine.run.changed:
             wait_s = min(wait_s, max(0.0, self._snapshot_due - now))
         return wait_s
 
@@ -213,7 +216,7 @@ class Agent:
         if samples is None:
             return []
         self._r.snapshot.samples = {s.gpu: (s.utilisation, s.memory_mib) for s in samples}
-        lost = [s for s in samples if not s.healthy and s.gpu in self._machine.devices]
+        lost = [s for s in samples if not s.healthy and s.gpu in self._machine.ledger.devices]
         return [ev.DeviceLost(at=self._clock.now(), gpu=s.gpu, why=s.why) for s in lost]
 
     # --- the allocation ---------------------------------------------------------------------
@@ -228,8 +231,8 @@ class Agent:
             return []
         new = [host for host in lost if host not in self._lost_hosts]
         self._lost_hosts.update(new)
-        at, devices = self._clock.now(), self._machine.devices.values()
-        cores = [host for host in self._machine.cores.hosts if host in new]
+        at, devices = self._clock.now(), self._machine.ledger.devices.values()
+        cores = [host for host in self._machine.mechanism(Cpu).cores.hosts if host in new]
         return [
             *(ev.DeviceLost(at=at, gpu=d.index, why=lost[d.host]) for d in devices if d.host in new),
             *(ev.CoresLost(at=at, host=host, why=lost[host]) for host in cores),
@@ -293,7 +296,7 @@ class Agent:
         """Whether a worker may just have said that it has saved; its end may have been seen before that."""
         if time.monotonic() - self._woken_at < WAKE_UP_S:
             return True
-        active = self._machine.active.values()
+        active = self._machine.run.active.values()
         return any(job.wanted or job.resizing or job.state is JobState.SUSPENDING for job in active)
 
     def _asked_to_stop(self, number: signal.Signals) -> list[ev.Event]:
@@ -306,13 +309,13 @@ class Agent:
             self._tell("second interrupt: killing all jobs")
         if told and self._r.ending.in_batch:
             events = self._r.ending.told_to_end(number.name)
-            if number in self._r.signals_all and not self._machine.draining:
+            if number in self._r.signals_all and not self._machine.deadline.draining:
                 # Not before it is known why: workers that do not bear the signal have ended of it.
                 self._tell(f"{number.name} to the whole job: saving all jobs, then stopping")
                 cause = f"{number.name} to the whole job"
                 events.append(ev.DrainRequested(at=self._clock.now(), cause=cause))
             return events
-        if self._machine.draining:
+        if self._machine.deadline.draining:
             if self._interrupts == 1 and number is signal.SIGINT:
                 self._tell("SIGINT: already saving; interrupt again to kill all jobs")
         else:
@@ -339,7 +342,7 @@ class Agent:
             return Answer(error=command)
         if name in self._done_commands:
             # An earlier agent carried it out, but did not live to say so.
-            known = self._machine.by_name
+            known = self._machine.run.by_name
             if any(job.name not in known for job in command.jobs):
                 return Answer(error="refused by an earlier agent")
             return Answer(ids=[known[job.name] for job in command.jobs] or command.targets)
@@ -359,7 +362,7 @@ class Agent:
         return self._done(events, answer)
 
     def _submit(self, command: Command, cause: str) -> Answer:
-        at, gpus = self._clock.now(), len(self._machine.devices)
+        at, gpus = self._clock.now(), len(self._machine.ledger.devices)
         try:
             events, answer = self._r.admission.submitted(command, at=at, gpus=gpus, cause=cause)
         except HpcschedError as error:
@@ -375,7 +378,7 @@ class Agent:
     def _ask_for_jobs(self) -> None:
         """Take in the jobs that those which have ended lead to."""
         machine, source = self._machine, self._r.source
-        if source is None or machine.draining or machine.unfinished == self._left_at_last_asking:
+        if source is None or machine.deadline.draining or machine.run.unfinished == self._left_at_last_asking:
             return
         error: str | None = None
         try:
@@ -386,7 +389,7 @@ class Agent:
         if error:
             self._tell(f"{error}; saving all jobs, then stopping")
             self._process([ev.DrainRequested(at=self._clock.now(), cause="source")])
-        self._left_at_last_asking = machine.unfinished
+        self._left_at_last_asking = machine.run.unfinished
 
     # --- what others see --------------------------------------------------------------------
 
@@ -396,14 +399,14 @@ class Agent:
             return
         with contextlib.suppress(OSError):
             self._r.observer.tick(self._clock.now())
-        if not self._machine.changed:
-            period_s = UNCHANGED_SNAPSHOT_S if self._machine.active else SNAPSHOT_PERIOD_S
+        if not self._machine.run.changed:
+            period_s = UNCHANGED_SNAPSHOT_S if self._machine.run.active else SNAPSHOT_PERIOD_S
             if now < self._snapshot_at + period_s:
                 self._snapshot_due = now + LEAST_SNAPSHOT_S
                 return
         self._snapshot_at = now
         self._r.ending.show()
-        self._write_snapshot("DRAINING" if self._machine.draining else "RUNNING")
+        self._write_snapshot("DRAINING" if self._machine.deadline.draining else "RUNNING")
         cost_s = time.monotonic() - now
         # Not longer than others wait for a sign of life, whatever held this one up.
         self._snapshot_due = now + min(max(LEAST_SNAPSHOT_S, cost_s / SNAPSHOT_SHARE), SNAPSHOT_PERIOD_S)
@@ -428,8 +431,8 @@ class Agent:
 
     def _grace_s(self) -> float:
         """Real seconds in which any job should have saved."""
-        longest = max((c.longest_suspend_s for c in self._machine.costs.values()), default=0.0)
-        return max(self._machine.grace_s, 3 * longest) / self._clock.speed
+        longest = max((c.longest_suspend_s for c in self._machine.estimates.costs.values()), default=0.0)
+        return max(self._machine.run.grace_s, 3 * longest) / self._clock.speed
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(OSError):

@@ -82,7 +82,7 @@ class Recorder:
         """Put on record that an event counts for nothing, and have the machine forget it."""
         if isinstance(event, ev.EventVoided):
             raise HpcschedError(f"record {record} of the journal: {_said(error)}") from error
-        void = void_of(record, event, _said(error), at=self._machine.now)
+        void = void_of(record, event, _said(error), at=self._machine.run.now)
         self._journal.append([void])
         self._machine.become(replay(self._journal.path, make_policy, before=record).machine)
         if isinstance(event, ev.AgentStarted):

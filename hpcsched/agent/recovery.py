@@ -86,11 +86,11 @@ def end_orphans(
     before = record.host if record else ""
     known = [
         process
-        for job in machine.active.values()
+        for job in machine.run.active.values()
         for process in job.processes
-        if _short(machine.spawned_on.get(job.id) or before) == _short(host)
+        if _short(machine.run.spawned_on.get(job.id) or before) == _short(host)
     ]
-    if run_id := record.id if record else machine.run_id:
+    if run_id := record.id if record else machine.run.run_id:
         orphans = find_orphans(run_id, known)
     elif not rundir.begun:
         return 0
@@ -116,7 +116,7 @@ def put_strangers_aside(rundir: RunDir, machine: Machine, checkpoints: Callable[
     """
     names = (name for name in os.listdir(rundir.root / files.JOBS) if name.isdecimal())  # noqa: PTH208
     said = []
-    for job_id in sorted(int(name) for name in names if int(name) not in machine.jobs):
+    for job_id in sorted(int(name) for name in names if int(name) not in machine.run.jobs):
         for path in (rundir.job(job_id), checkpoints(job_id)):
             if not path.exists():
                 continue  # the checkpoints are in the job's folder, mostly
@@ -135,7 +135,7 @@ def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
     And of each suspended one whose state was still in that agent's memory only: it is gone.
     """
     steps: dict[int, int] = {}
-    for job in machine.jobs.values():
+    for job in machine.run.jobs.values():
         if not job.state.active and not (job.state is JobState.SUSPENDED and job.saved_step):
             continue
         try:
@@ -161,5 +161,5 @@ def seen_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
         jobs = read_status(rundir).jobs
     except HpcschedError:
         return {}
-    attempts = {job.id: job.attempt for job in machine.active.values()}
+    attempts = {job.id: job.attempt for job in machine.run.active.values()}
     return {job.id: job.step for job in jobs if job.step and attempts.get(job.id) == job.attempt}

@@ -44,10 +44,10 @@ from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.cpu.cores import most_cores
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
-from hpcsched.core.resources.cpu import most_cores
 from hpcsched.launch.remote.keys import SERVE_ON_S
 from hpcsched.launch.spawn import ignoring
 from hpcsched.policy import make_policy
@@ -127,7 +127,7 @@ class Life:
     @property
     def downtime_s(self) -> float:
         """Real seconds between the lives of the run's agents."""
-        lives = self.machine.lives
+        lives = self.machine.run.lives
         return sum(
             max(0.0, new.wall - old.wall - (new.at - old.at) / self.speed)
             for old, new in itertools.pairwise(lives)
@@ -142,9 +142,9 @@ class Life:
         """
         if self.killed:
             return 128 + signal.SIGINT
-        if self.outcome is Outcome.STOPPED and not self.machine.finished:
+        if self.outcome is Outcome.STOPPED and not self.machine.run.finished:
             return WORK_LEFT
-        failed = any(job.state == "FAILED" for job in self.machine.jobs.values())
+        failed = any(job.state == "FAILED" for job in self.machine.run.jobs.values())
         idle = _attempts(self.machine) == self.attempts_before
         if (idle and self.edits.said) or (self.edits.ignored and not failed):
             return 2
@@ -191,7 +191,7 @@ def run(
         standing, attempts_before = Standing.of(machine), _attempts(machine)
         hosts = max(1, len(allocation.hosts))
         end_orphans(rundir, machine, before, host=host, grace_s=order.grace_s, hosts=hosts)
-        run_id = before.id if before else machine.run_id or uuid.uuid4().hex
+        run_id = before.id if before else machine.run.run_id or uuid.uuid4().hex
         observer = observe(machine)
 
         def say(text: str) -> None:
@@ -228,10 +228,10 @@ def run(
         new_jobs = _submitted(order, machine, place, find_profiles, find_parallel)
         admission = _admission(machine, place, find_profiles, find_parallel)
         edits = _edits(order, machine, admission, place)
-        unfinished = [job.spec for job in machine.jobs.values() if not job.state.final]
-        clock = RunClock(at=machine.now, speed=place.speed)
+        unfinished = [job.spec for job in machine.run.jobs.values() if not job.state.final]
+        clock = RunClock(at=machine.run.now, speed=place.speed)
         started = ev.AgentStarted(
-            at=machine.now,
+            at=machine.run.now,
             wall=time.time(),
             devices=place.inventory,
             policy=policy,
@@ -273,8 +273,8 @@ def run(
             speed=place.speed,
             user=user,
         )
-        machine.changed.update(machine.jobs)
-        for job in machine.jobs.values():
+        machine.run.touch_all()
+        for job in machine.run.jobs.values():
             if job.attempt:
                 snapshot.output_of(job.id, str(output_path(job, site, job.attempt, _host_of(job, place))))
         monitor = Monitor(place.sample, interval_s=order.monitor_s, wake=lambda: None)
@@ -316,7 +316,7 @@ def run(
         if note := register(record.id, rundir.root):
             say(note)
         for job_id, what in edits.said.items():
-            say(f"job {machine.jobs[job_id].spec.name}: {what}")
+            say(f"job {machine.run.jobs[job_id].spec.name}: {what}")
         if allocation.kind != "none":
             say(described(allocation, place))
             if _without_exec(os.environ):
@@ -338,9 +338,9 @@ def run(
             device_kind=place.kind,
             outputs={
                 job.id: output_path(job, site, job.attempt, _host_of(job, place))
-                for job in machine.jobs.values()
+                for job in machine.run.jobs.values()
             },
-            checkpoints={job_id: site.checkpoints_of(job_id) for job_id in machine.jobs},
+            checkpoints={job_id: site.checkpoints_of(job_id) for job_id in machine.run.jobs},
             before=standing,
             edits=edits,
             attempts_before=attempts_before,
@@ -386,12 +386,12 @@ def _submitted(
     order: Order, machine: Machine, place: Place, find_profiles: Finder, find_parallel: FindParallel
 ) -> list[ev.Event]:
     """What brings the order's jobs in that the run does not have yet; raises ConfigError."""
-    new = [job for job in order.jobs if job.name not in machine.by_name]
+    new = [job for job in order.jobs if job.name not in machine.run.by_name]
     _check_environments(order, new, place)
     if not new:
         return []
     admission = _admission(machine, place, find_profiles, find_parallel)
-    return admission.events(new, at=machine.now, gpus=place.gpus_per_host, where=order.where)
+    return admission.events(new, at=machine.run.now, gpus=place.gpus_per_host, where=order.where)
 
 
 def _check_environments(order: Order, jobs: Sequence[JobSpec], place: Place) -> None:
@@ -406,7 +406,7 @@ def _check_environments(order: Order, jobs: Sequence[JobSpec], place: Place) -> 
 
 def _edits(order: Order, machine: Machine, admission: Admission, place: Place) -> Edits:
     """What the order's jobs say of those that the run has already; raises ConfigError."""
-    old = [job for job in order.jobs if job.name in machine.by_name]
+    old = [job for job in order.jobs if job.name in machine.run.by_name]
     return admission.edits(
         old,
         update=order.update,
@@ -418,7 +418,7 @@ def _edits(order: Order, machine: Machine, admission: Admission, place: Place) -
 
 
 def _attempts(machine: Machine) -> int:
-    return sum(job.attempt for job in machine.jobs.values())
+    return sum(job.attempt for job in machine.run.jobs.values())
 
 
 def _host_of(job: Job, place: Place) -> str:
@@ -437,9 +437,9 @@ def _without_exec(environ: Mapping[str, str]) -> bool:
 
 def _policy(order: Order, machine: Machine) -> tuple[str, Mapping[str, Any]]:
     """Policy and options of this life: what is asked for, else the earlier life's; checked."""
-    name = order.policy or (machine.policy.name if machine.policy else "marble")
+    name = order.policy or (machine.decisions.policy.name if machine.decisions.policy else "marble")
     options = order.policy_options
     if order.policy is None and not options:
-        options = machine.policy_options
+        options = machine.decisions.options
     make_policy(name, options)
     return name, options

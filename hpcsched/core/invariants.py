@@ -6,10 +6,13 @@ from collections import Counter
 from itertools import pairwise
 
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.background.mechanism import Background
+from hpcsched.core.mechanisms.cpu.cores import fits, total
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
+from hpcsched.core.mechanisms.packing.mechanism import Packing
+from hpcsched.core.mechanisms.packing.packs import key_of
 from hpcsched.core.model import Ended, JobState, Role
 from hpcsched.core.reasons import Why
-from hpcsched.core.resources.cpu import fits, total
-from hpcsched.core.resources.packing import key_of
 
 
 def check(machine: Machine) -> None:
@@ -18,18 +21,20 @@ def check(machine: Machine) -> None:
     _check_lanes(machine)
     _check_packs(machine)
     _check_cores(machine)
-    riders = machine.packs.gpu_of
-    others = riders.keys() | machine.cores.of.keys()
-    foreground = [j for j in machine.active.values() if not j.spec.background and j.id not in others]
+    riders = machine.mechanism(Packing).packs.gpu_of
+    others = riders.keys() | machine.mechanism(Cpu).cores.of.keys()
+    foreground = [j for j in machine.run.active.values() if not j.spec.background and j.id not in others]
     in_order = sorted(foreground, key=lambda job: (job.submit_s, job.id))
-    assert machine.running == in_order, "the jobs that run are not in order"
-    assert machine.secondaries == [job for job in in_order if job.role is Role.SECONDARY], "secondaries"
-    for job in machine.active.values():
+    assert machine.run.running == in_order, "the jobs that run are not in order"
+    assert machine.run.secondaries == [job for job in in_order if job.role is Role.SECONDARY], "secondaries"
+    for job in machine.run.active.values():
         assert job.state.active, f"job {job.id} is active in state {job.state}"
         assert bool(job.gpus) == (job.spec.cpus is None), f"job {job.id} runs without a lease"
-        assert set(job.current.gpus) <= set(machine.devices) or job.wanted, f"job {job.id} runs on a lost GPU"
+        assert set(job.current.gpus) <= set(machine.ledger.devices) or job.wanted, (
+            f"job {job.id} runs on a lost GPU"
+        )
         called_off = job.wanted or (job.resizing and not job.target)
-        assert set(job.gpus) <= set(machine.devices) or called_off, f"job {job.id} holds a lost GPU"
+        assert set(job.gpus) <= set(machine.ledger.devices) or called_off, f"job {job.id} holds a lost GPU"
         assert set(job.current.gpus) <= set(job.gpus), f"job {job.id} runs on GPUs it does not hold"
         assert job.current.end_s is None, f"job {job.id} is active, its attempt is over"
         assert not job.unmet, f"job {job.id} runs before what it waits for"
@@ -44,16 +49,23 @@ def check(machine: Machine) -> None:
         for gpu in () if job.spec.background or job.id in riders else job.gpus:
             assert gpu not in held, f"GPU {gpu} leased to jobs {held[gpu]} and {job.id}"
             held[gpu] = job.id
-    assert held == machine.holder, "leases and holders differ"
-    assert not machine.free & set(held), "a leased GPU is free"
-    hosts = {device.host: 0 for device in machine.devices.values()}
-    for kept, counted in ((machine.rooms(), machine.free), (machine.capacity(), machine.devices)):
-        assert kept.by_host() == {**hosts, **machine.places(counted)}, "the GPUs of a host are counted wrong"
-    given = set(held) | machine.cores.loans.keys()
-    assert not machine.free & given, "a GPU that somebody has is free"
-    assert machine.free | (given & set(machine.devices)) == set(machine.devices), "a GPU is nobody's"
-    for job in machine.jobs.values():
-        assert job.state.active == (job.id in machine.active), f"job {job.id}: {job.state}"
+    assert held == machine.own.holder, "leases and holders differ"
+    assert not machine.ledger.free & set(held), "a leased GPU is free"
+    hosts = {device.host: 0 for device in machine.ledger.devices.values()}
+    for kept, counted in (
+        (machine.ledger.free_by_host(), machine.ledger.free),
+        (machine.ledger.capacity(), machine.ledger.devices),
+    ):
+        assert kept.by_host() == {**hosts, **machine.ledger.by_host(counted)}, (
+            "the GPUs of a host are counted wrong"
+        )
+    given = set(held) | machine.mechanism(Cpu).cores.loans.keys()
+    assert not machine.ledger.free & given, "a GPU that somebody has is free"
+    assert machine.ledger.free | (given & set(machine.ledger.devices)) == set(machine.ledger.devices), (
+        "a GPU is nobody's"
+    )
+    for job in machine.run.jobs.values():
+        assert job.state.active == (job.id in machine.run.active), f"job {job.id}: {job.state}"
         if not job.state.active:
             assert not job.gpus, f"job {job.id} is {job.state} and holds GPUs"
             assert not job.wanted, f"job {job.id} is {job.state} and is to {job.wanted}"
@@ -68,8 +80,10 @@ def check(machine: Machine) -> None:
             assert before.ended is not Ended.RESIZED or not gap, f"job {job.id}: a gap after a resize"
             assert after.in_place == (before.ended is Ended.RESIZED), f"job {job.id}: {after} after {before}"
         for gpus in (job.current.gpus, *([job.target.gpus] if job.target else [])) if job.gpus else ():
-            counts = Counter(machine.devices[gpu].host for gpu in gpus if gpu in machine.devices)
-            whole = set(gpus) <= machine.devices.keys()
+            counts = Counter(
+                machine.ledger.devices[gpu].host for gpu in gpus if gpu in machine.ledger.devices
+            )
+            whole = set(gpus) <= machine.ledger.devices.keys()
             even = len(counts) == job.spec.nodes and len(set(counts.values())) == 1
             assert even or not whole, f"job {job.id} has {dict(counts)} GPUs"
         if job.target:
@@ -78,33 +92,41 @@ def check(machine: Machine) -> None:
             assert changes, f"job {job.id} has a target while {job.state}"
             assert set(job.target.gpus) <= set(job.gpus), f"job {job.id}'s larger lease is not free"
         waits = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
-        lanes = job.id in machine.lanes.queue
+        lanes = job.id in machine.mechanism(Background).queue
         assert job.spec.background or not lanes, f"job {job.id} waits for a background lane"
-        line = machine.queue if job.spec.cpus is None else machine.cores.queue
-        assert job.id not in (machine.cores.queue if job.spec.cpus is None else machine.queue), "wrong queue"
-        in_line = lanes if job.spec.background else job.id in line or job.id in machine.late
-        crowded = machine.no_space.get(job.id)
+        line = machine.own.queue if job.spec.cpus is None else machine.mechanism(Cpu).queue
+        assert job.id not in (machine.mechanism(Cpu).queue if job.spec.cpus is None else machine.own.queue), (
+            "wrong queue"
+        )
+        in_line = lanes if job.spec.background else job.id in line or job.id in machine.waiting.late
+        crowded = machine.waiting.no_space.get(job.id)
         due_s = max(job.submit_s, crowded.until if crowded else 0.0)
-        assert in_line == (waits and due_s <= machine.now), f"job {job.id} queue"
-        assert not (job.id in line and job.id in machine.late), f"job {job.id} waits twice"
-    policy = machine.policy
-    if policy and policy.work_conserving and not machine.draining and machine.free:
-        assert not machine.queue.any_fits(machine.rooms().fits), "a GPU idles while a job that fits waits"
-    assert machine.unfinished == sum(not j.state.final for j in machine.jobs.values())
+        assert in_line == (waits and due_s <= machine.run.now), f"job {job.id} queue"
+        assert not (job.id in line and job.id in machine.waiting.late), f"job {job.id} waits twice"
+    policy = machine.decisions.policy
+    if policy and policy.work_conserving and not machine.deadline.draining and machine.ledger.free:
+        assert not machine.own.queue.any_fits(machine.ledger.free_by_host().fits), (
+            "a GPU idles while a job that fits waits"
+        )
+    assert machine.run.unfinished == sum(not j.state.final for j in machine.run.jobs.values())
 
 
 def _check_cores(machine: Machine) -> None:
     """No core is given away twice, and no slot is on loan without need."""
-    cores = machine.cores
+    cores = machine.mechanism(Cpu).cores
     for host in {allotment.host for allotment in cores.of.values()}:
-        stay = [i for i in cores.of if i in machine.active and machine.active[i].wanted in ("", "suspend")]
+        stay = [
+            i for i in cores.of if i in machine.run.active and machine.run.active[i].wanted in ("", "suspend")
+        ]
         taken, there = total(cores.of[i].held for i in stay if cores.of[i].host == host), cores.there(host)
         assert fits(taken, there), f"of {host} {taken} is given away, there is {there}"
     for gpu, (host, lent) in cores.loans.items():
-        assert gpu not in machine.holder, f"slot {gpu} is on loan and held by job {machine.holder[gpu]}"
+        assert gpu not in machine.own.holder, (
+            f"slot {gpu} is on loan and held by job {machine.own.holder[gpu]}"
+        )
         assert not fits(lent, cores.free(host)), f"slot {gpu} is on loan for nobody"
     for job_id, allotment in cores.of.items():
-        job = machine.jobs[job_id]
+        job = machine.run.jobs[job_id]
         if not job.state.active:
             assert not allotment.held and not allotment.seats, f"job {job_id} holds cores while {job.state}"
             continue
@@ -123,20 +145,25 @@ def _check_cores(machine: Machine) -> None:
 
 def _check_packs(machine: Machine) -> None:
     """Who rides does so with a job that holds the GPU and belongs to the same pack, and was not sent away."""
-    packs = machine.packs
+    packs = machine.mechanism(Packing).packs
     assert packs.gpu_of == {i: gpu for gpu, riders in packs.riders.items() for i in riders}, "riders"
     for job_id, gpu in packs.gpu_of.items():
-        job, holder = machine.jobs[job_id], machine.jobs[machine.holder[gpu]]
+        job, holder = machine.run.jobs[job_id], machine.run.jobs[machine.own.holder[gpu]]
         assert job.state.active and job.gpus == (gpu,), f"job {job_id} rides nowhere"
         assert job.role is Role.PACKED, f"job {job_id} rides as {job.role}"
         assert key_of(job.spec) == key_of(holder.spec), f"jobs {job_id} and {holder.id} are in one pack"
         assert not {job_id, holder.id} & packs.alone.keys(), f"a job that is to be alone is packed on {gpu}"
-        assert gpu not in machine.lanes.holder or machine.draining, f"a guest beside the pack on GPU {gpu}"
+        assert gpu not in machine.mechanism(Background).lanes.holder or machine.deadline.draining, (
+            f"a guest beside the pack on GPU {gpu}"
+        )
 
 
 def _check_lanes(machine: Machine) -> None:
     """One lease on each background lane, and none of them idle without need."""
-    lanes, guests = machine.lanes, [job for job in machine.active.values() if job.spec.background]
+    lanes, guests = (
+        machine.mechanism(Background).lanes,
+        [job for job in machine.run.active.values() if job.spec.background],
+    )
     held = {gpu: job.id for job in guests for gpu in job.gpus}
     assert len(held) == len(guests), "a background lane is leased twice, or a guest has none or two"
     assert held == lanes.holder, "background lanes and their holders differ"
@@ -146,19 +173,25 @@ def _check_lanes(machine: Machine) -> None:
     for job in guests:
         assert job.role is Role.BACKGROUND, f"job {job.id} is {job.role}"
         assert job.target is None and not job.resizing, f"job {job.id} is to be resized"
-        assert set(job.gpus) <= set(machine.devices) or job.wanted, f"job {job.id} is beside a lost GPU"
-    for job in machine.running:
+        assert set(job.gpus) <= set(machine.ledger.devices) or job.wanted, (
+            f"job {job.id} is beside a lost GPU"
+        )
+    for job in machine.run.running:
         assert job.role is not Role.BACKGROUND, f"job {job.id} is in the background"
         for guest in lanes.beside(job):
-            other = machine.jobs[guest.job_id]
+            other = machine.run.jobs[guest.job_id]
             leaving = other.state is JobState.SUSPENDING or other.wanted not in ("", "suspend")
             barred = other.id in lanes.quarantined or not job.spec.max_foreground_slowdown
             barred = barred or (job.spec.model, other.spec.model) in lanes.costly
-            assert leaving or not barred or machine.draining, f"job {other.id} shares a GPU with {job.id}"
-    assert lanes.speeds.keys() <= machine.active.keys(), "a speed of a job that does not run is kept"
-    idle = machine.devices.keys() - machine.holder.keys() - lanes.holder.keys()
-    if idle and machine.policy and not machine.draining:
-        waiting = (machine.jobs[i] for i in lanes.queue.walk(lambda need, nodes: True))
+            assert leaving or not barred or machine.deadline.draining, (
+                f"job {other.id} shares a GPU with {job.id}"
+            )
+    assert lanes.speeds.keys() <= machine.run.active.keys(), "a speed of a job that does not run is kept"
+    idle = machine.ledger.devices.keys() - machine.own.holder.keys() - lanes.holder.keys()
+    if idle and machine.decisions.policy and not machine.deadline.draining:
+        waiting = (
+            machine.run.jobs[i] for i in machine.mechanism(Background).queue.walk(lambda need, nodes: True)
+        )
         late = (
             reason is not None and reason.why is Why.WALLTIME_TOO_SHORT
             for reason in map(machine.waiting_reason, waiting)

@@ -21,7 +21,8 @@ MOST_MEASURED = 9
 class Target:
     """A lease that a job is to go on with: resized in place, or started again on it when it has saved.
 
-    `since` is when that was decided. On CPU cores: `seats` in place of GPUs, and `why` they are to be so.
+    `since` is when that was decided. On CPU cores: `seats` in place of GPUs, on so much of the cores of `host`
+    (`grant`, hundredths by core), and `why` they are to be so.
     """
 
     gpus: tuple[int, ...]
@@ -29,6 +30,8 @@ class Target:
     since: float
     seats: tuple[Seat, ...] = ()
     why: Reason | None = None
+    host: str = ""
+    grant: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

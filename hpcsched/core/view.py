@@ -6,17 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from hpcsched.contract.seats import Seat
 from hpcsched.core.jobs import Job
-from hpcsched.core.model import Device, HostCores, Role
+from hpcsched.core.model import Role
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Reason
-from hpcsched.core.resources.background import Lanes
-from hpcsched.core.resources.cpu import Allotment, Grant
 from hpcsched.core.resources.gpus import Fits, Rooms
-from hpcsched.core.resources.packing import Packs
-from hpcsched.core.resources.proposals import Proposals
 from hpcsched.core.resources.queue import WaitingQueue
 
 
@@ -24,13 +19,6 @@ class LaunchCost(Protocol):
     """Seconds from a launch on so many GPUs to the first step."""
 
     def __call__(self, job: Job, gpus: int, *, first: bool) -> float: ...
-
-
-class Room(Protocol):
-    """What could be had of the cores of a host, hundredths by core; `lent`: with what free CPU slots can
-    lend."""
-
-    def __call__(self, host: str, *, lent: bool) -> dict[int, int]: ...
 
 
 class SwitchCost(Protocol):
@@ -93,100 +81,10 @@ class Replan:
     """The plan is no longer good: have `Planning.plan` called, and ask again when it is made."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Start a waiting background job on the background lane of this GPU."""
-
-    job: Job
-    gpu: int
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """Have a job on a background lane use this share of its own speed; 0: pause, to go on as before later."""
-
-    job: Job
-    share: float
-    reason: Reason | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Yield:
-    """Have a job leave its background lane, and wait for another one.
-
-    `host`: the foreground job whom the reason is about. `costly`: they are not to meet again. `unknown`: the
-    host's own speed is not what its profile says.
-    """
-
-    job: Job
-    reason: Reason
-    host: Job | None = None
-    costly: bool = False
-    unknown: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ride:
-    """Start a waiting job on this GPU, together with those that train there."""
-
-    job: Job
-    gpu: int
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Have a job that rides save and leave its pack, to go on by itself on a GPU that is free."""
-
-    job: Job
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartOnCores:
-    """Start a waiting job with these seats, on this much of the cores of a host.
-
-    `memory` is what the policy wants to remember of the job.
-    """
-
-    job: Job
-    host: str
-    seats: tuple[Seat, ...]
-    grant: Grant
-    memory: object
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reseat:
-    """Have a running job go on with these seats, and this much of the cores of its host, without a restart.
-
-    `keep` are the ranks that stay, rank 0 first: they are numbered anew in this order, and those that join
-    after them.
-    """
-
-    job: Job
-    seats: tuple[Seat, ...]
-    keep: tuple[int, ...]
-    grant: Grant
-    memory: object
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """Nothing changes for a job on CPU cores, but for what the policy remembers of it."""
-
-    job: Job
-    memory: object
-    reason: Reason | None = None
-
+NO_RULES: Mapping[str, object] = {}
+"""Of a policy on its own; never written to."""
 
 Decision = Start | Resize | Preempt | Remark | LookAgain | Replan
-LaneDecision = Share | Pace | Yield | LookAgain
-PackDecision = Ride | Part | LookAgain
-CoresDecision = StartOnCores | Reseat | Note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +110,6 @@ class View:
     `start_left_s(job)` are the seconds until a job that is starting does its first step; `left_s` those
     until all jobs have to save because the allocation ends (infinite if it does not).
     `plan` is the policy's newest plan in this life of the run; `news` counts what no plan foresaw.
-    `proposals` are what jobs have said of how many GPUs are good for them: `profile` and `curve` go by it.
     """
 
     now: float
@@ -242,83 +139,10 @@ class View:
     start_left_s: Callable[[Job], float]
     plan: Plan | None
     news: int
-    proposals: Proposals
 
     def limits(self, job: Job) -> tuple[int, int]:
         """Fewest and most GPUs the job may have on each of its hosts, were all of them free."""
         return job.limits(self.capacity.most(job.spec.nodes))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneView:
-    """What the rules of the background lanes see; reading it changes nothing, and it lives for one decision.
-
-    `lanes` are as they are; `devices` the healthy GPUs. `jobs` are all, `foreground(gpu)` is the one that has
-    the foreground of a GPU. `waiting()` walks the jobs that could start in the background, in FIFO order.
-    At `until` those that run in the background have to save because the allocation ends (it may be infinite),
-    and `in_time(job, others)` says whether one that waits can still be started before that, together
-    with `others`. `profile(job)` is what is known of its model's speed, `loaded(job)` the profile as it was
-    given, memory and all.
-    """
-
-    now: float
-    lanes: Lanes
-    devices: Mapping[int, Device]
-    jobs: Mapping[int, Job]
-    foreground: Callable[[int], Job | None]
-    waiting: Callable[[], Iterator[Job]]
-    until: float
-    in_time: Callable[[Job, Sequence[Job]], bool]
-    profile: Callable[[Job], Profile | None]
-    loaded: Callable[[Job], Profile | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackView:
-    """What the rules of packs see; reading it changes nothing, and it lives for one decision.
-
-    `holders` are the jobs that hold a GPU, by GPU, `packs` who rides with them, `guests` who has its
-    background. `waiting()` walks all jobs that wait for GPUs in FIFO order. `in_time(job, others)` and
-    `loaded(job)` are as for the lanes, `left_s`, `save_s(job)` and `launch_s(job, gpus, first=)` as for all
-    others. `free` is how many GPUs nobody holds.
-    """
-
-    now: float
-    packs: Packs
-    devices: Mapping[int, Device]
-    jobs: Mapping[int, Job]
-    holders: Mapping[int, Job]
-    guests: Mapping[int, int]
-    free: int
-    left_s: float
-    waiting: Callable[[], Iterator[Job]]
-    in_time: Callable[[Job, Sequence[Job]], bool]
-    loaded: Callable[[Job], Profile | None]
-    save_s: Callable[[Job], float]
-    launch_s: LaunchCost
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoresView:
-    """What the rules of CPU cores see; reading it changes nothing, and it lives for one decision.
-
-    `hosts` have cores for jobs. `room(host)` is what could be had of them, with what free CPU slots would
-    lend: hundredths by core; `most()` cores are those of the host that has most, were all of them free.
-    `slots_wanted`: a job waits for GPUs, which slots on loan would keep from it. `of` is what jobs have,
-    `waiting()` walks those that could start in FIFO order, and `in_time(job, others)` says whether one can
-    still be started, together with `others`, before the allocation ends.
-    """
-
-    now: float
-    hosts: Mapping[str, HostCores]
-    room: Room
-    most: Callable[[], float]
-    slots_wanted: bool
-    jobs: Mapping[int, Job]
-    running: list[Job]
-    of: Mapping[int, Allotment]
-    waiting: Callable[[], Iterator[Job]]
-    in_time: Callable[[Job, Sequence[Job]], bool]
 
 
 class Policy(Protocol):
@@ -329,6 +153,12 @@ class Policy(Protocol):
     """No healthy GPU idles while an independent job that fits waits."""
     acts_when_full: bool
     """It is asked also while no GPU is free."""
+    moves_packed: bool
+    """A packed job moves to a GPU of its own when one stays free."""
+    reshapes: bool
+    """Jobs grow and shrink by what they propose."""
+    rules: Mapping[str, object]
+    """By mechanism the rule that says which jobs use it; where there is none, no job does."""
 
     def decide(self, view: View) -> list[Decision]:
         """What to change now, in the order it is to be applied."""
@@ -336,42 +166,6 @@ class Policy(Protocol):
 
     def watches(self, job: Job) -> bool:
         """Whether how far a running job is can change a decision; asked once for each of its attempts."""
-        ...
-
-
-@runtime_checkable
-class Sharing(Protocol):
-    """A policy that also says who runs on the background lanes."""
-
-    def share(self, view: LaneView) -> list[LaneDecision]:
-        """What to change there now, in the order it is to be applied: a pure function of the view."""
-        ...
-
-
-@runtime_checkable
-class Packing(Protocol):
-    """A policy that also says who rides on whose GPU."""
-
-    def ride(self, view: PackView) -> list[PackDecision]:
-        """Who joins or leaves whom now, in the order it is to be applied: a pure function of the view."""
-        ...
-
-
-@runtime_checkable
-class Reshaping(Protocol):
-    """A policy that lets jobs grow and shrink by what they propose, after all else that it decides."""
-
-    def reshape(self, view: View) -> list[Resize]:
-        """Who grows or shrinks now: a pure function of the view."""
-        ...
-
-
-@runtime_checkable
-class Allotting(Protocol):
-    """A policy that also says who has which CPU cores."""
-
-    def allot(self, view: CoresView) -> list[CoresDecision]:
-        """What to change there now, in the order it is to be applied: a pure function of the view."""
         ...
 
 

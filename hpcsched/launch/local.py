@@ -20,9 +20,9 @@ from pathlib import Path
 
 from hpcsched.contract import driver, files, variables
 from hpcsched.contract.environment import Environment
+from hpcsched.core.mechanisms.cpu.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
 from hpcsched.core.processes import Launcher, chooses_gpus, launcher_of
-from hpcsched.core.resources.cpu import ON_CORES, cores_of
 from hpcsched.errors import BadEnvironment, LaunchError
 from hpcsched.launch.base import LaunchPlan, Place
 from hpcsched.launch.cpu_shares import Shares

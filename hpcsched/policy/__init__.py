@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcsched.core.view import Policy
 from hpcsched.errors import ConfigError
+from hpcsched.policy.around import with_rules
 from hpcsched.policy.baselines.equal import Equal
 from hpcsched.policy.baselines.optimus import Optimus
 from hpcsched.policy.exclusive import Exclusive
@@ -41,4 +42,4 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None, *, where: s
             given[key] = read(accepted[key], value)
         except ValueError:
             raise ConfigError(where=where, key=key, got=repr(value), accepted=said(accepted[key])) from None
-    return make(**given)
+    return with_rules(make(**given))

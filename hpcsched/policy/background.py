@@ -13,12 +13,13 @@ from math import inf, isfinite
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
+from hpcsched.core.mechanisms.background.lanes import PACES, Guest, Speed, can_be_paced, own_speed, slowdown
+from hpcsched.core.mechanisms.background.view import LaneDecision, LaneView, Pace, Share, Yield
+from hpcsched.core.mechanisms.packing.packs import is_packed
 from hpcsched.core.model import JobState, Kind
 from hpcsched.core.profile import cost_at
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.resources.background import PACES, Guest, Speed, can_be_paced, own_speed, slowdown
-from hpcsched.core.resources.packing import is_packed
-from hpcsched.core.view import LaneDecision, LaneView, LookAgain, Pace, Share, Yield
+from hpcsched.core.view import LookAgain
 
 WINDOW = 100
 """Waiting jobs that are looked at: a decision must not take time in the length of the queue."""
@@ -44,7 +45,7 @@ LOW = 0.5
 """Below this share of what is tolerated there is room: for a guest to go faster, or for one more."""
 
 
-class WithBackground:
+class BackgroundRule:
     """What makes a policy fill the background lanes; it need not know of them."""
 
     def share(self, view: LaneView) -> list[LaneDecision]:

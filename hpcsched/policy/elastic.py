@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 from hpcsched.core.jobs import Job
+from hpcsched.core.mechanisms.elastic.proposals import Proposals
 from hpcsched.core.model import Role
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Reason, Why
@@ -17,24 +18,31 @@ from hpcsched.core.resources.gpus import Rooms
 from hpcsched.core.view import Resize, View
 
 
-class WithElastic:
-    """What makes a policy follow the jobs' proposals."""
+class ElasticRule:
+    """Follows the jobs' proposals."""
 
-    def reshape(self, view: View) -> list[Resize]:
+    def reshape(self, view: View, proposals: Proposals) -> list[Resize]:
         """Who grows or shrinks now, oldest first."""
         decisions: list[Resize] = []
-        waits = next(view.waiting(_with_what_was_grown(view).fits), None) is not None
+        waits = next(view.waiting(_with_what_was_grown(view, proposals).fits), None) is not None
         for job in view.running:
-            proposal = view.proposals.of.get(job.id)
+            proposal = proposals.of.get(job.id)
             if proposal is None or not job.settled or job.spec.background:
                 continue
             least, most = view.limits(job)
             wanted = proposal.profile.optimal(most, least)
-            before, role = view.proposals.grown.get(job.id, (job.width, Role.PRIMARY))
+            before, role = proposals.grown.get(job.id, (job.width, Role.PRIMARY))
             facts = {"old": job.width, "batch": proposal.batch}
             found = None
             if waits and before < min(job.width, wanted):
-                found = _resize(view, job, before, role, Reason(Why.GIVEN_BACK, {**facts, "gpus": before}))
+                found = _resize(
+                    view,
+                    job,
+                    before,
+                    role,
+                    proposal.profile,
+                    Reason(Why.GIVEN_BACK, {**facts, "gpus": before}),
+                )
             elif wanted != job.width and not (waits and wanted > job.width):
                 found = _scaled(view, job, wanted, proposal.profile, facts)
             if found is not None:
@@ -42,12 +50,12 @@ class WithElastic:
         return decisions
 
 
-def _with_what_was_grown(view: View) -> Rooms:
+def _with_what_was_grown(view: View, proposals: Proposals) -> Rooms:
     """The GPUs that a waiting job could have: those that are free, and those that jobs have grown by, or are
     about to give back."""
     rooms = Rooms(view.rooms.by_host())
     for job in view.running:
-        least, _ = view.proposals.grown.get(job.id, (job.width, None))
+        least, _ = proposals.grown.get(job.id, (job.width, None))
         if job.becoming is not None:
             least = len(job.becoming.gpus) // job.spec.nodes
         if job.settled or job.becoming is not None:
@@ -66,24 +74,24 @@ def _scaled(view: View, job: Job, wanted: int, profile: Profile, facts: Mapping[
     gain = profile.rate(gpus) / profile.rate(job.width) - 1
     why = Why.SCALED_UP if gpus > job.width else Why.SCALED_DOWN
     role = Role.PRIMARY if gpus == wanted or job.role is None else job.role
-    return _resize(view, job, gpus, role, Reason(why, {**facts, "gpus": gpus, "gain": gain}))
+    return _resize(view, job, gpus, role, profile, Reason(why, {**facts, "gpus": gpus, "gain": gain}))
 
 
-def _resize(view: View, job: Job, gpus: int, role: Role, reason: Reason) -> Resize | None:
+def _resize(view: View, job: Job, gpus: int, role: Role, profile: Profile, reason: Reason) -> Resize | None:
     """The change, unless it costs more than it can still gain."""
     own = view.hosts_of(job)
     _, hosts = view.rooms.pick(gpus, job.spec.nodes, own)
-    if not _pays(view, job, gpus, view.switch_s(job, gpus, hosts)):
+    if not _pays(view, job, gpus, profile, view.switch_s(job, gpus, hosts)):
         return None
     if gpus > job.width:
         view.rooms.take(hosts, gpus, own)
     return Resize(job=job, gpus=gpus, hosts=hosts, role=role, reason=reason)
 
 
-def _pays(view: View, job: Job, gpus: int, cost_s: float) -> bool:
+def _pays(view: View, job: Job, gpus: int, profile: Profile, cost_s: float) -> bool:
     """Whether the job is done sooner, or farther when the allocation ends; of a smaller count only whether
     there is time for it, as others gain by that."""
-    now, then = (view.proposals.of[job.id].profile.rate(count) for count in (job.width, gpus))
+    now, then = (profile.rate(count) for count in (job.width, gpus))
     left = inf if job.remaining is None else float(job.remaining)
     stay_s, then_s = left / now, left / then
     if cost_s >= min(stay_s, view.left_s):

@@ -10,19 +10,18 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.model import Role
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.gpus import Rooms
-from hpcsched.core.view import Decision, Start, View
-from hpcsched.policy.background import WithBackground
-from hpcsched.policy.cpu.allocation import WithCores
-from hpcsched.policy.packing import WithPacks
+from hpcsched.core.view import NO_RULES, Decision, Start, View
 
 
-class Exclusive(WithBackground, WithPacks, WithCores):
+class Exclusive:
     """Strict FIFO, one job on a host, on as many of its GPUs as it may have."""
 
     name = "exclusive"
     work_conserving = False
     acts_when_full = False
-    parts_packs = False
+    moves_packed = False
+    reshapes = False
+    rules = NO_RULES
 
     def watches(self, job: Job) -> bool:
         return False

@@ -9,15 +9,11 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.processes import shape_of
 from hpcsched.core.reasons import Reason, Why, said_cost
-from hpcsched.core.view import Decision, Remark, Resize, Start, View
+from hpcsched.core.view import NO_RULES, Decision, Remark, Resize, Start, View
 from hpcsched.planning.jobs.costs import lost_s, time_left
-from hpcsched.policy.background import WithBackground
-from hpcsched.policy.cpu.allocation import WithCores
-from hpcsched.policy.elastic import WithElastic
-from hpcsched.policy.packing import WithPacks
 
 
-class Marble(WithBackground, WithPacks, WithElastic, WithCores):
+class Marble:
     """Algorithm 1. Promotion comes before the next job starts (line 6 before line 10).
 
     `promote` = "always" promotes whenever the optimal count can be had, as the paper does;
@@ -27,6 +23,9 @@ class Marble(WithBackground, WithPacks, WithElastic, WithCores):
     name = "marble"
     work_conserving = True
     acts_when_full = False
+    moves_packed = True
+    reshapes = True
+    rules = NO_RULES
     OPTIONS = {"promote": ("pays", "always", "never")}  # noqa: RUF012 - read, never written
 
     def __init__(self, *, promote: str = "pays") -> None:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from hpcsched.core.jobs import Job
+from hpcsched.core.mechanisms.packing.packs import can_ride, is_packed, key_of
+from hpcsched.core.mechanisms.packing.view import PackDecision, PackView, Part, Ride
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.resources.packing import can_ride, is_packed, key_of
-from hpcsched.core.view import LookAgain, PackDecision, PackView, Part, Ride
+from hpcsched.core.view import LookAgain
 
 MOST = 8
 """Jobs of a pack, unless their strategies say otherwise: the gain grows little beyond (pack, Figure 4)."""
@@ -35,11 +36,15 @@ assumed where it was not measured."""
 _THERE = (JobState.STARTING, JobState.RUNNING)
 
 
-class WithPacks:
-    """What makes a policy pack jobs; it need not know of them."""
+class PackingRule:
+    """Packs jobs that may be packed.
 
-    parts_packs = True
-    """Whether a job that waits alone is started as soon as a GPU is free."""
+    Args:
+        moves: members leave a pack for GPUs that stay free.
+    """
+
+    def __init__(self, *, moves: bool = True) -> None:
+        self._moves = moves
 
     def ride(self, view: PackView) -> list[PackDecision]:
         """Who joins whom now, or leaves whom."""
@@ -69,7 +74,7 @@ class WithPacks:
     def _leaves(self, view: PackView) -> Iterator[PackDecision]:
         """Who goes to the GPUs that have been free for as long as going there takes: by then no other job
         has come for them."""
-        if view.packs.idle_s is None or not self.parts_packs:
+        if view.packs.idle_s is None or not self._moves:
             return
         packs = {gpu: [holder, *_riders(view, gpu)] for gpu, holder in view.holders.items()}
         free = view.free - sum(job.state is JobState.SUSPENDING for jobs in packs.values() for job in jobs)
@@ -159,7 +164,7 @@ def _why_not(view: PackView, gpu: int, jobs: list[Job], newcomer: Job) -> str:
     together = [*jobs, newcomer]
     if any(job.id in view.packs.alone for job in together):
         return "who left a pack is packed no more"
-    if gpu in view.guests or not any(job.state in _THERE and not job.wanted for job in jobs):
+    if view.shared(gpu) or not any(job.state in _THERE and not job.wanted for job in jobs):
         return "those who train there are leaving"
     if key_of(newcomer.spec) != key_of(jobs[0].spec):
         return f"job {jobs[0].id} ({jobs[0].spec.name}) is of another kind"

@@ -8,8 +8,8 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcsched.core.mechanisms.cpu.layout import cores_of, counted
 from hpcsched.core.model import Attempt
-from hpcsched.core.resources.cpu_layout import cores_of, counted
 from hpcsched.report.drawing import (
     FRAME,
     INK,

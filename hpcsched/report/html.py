@@ -15,8 +15,8 @@ from string import Template
 from msgspec import UNSET
 
 from hpcsched.contract.seats import Seat
+from hpcsched.core.mechanisms.cpu.layout import cores_of, said_seats
 from hpcsched.core.model import Attempt, JobState
-from hpcsched.core.resources.cpu_layout import cores_of, said_seats
 from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.printing import printable
 from hpcsched.report.drawing import INK, PALETTE

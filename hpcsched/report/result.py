@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from hpcsched.core.mechanisms.cpu.layout import cores_of
 from hpcsched.core.model import NOTHING, Attempt, Ended, JobSpec, JobState, Role
-from hpcsched.core.resources.cpu_layout import cores_of
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):

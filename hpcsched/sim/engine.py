@@ -19,11 +19,13 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, MakePlan, Resize, SetTimer, Suspend, Terminate
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.background.mechanism import Background
+from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Progress, Role
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
-from hpcsched.core.transitions.attempts import LANES, LOOK, PACKS
 from hpcsched.core.transitions.decisions import PolicyMaker
+from hpcsched.core.transitions.outcome import LOOK
 from hpcsched.planning.jobs.course import STILL, Course
 from hpcsched.planning.ps.training import Training
 from hpcsched.policy import make_policy
@@ -122,7 +124,8 @@ class Simulation:
         """What is to come; None is a look at how far the jobs are."""
         self._sequence = 0
         self._observed_at = -1.0
-        self._dues = {LOOK: -1.0, LANES: -1.0, PACKS: -1.0}
+        mechanisms = (one.timer for one in self.machine.ledger.mechanisms)
+        self._dues = dict.fromkeys([LOOK, *(key for key in mechanisms if key)], -1.0)
         self._looks = False
         self._slowed = False
         """Whether some job does not have all of its own speed."""
@@ -135,8 +138,8 @@ class Simulation:
         self._coming = groupby(() if spoken_of else sorted(jobs, key=_ARRIVAL), key=_ARRIVAL)
         for event in happenings:
             self._schedule(event)
-        left = [job.spec for job in machine.jobs.values() if not job.state.final] if machine else jobs
-        self._truth.check(left, [*(machine.profiles.values() if machine else ()), *self._profiles])
+        left = [job.spec for job in machine.run.jobs.values() if not job.state.final] if machine else jobs
+        self._truth.check(left, [*(machine.estimates.profiles.values() if machine else ()), *self._profiles])
 
     def run(self, *, until: float = math.inf) -> Machine:
         """Go on until nothing is left to happen, or until then; returns the machine in its last state."""
@@ -163,7 +166,7 @@ class Simulation:
                 continue
             elif isinstance(event, ev.UsageMeasured):
                 self._observe(at)
-                job = self.machine.jobs[event.job_id]
+                job = self.machine.run.jobs[event.job_id]
                 self._measure(job, self._runs[job.id], job.current.seats, MEASURED_EVERY_S)
             elif not isinstance(event, ev.WorkersSpawned):
                 self._observe(at)
@@ -196,21 +199,21 @@ class Simulation:
     def _ask_for_jobs(self) -> None:
         """Submit what the jobs that have ended lead to."""
         if self._source is not None and (new := tuple(self._source(self.machine))):
-            first_id = len(self.machine.jobs) + 1
-            self._feed(ev.JobsSubmitted(at=self.machine.now, first_id=first_id, jobs=new))
+            first_id = len(self.machine.run.jobs) + 1
+            self._feed(ev.JobsSubmitted(at=self.machine.run.now, first_id=first_id, jobs=new))
 
     def _await_jobs(self) -> None:
         """Have the jobs that come next submitted when they do, before all else that happens then."""
         for at, jobs in islice(self._coming, 1):
-            event = ev.JobsSubmitted(at=at, first_id=len(self.machine.jobs) + 1, jobs=tuple(jobs))
+            event = ev.JobsSubmitted(at=at, first_id=len(self.machine.run.jobs) + 1, jobs=tuple(jobs))
             heappush(self._agenda, (at, 0, event))
 
     def _take_over(self) -> None:
         """Let what runs in the given state go on, and what is to come come."""
-        machine, now = self.machine, self.machine.now
-        for submit_s, job_id in sorted(machine.arrivals):
+        machine, now = self.machine, self.machine.run.now
+        for submit_s, job_id in sorted(machine.waiting.arrivals):
             self._schedule(ev.TimerFired(at=submit_s, key=("arrival", job_id, 0)))
-        for job in list(machine.active.values()):
+        for job in list(machine.run.active.values()):
             course = self._truth.course(job, job.width, job.current.seats)
             begun = course.start_s if job.current.in_place else min(now - job.current.start_s, course.start_s)
             course = replace(course, start_s=course.start_s - begun)
@@ -233,9 +236,9 @@ class Simulation:
 
     def _look_later(self) -> None:
         self._sequence += 1
-        self._looks = bool(self._runs) and (self._truth.teaches or self.machine.lanes.busy)
+        self._looks = bool(self._runs) and (self._truth.teaches or self.machine.mechanism(Background).busy)
         if self._looks:
-            heappush(self._agenda, (self.machine.now + LOOK_PERIOD_S, self._sequence, None))
+            heappush(self._agenda, (self.machine.run.now + LOOK_PERIOD_S, self._sequence, None))
 
     def _still_so(self, event: ev.Event) -> bool:
         """Whether an event is to happen by now: what was measured of processes that are not there any more is
@@ -256,7 +259,7 @@ class Simulation:
         if at == self._observed_at:
             return
         self._observed_at = at
-        runs = self._runs if self.machine.lanes.busy else self._watched
+        runs = self._runs if self.machine.mechanism(Background).busy else self._watched
         progress = tuple(self._progress(i, run, at) for i, run in runs.items() if i != without)
         if progress:
             self._feed(ev.ProgressObserved(at=at, progress=progress))
@@ -264,7 +267,7 @@ class Simulation:
     def _progress(self, job_id: int, run: _Run, at: float) -> Progress:
         course = run.course
         step = course.step_at(at - run.launched)
-        teaches = self._truth.teaches or self.machine.lanes.busy
+        teaches = self._truth.teaches or self.machine.mechanism(Background).busy
         if not teaches or step == course.from_step:
             return Progress(job_id=job_id, attempt=run.attempt, step=step)
         done_s = run.launched + course.start_s + (step - course.from_step) / course.rate
@@ -275,13 +278,17 @@ class Simulation:
             self._runs.clear()
             self._watched.clear()
         actions = self.machine.handle(event)
-        self.machine.changed.clear()  # nobody reads it here
+        self.machine.run.take_changed()  # nobody reads it here
         if self._watch:
             self._watch(event, actions, self.machine)
         # What a plan asks for comes after all that was asked for before it was made.
         for action in sorted(actions, key=lambda action: isinstance(action, MakePlan)):
             self._perform(action)
-        if self.machine.lanes.busy or self._slowed or self.machine.packs.gpu_of:
+        if (
+            self.machine.mechanism(Background).busy
+            or self._slowed
+            or self.machine.mechanism(Packing).packs.gpu_of
+        ):
             self._interfere()
             if not self._looks:
                 self._look_later()
@@ -289,7 +296,7 @@ class Simulation:
     def _interfere(self) -> None:
         """Let jobs go at the speed that those they share GPUs with leave them."""
         for job_id, run in self._runs.items():
-            job = self.machine.jobs[job_id]
+            job = self.machine.run.jobs[job_id]
             if not (run.leaves or run.whole) and run.attempt == job.attempt and job.state.active:
                 factor = self._interference.factor(self.machine, job) or STILL
                 if factor != run.factor:
@@ -298,7 +305,7 @@ class Simulation:
 
     def _change_speed(self, job_id: int, run: _Run, factor: float) -> None:
         rate = run.course.rate / run.factor * factor
-        run.course, after_s = run.course.at_rate(self.machine.now - run.launched, rate)
+        run.course, after_s = run.course.at_rate(self.machine.run.now - run.launched, rate)
         run.launched += after_s
         run.factor = factor
         self._will_exit(job_id, run, run.launched + run.course.end_s, 0, run.course.steps)
@@ -312,7 +319,7 @@ class Simulation:
             case Launch():
                 self._launch(action)
             case MakePlan():
-                self._feed(ev.PlanMade(at=self.machine.now, plan=self.machine.make_plan()))
+                self._feed(ev.PlanMade(at=self.machine.run.now, plan=self.machine.make_plan()))
             case Resize():
                 self._resize(action, self._runs[action.job_id])
             case Suspend(job_id=job_id):
@@ -322,26 +329,26 @@ class Simulation:
 
     def _launch(self, action: Launch) -> None:
         assert action.job_id not in self._runs, f"job {action.job_id} is launched while it runs"
-        job = self.machine.jobs[action.job_id]
+        job = self.machine.run.jobs[action.job_id]
         course = self._truth.course(job, len(action.gpus) // job.spec.nodes, action.seats)
-        run = self._now_runs(job, _Run(action.attempt, self.machine.now, course, 0))
+        run = self._now_runs(job, _Run(action.attempt, self.machine.run.now, course, 0))
         self._set_off(action.job_id, run)
 
     def _now_runs(self, job: Job, run: _Run) -> _Run:
         self._runs[job.id] = run
         if self._truth.teaches and not self._looks:
             self._look_later()
-        policy = self.machine.policy
+        policy = self.machine.decisions.policy
         always = self._stories or self._truth.teaches
         if always or policy is None or policy.watches(job) or job.role is Role.PACKED:
             self._watched[job.id] = run
         return run
 
     def _set_off(self, job_id: int, run: _Run) -> None:
-        now = self.machine.now
+        now = self.machine.run.now
         self._will_exit(job_id, run, run.launched + run.course.end_s, 0, run.course.steps)
         self._schedule(ev.WorkersSpawned(at=now, job_id=job_id, attempt=run.attempt, processes=()))
-        job = self.machine.jobs[job_id]
+        job = self.machine.run.jobs[job_id]
         in_place = self._truth.resizes_in_place(job)
         self._schedule(ev.WorkersReady(at=now, job_id=job_id, attempt=run.attempt, in_place=in_place))
         if job.spec.cpus is not None:
@@ -350,7 +357,7 @@ class Simulation:
     def _resize(self, action: Resize, run: _Run) -> None:
         """It trains on while ranks that join are started, stands still at the next step boundary, and goes on
         with its new rate; unless it is done or asked to leave before."""
-        job, now = self.machine.jobs[action.job_id], self.machine.now
+        job, now = self.machine.run.jobs[action.job_id], self.machine.run.now
         change, course = self._truth.change(job, action), run.course
         step, stops_s = course.boundary_at(max(now + change.built_s - run.launched, course.start_s))
         if step >= course.steps:
@@ -362,7 +369,7 @@ class Simulation:
 
     def _goes_on(self, run: _Run, event: ev.WorkersResized) -> None:
         """The attempt is the next one now."""
-        job = self.machine.jobs[event.job_id]
+        job = self.machine.run.jobs[event.job_id]
         assert job.becoming and run.whole, "it was told what to become"
         course = self._truth.course(job, len(job.becoming.gpus) // job.spec.nodes, job.becoming.seats)
         course = replace(course, from_step=event.step, steps=run.whole.steps, start_s=0.0)
@@ -375,12 +382,12 @@ class Simulation:
     def _measure(self, job: Job, run: _Run, seats: tuple[Seat, ...], after_s: float | None = None) -> None:
         """What its processes use will be known once it is steady, and then again and again."""
         steady = run.launched + run.course.start_s + self._truth.stable_s(job)
-        at = steady if after_s is None else self.machine.now + after_s
+        at = steady if after_s is None else self.machine.run.now + after_s
         about: dict[str, Any] = {"job_id": job.id, "attempt": run.attempt}
         self._schedule(ev.UsageMeasured(at=at, **about, **self._truth.measured(job, seats)))
 
     def _suspend(self, job_id: int, run: _Run) -> None:
-        whole, since_s = run.whole or run.course, self.machine.now - run.launched
+        whole, since_s = run.whole or run.course, self.machine.run.now - run.launched
         step, free_s = whole.suspend_at(since_s)
         if run.factor == STILL:
             step, free_s = whole.step_at(since_s), since_s + whole.suspend_s
@@ -393,14 +400,14 @@ class Simulation:
 
     def _end_now(self, job_id: int, run: _Run) -> None:
         """What was not saved is lost."""
-        now, run.leaves = self.machine.now, True
+        now, run.leaves = self.machine.run.now, True
         self._will_exit(job_id, run, now, TERMINATED, run.course.step_at(now - run.launched), saved=False)
 
     def _will_exit(
         self, job_id: int, run: _Run, at: float, code: int, step: int, *, saved: bool = True
     ) -> None:
         """Schedule the run's end; the one scheduled before counts no more."""
-        spec = self.machine.jobs[job_id].spec
+        spec = self.machine.run.jobs[job_id].spec
         metrics = self._metrics(spec) if self._metrics and code == 0 else {}
         run.ticket = self._sequence + 1
         self._schedule(

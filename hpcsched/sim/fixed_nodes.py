@@ -13,14 +13,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from hpcsched.core.jobs import Job
+from hpcsched.core.mechanisms.cpu.cores import WHOLE
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
+from hpcsched.core.mechanisms.cpu.view import CoresDecision, CoresView, Reseat, StartOnCores
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.resources.cpu import WHOLE
 from hpcsched.core.transitions.decisions import PolicyMaker
-from hpcsched.core.view import CoresDecision, CoresView, Reseat, StartOnCores
+from hpcsched.core.view import Policy
 from hpcsched.planning.ps.optimus import EVERY_S, START, Fit, next_node, profiled, sampled
 from hpcsched.planning.ps.search import NODE_CPUS, best_fixed
 from hpcsched.planning.ps.training import Training
 from hpcsched.policy import make_policy
+from hpcsched.policy.around import with_rules
 from hpcsched.policy.cpu.allocation import granted, seated
 from hpcsched.policy.cpu.configurations import Shape
 from hpcsched.policy.marble import Marble
@@ -41,8 +44,8 @@ class _Grown:
     at: float
 
 
-class FixedNodes(Marble):
-    """First come, first served with nodes of one size.
+class FixedNodes:
+    """A rule for CPU cores: first come, first served with nodes of one size.
 
     Args:
         begin: servers and workers to start a job with.
@@ -52,7 +55,6 @@ class FixedNodes(Marble):
     def __init__(
         self, *, begin: Callable[[Job], Counts], more: Callable[[Job, Counts], Counts | None]
     ) -> None:
-        super().__init__()
         self._begin, self._more = begin, more
 
     def allot(self, view: CoresView) -> list[CoresDecision]:
@@ -112,7 +114,7 @@ class Rule:
             first = measured or sampled(int(cores / NODE_CPUS))
             fits = {model: profiled(each.model, first, each.link) for model, each in trainings.items()}
             paced = {model: _paced(each) for model, each in trainings.items()}
-            return cls(make=lambda name, options: optimus(fits), trainings=paced)
+            return cls(make=lambda name, options: _by(optimus(fits)), trainings=paced)
         if name == "fixed":
 
             @cache
@@ -120,7 +122,7 @@ class Rule:
                 found = best_fixed(trainings[model].model, budget, trainings[model].link)
                 return found.servers, found.workers
 
-            return cls(make=lambda name, options: fixed(best), trainings=trainings)
+            return cls(make=lambda name, options: _by(fixed(best)), trainings=trainings)
         return cls(make=make_policy, trainings=trainings)
 
 
@@ -128,6 +130,13 @@ def _paced(training: Training) -> Training:
     """The same, measured when Optimus decides: it does not wait for anything to be steady."""
     begun_s = min(training.start_s, training.build_s + training.change_s)
     return replace(training, stable_s=max(0.0, EVERY_S - begun_s))
+
+
+def _by(rule: FixedNodes) -> Policy:
+    """A policy that gives CPU cores away by this rule."""
+    policy = with_rules(Marble())
+    policy.rules = {**policy.rules, Cpu.name: rule}
+    return policy
 
 
 def fixed(best: Callable[[str, float], Counts]) -> FixedNodes:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.background.mechanism import Background
+from hpcsched.core.mechanisms.packing.mechanism import Packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,22 +25,22 @@ class Interference:
 
     def factor(self, machine: Machine, job: Job) -> float:
         """The share of its own speed that a running job has now."""
-        if machine.packs.used and job.gpus and (pack := _pack(machine, job)):
+        if machine.mechanism(Packing).used and job.gpus and (pack := _pack(machine, job)):
             return _packed(machine, job, pack)
         if not job.spec.background:
-            shares = [guest.share for guest in machine.lanes.beside(job)]
+            shares = [guest.share for guest in machine.mechanism(Background).lanes.beside(job)]
             return 1 - self.foreground_slowdown * max(shares, default=0.0)
-        guest = machine.lanes.guests[job.id]
-        return guest.share * (self.background_share if guest.gpu in machine.holder else 1.0)
+        guest = machine.mechanism(Background).lanes.guests[job.id]
+        return guest.share * (self.background_share if guest.gpu in machine.own.holder else 1.0)
 
 
 def _pack(machine: Machine, job: Job) -> list[Job]:
     """Who trains as one with a job, itself among them; empty if it is by itself."""
-    riders = machine.packs.on(job.gpus)
-    holder = machine.holder.get(job.gpus[0])
+    riders = machine.mechanism(Packing).packs.on(job.gpus)
+    holder = machine.own.holder.get(job.gpus[0])
     if not riders or job.spec.background or holder is None:
         return []
-    return [machine.jobs[job_id] for job_id in (holder, *riders)]
+    return [machine.run.jobs[job_id] for job_id in (holder, *riders)]
 
 
 def _packed(machine: Machine, job: Job, pack: list[Job]) -> float:
@@ -55,7 +57,7 @@ def _packed(machine: Machine, job: Job, pack: list[Job]) -> float:
 def _a_sample(machine: Machine, job: Job, packed: int | None = None) -> float:
     """What a model's part of a sample takes, alone or as one of so many in a pack, in seconds (of a step,
     where it is not known how many samples that has)."""
-    profile = machine.profile(job)
+    profile = machine.estimates.profile(job)
     if profile is None:
         return 1.0
     known = profile.packed_step_s(packed) if packed else None

@@ -74,7 +74,7 @@ class Truth:
     def profile(self, job: Job) -> Profile:
         """How a job on GPUs runs."""
         if self._profiles is None:
-            profile = self._machine.profile(job)
+            profile = self._machine.estimates.profile(job)
         else:
             model = job.spec.model
             profile = self._profiles.get((model, job.spec.nodes)) or self._profiles.get((model, 1))
@@ -108,7 +108,7 @@ class Truth:
         built_s = (profile.launch_s(gpus, first=False) or 0.0) if new - old else 0.0
         stand_s = cost_at(profile.grow_s if len(new) >= len(old) else profile.shrink_s, gpus)
         if stand_s is None:
-            stand_s = self._machine.view().stand_s(job, job.width, gpus)
+            stand_s = self._machine.decisions.view().stand_s(job, job.width, gpus)
         return Change(built_s, stand_s)
 
     def stable_s(self, job: Job) -> float:

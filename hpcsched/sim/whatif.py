@@ -56,7 +56,7 @@ def past_of(machine: Machine, measured: Iterable[Profile] = (), trainings: Colle
     left_out: dict[int, str] = {}
     works: dict[int, tuple[JobSpec, Profile | None]] = {}
     rigid = []
-    for job in machine.jobs.values():
+    for job in machine.run.jobs.values():
         if job.state in (JobState.CANCELLED, JobState.FAILED):
             left_out[job.id] = CANCELLED if job.state is JobState.CANCELLED else FAILED
         elif job.spec.cpus is not None:
@@ -78,9 +78,9 @@ def past_of(machine: Machine, measured: Iterable[Profile] = (), trainings: Colle
     for job_id, (spec, profile) in works.items():
         if job_id in left_out:
             continue
-        job = machine.jobs[job_id]
+        job = machine.run.jobs[job_id]
         # Those that it waited for and that are not simulated are known by when they ended.
-        before = [machine.jobs[machine.by_name[name]] for name in spec.after]
+        before = [machine.run.jobs[machine.run.by_name[name]] for name in spec.after]
         gone = [other.ended_s or 0.0 for other in before if other.id in left_out]
         after = tuple(other.spec.name for other in before if other.id not in left_out)
         jobs.append(replace(spec, submit_at=max([job.submit_s, *gone]), after=after))
@@ -113,11 +113,11 @@ def _work(
 ) -> tuple[JobSpec, Profile] | None:
     """The job with its steps, and the profile it goes by; None if one of them is not known."""
     spec, model = job.spec, job.spec.model
-    profile = given.get((model, spec.nodes)) or given.get((model, 1)) or machine.profile(job)
+    profile = given.get((model, spec.nodes)) or given.get((model, 1)) or machine.estimates.profile(job)
     steps = _steps(job)
     if profile is None or steps is None:
         return None
-    costs = machine.costs.get(model, Costs())
+    costs = machine.estimates.costs.get(model, Costs())
     seen = {
         "start_s": costs.start_s if costs.starts.median is None else costs.starts.median,
         "suspend_s": costs.suspend_s if costs.quick_saves.median is None else costs.quick_saves.median,
@@ -145,7 +145,7 @@ def _as_it_went(machine: Machine, job: Job) -> tuple[JobSpec, Profile] | None:
     (width,) = widths
     held_s = sum((attempt.end_s or 0.0) - attempt.start_s for attempt in worked)
     model = f"{job.spec.model}#{job.id}"
-    costs = machine.costs.get(job.spec.model, Costs())
+    costs = machine.estimates.costs.get(job.spec.model, Costs())
     profile = Profile(
         model=model,
         device="",
@@ -165,7 +165,7 @@ def _leave_out_dependents(machine: Machine, left_out: dict[int, str]) -> None:
     """
     reached = list(left_out)
     for job_id in reached:
-        for other_id in machine.dependents.get(job_id, ()):
+        for other_id in machine.waiting.dependents.get(job_id, ()):
             if other_id not in left_out:
                 left_out[other_id] = WAITING
                 reached.append(other_id)

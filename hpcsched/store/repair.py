@@ -83,7 +83,7 @@ def repair(path: Path, make_policy: PolicyMaker) -> list[str]:
         _put(path, lines)
         replayed = replay(path, make_policy)
         done = [f"cut {cut} records off, from record {first_bad} on: they rest on what is lost"]
-    left = sum(not job.state.final for job in replayed.machine.jobs.values())
+    left = sum(not job.state.final for job in replayed.machine.run.jobs.values())
     return [*done, f"{replayed.records} records, jobs left: {left}; the old journal is in {kept.name}"]
 
 

@@ -16,6 +16,8 @@ import msgspec
 from hpcsched.contract.progress import Batching
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.background.mechanism import Background
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import Ended, JobState, Progress
 from hpcsched.errors import StoreError
 from hpcsched.store.files import write_atomically
@@ -60,14 +62,14 @@ class SnapshotWriter:
     def output_of(self, job_id: int, path: str) -> None:
         """Remember where a job writes."""
         self._outputs[job_id] = path
-        self._machine.changed.add(job_id)
+        self._machine.run.touch(job_id)
 
     def write(self, state: str, now: float, *, durable: bool = False) -> None:
         """Replace status.json; raises StoreError, the old one still there, if that fails."""
         self._refresh(now)
         self.seq += 1
         machine = self._machine
-        policy = machine.policy
+        policy = machine.decisions.policy
         run = RunStatus(
             dir=str(self._rundir.root),
             state=state,
@@ -79,7 +81,7 @@ class SnapshotWriter:
             allocation={**self._allocation, "deadline": _iso(self.deadline)},
             clock_s=round(now, 3),
             speed=self._speed,
-            lost_gpus={str(gpu): why for gpu, why in machine.lost_devices.items()},
+            lost_gpus={str(gpu): why for gpu, why in machine.ledger.lost.items()},
         )
         page = Page(run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
         data = self._encoder.encode(page)
@@ -96,25 +98,28 @@ class SnapshotWriter:
 
     def _refresh(self, now: float) -> None:
         machine = self._machine
-        changed, machine.changed = machine.changed, set()
-        head = machine.queue.first()
+        changed = machine.run.take_changed()
+        head = machine.own.queue.first()
         # Its reason tells how many GPUs are free.
         changed |= {i for i in (self._head, head) if i is not None}
         self._head = head
-        if machine.draining != self._draining:  # what all that wait are waiting for
-            changed |= {job.id for job in machine.jobs.values() if not job.state.final}
-            self._draining = machine.draining
-        changed |= machine.active.keys()
+        if machine.deadline.draining != self._draining:  # what all that wait are waiting for
+            changed |= {job.id for job in machine.run.jobs.values() if not job.state.final}
+            self._draining = machine.deadline.draining
+        changed |= machine.run.active.keys()
         # New ids only ever come at the end, so the order of insertion is the order of ids.
         for job_id in sorted(changed):
-            status = self._job(machine.jobs[job_id], now)
+            status = self._job(machine.run.jobs[job_id], now)
             self._encoded[job_id] = msgspec.Raw(self._encoder.encode(status))
 
     def _gpus(self) -> Iterable[GpuStatus]:
         """The foreground of each GPU, and its background lane where that is taken."""
-        foreground, background = self._machine.holder, self._machine.lanes.holder
-        loans = self._machine.cores.loans
-        for index, device in sorted(self._machine.devices.items()):
+        foreground, background = (
+            self._machine.own.holder,
+            self._machine.mechanism(Background).lanes.holder,
+        )
+        loans = self._machine.mechanism(Cpu).cores.loans
+        for index, device in sorted(self._machine.ledger.devices.items()):
             utilisation, memory = self.samples.get(index, (None, None))
             lanes = [("foreground", foreground.get(index))]
             if index in background:
@@ -138,7 +143,7 @@ class SnapshotWriter:
             seen = None
         step = max(job.step, seen.step) if seen else job.step
         held = job.current.gpus if job.state.active else ()
-        hosts = {machine.devices[g].host for g in held if g in machine.devices}
+        hosts = {machine.ledger.devices[g].host for g in held if g in machine.ledger.devices}
         cores = cores_status(job)
         if cores and cores.host:
             hosts.add(cores.host)
@@ -170,8 +175,8 @@ class SnapshotWriter:
             metrics=dict(job.metrics),
             batching=self.batchings.get(job.id),
             cores=cores,
-            kept=list(machine.kept.get(job.id, ())),
-            updated=list(machine.updated.get(job.id, ())),
+            kept=list(machine.run.kept.get(job.id, ())),
+            updated=list(machine.run.updated.get(job.id, ())),
         )
 
     def _eta_s(self, job: Job, step: int) -> float | None:
@@ -179,7 +184,7 @@ class SnapshotWriter:
         by what was measured there."""
         if job.state not in (JobState.STARTING, JobState.RUNNING) or job.spec.steps is None:
             return None
-        profile, usage = self._machine.profile(job), job.current.usage
+        profile, usage = self._machine.estimates.profile(job), job.current.usage
         rate = job.rate or (profile.rate(job.width) if profile else usage.rate if usage else None)
         return round(max(0, job.spec.steps - step) / rate, 1) if rate else None
 

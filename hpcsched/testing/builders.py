@@ -13,9 +13,11 @@ from hpcsched.core.actions import Action, Launch, MakePlan, Resize, SetTimer, Su
 from hpcsched.core.invariants import check
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.background.mechanism import Background
+from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.model import Device, HostCores, JobSpec, Kind, Progress
 from hpcsched.core.profile import Cost, Profile
-from hpcsched.core.transitions.attempts import LOOK
+from hpcsched.core.transitions.outcome import LOOK
 from hpcsched.policy import make_policy
 from hpcsched.sim.engine import Simulation
 
@@ -124,7 +126,7 @@ class Driver:
             self.submit(*specs)
 
     def job(self, key: int | str) -> Job:
-        job = self.machine.job_of(str(key))
+        job = self.machine.run.job_of(str(key))
         assert job is not None, key
         return job
 
@@ -167,7 +169,7 @@ class Driver:
         )
 
     def submit(self, *specs: JobSpec) -> list[Action]:
-        return self.tell(ev.JobsSubmitted, first_id=len(self.machine.jobs) + 1, jobs=specs)
+        return self.tell(ev.JobsSubmitted, first_id=len(self.machine.run.jobs) + 1, jobs=specs)
 
     def runs(self, *jobs: int | str, in_place: bool = False) -> None:
         """The jobs' processes exist and have said that they can be suspended (and resized `in_place`)."""
@@ -276,7 +278,7 @@ class Driver:
 
     def states(self) -> list[str]:
         """The state of each job, in the order of ids."""
-        return [str(job.state) for job in self.machine.jobs.values()]
+        return [str(job.state) for job in self.machine.run.jobs.values()]
 
 
 class Planned(Driver):
@@ -295,7 +297,7 @@ class Planned(Driver):
 
     def counts(self) -> dict[str, int]:
         """GPUs by name of the jobs that hold any."""
-        return {job.spec.name: len(job.gpus) for job in self.machine.active.values()}
+        return {job.spec.name: len(job.gpus) for job in self.machine.run.active.values()}
 
 
 class Story:
@@ -308,13 +310,13 @@ class Story:
         check(machine)
 
         def name(job_id: int) -> str:
-            return machine.jobs[job_id].spec.name
+            return machine.run.jobs[job_id].spec.name
 
         if isinstance(event, ev.WorkersExited):
             what = {0: "is done", SUSPENDED: "has left"}.get(event.code, f"exits {event.code}")
             self.lines.append(f"{event.at:.0f}: {name(event.job_id)} {what}")
         elif isinstance(event, ev.WorkersResized):
-            gpus = ",".join(map(str, machine.jobs[event.job_id].current.gpus))
+            gpus = ",".join(map(str, machine.run.jobs[event.job_id].current.gpus))
             self.lines.append(f"{event.at:.0f}: {name(event.job_id)} goes on on {gpus}")
         for action in actions:
             if isinstance(action, Launch):
@@ -355,44 +357,44 @@ def simulate(
 
 def makespan(machine: Machine) -> float:
     """When the last job ended."""
-    return max(job.ended_s or 0.0 for job in machine.jobs.values())
+    return max(job.ended_s or 0.0 for job in machine.run.jobs.values())
 
 
 def state_of(machine: Machine) -> dict[str, Any]:
     """All of a run's state that matters, comparable with ==."""
     jobs = {
         job.id: {field.name: getattr(job, field.name) for field in fields(job)}
-        for job in machine.jobs.values()
+        for job in machine.run.jobs.values()
     }
     return {
         "jobs": jobs,
-        "now": machine.now,
-        "devices": machine.devices,
-        "lost": machine.lost_devices,
-        "free": machine.free,
-        "holder": machine.holder,
-        "active": sorted(machine.active),
-        "waiting": list(machine.queue.walk(lambda need, nodes: True)),
-        "arrivals": sorted(machine.arrivals),
-        "profiles": machine.profiles,
-        "lessons": machine.lessons,
-        "plan": machine.plan,
-        "news": machine.news,
-        "costs": machine.costs,
+        "now": machine.run.now,
+        "devices": machine.ledger.devices,
+        "lost": machine.ledger.lost,
+        "free": machine.ledger.free,
+        "holder": machine.own.holder,
+        "active": sorted(machine.run.active),
+        "waiting": list(machine.own.queue.walk(lambda need, nodes: True)),
+        "arrivals": sorted(machine.waiting.arrivals),
+        "profiles": machine.estimates.profiles,
+        "lessons": machine.estimates.lessons,
+        "plan": machine.run.plan,
+        "news": machine.run.news,
+        "costs": machine.estimates.costs,
         "lanes": _lanes(machine),
-        "packs": machine.packs,
-        "draining": machine.draining,
-        "deadline": machine.deadline,
-        "late": machine.late,
-        "unfinished": machine.unfinished,
-        "dependents": {i: sorted(waiting) for i, waiting in machine.dependents.items() if waiting},
-        "edits": (machine.kept, machine.updated),
-        "stale": machine.stale,
+        "packs": machine.mechanism(Packing).packs,
+        "draining": machine.deadline.draining,
+        "deadline": machine.deadline.at,
+        "late": machine.waiting.late,
+        "unfinished": machine.run.unfinished,
+        "dependents": {i: sorted(waiting) for i, waiting in machine.waiting.dependents.items() if waiting},
+        "edits": (machine.run.kept, machine.run.updated),
+        "stale": machine.run.stale,
     }
 
 
 def _lanes(machine: Machine) -> dict[str, Any]:
     """The background lanes, comparable with ==."""
-    lanes = machine.lanes
-    kept = {field.name: getattr(lanes, field.name) for field in fields(lanes) if field.name != "queue"}
-    return {**kept, "waiting": list(lanes.queue.walk(lambda need, nodes: True))}
+    background = machine.mechanism(Background)
+    kept = {field.name: getattr(background.lanes, field.name) for field in fields(background.lanes)}
+    return {**kept, "waiting": list(background.queue.walk(lambda need, nodes: True))}

@@ -60,7 +60,7 @@ class _Saving(Simulation):
         self._saves(event.job_id)
 
     def _saves(self, job_id: int) -> None:
-        run, job = self._runs[job_id], self.machine.jobs[job_id]
+        run, job = self._runs[job_id], self.machine.run.jobs[job_id]
         every_s, course = job.spec.checkpoint_every_s, run.course
         at = course.start_s + every_s
         while at < course.end_s:
@@ -118,7 +118,7 @@ class Rehearsal:
         machine, length, count, carried_out = replay(self._cut, make_policy)
         assert (length, count) == (self._ends[records], records)
         on_disk = self.saved[records + torn]
-        first = [*self._first(machine, on_disk), *self._scene.inbox(carried_out, machine.now)]
+        first = [*self._first(machine, on_disk), *self._scene.inbox(carried_out, machine.run.now)]
         journal = Journal(self._cut, length=length, records=count)
         self._saved_after_crash = [*self.saved[:records], dict(on_disk)]
         return before, self._play(machine, first, journal, self._saved_after_crash)
@@ -131,7 +131,7 @@ class Rehearsal:
 
     def _first(self, machine: Machine, saved: Mapping[int, int]) -> list[ev.Event]:
         """What an agent says first: that it is there, and the jobs that the run does not know yet."""
-        scene, now = self._scene, machine.now
+        scene, now = self._scene, machine.run.now
         first: list[ev.Event] = [
             ev.AgentStarted(
                 at=now,
@@ -139,14 +139,14 @@ class Rehearsal:
                 devices=some_devices(scene.gpus),
                 policy=scene.policy,
                 policy_options=scene.options,
-                saved_steps={job_id: saved[job_id] for job_id in machine.active if job_id in saved},
+                saved_steps={job_id: saved[job_id] for job_id in machine.run.active if job_id in saved},
             )
         ]
-        new = tuple(job for job in scene.jobs if job.name not in machine.by_name)
+        new = tuple(job for job in scene.jobs if job.name not in machine.run.by_name)
         if new:
             first += [
                 ev.ProfilesLoaded(at=now, profiles=scene.profiles),
-                ev.JobsSubmitted(at=now, first_id=len(machine.jobs) + 1, jobs=new),
+                ev.JobsSubmitted(at=now, first_id=len(machine.run.jobs) + 1, jobs=new),
             ]
         return first
 

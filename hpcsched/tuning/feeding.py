@@ -29,7 +29,7 @@ _ENDED = {
 def outcomes_of(machine: Machine) -> dict[str, Outcome]:
     """What a run knows of its jobs, by name."""
     found: dict[str, Outcome] = {}
-    for job in machine.jobs.values():
+    for job in machine.run.jobs.values():
         state: Any = _ENDED.get(job.state)
         metrics = {name: nan if value is None else value for name, value in job.metrics.items()}
         found[job.spec.name] = Outcome(state, metrics) if state else Outcome()
@@ -57,9 +57,9 @@ class Feeder:
         missing.sort(key=self._order)
         packs: dict[str, str] = {}
         if self.source.search.packing in STRATEGIES:
-            packs = packs_of(missing, self.source.search, devices=len(machine.devices))
+            packs = packs_of(missing, self.source.search, devices=len(machine.ledger.devices))
         table = {"schema": 1, "job": [self._table(job, packs.get(job.name)) for job in missing]}
-        where, known = self.source.search.where, machine.by_name.keys()
+        where, known = self.source.search.where, machine.run.by_name.keys()
         return list(
             jobfile.parse(table, where=where, workdir=self._workdir, user=self._user, known=known).jobs
         )
@@ -103,10 +103,12 @@ def check_results(source: JobSource, machine: Machine) -> None:
     for, or whatever has ended was refused by the trainer."""
     outcomes = outcomes_of(machine)
     _check_metric(source, outcomes)
-    if any(attempt.ready_s is not None for job in machine.jobs.values() for attempt in job.attempts):
+    if any(attempt.ready_s is not None for job in machine.run.jobs.values() for attempt in job.attempts):
         return  # the trainer takes some
-    began_s = machine.lives[-1].at if machine.lives else 0.0
-    failed = (job for job in machine.jobs.values() if job.state is JobState.FAILED and job.exit == REFUSED)
+    began_s = machine.run.lives[-1].at if machine.run.lives else 0.0
+    failed = (
+        job for job in machine.run.jobs.values() if job.state is JobState.FAILED and job.exit == REFUSED
+    )
     refused = [job for job in failed if (job.ended_s or 0.0) >= began_s]
     if len(refused) >= min(MOST_REFUSED, len(outcomes)) > 0:
         exits = (note.reason.facts for note in refused[0].story if note.reason.why is Why.EXITED)

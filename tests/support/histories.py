@@ -49,16 +49,16 @@ class _Run(RuleBasedStateMachine):
         return self.driver.machine
 
     def pick(self, number):
-        return number % len(self.machine.jobs) + 1
+        return number % len(self.machine.run.jobs) + 1
 
     def pick_active(self, number):
-        return sorted(self.machine.active)[number % len(self.machine.active)]
+        return sorted(self.machine.run.active)[number % len(self.machine.run.active)]
 
     @invariant()
     def final_states_never_change(self):
         if not hasattr(self, "driver"):
             return
-        for job in self.machine.jobs.values():
+        for job in self.machine.run.jobs.values():
             if job.state.final:
                 assert self.final.setdefault(job.id, job.state) is job.state
 
@@ -73,14 +73,14 @@ class _Run(RuleBasedStateMachine):
         driver.start_agent(6, hosts=3)
         driver.now += 100.0
         driver.tell(ev.TimerFired, key=("arrival", 1, 0))
-        for job in self.machine.jobs.values():
+        for job in self.machine.run.jobs.values():
             if job.state is JobState.HELD or job.held:
                 driver.resume(job.id)
-        for _ in range(len(self.machine.jobs)):
-            for job in list(self.machine.active.values()):
+        for _ in range(len(self.machine.run.jobs)):
+            for job in list(self.machine.run.active.values()):
                 driver.exits(job.id, 0, job.spec.steps, job.spec.steps)
-        assert self.machine.finished, self.machine.jobs.values()
-        assert all(job.state.final for job in self.machine.jobs.values())
+        assert self.machine.run.finished, self.machine.run.jobs.values()
+        assert all(job.state.final for job in self.machine.run.jobs.values())
 
     def events_tell_the_same_story_again(self):
         again, actions = Machine(make_policy), []
@@ -127,7 +127,7 @@ class AnythingGoes(_Run):
         slowdown=st.sampled_from([0.0, 0.05, 0.05, 1.0]),
     )
     def submit(self, models, gpus, wait_s, after, retries, steps, nodes, lane, slowdown):
-        first = len(self.machine.jobs) + 1
+        first = len(self.machine.run.jobs) + 1
         specs = []
         for i, model in enumerate(models):
             names = ()
@@ -156,18 +156,18 @@ class AnythingGoes(_Run):
     def time_passes(self, seconds):
         self.driver.now += seconds
 
-    @precondition(lambda self: self.machine.jobs)
+    @precondition(lambda self: self.machine.run.jobs)
     @rule(number=some_job, command=st.sampled_from(COMMANDS))
     def command(self, number, command):
         self.driver.tell(command, self.pick(number))
 
-    @precondition(lambda self: self.machine.jobs)
+    @precondition(lambda self: self.machine.run.jobs)
     @rule(numbers=st.lists(some_job, min_size=1, max_size=3), from_scratch=st.booleans())
     def retry(self, numbers, from_scratch):
         self.driver.retry(*map(self.pick, numbers), from_scratch=from_scratch)
         self.final = {i: state for i, state in self.final.items() if self.driver.job(i).state.final}
 
-    @precondition(lambda self: self.machine.jobs)
+    @precondition(lambda self: self.machine.run.jobs)
     @rule(
         number=some_job,
         model=st.sampled_from(MODELS),
@@ -193,19 +193,19 @@ class AnythingGoes(_Run):
         self.driver.define(spec, again=[job.id] if job.state is JobState.FAILED else [])
         self.final = {i: state for i, state in self.final.items() if self.driver.job(i).state.final}
 
-    @precondition(lambda self: self.machine.active)
+    @precondition(lambda self: self.machine.run.active)
     @rule(number=some_job, kind=st.sampled_from([ev.WorkersSpawned, ev.WorkersReady]), off=attempts_off)
     def lives(self, number, kind, off):
         job_id = self.pick_active(number)
         rest = {"processes": ((100, 1),)} if kind is ev.WorkersSpawned else {}
         self.driver.tell(kind, job_id, attempt=self.driver.job(job_id).attempt + off, **rest)
 
-    @precondition(lambda self: self.machine.active)
+    @precondition(lambda self: self.machine.run.active)
     @rule(number=some_job, in_place=st.booleans())
     def runs(self, number, in_place):
         self.driver.runs(self.pick_active(number), in_place=in_place)
 
-    @precondition(lambda self: any(job.resizing for job in self.machine.active.values()))
+    @precondition(lambda self: any(job.resizing for job in self.machine.run.active.values()))
     @rule(
         number=some_job,
         failed=st.booleans(),
@@ -214,7 +214,7 @@ class AnythingGoes(_Run):
     )
     def answers_a_resize(self, number, failed, steps, seconds):
         """Also when something else is wanted of the job by now."""
-        resizing = [job for job in self.machine.active.values() if job.resizing]
+        resizing = [job for job in self.machine.run.active.values() if job.resizing]
         job = resizing[number % len(resizing)]
         if failed:
             self.driver.stays(job.id)
@@ -222,7 +222,7 @@ class AnythingGoes(_Run):
             step = max(0, job.step + steps)
             self.driver.resized(job.id, step, stopped_s=seconds, built_s=seconds)
 
-    @precondition(lambda self: self.machine.active)
+    @precondition(lambda self: self.machine.run.active)
     @rule(number=some_job, off=attempts_off, failed=st.booleans())
     def answers_what_nobody_asked(self, number, off, failed):
         job = self.driver.job(self.pick_active(number))
@@ -231,7 +231,7 @@ class AnythingGoes(_Run):
         else:
             self.driver.tell(ev.WorkersResized, job.id, attempt=job.attempt + off, step=job.step)
 
-    @precondition(lambda self: self.machine.active)
+    @precondition(lambda self: self.machine.run.active)
     @rule(
         number=some_job,
         steps=st.integers(0, 40),
@@ -247,18 +247,18 @@ class AnythingGoes(_Run):
         )
         self.driver.handle(ev.ProgressObserved(at=self.driver.now, progress=(news,)))
 
-    @precondition(lambda self: self.machine.active)
+    @precondition(lambda self: self.machine.run.active)
     @rule(number=some_job, rate=st.sampled_from([0.6, 2.5, 1e9]))
     def trains(self, number, rate):
         self.driver.trains(self.pick_active(number), rate)
 
-    @precondition(lambda self: self.machine.active)
+    @precondition(lambda self: self.machine.run.active)
     @rule(number=some_job, off=attempts_off)
     def saves(self, number, off):
         job = self.driver.job(self.pick_active(number))
         self.driver.tell(ev.CheckpointSaved, job.id, step=job.step, attempt=job.attempt + off)
 
-    @precondition(lambda self: self.machine.active)
+    @precondition(lambda self: self.machine.run.active)
     @rule(
         number=some_job,
         code=st.sampled_from(CODES),
@@ -273,7 +273,7 @@ class AnythingGoes(_Run):
         attempt = job.attempt + off
         self.driver.exits(job.id, code, step, saved_step, attempt=attempt)
 
-    @precondition(lambda self: self.machine.active)
+    @precondition(lambda self: self.machine.run.active)
     @rule(number=some_job, transient=st.booleans(), off=attempts_off)
     def cannot_be_launched(self, number, transient, off):
         job = self.driver.job(self.pick_active(number))
@@ -281,7 +281,7 @@ class AnythingGoes(_Run):
             ev.LaunchFailed, job.id, attempt=job.attempt + off, error="no memory", transient=transient
         )
 
-    @precondition(lambda self: self.machine.jobs)
+    @precondition(lambda self: self.machine.run.jobs)
     @rule(
         number=some_job,
         kind=st.sampled_from(["grace", "term", "resize", "arrival"]),
@@ -314,6 +314,6 @@ class AnythingGoes(_Run):
         seconds=st.sampled_from([None, 300.0]),
     )
     def new_agent(self, gpus, hosts, saved, seconds):
-        steps = {job.id: job.step for job in self.machine.active.values()} if saved else {}
+        steps = {job.id: job.step for job in self.machine.run.active.values()} if saved else {}
         deadline = None if seconds is None else self.driver.now + seconds
         self.driver.start_agent(gpus, steps, hosts=hosts, deadline=deadline)

@@ -84,7 +84,7 @@ class Ending:
 
     def after_a_stop(self, seconds: float) -> list[ev.Event]:
         """All of us were stopped for so long, the run's clock too; the allocation's was perhaps not."""
-        known = self._machine.deadline
+        known = self._machine.deadline.at
         if self._watch is None or known is None:
             return []
         self._watch.ask_now()
@@ -114,7 +114,7 @@ class Ending:
                 # It does not warn of an end that there is not.
                 wish = name == "SIGTERM" and of_end is not None and not of_end.error
                 return [*events, *(self._drain(name, wish=wish) if self._sure else [])]
-            left_s = of_end.deadline - time.time() - self._machine.margin_s() / self._clock.speed
+            left_s = of_end.deadline - time.time() - self._machine.deadline.margin_s() / self._clock.speed
             if left_s > 0:
                 again = f" (a second within {TWICE_WITHIN_S:g} s: at once)" if name == "SIGTERM" else ""
                 self._tell(f"{name} from the batch system; saving begins in {left_s:.0f} s{again}")
@@ -131,9 +131,9 @@ class Ending:
         Without an answer, and without a deadline to go by, saving begins at once; not if it is not `sure`
         that the signal came from there.
         """
-        if self._machine.draining or self._warning:
+        if self._machine.deadline.draining or self._warning:
             return []
-        if self._watch is None or (self._machine.deadline is None and sure and name != "SIGTERM"):
+        if self._watch is None or (self._machine.deadline.at is None and sure and name != "SIGTERM"):
             return self._drain(name) if sure else []
         self._warning, self._sure = (name, time.monotonic() + COMMAND_TIMEOUT_S + 1.0), sure
         self._watch.ask_now()
@@ -162,7 +162,7 @@ class Ending:
             self._told_at = None
             if told is None:
                 return self._cause(reason)
-            if self._twice and not self._machine.draining:
+            if self._twice and not self._machine.deadline.draining:
                 self._warning = None
                 return self._drain(told[0], wish=True)
             return self.warned(told[0])
@@ -172,20 +172,20 @@ class Ending:
 
     def _unsaid(self, name: str, _: float) -> list[ev.Event]:
         """Save, whatever it was. At the limit it is the end that was expected; else perhaps a wish."""
-        now, known = self._clock.now(), self._machine.deadline
+        now, known = self._clock.now(), self._machine.deadline.at
         at_limit = known is not None and now >= known - MOVED_S * self._clock.speed
         signal_at = now if self._told_at is None else self._told_at
         soon = max(now, signal_at + self._forced_s() * self._clock.speed)
         self._guessed = True
         moved = ev.DeadlineMoved(at=now, deadline=soon if known is None or at_limit else min(known, soon))
-        if self._machine.draining:
+        if self._machine.deadline.draining:
             return [moved]
         self._tell(f"{name}, and the batch system does not say why: saving all jobs, then stopping")
         return [moved, ev.DrainRequested(at=now, cause="deadline" if at_limit else "SIGTERM")]
 
     def _time_left(self, end: float | None, *, signalled: bool) -> list[ev.Event]:
         """The deadline of a job that is being ended: the batch system's signal is followed by SIGKILL."""
-        now, known = self._clock.now(), self._machine.deadline
+        now, known = self._clock.now(), self._machine.deadline.at
         if signalled:
             signal_at = now if self._told_at is None else self._told_at
         elif end is not None:
@@ -193,15 +193,15 @@ class Ending:
         else:
             return []
         deadline = signal_at + self._forced_s() * self._clock.speed
-        if not signalled and self._machine.draining and known is not None:
+        if not signalled and self._machine.deadline.draining and known is not None:
             deadline = min(known, deadline)
         return [ev.DeadlineMoved(at=now, deadline=deadline)]
 
     def _cause(self, reason: EndReason) -> list[ev.Event]:
         """Saving begins; or, where it has begun already, it is known now what for."""
         cause = FROM_BATCH + reason
-        draining = self._machine.draining
-        if cause == self._machine.drain_cause or (reason is EndReason.NONE and not draining):
+        draining = self._machine.deadline.draining
+        if cause == self._machine.deadline.cause or (reason is EndReason.NONE and not draining):
             return []
         if reason is not EndReason.NONE:
             then = "all jobs are being saved already" if draining else "saving all jobs, then stopping"
@@ -209,12 +209,12 @@ class Ending:
         return [ev.DrainRequested(at=self._clock.now(), cause=cause)]
 
     def _end_time(self, answer: Answer) -> list[ev.Event]:
-        machine, known = self._machine, self._machine.deadline
+        machine, known = self._machine, self._machine.deadline.at
         if bool(answer.error) == self._answers:
             self._answers = not answer.error
             last = "no end time is known" if known is None else "going by the end time known last"
             self._tell(f"{answer.error}; {last}" if answer.error else "the batch system answers again")
-        if answer.error or self._told_at is not None or (machine.draining and not self._guessed):
+        if answer.error or self._told_at is not None or (machine.deadline.draining and not self._guessed):
             return []
         self._guessed = False
         deadline = on_run_clock(self._clock, answer.deadline, self._forced_s())
@@ -253,8 +253,10 @@ def ends(deadline: float | None) -> str:
 
 def one_line(machine: Machine) -> str:
     """The run in one line, for the batch system's listings."""
-    states = Counter("ended" if job.state.final else str(job.state.lower()) for job in machine.jobs.values())
+    states = Counter(
+        "ended" if job.state.final else str(job.state.lower()) for job in machine.run.jobs.values()
+    )
     shown = ("running", "pending", "suspended", "ended")
     parts = [f"{states[state]} {state}" for state in shown if states[state]]
-    busy = len(machine.devices) - len(machine.free)
-    return f"hpcsched: {', '.join(parts) or 'no jobs'}; {busy}/{len(machine.devices)} GPUs busy"
+    busy = len(machine.ledger.devices) - len(machine.ledger.free)
+    return f"hpcsched: {', '.join(parts) or 'no jobs'}; {busy}/{len(machine.ledger.devices)} GPUs busy"

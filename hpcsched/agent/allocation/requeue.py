@@ -48,7 +48,7 @@ class Standing:
 
     @classmethod
     def of(cls, machine: Machine) -> Standing:
-        jobs = machine.jobs.values()
+        jobs = machine.run.jobs.values()
         return cls(
             ended=sum(job.state.final for job in jobs),
             # A program that does not tell its steps may have got further all the same when it saved.
@@ -79,18 +79,18 @@ def why_not(machine: Machine, plan: Plan, *, before: Standing, short_of_hosts: b
 
     `short_of_hosts`: not all hosts of this allocation could be used.
     """
-    if machine.drain_cause not in TIME_IS_UP:
-        who = "`hpcsched drain`" if machine.drain_cause.startswith("inbox:") else machine.drain_cause
+    if machine.deadline.cause not in TIME_IS_UP:
+        who = "`hpcsched drain`" if machine.deadline.cause.startswith("inbox:") else machine.deadline.cause
         if who == CANCELLED:
             return "its batch job was cancelled"
         return f"it was asked to stop by {who or 'its user'}"
-    waiting = [job for job in machine.jobs.values() if not job.state.final]
+    waiting = [job for job in machine.run.jobs.values() if not job.state.final]
     if all(job.held or job.state is JobState.HELD for job in waiting):
         return "all that is left is held by the user"
-    taken = short_of_hosts or machine.drain_cause in HOSTS_TAKEN
+    taken = short_of_hosts or machine.deadline.cause in HOSTS_TAKEN
     if not taken and not Standing.of(machine).is_past(before):
         return "nothing advanced in this allocation, so nothing would in another of its kind"
-    restarts = len(machine.lives) - 1
+    restarts = len(machine.run.lives) - 1
     if restarts >= plan.most:
         return f"it has come back {restarts} of {plan.most} times it may (--max-restarts)"
     return None

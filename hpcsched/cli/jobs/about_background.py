@@ -4,31 +4,34 @@ from __future__ import annotations
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.background.lanes import Guest, slowdown
+from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.model import JobState
-from hpcsched.core.resources.background import Guest, slowdown
 
 
 def beside(machine: Machine, job: Job) -> list[str]:
     """The job's neighbours on its GPUs, or why a job for a background lane gets none."""
     from hpcsched.policy.background import why_waiting
 
-    lanes = machine.lanes
+    lanes = machine.mechanism(Background).lanes
     if not job.spec.background:
         told = [_guest(machine, job, guest) for guest in lanes.beside(job)] if job.state.active else []
         return told + ([_cost(machine, job)] if told else [])
     lines = [str(lanes.quarantined[job.id])] if job.id in lanes.quarantined else []
     if guest := lanes.guests.get(job.id):
-        host = machine.active.get(machine.holder.get(guest.gpu, -1))
+        host = machine.run.active.get(machine.own.holder.get(guest.gpu, -1))
         where = f"beside {_name(host)}" if host else "which no other job has"
         lines.append(f"it has the background of GPU {guest.gpu}, {where}; {_pace(guest)}")
         lines += [_cost(machine, host)] if host else []
     elif job.state in (JobState.PENDING, JobState.SUSPENDED) and not (job.held or job.unmet):
-        lines += [f"not on GPU {gpu}: {why}" for gpu, why in why_waiting(machine.lane_view(), job)]
+        lines += [
+            f"not on GPU {gpu}: {why}" for gpu, why in why_waiting(machine.mechanism(Background).view(), job)
+        ]
     return lines
 
 
 def _guest(machine: Machine, job: Job, guest: Guest) -> str:
-    return f"{_name(machine.jobs[guest.job_id])} is in the background of GPU {guest.gpu}; {_pace(guest)}"
+    return f"{_name(machine.run.jobs[guest.job_id])} is in the background of GPU {guest.gpu}; {_pace(guest)}"
 
 
 def _pace(guest: Guest) -> str:
@@ -40,7 +43,10 @@ def _pace(guest: Guest) -> str:
 def _cost(machine: Machine, host: Job) -> str:
     from hpcsched.policy.background import expected
 
-    cost = slowdown(machine.lanes.speed(host), expected(machine.lane_view(), host))
+    cost = slowdown(
+        machine.mechanism(Background).lanes.speed(host),
+        expected(machine.mechanism(Background).view(), host),
+    )
     found = "not measured yet" if cost is None else f"{cost:z.1%} slower than alone"
     return f"{_name(host)} is {found}; at most {100 * host.spec.max_foreground_slowdown:.3g}% is tolerated"
 

@@ -6,9 +6,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hpcsched.cli.common import plural
+from hpcsched.core.mechanisms.cpu.cores import WHOLE, most_cores
+from hpcsched.core.mechanisms.cpu.layout import said_seats
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import JobState, Usage
-from hpcsched.core.resources.cpu import WHOLE, most_cores
-from hpcsched.core.resources.cpu_layout import said_seats
 from hpcsched.report.tables import cores_text
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ def counts(job: JobStatus) -> str:
 
 def there(machine: Machine) -> dict[str, float]:
     """The cores that there are for such jobs, by host, those that CPU slots could lend included."""
-    return {name: most_cores([host], machine.devices.values()) for name, host in machine.cores.hosts.items()}
+    return {
+        name: most_cores([host], machine.ledger.devices.values())
+        for name, host in machine.mechanism(Cpu).cores.hosts.items()
+    }
 
 
 def as_it_is(status: CoresStatus | None) -> list[str]:
@@ -53,14 +57,14 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
     """What its search is about to do, or what it waits for."""
     from hpcsched.policy.cpu.dtconfig import Search
 
-    if job.id in machine.cores.queue:
+    if job.id in machine.mechanism(Cpu).queue:
         return [_before(machine, job)]
     if job.target:
         seats = said_seats(job.target.seats)
         if job.state is JobState.SUSPENDING:
             return [f"it starts again with {seats} cores as soon as it has saved"]
         return [f"it goes on with {seats} cores without a restart, as soon as that is prepared"]
-    allotment = machine.cores.of.get(job.id)
+    allotment = machine.mechanism(Cpu).cores.of.get(job.id)
     runs = job.state in (JobState.STARTING, JobState.RUNNING) and not job.wanted
     if not runs or allotment is None or not isinstance(allotment.memory, Search):
         return []
@@ -77,9 +81,12 @@ def _before(machine: Machine, job: Job) -> str:
     from hpcsched.policy.cpu.configurations import Rules
 
     rules = Rules.of(job.spec.strategy)
-    waiting = machine.cores.queue.walk(lambda need, nodes: True)
+    waiting = machine.mechanism(Cpu).queue.walk(lambda need, nodes: True)
     before = plural(sum(1 for _ in takewhile(lambda job_id: job_id != job.id, waiting)), "job")
-    free = {host: sum(machine.room(host, lent=True).values()) / WHOLE for host in machine.cores.hosts}
+    free = {
+        host: sum(machine.mechanism(Cpu).room(host, lent=True).values()) / WHOLE
+        for host in machine.mechanism(Cpu).cores.hosts
+    }
     host = max(free, key=lambda name: free[name], default=None)
     cores = "no CPU cores"
     if host:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.resources.packing import is_packed
+from hpcsched.core.mechanisms.packing.mechanism import Packing
+from hpcsched.core.mechanisms.packing.packs import is_packed
 
 
 def together(machine: Machine, job: Job) -> list[str]:
     """With whom a running job trains as one."""
-    if not is_packed(job.spec) or not machine.packs.shared(job):
+    if not is_packed(job.spec) or not machine.mechanism(Packing).packs.shared(job):
         return []
     gpu = job.current.gpus[0]
-    ids = [machine.holder[gpu], *machine.packs.on((gpu,))]
-    others = ", ".join(f"{machine.jobs[i].id} ({machine.jobs[i].spec.name})" for i in ids if i != job.id)
-    what = "rides on" if job.id in machine.packs.gpu_of else "holds"
+    ids = [machine.own.holder[gpu], *machine.mechanism(Packing).packs.on((gpu,))]
+    others = ", ".join(
+        f"{machine.run.jobs[i].id} ({machine.run.jobs[i].spec.name})" for i in ids if i != job.id
+    )
+    what = "rides on" if job.id in machine.mechanism(Packing).packs.gpu_of else "holds"
     return [f"it {what} GPU {gpu}, where it trains as one with {others}"]
 
 
@@ -24,4 +27,4 @@ def why_not(machine: Machine, job: Job) -> list[str]:
         return []
     from hpcsched.policy.packing import why_waiting
 
-    return [f"not on GPU {gpu}: {why}" for gpu, why in why_waiting(machine.pack_view(), job)]
+    return [f"not on GPU {gpu}: {why}" for gpu, why in why_waiting(machine.mechanism(Packing).view(), job)]

@@ -118,7 +118,7 @@ def retry(
     from hpcsched.store.replay import replay
 
     machine = replay(rundir.journal, make_policy).machine
-    code = _tell(status, carried_out(machine, command, at=machine.now, cause="")[1])
+    code = _tell(status, carried_out(machine, command, at=machine.run.now, cause="")[1])
     if code == 0:
         send(rundir, command)
         click.echo(f"hpcsched: no agent in {rundir.root}; the next `hpcsched run --resume` does it", err=True)
@@ -265,7 +265,7 @@ def _definitions(rundir: RunDir) -> dict[str, Job]:
 
     jobs: dict[str, Job] = {}
     if rundir.journal.exists():
-        jobs = {job.spec.name: job for job in replay(rundir.journal, make_policy).machine.jobs.values()}
+        jobs = {job.spec.name: job for job in replay(rundir.journal, make_policy).machine.run.jobs.values()}
     for _, command in Inbox.peek(rundir):
         for spec in command.jobs:
             before = jobs.get(spec.name)

@@ -12,9 +12,9 @@ from hpcsched.cli.jobs import about_background, about_batches, about_cpu, about_
 from hpcsched.cli.jobs.status import clock
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.plan import Plan
-from hpcsched.core.resources.cpu_layout import said_seats
 from hpcsched.errors import NoSuchRun, UnknownJob
 
 
@@ -38,7 +38,7 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
     if not rundir.journal.exists():
         raise NoSuchRun(f"the run in {rundir.root} has not started yet")
     machine = replay(rundir.journal, make_policy).machine
-    found = machine.job_of(job)
+    found = machine.run.job_of(job)
     if found is None:
         raise UnknownJob(f"no job {job!r}; `hpcsched status --states all` lists them")
     reason = machine.waiting_reason(found) or found.reason
@@ -46,7 +46,7 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
         reason = found.current.why
     on_cores = cores_status(found)
     following = what_is_next(machine, found)
-    processes = machine.shape(found) if found.spec.kind is Kind.COMMAND and not on_cores else None
+    processes = machine.estimates.shape(found) if found.spec.kind is Kind.COMMAND and not on_cores else None
     if as_json:
         story = [
             {
@@ -111,8 +111,8 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
         lines = [*_rest(machine, job), *about_packing.together(machine, job)]
         lines += [*_changes(machine, job), *about_background.beside(machine, job)]
         return [*lines, *_no_better(machine), *_planned_end(machine, job)]
-    if job.id in machine.queue:
-        free = f"{len(machine.free)} of {plural(len(machine.devices), 'GPU')} free"
+    if job.id in machine.own.queue:
+        free = f"{len(machine.ledger.free)} of {plural(len(machine.ledger.devices), 'GPU')} free"
         before = plural(_jobs_before(machine, job), "job")
         line = f"{before} before it; {free}; it wants {_wants(machine, job)}"
         return [line, *about_packing.why_not(machine, job), *_no_better(machine), *_planned_end(machine, job)]
@@ -123,7 +123,7 @@ def _rest(machine: Machine, job: Job) -> list[str]:
     """How long a running job takes if it stays as it is."""
     rate = job.rate
     if rate is None and job.state.active:
-        curve, usage = machine.curve(job), job.current.usage
+        curve, usage = machine.estimates.curve(job), job.current.usage
         on_cores = usage.rate if usage else None
         rate = curve.rate(job.width) if curve and job.spec.cpus is None else on_cores
     if job.remaining is None or rate is None or job.state not in (JobState.STARTING, JobState.RUNNING):
@@ -160,10 +160,10 @@ def _no_better(machine: Machine) -> list[str]:
 def _planned_end(machine: Machine, job: Job) -> list[str]:
     """When the plan expects the job to end, if that is more than a guess and not over yet."""
     plan = _plan(machine)
-    if plan is None or job.remaining is None or not machine.curve(job):
+    if plan is None or job.remaining is None or not machine.estimates.curve(job):
         return []
     end = plan.ends.get(job.id)
-    if end is None or end < machine.now:
+    if end is None or end < machine.run.now:
         return []
     return [f"planned to end {clock(end)} into the run, give or take {clock(plan.slack_s[job.id])}"]
 
@@ -177,12 +177,12 @@ def _jobs_before(machine: Machine, job: Job) -> int:
     def key(one: Job) -> tuple[int, float, int]:
         return rank.get(one.id, len(rank)), one.submit_s, one.id
 
-    return sum(one.id in machine.queue and key(one) < key(job) for one in machine.jobs.values())
+    return sum(one.id in machine.own.queue and key(one) < key(job) for one in machine.run.jobs.values())
 
 
 def _wants(machine: Machine, job: Job) -> str:
     """The GPUs that the policy will give a waiting job, as far as that is decided."""
-    plan, (least, most) = _plan(machine), job.limits(machine.most_for(job))
+    plan, (least, most) = _plan(machine), job.limits(machine.ledger.most_for(job))
     if least == most:
         return _count(job, most)
     if plan and plan.rule == "list":
@@ -193,16 +193,16 @@ def _wants(machine: Machine, job: Job) -> str:
         return f"{_count(job, change[1])} (planned, from {clock(change[0])} into the run on)"
     elif _by_marble(machine) and (best := _fastest(machine, job)):
         return f"{_count(job, best)} (its fastest count)"
-    elif machine.policy and machine.policy.name == "exclusive":
+    elif machine.decisions.policy and machine.decisions.policy.name == "exclusive":
         return f"{_count(job, most)} (all that it may have)"
     return f"at least {_count(job, least)}"
 
 
 def _stage_change(machine: Machine, plan: Plan, job: Job) -> tuple[float, int] | None:
     """From when on the stages of a plan give the job another count than it has (0: it waits), and which."""
-    has, begin = job.width if job.state.active else 0, machine.now
+    has, begin = job.width if job.state.active else 0, machine.run.now
     for stage in plan.stages:
-        if stage.until > machine.now:
+        if stage.until > machine.run.now:
             gpus = stage.gpus.get(job.id, 0)
             if gpus != has:
                 return begin, gpus
@@ -212,29 +212,29 @@ def _stage_change(machine: Machine, plan: Plan, job: Job) -> tuple[float, int] |
 
 def _plan(machine: Machine) -> Plan | None:
     """What the planner goes by; None where nothing will come of it, or nobody knows when (as in Optimus')."""
-    plan = machine.plan
-    valid = plan and plan.ends and plan.news == machine.news and not machine.draining
+    plan = machine.run.plan
+    valid = plan and plan.ends and plan.news == machine.run.news and not machine.deadline.draining
     return plan if valid else None
 
 
 def _by_marble(machine: Machine) -> bool:
     """Whether MARBLE's rules decide: those of its policy, or where the planner found nothing better."""
     plan = _plan(machine)
-    name = machine.policy.name if machine.policy else ""
+    name = machine.decisions.policy.name if machine.decisions.policy else ""
     return name == "marble" or bool(plan and plan.rule == "marble")
 
 
 def _promotes(machine: Machine) -> str:
     """When running jobs are promoted: "pays" or "always"; empty if they are not."""
-    if machine.draining or not _by_marble(machine):
+    if machine.deadline.draining or not _by_marble(machine):
         return ""
-    promote = getattr(machine.policy, "promote", "pays")
+    promote = getattr(machine.decisions.policy, "promote", "pays")
     return "" if promote == "never" else str(promote)
 
 
 def _fastest(machine: Machine, job: Job) -> int | None:
     """The job's fastest count on each of its hosts, by what MARBLE goes by; None if it is not known."""
-    profile, (least, most) = machine.profile(job), job.limits(machine.most_for(job))
+    profile, (least, most) = machine.estimates.profile(job), job.limits(machine.ledger.most_for(job))
     return profile.optimal(most, least) if profile and least <= most else None
 
 

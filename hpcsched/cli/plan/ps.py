@@ -13,10 +13,11 @@ import click
 
 from hpcsched.cli.common import Number, json_option, needs_numpy
 from hpcsched.contract.seats import Seat
+from hpcsched.core.mechanisms.cpu.cores import WHOLE
+from hpcsched.core.mechanisms.cpu.layout import cores_of, said_seats
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import Attempt, JobSpec, JobState, Kind
 from hpcsched.core.reasons import Why
-from hpcsched.core.resources.cpu import WHOLE
-from hpcsched.core.resources.cpu_layout import cores_of, said_seats
 from hpcsched.errors import ConfigError, HpcschedError
 
 if TYPE_CHECKING:
@@ -178,10 +179,10 @@ def _way(rule: str, model: str, training: Training, cpus: float) -> _Way | None:
     else:
         until = training.start_s + (cpus / NODE_CPUS + 1) * 1.1 * EVERY_S
     machine = simulation.run(until=min(until, LONGEST_S))
-    (done,) = machine.jobs.values()
+    (done,) = machine.run.jobs.values()
     if done.state is not JobState.RUNNING:
         raise HpcschedError(f"{rule}: the training does not go on: {done.story[-1].reason}")
-    memory = machine.cores.of[done.id].memory
+    memory = machine.mechanism(Cpu).cores.of[done.id].memory
     return _Way(
         stretches=done.attempts,
         rates=[usage(training.model, each.seats, training.link).rate for each in done.attempts],

@@ -21,7 +21,7 @@ from hpcsched.store.database import Database, FinishedJob, Run, iso
 def archive(life: Life, database: Path, directory: str) -> None:
     """Record the run, its jobs in a final state, and what it learnt; doing it twice leaves one of each."""
     machine, record = life.machine, life.run
-    first = datetime.fromtimestamp(machine.lives[0].wall, UTC)
+    first = datetime.fromtimestamp(machine.run.lives[0].wall, UTC)
     with Database(database) as opened:
         opened.record_run(
             Run(
@@ -29,14 +29,14 @@ def archive(life: Life, database: Path, directory: str) -> None:
                 directory=directory,
                 host=record.host,
                 policy=record.policy,
-                gpus=len(machine.devices) + len(machine.lost_devices),
+                gpus=len(machine.ledger.devices) + len(machine.ledger.lost),
                 allocation=json.dumps(record.allocation),
                 started_at=iso(first),
                 ended_at=iso(datetime.now(UTC)),
             )
         )
         opened.record_jobs(_finished(life))
-        opened.record_parallel(sorted(machine.parallel))
+        opened.record_parallel(sorted(machine.estimates.parallel))
         # Stand-ins follow a profile: what they "do" teaches nothing.
         if life.device_kind != "replay":
             known = [p for p in opened.profiles() if p.device == life.device_kind]
@@ -48,13 +48,13 @@ def _finished(life: Life) -> list[FinishedJob]:
 
     def wall(at: float) -> str:
         """The wall time of a moment of the run's clock: in the life it belongs to."""
-        lived = [one for one in machine.lives if one.at <= at] or machine.lives[:1]
+        lived = [one for one in machine.run.lives if one.at <= at] or machine.run.lives[:1]
         return iso(datetime.fromtimestamp(lived[-1].wall + (at - lived[-1].at) / life.speed, UTC))
 
     jobs = []
     unproven = Bounds(None, None)  # none is recorded, and finding them takes long for many jobs
     for result in result_of(machine, bounds=unproven).jobs:
-        job = machine.jobs[result.id]
+        job = machine.run.jobs[result.id]
         if not job.state.final or job.ended_s is None:
             continue
         jobs.append(
@@ -97,8 +97,8 @@ def _learnt(machine: Machine, device: str, known: Iterable[Profile]) -> Iterator
         key = (profile.model, profile.nodes)
         if key not in by_key or profile.source != "learned":
             by_key[key] = profile
-    for key, profile in machine.lessons.beliefs.items():
-        before, costs = by_key.get(key), machine.costs.get(profile.model, Costs())
+    for key, profile in machine.estimates.lessons.beliefs.items():
+        before, costs = by_key.get(key), machine.estimates.costs.get(profile.model, Costs())
         if before and before.source != "learned":
             continue
         earlier = before or profile

@@ -16,10 +16,11 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, Pace, Resize, Suspend, Terminate
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.cpu.cores import WHOLE
+from hpcsched.core.mechanisms.cpu.layout import cores_of, said_seats
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Why
-from hpcsched.core.resources.cpu import WHOLE
-from hpcsched.core.resources.cpu_layout import cores_of, said_seats
 from hpcsched.printing import printable
 from hpcsched.report.tables import cores_text
 
@@ -31,25 +32,29 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
     """What to tell of an event and the actions it led to, one line each."""
     lines = []
     if isinstance(event, (ev.WorkersExited, ev.LaunchFailed)):
-        job = machine.jobs[event.job_id]
+        job = machine.run.jobs[event.job_id]
         if job.attempt == event.attempt or job.state.active:
             lines.append(f"{_name(job)} {_ending(job, event)}")
     elif isinstance(event, (ev.WorkersResized, ev.ResizeFailed)):
-        job = machine.jobs[event.job_id]
-        told = (n.reason for n in reversed(job.story) if n.reason.why in _IN_PLACE and n.at == machine.now)
+        job = machine.run.jobs[event.job_id]
+        told = (
+            n.reason for n in reversed(job.story) if n.reason.why in _IN_PLACE and n.at == machine.run.now
+        )
         lines += [f"{_name(job)} {reason}" for reason in islice(told, 1)]
     elif isinstance(event, (ev.WorkersApart, ev.WorkersReady)):
-        job = machine.jobs[event.job_id]
-        told = (n.reason for n in reversed(job.story) if n.reason.why in _PROCESSES and n.at == machine.now)
+        job = machine.run.jobs[event.job_id]
+        told = (
+            n.reason for n in reversed(job.story) if n.reason.why in _PROCESSES and n.at == machine.run.now
+        )
         lines += [f"{_name(job)} {reason}" for reason in islice(told, 1)]
     elif isinstance(event, ev.UsageMeasured):
-        job = machine.jobs[event.job_id]
-        told = (n.reason for n in job.story[-1:] if n.reason.why in _FOUND and n.at == machine.now)
+        job = machine.run.jobs[event.job_id]
+        told = (n.reason for n in job.story[-1:] if n.reason.why in _FOUND and n.at == machine.run.now)
         lines += [f"{_name(job)} {reason}" for reason in told]
     for action in actions:
         if not isinstance(action, (Launch, Resize, Suspend, Terminate, Kill, Pace)):
             continue
-        job = machine.jobs[action.job_id]
+        job = machine.run.jobs[action.job_id]
         match action:
             case Launch(gpus=gpus, role=role, resume=resume, seats=seats):
                 verb = f"resumes at step {job.step}" if resume else "starts"
@@ -162,12 +167,18 @@ _WAITS_FOR_ROOM = "; waits for room, which does not count as a failure"
 
 def _free(machine: Machine) -> list[str]:
     """What nobody has of the GPUs and, where jobs are for them, of the CPU cores."""
-    gpus = [f"{len(machine.free)} of {len(machine.devices)} GPUs"]
-    if not machine.cores.used:
+    gpus = [f"{len(machine.ledger.free)} of {len(machine.ledger.devices)} GPUs"]
+    if not machine.mechanism(Cpu).used:
         return gpus
-    free = sum(sum(machine.room(host, lent=True).values()) for host in machine.cores.hosts) / WHOLE
+    free = (
+        sum(
+            sum(machine.mechanism(Cpu).room(host, lent=True).values())
+            for host in machine.mechanism(Cpu).cores.hosts
+        )
+        / WHOLE
+    )
     cores = f"{free:.4g} of {sum(there(machine).values()):.4g} CPU cores"
-    return [*(gpus if machine.devices else ()), cores]
+    return [*(gpus if machine.ledger.devices else ()), cores]
 
 
 class _Stuck:
@@ -179,9 +190,9 @@ class _Stuck:
     def sentence(self) -> str | None:
         """What to say of it, once until something else can go on again."""
         machine = self._machine
-        stuck = not machine.active and machine.unfinished > 0 and not machine.draining
+        stuck = not machine.run.active and machine.run.unfinished > 0 and not machine.deadline.draining
         if stuck:
-            left = (job for job in machine.jobs.values() if not job.state.final)
+            left = (job for job in machine.run.jobs.values() if not job.state.final)
             stuck = all(job.held or job.state is JobState.HELD or job.unmet for job in left)
         said, self._said = self._said, stuck
         return STUCK if stuck and not said else None
@@ -214,7 +225,7 @@ class Narrator:
         self._say(text)
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(f"[{clock(self._machine.now):>7}] {printable(text)}\n")
+        sys.stderr.write(f"[{clock(self._machine.run.now):>7}] {printable(text)}\n")
         sys.stderr.flush()
 
     def close(self) -> None:
@@ -249,7 +260,7 @@ class LiveTable:
     def message(self, text: str) -> None:
         from rich.text import Text
 
-        stamp = Text(f"[{clock(self._machine.now):>7}] ", style="dim")
+        stamp = Text(f"[{clock(self._machine.run.now):>7}] ", style="dim")
         self._console.print(stamp + Text(printable(text)), soft_wrap=True)
 
     def close(self) -> None:
@@ -263,7 +274,7 @@ class LiveTable:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for header, justify in _COLUMNS:
             table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-        shown = sorted(machine.active.values(), key=lambda j: j.id)[:MOST_LINES]
+        shown = sorted(machine.run.active.values(), key=lambda j: j.id)[:MOST_LINES]
         for job in shown:
             bar: Any = ""
             if job.spec.steps is not None:
@@ -278,10 +289,10 @@ class LiveTable:
                 str(job.step) if job.spec.steps is None else f"{job.step}/{job.spec.steps}",
                 f"{job.rate:.4g}/s" if job.rate else "",
             )
-        done = sum(job.state.final for job in machine.jobs.values())
-        waiting = len(machine.jobs) - done - len(machine.active)
+        done = sum(job.state.final for job in machine.run.jobs.values())
+        waiting = len(machine.run.jobs) - done - len(machine.run.active)
         table.title = (
-            f"{clock(self._now)}  {len(machine.active)} running, {waiting} waiting, {done} ended; "
+            f"{clock(self._now)}  {len(machine.run.active)} running, {waiting} waiting, {done} ended; "
             f"{', '.join(_free(machine))} free"
         )
         table.title_justify = "left"

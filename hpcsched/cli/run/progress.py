@@ -37,7 +37,7 @@ class Progress:
 
     def _watch(self, event: Event, _actions: Sequence[Action], machine: Machine) -> None:
         if isinstance(event, WorkersExited):
-            self._done += machine.jobs[event.job_id].state.final
+            self._done += machine.run.jobs[event.job_id].state.final
         now = time.monotonic()
         if now >= self._due:
             self._due = now + PERIOD_S

@@ -61,7 +61,7 @@ def report(ctx: click.Context, dir_: str | None, output: Path | None, svg: Path 
     if not rundir.begun:
         raise NoSuchRun(f"the run in {rundir.root} has not started yet")
     machine = replay(rundir.journal, make_policy).machine
-    if machine.policy is None:
+    if machine.decisions.policy is None:
         raise NoSuchRun(f"the run in {rundir.root} has not started yet")
     if svg is not None:
         _make_folder(svg)
@@ -85,11 +85,11 @@ def efficiency(machine: Machine, job: Job, gpu_hours: float) -> float | None:
     None where nobody has measured one GPU, or the job tells no steps or held no GPU.
     """
     one_host = (job.spec.model, 1)
-    profile = machine.profiles.get(one_host) or machine.lessons.beliefs.get(one_host)
+    profile = machine.estimates.profiles.get(one_host) or machine.estimates.lessons.beliefs.get(one_host)
     if profile is None or 1 not in profile.throughput or not job.reports or gpu_hours <= 0:
         return None
-    former = machine.by_name.get(job.spec.continues or "")
-    steps = job.step - (machine.jobs[former].step if former else 0)
+    former = machine.run.by_name.get(job.spec.continues or "")
+    steps = job.step - (machine.run.jobs[former].step if former else 0)
     return steps / (gpu_hours * 3600) / profile.rate(1) if steps > 0 else None
 
 
@@ -102,8 +102,8 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     from hpcsched.report.html import Page
 
     state, notes = _state(rundir, machine)
-    many = len(machine.jobs)
-    result = result_of(machine, label="" if machine.finished else "so far", keep_jobs=many <= MOST_KEPT)
+    many = len(machine.run.jobs)
+    result = result_of(machine, label="" if machine.run.finished else "so far", keep_jobs=many <= MOST_KEPT)
     gantt = None
     if many > MOST_DRAWN:
         listed = "" if result.jobs else " or listed"
@@ -114,7 +114,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     efficiencies = {
         job.id: value
         for job in result.jobs
-        if (value := efficiency(machine, machine.jobs[job.id], job.gpu_hours)) is not None
+        if (value := efficiency(machine, machine.run.jobs[job.id], job.gpu_hours)) is not None
     }
     histories, left_out = _histories(rundir, machine, folder)
     if left_out:
@@ -144,7 +144,7 @@ def _histories(rundir: RunDir, machine: Machine, folder: Path) -> tuple[Sequence
 
     found: list[BatchHistory] = []
     left_out = 0
-    for job in machine.jobs.values():
+    for job in machine.run.jobs.values():
         if job.spec.strategy["kind"] != "vsw":
             continue
         try:
@@ -172,11 +172,11 @@ def _configurations(machine: Machine, folder: Path) -> tuple[Sequence[CoresHisto
     from hpcsched.report.cores import cores_svg
     from hpcsched.report.html import CoresHistory
 
-    begun = [job for job in machine.jobs.values() if job.spec.strategy["kind"] == "ps" and job.attempts]
+    begun = [job for job in machine.run.jobs.values() if job.spec.strategy["kind"] == "ps" and job.attempts]
     found: list[CoresHistory] = []
     for job in begun[:MOST_FIGURES]:
         budget, path = job.spec.cpus or 0.0, folder / f"{job.spec.name}-cores.svg"
-        cores_svg(job.attempts, path, budget=budget, now_s=machine.now, title=job.spec.name)
+        cores_svg(job.attempts, path, budget=budget, now_s=machine.run.now, title=job.spec.name)
         svg = path.read_text(encoding="utf-8")
         history = CoresHistory(
             job_id=job.id, name=job.spec.name, attempts=job.attempts, budget=budget, svg=svg
@@ -194,7 +194,7 @@ def _state(rundir: RunDir, machine: Machine) -> tuple[str, list[str]]:
     try:
         run = read_status(rundir).run
     except (NoSuchRun, StoreError):
-        return ("FINISHED" if machine.finished else "UNKNOWN"), []
+        return ("FINISHED" if machine.run.finished else "UNKNOWN"), []
     batch_job_status.ask(run)
     sentence = batch_job_status.sentence(run, clock(age_s(run)))
     return ("STALE" if run.stale else run.state), [sentence] if sentence else []
@@ -202,15 +202,15 @@ def _state(rundir: RunDir, machine: Machine) -> tuple[str, list[str]]:
 
 def _began(machine: Machine, result: Result) -> str:
     """When the run began, and how far into it this goes."""
-    began = datetime.fromtimestamp(machine.lives[0].wall).astimezone()
+    began = datetime.fromtimestamp(machine.run.lives[0].wall).astimezone()
     text = f"Began {began.isoformat(sep=' ', timespec='seconds')}"
-    if len(machine.lives) > 1:
-        text += f", resumed {plural(len(machine.lives) - 1, 'time')}"
-    if machine.finished:
+    if len(machine.run.lives) > 1:
+        text += f", resumed {plural(len(machine.run.lives) - 1, 'time')}"
+    if machine.run.finished:
         return f"{text}."
     from hpcsched.cli.jobs.status import clock
 
-    return f"{text}. This shows it until {clock(machine.now)} into the run."
+    return f"{text}. This shows it until {clock(machine.run.now)} into the run."
 
 
 def _check_output(path: Path) -> None:

@@ -11,6 +11,7 @@ from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.model import Attempt, Ended, JobSpec, JobState, Role
 from hpcsched.core.profile import Profile
 from hpcsched.report.result import Result, summarise
@@ -45,20 +46,20 @@ def result_of(
     `label`, `keep_jobs`: see `summarise`. `bounds` are those of the same jobs on the same GPUs, where they
     are known already.
     """
-    gpus = max((life.gpus for life in machine.lives), default=0)
+    gpus = max((life.gpus for life in machine.run.lives), default=0)
     if bounds is None or any(job.state is not JobState.COMPLETED for job in _foreground(machine)):
         bounds = bounds_of(machine)
     return summarise(
-        machine.jobs.values(),
-        policy=machine.policy.name if machine.policy else "",
+        machine.run.jobs.values(),
+        policy=machine.decisions.policy.name if machine.decisions.policy else "",
         label=label,
         gpus=gpus,
         lower_bound_s=bounds.makespan_s,
         mean_jct_bound_s=bounds.mean_jct_s,
         overheads=lambda job, attempt: overhead_s(machine, job, attempt),
-        held_from_s=lambda job, attempt: machine.packs.held_from_s(job.id, attempt),
+        held_from_s=lambda job, attempt: machine.mechanism(Packing).packs.held_from_s(job.id, attempt),
         downtime_s=downtime_s,
-        now_s=machine.now,
+        now_s=machine.run.now,
         keep_jobs=keep_jobs,
         cores=there(machine),
     )
@@ -70,11 +71,11 @@ def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
     The start counts as it was measured; where it was not, by the profile if that has it, else until the
     program said it is ready.
     """
-    end_s = machine.now if attempt.end_s is None else attempt.end_s
+    end_s = machine.run.now if attempt.end_s is None else attempt.end_s
     leaving_s = 0.0 if attempt.signalled_s is None else end_s - attempt.signalled_s
     if attempt.ended is Ended.RESIZED:
         leaving_s = min(attempt.stopped_s or 0.0, end_s - attempt.start_s)
-    profile, cost = machine.profile(job), 0.0 if attempt.in_place else attempt.launch_s
+    profile, cost = machine.estimates.profile(job), 0.0 if attempt.in_place else attempt.launch_s
     if cost is None and profile:
         cost = profile.launch_s(len(attempt.gpus) // job.spec.nodes, first=attempt.number == 1)
     if cost is None:
@@ -89,18 +90,18 @@ def bounds_of(machine: Machine) -> Bounds:
     # jobs that train as one take less than what each of them takes alone.
     foreground = _foreground(machine)
     for job in foreground:
-        profile = machine.profile(job)
+        profile = machine.estimates.profile(job)
         if (
             job.state is not JobState.COMPLETED
             or (profile and profile.source == "learned")
-            or machine.packs.shared(job)
+            or machine.mechanism(Packing).packs.shared(job)
             or any(attempt.role is Role.PACKED for attempt in job.attempts)
         ):
             return nothing
     index = {job.spec.name: i for i, job in enumerate(foreground)}
     jobs = [
         BoundJob(
-            profile=machine.profile(job),
+            profile=machine.estimates.profile(job),
             steps=job.spec.steps,
             submit_s=job.submit_s,
             gpus_min=job.spec.gpus_min,
@@ -111,11 +112,11 @@ def bounds_of(machine: Machine) -> Bounds:
         )
         for job in foreground
     ]
-    hosts = Counter(device.host for device in machine.devices.values())
+    hosts = Counter(device.host for device in machine.ledger.devices.values())
     if (
         not jobs
-        or len({life.gpus for life in machine.lives}) != 1
-        or any(machine.most_for(job) < job.spec.gpus_min for job in foreground)
+        or len({life.gpus for life in machine.run.lives}) != 1
+        or any(machine.ledger.most_for(job) < job.spec.gpus_min for job in foreground)
     ):
         return nothing
     gpus = max(hosts.values(), default=0)
@@ -123,7 +124,7 @@ def bounds_of(machine: Machine) -> Bounds:
 
 
 def _foreground(machine: Machine) -> list[Job]:
-    return [job for job in machine.jobs.values() if not job.spec.background]
+    return [job for job in machine.run.jobs.values() if not job.spec.background]
 
 
 def simulated(

@@ -253,7 +253,7 @@ def conduct(
         else:
             _report(life, as_json=as_json, gantt=gantt, compare=others, again=again)
             if code == 2:
-                edited = ", ".join(life.machine.jobs[job_id].spec.name for job_id in life.edits.said)
+                edited = ", ".join(life.machine.run.jobs[job_id].spec.name for job_id in life.edits.said)
                 click.echo(f"hpcsched: {jobs}: what differs of {edited} (see above) was not run", err=True)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -276,7 +276,7 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, again: s
         with contextlib.suppress(OSError):
             click.echo(f"hpcsched: {text}", err=True)
 
-    cause = life.machine.drain_cause
+    cause = life.machine.deadline.cause
     if cause == FROM_BATCH + EndReason.REQUEUED:
         say(BACK_ALREADY)
         return WORK_LEFT
@@ -290,7 +290,7 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, again: s
     )
     if plan.how and reason is None:
         return come_back(batch, plan, rundir, say)
-    left = life.machine.unfinished
+    left = life.machine.run.unfinished
     jobs = f"{left} job{'s' * (left != 1)} left"
     say(f"stopped with {jobs}; go on with `{again}`" + (f" (not by itself: {reason})" if reason else ""))
     return WORK_LEFT
@@ -314,12 +314,14 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[s
     result = result_of(machine, downtime_s=life.downtime_s)
     results = [replace(result, label="this run")]
     for policy in compare:
-        profiles = {(p.model, p.nodes): p for j in machine.jobs.values() if (p := machine.profile(j))}
-        specs = [job.spec for job in machine.jobs.values()]
-        hosts = Counter(device.host for device in machine.devices.values())
+        profiles = {
+            (p.model, p.nodes): p for j in machine.run.jobs.values() if (p := machine.estimates.profile(j))
+        }
+        specs = [job.spec for job in machine.run.jobs.values()]
+        hosts = Counter(device.host for device in machine.ledger.devices.values())
         gpus, nodes = max(hosts.values(), default=1), len(hosts)
         try:
-            if len(set(hosts.values())) != 1 or machine.lost_devices or not machine.finished:
+            if len(set(hosts.values())) != 1 or machine.ledger.lost or not machine.run.finished:
                 raise ConfigError(
                     where="--compare",
                     got="a run cut short, or hosts with unequal or lost GPUs",
@@ -338,11 +340,11 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[s
         if len(results) > 1:
             click.echo("\nthis run, and what others would have taken (simulated with the same profiles):")
             click.echo(comparison_table(results, width=width))
-    for job in machine.jobs.values():
+    for job in machine.run.jobs.values():
         if job.state is JobState.FAILED:
             _tell_failure(life, job.id)
     if life.exit_code == 130:
-        left = machine.unfinished
+        left = machine.run.unfinished
         click.echo(f"hpcsched: killed with {left} jobs left; go on with `{again}`", err=True)
     if gantt:
         from hpcsched.report.gantt import gantt_svg
@@ -358,7 +360,7 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[s
 
 def _tell_failure(life: Any, job_id: int) -> None:
     """Why a job failed, and the last lines it wrote."""
-    job = life.machine.jobs[job_id]
+    job = life.machine.run.jobs[job_id]
     say(f"hpcsched: job {job.id} ({job.spec.name}) failed: {job.reason}", err=True)
     path = life.outputs.get(job_id)
     if path is None:

@@ -104,8 +104,8 @@ class OnCores:
 
     def check(self, jobs: Sequence[JobSpec], where: str, cpus: int | None) -> int:
         """The cores of each host; ConfigError for jobs that could not start on them, or have no steps."""
+        from hpcsched.core.mechanisms.cpu.cores import WHOLE
         from hpcsched.core.model import Kind
-        from hpcsched.core.resources.cpu import WHOLE
         from hpcsched.policy.cpu.configurations import Rules
 
         for job in jobs:
@@ -206,11 +206,11 @@ def of_run(
     if not rundir.journal.exists():
         raise NoSuchRun(f"the run in {rundir.root} has not started yet")
     machine = replay(rundir.journal, make_policy).machine
-    if machine.policy is None:
+    if machine.decisions.policy is None:
         raise NoSuchRun(f"the run in {rundir.root} has not started yet")
     starts = [event for event in standing(rundir.journal) if isinstance(event, AgentStarted)]
     read = [profile for name in profiles for profile in load_profiles(name)]
-    models = {job.spec.model for job in machine.jobs.values()}
+    models = {job.spec.model for job in machine.run.jobs.values()}
     trainings = on_cores.trainings()
     past = past_of(machine, choose_all(read, sorted(models), device_type), trainings)
     most = max(starts, key=lambda start: len(start.devices))
@@ -231,7 +231,7 @@ def of_run(
     if past.rigid:
         notes.append(f"{plural(len(past.rigid), 'job')} without steps or rate: taken as it went")
     notes = ["; ".join(notes)] if notes else []
-    if not machine.finished:
+    if not machine.run.finished:
         notes.append("the run is not over: `so far` ends now, the policies go to the end")
     record = rundir.read_record()
     return Case(
@@ -240,20 +240,20 @@ def of_run(
         profiles=past.profiles,
         gpus=gpus,
         nodes=nodes,
-        parallel=tuple(sorted(machine.parallel)),
+        parallel=tuple(sorted(machine.estimates.parallel)),
         cpus=cpus,
         trainings=trainings,
-        policy=machine.policy.name,
-        options=machine.policy_options,
+        policy=machine.decisions.policy.name,
+        options=machine.decisions.options,
         notes=notes,
         was=result_of(
             machine,
-            label="as it was" if machine.finished else "so far",
-            downtime_s=_downtime_s(machine.lives, record.devices if record else ""),
-            keep_jobs=len(machine.jobs) <= MOST_KEPT,
+            label="as it was" if machine.run.finished else "so far",
+            downtime_s=_downtime_s(machine.run.lives, record.devices if record else ""),
+            keep_jobs=len(machine.run.jobs) <= MOST_KEPT,
         ),
-        over=machine.finished,
-        ids=[(job_id, machine.jobs[job_id].spec.model) for job_id in past.ids],
+        over=machine.run.finished,
+        ids=[(job_id, machine.run.jobs[job_id].spec.model) for job_id in past.ids],
     )
 
 

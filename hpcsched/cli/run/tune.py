@@ -194,7 +194,7 @@ class SearchView:
     def event(self, event: Event, actions: Sequence[Action]) -> None:
         if self._quiet or not isinstance(event, (WorkersExited, LaunchFailed)):
             return
-        job = self._machine.jobs[event.job_id]
+        job = self._machine.run.jobs[event.job_id]
         if isinstance(event, WorkersExited) and event.code not in (0, SUSPENDED):
             detail = f": {event.detail}" if event.detail else ""
             self.message(f"{job.spec.name} ended with exit code {event.code}{detail}")
@@ -219,7 +219,7 @@ class SearchView:
             self._bar.refresh()
 
     def message(self, text: str) -> None:
-        stamp = f"[{clock(self._machine.now):>7}] "
+        stamp = f"[{clock(self._machine.run.now):>7}] "
         if self._bar is None:
             sys.stderr.write(f"{stamp}{text}\n")
             sys.stderr.flush()
@@ -241,7 +241,7 @@ class SearchView:
         table = Table(box=None, pad_edge=False, show_header=False)
         for _ in range(3):
             table.add_column(no_wrap=True)
-        running = sum(job.state.active for job in machine.jobs.values())
+        running = sum(job.state.active for job in machine.run.jobs.values())
         table.add_row(
             f"{progress.jobs_done}/{progress.jobs} trainings",
             ProgressBar(total=progress.budget, completed=progress.budget_done, width=30),
@@ -296,13 +296,13 @@ def _result(life: Any, source: JobSource, *, svg: Path | None) -> Found | None:
             }
             for row in rows
         ],
-        "wall_s": machine.now,
+        "wall_s": machine.run.now,
         "packing": search.packing,
     }
     lines = [
         trial_table(rows, search),
         f"{len(rows)} trials, {progress.jobs_done} trainings, {progress.budget_done:g} {search.unit} in "
-        f"{clock(machine.now)}",
+        f"{clock(machine.run.now)}",
         f"best: {search.metric} {best.metric:.4g} with {said(chosen(best.job.args, search))}",
         f"checkpoint: {checkpoint}",
     ]
@@ -364,7 +364,7 @@ def trial_table(rows: Sequence[Any], search: Search) -> str:
 
 
 def _checkpoint(life: Any, name: str) -> Path | None:
-    job = life.machine.job_of(name)
+    job = life.machine.run.job_of(name)
     folder = _folder(life, job.id) if job else Path()
     files = sorted(folder.glob("step-*.pt")) if job and folder.is_dir() else []
     return files[-1] if files else None
@@ -379,5 +379,5 @@ def _folder(life: Any, job_id: int) -> Path:
 def _drop_others(life: Any, source: JobSource, best: str) -> None:
     """Remove the checkpoints of all other jobs of a search that is over."""
     for job in source.existing(outcomes_of(life.machine)):
-        if job.name != best and (known := life.machine.job_of(job.name)):
+        if job.name != best and (known := life.machine.run.job_of(job.name)):
             shutil.rmtree(_folder(life, known.id), ignore_errors=True)

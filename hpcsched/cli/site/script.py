@@ -18,8 +18,8 @@ from hpcsched import config, durations, jobfile
 from hpcsched.cli.common import Number, dir_option, option
 from hpcsched.cli.jobs.status import clock
 from hpcsched.cli.site import batch_scripts
+from hpcsched.core.mechanisms.cpu.cores import WHOLE
 from hpcsched.core.model import JobSpec
-from hpcsched.core.resources.cpu import WHOLE
 from hpcsched.errors import ConfigError
 from hpcsched.store.files import write_atomically
 

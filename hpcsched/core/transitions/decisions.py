@@ -1,30 +1,74 @@
-"""What a policy decides, carried out: it sees a view of the run, and its decisions become moves."""
+"""What the policy decides, carried out: it sees a view of the run, and its decisions become transitions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
 
-from hpcsched.core.actions import MakePlan, SetTimer
+from hpcsched.core.actions import MakePlan
+from hpcsched.core.events import AgentStarted, PlanMade
 from hpcsched.core.jobs import Job, Target
-from hpcsched.core.model import JobState
+from hpcsched.core.mechanisms.base import Handlers, Mechanism
 from hpcsched.core.plan import Plan
 from hpcsched.core.resources.gpus import Fits
-from hpcsched.core.transitions.attempts import LOOK
-from hpcsched.core.transitions.deadline import Leaving
+from hpcsched.core.resources.ledger import Ledger
+from hpcsched.core.run import Run
+from hpcsched.core.transitions.attempts import Attempts
+from hpcsched.core.transitions.deadline import Deadline
+from hpcsched.core.transitions.estimates import Estimates
+from hpcsched.core.transitions.outcome import LOOK, Outcome
+from hpcsched.core.transitions.waiting import Waiting
 from hpcsched.core.view import LookAgain, Planning, Policy, Preempt, Remark, Replan, Resize, Start, View
 
 PolicyMaker = Callable[[str, Mapping[str, Any]], Policy]
 
 
-class Deciding(Leaving):
-    """A run's state with a policy that changes it."""
+class Decisions:
+    """Asks the policy who gets GPUs, and does what it says.
 
-    def __init__(self, *, stories: bool) -> None:
-        super().__init__(stories=stories)
+    Args:
+        make_policy: gives the policy of a name and its options; called at each agent start.
+        own: the leases on whole GPUs; their queue is the one that the policy sees.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        out: Outcome,
+        ledger: Ledger,
+        *,
+        own: Mechanism,
+        make_policy: PolicyMaker,
+        estimates: Estimates,
+        waiting: Waiting,
+        deadline: Deadline,
+        attempts: Attempts,
+    ) -> None:
+        self._run, self._out, self._ledger, self._own = run, out, ledger, own
+        self._make_policy, self._estimates, self._waiting = make_policy, estimates, waiting
+        self._deadline, self._attempts = deadline, attempts
         self.policy: Policy | None = None
-        self.policy_options: Mapping[str, Any] = {}
-        self._plan_asked = False
+        self.options: Mapping[str, Any] = {}
+        """The policy's options."""
+        self.plan_asked = False
+        """A plan is being made: what depends on it waits."""
+        self._look_due = -inf
+
+    def handlers(self) -> Handlers:
+        """The events that it handles."""
+        return {PlanMade: self._plan_made}
+
+    def begin_life(self, event: AgentStarted) -> None:
+        """Go by the policy of another agent."""
+        self.policy = self._make_policy(event.policy, event.policy_options)
+        self.options = event.policy_options
+        self.plan_asked = False
+
+    def _plan_made(self, event: PlanMade) -> None:
+        self._run.follow(event.plan)
+        self.plan_asked = False
+        self._out.ask_policy()
 
     def make_plan(self) -> Plan:
         """What the action MakePlan asks for: the policy's plan from the present state.
@@ -34,117 +78,101 @@ class Deciding(Leaving):
         assert isinstance(self.policy, Planning), "only a policy that plans asks for a plan"
         return self.policy.plan(self.view())
 
+    def rule(self, mechanism: str) -> Any:
+        """What the policy has to say of a mechanism (its rule, see there); None: nothing."""
+        rules: Mapping[str, object] = getattr(self.policy, "rules", {})
+        return rules.get(mechanism)
+
     def view(self) -> View:
         """The run as a policy sees it now."""
         return View(
-            now=self.now,
-            rooms=self.rooms(),
-            capacity=self.capacity(),
-            hosts_of=self.hosts_of,
-            places=self.places,
-            left_s=self.left_s(),
-            running=list(self.running),
-            secondaries=list(self.secondaries),
-            waiting_count=len(self.queue),
-            waiting=self._waiting,
-            jobs=self.jobs,
-            queue=self.queue,
-            blocked=self._blocked,
-            unmet=self._unmet,
-            in_time=self._in_time,
-            profile=self.profile,
-            curve=self.curve,
-            launch_s=self._launch_s,
-            save_s=self._save_s,
-            switch_s=self._switch_s,
-            in_place=self._in_place,
-            stand_s=self._stand_s,
-            built_s=self._built_s,
-            resize_left_s=self._resize_left_s,
-            start_left_s=self._start_left_s,
-            plan=self.plan,
-            news=self.news,
-            proposals=self.proposals,
+            now=self._run.now,
+            rooms=self._ledger.free_by_host(),
+            capacity=self._ledger.capacity(),
+            hosts_of=self._ledger.hosts_of,
+            places=self._ledger.by_host,
+            left_s=self._deadline.left_s(),
+            running=list(self._run.running),
+            secondaries=list(self._run.secondaries),
+            waiting_count=len(self._own.queue),
+            waiting=self._startable,
+            jobs=self._run.jobs,
+            queue=self._own.queue,
+            blocked=self._waiting.blocked,
+            unmet=self._waiting.unmet,
+            in_time=self._deadline.in_time,
+            profile=self._estimates.profile,
+            curve=self._estimates.curve,
+            launch_s=self._estimates.launch_s,
+            save_s=self._estimates.save_s,
+            switch_s=self._estimates.switch_s,
+            in_place=self._estimates.in_place,
+            stand_s=self._estimates.stand_s,
+            built_s=self._estimates.built_s,
+            resize_left_s=self._estimates.resize_left_s,
+            start_left_s=self._estimates.start_left_s,
+            plan=self._run.plan,
+            news=self._run.news,
         )
 
-    def _decide(self) -> None:
-        if self.policy is None or not (self.free or self.policy.acts_when_full):
+    def decide(self) -> None:
+        """Ask the policy, and carry its decisions out in their order."""
+        if self.policy is None or not (self._ledger.free or self.policy.acts_when_full):
             return
         for decision in self.policy.decide(self.view()):
-            if isinstance(decision, Replan):
-                if not self._plan_asked:
-                    self._actions.append(MakePlan(at=self.now, cause=self._cause))
-                self._plan_asked = True
-            elif isinstance(decision, LookAgain):
-                self._look_again(decision.at)
-            elif isinstance(decision, Remark):
-                story = decision.job.story
-                if not story or story[-1].reason.why is not decision.reason.why:
-                    self._note(decision.job, decision.reason)
-            elif isinstance(decision, Start):
-                self._start(decision.job, decision)
-            else:
-                self._change(decision.job, decision)
+            match decision:
+                case Replan():
+                    if not self.plan_asked:
+                        self._out.ask(MakePlan)
+                    self.plan_asked = True
+                case LookAgain(at=at):
+                    if at != self._look_due:
+                        self._look_due = at
+                        self._out.set_timer(LOOK, at)
+                case Remark(job=job, reason=reason):
+                    self._out.note_news(job, reason)
+                case Start():
+                    self._start(decision.job, decision)
+                case Resize() | Preempt():
+                    self.change(decision.job, decision)
 
     def _start(self, job: Job, decision: Start) -> None:
-        self._note(job, decision.reason)
+        self._out.note(job, decision.reason)
         least, most = job.limits(decision.gpus)
         gpus = self._pick(job, decision.hosts, decision.gpus)
-        if job.id not in self.queue or not least <= decision.gpus <= most or gpus is None:
+        if job.id not in self._own.queue or not least <= decision.gpus <= most or gpus is None:
             where = ", ".join(decision.hosts)
-            raise self._invalid(job, f"cannot start on {decision.gpus} GPUs of hosts {where}")
-        self.proposals.grown.pop(job.id, None)
-        self._launch(job, gpus, decision.role)
+            raise self._out.invalid(job, f"cannot start on {decision.gpus} GPUs of hosts {where}")
+        for mechanism in self._ledger.mechanisms:
+            mechanism.started(job)
+        self._attempts.launch(job, Target(gpus, decision.role, self._run.now))
 
-    def _change(self, job: Job, decision: Resize | Preempt) -> None:
-        self._note(job, decision.reason)
+    def change(self, job: Job, decision: Resize | Preempt) -> None:
+        """Have a running job go on with other GPUs, or wait. Raises InvalidTransition if it cannot."""
+        self._out.note(job, decision.reason)
         if isinstance(decision, Preempt):
             if not job.settled:
-                raise self._invalid(job, "cannot be suspended")
-            self._suspend(job)
+                raise self._out.invalid(job, "cannot be suspended")
+            self._attempts.suspend(job)
             return
         least, most = job.limits(decision.gpus)
         gpus = self._pick(job, decision.hosts, decision.gpus)
         if not job.settled or not least <= decision.gpus <= most or gpus is None:
-            raise self._invalid(job, f"cannot be resized to {decision.gpus} GPUs")
+            raise self._out.invalid(job, f"cannot be resized to {decision.gpus} GPUs")
         if job.in_place and job.current.gpus[0] in gpus:
             stay = [gpu for gpu in job.current.gpus if gpu in gpus]
             ranks = (*stay, *(gpu for gpu in gpus if gpu not in stay))
-            self._resize(job, Target(ranks, decision.role, self.now))
+            self._attempts.resize(job, Target(ranks, decision.role, self._run.now))
         else:
-            job.target = Target(gpus, decision.role, self.now)
-            self._lease(job, tuple(sorted({*job.gpus, *gpus})))
-            self._suspend(job)
+            self._attempts.restart(job, Target(gpus, decision.role, self._run.now))
 
-    def _look_again(self, at: float) -> None:
-        if at != self._look_due:
-            self._look_due = at
-            self._actions.append(SetTimer(at=self.now, cause=self._cause, key=LOOK, due=at))
-
-    def _blocked(self) -> Iterator[Job]:
-        """Jobs that are here and wait for others to complete."""
-        seen = {job_id for waiting in self.dependents.values() for job_id in waiting}
-        for job_id in sorted(seen):
-            job = self.jobs[job_id]
-            if job.state is JobState.PENDING and job.submit_s <= self.now and not job.spec.background:
-                yield job
-
-    def _unmet(self, job: Job) -> list[str]:
-        return [name for name in job.spec.after if not self._completed(name)]
-
-    def _waiting(self, fits: Fits) -> Iterator[Job]:
+    def _startable(self, fits: Fits) -> Iterator[Job]:
         offered: list[Job] = []  # those that start together will save together
-        for job_id in self.queue.walk(fits):
-            job = self.jobs[job_id]
-            if self._in_time(job, offered):
+        for job_id in self._own.queue.walk(fits):
+            job = self._run.jobs[job_id]
+            if self._deadline.in_time(job, offered):
                 offered.append(job)
                 yield job
-
-    def _in_time(self, job: Job, others: Sequence[Job]) -> bool:
-        reason = None if self.deadline is None else self._too_late(job, *others)
-        if reason:
-            self._set_aside(job, reason)
-        return reason is None
 
     def _pick(self, job: Job, hosts: Sequence[str], count: int) -> tuple[int, ...] | None:
         """The job's own and free GPUs, `count` on each of these hosts; None if there are not so many.
@@ -154,8 +182,9 @@ class Deciding(Leaving):
         if len(set(hosts)) != job.spec.nodes:
             return None
         chosen: list[int] = []
-        mine = [gpu for gpu in job.current.gpus if gpu in self.devices] if job.gpus else []
+        devices = self._ledger.devices
+        mine = [gpu for gpu in job.current.gpus if gpu in devices] if job.gpus else []
         for host in hosts:
-            own = [gpu for gpu in mine if self.devices[gpu].host == host]
-            chosen += [*own, *self.free.on(host)][:count]
+            own = [gpu for gpu in mine if devices[gpu].host == host]
+            chosen += [*own, *self._ledger.free.on(host)][:count]
         return tuple(sorted(chosen)) if len(chosen) == count * len(hosts) else None

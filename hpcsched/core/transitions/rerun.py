@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Why
-from hpcsched.core.run import RunState
+from hpcsched.core.run import Run
 
 _BROKEN = (JobState.FAILED, JobState.CANCELLED)
 
 
-def coming_back(run: RunState, ids: Iterable[int]) -> dict[int, int | None]:
+def coming_back(run: Run, ids: Iterable[int]) -> dict[int, int | None]:
     """The jobs that run again if these ones are to, in the order of ids; by each the one that brings it along
     (None: it was asked for itself).
 
@@ -41,7 +41,7 @@ def coming_back(run: RunState, ids: Iterable[int]) -> dict[int, int | None]:
     return dict(sorted(found.items()))
 
 
-def blocked_by(run: RunState, job: Job, back: Mapping[int, int | None]) -> str | None:
+def blocked_by(run: Run, job: Job, back: Mapping[int, int | None]) -> str | None:
     """The name of a job that this one waits for in vain, unless that is among those that come `back`."""
     for name in job.spec.after:
         other = run.jobs[run.by_name[name]]

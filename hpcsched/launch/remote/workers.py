@@ -12,8 +12,8 @@ import msgspec
 
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.orders import Order, encode
+from hpcsched.core.mechanisms.cpu.cores import ON_CORES
 from hpcsched.core.model import Device
-from hpcsched.core.resources.cpu import ON_CORES
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LOST, LaunchPlan, Place, attempt_code
 from hpcsched.launch.remote import protocol

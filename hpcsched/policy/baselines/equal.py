@@ -10,15 +10,12 @@ from heapq import heapify, heappop, heappush
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.view import Decision, View
+from hpcsched.core.view import NO_RULES, Decision, View
 from hpcsched.planning.jobs.costs import lost_s, time_left
-from hpcsched.policy.background import WithBackground
 from hpcsched.policy.baselines.targets import approach, least_counts
-from hpcsched.policy.cpu.allocation import WithCores
-from hpcsched.policy.packing import WithPacks
 
 
-class Equal(WithBackground, WithPacks, WithCores):
+class Equal:
     """At each arrival and each end all GPUs are shared anew among the jobs that run or wait.
 
     Every job gets its least count, first come, first served. Then always who has fewest gets one more (on
@@ -33,6 +30,9 @@ class Equal(WithBackground, WithPacks, WithCores):
     name = "equal"
     work_conserving = False
     acts_when_full = True
+    moves_packed = True
+    reshapes = False
+    rules = NO_RULES
     OPTIONS = {"resize": ("pays", "always")}  # noqa: RUF012 - read, never written
 
     def __init__(self, *, resize: str = "pays") -> None:

@@ -12,16 +12,13 @@ from heapq import heapify, heappop, heappush
 from hpcsched.core.jobs import Job
 from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.view import Decision, LookAgain, Replan, Start, View
+from hpcsched.core.view import NO_RULES, Decision, LookAgain, Replan, Start, View
 from hpcsched.planning.jobs.costs import time_left
-from hpcsched.policy.background import WithBackground
 from hpcsched.policy.baselines.targets import approach, coming, least_counts
-from hpcsched.policy.cpu.allocation import WithCores
 from hpcsched.policy.options import Number
-from hpcsched.policy.packing import WithPacks
 
 
-class Optimus(WithBackground, WithPacks, WithCores):
+class Optimus:
     """Marginal gain at fixed intervals.
 
     When the run starts, and then every `interval` seconds, all GPUs are handed out anew. First come, first
@@ -42,8 +39,10 @@ class Optimus(WithBackground, WithPacks, WithCores):
 
     name = "optimus"
     work_conserving = False
-    parts_packs = False
     acts_when_full = True
+    moves_packed = True
+    reshapes = False
+    rules = NO_RULES
     OPTIONS = {"interval": Number(least=1)}  # noqa: RUF012 - read, never written
 
     def __init__(self, *, interval: float = 600.0) -> None:

@@ -11,16 +11,16 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hpcsched.contract.seats import Seat
 from hpcsched.core.jobs import Job
+from hpcsched.core.mechanisms.cpu.cores import WHOLE, Grant, total
+from hpcsched.core.mechanisms.cpu.view import CoresDecision, CoresView, Note, Reseat, StartOnCores
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.resources.cpu import WHOLE, Grant, total
-from hpcsched.core.view import CoresDecision, CoresView, Note, Reseat, StartOnCores
 from hpcsched.planning.ps.cores import lay_out
 from hpcsched.policy.cpu.configurations import KEPT, Rules, Shape
 from hpcsched.policy.cpu.dtconfig import Search, look
 
 
-class WithCores:
-    """What makes a policy give CPU cores to jobs that need no GPU; it need not know of them."""
+class CpuRule:
+    """Gives CPU cores to jobs that need no GPU."""
 
     def allot(self, view: CoresView) -> list[CoresDecision]:
         """Who starts, and who goes on with other seats."""

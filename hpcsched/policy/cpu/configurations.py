@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcsched.contract.seats import Seat
+from hpcsched.core.mechanisms.cpu.cores import LEAST, WHOLE
+from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import Usage
-from hpcsched.core.resources.cpu import LEAST, WHOLE
-from hpcsched.core.resources.cpu_layout import said_seats
 
 START = 0.15
 """R_0: the part of its budget that a job starts with (section V: 15 of 100 vCPUs)."""

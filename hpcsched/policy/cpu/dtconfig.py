@@ -15,9 +15,9 @@ from enum import StrEnum
 from typing import Any
 
 from hpcsched.contract.seats import Seat
+from hpcsched.core.mechanisms.cpu.cores import WHOLE
 from hpcsched.core.model import Usage
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.resources.cpu import WHOLE
 from hpcsched.policy.cpu.configurations import (
     EFFICIENT,
     IDLE,

@@ -18,19 +18,15 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.view import Decision, LookAgain, Replan, Resize, Start, View
+from hpcsched.core.view import NO_RULES, Decision, LookAgain, Replan, Resize, Start, View
 from hpcsched.planning.jobs.list_schedules import Change, ListPlan, act, follow, shrink
 from hpcsched.planning.jobs.problem import Outlook, Work
 from hpcsched.planning.jobs.search import ROUNDING, Search, measure, value
 from hpcsched.planning.jobs.stage_schedules import best_stages
 from hpcsched.planning.jobs.timeline import Sketch
-from hpcsched.policy.background import WithBackground
-from hpcsched.policy.cpu.allocation import WithCores
-from hpcsched.policy.elastic import WithElastic
 from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
 from hpcsched.policy.options import Number
-from hpcsched.policy.packing import WithPacks
 from hpcsched.policy.planner.rollout import rollout
 from hpcsched.policy.planner.stages import next_stage, promised
 
@@ -51,7 +47,7 @@ JITTER_S = 5.0
 NEVER_NEWS_S = 1e18
 
 
-class Planner(WithBackground, WithPacks, WithElastic, WithCores):
+class Planner:
     """Makes plans, and goes by them.
 
     `goal`: what is to be small, relative to MARBLE: the makespan, the mean job completion time (`jct`), or
@@ -62,6 +58,9 @@ class Planner(WithBackground, WithPacks, WithElastic, WithCores):
     name = "planner"
     work_conserving = False
     acts_when_full = True
+    moves_packed = True
+    reshapes = True
+    rules = NO_RULES
     OPTIONS = {  # noqa: RUF012 - read, never written
         "goal": ("both", "makespan", "jct"),
         "eps": Number(least=0, or_inf=True),

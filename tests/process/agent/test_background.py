@@ -15,6 +15,7 @@ from livebench import FOREVER, SLOW_AT_FIRST, Agent, Bench, job, launched_once, 
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Pace
+from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.store import journal
 
 OFTEN = """
@@ -138,9 +139,9 @@ def test_it_pauses_while_the_speed_of_the_foreground_is_measured(bench: Bench) -
     paused = step(bench, "back")
     bench.until(lambda: step(bench, "back") > paused + 100, "it gets on again")
     machine, _ = bench.replayed()
-    speed = machine.lanes.speeds[1]
+    speed = machine.mechanism(Background).lanes.speeds[1]
     assert speed.own is not None and 35 < speed.own < 65
-    assert not machine.lanes.costly
+    assert not machine.mechanism(Background).lanes.costly
     agent.kill(signal.SIGINT)
     agent.kill(signal.SIGINT)
     agent.wait()

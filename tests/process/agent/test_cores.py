@@ -100,8 +100,8 @@ def test_three_jobs_start_at_once_and_grow_without_a_restart(place: Bench) -> No
     for job_id in (1, 2, 3):
         assert samples(place, job_id) == EACH_ONCE
     machine, _ = place.replayed()
-    grown = [j for j in machine.jobs.values() if any(a.ended is Ended.RESIZED for a in j.attempts)]
-    assert grown and all(j.suspensions == j.failures == 0 for j in machine.jobs.values())
+    grown = [j for j in machine.run.jobs.values() if any(a.ended is Ended.RESIZED for a in j.attempts)]
+    assert grown and all(j.suspensions == j.failures == 0 for j in machine.run.jobs.values())
     first, second, *_ = grown[0].attempts
     assert first.why is not None and first.why.why is Why.SEATED
     assert second.why is not None and str(second.why) in place("explain", grown[0].id).stdout
@@ -122,7 +122,7 @@ def test_a_suspended_job_goes_on_with_what_it_had_found(place: Bench) -> None:
     assert agent.wait() == 0, agent.said
     assert samples(place) == EACH_ONCE
     machine, _ = place.replayed()
-    assert machine.jobs[1].repeated == 0 and machine.jobs[1].suspensions == 1
+    assert machine.run.jobs[1].repeated == 0 and machine.run.jobs[1].suspensions == 1
 
 
 def test_a_worker_that_is_killed_costs_no_step(place: Bench) -> None:
@@ -130,13 +130,13 @@ def test_a_worker_that_is_killed_costs_no_step(place: Bench) -> None:
     place.ready("x")
     trains(place, 20)
     machine, _ = place.replayed()
-    pid, _ = machine.jobs[1].processes[2]
+    pid, _ = machine.run.jobs[1].processes[2]
     os.kill(pid, signal.SIGKILL)
     place.until(lambda: place.job("x").get("attempt", 1) > 1 and place.job("x").get("ready"), "again")
     go(place)
     assert agent.wait() == 0, agent.said
     machine, _ = place.replayed()
-    job = machine.jobs[1]
+    job = machine.run.jobs[1]
     assert [a.ended for a in job.attempts] == [Ended.FAILED, Ended.COMPLETED]
     assert job.attempts[1].from_step >= 20 and job.repeated <= 1
 
@@ -147,13 +147,13 @@ def test_a_server_that_is_killed_costs_what_was_done_since_the_last_checkpoint(p
     agent = place.start(place.set_of(jobs), "--devices", "cpu:2")
     place.until(lambda: (place.dir / "jobs/1/STATE.json").exists(), "a checkpoint")
     machine, _ = place.replayed()
-    pid, _ = machine.jobs[1].processes[1]
+    pid, _ = machine.run.jobs[1].processes[1]
     os.kill(pid, signal.SIGKILL)
     place.until(lambda: place.job("x").get("attempt", 1) > 1 and place.job("x").get("ready"), "again")
     go(place)
     assert agent.wait() == 0, agent.said
     machine, _ = place.replayed()
-    assert machine.jobs[1].attempts[1].from_step > 0 and machine.jobs[1].failures == 0
+    assert machine.run.jobs[1].attempts[1].from_step > 0 and machine.run.jobs[1].failures == 0
 
 
 @pytest.mark.slow
@@ -194,10 +194,10 @@ def test_a_program_that_is_held_saves_when_it_is_asked_to_and_ends_with_its_agen
     assert again.wait() == 0, again.said
     assert place.all_gone()
     machine, _ = place.replayed()
-    (seats,) = {attempt.seats for attempt in machine.jobs[1].attempts}
+    (seats,) = {attempt.seats for attempt in machine.run.jobs[1].attempts}
     assert [seat.share for seat in seats] == [0.3]
-    assert [a.ended for a in machine.jobs[1].attempts] == [Ended.SUSPENDED, Ended.LOST, Ended.COMPLETED]
-    assert machine.jobs[1].attempts[1].from_step > 10
+    assert [a.ended for a in machine.run.jobs[1].attempts] == [Ended.SUSPENDED, Ended.LOST, Ended.COMPLETED]
+    assert machine.run.jobs[1].attempts[1].from_step > 10
 
 
 def test_what_cannot_be_is_refused_in_one_line(place: Bench) -> None:

@@ -55,7 +55,7 @@ def learnt(bench: Bench) -> dict[int, float]:
     if not bench.rundir.journal.exists():
         return {}
     machine, _ = bench.replayed()
-    belief = machine.lessons.beliefs.get(("new", 1))
+    belief = machine.estimates.lessons.beliefs.get(("new", 1))
     return dict(belief.throughput) if belief else {}
 
 
@@ -77,17 +77,17 @@ def test_what_a_run_learns_is_told_kept_and_used(bench: Bench, program: list[str
     assert agent.wait() == 0, agent.said
 
     machine, _ = bench.replayed()
-    profile = machine.lessons.beliefs["new", 1]
+    profile = machine.estimates.lessons.beliefs["new", 1]
     # The program keeps its pace; how long after a line its time is compared with ours, a busy machine says.
     for gpus, pace in {1: 50.0, 2: 80.0}.items():
         assert 0.5 * pace < profile.throughput[gpus] < 2 * pace
-        seen = machine.lessons.seen["new", 1][gpus]
+        seen = machine.estimates.lessons.seen["new", 1][gpus]
         assert len(seen.rates) >= 3 and seen.told
         text = next(text for code, text in story(bench, f"on{gpus}") if code == "Learned")
         assert text.startswith("new does ") and f" steps/s on {gpus} GPU" in text
         assert "(3 samples of " in text and "spread" in text
         assert text in bench("explain", f"on{gpus}").stdout
-        assert bench.job(f"on{gpus}")["step"] == machine.jobs[gpus].step > 0
+        assert bench.job(f"on{gpus}")["step"] == machine.run.jobs[gpus].step > 0
 
     page = json.loads(bench("profile", "show", "new", "--json").stdout)
     (kept,) = page["profiles"]
@@ -112,5 +112,5 @@ def test_stand_ins_teach_nothing(bench: Bench) -> None:
     agent = run(bench, jobs, "--devices", "replay:2@40", "--profiles", profiles)
     assert agent.wait(2 * PATIENCE_S) == 0, agent.said
     machine, _ = bench.replayed()
-    assert machine.jobs[1].reports and machine.lessons.seen == {}
+    assert machine.run.jobs[1].reports and machine.estimates.lessons.seen == {}
     assert json.loads(bench("profile", "list", "--json").stdout)["profiles"] == []

@@ -93,9 +93,9 @@ def test_who_rides_goes_to_a_gpu_that_nobody_waits_for(bench: Bench) -> None:
     (bench.folder / "go").touch()
     assert agent.wait() == 0, bench.output(1) + bench.output(3)
     machine, _ = bench.replayed()
-    rider = machine.jobs[3]
+    rider = machine.run.jobs[3]
     assert [attempt.gpus for attempt in rider.attempts] == [(0,), (1,)]
-    assert len(machine.jobs[1].attempts) == 1
+    assert len(machine.run.jobs[1].attempts) == 1
     assert rider.steps_repeated == 0
     bench.all_gone()
 
@@ -106,7 +106,7 @@ def test_what_is_trained_in_a_pack_is_what_is_trained_alone(bench: Bench) -> Non
     agent = bench.start(bench.set_of(*jobs_of("packed"), *jobs_of("ddp")), "--devices", "cpu:1")
     assert agent.wait() == 0, agent.said
     machine, _ = bench.replayed()
-    used = [attempt.role for j in machine.jobs.values() for attempt in j.attempts]
+    used = [attempt.role for j in machine.run.jobs.values() for attempt in j.attempts]
     assert used.count(Role.PACKED) == 2
     for i in range(3):
         packed, alone = (

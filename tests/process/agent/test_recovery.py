@@ -54,7 +54,7 @@ def test_what_the_journal_knows_is_ended_where_the_runs_record_is_lost(
     seen = stat(lost.pid)
     assert seen is not None
     driver.tell(ev.WorkersSpawned, "a", processes=((lost.pid, seen.start_ticks),), host=where)
-    driver.machine.run_id = run_id
+    driver.machine.run.run_id = run_id
     rundir.journal.write_text("what it holds was read before")
     ended = end_orphans(rundir, driver.machine, None, host="n1", grace_s=5.0, hosts=1)
     assert (ended, lost.poll() is not None) == (int(ends), ends)
@@ -65,7 +65,7 @@ def test_a_life_whose_beginning_is_lost_too_looks_for_its_processes(
 ) -> None:
     asked = []
     monkeypatch.setattr(recovery, "find_orphans", lambda value, known, by="": asked.append((value, by)) or [])
-    driver.machine.lives.clear()
+    driver.machine.run.lives.clear()
     assert end_orphans(rundir, driver.machine, None, host="n1", grace_s=5.0, hosts=3) == 0
     assert asked == [], "no run has begun"
     rundir.journal.write_text("something")

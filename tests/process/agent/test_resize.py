@@ -122,7 +122,7 @@ def grew(place: Bench, agent: Agent, ended: str) -> Any:
     go(place)
     assert agent.wait() == 0, agent.said
     machine, _ = place.replayed()
-    grows = machine.jobs[machine.by_name["grows"]]
+    grows = machine.run.jobs[machine.run.by_name["grows"]]
     assert [str(a.ended) for a in grows.attempts] == [ended, "completed"]
     assert (grows.suspensions, grows.failures, grows.repeated) == (int(ended == "suspended"), 0, 0)
     assert samples(place, "grows") == whole_stream()
@@ -233,7 +233,7 @@ def test_a_suspend_is_into_memory_and_then_onto_disk(place: Bench) -> None:
     go(place)
     assert agent.wait() == 0, agent.said
     machine, _ = place.replayed()
-    one = machine.jobs[1]
+    one = machine.run.jobs[1]
     assert (one.suspensions, one.repeated, one.failures) == (2, 0, 0)
     assert samples(place, "one") == samples(place, "other") == whole_stream()
     assert place.all_gone()
@@ -272,8 +272,8 @@ def test_a_state_that_never_came_to_disk_is_lost_with_its_agent_and_counted(plac
     assert place("resume", "one").returncode == 0
     assert agent.wait() == 0, agent.said
     machine, _ = place.replayed()
-    assert machine.jobs[1].repeated == held - saved
-    assert machine.jobs[1].step == STEPS
+    assert machine.run.jobs[1].repeated == held - saved
+    assert machine.run.jobs[1].step == STEPS
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_killed_while_suspending_and_resumed_under_another_policy_on_fewer_devic
     assert second.wait() == 0, second.said
     machine, actions = bench.replayed()
     assert launched_once(actions)
-    assert machine.jobs[1].current.gpus == (0,)
+    assert machine.run.jobs[1].current.gpus == (0,)
 
 
 def test_too_few_devices_are_said_and_nothing_is_lost(bench: Bench) -> None:

@@ -47,11 +47,11 @@ def test_a_replayed_set_does_what_the_simulator_shows(
     machine, actions = bench.replayed()
     assert placements(actions) == placements(wanted)
     # How near the two clocks are is measured in benchmarks/; here a busy machine may stand for 3 s.
-    for now in (machine.now, result["makespan_s"]):
+    for now in (machine.run.now, result["makespan_s"]):
         assert 0.97 * simulated.now <= now <= 1.03 * simulated.now + 40 * 3.0
     for one, spec in zip(result["jobs"], specs, strict=True):
         assert (one["steps"], one["steps_repeated"], one["state"]) == (spec.steps, 0, "COMPLETED")
-        attempts = machine.jobs[one["id"]].attempts
+        attempts = machine.run.jobs[one["id"]].attempts
         assert attempts[0].from_step == 0
         assert attempts[-1].to_step == spec.steps
         assert [a.to_step for a in attempts[:-1]] == [a.from_step for a in attempts[1:]]

@@ -49,5 +49,5 @@ def test_a_stage_plan_goes_live_as_in_the_simulator(bench: Bench) -> None:
     assert placements(actions) == placements(wanted)
     for one in json.loads(done.stdout)["jobs"]:
         assert (one["state"], one["steps"], one["steps_repeated"]) == ("COMPLETED", 4000, 0)
-    assert sum(one.suspensions for one in machine.jobs.values()) == 1
+    assert sum(one.suspensions for one in machine.run.jobs.values()) == 1
     assert "of the 3 planned" in bench("explain", "j0").stdout + bench("explain", "j1").stdout

@@ -108,7 +108,7 @@ def test_a_job_grows_by_what_it_has_measured_and_gives_way_to_the_next_one(place
     assert "grown from 1 to 2 GPUs, as nothing waits" in told
     assert "shrunk from 2 to 1 GPU, which it had before nothing waited" in told
     machine, _ = place.replayed()
-    assert str(machine.jobs[1].state) == "COMPLETED"
+    assert str(machine.run.jobs[1].state) == "COMPLETED"
     proposals = [e for e, _ in journal.read(place.rundir.journal) if isinstance(e, ev.ScalingProposed)]
     assert proposals[0].rates[2] > 1.3 * proposals[0].rates[1]
     assert proposals[0].batch >= 12

@@ -20,8 +20,8 @@ import pytest
 
 from hpcsched.batch.local import Local
 from hpcsched.batch.lsf import SIGNALS_ALL
+from hpcsched.core.mechanisms.cpu.cores import ON_CORES
 from hpcsched.core.model import Device
-from hpcsched.core.resources.cpu import ON_CORES
 from hpcsched.errors import LaunchError
 from hpcsched.launch import local as module
 from hpcsched.launch.base import LOST, LaunchPlan, attempt_code

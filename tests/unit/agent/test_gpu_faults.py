@@ -48,7 +48,7 @@ class Agent:
         self._root, self._attempts = root, 0
         job = SimpleNamespace(spec=JobSpec(name="a", kind=Kind.COMMAND, model="m"), saved_step=0)
         self.effects = Effects(
-            machine=SimpleNamespace(jobs=dict.fromkeys((1, 2, 3), job)),
+            machine=SimpleNamespace(run=SimpleNamespace(jobs=dict.fromkeys((1, 2, 3), job))),
             launcher=SimpleNamespace(),
             site=SimpleNamespace(),
             clock=RunClock(),

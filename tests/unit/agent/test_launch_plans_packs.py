@@ -55,7 +55,7 @@ def test_a_packed_job_knows_of_no_lane_though_there_are_background_jobs():
         driver.job("a"),
         launches(driver)[1],
         site=SITE,
-        devices=(driver.machine.devices[0],),
+        devices=(driver.machine.ledger.devices[0],),
         profile=None,
         shared=True,
         pack="r1/1/0/x",

@@ -12,7 +12,7 @@ import pytest
 from hpcsched.agent import disk_space
 from hpcsched.core import events as ev
 from hpcsched.core.reasons import Why
-from hpcsched.core.transitions.disk_space import MOST_NO_ROOM_S, NO_ROOM_S
+from hpcsched.core.transitions.waiting import MAX_NO_ROOM_S, NO_ROOM_S
 from hpcsched.errors import LaunchError
 from hpcsched.store.spare import Spare
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -59,10 +59,10 @@ def test_a_failure_without_room_does_not_count_and_the_job_waits_longer_each_tim
         later(driver, pause * 0.2)
         assert launched(driver), n
         driver.tell(ev.WorkersSpawned, "a", processes=((1, 1),))
-        pause = min(2 * pause, MOST_NO_ROOM_S)
+        pause = min(2 * pause, MAX_NO_ROOM_S)
     driver.exits("a", 0, 100)
     assert driver.states() == ["COMPLETED"]
-    assert driver.machine.no_space == {}
+    assert driver.machine.waiting.no_space == {}
 
 
 def test_the_same_at_a_launch(driver):
@@ -70,7 +70,7 @@ def test_the_same_at_a_launch(driver):
     later(driver, NO_ROOM_S)
     driver.tell(ev.LaunchFailed, "a", error="x: No space left on device", transient=False, no_room=WHERE)
     assert driver.states() == ["PENDING"]
-    assert driver.machine.no_space[1].tries == 2
+    assert driver.machine.waiting.no_space[1].tries == 2
 
 
 def test_a_save_that_had_no_room_keeps_what_was_saved(driver):
@@ -92,7 +92,7 @@ def test_what_says_that_there_is_room_begins_anew(driver):
     driver.tell(ev.WorkersSpawned, "a", processes=((1, 1),))
     driver.tell(ev.WorkersReady, "a")
     fails(driver)
-    assert driver.machine.no_space[1].tries == 1
+    assert driver.machine.waiting.no_space[1].tries == 1
 
 
 def test_a_cancelled_job_waits_for_no_room(driver):
@@ -105,7 +105,7 @@ def test_a_cancelled_job_waits_for_no_room(driver):
 def test_the_next_life_tries_at_once(driver):
     for _ in range(3):
         fails(driver)
-        later(driver, MOST_NO_ROOM_S)
+        later(driver, MAX_NO_ROOM_S)
         driver.tell(ev.WorkersSpawned, "a", processes=((1, 1),))
     fails(driver)
     driver.start_agent(6)

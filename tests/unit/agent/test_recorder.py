@@ -8,6 +8,7 @@ from hpcsched.agent.recorder import Recorder
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.reasons import Why
+from hpcsched.core.transitions.reports import Reports
 from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.policy import make_policy
 from hpcsched.store.journal import Journal
@@ -43,8 +44,8 @@ def test_a_poisonous_event_is_voided_and_what_came_with_it_stands(run, path):
     assert taken[0] is seen
     assert isinstance(taken[1], ev.EventVoided)
     assert (taken[1].kind, taken[1].error.split(":")[0]) == ("JobsSubmitted", "ZeroDivisionError")
-    assert list(machine.by_name) == ["a"]
-    assert machine.jobs[1].saved_step == 7
+    assert list(machine.run.by_name) == ["a"]
+    assert machine.run.jobs[1].saved_step == 7
     again = replay(path, make_policy)
     assert state_of(again.machine) == state_of(machine)
     assert again.commands == {"17"}  # it is not tried again
@@ -56,24 +57,25 @@ def test_the_run_goes_on_after_it(run, path):
     list(recorder.take([poison()]))
     good = ev.JobsSubmitted(at=51.0, first_id=2, jobs=(a_job("b", "m"),))
     list(recorder.take([good, poison(52.0, 3)]))
-    assert list(machine.by_name) == ["a", "b"]
+    assert list(machine.run.by_name) == ["a", "b"]
     assert state_of(replay(path, make_policy).machine) == state_of(machine)
 
 
 def test_news_of_an_attempt_that_cannot_be_handled_cost_its_job_the_attempt(run, path, monkeypatch):
     recorder, machine = run
-    handle = Machine._workers_exited
+    handle = Reports._workers_exited
     broken = {"yes": True}
 
-    def exited(self: Machine, event: ev.WorkersExited) -> None:
+    def exited(self: Reports, event: ev.WorkersExited) -> None:
         if broken["yes"]:
             raise IndexError("its news")
         handle(self, event)
 
-    monkeypatch.setattr(Machine, "_workers_exited", exited)
-    machine._handlers[ev.WorkersExited] = lambda event: exited(machine, event)
+    monkeypatch.setattr(Reports, "_workers_exited", exited)
+    reports = machine._handlers[ev.WorkersExited].__self__
+    machine._handlers[ev.WorkersExited] = lambda event: exited(reports, event)
     list(recorder.take([ev.WorkersExited(at=70.0, job_id=1, attempt=1, code=0)]))
-    job = machine.jobs[1]
+    job = machine.run.jobs[1]
     assert job.attempts[0].ended == "lost"
     assert Why.VOIDED in [note.reason.why for note in job.story]
     assert "IndexError: its news" in next(str(n.reason) for n in job.story if n.reason.why is Why.VOIDED)

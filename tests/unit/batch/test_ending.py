@@ -94,11 +94,11 @@ class Scene:
 
     @property
     def cause(self) -> str:
-        return self.driver.machine.drain_cause
+        return self.driver.machine.deadline.cause
 
     @property
     def left_s(self) -> float:
-        return self.driver.machine.deadline or 0.0
+        return self.driver.machine.deadline.at or 0.0
 
 
 def why(reason: EndReason) -> Answer:

@@ -37,7 +37,7 @@ def test_the_facts_given_are_those_the_words_need():
     driver.drain()
     driver.start_agent(6)
     seen = set()
-    for job in driver.machine.jobs.values():
+    for job in driver.machine.run.jobs.values():
         for note in job.story:
             assert str(note.reason)
             seen.add(note.reason.why)

@@ -12,7 +12,7 @@ from hpcsched.core.actions import Kill, Launch, Resize, Suspend, Terminate
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Ended, JobState, Role
 from hpcsched.core.reasons import Why
-from hpcsched.core.run import DEFAULT_RESIZE_S, LEAST_RESIZE_LIMIT_S
+from hpcsched.core.transitions.estimates import DEFAULT_RESIZE_S, MIN_RESIZE_LIMIT_S
 from hpcsched.planning.jobs.problem import Outlook
 from hpcsched.policy import make_policy
 from hpcsched.policy.baselines.targets import coming
@@ -75,7 +75,7 @@ def test_a_promotion_in_place():
     driver.now = 107.0
     assert driver.resized("x", 40, stopped_s=0.041, built_s=6.5) == []
     assert job.settled and job.attempt == 2 and job.role is Role.PRIMARY and job.width == 6
-    assert driver.machine.secondaries == []
+    assert driver.machine.run.secondaries == []
     first, second = job.attempts
     assert (first.end_s, first.ended, first.to_step, first.stopped_s) == (107.0, Ended.RESIZED, 40, 0.041)
     assert (second.start_s, second.from_step, second.ready_s) == (107.0, 40, 107.0)
@@ -135,11 +135,11 @@ def test_on_several_hosts_each_gives_its_share():
 def test_after_a_resize_the_attempt_that_is_over_has_no_say():
     driver = promoting()
     driver.resized("x", 40)
-    stale = driver.machine.stale
+    stale = driver.machine.run.stale
     driver.tell(ev.ResizeFailed, "x", attempt=1, error="late")
     driver.tell(ev.WorkersResized, "x", attempt=1, step=50)
     assert driver.exits("x", 1, attempt=1) == []
-    assert driver.machine.stale == stale + 3
+    assert driver.machine.run.stale == stale + 3
     assert driver.job("x").settled and driver.job("x").attempt == 2
     driver.exits("x", 0, 1000, 1000)
     assert driver.states() == ["COMPLETED", "COMPLETED"]
@@ -203,10 +203,10 @@ def test_a_job_that_is_being_resized_teaches_nothing_of_its_rate():
     profiles = (THREE, a_profile("wide", [9, 18, 27, 36, 45, 54]))
     driver = promoting(profiles=profiles)
     driver.trains("x", 3.0, seconds=60.0)
-    assert driver.machine.lessons.seen == {}
+    assert driver.machine.estimates.lessons.seen == {}
     driver.resized("x", 200)
     driver.trains("x", 6.0, seconds=60.0)
-    (seen,) = driver.machine.lessons.seen.values()
+    (seen,) = driver.machine.estimates.lessons.seen.values()
     assert set(seen) == {6}
 
 
@@ -216,7 +216,7 @@ def test_a_job_that_is_being_promoted_is_not_promoted_again():
     driver = Driver(a_job("a", "three"), a_job("x", "four"), profiles=(THREE, four), promote="always")
     driver.runs("a", "x", in_place=True)
     (resize,) = driver.exits("a", 0)
-    assert resize.gpus == (3, 4, 5, 0) and driver.machine.free == {1, 2}
+    assert resize.gpus == (3, 4, 5, 0) and driver.machine.ledger.free == {1, 2}
     assert driver.tell(ev.ProfilesLoaded, profiles=PROFILES) == []
     (start,) = driver.submit(a_job("y", "three"))
     assert start.gpus == (1, 2)
@@ -224,28 +224,28 @@ def test_a_job_that_is_being_promoted_is_not_promoted_again():
 
 def test_others_wait_for_gpus_that_a_shrinking_job_is_about_to_give_up():
     driver = shared()
-    assert not coming(driver.machine.view())
+    assert not coming(driver.machine.decisions.view())
     driver.submit(a_job("c", "wide", 1000))
-    assert coming(driver.machine.view())
+    assert coming(driver.machine.decisions.view())
     driver.resized("b", 20)
     driver.exits("c", 0)
-    assert driver.job("b").resizing and not coming(driver.machine.view()), "it grows"
+    assert driver.job("b").resizing and not coming(driver.machine.decisions.view()), "it grows"
 
 
 def test_planners_count_a_job_as_what_it_becomes():
     driver = promoting()
-    (work,) = Outlook(driver.machine.view()).works
+    (work,) = Outlook(driver.machine.decisions.view()).works
     assert (work.width, work.hosts, work.resizable, work.in_place) == (6, ("n1",), False, True)
     assert work.begin == work.busy_until == driver.now + 4.0 + DEFAULT_RESIZE_S
     driver.resized("x", 40)
-    (work,) = Outlook(driver.machine.view()).works
+    (work,) = Outlook(driver.machine.decisions.view()).works
     assert (work.width, work.resizable, work.begin) == (6, True, driver.now)
 
 
 def test_planners_count_on_what_a_shrinking_job_gives_up():
     driver = shared()
     driver.submit(a_job("c", "wide", 1000))
-    outlook = Outlook(driver.machine.view())
+    outlook = Outlook(driver.machine.decisions.view())
     assert outlook.works[0].width == 2
     assert outlook.leaving == [(driver.now + DEFAULT_RESIZE_S, "n1", 2)]
 
@@ -253,7 +253,7 @@ def test_planners_count_on_what_a_shrinking_job_gives_up():
 def test_planners_count_on_all_of_a_job_that_leaves_while_it_is_resized():
     driver = promoting()
     driver.suspend("x")
-    outlook = Outlook(driver.machine.view())
+    outlook = Outlook(driver.machine.decisions.view())
     assert outlook.works == [] and outlook.leaving == [(driver.now + 6.0, "n1", 6)]
 
 
@@ -302,7 +302,7 @@ def test_a_state_that_was_only_in_memory_is_gone_with_its_agent():
 def test_a_resize_that_takes_too_long_is_done_by_a_restart():
     driver = promoting()
     job = driver.job("x")
-    assert driver.due("resize", "x") == 100.0 + LEAST_RESIZE_LIMIT_S
+    assert driver.due("resize", "x") == 100.0 + MIN_RESIZE_LIMIT_S
     (suspend,) = driver.ring("resize", "x")
     assert (type(suspend), suspend.attempt) == (Suspend, 1)
     assert str(job.story[-1].reason) == "could not be resized in place: not done within 60 s"
@@ -347,13 +347,13 @@ def test_an_attempt_that_ends_while_it_is_resized(code):
         assert [(type(a), a.gpus, a.resume) for a in actions] == [(Launch, (0, 1, 2, 3, 4, 5), True)]
         assert (job.step, job.repeated, job.failures) == (44, 0, 0)
     elif code == 0:
-        assert driver.states() == ["COMPLETED", "COMPLETED"] and len(driver.machine.free) == 6
+        assert driver.states() == ["COMPLETED", "COMPLETED"] and len(driver.machine.ledger.free) == 6
     else:
         assert kinds(actions) == [Launch] and job.failures == 1
-    stale = driver.machine.stale
+    stale = driver.machine.run.stale
     driver.tell(ev.ResizeFailed, "x", attempt=1, error="late")
     driver.tell(ev.WorkersResized, "x", attempt=1, step=44)
-    assert driver.machine.stale == stale + 2
+    assert driver.machine.run.stale == stale + 2
     assert not job.resizing
 
 
@@ -435,9 +435,9 @@ def test_an_answer_that_crosses_with_what_else_is_wanted(what, answer):
     assert driver.states() == ENDS[what]
     assert job.attempts[-1].number == job.attempt
     if driver.states()[1] == "STARTING":
-        assert set(job.gpus) == set(driver.machine.devices)
+        assert set(job.gpus) == set(driver.machine.ledger.devices)
     else:
-        assert len(driver.machine.free) == 6
+        assert len(driver.machine.ledger.free) == 6
 
 
 def test_one_that_was_told_to_save_and_then_to_end_is_told_both_again():
@@ -477,7 +477,7 @@ def test_crossings_in_every_order(order, news, when):
     for wish in wishes:
         wish(driver)
     driver.exits("x", 143)
-    assert driver.states() == ["COMPLETED", "CANCELLED"] and len(driver.machine.free) == 6
+    assert driver.states() == ["COMPLETED", "CANCELLED"] and len(driver.machine.ledger.free) == 6
     again = Machine(make_policy)
     actions = [action for event in driver.events for action in again.handle(event)]
     assert actions == driver.actions and state_of(again) == state_of(driver.machine)

@@ -10,8 +10,8 @@ import pytest
 
 from hpcsched import jobfile
 from hpcsched.core.definitions import differing
+from hpcsched.core.mechanisms.packing.packs import key_of
 from hpcsched.core.model import JobSpec, PythonEnvironment
-from hpcsched.core.resources.packing import key_of
 from hpcsched.errors import ConfigError
 
 

@@ -18,7 +18,7 @@ ALL = (LINE, THREE, COST)
 
 
 def why(machine, name):
-    return [note.reason.why for note in machine.job_of(name).story]
+    return [note.reason.why for note in machine.run.job_of(name).story]
 
 
 def test_gpus_are_shared_equally_and_again_at_each_end():
@@ -41,10 +41,12 @@ def test_gpus_are_shared_equally_and_again_at_each_end():
         "175: resume c primary on 0,1,2,3,4,5,6,7",
         "225: c is done",
     ]
-    assert str(machine.job_of("a").story[1].reason) == (
+    assert str(machine.run.job_of("a").story[1].reason) == (
         "3 GPUs: an equal share of the 8, at most its fastest count"
     )
-    assert "goes from 2 to 4 GPUs: its equal share now" in [str(n.reason) for n in machine.job_of("c").story]
+    assert "goes from 2 to 4 GPUs: its equal share now" in [
+        str(n.reason) for n in machine.run.job_of("c").story
+    ]
 
 
 def test_nobody_gets_more_than_its_fastest_count_and_the_others_get_the_rest():
@@ -135,7 +137,7 @@ def test_what_is_on_its_way_to_a_larger_count_frees_no_gpus():
     driver.runs("a", "x")
     driver.exits("x", 0)
     assert driver.states() == ["SUSPENDING", "COMPLETED"]
-    assert not coming(driver.machine.view())
+    assert not coming(driver.machine.decisions.view())
     (launch,) = driver.submit(a_job("b", "line", 900, gpus=(1, 3)))
     assert len(launch.gpus) == 2
 
@@ -144,9 +146,9 @@ def test_what_is_on_its_way_to_a_larger_count_frees_no_gpus():
 def test_who_is_told_to_leave_gives_up_gpus(command):
     driver = Driver(a_job("a", "line"), gpus=4, profiles=ALL, policy="equal")
     driver.runs("a")
-    assert not coming(driver.machine.view())
+    assert not coming(driver.machine.decisions.view())
     getattr(driver, command)("a")
-    assert coming(driver.machine.view())
+    assert coming(driver.machine.decisions.view())
 
 
 def test_so_does_who_shrinks():
@@ -163,7 +165,7 @@ def test_but_not_who_has_yet_to_say_that_it_can_leave():
     driver = Driver(a_job("a", "line", gpus=(1, 3)), gpus=4, profiles=ALL, policy="equal")
     driver.tell(ev.WorkersSpawned, "a", processes=((100, 1),))
     driver.suspend("a")
-    assert not coming(driver.machine.view())
+    assert not coming(driver.machine.decisions.view())
     (launch,) = driver.submit(a_job("b", "line"))
     assert len(launch.gpus) == 1
 
@@ -178,8 +180,8 @@ def test_nobody_is_asked_to_leave_who_is_not_ready_to():
 def test_on_full_hosts_a_job_makes_do_with_what_one_of_them_has():
     jobs = [a_job("a", "line", gpus=2), a_job("b", "line", gpus=2), a_job("c", "line")]
     driver = Driver(*jobs, gpus=3, hosts=2, profiles=ALL, policy="equal")
-    assert shares(driver.machine.view()) == {1: 2, 2: 2, 3: 2}
-    assert [len(job.gpus) for job in driver.machine.active.values()] == [2, 2, 1]
+    assert shares(driver.machine.decisions.view()) == {1: 2, 2: 2, 3: 2}
+    assert [len(job.gpus) for job in driver.machine.run.active.values()] == [2, 2, 1]
 
 
 def test_a_running_job_grows_by_what_a_host_has_and_nobody_else_gets_those_gpus():
@@ -196,28 +198,28 @@ def test_a_running_job_grows_by_what_a_host_has_and_nobody_else_gets_those_gpus(
     driver = Driver(*jobs, gpus=4, hosts=2, profiles=ALL, policy="equal")
     driver.runs("a", "b", "c", "x")
     assert [type(a) for a in driver.exits("x", 0)] == [Suspend]
-    assert shares(driver.machine.view())[3] == 3  # of which a host has two
+    assert shares(driver.machine.decisions.view())[3] == 3  # of which a host has two
     assert [len(a.gpus) for a in driver.leaves("c", 1)] == [2]
 
 
 def test_jobs_with_several_hosts_count_with_all_their_gpus():
     jobs = [a_job("a", "line", nodes=2), a_job("b", "line"), a_job("c", "line"), a_job("d", "line")]
     driver = Driver(*jobs, gpus=2, hosts=2, profiles=ALL, policy="equal")
-    assert shares(driver.machine.view()) == {1: 1, 2: 1, 3: 1}
+    assert shares(driver.machine.decisions.view()) == {1: 1, 2: 1, 3: 1}
     jobs = [a_job("a", "line"), a_job("b", "line", nodes=2), a_job("c", "line")]
     driver = Driver(*jobs, gpus=1, hosts=2, profiles=ALL, policy="equal")
-    assert shares(driver.machine.view()) == {1: 1, 3: 1}
+    assert shares(driver.machine.decisions.view()) == {1: 1, 3: 1}
     jobs = [a_job("a", "line", nodes=2, gpus=(1, 2)), a_job("b", "line", gpus=(1, 3))]
     driver = Driver(*jobs, gpus=3, hosts=2, profiles=ALL, policy="equal")
-    assert shares(driver.machine.view()) == {1: 2, 2: 2}  # and not 3: two on each host are four
+    assert shares(driver.machine.decisions.view()) == {1: 2, 2: 2}  # and not 3: two on each host are four
     driver = Driver(*jobs[:1], gpus=1, hosts=2, profiles=ALL, policy="equal")
-    assert shares(driver.machine.view()) == {1: 1}
+    assert shares(driver.machine.decisions.view()) == {1: 1}
 
 
 def test_of_jobs_nothing_is_known_of_all_get_equal_shares_and_new_ones():
     for b in (a_job("b", "newer", None), a_job("b", "newer", 100), a_job("b", "cost", None)):
         driver = Driver(a_job("a", "new", 100), b, gpus=5, profiles=ALL, policy="equal")
-        assert [len(job.gpus) for job in driver.machine.active.values()] == [3, 2]
+        assert [len(job.gpus) for job in driver.machine.run.active.values()] == [3, 2]
         driver.runs("a", "b")
         assert [a.job_id for a in driver.exits("a", 0) if isinstance(a, Suspend)] == [2]
 
@@ -253,14 +255,14 @@ def test_who_is_sent_away_by_the_user_has_no_share():
     driver = Driver(*jobs, gpus=4, profiles=ALL, policy="equal")
     driver.runs("a", "b")
     driver.suspend("a")
-    assert shares(driver.machine.view()) == {1: 0, 2: 4}
+    assert shares(driver.machine.decisions.view()) == {1: 0, 2: 4}
     assert [a.job_id for a in driver.leaves("a", 1) if isinstance(a, Suspend)] == [2]
     driver.suspend("b")  # while it is on its way to four GPUs
-    assert shares(driver.machine.view()) == {2: 0}
+    assert shares(driver.machine.decisions.view()) == {2: 0}
     driver = Driver(*jobs, gpus=4, profiles=ALL, policy="equal")
     driver.runs("a", "b")
     driver.cancel("a")
-    assert shares(driver.machine.view()) == {1: 0, 2: 4}
+    assert shares(driver.machine.decisions.view()) == {1: 0, 2: 4}
 
 
 def test_a_later_job_makes_way_for_an_earlier_one_that_needs_its_gpus():

@@ -79,8 +79,8 @@ def test_all_jobs_complete_by_the_rules_and_not_before_the_bound(scene, policy, 
         stories=stories,
         watch=watch,
     ).run()
-    assert {job.state for job in machine.jobs.values()} == {JobState.COMPLETED}
-    for job in machine.jobs.values():
+    assert {job.state for job in machine.run.jobs.values()} == {JobState.COMPLETED}
+    for job in machine.run.jobs.values():
         least, most = job.limits(gpus)
         assert all(least <= len(a.gpus) // job.spec.nodes <= most for a in job.attempts)
     models = {p.model: p for p in profiles}
@@ -101,7 +101,7 @@ def test_all_jobs_complete_by_the_rules_and_not_before_the_bound(scene, policy, 
         gpus,
         hosts,
     )
-    assert max(job.ended_s for job in machine.jobs.values()) >= bound * (1 - 1e-9)
+    assert max(job.ended_s for job in machine.run.jobs.values()) >= bound * (1 - 1e-9)
 
 
 @given(
@@ -113,7 +113,7 @@ def test_shares_are_as_equal_as_can_be(gpus, limits):
     """Nobody could have one more by taking it from somebody who has two more than that."""
     specs = [a_job(f"j{i}", gpus=(least, max(least, most))) for i, (least, most) in enumerate(limits)]
     driver = Driver(*(replace(spec, gpus_min=min(spec.gpus_min, gpus)) for spec in specs), gpus=gpus)
-    view = driver.machine.view()
+    view = driver.machine.decisions.view()
     found = shares(view)
     assert sum(found.values()) <= gpus
     wants = {i: count for i, count in found.items() if count < view.limits(view.jobs[i])[1] and count}
@@ -175,7 +175,7 @@ def test_without_stories_a_policy_hears_all_that_it_decides_by(policy):
             job.ended_s
             for job in Simulation(jobs, (line,), gpus=4, policy=policy, options=options, stories=stories)
             .run()
-            .jobs.values()
+            .run.jobs.values()
         ]
         for options in [{"interval": 100.0} if policy == "optimus" else {}]
         for stories in (True, False)

@@ -7,6 +7,7 @@ import pytest
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Pace
 from hpcsched.core.invariants import check
+from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.model import Role
 from hpcsched.policy import POLICIES
 from hpcsched.sim.engine import Simulation
@@ -36,7 +37,7 @@ def run(jobs, *, policy="marble", share=0.5, cost=0.03, gpus=4, watch=None, **re
 
 
 def ends(machine, jobs):
-    return {spec.name: machine.job_of(spec.name).ended_s for spec in jobs}
+    return {spec.name: machine.run.job_of(spec.name).ended_s for spec in jobs}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -45,19 +46,19 @@ def test_the_cluster_does_more_and_the_foreground_is_hardly_later(policy):
     alone, both = run(FRONT, policy=policy), run([*FRONT, *BACK], policy=policy)
     before, after = ends(alone, FRONT), ends(both, FRONT)
     for spec in FRONT:
-        job = alone.job_of(spec.name)
+        job = alone.run.job_of(spec.name)
         assert 0 <= after[spec.name] - before[spec.name] <= LIMIT * (before[spec.name] - job.submit_s)
-    assert both.finished
+    assert both.run.finished
     assert makespan(both) < makespan(alone) + 0.3 * 505
-    work = sum(job.spec.steps for job in both.jobs.values())
+    work = sum(job.spec.steps for job in both.run.jobs.values())
     assert work / makespan(both) > 1.2 * sum(spec.steps for spec in FRONT) / makespan(alone)
 
 
 def test_a_background_job_has_its_share_of_its_speed_beside_another():
     """5 steps a second instead of 10, but for the start and two pauses in which the other is measured."""
     machine = run([FRONT[0], BACK[0]], gpus=2, cost=0.0)
-    assert machine.job_of("f0").ended_s == pytest.approx(5 + 20_000 / 18)
-    assert 1000 < machine.job_of("b0").ended_s < 1000 + 5 + 2 * 45
+    assert machine.run.job_of("f0").ended_s == pytest.approx(5 + 20_000 / 18)
+    assert 1000 < machine.run.job_of("b0").ended_s < 1000 + 5 + 2 * 45
 
 
 @pytest.mark.parametrize("policy", ["marble", "planner"])
@@ -70,7 +71,7 @@ def test_whatever_it_would_cost_the_foreground_stays_within_what_it_tolerates(po
         late_s = after[spec.name] - before[spec.name]
         trying_s = 120 * cost * (1 + 0.5 + 0.25 + 0.125) + 120 * cost / 8
         assert late_s <= LIMIT * (before[spec.name] - spec.submit_at) + trying_s
-    assert both.finished
+    assert both.run.finished
 
 
 def test_guests_that_cost_too_much_at_any_pace_run_alone():
@@ -80,9 +81,9 @@ def test_guests_that_cost_too_much_at_any_pace_run_alone():
         paces.extend(action.share for action in actions if isinstance(action, Pace))
 
     machine = run([FRONT[0], BACK[0]], gpus=2, cost=0.9, watch=watch)
-    assert ("front", "back") in machine.lanes.costly
+    assert ("front", "back") in machine.mechanism(Background).lanes.costly
     assert min(share for share in paces if share) == 0.125
-    assert machine.job_of("b0").attempts[-1].start_s == machine.job_of("f0").ended_s
+    assert machine.run.job_of("b0").attempts[-1].start_s == machine.run.job_of("f0").ended_s
 
 
 def test_a_foreground_job_that_shares_nothing_is_not_a_second_later():
@@ -98,21 +99,21 @@ def test_the_background_fills_gpus_that_are_left_over():
 
     machine = run([FRONT[0], *BACK[:2]], watch=watch)
     assert {launch.gpus for launch in launches} == {(2,), (3,)}
-    assert machine.job_of("f0").ended_s == pytest.approx(5 + 20_000 / 18)
+    assert machine.run.job_of("f0").ended_s == pytest.approx(5 + 20_000 / 18)
 
 
 def test_a_background_run_goes_on_after_a_crash():
     """The agent starts anew at 300 s: guests are launched again, and measured again."""
     half = run([*FRONT, *BACK], cost=0.3)
-    devices = tuple(half.devices.values())
+    devices = tuple(half.ledger.devices.values())
     again = ev.AgentStarted(at=300.0, wall=1e9, devices=devices, policy="marble")
     machine = run([*FRONT, *BACK], cost=0.3, happenings=[again])
-    assert machine.finished
-    assert len(machine.lives) == 2
+    assert machine.run.finished
+    assert len(machine.run.lives) == 2
 
 
 def test_two_hundred_jobs_on_sixteen_gpus():
     jobs = [a_job(f"f{i}", "front", 3_000 + 100 * i, submit_at=30.0 * i) for i in range(60)]
     guests = [a_job(f"b{i}", "back", 2_000, gpus=1, background=True, submit_at=10.0 * i) for i in range(140)]
     machine = run([*jobs, *guests], gpus=16, stories=False)
-    assert machine.finished
+    assert machine.run.finished

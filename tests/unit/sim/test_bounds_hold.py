@@ -133,12 +133,12 @@ def test_no_simulated_run_beats_the_bounds(run, policy):
     specs, models, gpus, hosts = run
     name, options = policy
     machine = Simulation(specs, models, gpus=gpus, nodes=hosts, policy=name, options=options).run()
-    done = list(machine.jobs.values())
+    done = list(machine.run.jobs.values())
     assert all(job.state is JobState.COMPLETED for job in done)
     index = {spec.name: i for i, spec in enumerate(specs)}
     jobs = [
         BoundJob(
-            profile=machine.profile(job),
+            profile=machine.estimates.profile(job),
             steps=spec.steps,
             submit_s=spec.submit_at,
             gpus_min=spec.gpus_min,

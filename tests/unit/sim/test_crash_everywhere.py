@@ -9,6 +9,7 @@ import pytest
 from budget import share, slow
 
 from hpcsched.core import events as ev
+from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.model import Ended, JobState, Kind
 from hpcsched.policy import make_policy
 from hpcsched.store.replay import replay
@@ -98,11 +99,11 @@ def rehearsal(request, tmp_path_factory):
 
 
 def test_without_a_crash_no_step_is_done_twice(rehearsal):
-    assert rehearsal.machine.finished
+    assert rehearsal.machine.run.finished
     assert rehearsal.records > 30
-    kinds = {job.state for job in rehearsal.machine.jobs.values()}
+    kinds = {job.state for job in rehearsal.machine.run.jobs.values()}
     assert kinds == {JobState.COMPLETED, JobState.CANCELLED}
-    for job in rehearsal.machine.jobs.values():
+    for job in rehearsal.machine.run.jobs.values():
         assert job.repeated == 0
 
 
@@ -110,7 +111,7 @@ def test_without_a_crash_no_step_is_done_twice(rehearsal):
 def test_the_scene_in_place_is_cut_in_the_middle_of_resizes(tmp_path):
     """Both ways, with other things wanted meanwhile; and the journal alone leads to the same state."""
     rehearsal = Rehearsal(IN_PLACE, tmp_path)
-    ends = [attempt for job in rehearsal.machine.jobs.values() for attempt in job.attempts]
+    ends = [attempt for job in rehearsal.machine.run.jobs.values() for attempt in job.attempts]
     resized = [(a, b) for a, b in pairwise(ends) if a.ended is Ended.RESIZED]
     assert {len(a.gpus) < len(b.gpus) for a, b in resized} == {True, False}
     assert state_of(replay(tmp_path / "whole.jsonl", make_policy).machine) == state_of(rehearsal.machine)
@@ -127,14 +128,14 @@ def test_a_crash_at_every_record(rehearsal, torn):
 
     That no job is launched while it runs, and the steps add up, the simulation and the invariants check.
     """
-    expected = {job.spec.name: job.state for job in rehearsal.machine.jobs.values()}
+    expected = {job.spec.name: job.state for job in rehearsal.machine.run.jobs.values()}
     again = 0
     cuts = range(rehearsal.records + (not torn))
     for records in (tried := share(cuts)):
         before, end = rehearsal.crash(records, torn=torn)
-        assert {job.spec.name: job.state for job in end.jobs.values()} == expected, records
-        for job_id, job in before.jobs.items():
-            after = end.jobs[job_id]
+        assert {job.spec.name: job.state for job in end.run.jobs.values()} == expected, records
+        for job_id, job in before.run.jobs.items():
+            after = end.run.jobs[job_id]
             if job.state.final:
                 assert (after.state, after.ended_s, after.step) == (job.state, job.ended_s, job.step)
             if job.wanted == "cancel":
@@ -160,9 +161,9 @@ def test_a_held_job_is_still_held_after_a_crash(tmp_path):
     rehearsal = Rehearsal(scene, tmp_path)
     for records in range(rehearsal.records):
         _, end = rehearsal.crash(records, torn=False)
-        assert end.jobs[2].state is JobState.HELD
-        assert end.jobs[1].state in (JobState.SUSPENDED, JobState.HELD)
-        assert not end.active
+        assert end.run.jobs[2].state is JobState.HELD
+        assert end.run.jobs[1].state in (JobState.SUSPENDED, JobState.HELD)
+        assert not end.run.active
 
 
 def test_the_shared_scene_is_cut_while_guests_run_and_leave(tmp_path):
@@ -172,11 +173,11 @@ def test_the_shared_scene_is_cut_while_guests_run_and_leave(tmp_path):
     alone = beside = leaving = 0
     for records in range(rehearsal.records):
         before, end = rehearsal.crash(records, torn=False)
-        guests = [before.jobs[job_id] for job_id in before.lanes.guests]
-        shared = [job for job in guests if job.gpus[0] in before.holder]
+        guests = [before.run.jobs[job_id] for job_id in before.mechanism(Background).lanes.guests]
+        shared = [job for job in guests if job.gpus[0] in before.own.holder]
         alone, beside = alone + (len(shared) < len(guests)), beside + bool(shared)
         leaving += any(job.state is JobState.SUSPENDING for job in guests)
-        assert end.finished
+        assert end.run.finished
     assert min(alone, beside, leaving) > 0
 
 
@@ -184,8 +185,8 @@ def test_a_crash_after_a_crash_after_a_crash(tmp_path):
     rehearsal = Rehearsal(ONE_BY_ONE, tmp_path)
     for lives in (2, 3, 4):
         _, end = rehearsal.crash(rehearsal.records * lives // 5, torn=True)
-        assert end.finished
-        assert len(end.lives) == lives
+        assert end.run.finished
+        assert len(end.run.lives) == lives
         rehearsal.keep_crash()
     # x2 is cancelled, after the others' first checkpoints and before its turn.
-    assert [str(job.state) for job in end.jobs.values()] == ["COMPLETED"] * 2 + ["CANCELLED", "COMPLETED"]
+    assert [str(job.state) for job in end.run.jobs.values()] == ["COMPLETED"] * 2 + ["CANCELLED", "COMPLETED"]

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Resize, Suspend
+from hpcsched.core.mechanisms.background.mechanism import Background
+from hpcsched.core.mechanisms.elastic.mechanism import MIN_REL_GAIN, Elastic, worthwhile
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Why
-from hpcsched.core.transitions.elastic import WORTH, worthwhile
 from hpcsched.testing.builders import Driver, Planned, a_job, a_profile
 
 FLAT = {1: 1.0, 2: 1.02, 3: 1.03, 4: 1.0}
@@ -210,16 +211,16 @@ def test_what_a_job_proposed_is_forgotten_when_it_has_ended() -> None:
     proposes(driver, "x", STEEP)
     driver.resized("x", 500)
     driver.exits("x", 0)
-    assert driver.machine.proposals.of == {}
-    assert driver.machine.proposals.grown == {}
+    assert driver.machine.mechanism(Elastic).proposals.of == {}
+    assert driver.machine.mechanism(Elastic).proposals.grown == {}
 
 
 def test_what_a_job_expects_of_itself_is_no_measure_for_guests() -> None:
     driver = alone()
     x = driver.job("x")
-    assert driver.machine.lane_view().profile(x) is not None
+    assert driver.machine.mechanism(Background).view().profile(x) is not None
     proposes(driver, "x", FLAT)
-    assert driver.machine.lane_view().profile(x) is None
+    assert driver.machine.mechanism(Background).view().profile(x) is None
 
 
 def test_a_little_faster_is_not_worth_more_gpus() -> None:
@@ -236,7 +237,7 @@ def test_what_is_worthwhile_promises_no_more_and_hardly_less_than_was_said(rates
     found = worthwhile(rates)
     assert found.keys() == rates.keys()
     for count, rate in rates.items():
-        assert rate / (1 + WORTH) - 1e-9 <= found[count] <= rate
+        assert rate / (1 + MIN_REL_GAIN) - 1e-9 <= found[count] <= rate
 
 
 @pytest.mark.parametrize("policy", ["marble", "planner"])
@@ -300,15 +301,15 @@ def test_guests_beside_a_job_that_proposed_are_still_measured() -> None:
     proposes(driver, "x", STEEP)
     driver.resized("x", 500)
     driver.trains("x", 6.0)
-    speed = driver.machine.lanes.speed(driver.job("x"))
+    speed = driver.machine.mechanism(Background).lanes.speed(driver.job("x"))
     assert speed is not None
-    assert driver.machine.lessons.seen == {}, "what it does says nothing of its model"
+    assert driver.machine.estimates.lessons.seen == {}, "what it does says nothing of its model"
 
 
 def test_news_of_an_attempt_that_is_over_counts_for_nothing() -> None:
     driver = alone()
     assert driver.tell(ev.ScalingProposed, "x", attempt=7, rates=STEEP, batch=1.0) == []
-    assert driver.machine.proposals.of == {}
+    assert driver.machine.mechanism(Elastic).proposals.of == {}
 
 
 def test_a_secondary_is_promoted_to_what_it_proposes() -> None:
@@ -336,11 +337,11 @@ def test_the_planner_goes_by_what_a_job_proposes() -> None:
 
 def test_only_another_best_count_is_news_for_a_plan() -> None:
     driver = alone()
-    before = driver.machine.news
+    before = driver.machine.run.news
     proposes(driver, "x", {1: 1.0, 2: 1.8, 3: 1.8})  # two GPUs are best, as its profile says
-    assert driver.machine.news == before
+    assert driver.machine.run.news == before
     proposes(driver, "x", STEEP)
-    assert driver.machine.news == before + 1
+    assert driver.machine.run.news == before + 1
 
 
 def test_proposals_are_facts_a_replay_knows_them() -> None:
@@ -353,8 +354,8 @@ def test_proposals_are_facts_a_replay_knows_them() -> None:
     other = Machine(make_policy)
     for event in driver.events:
         other.handle(event)
-    assert other.proposals == driver.machine.proposals
-    assert other.jobs[1].gpus == driver.job("x").gpus
+    assert other.mechanism(Elastic).proposals == driver.machine.mechanism(Elastic).proposals
+    assert other.run.jobs[1].gpus == driver.job("x").gpus
 
 
 @settings(max_examples=examples(60))
@@ -364,7 +365,7 @@ def test_whatever_jobs_propose_no_gpu_idles_while_a_job_that_fits_waits(data: st
     specs = [a_job(f"j{i}", steps=10_000, gpus=(1, 4)) for i in range(3)]
     driver = Driver(*specs, gpus=4, profiles=[a_profile(s.name, [1.0, 1.4]) for s in specs])
     for number in range(data.draw(st.integers(1, 25))):
-        active = [job for job in driver.machine.jobs.values() if job.state.active]
+        active = [job for job in driver.machine.run.jobs.values() if job.state.active]
         what = data.draw(st.sampled_from(["ready", "propose", "resized", "stays", "exit", "submit"]))
         job = data.draw(st.sampled_from(active)) if active else None
         if what == "submit":
@@ -382,9 +383,12 @@ def test_whatever_jobs_propose_no_gpu_idles_while_a_job_that_fits_waits(data: st
             driver.stays(job.id)
         elif what == "exit" and job.ready:
             driver.exits(job.id, 0)
-        waiting = [driver.machine.jobs[i] for i in driver.machine.queue.walk(driver.machine.rooms().fits)]
-        assert not waiting or any(other.resizing for other in driver.machine.active.values())
-        for other in driver.machine.active.values():
+        waiting = [
+            driver.machine.run.jobs[i]
+            for i in driver.machine.own.queue.walk(driver.machine.ledger.free_by_host().fits)
+        ]
+        assert not waiting or any(other.resizing for other in driver.machine.run.active.values())
+        for other in driver.machine.run.active.values():
             assert other.width >= other.spec.gpus_min
 
 

@@ -23,7 +23,7 @@ def story(driver: Driver, job: str) -> list[str]:
 
 
 def learnt(driver: Driver, job: str) -> dict[int, float] | None:
-    profile = driver.machine.profile(driver.job(job))
+    profile = driver.machine.estimates.profile(driver.job(job))
     return dict(profile.throughput) if profile and profile.source == "learned" else None
 
 
@@ -53,9 +53,9 @@ def test_stretches_of_few_steps_or_little_time_are_no_samples(steps, seconds):
     driver.runs("x")
     reports(driver, "x", 0, 0)
     reports(driver, "x", seconds, steps)
-    assert driver.machine.lessons.seen == {}
+    assert driver.machine.estimates.lessons.seen == {}
     reports(driver, "x", seconds + 100, steps + 100)  # the stretch goes on, and counts when it is long enough
-    (seen,) = driver.machine.lessons.seen["new", 1].values()
+    (seen,) = driver.machine.estimates.lessons.seen["new", 1].values()
     assert seen.rates == [(steps + 100) / (seconds + 100)]
 
 
@@ -82,9 +82,9 @@ def test_no_sample_goes_across_what_happens_on_its_host(change):
         case "leaves":
             driver.leaves("y", 1)
     reports(driver, "x", 100, 55)
-    assert driver.machine.lessons.seen == {}
+    assert driver.machine.estimates.lessons.seen == {}
     reports(driver, "x", 200, 65)
-    (seen,) = driver.machine.lessons.seen["new", 1].values()
+    (seen,) = driver.machine.estimates.lessons.seen["new", 1].values()
     assert seen.rate == 0.1
 
 
@@ -96,7 +96,7 @@ def test_what_happens_on_another_host_does_not_matter():
     driver.submit(a_job("y", "other", 9000, gpus=1))
     driver.runs("y")
     reports(driver, "x", 100, 100)
-    assert driver.machine.lessons.seen["new", 1][1].rates == [1.0]
+    assert driver.machine.estimates.lessons.seen["new", 1][1].rates == [1.0]
 
 
 def test_each_attempt_is_timed_for_itself():
@@ -109,7 +109,7 @@ def test_each_attempt_is_timed_for_itself():
     driver.resume("x")
     driver.runs("x")
     reports(driver, "x", 110, 50)
-    assert driver.machine.lessons.seen == {}
+    assert driver.machine.estimates.lessons.seen == {}
 
 
 def test_a_leaving_job_teaches_nothing():
@@ -117,7 +117,7 @@ def test_a_leaving_job_teaches_nothing():
     driver.runs("x")
     driver.suspend("x")
     driver.trains("x", 3.0)
-    assert driver.machine.lessons.seen == {}
+    assert driver.machine.estimates.lessons.seen == {}
 
 
 def test_an_attempt_is_timed_from_where_it_goes_on():
@@ -132,7 +132,7 @@ def test_an_attempt_is_timed_from_where_it_goes_on():
     driver.job("x").step = 100_000
     driver.now = 20.0
     driver.trains("x", 4.0)
-    assert driver.machine.lessons.seen["new", 1][1].rates == [4.0] * 4
+    assert driver.machine.estimates.lessons.seen["new", 1][1].rates == [4.0] * 4
 
 
 def test_a_wrong_clock_spoils_no_sample():
@@ -144,7 +144,7 @@ def test_a_wrong_clock_spoils_no_sample():
     news = Progress(job_id=about.id, attempt=1, step=about.step + 1, done_s=1400.0)
     driver.tell(ev.ProgressObserved, progress=(news,))
     driver.trains("x", 4.0)
-    assert all(3.9 < rate < 4.2 for rate in driver.machine.lessons.seen["new", 1][1].rates)
+    assert all(3.9 < rate < 4.2 for rate in driver.machine.estimates.lessons.seen["new", 1][1].rates)
 
 
 def test_of_a_bogus_sample_nothing_is_left_in_the_end():
@@ -153,7 +153,7 @@ def test_of_a_bogus_sample_nothing_is_left_in_the_end():
     driver.trains("x", 10.0)
     reports(driver, "x", driver.now + 10, driver.job("x").step + 1_000_000)
     driver.trains("x", 10.0, seconds=400)
-    assert driver.machine.profile(driver.job("x")) is LINE
+    assert driver.machine.estimates.profile(driver.job("x")) is LINE
 
 
 # --- what it changes ----------------------------------------------------------------------------------
@@ -163,10 +163,10 @@ def test_of_a_bogus_sample_nothing_is_left_in_the_end():
 def test_a_profile_that_holds_is_left_alone(rate):
     driver = Driver(a_job("x", "line", 90_000), gpus=4, profiles=[LINE])
     driver.runs("x")
-    news = driver.machine.news
+    news = driver.machine.run.news
     driver.trains("x", rate)
-    assert driver.machine.profile(driver.job("x")) is LINE
-    assert driver.machine.news == news
+    assert driver.machine.estimates.profile(driver.job("x")) is LINE
+    assert driver.machine.run.news == news
 
 
 def test_a_profile_that_is_contradicted_is_corrected_and_explain_says_by_what():
@@ -179,7 +179,7 @@ def test_a_profile_that_is_contradicted_is_corrected_and_explain_says_by_what():
     assert rates and rates[4] == pytest.approx(20.0, rel=1e-6)
     # The machine may be slower than the one measured on: other counts are taken to be slower too, by less.
     assert 15.0 < rates[3] < 30.0 and 5.0 < rates[1] < 10.0
-    spread = driver.machine.profile(driver.job("y")).spread
+    spread = driver.machine.estimates.profile(driver.job("y")).spread
     assert spread[4] < 0.001 < 0.05 < spread[3] <= spread[1] < 0.25
 
 
@@ -187,9 +187,9 @@ def test_once_corrected_it_is_not_told_again():
     driver = Driver(a_job("x", "line", 900_000), gpus=4, profiles=[LINE])
     driver.runs("x")
     driver.trains("x", 20.0)
-    told, news = len(driver.job("x").story), driver.machine.news
+    told, news = len(driver.job("x").story), driver.machine.run.news
     driver.trains("x", 20.0, seconds=500)
-    assert (len(driver.job("x").story), driver.machine.news) == (told, news)
+    assert (len(driver.job("x").story), driver.machine.run.news) == (told, news)
 
 
 @pytest.mark.parametrize("noise", [0.3, 0.8, 2.0])
@@ -199,11 +199,11 @@ def test_noise_is_no_news_for_ever(noise, wrong):
     random, driver = Random(1), Driver(a_job("x", "m", 9_000_000, gpus=1), gpus=1)
     driver.tell(ev.ProfilesLoaded, profiles=(a_profile("m", [100.0 * wrong]),))
     driver.runs("x")
-    news, step = driver.machine.news, 0
+    news, step = driver.machine.run.news, 0
     for look in range(200):
         reports(driver, "x", 10.0 * look, step)
         step += max(5, round(1000 * random.lognormvariate(0.0, noise)))
-    assert driver.machine.news - news < 12
+    assert driver.machine.run.news - news < 12
 
 
 def test_a_newly_loaded_profile_that_holds_takes_the_place_of_what_was_learnt():
@@ -212,7 +212,7 @@ def test_a_newly_loaded_profile_that_holds_takes_the_place_of_what_was_learnt():
     driver.trains("x", 40.0)
     assert learnt(driver, "x")
     driver.tell(ev.ProfilesLoaded, profiles=(LINE,))
-    assert driver.machine.profile(driver.job("x")) is LINE
+    assert driver.machine.estimates.profile(driver.job("x")) is LINE
     driver.tell(ev.ProfilesLoaded, profiles=(a_profile("line", [1.0, 2.0]),))
     rates = learnt(driver, "x")
     assert rates and rates[4] == pytest.approx(40.0, rel=1e-3)
@@ -223,8 +223,8 @@ def test_marble_takes_only_counts_that_were_seen_and_planners_estimate_the_other
     driver.runs("x")
     driver.trains("x", 8.0)
     job = driver.job("x")
-    assert driver.machine.profile(job).throughput == {2: 8.0}
-    curve = driver.machine.curve(job)
+    assert driver.machine.estimates.profile(job).throughput == {2: 8.0}
+    curve = driver.machine.estimates.curve(job)
     assert curve.rate(2) == pytest.approx(8.0)
     assert 8.0 < curve.rate(4) < 16.0 and 4.0 < curve.rate(1) < 8.0
     assert curve.spread[2] < curve.spread[3] < curve.spread[8]
@@ -245,8 +245,8 @@ def test_a_set_without_any_profile_converges_to_good_counts():
         *(a_job(f"j{i}", "flat", 4000, submit_at=600.0) for i in range(12)),
     ]
     done = run_without_profiles(jobs, [FLAT], gpus=4)
-    assert {job.state for job in done.jobs.values()} == {JobState.COMPLETED}
-    late = [len(job.attempts[0].gpus) for job in done.jobs.values() if job.id > 5]
+    assert {job.state for job in done.run.jobs.values()} == {JobState.COMPLETED}
+    late = [len(job.attempts[0].gpus) for job in done.run.jobs.values() if job.id > 5]
     assert late == [1] * 8
     known, _ = simulate(jobs, [FLAT], gpus=4, policy="marble")
     assert makespan(done) < 0.5 * makespan(known)
@@ -254,7 +254,7 @@ def test_a_set_without_any_profile_converges_to_good_counts():
 
 def test_without_profiles_a_model_that_scales_still_gets_what_is_free():
     done = run_without_profiles([a_job("only", "line", 40_000)], [LINE], gpus=4)
-    (job,) = done.jobs.values()
+    (job,) = done.run.jobs.values()
     assert len(job.current.gpus) == 4
     assert makespan(done) < 1.1 * 1000
 
@@ -266,7 +266,7 @@ def test_a_wrong_profile_is_found_out_and_planned_anew():
     took = {}
     for policy in ("marble", "planner"):
         done = Simulation(jobs, [wrong], gpus=4, policy=policy, truth=[FLAT]).run()
-        assert done.profile(done.jobs[1]).source == "learned"
+        assert done.estimates.profile(done.run.jobs[1]).source == "learned"
         took[policy] = makespan(done)
     # Ten jobs of 2000 s on four GPUs: three rounds.
     assert took["planner"] < 1.1 * 6000 < took["marble"]
@@ -276,8 +276,10 @@ def test_the_simulator_learns_nothing_where_profiles_are_the_truth():
     jobs = [a_job(f"j{i}", "line", 9000) for i in range(5)]
     exact = Simulation(jobs, [LINE], gpus=4, policy="planner", truth=[LINE]).run()
     plain = Simulation(jobs, [LINE], gpus=4, policy="planner").run()
-    assert exact.lessons.beliefs == {}
-    assert [job.ended_s for job in exact.jobs.values()] == [job.ended_s for job in plain.jobs.values()]
+    assert exact.estimates.lessons.beliefs == {}
+    assert [job.ended_s for job in exact.run.jobs.values()] == [
+        job.ended_s for job in plain.run.jobs.values()
+    ]
 
 
 def test_a_replay_of_the_events_learns_the_same():
@@ -286,7 +288,7 @@ def test_a_replay_of_the_events_learns_the_same():
     done = Simulation(
         jobs, (), gpus=4, policy="planner", truth=[FLAT], watch=lambda event, *_: told.append(event)
     ).run()
-    assert done.lessons.beliefs
+    assert done.estimates.lessons.beliefs
     again = Machine(make_policy)
     for event in told:
         again.handle(event)

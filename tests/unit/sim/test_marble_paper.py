@@ -56,7 +56,7 @@ def test_job_set_2_step_by_step():
         "549: resume 3-ResNet-101 primary on 0,4,5",
         "608: 3-ResNet-101 is done",
     ]
-    assert [job.suspensions for job in machine.jobs.values()] == [0, 0, 1]
+    assert [job.suspensions for job in machine.run.jobs.values()] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("number", SETS)
@@ -71,7 +71,7 @@ def test_makespans_of_table_ii(number):
 def test_exclusive_is_one_after_the_other_on_all_gpus(number):
     machine, _ = simulate(jobs(number), SUMMIT, policy="exclusive")
     ended = 0.0
-    for job in machine.jobs.values():
+    for job in machine.run.jobs.values():
         (attempt,) = job.attempts
         assert attempt.gpus == (0, 1, 2, 3, 4, 5)
         assert attempt.start_s == ended
@@ -83,7 +83,7 @@ def test_promoting_only_where_it_pays_is_never_worse(number):
     pays, _ = simulate(jobs(number), SUMMIT, promote="pays")
     always, _ = simulate(jobs(number), SUMMIT, promote="always")
     assert makespan(pays) <= makespan(always)
-    for careful, eager in zip(pays.jobs.values(), always.jobs.values(), strict=True):
+    for careful, eager in zip(pays.run.jobs.values(), always.run.jobs.values(), strict=True):
         assert careful.ended_s <= eager.ended_s
 
 
@@ -97,7 +97,7 @@ def test_set_3_is_where_the_papers_promotion_costs_more_than_it_gains():
 @pytest.mark.parametrize("promote", ["pays", "always", "never"])
 def test_no_step_is_lost_or_done_twice(number, promote):
     machine, _ = simulate(jobs(number), SUMMIT, promote=promote)
-    for job in machine.jobs.values():
+    for job in machine.run.jobs.values():
         assert job.state == "COMPLETED"
         assert job.steps_repeated == 0
         at = 0
@@ -124,7 +124,7 @@ def test_a_suspended_job_goes_on_at_the_very_step_it_stopped_at():
         "30: resume second primary on 0,3,4,5",
         "128: second is done",
     ]
-    saved, resumed = machine.jobs[2].attempts
+    saved, resumed = machine.run.jobs[2].attempts
     assert (saved.to_step, resumed.from_step, resumed.to_step) == (70, 70, 1000)
-    assert machine.jobs[2].repeated == 0
+    assert machine.run.jobs[2].repeated == 0
     assert saved.role is Role.SECONDARY and resumed.role is Role.PRIMARY

@@ -19,7 +19,7 @@ ALL = (THREE, FOUR, FIVE)
 
 
 def leases(driver):
-    return {job.spec.name: job.gpus for job in driver.machine.jobs.values() if job.state.active}
+    return {job.spec.name: job.gpus for job in driver.machine.run.jobs.values() if job.state.active}
 
 
 def reasons(driver, job):
@@ -129,7 +129,7 @@ def test_older_means_submitted_earlier_not_started_earlier():
     assert len(leases(driver)["young"]) == 3
     driver.exits("a", 0)  # young is promoted; old resumed on the one that is left
     driver.resume("old")
-    assert {job.id: len(job.gpus) for job in driver.machine.active.values()} == {3: 5}
+    assert {job.id: len(job.gpus) for job in driver.machine.run.active.values()} == {3: 5}
 
 
 def test_no_promotion_in_parts():
@@ -225,7 +225,7 @@ def test_a_job_that_needs_more_than_is_free_is_passed_and_starts_when_it_fits():
         "33: a is done",
     ]
     assert story[-2:] == ["33: start big primary on 0,1,2,3,4", "53: big is done"]
-    assert machine.finished
+    assert machine.run.finished
 
 
 def test_fixed_and_ranges_of_gpus():
@@ -237,7 +237,7 @@ def test_fixed_and_ranges_of_gpus():
     driver = Driver(*specs, gpus=12, profiles=ALL)
     assert {k: len(v) for k, v in leases(driver).items()} == {"two": 2, "few": 3, "many": 4}
     assert reasons(driver, "two")[-1] == "the job asks for 2 GPUs"
-    assert {job.role for job in driver.machine.jobs.values()} == {Role.PRIMARY}
+    assert {job.role for job in driver.machine.run.jobs.values()} == {Role.PRIMARY}
 
 
 # --- models never measured -------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_learnt_throughput_counts_from_the_next_decision_on():
     driver = Driver(a_job("x", "new"), a_job("y", "new", after=("x",)), profiles=ALL)
     driver.runs("x")
     driver.trains("x", rate=2.5)
-    profile = driver.machine.profile(driver.job("y"))
+    profile = driver.machine.estimates.profile(driver.job("y"))
     assert (profile.source, profile.throughput) == ("learned", {3: 2.5})
     driver.exits("x", 0)
     assert leases(driver) == {"y": (0, 1, 2)}
@@ -315,8 +315,8 @@ def test_exclusive_keeps_the_order():
     driver = Driver(policy="exclusive", profiles=ALL)
     driver.submit(*(a_job(f"j{i}", "three") for i in range(5)))
     order = []
-    while driver.machine.active:
-        (job,) = driver.machine.active.values()
+    while driver.machine.run.active:
+        (job,) = driver.machine.run.active.values()
         order.append(job.id)
         driver.exits(job.id, 0)
     assert order == [1, 2, 3, 4, 5]
@@ -346,7 +346,7 @@ def test_a_lost_device_in_a_simulation():
         "10: start a primary on 1,2",
         "55: a is done",
     ]
-    assert machine.jobs[1].repeated == 30
+    assert machine.run.jobs[1].repeated == 30
 
 
 @pytest.mark.parametrize("cut", [0.0, 10.0, 25.0, 31.0, 33.0, 60.0])
@@ -363,11 +363,11 @@ def test_from_the_present_state_a_simulation_goes_on_as_it_would_have(cut):
     whole, _ = simulate(specs, slow, promote="always")
 
     first = Simulation(specs, slow, gpus=6, options={"promote": "always"}).run(until=cut)
-    assert first.now == cut
+    assert first.run.now == cut
     rest = Simulation((), slow, machine=first).run()
-    assert rest.finished
+    assert rest.run.finished
     assert makespan(rest) == pytest.approx(makespan(whole), rel=0.01)
-    assert all(job.repeated == 0 for job in rest.jobs.values())
+    assert all(job.repeated == 0 for job in rest.run.jobs.values())
 
 
 def test_a_simulation_needs_profiles_and_steps():

@@ -12,9 +12,9 @@ from hpcsched.cli.run.results import result_of
 from hpcsched.core import events as ev
 from hpcsched.core.actions import SetTimer
 from hpcsched.core.invariants import check
+from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.reasons import Why
-from hpcsched.core.transitions.attempts import PACKS
 from hpcsched.policy import POLICIES
 from hpcsched.report.gantt import _seats
 from hpcsched.report.result import summarise
@@ -41,7 +41,7 @@ def run(jobs, *, gpus=1, policy="marble", **rest):
 
 
 def ends(machine):
-    return [round(job.ended_s, 3) for job in machine.jobs.values()]
+    return [round(job.ended_s, 3) for job in machine.run.jobs.values()]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -49,19 +49,19 @@ def test_eight_small_jobs_train_as_one_in_the_time_of_their_packed_steps(policy)
     """8 x 100 s one after the other; 1,000 steps of 0.24 s as one."""
     machine = run([packed(f"j{i}") for i in range(8)], policy=policy)
     assert ends(machine) == [240.0] * 8
-    assert [job.attempts[0].role for job in machine.jobs.values()] == [Role.PRIMARY] + [Role.PACKED] * 7
+    assert [job.attempts[0].role for job in machine.run.jobs.values()] == [Role.PRIMARY] + [Role.PACKED] * 7
 
 
 def test_a_gpu_that_is_free_is_better_than_a_seat():
     machine = run([packed(f"j{i}") for i in range(4)], gpus=4)
     assert ends(machine) == [100.0] * 4
-    assert not any(job.current.role is Role.PACKED for job in machine.jobs.values())
+    assert not any(job.current.role is Role.PACKED for job in machine.run.jobs.values())
 
 
 def test_they_are_spread_over_the_gpus_and_go_where_others_are_like_them():
     jobs = [packed(f"j{i}", args={"width": 32 * (1 + i % 2)}) for i in range(8)]
     machine = run(jobs, gpus=2)
-    gpus = [job.current.gpus[0] for job in machine.jobs.values()]
+    gpus = [job.current.gpus[0] for job in machine.run.jobs.values()]
     assert gpus == [0, 1] * 4
 
 
@@ -92,10 +92,12 @@ def test_nobody_rides_while_another_waits_for_the_gpu():
 
 def test_when_the_holder_leaves_the_next_has_the_gpu():
     machine = run([packed("short", steps=500), packed("long", steps=1000), packed("never", steps=800)])
-    short, long, never = machine.jobs.values()
+    short, long, never = machine.run.jobs.values()
     assert (short.attempts[0].role, long.attempts[0].role) == (Role.PRIMARY, Role.PACKED)
-    assert machine.packs.inherited_s == {(long.id, 1): short.ended_s}
-    assert [machine.packs.held_from_s(job.id, job.attempts[0]) for job in (short, never)] == [0.0, None]
+    assert machine.mechanism(Packing).packs.inherited_s == {(long.id, 1): short.ended_s}
+    assert [
+        machine.mechanism(Packing).packs.held_from_s(job.id, job.attempts[0]) for job in (short, never)
+    ] == [0.0, None]
     result = result_of(machine)
     assert result.gpu_hours * 3600 == pytest.approx(long.ended_s)
     assert result.utilisation == pytest.approx(1.0)
@@ -107,7 +109,7 @@ def test_what_packed_jobs_do_says_nothing_of_what_their_models_can():
     assert driver.job("b").state is JobState.STARTING
     driver.runs("a", "b")
     driver.trains("a", rate=1.0, seconds=400.0)
-    assert not driver.machine.lessons.beliefs
+    assert not driver.machine.estimates.lessons.beliefs
 
 
 def test_one_that_leaves_its_pack_gets_a_gpu_of_its_own_and_no_company():
@@ -155,7 +157,7 @@ def test_one_that_is_stopped_while_it_starts_may_ride_again():
     driver.drain()
     driver.exits("b", 75, None, None)
     driver.exits("a", 75, 10, 10)
-    assert not driver.machine.packs.alone
+    assert not driver.machine.mechanism(Packing).packs.alone
     driver.start_agent(1)
     assert [driver.job(name).role for name in "ab"] == [Role.PRIMARY, Role.PACKED]
 
@@ -176,11 +178,11 @@ def test_a_lost_gpu_ends_all_that_train_there():
     driver.submit(*(packed(name, kind=Kind.TRAINER, trainer="m:T") for name in "abcd"))
     for name in "abcd":
         driver.runs(name)
-    there = [job for job in driver.machine.active.values() if job.gpus == (0,)]
+    there = [job for job in driver.machine.run.active.values() if job.gpus == (0,)]
     assert len(there) == 2
     driver.lose(0)
     assert all(job.wanted for job in there)
-    assert not any(job.wanted for job in driver.machine.active.values() if job.gpus == (1,))
+    assert not any(job.wanted for job in driver.machine.run.active.values() if job.gpus == (1,))
 
 
 def test_explain_tells_with_whom_a_job_trains_and_why_one_that_waits_does_not():
@@ -208,13 +210,13 @@ def test_explain_names_no_gpu_to_one_that_left_its_pack_and_none_whose_job_is_no
     assert "not on GPU 1: 2 train there, at most 2 may" in told and "GPU 0" not in told
     driver.exits("b", 75, 0, None)
     assert driver.job("b").state is JobState.PENDING
-    assert driver.job("b").id in driver.machine.packs.alone
+    assert driver.job("b").id in driver.machine.mechanism(Packing).packs.alone
     assert "not on GPU" not in what_is_next(driver.machine, driver.job("b"))
 
 
 def test_in_a_gantt_chart_packed_jobs_are_one_above_the_other():
     machine = run([packed("short", steps=500), packed("long", steps=1000), packed("last", steps=800)])
-    result = summarise(machine.jobs.values(), policy="marble", gpus=1)
+    result = summarise(machine.run.jobs.values(), policy="marble", gpus=1)
     bars = [(job, attempt) for job in result.jobs for attempt in job.attempts]
     assert _seats(bars, result.makespan_s) == {(1, 0.0): (0, 3), (2, 0.0): (1, 3), (3, 0.0): (2, 3)}
 
@@ -224,16 +226,16 @@ def test_what_is_known_not_to_fit_into_the_memory_is_not_packed():
     fits = replace(SMALL, packed_mib={1: 4000.0, 2: 6000.0})
     driver = Driver(gpus=1, profiles=[fits])
     small = {"kind": Kind.TRAINER, "trainer": "m:T"}
-    driver.machine.devices[0] = replace(driver.machine.devices[0], memory_mib=8000.0)
+    driver.machine.ledger.devices[0] = replace(driver.machine.ledger.devices[0], memory_mib=8000.0)
     driver.submit(*(packed(name, **small) for name in "abc"))
-    assert [str(job.state) for job in driver.machine.jobs.values()] == ["STARTING", "STARTING", "PENDING"]
+    assert [str(job.state) for job in driver.machine.run.jobs.values()] == ["STARTING", "STARTING", "PENDING"]
     assert "not on GPU 0: 3 of them do not fit into its memory" in what_is_next(
         driver.machine, driver.job("c")
     )
 
 
 def parted(machine):
-    return [job.spec.name for job in machine.jobs.values() if said(job, Why.PARTED)]
+    return [job.spec.name for job in machine.run.jobs.values() if said(job, Why.PARTED)]
 
 
 def said(job, why):
@@ -244,13 +246,17 @@ def wait(driver, seconds):
     """So long nothing happens but what packs are to be looked at for."""
     until = driver.now + seconds
     while True:
-        asked = (action for action in driver.actions if isinstance(action, SetTimer) and action.key == PACKS)
+        asked = (
+            action
+            for action in driver.actions
+            if isinstance(action, SetTimer) and action.key == Packing.timer
+        )
         due = min((action.due for action in asked if driver.now < action.due <= until), default=None)
         if due is None:
             driver.now = until
             return
         driver.now = due
-        driver.tell(ev.TimerFired, key=PACKS)
+        driver.tell(ev.TimerFired, key=Packing.timer)
 
 
 SLOW = a_profile("slow", [10.0], start_s=1.0, resume_s=2.0, suspend_s=1.0)
@@ -263,7 +269,7 @@ def test_who_rides_goes_to_a_gpu_that_stays_free_for_as_long_as_going_there_take
     machine = Simulation(
         jobs, [SLOW], gpus=2, policy=policy, watch=lambda event, actions, machine: check(machine)
     ).run()
-    a, b, c = machine.jobs.values()
+    a, b, c = machine.run.jobs.values()
     assert b.ended_s == 50.0
     assert parted(machine) == ["c"]
     (note,) = (note for note in c.story if note.reason.why is Why.PARTED)
@@ -277,10 +283,10 @@ def test_who_rides_goes_to_a_gpu_that_stays_free_for_as_long_as_going_there_take
 def test_under_a_planner_nobody_rides_who_is_about_to_get_a_gpu():
     jobs = [packed("a", "slow"), packed("b", "slow", steps=400), packed("c", "slow", submit_at=5.0)]
     machine = Simulation(jobs, [SLOW], gpus=3, policy="planner").run()
-    assert [job.attempts[0].role for job in machine.jobs.values()].count(Role.PACKED) == 0
+    assert [job.attempts[0].role for job in machine.run.jobs.values()].count(Role.PACKED) == 0
     machine = Simulation(jobs, [SLOW], gpus=2, policy="planner").run()
     assert parted(machine) == ["c"]
-    assert [attempt.gpus for attempt in machine.jobs[3].attempts] == [(0,), (1,)]
+    assert [attempt.gpus for attempt in machine.run.jobs[3].attempts] == [(0,), (1,)]
 
 
 def test_nobody_parts_for_what_is_not_worth_its_cost_or_while_another_waits():
@@ -308,7 +314,7 @@ def test_one_whose_work_is_not_known_parts_when_it_has_trained_long_enough_to_be
         driver.runs(name)
     driver.exits("b", 0, 10, 10)
     c = driver.job("c")
-    cost_s = driver.machine._save_s(c) + driver.machine._launch_s(c, 1, first=False)
+    cost_s = driver.machine.estimates.save_s(c) + driver.machine.estimates.launch_s(c, 1, first=False)
     wait(driver, 2 * cost_s - 0.5)
     assert c.state is JobState.RUNNING
     wait(driver, 1.0)
@@ -328,16 +334,16 @@ def test_a_job_parts_once_and_no_more_leave_than_there_are_gpus():
     for i in (1, 4, 7):  # all that are on GPU 1
         driver.exits(f"j{i}", 0, 10, 10)
     wait(driver, 600.0)
-    leaving = [job for job in driver.machine.active.values() if job.state is JobState.SUSPENDING]
+    leaving = [job for job in driver.machine.run.active.values() if job.state is JobState.SUSPENDING]
     assert [job.gpus for job in leaving] == [(0,)]
-    driver.tell(ev.TimerFired, key=PACKS)  # asked again while one is still on its way
-    assert sum(job.state is JobState.SUSPENDING for job in driver.machine.active.values()) == 1
+    driver.tell(ev.TimerFired, key=Packing.timer)  # asked again while one is still on its way
+    assert sum(job.state is JobState.SUSPENDING for job in driver.machine.run.active.values()) == 1
     name = leaving[0].spec.name
     driver.exits(name, 75, 20, 20)
     driver.runs(name)
     wait(driver, 600.0)
     assert driver.job(name).state is JobState.RUNNING
-    assert len([j for j in driver.machine.active.values() if j.state is JobState.SUSPENDING]) == 0
+    assert len([j for j in driver.machine.run.active.values() if j.state is JobState.SUSPENDING]) == 0
 
 
 def test_one_whose_gpu_was_taken_on_its_way_rides_again_and_stays():
@@ -356,7 +362,7 @@ def test_one_whose_gpu_was_taken_on_its_way_rides_again_and_stays():
     driver.runs("plain", "c")
     driver.exits("plain", 0, 100, 100)
     wait(driver, 600.0)
-    driver.tell(ev.TimerFired, key=PACKS)
+    driver.tell(ev.TimerFired, key=Packing.timer)
     assert c.state is JobState.RUNNING
 
 
@@ -391,7 +397,7 @@ def test_sets_of_all_kinds_of_jobs_come_to_their_end(policy):
             policy=policy,
             watch=lambda event, actions, machine: check(machine),
         )
-        assert simulation.run().finished
+        assert simulation.run().run.finished
 
 
 def _without_gpus(about):

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from hpcsched.core import events as ev
 from hpcsched.core.invariants import check
+from hpcsched.core.mechanisms.cpu.layout import cores_of, counted
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import Ended, JobState
 from hpcsched.core.reasons import Why
-from hpcsched.core.resources.cpu_layout import cores_of, counted
 from hpcsched.errors import ConfigError
 from hpcsched.planning.ps.calibrated import CLUSTERS, GBPS, WORKLOADS, workload
 from hpcsched.planning.ps.model import Link, PsModel, usage
@@ -56,7 +57,7 @@ def simulated(jobs, trainings, cpus, *, until=inf, rule="dtconfig", **rest):
 def alone(training, cpus, *, until=86_400.0, **rest):
     """The job of a training that has all cores for itself, and its search in the end."""
     machine = simulated([a_training("it", "m", cpus)], {"m": training}, cpus, until=until, **rest)
-    return machine.jobs[1], machine.cores.of[1].memory
+    return machine.run.jobs[1], machine.mechanism(Cpu).cores.of[1].memory
 
 
 def rates(job, training):
@@ -158,9 +159,9 @@ def test_what_is_simulated_twice_is_the_same():
     training = Training(model=workload("ResNet-50", A), link=A.link)
     jobs = [a_training(f"j{i}", "m", 60, 2000, submit_at=100.0 * i) for i in range(3)]
     one, other = (simulated(jobs, {"m": training}, 100) for _ in range(2))
-    for job in one.jobs.values():
-        assert job.attempts == other.jobs[job.id].attempts
-        assert job.story == other.jobs[job.id].story
+    for job in one.run.jobs.values():
+        assert job.attempts == other.run.jobs[job.id].attempts
+        assert job.story == other.run.jobs[job.id].story
 
 
 # -- several trainings on the same cores ---------------------------------------------------------------
@@ -171,7 +172,7 @@ def test_three_share_the_cores_and_grow_as_others_end():
     steps = (3000, 6000, 20_000)
     jobs = [a_training(f"j{i}", "m", 30, steps[i]) for i in range(3)]
     machine = simulated(jobs, {"m": Training(model=PLAIN)}, 30)
-    found = list(machine.jobs.values())
+    found = list(machine.run.jobs.values())
     assert all(job.state is JobState.COMPLETED and job.step == job.spec.steps for job in found)
     assert [job.started_s for job in found] == [0.0] * 3
     assert [cores_of(job.attempts[0].seats) for job in found] == pytest.approx([FIRST_PART * 30] * 3)
@@ -197,8 +198,8 @@ def test_who_comes_first_starts_first():
         a_training("small", "m", 2, 300, submit_at=1001.0),
     ]
     machine = simulated(jobs, {"m": Training(model=PLAIN)}, 10)
-    first, large, small = machine.jobs.values()
-    assert all(job.state is JobState.COMPLETED for job in machine.jobs.values())
+    first, large, small = machine.run.jobs.values()
+    assert all(job.state is JobState.COMPLETED for job in machine.run.jobs.values())
     assert 1001.0 < large.started_s <= small.started_s
     assert large.started_s >= first.ended_s
 
@@ -213,7 +214,7 @@ def test_a_training_beside_a_job_on_a_gpu():
         trainings={"m": Training(model=PLAIN)},
         watch=lambda event, actions, machine: check(machine),
     )
-    ps, gpu = simulation.run().jobs.values()
+    ps, gpu = simulation.run().run.jobs.values()
     assert (ps.started_s, gpu.started_s, gpu.ended_s) == (0.0, 0.0, 50.0)
     assert ps.state is JobState.COMPLETED and not any(each.gpus for each in ps.attempts)
 
@@ -229,7 +230,7 @@ def test_a_training_without_a_model_is_refused():
 def test_optimus_adds_a_node_every_ten_minutes():
     training = Training(model=PLAIN)
     machine = simulated([a_training("it", "m", 100)], {"m": training}, 100, rule="optimus", until=5 * 3600.0)
-    job = machine.jobs[1]
+    job = machine.run.jobs[1]
     assert counted(job.attempts[0].seats) == START
     sizes = [len(each.seats) for each in job.attempts]
     assert sizes == list(range(3, 21))
@@ -241,7 +242,7 @@ def test_optimus_adds_a_node_every_ten_minutes():
 def test_fixed_nodes_are_the_best_ones_and_wait_for_all_of_them():
     training = Training(model=workload("ResNet-50", A), link=A.link)
     jobs = [a_training("first", "m", 60, 2000), a_training("second", "m", 60, 2000)]
-    first, second = simulated(jobs, {"m": training}, 100, rule="fixed").jobs.values()
+    first, second = simulated(jobs, {"m": training}, 100, rule="fixed").run.jobs.values()
     found = best_fixed(training.model, 60, A.link)
     assert [counted(each.seats) for each in first.attempts] == [(found.servers, found.workers)]
     assert (first.started_s, second.started_s) == (0.0, first.ended_s)

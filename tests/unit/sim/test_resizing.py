@@ -60,14 +60,14 @@ def test_figure_5_without_a_restart():
         "140: start VGG-16 secondary on 1,2",
         "169: Inception-v3 goes on on 3,4,5,0",
     ]
-    job = machine.job_of("Inception-v3")
+    job = machine.run.job_of("Inception-v3")
     small, large = job.attempts
     assert (small.ended, small.end_s, small.to_step) == (Ended.RESIZED, large.start_s, large.from_step)
     assert (job.suspensions, job.repeated, job.step) == (0, 0, 4000)
 
     again, _ = simulate([replace(spec, kind=Kind.REPLAY) for spec in specs], IN_PLACE, promote="always")
-    assert again.job_of("Inception-v3").suspensions == 1
-    assert job.ended_s < again.job_of("Inception-v3").ended_s
+    assert again.run.job_of("Inception-v3").suspensions == 1
+    assert job.ended_s < again.run.job_of("Inception-v3").ended_s
 
 
 @pytest.mark.parametrize("number", [2, 3])
@@ -87,9 +87,9 @@ def test_jobs_start_in_their_order():
     models = [("two", 200), ("four", 800), ("two", 200), ("four", 200), ("four", 200)]
     specs = [training(f"j{i}", model, steps) for i, (model, steps) in enumerate(models)]
     machine, _ = simulate(specs, FAST, gpus=4, promote="always")
-    starts = [job.started_s for job in machine.jobs.values()]
+    starts = [job.started_s for job in machine.run.jobs.values()]
     assert starts == sorted(starts)
-    assert any(a.ended is Ended.RESIZED for job in machine.jobs.values() for a in job.attempts)
+    assert any(a.ended is Ended.RESIZED for job in machine.run.jobs.values() for a in job.attempts)
 
 
 # --- the course of one resize -------------------------------------------------------------------
@@ -97,7 +97,7 @@ def test_jobs_start_in_their_order():
 
 def test_it_trains_on_while_ranks_start_stands_still_and_goes_on():
     machine, story = pair()
-    job = machine.job_of("b")
+    job = machine.run.job_of("b")
     # 60 s: 100 steps. The new ranks take 10 s, in which it does 20; then it stands still for 3 s.
     assert stretches(job) == [(0.0, 73.0, 2, 0, 120), (73.0, 73.0 + 880 / 4, 4, 120, 1000)]
     assert story == [
@@ -112,7 +112,7 @@ def test_it_trains_on_while_ranks_start_stands_still_and_goes_on():
 
 def test_what_it_costs(tmp_path):
     machine, _ = pair()
-    job = machine.job_of("b")
+    job = machine.run.job_of("b")
     assert [overhead_s(machine, job, attempt) for attempt in job.attempts] == [10.0 + 3.0, 0.0]
     result = result_of(machine)
     b = result.jobs[1]
@@ -146,7 +146,7 @@ def test_one_that_shrinks_waits_for_no_new_ranks():
         "22: b goes on on 0,1",
         "22: start c primary on 2,3",
     ]
-    assert machine.job_of("b").attempts[1].from_step == 40
+    assert machine.run.job_of("b").attempts[1].from_step == 40
 
 
 def test_a_step_is_finished_first():
@@ -154,21 +154,21 @@ def test_a_step_is_finished_first():
     specs = [training("a", "two", 104), training("b", "four", 30)]
     machine, _ = simulate(specs, [FAST[0], slow], gpus=4, promote="always")
     # The new ranks are there at 72 s, its seventh step ends at 80 s.
-    assert stretches(machine.job_of("b"))[0] == (0.0, 83.0, 2, 0, 7)
+    assert stretches(machine.run.job_of("b"))[0] == (0.0, 83.0, 2, 0, 7)
 
 
 def test_one_that_is_done_before_its_new_ranks_are_there():
     specs = [training("a", "two", 100), training("b", "four", 110)]
     machine, story = simulate(specs, FAST, gpus=4, promote="always")
     assert story[-2:] == ["60: resize b primary to 2,3,0,1", "65: b is done"]
-    assert len(machine.job_of("b").attempts) == 1
+    assert len(machine.run.job_of("b").attempts) == 1
 
 
 def test_one_that_is_still_starting_is_resized_when_it_has_started():
     specs = [training("a", "two", 1), training("b", "four", 1000)]
     slow = replace(FAST[1], start_s=30.0, resume_s=1.0)
     machine, _ = simulate(specs, [FAST[0], slow], gpus=4, promote="always")
-    assert stretches(machine.job_of("b"))[0] == (0.0, 33.0, 2, 0, 0)
+    assert stretches(machine.run.job_of("b"))[0] == (0.0, 33.0, 2, 0, 0)
 
 
 @pytest.mark.parametrize("kind", [Kind.TRAINER, Kind.COMMAND, Kind.REPLAY])
@@ -178,18 +178,18 @@ def test_who_is_resized_in_place(kind, costs):
     profiles = [replace(p, **{"grow_s": None, "shrink_s": None, **costs}) for p in FAST]
     specs = [a_job("a", "two", 100, kind=kind), a_job("b", "four", 1000, kind=kind)]
     machine, _ = simulate(specs, profiles, gpus=4, promote="always")
-    ends = [attempt.ended for attempt in machine.job_of("b").attempts]
+    ends = [attempt.ended for attempt in machine.run.job_of("b").attempts]
     in_place = bool(costs) and kind is not Kind.REPLAY
     assert ends == [Ended.RESIZED if in_place else Ended.SUSPENDED, Ended.COMPLETED]
     if "shrink_s" in costs and in_place:  # a cost that is not known is taken to be small
-        assert machine.job_of("b").attempts[0].end_s == pytest.approx(70.1)
+        assert machine.run.job_of("b").attempts[0].end_s == pytest.approx(70.1)
 
 
 def test_by_what_really_happens_not_by_what_is_thought():
     specs = [training("a", "two", 100), training("b", "four", 1000)]
     thought = [replace(p, grow_s=None, shrink_s=None) for p in FAST]
     simulation = Simulation(specs, thought, gpus=4, options={"promote": "always"}, truth=FAST)
-    assert simulation.run().job_of("b").attempts[0].end_s == 73.0
+    assert simulation.run().run.job_of("b").attempts[0].end_s == 73.0
 
 
 # --- whether it pays ----------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_it_pays_only_if_enough_is_left_when_the_new_ranks_are_there(steps, pays
     profiles = [FAST[0], replace(FAST[1], grow_s=2.0)]
     specs = [training("a", "two", 100), training("b", "four", steps)]
     machine, _ = simulate(specs, profiles, gpus=4, promote="pays")
-    job = machine.job_of("b")
+    job = machine.run.job_of("b")
     by_hand = {1000: 72 + 880 / 4, 129: 72 + 9 / 4, 128: 74.0, 110: 65.0}
     assert job.ended_s == by_hand[steps]
     why = [note.reason for note in job.story if note.reason.why in (Why.PROMOTED, Why.DOES_NOT_PAY)]
@@ -226,7 +226,7 @@ def test_ranks_that_cannot_join():
         "70: resume b primary on 0,1,2,3",
         f"{80 + 890 / 4:.0f}: b is done",
     ]
-    job = machine.job_of("b")
+    job = machine.run.job_of("b")
     assert (job.repeated, job.suspensions) == (0, 1)
 
 
@@ -234,8 +234,8 @@ def test_ranks_that_cannot_join():
 def test_cancelled_in_the_middle(seconds):
     cancelled = at(ev.CancelRequested, seconds, job_id=2)
     machine, story = pair(happenings=[cancelled])
-    assert machine.job_of("b").ended_s == seconds
-    assert len(machine.free) == 4 and not any("goes on" in line for line in story)
+    assert machine.run.job_of("b").ended_s == seconds
+    assert len(machine.ledger.free) == 4 and not any("goes on" in line for line in story)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_suspended_in_the_middle(seconds, step, left):
         at(ev.ResumeRequested, 100.0, job_id=2),
     ]
     machine, _ = pair(happenings=happenings)
-    job = machine.job_of("b")
+    job = machine.run.job_of("b")
     first, second = job.attempts
     assert (first.ended, first.to_step, first.end_s) == (Ended.SUSPENDED, step, left)
     assert (second.start_s, second.from_step, len(second.gpus)) == (100.0, step, 4)
@@ -260,13 +260,13 @@ def test_the_deadline_comes_while_it_is_being_resized():
     deadline = 65.0 + 60.0 + 5.0
     machine, story = pair(happenings=[at(ev.DeadlineMoved, 60.0, deadline=deadline)])
     assert story[3:] == ["60: resize b primary to 2,3,0,1", "65: suspend b", "70: b has left"]
-    assert machine.job_of("b").saved_step == 110
+    assert machine.run.job_of("b").saved_step == 110
 
 
 def test_a_gpu_is_lost_on_which_a_rank_starts():
     machine, story = pair(happenings=[at(ev.DeviceLost, 65.0, gpu=1, why="Xid 79")])
     assert story[4:7] == ["65: suspend b", "70: b has left", "70: resume b primary on 0,2,3"]
-    assert machine.job_of("b").repeated == 0
+    assert machine.run.job_of("b").repeated == 0
 
 
 def test_a_state_with_a_resize_under_way_goes_on():
@@ -274,9 +274,9 @@ def test_a_state_with_a_resize_under_way_goes_on():
     specs = [training("a", "two", 100), training("b", "four", 1000)]
     first = Simulation(specs, FAST, gpus=4, options={"promote": "always"})
     machine = first.run(until=65.0)
-    assert machine.job_of("b").resizing
+    assert machine.run.job_of("b").resizing
     machine = Simulation((), FAST, machine=machine).run()
-    job = machine.job_of("b")
+    job = machine.run.job_of("b")
     assert [a.ended for a in job.attempts] == [Ended.RESIZED, Ended.COMPLETED]
     assert job.attempts[0].end_s == pytest.approx(65.0 + 10.0 + 3.0)
 
@@ -284,7 +284,7 @@ def test_a_state_with_a_resize_under_way_goes_on():
 def test_a_state_after_a_resize_goes_on_without_a_start():
     specs = [training("a", "two", 100), training("b", "four", 1000)]
     machine = Simulation(specs, FAST, gpus=4, options={"promote": "always"}).run(until=75.0)
-    assert Simulation((), FAST, machine=machine).run().job_of("b").ended_s == 293.0
+    assert Simulation((), FAST, machine=machine).run().run.job_of("b").ended_s == 293.0
 
 
 # --- planners -----------------------------------------------------------------------------------
@@ -300,8 +300,8 @@ def test_a_planner_shrinks_for_an_arrival_in_place():
     machine, story = simulate(specs, profiles, gpus=4, policy="planner")
     shrinks = [line for line in story if ": resize b" in line]
     assert shrinks and not any("suspend" in line for line in story)
-    assert Why.SHRUNK in [note.reason.why for note in machine.job_of("b").story]
-    grown = [note.reason for note in machine.job_of("b").story if note.reason.why is Why.GROWN]
+    assert Why.SHRUNK in [note.reason.why for note in machine.run.job_of("b").story]
+    grown = [note.reason for note in machine.run.job_of("b").story if note.reason.why is Why.GROWN]
     assert grown and " 1.00 s of standing still save " in str(grown[0])
     by_restart = [replace(p, grow_s=None, shrink_s=None) for p in profiles]
     assert makespan(machine) < makespan(simulate(specs, by_restart, gpus=4, policy="planner")[0])
@@ -314,7 +314,7 @@ def test_what_a_plan_expects_of_a_resize_in_place_is_what_happens():
     plan = simulation.run(until=30.0).make_plan()
     machine, story = simulate(specs, FAST, gpus=4, policy="planner")
     assert any(": resize b" in line for line in story)
-    assert plan.ends[2] == pytest.approx(machine.job_of("b").ended_s)
+    assert plan.ends[2] == pytest.approx(machine.run.job_of("b").ended_s)
 
 
 def test_what_marble_would_do_is_what_it_does():
@@ -322,8 +322,8 @@ def test_what_marble_would_do_is_what_it_does():
     specs = [training("a", "two", 100), training("b", "four", 150)]
     before = Simulation(specs, FAST, gpus=4).run(until=30.0)
     machine, _ = simulate(specs, FAST, gpus=4)
-    assert machine.job_of("b").ended_s == 73.0 + 30 / 4
-    assert rollout(Outlook(before.view()), Marble()).ends == [60.0, 80.5]
+    assert machine.run.job_of("b").ended_s == 73.0 + 30 / 4
+    assert rollout(Outlook(before.decisions.view()), Marble()).ends == [60.0, 80.5]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -334,13 +334,13 @@ def test_under_every_policy_all_is_done_and_nothing_twice(policy, family):
     jobs = [replace(job, kind=Kind.COMMAND) for job in drawn.jobs]
     profiles = [replace(p, grow_s=1.0, shrink_s=0.5) for p in drawn.profiles]
     machine, _ = simulate(jobs, profiles, gpus=drawn.gpus, policy=policy)
-    assert machine.finished
-    for job in machine.jobs.values():
+    assert machine.run.finished
+    for job in machine.run.jobs.values():
         assert (job.repeated, job.step) == (0, job.spec.steps)
     assert math.isfinite(makespan(machine))
 
 
 def test_roles_and_the_list_of_secondaries_follow():
     machine, _ = pair()
-    assert machine.secondaries == []
-    assert [attempt.role for attempt in machine.job_of("b").attempts] == [Role.SECONDARY, Role.PRIMARY]
+    assert machine.run.secondaries == []
+    assert [attempt.role for attempt in machine.run.job_of("b").attempts] == [Role.SECONDARY, Role.PRIMARY]

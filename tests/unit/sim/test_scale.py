@@ -70,7 +70,7 @@ def decisions(jobs, policy, *, stories, happenings=(), **place):
         check(machine)
         for action in actions:
             if isinstance(action, (Launch, Suspend, Terminate)):
-                name = machine.jobs[action.job_id].spec.name
+                name = machine.run.jobs[action.job_id].spec.name
                 gpus = getattr(action, "gpus", ())
                 found.append((action.at, type(action).__name__, name, gpus, getattr(action, "role", None)))
 
@@ -87,7 +87,7 @@ def decisions(jobs, policy, *, stories, happenings=(), **place):
     ).run()
     ends = {
         job.spec.name: (job.submit_s, job.started_s, job.ended_s, job.state, job.step, job.repeated)
-        for job in machine.jobs.values()
+        for job in machine.run.jobs.values()
     }
     return found, ends
 
@@ -118,16 +118,16 @@ def test_jobs_are_known_when_they_come_and_looked_at_where_that_can_change_somet
     def watch(event, actions, machine: Machine) -> None:
         events[type(event)] += 1
         if isinstance(event, ev.JobsSubmitted):
-            known.append((event.at, len(machine.jobs), machine.unfinished))
+            known.append((event.at, len(machine.run.jobs), machine.run.unfinished))
         if isinstance(event, ev.ProgressObserved):
             for seen in event.progress:
-                job = machine.active[seen.job_id]
+                job = machine.run.active[seen.job_id]
                 assert seen.attempt == job.attempt
                 observed.add(job.spec.name)
 
     machine = Simulation([*wide, late, *jobs], PROFILES, gpus=11, stories=False, watch=watch).run()
-    assert machine.finished
-    assert machine.changed == set()
+    assert machine.run.finished
+    assert machine.run.changed == set()
     # Those that come are in before those that leave at the same time are out.
     assert known == [
         (0.0, 0, 0),
@@ -136,9 +136,11 @@ def test_jobs_are_known_when_they_come_and_looked_at_where_that_can_change_somet
         (100.0, 23, 5),
         (200.0, 24, 2),
     ]
-    assert [job.spec.name for job in machine.jobs.values() if job.attempts[0].role == "secondary"] == ["w2"]
+    assert [job.spec.name for job in machine.run.jobs.values() if job.attempts[0].role == "secondary"] == [
+        "w2"
+    ]
     assert observed == {"w2"}
-    w2 = next(job for job in machine.jobs.values() if job.spec.name == "w2")
+    w2 = next(job for job in machine.run.jobs.values() if job.spec.name == "w2")
     assert [attempt.role for attempt in w2.attempts] == ["secondary", "primary"]
     assert events[ev.TimerFired] == 0
 

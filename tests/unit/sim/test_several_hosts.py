@@ -65,7 +65,7 @@ def test_a_secondary_moves_to_another_host_where_its_best_count_is_free():
     assert driver.job("c").target.gpus == (6, 7, 8)
     (launch,) = driver.leaves("c", 10)
     assert launch.gpus == (6, 7, 8)
-    assert driver.machine.free == {4, 5, 9, 10, 11}
+    assert driver.machine.ledger.free == {4, 5, 9, 10, 11}
 
 
 def test_a_secondary_stays_on_its_host_when_that_can_give_what_it_wants():

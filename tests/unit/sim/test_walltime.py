@@ -8,7 +8,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Kill, Launch, SetTimer, Suspend, Terminate
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Why
-from hpcsched.core.transitions.attempts import DRAIN, HURRY
+from hpcsched.core.transitions.outcome import DRAIN, HURRY
 from hpcsched.testing.builders import Driver, a_job, a_profile, simulate
 
 MODEL = a_profile("m", [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], start_s=10.0, suspend_s=5.0, resume_s=8.0)
@@ -46,7 +46,7 @@ def test_when_the_time_is_up_all_jobs_save_and_nothing_starts():
     driver.now = due(driver)
     actions = driver.tell(ev.TimerFired, key=DRAIN)
     assert [type(action) for action in actions] == [Suspend, Suspend]
-    assert driver.machine.drain_cause == "deadline"
+    assert driver.machine.deadline.cause == "deadline"
     assert [type(a) for a in (*driver.leaves("a", 10), *driver.leaves("b", 20))] == []
     assert driver.machine.stopped
     assert driver.machine.waiting_reason(driver.job("c")).why is Why.DRAINING
@@ -59,7 +59,7 @@ def test_a_timer_of_an_earlier_deadline_does_nothing():
     driver.tell(ev.DeadlineMoved, deadline=5000.0)
     driver.now = first
     assert driver.tell(ev.TimerFired, key=DRAIN) == []
-    assert not driver.machine.draining
+    assert not driver.machine.deadline.draining
 
 
 def test_a_deadline_that_comes_nearer_counts_at_once():
@@ -158,15 +158,15 @@ def test_without_a_deadline_nothing_of_this_happens():
     driver = Driver(a_job("a", "slow"), profiles=(SLOW,))
     assert driver.job("a").state is JobState.STARTING
     assert not [a for a in driver.actions if isinstance(a, SetTimer) and a.key in (DRAIN, HURRY)]
-    assert driver.machine.left_s() == float("inf")
+    assert driver.machine.deadline.left_s() == float("inf")
 
 
 def test_a_simulated_allocation_ends_in_time_with_all_steps_saved():
     jobs = [a_job(f"j{i}", "m", 2000) for i in range(4)]
     machine, story = simulate(jobs, (MODEL,), happenings=[ev.DeadlineMoved(at=0.0, deadline=400.0)])
     assert machine.stopped
-    assert all(a.end_s < 400.0 - 59.0 for job in machine.jobs.values() for a in job.attempts)
-    assert all(job.repeated == 0 for job in machine.jobs.values())
+    assert all(a.end_s < 400.0 - 59.0 for job in machine.run.jobs.values() for a in job.attempts)
+    assert all(job.repeated == 0 for job in machine.run.jobs.values())
     assert any("has left" in line for line in story)
 
 
@@ -177,10 +177,10 @@ def test_jobs_that_start_together_leave_each_other_time_to_save():
     jobs = [a_job(f"j{i}", "saver", 10_000, gpus=1) for i in range(6)]
     driver = Driver(*jobs, profiles=(SAVER,), deadline=200.0)
     # 60 in reserve, 11 until a first step can be saved, and 30 for each save: four saves, not six.
-    running = [job for job in driver.machine.jobs.values() if job.state is JobState.STARTING]
+    running = [job for job in driver.machine.run.jobs.values() if job.state is JobState.STARTING]
     assert len(running) == 4
-    assert driver.machine.left_s() > 0
-    assert not driver.machine.draining
+    assert driver.machine.deadline.left_s() > 0
+    assert not driver.machine.deadline.draining
 
 
 def test_a_job_set_aside_is_looked_at_again_when_others_have_ended():
@@ -201,7 +201,7 @@ def test_a_deadline_taken_away_drains_nothing():
     driver.tell(ev.DeadlineMoved, deadline=None)
     driver.now = first
     assert driver.tell(ev.TimerFired, key=DRAIN) == []
-    assert not driver.machine.draining
+    assert not driver.machine.deadline.draining
     # And when it is back, the timer that has run out is set anew.
     driver.actions.clear()
     driver.tell(ev.DeadlineMoved, deadline=500.0)
@@ -225,17 +225,17 @@ def test_a_person_who_asks_to_stop_while_time_is_up_anyway_is_heard():
     driver.now = due(driver)
     driver.tell(ev.TimerFired, key=DRAIN)
     driver.tell(ev.DrainRequested, cause="SIGUSR2")
-    assert driver.machine.drain_cause == "deadline"
+    assert driver.machine.deadline.cause == "deadline"
     driver.tell(ev.DrainRequested, cause="inbox:x")
-    assert driver.machine.drain_cause == "inbox:x"
+    assert driver.machine.deadline.cause == "inbox:x"
 
 
 def test_what_survives_being_killed_does_not_hold_us_for_ever():
     driver = Driver(a_job("a", "m"), profiles=(MODEL,), deadline=500.0)
-    assert driver.machine.leave_by == float("inf")
+    assert driver.machine.deadline.leave_by == float("inf")
     driver.now = due(driver)
     driver.tell(ev.TimerFired, key=DRAIN)
-    assert due(driver, ("term", 1, 1)) < driver.machine.leave_by < 500.0
+    assert due(driver, ("term", 1, 1)) < driver.machine.deadline.leave_by < 500.0
 
 
 def test_a_launch_that_a_lost_host_spoils_is_not_the_jobs_failure():

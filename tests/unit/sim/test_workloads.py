@@ -96,8 +96,8 @@ def test_a_simulated_job_runs_exactly_as_long_as_the_trace_says(tmp_path_factory
     (profile,) = read.profiles
     assert [job.steps / profile.rate(6) for job in read.jobs] == truth
     machine = Simulation(read.jobs, read.profiles, gpus=8, nodes=2).run()
-    ends = [job.submit_s + seconds for job, seconds in zip(machine.jobs.values(), truth, strict=True)]
-    assert [job.ended_s for job in machine.jobs.values()] == ends
+    ends = [job.submit_s + seconds for job, seconds in zip(machine.run.jobs.values(), truth, strict=True)]
+    assert [job.ended_s for job in machine.run.jobs.values()] == ends
 
 
 def test_a_job_with_a_model_and_steps_is_elastic(read):
@@ -111,7 +111,9 @@ def test_a_job_with_a_model_and_steps_is_elastic(read):
     elastic, fixed = found.jobs
     assert (elastic.model, elastic.steps, shape(elastic)) == ("ResNet-50", 1200, (1, 1, None))
     assert (fixed.model, shape(fixed)) == (found.profiles[0].model, (1, 2, 2))
-    assert Simulation(found.jobs, [*found.profiles, *load_profiles("marble-summit")], gpus=6).run().finished
+    assert (
+        Simulation(found.jobs, [*found.profiles, *load_profiles("marble-summit")], gpus=6).run().run.finished
+    )
 
 
 def test_only_jobs_of_known_duration_bring_a_profile(read):
@@ -136,7 +138,7 @@ def test_apps_whose_steps_are_known_need_none(read):
         ("c", "bert (global batch 12)", 14774, (1, 1, None)),
         ("d", "ncf (global batch 32768)", 1548, (1, 1, None)),
     ]
-    assert Simulation(found.jobs, load_profiles("pollux-t4"), gpus=4, nodes=2).run().finished
+    assert Simulation(found.jobs, load_profiles("pollux-t4"), gpus=4, nodes=2).run().run.finished
 
 
 def test_steps_are_known_for_the_shipped_profiles_only():

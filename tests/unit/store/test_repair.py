@@ -43,7 +43,7 @@ def run(rundir, what):
 
 def states(rundir):
     machine = replay(rundir.journal, make_policy).machine
-    return {job.spec.name: str(job.state) for job in machine.jobs.values()}
+    return {job.spec.name: str(job.state) for job in machine.run.jobs.values()}
 
 
 def number_of(rundir, kind):
@@ -149,12 +149,12 @@ def test_a_lost_journal_puts_what_is_left_aside(rundir):
 def test_a_void_ends_the_attempt_whose_news_it_was_and_is_told(rundir):
     driver = Driver(a_job("a", "m", retries=0), profiles=[a_profile("m", [1])])
     driver.runs("a")
-    at = driver.machine.now
+    at = driver.machine.run.now
     about = {"job_id": 1, "attempt": 1, "record": 9, "error": "KeyError: 3"}
     driver.handle(ev.EventVoided(at=at, kind="WorkersReady", **about))
-    assert driver.machine.jobs[1].story[-1].reason.why is Why.VOIDED
+    assert driver.machine.run.jobs[1].story[-1].reason.why is Why.VOIDED
     driver.handle(ev.EventVoided(at=at, kind="WorkersExited", ended=True, **about))
-    assert driver.machine.jobs[1].attempts[0].ended == "lost"
+    assert driver.machine.run.jobs[1].attempts[0].ended == "lost"
 
 
 @pytest.mark.parametrize("how", ["doubled", "swapped"])

@@ -42,7 +42,7 @@ class Watched:
     def jobs(self):
         """The jobs in the file, by name; what was kept must be what would be written anew."""
         kept = self._read(self._writer)
-        self.driver.machine.changed.update(self.driver.machine.jobs)
+        self.driver.machine.run.changed.update(self.driver.machine.run.jobs)
         fresh = self._read(self.new_writer()).jobs
         for old, new in zip(kept.jobs, fresh, strict=True):
             # The count of free GPUs in it is that of when it was first to wait.
@@ -83,7 +83,7 @@ def test_it_is_up_to_date_after_every_step(rundir):
         step()
         jobs = watched.jobs()
         assert list(jobs) == ["a", "b", "c", "d", "e"]
-        for job in driver.machine.jobs.values():
+        for job in driver.machine.run.jobs.values():
             assert jobs[job.spec.name].state == job.state
 
 

@@ -40,7 +40,7 @@ def feeder(rest=""):
 def submit(driver, feed):
     new = feed(driver.machine)
     if new:
-        driver.tell(JobsSubmitted, first_id=len(driver.machine.jobs) + 1, jobs=tuple(new))
+        driver.tell(JobsSubmitted, first_id=len(driver.machine.run.jobs) + 1, jobs=tuple(new))
     return new
 
 
@@ -152,7 +152,7 @@ def test_a_search_in_a_simulation_trains_what_hyperband_says():
     outcomes = outcomes_of(machine)
     assert feed.source.finished(outcomes)
     best = feed.source.best(outcomes)
-    lrs = [job.spec.args["lr"] for job in machine.jobs.values()]
+    lrs = [job.spec.args["lr"] for job in machine.run.jobs.values()]
     assert best.job.args["lr"] == min(lrs, key=lambda lr: abs(lr - 0.1))
     progress = feed.source.progress(outcomes)
     assert (progress.rungs_done, progress.jobs_done) == (progress.rungs, progress.jobs) == (6, len(outcomes))

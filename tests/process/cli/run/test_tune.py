@@ -82,7 +82,7 @@ def test_packed_or_not_a_search_finds_the_same_winner(bench: Bench) -> None:
         assert one["args"] == other["args"] and one["state"] == other["state"]
         assert one["metric"] == pytest.approx(other["metric"], rel=1e-5)
     machine, _ = bench.replayed(bench.folder / "packed")
-    assert Role.PACKED in {attempt.role for job in machine.jobs.values() for attempt in job.attempts}
+    assert Role.PACKED in {attempt.role for job in machine.run.jobs.values() for attempt in job.attempts}
     told = json.loads(bench("history", "--trials", "--dir", bench.folder / "packed", "--json").stdout)[
         "trials"
     ]

@@ -8,7 +8,7 @@ from hpcsched.agent.allocation import requeue as comeback
 from hpcsched.agent.allocation.requeue import Plan, Standing, come_back, why_not
 from hpcsched.batch.base import EndReason
 from hpcsched.core import events as ev
-from hpcsched.core.transitions.attempts import DRAIN
+from hpcsched.core.transitions.outcome import DRAIN
 from hpcsched.errors import BatchError
 from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -68,7 +68,7 @@ def test_not_for_ever():
 @pytest.mark.parametrize("cause", ["SIGTERM", "SIGINT", "inbox:1", "batch:CANCELLED"])
 def test_not_when_somebody_wanted_it_to_stop(cause):
     driver, before = stopped()
-    driver.machine.drain_cause = cause
+    driver.machine.deadline.cause = cause
     assert ("cancelled" if ":C" in cause else "asked to stop") in why_not(
         driver.machine, REQUEUE, before=before
     )
@@ -77,14 +77,14 @@ def test_not_when_somebody_wanted_it_to_stop(cause):
 def test_hosts_that_were_lost_or_taken_away_are_no_reason_to_stay_away():
     driver, before = stopped(saves=0)
     assert why_not(driver.machine, REQUEUE, before=before, short_of_hosts=True) is None
-    driver.machine.drain_cause = "batch:PREEMPTED"
+    driver.machine.deadline.cause = "batch:PREEMPTED"
     assert why_not(driver.machine, REQUEUE, before=before) is None
 
 
 @pytest.mark.parametrize("first", ["deadline", "SIGUSR2", "SIGTERM", "batch:PREEMPTED"])
 def test_who_cancels_the_batch_job_does_not_get_it_back_whenever_it_comes(first):
     driver, before = stopped()
-    driver.machine.drain_cause = first
+    driver.machine.deadline.cause = first
     driver.tell(ev.DrainRequested, cause="batch:CANCELLED")
     driver.tell(ev.DrainRequested, cause="batch:LIMIT")
     assert "was cancelled" in why_not(driver.machine, REQUEUE, before=before)
@@ -101,10 +101,10 @@ def test_the_batch_systems_word_counts_more_than_a_signal_and_less_than_a_person
         ("batch:LIMIT", "inbox:1"),
     ):
         if cause == then == "SIGTERM":
-            driver.machine.drain_cause = cause
+            driver.machine.deadline.cause = cause
         driver.tell(ev.DrainRequested, cause=cause)
-        assert driver.machine.drain_cause == then
-    driver.machine.drain_cause = "batch:PREEMPTED"
+        assert driver.machine.deadline.cause == then
+    driver.machine.deadline.cause = "batch:PREEMPTED"
     assert why_not(driver.machine, REQUEUE, before=before) is None
 
 

@@ -14,6 +14,7 @@ from hpcsched.cli.jobs.top import Page
 from hpcsched.cli.run.live import sentences
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.model import Progress
 from hpcsched.errors import ConfigError
 from hpcsched.policy import make_policy
@@ -59,7 +60,7 @@ def trains(driver, seconds, rate):
 def test_status_has_an_entry_for_each_lane_that_is_taken(shared, tmp_path):
     rundir = RunDir(tmp_path / "run")
     rundir.make()
-    shared.machine.changed.update(shared.machine.jobs)
+    shared.machine.run.changed.update(shared.machine.run.jobs)
     writer = SnapshotWriter(rundir, shared.machine, allocation={}, speed=1.0, user="me")
     writer.write("RUNNING", shared.now)
     status = read_status(rundir)
@@ -99,7 +100,7 @@ def test_what_people_hear_of_paces_are_those_that_have_a_reason(shared):
     """Pauses for a measurement come every ten minutes, and are nothing to tell."""
     said = trains(shared, 40, 9.0)
     assert said == []
-    assert shared.machine.lanes.guests[3].paused_s is not None
+    assert shared.machine.mechanism(Background).lanes.guests[3].paused_s is not None
     assert (
         "it pauses, for the speed without it to be measured"
         in what_is_next(shared.machine, shared.job("b"))[-2]

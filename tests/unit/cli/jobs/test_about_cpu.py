@@ -18,7 +18,8 @@ from hpcsched.cli.jobs.top import Page
 from hpcsched.cli.main import cli
 from hpcsched.cli.run.live import LiveTable, sentences
 from hpcsched.core.actions import Action
-from hpcsched.core.resources.cpu_layout import cores_of, counted
+from hpcsched.core.mechanisms.cpu.layout import cores_of, counted
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, Move, Search
 from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import RunDir
@@ -58,7 +59,7 @@ def written(driver: Driver, path: Path) -> RunDir:
     journal = Journal(rundir.journal)
     journal.append(driver.events)
     journal.close()
-    driver.machine.changed.update(driver.machine.jobs)
+    driver.machine.run.changed.update(driver.machine.run.jobs)
     SnapshotWriter(rundir, driver.machine, allocation={}, speed=1.0, user="me").write("STOPPED", driver.now)
     return rundir
 
@@ -99,7 +100,7 @@ def test_the_snapshot_has_shares_by_kind_and_what_was_measured_in_the_same_order
     assert before and (before.rate, before.cpu, before.net) == (None, None, None)
     seats = driver.job("a").current.seats
     joined_late = tuple(seats[rank] for rank in (0, 2, 3, 1))
-    driver.job("a").current.seats = driver.machine.cores.of[1].seats = joined_late
+    driver.job("a").current.seats = driver.machine.mechanism(Cpu).cores.of[1].seats = joined_late
     driver.uses("a", 4.0, [0.9, 0.5, 0.6, 0.8], full=0.25)
     rundir = written(driver, tmp_path)
     (raw,) = json.loads(rundir.status.read_bytes())["jobs"]
@@ -221,9 +222,9 @@ def test_where_the_search_stands_from_the_start_to_its_rest() -> None:
     to_rest(driver, "a")
     until = "its speed changes by 10%, or for 3 more measurements: then all is tried anew"
     assert following(driver, "a")[-1] == f"stays with these cores until {until}"
-    rests = driver.machine.cores.of[1].memory
+    rests = driver.machine.mechanism(Cpu).cores.of[1].memory
     assert isinstance(rests, Search)
-    driver.machine.cores.of[1].memory = replace(rests, changes=MOST_CHANGES)
+    driver.machine.mechanism(Cpu).cores.of[1].memory = replace(rests, changes=MOST_CHANGES)
     assert following(driver, "a")[-1] == "stays with these cores: it has been changed 60 times by now"
 
 
@@ -239,7 +240,7 @@ def test_a_change_that_failed_is_not_promised() -> None:
     driver.runs("a", in_place=True)
     driver.uses("a", 2.0)
     driver.stays("a")
-    memory = driver.machine.cores.of[1].memory
+    memory = driver.machine.mechanism(Cpu).cores.of[1].memory
     assert isinstance(memory, Search) and memory.trial is Move.UP and not driver.job("a").resizing
     assert following(driver, "a")[-1] == "what it tries next is decided with the next measurement"
     driver.uses("a", 2.001)
@@ -264,7 +265,7 @@ def test_what_another_policy_remembers_is_left_alone() -> None:
     driver = run(a_core_job("a", 8))
     driver.runs("a", in_place=True)
     for memory in (None, "nodes", {"servers": 1}):
-        driver.machine.cores.of[1].memory = memory
+        driver.machine.mechanism(Cpu).cores.of[1].memory = memory
         assert following(driver, "a") == []
     driver.exits("a", 0, step=100_000, saved=100_000)
     assert following(driver, "a") == []

@@ -14,7 +14,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.plan import Plan, Stage
-from hpcsched.core.transitions.attempts import LOOK
+from hpcsched.core.transitions.outcome import LOOK
 from hpcsched.policy import POLICIES
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -36,7 +36,7 @@ def beside(policy: str, **options: Any) -> Driver:
     """Job b runs on the two GPUs that a has left of four; c waits."""
     driver = Driver(a_job("a", "line", 900, gpus=2), gpus=4, profiles=[LINE], policy=policy, **options)
     driver.submit(a_job("b", "line", 9000), a_job("c", "line", 900))
-    driver.runs(*(job.id for job in driver.machine.jobs.values() if job.state is JobState.STARTING))
+    driver.runs(*(job.id for job in driver.machine.run.jobs.values() if job.state is JobState.STARTING))
     return driver
 
 
@@ -97,8 +97,8 @@ def test_only_marble_promises_promotions(policy: str) -> None:
     said: list[str] = []
 
     def watch(event: object, actions: object, machine: Machine) -> None:
-        if not (machine.plan and machine.plan.rule == "marble"):
-            said.extend(line for job in machine.jobs.values() for line in what_is_next(machine, job))
+        if not (machine.run.plan and machine.run.plan.rule == "marble"):
+            said.extend(line for job in machine.run.jobs.values() for line in what_is_next(machine, job))
 
     Simulation(jobs, [KNEE], gpus=4, policy=policy, watch=watch).run()
     assert said and promised(said) == []
@@ -132,36 +132,36 @@ def planned(*, until: float) -> Machine:
     jobs = [a_job(f"j{i}", "knee", 4000 + 400 * i) for i in range(8)]
     simulation = Simulation(jobs, [KNEE], gpus=4, policy="planner")
     simulation.run(until=until)
-    assert simulation.machine.plan is not None and simulation.machine.plan.rule == "list"
+    assert simulation.machine.run.plan is not None and simulation.machine.run.plan.rule == "list"
     return simulation.machine
 
 
 def test_what_the_plan_means_to_do_with_a_job_that_waits() -> None:
     machine = planned(until=10.0)
-    plan = machine.plan
+    plan = machine.run.plan
     assert plan is not None
-    waiting = [i for i in plan.order if i in machine.queue]
+    waiting = [i for i in plan.order if i in machine.own.queue]
     assert len(waiting) >= 3
     for before, job_id in enumerate(waiting):
-        line, end = what_is_next(machine, machine.jobs[job_id])
+        line, end = what_is_next(machine, machine.run.jobs[job_id])
         cap = plan.caps[job_id]
         words = f"{'' if plan.strict else 'at most '}{cap} GPU{'s' * (cap > 1)} (planned)"
         jobs = "1 job" if before == 1 else f"{before} jobs"
-        assert line == f"{jobs} before it; {len(machine.free)} of 4 GPUs free; it wants {words}"
+        assert line == f"{jobs} before it; {len(machine.ledger.free)} of 4 GPUs free; it wants {words}"
         expected, slack = clock(plan.ends[job_id]), clock(plan.slack_s[job_id])
         assert end == f"planned to end {expected} into the run, give or take {slack}"
 
 
 def test_a_planned_end_is_told_of_running_jobs_and_comes_true() -> None:
     machine = planned(until=10.0)
-    plan = machine.plan
+    plan = machine.run.plan
     assert plan is not None
-    for job in machine.active.values():
+    for job in machine.run.active.values():
         assert what_is_next(machine, job)[-1].startswith("planned to end ")
-    later = planned(until=plan.ends[machine.running[0].id] - 1)
-    assert later.plan == plan
-    done = Simulation([j.spec for j in machine.jobs.values()], [KNEE], gpus=4, policy="planner").run()
-    first: Job = done.jobs[machine.running[0].id]
+    later = planned(until=plan.ends[machine.run.running[0].id] - 1)
+    assert later.run.plan == plan
+    done = Simulation([j.spec for j in machine.run.jobs.values()], [KNEE], gpus=4, policy="planner").run()
+    first: Job = done.run.jobs[machine.run.running[0].id]
     assert first.ended_s == pytest.approx(plan.ends[first.id], abs=plan.slack_s[first.id])
 
 
@@ -203,10 +203,10 @@ def test_a_plan_that_is_out_of_date_or_will_not_be_followed_says_nothing() -> No
     for change in ("news", "drain"):
         machine = planned(until=10.0)
         if change == "news":
-            machine.news += 1
+            machine.run.news += 1
         else:
-            machine.draining = True
-        said = [line for job in machine.jobs.values() for line in what_is_next(machine, job)]
+            machine.deadline.draining = True
+        said = [line for job in machine.run.jobs.values() for line in what_is_next(machine, job)]
         assert said and not any("planned" in line for line in said), said
 
 
@@ -236,6 +236,6 @@ def test_what_a_waiting_job_wants_is_what_its_policy_gives(policy: str, wants: s
     simulation = Simulation(jobs, [LINE], gpus=4, policy=policy)
     simulation.run(until=1.0)
     machine = simulation.machine
-    (line,) = what_is_next(machine, machine.jobs[9])
-    before = len(machine.queue) - 1
+    (line,) = what_is_next(machine, machine.run.jobs[9])
+    before = len(machine.own.queue) - 1
     assert line == f"{before} jobs before it; 0 of 4 GPUs free; it wants {wants}"

@@ -67,9 +67,9 @@ def test_later_runs_estimate_from_what_earlier_ones_saw():
     learnt = replace(a_profile("new", {1: 2.0, 2: 3.5}), source="learned")
     driver = Driver(a_job("x", "new", 9000), gpus=8, profiles=[learnt])
     job = driver.job("x")
-    assert driver.machine.profile(job) is learnt
-    assert driver.machine.curve(job).rate(2) == pytest.approx(3.5, rel=0.01)
-    assert driver.machine.curve(job).rate(8) > 1.5 * 3.5
+    assert driver.machine.estimates.profile(job) is learnt
+    assert driver.machine.estimates.curve(job).rate(2) == pytest.approx(3.5, rel=0.01)
+    assert driver.machine.estimates.curve(job).rate(8) > 1.5 * 3.5
 
 
 @pytest.mark.parametrize(("steps", "kept"), [(None, 400), (9000, 9000)])

@@ -37,7 +37,7 @@ def launches(policy: str) -> list[tuple[str, Why, str]]:
         said = sentences(machine, event, actions)
         for action in actions:
             if isinstance(action, Launch):
-                job = machine.jobs[action.job_id]
+                job = machine.run.jobs[action.job_id]
                 (line,) = [line for line in said if line.startswith(f"job {job.id} (") and " on GPU" in line]
                 about = [note.reason for note in job.story if note.reason.why not in OTHER]
                 found.append((line, about[-1].why, str(about[-1])))

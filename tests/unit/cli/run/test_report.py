@@ -80,13 +80,13 @@ def going_on(*, done: bool = False) -> Driver:
     driver.runs("one")
     driver.now = 100.0
     driver.exits("one", 0, 1200, 1200, metrics={"accuracy": 0.5})
-    running = next(job.spec.name for job in driver.machine.active.values())
+    running = next(job.spec.name for job in driver.machine.run.active.values())
     driver.runs(running)
     driver.now = 150.0
     driver.reports(running, 40)
     if done:
-        while driver.machine.active:
-            name = next(job.spec.name for job in driver.machine.active.values())
+        while driver.machine.run.active:
+            name = next(job.spec.name for job in driver.machine.run.active.values())
             if not driver.job(name).ready:
                 driver.runs(name)
             driver.now += 50

@@ -9,7 +9,7 @@ from hpcsched.core.actions import Kill, Launch, Suspend, Terminate
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.transitions.attempts import MOST_LOSSES
+from hpcsched.core.transitions.endings import MAX_LOSSES
 from hpcsched.core.view import Resize, Start
 from hpcsched.errors import InvalidTransition
 from hpcsched.policy import make_policy
@@ -124,8 +124,8 @@ def test_death_while_saving_is_a_loss_and_costs_the_steps_since_the_checkpoint()
 
 def test_too_many_losses_in_a_row_fail_the_job():
     driver = Driver(a_job("x", "wide", retries=9), gpus=6, profiles=PROFILES, promote="always")
-    for _ in range(MOST_LOSSES + 1):
-        other = len(driver.machine.jobs) + 1
+    for _ in range(MAX_LOSSES + 1):
+        other = len(driver.machine.run.jobs) + 1
         if driver.job("x").role is Role.PRIMARY:
             driver.runs("x")
             driver.suspend("x")
@@ -141,7 +141,7 @@ def test_too_many_losses_in_a_row_fail_the_job():
 
 def test_a_device_lost_or_an_agent_gone_never_fails_a_job():
     driver = one(retries=0)
-    for _ in range(MOST_LOSSES + 2):
+    for _ in range(MAX_LOSSES + 2):
         driver.start_agent(6)
         driver.runs(1)
     assert driver.states() == ["RUNNING"]
@@ -186,7 +186,7 @@ def test_news_of_another_attempt_is_ignored_and_counted(attempt):
     for kind, rest in news:
         assert driver.tell(kind, 1, attempt=attempt, **rest) == []
     assert driver.states() == ["RUNNING"]
-    assert driver.machine.stale == len(news)
+    assert driver.machine.run.stale == len(news)
     assert driver.job(1).saved_step is None
 
 
@@ -321,7 +321,7 @@ def test_a_lost_device_of_the_larger_lease_only_ends_the_promotion():
     driver = promoting()
     assert driver.lose(0) == []
     assert driver.job("x").target is None
-    assert driver.machine.free == {1, 2}
+    assert driver.machine.ledger.free == {1, 2}
     assert driver.job("x").wanted == ""
     (launch,) = driver.leaves("x", 30)
     assert launch.gpus == (1, 2, 3, 4, 5)
@@ -433,8 +433,8 @@ def test_what_waits_for_a_job_that_did_not_complete_is_cancelled_all_the_way():
     machine.handle(ev.HoldRequested(at=0, job_id=7))
     machine.handle(ev.CancelRequested(at=1, job_id=1))
     machine.handle(ev.WorkersExited(at=2, job_id=1, attempt=1, code=143))
-    assert machine.finished
-    assert str(machine.jobs[3000].reason) == "cancelled: j2998 did not complete"
+    assert machine.run.finished
+    assert str(machine.run.jobs[3000].reason) == "cancelled: j2998 did not complete"
 
 
 @pytest.mark.parametrize("order", [("b", "c"), ("c", "b")])
@@ -445,7 +445,7 @@ def test_jobs_that_come_after_the_one_they_wait_for_has_failed(order):
     specs = {"b": a_job("b", "m", after=("c",)), "c": a_job("c", "m", after=("x",))}
     driver.submit(*(specs[name] for name in order))
     assert driver.states() == ["FAILED", "CANCELLED", "CANCELLED"]
-    assert driver.machine.finished
+    assert driver.machine.run.finished
 
 
 def test_a_job_that_comes_after_the_one_it_waits_for_has_completed():
@@ -478,7 +478,7 @@ def test_an_impossible_start_prints_the_story(gpus):
     machine.handle(ev.JobsSubmitted(at=0, first_id=1, jobs=(spec,)))
     reason = Reason(Why.FIXED, {"gpus": gpus})
     policy.ask = lambda view: Start(
-        job=machine.jobs[1], gpus=gpus, hosts=("n1",), role=Role.PRIMARY, reason=reason
+        job=machine.run.jobs[1], gpus=gpus, hosts=("n1",), role=Role.PRIMARY, reason=reason
     )
     with pytest.raises(InvalidTransition) as caught:
         machine.handle(ev.ProfilesLoaded(at=3, profiles=()))
@@ -499,7 +499,7 @@ def test_an_impossible_resize_prints_the_story():
     driver.lose(0)
     policy = Stubborn()
     policy.ask = lambda view: ask
-    driver.machine.policy = policy
+    driver.machine.decisions.policy = policy
     with pytest.raises(InvalidTransition, match=r"cannot be resized to 6 GPUs(.|\n)*promoted from 3 to 6"):
         driver.machine.handle(ev.ProfilesLoaded(at=3, profiles=()))
 
@@ -511,9 +511,9 @@ def test_a_job_can_shrink_and_the_rest_is_free_when_it_has_left():
     policy.ask = lambda view: Resize(
         job=view.running[0], gpus=2, hosts=("n1",), role=Role.SECONDARY, reason=reason
     )
-    driver.machine.policy = policy
+    driver.machine.decisions.policy = policy
     assert kinds(driver.tell(ev.ProfilesLoaded, profiles=())) == [Suspend]
     policy.ask = None
     (launch,) = driver.leaves(1, 10)
     assert launch.gpus == (0, 1)
-    assert driver.machine.free == {2, 3, 4, 5}
+    assert driver.machine.ledger.free == {2, 3, 4, 5}

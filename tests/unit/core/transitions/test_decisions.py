@@ -11,21 +11,14 @@ import pytest
 from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
 from hpcsched.core.actions import SetTimer
+from hpcsched.core.mechanisms.background.view import Pace, Share, Yield
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
+from hpcsched.core.mechanisms.cpu.view import Reseat, StartOnCores
+from hpcsched.core.mechanisms.packing.mechanism import Packing
+from hpcsched.core.mechanisms.packing.view import Part, Ride
 from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.transitions.attempts import PACKS
-from hpcsched.core.view import (
-    LookAgain,
-    Pace,
-    Part,
-    Preempt,
-    Reseat,
-    Resize,
-    Ride,
-    Share,
-    StartOnCores,
-    Yield,
-)
+from hpcsched.core.view import LookAgain, Preempt, Resize
 from hpcsched.errors import InvalidTransition
 from hpcsched.testing.builders import Driver, a_core_job, a_job, a_profile
 
@@ -40,6 +33,7 @@ class Stubborn:
 
     def __init__(self, kind: str, *decisions: Any) -> None:
         self._kind, self._decisions = kind, decisions
+        self.rules = dict.fromkeys(("background", "packing", "cpu"), self)
 
     def _ask(self, kind: str) -> list[Any]:
         if kind != self._kind:
@@ -65,7 +59,7 @@ class Stubborn:
 
 def decides(driver: Driver, kind: str, *decisions: Any) -> None:
     """The policy says so now."""
-    driver.machine.policy = Stubborn(kind, *decisions)
+    driver.machine.decisions.policy = Stubborn(kind, *decisions)
     driver.tell(ev.ProfilesLoaded, profiles=())
 
 
@@ -181,7 +175,7 @@ def test_the_same_time_to_look_at_packs_again_sets_no_second_timer() -> None:
     driver = packed()
 
     def timers() -> int:
-        return sum(isinstance(action, SetTimer) and action.key == PACKS for action in driver.actions)
+        return sum(isinstance(action, SetTimer) and action.key == Packing.timer for action in driver.actions)
 
     before = timers()
     for at, more in ((50.0, 1), (50.0, 1), (60.0, 2)):
@@ -229,11 +223,11 @@ def test_a_server_does_not_become_a_worker() -> None:
 
 def test_only_the_slots_whose_cores_are_meant_are_lent() -> None:
     driver = Driver(gpus=4, kind="cpu")
-    driver.machine.policy = None
+    driver.machine.decisions.policy = None
     driver.submit(a_core_job("a", 4))
     seats = tuple(Seat(server=server, share=0.3, host="n1", cores=(1,)) for server in (True, False, False))
     job = driver.job("a")
     start = StartOnCores(job=job, host="n1", seats=seats, grant={1: 90}, memory=None, reason=WHY)
     decides(driver, "allot", start)
-    assert driver.machine.cores.loans.keys() == {1}
-    assert driver.machine.free == {0, 2, 3}
+    assert driver.machine.mechanism(Cpu).cores.loans.keys() == {1}
+    assert driver.machine.ledger.free == {0, 2, 3}

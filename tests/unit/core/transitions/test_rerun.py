@@ -107,10 +107,10 @@ def test_a_completed_job_that_is_given_more_steps_goes_on():
     driver.exits("x", 0, 100, 100)
     driver.define(a_job("x", "m", steps=150))
     assert driver.states() == ["COMPLETED"], "only if asked"
-    assert driver.machine.updated == {1: ("steps",)}
+    assert driver.machine.run.updated == {1: ("steps",)}
     (launch,) = driver.retry("x")
     assert (launch.resume, launch.anew, driver.job("x").step) == (True, False, 100)
-    assert driver.machine.updated == {}
+    assert driver.machine.run.updated == {}
 
 
 def test_a_definition_counts_from_the_next_start_on():
@@ -128,22 +128,22 @@ def test_a_life_begins_with_what_the_job_file_says_then():
     driver.tell(
         ev.AgentStarted,
         wall=2e9,
-        devices=tuple(driver.machine.devices.values()),
+        devices=tuple(driver.machine.ledger.devices.values()),
         policy="marble",
         updated={1: a_job("x", "m", gpus=2), 2: a_job("y", "m", gpus=3)},
         kept={2: ("retries",)},
         again=(1,),
     )
-    assert [len(job.gpus) for job in driver.machine.jobs.values()] == [2, 3]
+    assert [len(job.gpus) for job in driver.machine.run.jobs.values()] == [2, 3]
     driver.tell(ev.DefinitionsCompared, kept={2: ()})
-    assert driver.machine.kept == {}
+    assert driver.machine.run.kept == {}
 
 
 def test_steps_that_only_the_last_snapshot_told_of_are_counted():
     driver = Driver(a_job("x", "m"), profiles=PROFILES)
     driver.runs("x")
     driver.reports("x", 12)
-    started = {"wall": 2e9, "devices": tuple(driver.machine.devices.values()), "policy": "marble"}
+    started = {"wall": 2e9, "devices": tuple(driver.machine.ledger.devices.values()), "policy": "marble"}
     driver.tell(ev.AgentStarted, **started, saved_steps={1: 10}, seen_steps={1: 29})
     assert driver.job("x").steps_repeated == 19
     lost = next(note.reason for note in driver.job("x").story if note.reason.why is Why.LOST)

@@ -13,7 +13,7 @@ from hpcsched.core.invariants import check
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.core.plan import Plan
-from hpcsched.core.transitions.attempts import LOOK
+from hpcsched.core.transitions.outcome import LOOK
 from hpcsched.policy import make_policy
 from hpcsched.sim.bounds import BoundJob, lower_bound_s
 from hpcsched.sim.engine import Simulation
@@ -54,12 +54,12 @@ def test_jobs_take_turns_where_that_is_sooner_than_any_list():
     listed, (plan,), _ = run(THREE_JOBS, [TWO], 4, goal="both", eps="inf")
     assert plan.rule != "stages"
     assert makespan(listed) > 1990
-    assert all(job.suspensions <= 2 for job in done.jobs.values())
+    assert all(job.suspensions <= 2 for job in done.run.jobs.values())
 
 
 def test_explain_says_which_stage_it_was():
     done, _, _ = run(THREE_JOBS, [TWO], 4, **FREE)
-    story = [str(note.reason) for job in done.jobs.values() for note in job.story]
+    story = [str(note.reason) for job in done.run.jobs.values() for note in job.story]
     assert "gives up its 2 GPUs: stage 2 of the 3 planned" in story
 
 
@@ -68,8 +68,8 @@ def test_explain_says_which_stage_it_was():
 def test_all_goes_as_planned(seed, eps):
     jobs = random_set(seed, most_jobs=40)
     done, (plan,), _ = run(jobs.jobs, jobs.profiles, jobs.gpus, goal="makespan", eps=eps)
-    assert {job.state for job in done.jobs.values()} == {JobState.COMPLETED}
-    for job in done.jobs.values():
+    assert {job.state for job in done.run.jobs.values()} == {JobState.COMPLETED}
+    for job in done.run.jobs.values():
         assert job.ended_s == pytest.approx(plan.ends[job.id], abs=1e-6)
         assert job.ended_s <= plan.latest.get(job.id, float("inf"))
     if eps == "inf":
@@ -92,7 +92,7 @@ def test_an_arrival_in_the_middle_of_the_stages_is_planned_in():
     done, plans, _ = run(jobs, [TWO], 4, **FREE)
     assert len(plans) == 2
     assert makespan(done) < 2020
-    for job in done.jobs.values():
+    for job in done.run.jobs.values():
         assert job.ended_s == pytest.approx(plans[-1].ends[job.id], abs=1e-6)
 
 
@@ -103,7 +103,7 @@ def test_a_job_that_is_leaving_when_the_plan_is_made_is_in_it():
     done, plans, _ = run([*THREE_JOBS, a_job("late", "two", 20_000, gpus=2, submit_at=at)], [TWO], 4, **FREE)
     assert len(plans) >= 2
     assert set(plans[1].ends) == {1, 2, 3, 4}
-    assert {job.state for job in done.jobs.values()} == {JobState.COMPLETED}
+    assert {job.state for job in done.run.jobs.values()} == {JobState.COMPLETED}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_job_that_is_leaving_when_the_plan_is_made_is_in_it():
 )
 def test_where_patterns_are_no_use_there_are_none(jobs, profile):
     driver = Planned(*jobs, gpus=4, profiles=[profile], policy="planner", **FREE)
-    assert driver.machine.plan.rule != "stages"
+    assert driver.machine.run.plan.rule != "stages"
 
 
 @pytest.mark.parametrize(("left_s", "leaves"), [(1.9, 0), (2.1, 1)])
@@ -125,7 +125,7 @@ def test_nobody_is_set_aside_who_could_not_go_on_before_the_allocation_ends(left
     """Saving begins 60 s before the deadline, a second earlier for each of two jobs; a switch takes 2."""
     driver = Planned(*THREE_JOBS, gpus=4, profiles=[TWO], policy="planner", **FREE)
     driver.runs("j0", "j1", "j2")
-    plan = driver.machine.plan
+    plan = driver.machine.run.plan
     driver.tell(ev.DeadlineMoved, deadline=plan.stages[0].until + 62.0 + left_s)
     driver.now = plan.stages[0].until
     actions = driver.tell(ev.TimerFired, key=LOOK)
@@ -137,8 +137,8 @@ def test_who_is_about_to_end_is_not_set_aside(left, leaves):
     """30 steps take 1.5 s, a suspend and resume 2 s: launches and signals are never exactly as planned."""
     driver = Planned(*THREE_JOBS, gpus=4, profiles=[TWO], policy="planner", **FREE)
     driver.runs("j0", "j1")
-    driver.now = driver.machine.plan.stages[0].until
-    for job in driver.machine.running:
+    driver.now = driver.machine.run.plan.stages[0].until
+    for job in driver.machine.run.running:
         driver.reports(job.id, 20_000 - left)
     actions = driver.tell(ev.TimerFired, key=LOOK)
     assert len([action for action in actions if isinstance(action, Suspend)]) == leaves
@@ -165,8 +165,8 @@ def test_stages_keep_the_latest_ends(seed):
     done, (plan,), _ = run(jobs.jobs, jobs.profiles, jobs.gpus, goal="makespan", eps="1")
     free, _, _ = run(jobs.jobs, jobs.profiles, jobs.gpus, **FREE)
     assert plan.rule == "stages"
-    assert any(job.ended_s > plan.latest[job.id] for job in free.jobs.values())
-    assert all(job.ended_s <= plan.latest[job.id] for job in done.jobs.values())
+    assert any(job.ended_s > plan.latest[job.id] for job in free.run.jobs.values())
+    assert all(job.ended_s <= plan.latest[job.id] for job in done.run.jobs.values())
     listed, _, _ = run(jobs.jobs, jobs.profiles, jobs.gpus, goal="both", eps="1")
     assert makespan(done) < 0.98 * makespan(listed)
 

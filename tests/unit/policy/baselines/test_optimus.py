@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpcsched.core import events as ev
 from hpcsched.core.actions import MakePlan, SetTimer, Suspend
 from hpcsched.core.reasons import Why
-from hpcsched.core.transitions.attempts import LOOK
+from hpcsched.core.transitions.outcome import LOOK
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Planned, a_job, a_profile, makespan, simulate
 
@@ -15,14 +15,14 @@ ALL = (LINE, THREE)
 
 
 def why(machine, name):
-    return [note.reason.why for note in machine.job_of(name).story]
+    return [note.reason.why for note in machine.run.job_of(name).story]
 
 
 def test_each_gpu_goes_to_whom_it_saves_most():
     """Seconds saved by the 2nd, 3rd, 4th GPU: a 600, 200, 100; b 150, 50, none (it gets slower)."""
     jobs = [a_job("a", "line", 1200), a_job("b", "three", 300)]
     driver = Planned(*jobs, gpus=6, profiles=ALL, policy="optimus")
-    assert driver.machine.plan.caps == {1: 4, 2: 2}
+    assert driver.machine.run.plan.caps == {1: 4, 2: 2}
     assert driver.counts() == {"a": 4, "b": 2}
     driver = Planned(*jobs, gpus=3, profiles=ALL, policy="optimus")
     assert driver.counts() == {"a": 2, "b": 1}
@@ -35,7 +35,7 @@ def test_a_gpu_on_each_of_two_hosts_has_to_save_twice_as_much():
     pair = a_profile("pair", [1, 2])
     jobs = [a_job("a", "pair", 1200, nodes=2), a_job("b", "pair", 610)]
     driver = Planned(*jobs, gpus=2, hosts=2, profiles=(pair,), policy="optimus")
-    assert driver.machine.plan.caps == {1: 1, 2: 2}
+    assert driver.machine.run.plan.caps == {1: 1, 2: 2}
 
 
 def test_first_come_first_served_each_gets_its_least_count():
@@ -115,7 +115,9 @@ def test_a_later_job_makes_way_at_an_interval_and_starts_again_in_its_place():
         "550: resume b primary on 0,1,2,3",
         "1000: b is done",
     ]
-    assert "gives up its 3 GPUs: earlier jobs need them" in [str(n.reason) for n in machine.job_of("b").story]
+    assert "gives up its 3 GPUs: earlier jobs need them" in [
+        str(n.reason) for n in machine.run.job_of("b").story
+    ]
 
 
 def test_unknown_jobs_get_an_equal_share_and_no_more():
@@ -132,7 +134,7 @@ def test_what_was_seen_on_one_count_tells_what_more_would_gain():
     driver.runs("a")
     driver.trains("a", rate=3.0)
     driver.look_again()
-    assert driver.machine.plan.caps == {1: 7, 2: 1}  # a has 2960 s to go, c 10 at most
+    assert driver.machine.run.plan.caps == {1: 7, 2: 1}  # a has 2960 s to go, c 10 at most
 
 
 def looks(driver):
@@ -177,5 +179,5 @@ def test_a_new_life_of_the_run_plans_anew():
     driver.saves("a", 5)
     driver.now = 50.0
     driver.start_agent(2, {1: 5})
-    assert driver.machine.plan.at == 50.0
+    assert driver.machine.run.plan.at == 50.0
     assert driver.counts() == {"a": 2}

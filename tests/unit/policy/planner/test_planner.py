@@ -39,7 +39,7 @@ def simulated(jobs, policy="planner", gpus=4, profiles=(FLAT, LINEAR), **options
 
 
 def makespan(machine):
-    return max(job.ended_s for job in machine.jobs.values())
+    return max(job.ended_s for job in machine.run.jobs.values())
 
 
 def outlook_of(jobs, profiles, gpus):
@@ -48,7 +48,7 @@ def outlook_of(jobs, profiles, gpus):
     machine.handle(ev.AgentStarted(at=0, wall=0, devices=some_devices(gpus), policy="planner"))
     machine.handle(ev.ProfilesLoaded(at=0, profiles=profiles))
     machine.handle(ev.JobsSubmitted(at=0, first_id=1, jobs=tuple(jobs)))
-    return Outlook(machine.view(), window=100)
+    return Outlook(machine.decisions.view(), window=100)
 
 
 def test_where_the_last_gpus_add_nothing_jobs_share_them():
@@ -57,12 +57,12 @@ def test_where_the_last_gpus_add_nothing_jobs_share_them():
     planned, _ = simulated(jobs)
     marble, _ = simulated(jobs, "marble")
     assert makespan(planned) < 0.6 * makespan(marble)
-    assert {len(a.gpus) for job in planned.jobs.values() for a in job.attempts} <= {1, 2}
+    assert {len(a.gpus) for job in planned.run.jobs.values() for a in job.attempts} <= {1, 2}
 
 
 def test_a_job_alone_gets_its_fastest_count():
     machine, _ = simulated([a_job("x", "flat", steps=1000)])
-    assert [len(a.gpus) for a in machine.jobs[1].attempts] == [4]
+    assert [len(a.gpus) for a in machine.run.jobs[1].attempts] == [4]
 
 
 def test_each_goal_gets_the_better_of_its_measure():
@@ -70,7 +70,7 @@ def test_each_goal_gets_the_better_of_its_measure():
     found = {}
     for goal in ("makespan", "jct"):
         machine, _ = simulated(made.jobs, gpus=made.gpus, profiles=made.profiles, goal=goal, eps="inf")
-        ends = [job.ended_s for job in machine.jobs.values()]
+        ends = [job.ended_s for job in machine.run.jobs.values()]
         found[goal] = max(ends), sum(ends) / len(ends)
     assert found["makespan"][0] < found["jct"][0]
     assert found["jct"][1] < found["makespan"][1]
@@ -83,9 +83,9 @@ def test_with_eps_0_nobody_waits_longer_than_under_the_later_baseline():
     free, _ = simulated(jobs, eps="inf", goal="jct")
     marble, _ = simulated(jobs, "marble")
     alone, _ = simulated(jobs, "exclusive")
-    assert free.jobs[1].ended_s > marble.jobs[1].ended_s
-    for i, job in strict.jobs.items():
-        assert job.ended_s <= max(marble.jobs[i].ended_s, alone.jobs[i].ended_s) * (1 + 1e-6)
+    assert free.run.jobs[1].ended_s > marble.run.jobs[1].ended_s
+    for i, job in strict.run.jobs.items():
+        assert job.ended_s <= max(marble.run.jobs[i].ended_s, alone.run.jobs[i].ended_s) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -190,7 +190,7 @@ def test_a_baseline_is_what_its_policy_does(name, seed):
     made = random_set(seed, most_jobs=30)
     sketch = rollout(outlook_of(made.jobs, made.profiles, made.gpus), make_policy(name))
     machine, _ = simulated(made.jobs, name, made.gpus, made.profiles)
-    assert sketch.ends == pytest.approx([job.ended_s for job in machine.jobs.values()], rel=1e-6)
+    assert sketch.ends == pytest.approx([job.ended_s for job in machine.run.jobs.values()], rel=1e-6)
 
 
 def test_it_plans_once_for_a_set_that_goes_as_planned():
@@ -213,8 +213,8 @@ def test_a_running_job_makes_room_for_one_that_comes():
     """A long job has all GPUs; a short one that comes must not wait for its end."""
     jobs = [a_job("long", "flat", steps=20_000), a_job("short", "flat", steps=100, submit_at=50.0)]
     machine, _ = simulated(jobs)
-    assert machine.jobs[2].started_s < 100.0
-    assert Why.SHRUNK in [note.reason.why for note in machine.jobs[1].story]
+    assert machine.run.jobs[2].started_s < 100.0
+    assert Why.SHRUNK in [note.reason.why for note in machine.run.jobs[1].story]
 
 
 def test_it_plans_anew_when_a_job_fails_or_a_device_is_lost():
@@ -228,7 +228,7 @@ def test_it_plans_anew_when_a_job_fails_or_a_device_is_lost():
     lost = ev.DeviceLost(at=20.0, gpu=0, why="fell off the bus")
     simulation = Simulation(jobs, (FLAT,), gpus=4, policy="planner", happenings=[lost], watch=watch)
     machine = simulation.run()
-    assert machine.finished and plans[:2] == [0.0, 20.0]
+    assert machine.run.finished and plans[:2] == [0.0, 20.0]
 
 
 def test_jobs_without_profile_or_steps_are_planned_too():
@@ -237,7 +237,7 @@ def test_jobs_without_profile_or_steps_are_planned_too():
     jobs = [a_job("a", "new", steps=500), a_job("b", "flat", steps=500), a_job("c", "new", steps=900)]
     simulation = Simulation(jobs, (FLAT,), gpus=4, policy="planner", truth=truth)
     machine = simulation.run()
-    assert machine.finished
+    assert machine.run.finished
 
 
 def test_a_plan_of_a_long_queue_covers_a_window():
@@ -249,7 +249,7 @@ def test_a_plan_of_a_long_queue_covers_a_window():
 
 def test_every_start_says_what_was_planned():
     machine, _ = simulated([a_job(f"j{i}", "flat", steps=1000) for i in range(4)])
-    for job in machine.jobs.values():
+    for job in machine.run.jobs.values():
         reason = next(note.reason for note in job.story if note.reason.why is Why.PLANNED)
         assert reason.facts["until"] < reason.facts["marble"] < inf
         assert "MARBLE" in str(reason) and "unknown" not in str(reason)
@@ -258,19 +258,19 @@ def test_every_start_says_what_was_planned():
 def test_a_plan_that_rests_on_guesses_says_so():
     jobs = [a_job("a", "new", gpus=1), *(a_job(f"j{i}", "flat", steps=1000) for i in range(4))]
     driver = Planned(*jobs, gpus=4, profiles=[FLAT], policy="planner")
-    assert driver.machine.plan.rule == "list"
-    said = [str(note.reason) for job in driver.machine.active.values() for note in job.story[1:]]
+    assert driver.machine.run.plan.rule == "list"
+    said = [str(note.reason) for job in driver.machine.run.active.values() for note in job.story[1:]]
     assert said and all(text.endswith("; 1 of its 5 jobs are of unknown work") for text in said)
 
 
 def test_who_waits_for_its_turn_though_gpus_are_free_is_told_so():
     driver = Planned(gpus=4, profiles=[FLAT], policy="planner")
     driver.submit(*(a_job(f"j{i}", "flat", steps=1000) for i in range(6)))
-    plan = driver.machine.plan
+    plan = driver.machine.run.plan
     assert plan.rule == "list"
-    waiting = [job for job in driver.machine.jobs.values() if job.id in driver.machine.queue]
+    waiting = [job for job in driver.machine.run.jobs.values() if job.id in driver.machine.own.queue]
     assert {driver.machine.waiting_reason(job).why for job in waiting} == {Why.RESOURCES, Why.PRIORITY}
-    driver.machine.free.add(driver.machine.active.popitem()[1].gpus[0])
+    driver.machine.ledger.free.add(driver.machine.run.active.popitem()[1].gpus[0])
     assert {driver.machine.waiting_reason(job).why for job in waiting} == {Why.PLAN}
 
 

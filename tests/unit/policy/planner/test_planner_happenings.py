@@ -102,13 +102,15 @@ def test_all_work_is_done_whatever_happens(seed):
         truth=jobs.profiles if seed % 3 == 2 else None,
         watch=watch,
     ).run()
-    fits = done.capacity().fits
-    left = [j for j in done.jobs.values() if not j.state.final and fits(j.spec.gpus_min, j.spec.nodes)]
+    fits = done.ledger.capacity().fits
+    left = [j for j in done.run.jobs.values() if not j.state.final and fits(j.spec.gpus_min, j.spec.nodes)]
     left = [
-        j for j in left if not any(done.job_of(name).state is not JobState.COMPLETED for name in j.spec.after)
+        j
+        for j in left
+        if not any(done.run.job_of(name).state is not JobState.COMPLETED for name in j.spec.after)
     ]
     # (A deadline that was too near has the run drained: the rest is for its next life.)
-    assert done.draining or not left, [
+    assert done.deadline.draining or not left, [
         (job.spec.name, job.state, str(done.waiting_reason(job))) for job in left
     ]
 
@@ -118,8 +120,8 @@ def test_there_is_nothing_to_plan_while_all_that_run_are_sent_away():
     driver.runs("x")
     driver.suspend("x")
     driver.tell(ev.DeviceLost, gpu=1, why="test")  # is news
-    assert driver.machine.plan.ends == {}
+    assert driver.machine.run.plan.ends == {}
     driver.leaves("x", 10)
     driver.resume("x")
-    assert driver.machine.plan.ends.keys() == {1}
+    assert driver.machine.run.plan.ends.keys() == {1}
     assert driver.counts() == {"x": 1}

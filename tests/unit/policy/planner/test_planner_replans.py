@@ -67,7 +67,7 @@ def test_of_a_queue_longer_than_a_plan_the_end_waits_until_half_of_the_plan_has_
     driver = planned(*(a_job(f"j{i}", "line", 100) for i in range(45)), gpus=1)
     plans = []
     for _ in range(15):
-        (job,) = driver.machine.active.values()
+        (job,) = driver.machine.run.active.values()
         driver.runs(job.spec.name)
         driver.now += 10.0
         driver.exits(job.spec.name, 0)
@@ -78,7 +78,7 @@ def test_of_a_queue_longer_than_a_plan_the_end_waits_until_half_of_the_plan_has_
 
 def test_learning_is_news():
     driver = planned(a_job("a", "line", 90_000), a_job("b", "line", 90_000))
-    driver.runs("a", "b") if len(driver.machine.active) == 2 else driver.runs("a")
+    driver.runs("a", "b") if len(driver.machine.run.active) == 2 else driver.runs("a")
     driver.plans = 0
     driver.trains("a", 3.0)
     assert driver.plans == 1
@@ -89,7 +89,7 @@ def test_only_one_plan_is_asked_for_at_a_time():
     assert [type(a) for a in driver.submit(a_job("a", "line"))] == [MakePlan]
     assert driver.submit(a_job("b", "line")) == []
     driver.tell(ev.PlanMade, plan=driver.machine.make_plan())
-    assert driver.machine.plan.ends.keys() == {1, 2}
+    assert driver.machine.run.plan.ends.keys() == {1, 2}
 
 
 def test_a_lost_plan_is_asked_for_again_in_the_next_life():
@@ -142,10 +142,10 @@ def test_jobs_that_end_together_go_as_planned(seed):
     for policy in ("marble", "planner"):
         simulation = Simulation(jobs, profiles, gpus=gpus, policy=policy)
         ran[policy] = simulation.run()
-    plan = ran["planner"].plan
+    plan = ran["planner"].run.plan
     assert plan.facts["marble_s"] == pytest.approx(makespan(ran["marble"]), abs=1e-6)
     assert makespan(ran["planner"]) <= makespan(ran["marble"]) + 1e-6
-    for job in ran["planner"].jobs.values():
+    for job in ran["planner"].run.jobs.values():
         assert job.ended_s == pytest.approx(plan.ends[job.id], abs=1e-6)
 
 

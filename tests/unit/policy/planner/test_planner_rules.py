@@ -52,7 +52,7 @@ def run(made, policy, nodes=1, **options):
 
 
 def ends(machine):
-    return {job.id: job.ended_s for job in machine.jobs.values()}
+    return {job.id: job.ended_s for job in machine.run.jobs.values()}
 
 
 @settings(max_examples=examples(40))
@@ -67,7 +67,7 @@ def test_jobs_end_when_the_plan_says(seed, dependent, nodes, goal):
     made = the_set(seed, dependent=dependent, nodes=nodes)
     machine, (plan, *later) = run(made, "planner", nodes, goal=goal)
     assert not later
-    for job in machine.jobs.values():
+    for job in machine.run.jobs.values():
         assert job.ended_s == pytest.approx(plan.ends[job.id], rel=1e-6)
 
 
@@ -91,7 +91,7 @@ def test_jobs_that_come_over_time_all_get_done(seed, dependent, nodes):
     made = the_set(seed, dependent=dependent, nodes=nodes)
     jobs = tuple(replace(j, submit_at=a.submit_at) for j, a in zip(made.jobs, arrivals.jobs, strict=True))
     machine, plans = run(replace(made, jobs=jobs), "planner", nodes)
-    assert machine.finished and None not in ends(machine).values()
+    assert machine.run.finished and None not in ends(machine).values()
     assert all(end < inf for plan in plans for end in plan.ends.values())
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Pace, SetTimer, Suspend, Terminate
+from hpcsched.core.mechanisms.background.lanes import PACES
+from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.model import JobState, Kind, Progress, Role
 from hpcsched.core.reasons import Why
-from hpcsched.core.resources.background import PACES
 from hpcsched.policy import POLICIES
 from hpcsched.policy.background import MEASURED_EVERY_S, SILENT_S, why_waiting
 from hpcsched.testing.builders import Driver, Planned, a_job, a_profile
@@ -36,7 +37,7 @@ def trains(driver, name, seconds, speed):
     exact, until = float(job.step), driver.now + seconds
     actions = []
     while driver.now < until:
-        shares = [guest.share for guest in driver.machine.lanes.beside(job)]
+        shares = [guest.share for guest in driver.machine.mechanism(Background).lanes.beside(job)]
         exact += 10 * speed(shares)
         driver.now += 10
         at = driver.now - (exact - int(exact)) / speed(shares)
@@ -88,7 +89,7 @@ def test_a_background_job_runs_on_a_gpu_that_nobody_has(policy):
     run = Planned(gpus=2, profiles=PROFILES, policy=policy)
     (launch,) = run.submit(back())
     assert (launch.role, launch.gpus) == (Role.BACKGROUND, (1,))
-    assert run.machine.free == {0, 1}
+    assert run.machine.ledger.free == {0, 1}
     assert run.job("b").story[-1].reason.why is Why.IDLE_GPU
 
 
@@ -113,7 +114,9 @@ def test_a_foreground_job_that_tolerates_nothing_has_its_gpu_for_itself():
     run.submit(front(max_foreground_slowdown=0.0), back())
     run.runs("f")
     assert run.job("b").state is JobState.PENDING
-    assert list(why_waiting(run.machine.lane_view(), run.job("b"))) == [(0, "job 1 (f) shares no GPU")]
+    assert list(why_waiting(run.machine.mechanism(Background).view(), run.job("b"))) == [
+        (0, "job 1 (f) shares no GPU")
+    ]
     run.exits("f", 0, 100_000)
     assert run.job("b").gpus == (0,)
 
@@ -122,7 +125,9 @@ def test_beside_a_foreground_job_only_once_it_runs():
     run = Driver(gpus=1, profiles=PROFILES)
     run.submit(front(), back())
     assert run.job("b").state is JobState.PENDING
-    assert list(why_waiting(run.machine.lane_view(), run.job("b"))) == [(0, "job 1 (f) is STARTING")]
+    assert list(why_waiting(run.machine.mechanism(Background).view(), run.job("b"))) == [
+        (0, "job 1 (f) is STARTING")
+    ]
     run.runs("f")
     assert run.job("b").state is JobState.STARTING
 
@@ -133,7 +138,7 @@ def test_without_a_profile_only_once_its_own_speed_has_been_measured():
     run.runs("f")
     trains(run, "f", 30, costing(0.0))
     assert run.job("b").state is JobState.PENDING
-    assert list(why_waiting(run.machine.lane_view(), run.job("b"))) == [
+    assert list(why_waiting(run.machine.mechanism(Background).view(), run.job("b"))) == [
         (0, "what job 1 (f) does alone is not known yet")
     ]
     trains(run, "f", 10, costing(0.0))
@@ -152,13 +157,13 @@ def test_without_a_profile_only_once_its_own_speed_has_been_measured():
 def test_only_where_both_are_known_to_fit_into_the_gpus_memory(memory, why):
     profiles = [replace(p, memory_mib={1: memory[p.model]} if p.model in memory else None) for p in PROFILES]
     run = Driver(gpus=1, profiles=profiles)
-    devices = tuple(replace(device, memory_mib=100.0) for device in run.machine.devices.values())
+    devices = tuple(replace(device, memory_mib=100.0) for device in run.machine.ledger.devices.values())
     run.tell(ev.AgentStarted, wall=1e9, devices=devices, policy="marble")
     run.submit(front(), back())
     run.runs("f")
     assert (run.job("b").state is JobState.STARTING) == (why is None)
     if why:
-        assert list(why_waiting(run.machine.lane_view(), run.job("b"))) == [(0, why)]
+        assert list(why_waiting(run.machine.mechanism(Background).view(), run.job("b"))) == [(0, why)]
 
 
 def test_guests_join_a_foreground_job_one_after_the_other_as_far_as_there_is_room():
@@ -181,18 +186,20 @@ def test_nobody_joins_one_that_is_faster_than_alone_until_that_has_been_measured
     run.submit(front(gpus=2), back("x"), back("y"))
     run.runs("f", "x")
     trains(run, "f", 120, costing(0.04, own=40.0))
-    assert run.machine.lanes.speeds[1].own == pytest.approx(40.0)
+    assert run.machine.mechanism(Background).lanes.speeds[1].own == pytest.approx(40.0)
     trains(run, "f", 80, costing(0.04, own=80.0))
     assert run.job("y").state is JobState.PENDING
-    why = dict(why_waiting(run.machine.lane_view(), run.job("y")))
+    why = dict(why_waiting(run.machine.mechanism(Background).view(), run.job("y")))
     assert why[0] == "job 1 (f) is faster than alone: its own speed has to be measured again"
 
 
 def test_one_for_which_there_is_no_time_is_told_nothing_of_a_gpu_that_it_could_have():
     run = Driver(gpus=2, profiles=PROFILES, deadline=75.0, reserve_s=60.0)
     run.submit(front(max_foreground_slowdown=0.0), back())
-    assert run.machine.free == {1} and run.job("b").state is JobState.PENDING
-    assert list(why_waiting(run.machine.lane_view(), run.job("b"))) == [(0, "job 1 (f) shares no GPU")]
+    assert run.machine.ledger.free == {1} and run.job("b").state is JobState.PENDING
+    assert list(why_waiting(run.machine.mechanism(Background).view(), run.job("b"))) == [
+        (0, "job 1 (f) shares no GPU")
+    ]
     assert run.machine.waiting_reason(run.job("b")).why is Why.WALLTIME_TOO_SHORT
 
 
@@ -244,7 +251,7 @@ def test_a_guest_that_cannot_save_yet_is_told_to_end_and_that_is_no_failure_of_i
 
 def test_on_a_cpu_slot_a_guest_may_take_its_time_to_leave():
     run = Driver(gpus=1, profiles=PROFILES)
-    slot = tuple(replace(device, kind="cpu") for device in run.machine.devices.values())
+    slot = tuple(replace(device, kind="cpu") for device in run.machine.ledger.devices.values())
     run.tell(ev.AgentStarted, wall=1e9, devices=slot, policy="marble", grace_s=30.0)
     run.submit(back())
     run.runs("b")
@@ -299,7 +306,7 @@ def test_a_program_that_cannot_be_paced_leaves_at_once():
     run.runs("b")
     actions = trains(run, "f", 40, costing(0.1))
     assert but_timers(actions) == [Suspend]
-    assert ("front", "back") in run.machine.lanes.costly
+    assert ("front", "back") in run.machine.mechanism(Background).lanes.costly
 
 
 def test_a_wrong_profile_costs_no_guest_its_place():
@@ -315,7 +322,7 @@ def test_a_drift_of_the_foreground_is_not_taken_for_a_slowdown():
     trains(run, "f", 700, costing(0.02))
     drifted = trains(run, "f", 1500, costing(0.02, own=7.0))
     assert run.job("b").state is JobState.RUNNING
-    assert not run.machine.lanes.costly
+    assert not run.machine.mechanism(Background).lanes.costly
     assert paces(drifted)[-1] == 1.0
 
 
@@ -323,10 +330,10 @@ def test_a_foreground_that_is_faster_than_alone_was_measured_at_another_time():
     """No guest goes faster for that; what the foreground does alone is measured anew, once."""
     run = beside()
     trains(run, "f", 300, costing(0.15))
-    assert run.machine.lanes.guests[2].pace == 0.25
+    assert run.machine.mechanism(Background).lanes.guests[2].pace == 0.25
     found = paces(trains(run, "f", 200, costing(0.15, own=30.0)))
     assert found[:2] == [0.0, 0.25]
-    assert run.machine.lanes.speeds[1].own == pytest.approx(30.0, rel=0.02)
+    assert run.machine.mechanism(Background).lanes.speeds[1].own == pytest.approx(30.0, rel=0.02)
     assert max(found) == 0.25
 
 
@@ -340,15 +347,15 @@ def test_a_guest_goes_faster_again_when_it_costs_little():
 def test_alone_on_its_gpu_a_guest_has_its_whole_speed_again():
     run = beside()
     trains(run, "f", 300, costing(0.15))
-    assert run.machine.lanes.guests[2].pace == 0.25
+    assert run.machine.mechanism(Background).lanes.guests[2].pace == 0.25
     assert paces(run.exits("f", 0, 100_000)) == [1.0]
 
 
 def test_a_pause_does_not_last_for_ever():
     run = beside()
     trains(run, "f", 40, costing(0.15))
-    assert run.machine.lanes.guests[2].paused_s is not None
-    due = run.machine._lanes_due
+    assert run.machine.mechanism(Background).lanes.guests[2].paused_s is not None
+    due = run.machine.mechanism(Background)._due
     run.now = due
     assert paces(run.tell(ev.TimerFired, key=("lanes", 0, 0))) == [1.0]
 
@@ -372,12 +379,12 @@ def test_beside_a_job_that_stalls_a_guest_does_not_stay(measured_s):
     trains(run, "f", measured_s, costing(0.01))
     step = run.job("f").step
     assert but_timers(looked_at(run, "f", step=step, seconds=SILENT_S - 10)) == []
-    assert run.machine._lanes_due <= run.now + 20  # it does not take another event
+    assert run.machine.mechanism(Background)._due <= run.now + 20  # it does not take another event
     (suspend,) = [a for a in looked_at(run, "f", step=step, seconds=20) if isinstance(a, Suspend)]
     assert suspend.job_id == 2
     assert "it tells nothing of its progress" in str(run.job("b").story[-1].reason)
     run.leaves("b", 50)
-    assert list(why_waiting(run.machine.lane_view(), run.job("b"))) == [
+    assert list(why_waiting(run.machine.mechanism(Background).view(), run.job("b"))) == [
         (0, "job 1 (f) tells nothing of its progress")
     ]
     trains(run, "f", 20, costing(0.0))
@@ -404,13 +411,13 @@ def test_a_guest_beside_which_a_job_hardly_goes_on_leaves_for_its_speed_to_be_me
     trains(run, "f", 10, costing(0.0))
     assert crawls() == [Suspend]
     assert str(run.job("b").story[-1].reason).endswith("it is far slower than alone")
-    assert not run.machine.lanes.costly
+    assert not run.machine.mechanism(Background).lanes.costly
     run.leaves("b", 50)
     trains(run, "f", 50, costing(0.0))
     assert run.job("b").state is JobState.STARTING
     run.runs("b")
     assert crawls() == [Suspend]
-    assert ("front", "back") in run.machine.lanes.costly
+    assert ("front", "back") in run.machine.mechanism(Background).lanes.costly
 
 
 def test_a_job_that_is_looked_at_too_seldom_for_a_speed_keeps_its_guest_if_it_goes_on_as_it_should():
@@ -419,16 +426,16 @@ def test_a_job_that_is_looked_at_too_seldom_for_a_speed_keeps_its_guest_if_it_go
         run.now += 200
         news = Progress(job_id=1, attempt=1, step=run.job("f").step + 2000, done_s=run.now)
         assert but_timers(run.tell(ev.ProgressObserved, progress=(news,))) == []
-    assert run.machine.lanes.speeds[1].contended is None
+    assert run.machine.mechanism(Background).lanes.speeds[1].contended is None
     assert run.job("b").state is JobState.RUNNING
 
 
 def test_what_a_shared_job_does_teaches_nothing_of_its_model():
     run = beside()
     trains(run, "f", 20, costing(0.4))
-    assert not run.machine.lessons.seen
+    assert not run.machine.estimates.lessons.seen
     trains(run, "f", 600, costing(0.01))
-    assert all(abs(rate - 10.0) < 0.01 for rate in run.machine.lessons.seen["front", 1][1].rates)
+    assert all(abs(rate - 10.0) < 0.01 for rate in run.machine.estimates.lessons.seen["front", 1][1].rates)
 
 
 # --- faults -----------------------------------------------------------------------------------------
@@ -438,9 +445,9 @@ def test_after_one_fault_beside_another_job_it_shares_no_gpu_any_more():
     run = beside()
     run.exits("b", 1)
     assert run.job("b").state is JobState.PENDING
-    assert run.machine.lanes.quarantined[2].why is Why.QUARANTINED
+    assert run.machine.mechanism(Background).lanes.quarantined[2].why is Why.QUARANTINED
     why = "after a fault beside another job it shares no GPU"
-    assert list(why_waiting(run.machine.lane_view(), run.job("b"))) == [(0, why)]
+    assert list(why_waiting(run.machine.mechanism(Background).view(), run.job("b"))) == [(0, why)]
     run.exits("f", 0, 100_000)
     assert run.job("b").gpus == (0,)
     suspend, _ = (run.runs("b"), run.submit(front("g")))[1]
@@ -480,7 +487,7 @@ def test_a_guest_that_had_to_leave_a_gpu_is_an_excuse_for_whom_it_left_it_to(gon
         run.leaves("b", 50)
     run.exits("f", 1)  # there was no memory left
     assert (run.job("f").state, run.job("f").failures) == (JobState.STARTING, 0)
-    assert run.job("b").id in run.machine.lanes.quarantined
+    assert run.job("b").id in run.machine.mechanism(Background).lanes.quarantined
     run.runs("f")
     run.exits("f", 1)
     assert run.job("f").state is JobState.FAILED
@@ -502,14 +509,14 @@ def test_a_guest_that_has_left_is_an_excuse_for_the_attempt_that_it_was_beside_a
     other.runs("f")
     other.exits("f", 1)
     assert other.job("f").state is JobState.FAILED
-    assert not other.machine.lanes.quarantined
+    assert not other.machine.mechanism(Background).lanes.quarantined
 
 
 def test_a_fault_alone_is_an_ordinary_failure():
     run = Driver(gpus=1, profiles=PROFILES)
     run.submit(back(retries=1))
     run.exits("b", 1)
-    assert not run.machine.lanes.quarantined
+    assert not run.machine.mechanism(Background).lanes.quarantined
     run.exits("b", 1)
     assert run.job("b").state is JobState.FAILED
 
@@ -559,9 +566,9 @@ def test_drained_and_resumed_by_a_new_agent():
 def test_a_run_is_over_when_its_background_jobs_are():
     run = beside()
     run.exits("f", 0, 100_000)
-    assert not run.machine.finished
+    assert not run.machine.run.finished
     run.exits("b", 0, 100_000)
-    assert run.machine.finished
+    assert run.machine.run.finished
 
 
 def test_the_background_saves_before_the_foreground_has_to():
@@ -570,8 +577,8 @@ def test_the_background_saves_before_the_foreground_has_to():
     run.runs("f")
     run.submit(back())
     run.runs("b")
-    begins = run.machine.deadline - run.machine.margin_s()
-    run.now = run.machine._lanes_due
+    begins = run.machine.deadline.at - run.machine.deadline.margin_s()
+    run.now = run.machine.mechanism(Background)._due
     assert run.now == begins - 5.0
     (suspend,) = run.tell(ev.TimerFired, key=("lanes", 0, 0))
     assert suspend.job_id == 2
@@ -591,7 +598,7 @@ def test_what_is_measured_of_a_background_job_says_nothing_of_its_model_in_the_f
     run.submit(back(model="same"))
     run.now = 500.0
     run.tell(ev.WorkersReady, "b", took_s=400.0)
-    assert "same" not in run.machine.costs
+    assert "same" not in run.machine.estimates.costs
 
 
 def test_the_shares_go_down_by_halves():

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from hpcsched.contract.seats import Seat
 from hpcsched.core.model import Device, HostCores, Usage
-from hpcsched.core.resources.queue import WaitingQueue
 
 WHOLE = 100
 """Hundredths of a core."""
@@ -46,17 +45,14 @@ class Allotment:
 
 @dataclass(slots=True)
 class Cores:
-    """The cores of a run: `hosts` have them, `queue` are the jobs that could start, `of` what jobs have.
+    """The cores of a run: `hosts` have them, `of` is what jobs have.
 
     `loans` are the CPU slots that are on loan: their host, and what each of their cores counts for.
     """
 
     hosts: dict[str, HostCores] = field(default_factory=dict)
-    queue: WaitingQueue = field(default_factory=WaitingQueue)
     of: dict[int, Allotment] = field(default_factory=dict)
     loans: dict[int, tuple[str, Grant]] = field(default_factory=dict)
-    used: bool = False
-    """Whether there has been a job for them in this run."""
 
     def there(self, host: str) -> dict[int, int]:
         """What there is of each core of a host, with what is on loan."""

@@ -29,8 +29,6 @@ class Packs:
     inherited_s: dict[tuple[int, int], float] = field(default_factory=dict)
     idle_s: float | None = None
     parted: set[int] = field(default_factory=set)
-    used: bool = False
-    """Whether there has been a job to be packed in this run."""
 
     def ride(self, job_id: int, gpu: int) -> None:
         """Let a job ride on a GPU."""

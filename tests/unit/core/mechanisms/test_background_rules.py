@@ -38,7 +38,7 @@ which = st.integers(0, 20)
 
 def deeds(driver):
     """What was done to the jobs in the foreground, and when; jobs by name, as their numbers differ."""
-    jobs, done = driver.machine.jobs, []
+    jobs, done = driver.machine.run.jobs, []
     for action in driver.actions:
         about = asdict(action) | {"cause": ""}
         if isinstance(action, AttemptAction):
@@ -84,7 +84,7 @@ class Beside(RuleBasedStateMachine):
             do(run)
 
     def active(self, *, background):
-        jobs = self.shared.machine.active.values()
+        jobs = self.shared.machine.run.active.values()
         return [job.spec.name for job in jobs if job.spec.background == background]
 
     @rule(seconds=st.sampled_from([0.1, 5.0, 40.0]))
@@ -123,14 +123,14 @@ class Beside(RuleBasedStateMachine):
         else:
             self.both(lambda run: run.exits(name, 0, 200, 200))
 
-    @precondition(lambda self: len(self.shared.machine.devices) > 1)
+    @precondition(lambda self: len(self.shared.machine.ledger.devices) > 1)
     @rule(gpu=st.integers(0, 3))
     def a_gpu_is_lost(self, gpu):
         self.both(lambda run: run.lose(gpu))
 
     @rule(count=st.integers(1, 3), model=st.sampled_from(["three", "four"]))
     def background_jobs_come(self, count, model):
-        first = len(self.shared.machine.jobs)
+        first = len(self.shared.machine.run.jobs)
         names = [f"b{first + i}" for i in range(count)]
         self.shared.submit(*(a_job(name, model, 200, gpus=1, background=True) for name in names))
 

@@ -11,7 +11,7 @@ from hpcsched.cli.run.results import overhead_s
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import MOST_MEASURED, Measured
-from hpcsched.core.run import DEFAULT_RESIZE_S, DEFAULT_START_S, DEFAULT_SUSPEND_S
+from hpcsched.core.transitions.estimates import DEFAULT_RESIZE_S, DEFAULT_START_S, DEFAULT_SUSPEND_S
 from hpcsched.planning.jobs.costs import lost_s
 from hpcsched.sim.whatif import past_of
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -50,7 +50,7 @@ def passes(driver, seconds):
 
 
 def view(driver):
-    return driver.machine.view()
+    return driver.machine.decisions.view()
 
 
 # --- the figures --------------------------------------------------------------------------------
@@ -108,13 +108,13 @@ def test_a_quick_save_does_not_make_the_end_of_the_allocation_later(profile):
     """What drains has to be durable: the quick ones say nothing of that."""
     driver = one(profile, deadline=10_000.0)
     starts(driver, 1.0)
-    before = driver.machine.margin_s()
+    before = driver.machine.deadline.margin_s()
     suspends(driver, 0.05, after_s=0.1)
     starts(driver, 1.0)
-    assert driver.machine.margin_s() == before
+    assert driver.machine.deadline.margin_s() == before
     suspends(driver, 9.0, after_s=9.0)  # not so quick: it may be what a durable one takes
     starts(driver, 1.0)
-    assert driver.machine.margin_s() == 60.0 + 9.0
+    assert driver.machine.deadline.margin_s() == 60.0 + 9.0
 
 
 def test_a_durable_save_says_how_long_the_next_takes_and_nothing_of_quick_ones():
@@ -124,11 +124,11 @@ def test_a_durable_save_says_how_long_the_next_takes_and_nothing_of_quick_ones()
     leaves(driver, 2.0, after_s=2.0)
     driver.start_agent(4)
     starts(driver, 1.0)
-    assert driver.machine.margin_s() == 60.0 + 2.0  # measured, where the profile says 6
+    assert driver.machine.deadline.margin_s() == 60.0 + 2.0  # measured, where the profile says 6
     assert view(driver).save_s(driver.job("x")) == 6.0
     suspends(driver, 0.05, after_s=0.1)
     assert view(driver).save_s(driver.job("x")) == 0.05
-    assert driver.machine.margin_s() == 60.0 + 2.0
+    assert driver.machine.deadline.margin_s() == 60.0 + 2.0
 
 
 def test_how_long_it_is_still_starting():
@@ -251,7 +251,7 @@ def taught(profile=None, **costs):
     starts(driver, 1.5)
     driver.trains("x", 4.0)
     for name, value in costs.items():
-        getattr(driver.machine.costs["m"], name).add(value)
+        getattr(driver.machine.estimates.costs["m"], name).add(value)
     return driver.machine
 
 
@@ -294,7 +294,7 @@ def test_what_a_run_has_seen_stands_in_when_it_is_simulated_again():
     starts(driver, 1.5, in_place=True)
     suspends(driver, 0.05)
     starts(driver, 2.5, in_place=True)
-    driver.machine.costs["m"].grows.add(0.04)
-    driver.machine.costs["m"].shrinks.add(0.02)
+    driver.machine.estimates.costs["m"].grows.add(0.04)
+    driver.machine.estimates.costs["m"].shrinks.add(0.02)
     (profile,) = past_of(driver.machine).profiles
     assert (profile.start_s, profile.suspend_s, profile.grow_s, profile.shrink_s) == (2.0, 0.05, 0.04, 9.0)

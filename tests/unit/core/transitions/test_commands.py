@@ -241,7 +241,7 @@ def test_suspend_while_being_promoted_gives_the_larger_lease_up():
     assert (launch.job_id, launch.gpus) == (3, (0, 1, 2))
     driver.leaves("x", 30)
     assert driver.job("x").state is JobState.SUSPENDED
-    assert driver.machine.free == {3, 4, 5}
+    assert driver.machine.ledger.free == {3, 4, 5}
     assert kinds(driver.resume("x")) == [Launch]
 
 
@@ -261,9 +261,9 @@ def test_a_suspended_job_can_be_kept_away_by_hold_and_by_suspend():
         driver.drain()
         driver.leaves(1, 40)
         assert not driver.job(1).held
-        driver.machine.changed.clear()
+        driver.machine.run.take_changed()
         getattr(driver, command)(1)
-        assert driver.machine.changed == {1}
+        assert driver.machine.run.changed == {1}
         driver.start_agent(6)
         assert driver.job(1).state is JobState.SUSPENDED
         assert driver.job(2).state is JobState.STARTING
@@ -289,7 +289,7 @@ def test_drain_saves_what_runs_and_starts_nothing():
     driver.leaves("a", 10)
     assert not driver.machine.stopped
     driver.exits("b", 143)
-    assert driver.machine.stopped and not driver.machine.finished
+    assert driver.machine.stopped and not driver.machine.run.finished
     assert driver.states() == ["SUSPENDED", "PENDING", "PENDING", "PENDING"]
     assert driver.submit(a_job("e", "m")) == []
     assert driver.machine.waiting_reason(driver.job("e")).why == "Draining"

@@ -1,9 +1,8 @@
-"""Background lanes: who is on them, and what sharing a GPU costs the job in its foreground.
+"""Background lanes: the jobs on them, and what sharing a GPU costs the job in its foreground.
 
 Every GPU has a foreground lane, which the policies give away, and a background lane, which takes one
-low-priority job beside it (DeepPool, Park et al., MLSys 2022, section 4). Nothing of the foreground's depends
-on what is here: who waits for background lanes, who holds them, and how fast the foreground jobs go alone and
-beside whom.
+low-priority job beside it (DeepPool, Park et al., MLSys 2022, section 4). Nothing of the foreground depends
+on what is here: which jobs hold background lanes, and how fast the foreground jobs go alone and beside them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.learning import LEAST_S, LEAST_SAMPLES, LEAST_STEPS
 from hpcsched.core.model import Kind
 from hpcsched.core.reasons import Reason
-from hpcsched.core.resources.queue import WaitingQueue
 
 PACES = (1.0, 0.5, 0.25, 0.125)
 """Shares of its own speed that a background job may be told to keep to, one after the other."""
@@ -107,25 +105,16 @@ class Speed:
 class Lanes:
     """The background lanes of a run.
 
-    `queue` are the jobs that could start, `holder` says which has the lane of a GPU, `guests` how they are
-    there. `speeds` are those of the foreground jobs that run, by job id. For the rest of the run: `costly`
+    `holder` says which job has the lane of a GPU, `guests` how they are there. `speeds` are those of the foreground jobs that run, by job id. For the rest of the run: `costly`
     says by (foreground model, background model) why these do not share a GPU any more, `quarantined` by job
     id why it shares none with anybody.
     """
 
-    queue: WaitingQueue = field(default_factory=WaitingQueue)
     holder: dict[int, int] = field(default_factory=dict)
     guests: dict[int, Guest] = field(default_factory=dict)
     speeds: dict[int, Speed] = field(default_factory=dict)
     costly: dict[tuple[str, str], Reason] = field(default_factory=dict)
     quarantined: dict[int, Reason] = field(default_factory=dict)
-    used: bool = False
-    """Whether there has been a job for them in this run."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is anything to decide about them."""
-        return bool(self.holder) or len(self.queue) > 0
 
     def lease(self, job_id: int, gpus: Iterable[int], now: float) -> None:
         """Let a background job hold exactly these lanes: one, or none."""

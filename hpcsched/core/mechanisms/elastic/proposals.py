@@ -1,4 +1,4 @@
-"""What jobs that find out themselves how many GPUs are good for them have said (JABAS, section 6.3)."""
+"""What jobs have said of how many GPUs are good for them (JABAS, section 6.3)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,3 @@ class Proposals:
 
     of: dict[int, Proposal] = field(default_factory=dict)
     grown: dict[int, tuple[int, Role]] = field(default_factory=dict)
-
-    def profile(self, job_id: int) -> Profile | None:
-        """The speed that a job expects of itself; None if it has said nothing."""
-        proposal = self.of.get(job_id)
-        return proposal.profile if proposal else None
-
-    def forget(self, job_id: int) -> None:
-        """The job has come to its end."""
-        self.of.pop(job_id, None)
-        self.grown.pop(job_id, None)

@@ -6,10 +6,12 @@ import pytest
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Resize, Suspend, Terminate
+from hpcsched.core.jobs import Target
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.cpu.layout import cores_of, counted
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import Ended, Role
 from hpcsched.core.reasons import Why
-from hpcsched.core.resources.cpu_layout import cores_of, counted
 from hpcsched.errors import InvalidTransition
 from hpcsched.policy import make_policy
 from hpcsched.testing.builders import Driver, a_core_job, a_job, a_profile, a_program
@@ -46,16 +48,16 @@ def test_a_job_starts_with_one_server_two_workers_and_a_part_of_its_budget() -> 
 
 def test_a_profile_of_its_model_on_gpus_says_nothing_of_a_job_on_cores() -> None:
     driver = run(a_core_job("a", 8), profiles=[a_profile("a", [1.0, 1.9])])
-    assert driver.machine.loaded(driver.job("a")) is not None
-    assert driver.machine.profile(driver.job("a")) is None
+    assert driver.machine.estimates.loaded(driver.job("a")) is not None
+    assert driver.machine.estimates.profile(driver.job("a")) is None
 
 
 def test_three_jobs_of_the_whole_host_start_at_once_on_cores_of_their_own() -> None:
     driver = run(*(a_core_job(name, 8) for name in "abc"))
     assert driver.states() == ["STARTING"] * 3
-    grants = [driver.machine.cores.of[i].grant for i in (1, 2, 3)]
+    grants = [driver.machine.mechanism(Cpu).cores.of[i].grant for i in (1, 2, 3)]
     assert all(sum(grant.values()) == 120 for grant in grants)
-    taken = driver.machine.cores.taken("n1")
+    taken = driver.machine.mechanism(Cpu).cores.taken("n1")
     assert max(taken.values()) <= 100 and sum(taken.values()) == 360
 
 
@@ -181,7 +183,7 @@ def test_a_job_that_was_suspended_comes_back_as_it_was_fastest() -> None:
     driver.resized("a", 10)
     driver.suspend("a")
     driver.leaves("a", 50)
-    assert driver.machine.cores.taken("n1") == {}
+    assert driver.machine.mechanism(Cpu).cores.taken("n1") == {}
     driver.resume("a")
     assert driver.job("a").current.seats == before
     assert "as when it was fastest" in str(driver.job("a").story[-1].reason)
@@ -205,7 +207,7 @@ def test_a_drain_saves_and_frees_all_cores() -> None:
     actions = driver.drain()
     assert any(isinstance(action, Suspend) for action in actions)
     driver.leaves("a", 10)
-    assert driver.machine.stopped and driver.machine.cores.taken("n1") == {}
+    assert driver.machine.stopped and driver.machine.mechanism(Cpu).cores.taken("n1") == {}
 
 
 def test_the_next_agent_goes_on_with_what_was_found() -> None:
@@ -220,14 +222,14 @@ def test_the_next_agent_goes_on_with_what_was_found() -> None:
 
 def test_cores_that_are_lost_take_the_jobs_on_them_along() -> None:
     driver = run(a_core_job("a", 8), hosts=2, gpus=1)
-    host = driver.machine.cores.of[1].host
+    host = driver.machine.mechanism(Cpu).cores.of[1].host
     driver.runs("a", in_place=True)
     actions = driver.tell(ev.CoresLost, host=host, why="no word")
     assert any(isinstance(action, Terminate) for action in actions)
     driver.exits("a", 143, step=10, saved=5)
     job = driver.job("a")
     assert job.attempts[-2].ended is Ended.LOST and job.failures == 0
-    assert driver.machine.cores.of[1].host != host
+    assert driver.machine.mechanism(Cpu).cores.of[1].host != host
 
 
 def test_a_measurement_of_another_attempt_counts_for_nothing() -> None:
@@ -235,16 +237,16 @@ def test_a_measurement_of_another_attempt_counts_for_nothing() -> None:
     driver.runs("a", in_place=True)
     grow(driver, "a", 1.0)
     driver.uses("a", 9.0, attempt=1)
-    assert driver.machine.stale == 1
+    assert driver.machine.run.stale == 1
     driver.tell(ev.UsageMeasured, "a", rate=1.0, cpu=(1.0,), net=(0.0,), samples=5, stable=True)
-    assert driver.machine.stale == 2 and not driver.job("a").resizing
+    assert driver.machine.run.stale == 2 and not driver.job("a").resizing
 
 
 def test_gpu_jobs_lose_nothing_to_jobs_on_cores() -> None:
     profile = a_profile("m", [1.0, 1.9])
     driver = run(a_core_job("a", 8), a_job("g", "m", gpus=2), gpus=2, profiles=[profile])
     assert driver.job("g").gpus == (0, 1)
-    assert driver.job("a").gpus == () and driver.machine.free == set()
+    assert driver.job("a").gpus == () and driver.machine.ledger.free == set()
 
 
 # --- CPU slots lend their cores
@@ -256,11 +258,11 @@ def slots(*specs, count=4, **rest) -> Driver:
 
 def test_slots_are_lent_from_the_last_one_on_as_many_as_are_needed() -> None:
     driver = slots(a_core_job("a", 4, start=0.3))
-    assert driver.machine.cores.loans.keys() == {2, 3}  # 1.2 cores
-    assert driver.machine.free == {0, 1}
+    assert driver.machine.mechanism(Cpu).cores.loans.keys() == {2, 3}  # 1.2 cores
+    assert driver.machine.ledger.free == {0, 1}
     driver.runs("a", in_place=True)
     driver.exits("a", 0, step=100_000, saved=100_000)
-    assert driver.machine.free == {0, 1, 2, 3}
+    assert driver.machine.ledger.free == {0, 1, 2, 3}
 
 
 def test_a_job_for_slots_waits_for_those_on_loan_and_nobody_grows_onto_slots_meanwhile() -> None:
@@ -274,7 +276,7 @@ def test_a_job_for_slots_waits_for_those_on_loan_and_nobody_grows_onto_slots_mea
     (within,) = driver.uses("a", 1.4)
     driver.resized("a", 20)
     assert driver.uses("a", 1.6) == []
-    assert driver.machine.cores.loans.keys() == {2, 3}
+    assert driver.machine.mechanism(Cpu).cores.loans.keys() == {2, 3}
     driver.exits("a", 0, step=100_000, saved=100_000)
     assert driver.job("g").gpus == (0, 1, 2)
 
@@ -282,7 +284,7 @@ def test_a_job_for_slots_waits_for_those_on_loan_and_nobody_grows_onto_slots_mea
 def test_a_job_on_cores_starts_on_slots_that_are_free_beside_jobs_that_have_some() -> None:
     driver = slots(a_job("g", gpus=3), a_core_job("a", 4, start=0.2))
     assert driver.job("g").gpus == (0, 1, 2)
-    assert driver.machine.cores.loans.keys() == {3}
+    assert driver.machine.mechanism(Cpu).cores.loans.keys() == {3}
     assert {core for seat in driver.job("a").current.seats for core in seat.cores} == {3}
 
 
@@ -293,17 +295,17 @@ def test_a_lost_slot_on_loan_takes_the_job_along() -> None:
     assert driver.job("a").wanted
     driver.exits("a", 143, step=3, saved=2)
     assert driver.job("a").state.active
-    assert 3 not in driver.machine.cores.loans
+    assert 3 not in driver.machine.mechanism(Cpu).cores.loans
 
 
 def test_slots_that_share_a_core_lend_their_part_of_it() -> None:
     driver = Driver(gpus=4, kind="test")
+    from hpcsched.core.mechanisms.cpu.cores import of_slot
     from hpcsched.core.model import Device
-    from hpcsched.core.resources.cpu import of_slot
 
     two = [Device(index=i, host="n1", kind="cpu", handle="0") for i in range(2)]
     assert of_slot(two[0], two) == {0: 50}
-    assert driver.machine.room("n1", lent=True) == {}  # GPUs have no cores to lend
+    assert driver.machine.mechanism(Cpu).room("n1", lent=True) == {}  # GPUs have no cores to lend
 
 
 # --- replay, and what cannot be
@@ -319,8 +321,8 @@ def test_a_replay_of_the_events_gives_the_same_seats() -> None:
     for event in driver.events:
         again.handle(event)
     for i in (1, 2):
-        assert again.jobs[i].current.seats == driver.machine.jobs[i].current.seats
-        assert again.cores.of[i] == driver.machine.cores.of[i]
+        assert again.run.jobs[i].current.seats == driver.machine.run.jobs[i].current.seats
+        assert again.mechanism(Cpu).cores.of[i] == driver.machine.mechanism(Cpu).cores.of[i]
 
 
 def test_a_policy_cannot_give_more_than_the_budget_or_a_core_twice() -> None:
@@ -328,9 +330,10 @@ def test_a_policy_cannot_give_more_than_the_budget_or_a_core_twice() -> None:
     driver.runs("a", in_place=True)
     machine, job = driver.machine, driver.job("a")
     with pytest.raises(InvalidTransition, match="cannot have seats"):
-        machine._check_seats(job, job.current.seats, {0: 100, 1: 100, 2: 100})
+        machine.mechanism(Cpu)._check(job, job.current.seats, {0: 100, 1: 100, 2: 100})
     with pytest.raises(InvalidTransition, match="of the cores of n1"):
-        machine._hold(job, machine.cores.of[1], {0: 100, 9: 100})
+        target = Target((), Role.CORES, 0.0, seats=job.current.seats, grant={0: 100, 9: 100})
+        machine.ledger.change(job, target)
 
 
 # --- programs ---------------------------------------------------------------------------------------
@@ -372,7 +375,7 @@ def test_a_program_that_could_never_start_keeps_nobody_waiting() -> None:
 
 def test_cores_are_lost_once() -> None:
     driver = run(a_core_job("a", 8), hosts=2, gpus=1)
-    host = driver.machine.cores.of[1].host
+    host = driver.machine.mechanism(Cpu).cores.of[1].host
     driver.runs("a", in_place=True)
     assert driver.tell(ev.CoresLost, host=host, why="no word") != []
     told = len(driver.job("a").story)
@@ -382,7 +385,7 @@ def test_cores_are_lost_once() -> None:
 
 def test_a_job_that_was_to_get_more_of_lost_cores_starts_elsewhere_on_what_it_had() -> None:
     driver = run(a_core_job("a", 8), hosts=2, gpus=1)
-    host = driver.machine.cores.of[1].host
+    host = driver.machine.mechanism(Cpu).cores.of[1].host
     driver.runs("a", in_place=True)
     driver.uses("a", rate=2.0)
     assert driver.job("a").resizing
@@ -390,13 +393,13 @@ def test_a_job_that_was_to_get_more_of_lost_cores_starts_elsewhere_on_what_it_ha
     assert [type(action) for action in actions] == [Terminate]
     assert driver.job("a").target is None
     driver.exits("a", 143, step=10, saved=5)
-    assert driver.machine.cores.of[1].host != host and has(driver, "a") == 1.2
+    assert driver.machine.mechanism(Cpu).cores.of[1].host != host and has(driver, "a") == 1.2
 
 
 def test_a_job_that_is_saving_when_its_cores_are_lost_is_not_told_to_end() -> None:
     """It may still manage to; its grace timer is set."""
     driver = run(a_core_job("a", 8), hosts=2, gpus=1)
-    host = driver.machine.cores.of[1].host
+    host = driver.machine.mechanism(Cpu).cores.of[1].host
     driver.runs("a", in_place=True)
     driver.suspend("a")
     assert driver.tell(ev.CoresLost, host=host, why="no word") == []
@@ -404,7 +407,7 @@ def test_a_job_that_is_saving_when_its_cores_are_lost_is_not_told_to_end() -> No
     driver.leaves("a", 40)
     assert driver.states() == ["SUSPENDED"] and driver.job("a").step == 40
     driver.resume("a")
-    assert driver.machine.cores.of[1].host != host
+    assert driver.machine.mechanism(Cpu).cores.of[1].host != host
 
 
 def test_a_job_that_gets_another_strategy_begins_its_search_anew() -> None:
@@ -424,7 +427,7 @@ def test_a_job_that_could_not_save_any_more_is_not_started_on_cores() -> None:
     driver = run(a_core_job("a", 2), deadline=100.0, reserve_s=99.0)
     assert driver.states() == ["PENDING"]
     assert driver.machine.waiting_reason(driver.job("a")).why is Why.WALLTIME_TOO_SHORT
-    assert driver.machine.cores.taken("n1") == {}
+    assert driver.machine.mechanism(Cpu).cores.taken("n1") == {}
     driver.tell(ev.DeadlineMoved, deadline=100_000.0)
     assert driver.states() == ["STARTING"]
 
@@ -439,11 +442,11 @@ def test_a_change_that_is_made_after_all_while_the_job_saves_for_it_is_what_it_g
     assert has(driver, "a") == 1.8
     driver.leaves("a", 20)
     assert driver.states() == ["STARTING"] and has(driver, "a") == 1.8
-    assert sum(driver.machine.cores.of[1].held.values()) == 180
+    assert sum(driver.machine.mechanism(Cpu).cores.of[1].held.values()) == 180
 
 
 def test_what_a_job_on_gpus_uses_of_cores_is_nobodys_news() -> None:
     driver = Driver(a_job("g", gpus=1), gpus=1)
     driver.runs("g")
     driver.tell(ev.UsageMeasured, "g", rate=1.0, cpu=(), net=(), samples=5, stable=True)
-    assert driver.machine.stale == 1 and driver.machine.cores.of == {}
+    assert driver.machine.run.stale == 1 and driver.machine.mechanism(Cpu).cores.of == {}

@@ -1,0 +1,32 @@
+"""The mechanisms that there are, in the order in which they are asked; a plug-in adds its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hpcsched.core.mechanisms.background.mechanism import Background
+from hpcsched.core.mechanisms.base import Mechanism
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
+from hpcsched.core.mechanisms.elastic.mechanism import Elastic
+from hpcsched.core.mechanisms.packing.mechanism import Packing
+from hpcsched.core.parts import Parts
+
+Make = Callable[[Parts], Mechanism]
+
+_made_by: dict[str, Make] = {one.name: one for one in (Packing, Background, Elastic, Cpu)}
+
+
+def register(name: str, make: Make) -> None:
+    """Add a mechanism to all machines made from now on, after those that there are.
+
+    Raises ValueError if there is one of this name. A journal with jobs that use it can be read where it is
+    registered only.
+    """
+    if name in _made_by:
+        raise ValueError(f"there is a mechanism {name!r} already")
+    _made_by[name] = make
+
+
+def registered() -> Sequence[Make]:
+    """What makes each mechanism, in order."""
+    return tuple(_made_by.values())

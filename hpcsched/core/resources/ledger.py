@@ -1,0 +1,168 @@
+"""Who holds what: the GPUs and cores of a run, and one lease for each job that runs, by one mechanism."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from hpcsched.core.jobs import Job, Target
+from hpcsched.core.mechanisms.base import Mechanism
+from hpcsched.core.model import Device, JobSpec, Role
+from hpcsched.core.resources.gpus import FreeGpus, Rooms
+
+M = TypeVar("M", bound=Mechanism)
+
+
+class Ledger:
+    """The devices of a run, which of them are free, and the leases.
+
+    A job that runs has one lease, by the mechanism of its role. It begins with `hold`; a job that is to go on
+    with another one holds both from `change` until `settle`, or until `keep` gives the new one up; `release`
+    ends it, and hands to its heir what somebody else used by it.
+    """
+
+    def __init__(self) -> None:
+        self.devices: dict[int, Device] = {}
+        """The healthy devices."""
+        self.lost: dict[int, str] = {}
+        """By lost device, why."""
+        self.free = FreeGpus({}, ())
+        self.mechanisms: tuple[Mechanism, ...] = ()
+        """All of them, GPUs of one's own first."""
+        self._used: list[Mechanism] = []
+        self._by_role: dict[Role, Mechanism] = {}
+        self._healthy: Mapping[str, int] = {}
+
+    def install(self, own: Mechanism, others: Sequence[Mechanism]) -> None:
+        """Lease GPUs of one's own by `own`, and all else by the others; called once."""
+        self.mechanisms = (own, *others)
+        self._own = own
+        self._by_role = {one.role: one for one in self.mechanisms if one.role is not None}
+        self._by_role[Role.SECONDARY] = own
+
+    # --- devices ----------------------------------------------------------------------------
+
+    def begin_life(self, devices: Iterable[Device]) -> None:
+        """Begin with these devices; nobody holds any."""
+        self.lost = {}
+        healthy = {device.index: device for device in devices}
+        self._have(healthy, healthy)
+
+    def lose(self, gpu: int, why: str) -> None:
+        """Use this device no more."""
+        left = {index: device for index, device in self.devices.items() if index != gpu}
+        self._have(left, self.free - {gpu})
+        self.lost[gpu] = why
+
+    def _have(self, devices: dict[int, Device], free: Iterable[int]) -> None:
+        self.devices, self.free = devices, FreeGpus(devices, free)
+        self._healthy = self.by_host(devices)
+
+    def take(self, gpu: int) -> None:
+        """Give a free device to somebody."""
+        self.free.remove(gpu)
+
+    def give_back(self, gpu: int) -> None:
+        """Have a device free again, unless it was lost meanwhile."""
+        if gpu in self.devices:
+            self.free.add(gpu)
+
+    def free_by_host(self) -> Rooms:
+        """The free GPUs, host by host; hosts with none are there too."""
+        return Rooms(self.free.by_host())
+
+    def capacity(self) -> Rooms:
+        """All healthy GPUs, host by host."""
+        return Rooms(self._healthy)
+
+    def by_host(self, gpus: Iterable[int]) -> Mapping[str, int]:
+        """How many of these GPUs, as far as they are healthy, lie on which host."""
+        return Counter(self.devices[gpu].host for gpu in gpus if gpu in self.devices)
+
+    def hosts_of(self, job: Job) -> Mapping[str, int]:
+        """How many of the healthy GPUs of a running job's attempt lie on which host."""
+        return self.by_host(job.current.gpus)
+
+    def most_for(self, job: Job) -> int:
+        """The GPUs that a job's hosts could each give it, were they all free."""
+        return self.capacity().most(job.spec.nodes)
+
+    # --- mechanisms -------------------------------------------------------------------------
+
+    def use(self, spec: JobSpec) -> None:
+        """Note the mechanisms that such a job needs."""
+        for one in self.mechanisms:
+            if not one.used and one.needed_by(spec):
+                one.used = True
+                self._used = [each for each in self.mechanisms if each.used]
+
+    def mechanism(self, kind: type[M]) -> M:
+        """The mechanism of this class. Raises KeyError if it is not there."""
+        for one in self.mechanisms:
+            if isinstance(one, kind):
+                return one
+        raise KeyError(kind.__name__)
+
+    def of_role(self, role: Role) -> Mechanism:
+        """The mechanism by which an attempt in this role holds what it runs on."""
+        return self._by_role[role]
+
+    def queue_of(self, job: Job) -> Mechanism:
+        """The mechanism in whose queue the job waits."""
+        for one in self._used:
+            if one.waits(job):
+                return one
+        return self._own
+
+    def of(self, job: Job) -> Mechanism:
+        """The mechanism by which the job holds what it runs on."""
+        for one in self._used:
+            if one.has(job):
+                return one
+        return self._own
+
+    # --- leases -----------------------------------------------------------------------------
+
+    def hold(self, job: Job, target: Target) -> None:
+        """Have a job that starts hold `target`. Raises InvalidTransition if it cannot be had."""
+        self.of_role(target.role).hold(job, target)
+
+    def change(self, job: Job, target: Target) -> None:
+        """Have a job that runs hold `target` too. Raises InvalidTransition if it cannot be had."""
+        self.of(job).change(job, target)
+
+    def settle(self, job: Job, target: Target) -> None:
+        """Have a job that has gone over to `target` hold that alone."""
+        self.of(job).settle(job, target)
+
+    def keep(self, job: Job) -> None:
+        """Have a job hold what it runs on alone."""
+        self.of(job).keep(job)
+
+    def release(self, job: Job) -> None:
+        """Have a job whose attempt is over hold nothing."""
+        self.of(job).release(job)
+
+    def inherit(self, gpu: int) -> bool:
+        """Whether somebody who has shared a GPU takes it over from the job that gives it back."""
+        return any(one.inherit(gpu) for one in self._used)
+
+    def on(self, gpu: int) -> list[int]:
+        """Ids of the jobs that use a GPU in any way."""
+        return [job_id for one in self.mechanisms for job_id in one.on(gpu)]
+
+    def dequeue(self, job: Job) -> None:
+        """Take a job out of the queue, if it is in one."""
+        self._own.queue.remove(job.id)
+        for one in self._used:
+            one.queue.remove(job.id)
+
+    def queued(self, job: Job) -> bool:
+        """Whether the job waits in a queue of the foreground."""
+        return any(job.id in one.queue for one in self.mechanisms if one.foreground)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a job is in some queue."""
+        return any(len(one.queue) for one in self.mechanisms)

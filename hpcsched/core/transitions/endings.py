@@ -1,0 +1,231 @@
+"""What becomes of a job when an attempt of it is over: it waits again, fails, or has come to its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hpcsched.contract.exits import CANNOT_SAVE, REFUSED, WRONG_CONTRACT
+from hpcsched.core.jobs import Job
+from hpcsched.core.model import Ended, JobState, Kind
+from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.resources.ledger import Ledger
+from hpcsched.core.run import Run
+from hpcsched.core.transitions.attempts import Attempts
+from hpcsched.core.transitions.estimates import Estimates
+from hpcsched.core.transitions.outcome import Outcome
+from hpcsched.core.transitions.waiting import Waiting
+
+FAST_S = 10.0
+"""Seconds after its launch within which a program that fails has hardly begun (chosen)."""
+
+MAX_LOSSES = 3
+"""Attempts lost in a row without a new checkpoint before a job is given up (chosen)."""
+
+
+class Endings:
+    """Ends attempts and jobs, with what that means for checkpoints, retries and dependents."""
+
+    def __init__(
+        self,
+        run: Run,
+        out: Outcome,
+        ledger: Ledger,
+        *,
+        estimates: Estimates,
+        waiting: Waiting,
+        attempts: Attempts,
+    ) -> None:
+        self._run, self._out, self._ledger = run, out, ledger
+        self._estimates, self._waiting, self._attempts = estimates, waiting, attempts
+
+    # --- checkpoints ------------------------------------------------------------------------
+
+    def saved(self, job: Job, step: int | None) -> None:
+        """Note that the job's newest checkpoint holds `step` steps (None: nothing new)."""
+        if step is None:
+            return
+        if step > (job.saved_step or 0):
+            job.failures = job.losses = 0
+            self._waiting.has_room(job)
+        job.saved_step = step
+        job.has(anew=False)
+        job.step, job.reports = max(job.step, step), True
+
+    def fell_back(self, job: Job, step: int) -> None:
+        """Note that the attempt took an older checkpoint than the one it was to go on from."""
+        if job.current.in_place:
+            return  # it has not restarted: the checkpoint is one that was begun before
+        expected = job.current.from_step
+        self._out.note(job, Reason(Why.FELL_BACK, {"expected": expected, "step": step}))
+        job.repeated += expected - step
+        job.current.from_step = job.step = step
+
+    def never_on_disk(self, job: Job, step: int) -> None:
+        """Note that what a suspended job had left in memory is gone: an earlier checkpoint (0: none) is its
+        newest."""
+        expected = job.saved_step or 0
+        if step < expected:
+            self._out.note(job, Reason(Why.FELL_BACK, {"expected": expected, "step": step}))
+            job.repeated += expected - step
+            job.step, job.saved_step = step, step or None
+            self._run.touch(job.id)
+
+    def back_to_checkpoint(self, job: Job) -> None:
+        """Take steps after the newest checkpoint as lost: they will be done again."""
+        job.repeated += max(0, job.step - (job.saved_step or 0))
+        job.step = job.saved_step or 0
+
+    # --- attempts ---------------------------------------------------------------------------
+
+    def suspended(self, job: Job, took_s: float | None, *, held: bool) -> None:
+        """End an attempt that has saved and left: the job starts on its target, or waits."""
+        self._estimates.learn_suspend(job, took_s)
+        job.suspensions += 1
+        where = " in memory, which is being written to disk," if held else ""
+        self._out.note(job, Reason(Why.SAVED, {"step": job.saved_step or 0, "where": where}))
+        target = job.target
+        self._attempts.end(job, Ended.SUSPENDED, keep=target)
+        self.back_to_checkpoint(job)
+        self._out.to(job, JobState.SUSPENDED)
+        if target:
+            gpus = tuple(sorted(target.gpus))
+            self._attempts.launch(job, replace(target, gpus=gpus, since=self._run.now))
+        else:
+            self._waiting.enqueue(job)
+
+    def completed(self, job: Job) -> None:
+        """End a job whose program is done."""
+        self._attempts.end(job, Ended.COMPLETED)
+        self.finish(job, JobState.COMPLETED, Reason(Why.COMPLETED))
+
+    def cancelled(self, job: Job) -> None:
+        """End a job that was cancelled while it ran."""
+        self._attempts.end(job, Ended.CANCELLED)
+        self.finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
+
+    def failed(self, job: Job, code: int, detail: str, lasted_s: float | None) -> None:
+        """End an attempt whose program has failed: the job is tried again, or has failed too."""
+        before, now = job.traits.failed_fast, _fast(code, detail, lasted_s)
+        job.has(failed_fast=now)
+        suspects = [pair for one in self._ledger.mechanisms for pair in one.suspects(job)]
+        self._attempts.end(job, Ended.FAILED)
+        facts = {"code": code, "detail": f": {detail}" if detail else ""}
+        self._out.note(job, Reason(Why.EXITED, facts))
+        for guest, host in suspects:
+            for mechanism in self._ledger.mechanisms:
+                mechanism.part(guest, host)
+        if guests := [guest for guest, host in suspects if host is job]:
+            job.excuses += tuple(guest.id for guest in guests)
+            self._out.note(job, Reason(Why.EXCUSED, {"job": guests[0].id, "name": guests[0].spec.name}))
+            self.back_to_waiting(job)
+            return
+        job.failures += 1
+        refused = job.spec.kind is Kind.TRAINER and code in (REFUSED, WRONG_CONTRACT)
+        if job.failures > job.spec.retries or refused:
+            self.finish(job, JobState.FAILED, Reason(Why.EXITED, facts))
+            return
+        if job.failures > 1 and before is not None and now == before:
+            same = {"code": code, "detail": detail, "after": lasted_s, "name": job.spec.name}
+            self.finish(job, JobState.FAILED, Reason(Why.SAME_FAILURE, same))
+            return
+        tried = {"code": code, "failures": job.failures, "retries": job.spec.retries}
+        self._out.note(job, Reason(Why.RETRY, tried))
+        self.back_to_waiting(job)
+
+    def lost(self, job: Job, saved_step: int | None, why: str, *, counts: bool) -> None:
+        """End an attempt through no fault of the job's: it goes on from its newest checkpoint.
+
+        `counts`: too many in a row without a new checkpoint make the job FAILED.
+        """
+        self.saved(job, saved_step)
+        if job.wanted == "cancel":
+            self.cancelled(job)
+            return
+        self._attempts.end(job, Ended.LOST)
+        facts = {"attempt": job.attempt, "why": why, "step": job.saved_step or 0}
+        if (again := job.step - (job.saved_step or 0)) > 0:
+            facts["again"] = f"; at least {again} step{'s' * (again != 1)} done again"
+        self._out.note(job, Reason(Why.LOST, facts))
+        job.losses += counts
+        if job.losses > MAX_LOSSES:
+            self.finish(job, JobState.FAILED, Reason(Why.LOST, facts))
+        else:
+            self.back_to_waiting(job)
+
+    def no_room(self, job: Job, saved_step: int | None, where: str) -> None:
+        """End an attempt that came to nothing as a file system is full: no fault of the job's, which is tried
+        again after a while. Not for a job that is being cancelled."""
+        self.saved(job, saved_step)
+        full = self._waiting.for_room(job, where)
+        self.lost(job, None, f"no room in {where}", counts=False)
+        facts = {"where": where, "again": full.until, "tries": full.tries}
+        self._out.note(job, Reason(Why.NO_SPACE, facts))
+        self._waiting.expect(job, full.until)
+
+    def launch_failed(self, job: Job, error: str, *, again: bool) -> None:
+        """End an attempt that could not be started; `again`: the job is tried again."""
+        self._attempts.end(job, Ended.FAILED)
+        if again:
+            job.failures += 1
+            self.back_to_waiting(job)
+        else:
+            self.finish(job, JobState.FAILED, Reason(Why.LAUNCH_FAILED, {"error": error}))
+
+    def back_to_waiting(self, job: Job) -> None:
+        """Have a job whose attempt is over wait, at its newest checkpoint."""
+        self._run.count_news(self._ledger.queue_of(job).foreground)
+        self.back_to_checkpoint(job)
+        self._out.to(job, JobState.PENDING if job.saved_step is None else JobState.SUSPENDED)
+        if job.held and job.state is JobState.PENDING:
+            job.held = False
+            self._out.to(job, JobState.HELD)
+        self._waiting.enqueue(job)
+
+    # --- jobs -------------------------------------------------------------------------------
+
+    def finish(self, job: Job, state: JobState, reason: Reason) -> None:
+        """End a job, and with one that did not complete all that wait for it."""
+        self._finish(job, state, reason)
+        if state is JobState.COMPLETED:
+            for other_id in self._waiting.take_dependents(job):
+                other = self._run.jobs[other_id]
+                other.unmet -= 1
+                self._run.touch(other_id)
+                self._waiting.enqueue(other)
+            return
+        broken = [job]  # not by recursion: a chain of dependents may be of any length
+        for failed in broken:
+            for other_id in self._waiting.take_dependents(failed):
+                other = self._run.jobs[other_id]
+                if not other.state.final:
+                    after = {"after": failed.spec.name}
+                    self._finish(other, JobState.CANCELLED, Reason(Why.DEPENDENCY_NEVER_SATISFIED, after))
+                    broken.append(other)
+
+    def never_satisfied(self, job: Job, name: str) -> None:
+        """End a job that waits for one in vain."""
+        self.finish(job, JobState.CANCELLED, Reason(Why.DEPENDENCY_NEVER_SATISFIED, {"after": name}))
+
+    def _finish(self, job: Job, state: JobState, reason: Reason) -> None:
+        self._waiting.dequeue(job)
+        self._out.to(job, state)
+        self._estimates.forget(job)
+        for mechanism in self._ledger.mechanisms:
+            mechanism.forget(job)
+        self._waiting.has_room(job)
+        self._run.ended()
+        plan = self._run.plan if self._ledger.queue_of(job).foreground else None
+        if plan and not (state is JobState.COMPLETED and plan.foresaw(job.id, self._run.now)):
+            self._run.count_news()
+        job.ended_s = self._run.now
+        job.held, job.wanted = False, ""
+        job.reason = None if state is JobState.COMPLETED else reason
+        self._out.note(job, reason)
+
+
+def _fast(code: int, detail: str, lasted_s: float | None) -> tuple[int, str] | None:
+    """What tells a failure that came at once from others; None for one that says nothing of the next time: it
+    came later, without a word, by a signal, or because there was no room."""
+    if lasted_s is None or lasted_s > FAST_S or not detail or code > 128 or code == CANNOT_SAVE:
+        return None
+    return code, detail

@@ -1,0 +1,219 @@
+"""What attempts tell: that they run, are ready, have saved, changed, failed or ended."""
+
+from __future__ import annotations
+
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.core import events as ev
+from hpcsched.core.jobs import Job
+from hpcsched.core.mechanisms.base import Handlers
+from hpcsched.core.model import JobState
+from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.resources.ledger import Ledger
+from hpcsched.core.run import Run
+from hpcsched.core.transitions.attempts import Attempts
+from hpcsched.core.transitions.endings import Endings
+from hpcsched.core.transitions.estimates import Estimates
+from hpcsched.core.transitions.losses import LOST, VOID, lost_gpu
+from hpcsched.core.transitions.outcome import Outcome
+from hpcsched.core.transitions.waiting import Waiting
+
+
+class Reports:
+    """Takes in what is told of attempts; what is told of one that is over counts as stale."""
+
+    def __init__(
+        self,
+        run: Run,
+        out: Outcome,
+        ledger: Ledger,
+        *,
+        estimates: Estimates,
+        waiting: Waiting,
+        attempts: Attempts,
+        endings: Endings,
+    ) -> None:
+        self._run, self._out, self._ledger, self._estimates = run, out, ledger, estimates
+        self._waiting, self._attempts, self._endings = waiting, attempts, endings
+
+    def handlers(self) -> Handlers:
+        """The events that it handles."""
+        return {
+            ev.ProgressObserved: self._progress_observed,
+            ev.WorkersSpawned: self._workers_spawned,
+            ev.WorkersReady: self._workers_ready,
+            ev.WorkersApart: self._workers_apart,
+            ev.CheckpointSaved: self._checkpoint_saved,
+            ev.WorkersResized: self._workers_resized,
+            ev.ResizeFailed: self._resize_failed,
+            ev.WorkersExited: self._workers_exited,
+            ev.LaunchFailed: self._launch_failed,
+        }
+
+    def _progress_observed(self, event: ev.ProgressObserved) -> None:
+        for seen in event.progress:
+            job = self._run.active.get(seen.job_id)
+            if job is None or job.attempt != seen.attempt:
+                continue
+            if seen.step != job.step:
+                self._run.touch(job.id)
+            job.step, job.reports = max(job.step, seen.step), True
+            if seen.rate is not None and seen.rate > 0:
+                job.rate = seen.rate
+            if seen.done_s is None:
+                continue
+            for mechanism in self._ledger.mechanisms:
+                mechanism.heard(job, seen.step, seen.done_s)
+            if job.state is JobState.RUNNING and not job.wanted and not job.resizing:
+                self._out.ask_policy(self._estimates.learn(job, seen.step, seen.done_s))
+
+    def _workers_spawned(self, event: ev.WorkersSpawned) -> None:
+        job = self._run.about(event)
+        if job:
+            job.processes = event.processes
+            self._run.spawned(job, event.host)
+            if job.state is JobState.STARTING:
+                self._out.to(job, JobState.RUNNING)
+
+    def _workers_ready(self, event: ev.WorkersReady) -> None:
+        job = self._run.about(event)
+        if job is None or job.ready:
+            return
+        # Ranks that come and go are numbered by GPU: a process that sees several is none of them. ("one" is
+        # in journals of 0.1.0, which did not mind.)
+        numbered = job.traits.per_gpu or len(job.current.gpus) == 1 or job.spec.processes == "one"
+        job.ready, job.in_place = True, event.in_place and numbered
+        if event.in_place or event.parallel:
+            self._estimates.is_parallel(job)
+        job.current.ready_s, job.current.launch_s = self._run.now, event.took_s
+        self._estimates.disturb(job, job.current.gpus)
+        self._waiting.has_room(job)
+        self._estimates.learn_start(job, event.took_s)
+        if job.wanted == "suspend" and job.state is not JobState.SUSPENDING:
+            self._attempts.suspend(job)
+        self._out.ask_policy()
+
+    def _workers_apart(self, event: ev.WorkersApart) -> None:
+        job = self._run.about(event)
+        if job is None:
+            return
+        self._run.touch(job.id)
+        if event.met:
+            job.reason = None
+            return
+        job.reason = Reason(Why.NOT_MET, {"processes": event.processes, "seconds": event.seconds})
+        self._out.note(job, job.reason)
+
+    def _checkpoint_saved(self, event: ev.CheckpointSaved) -> None:
+        job = self._run.about(event)
+        if job is None:
+            return
+        if event.step < job.current.from_step:
+            self._endings.fell_back(job, event.step)
+        self._endings.saved(job, event.step)
+
+    def _workers_resized(self, event: ev.WorkersResized) -> None:
+        job = self._run.about(event)
+        if job is None or job.becoming is None:
+            if job is not None:
+                self._run.count_stale()
+            return
+        step = max(event.step, job.current.from_step)
+        job.step, job.reports = max(job.step, step), True
+        told_to_end = "term" in job.timers
+        self._estimates.learn_resize(job, job.becoming, event.stopped_s, event.built_s)
+        self._attempts.resized(job, job.becoming, step, event.stopped_s)
+        self._out.ask_policy()
+        if job.state is JobState.RUNNING and not job.wanted:
+            job.target = None
+            return
+        # It was done when something else was asked of the attempt that is over by it: ask this one too.
+        gone = [gpu for gpu in job.current.gpus if gpu not in self._ledger.devices]
+        if gone and job.wanted in ("", "suspend"):
+            job.wanted = lost_gpu(gone[0])
+        if job.state is JobState.SUSPENDING:
+            self._attempts.ask_to_save(job)
+        if told_to_end:
+            self._attempts.terminate(job)
+
+    def _resize_failed(self, event: ev.ResizeFailed) -> None:
+        job = self._run.about(event)
+        if job is None or not job.resizing:
+            if job is not None:
+                self._run.count_stale()
+            return
+        gpus = len(job.becoming.gpus) // job.spec.nodes if job.becoming else 0
+        settles = self._ledger.of(job).settles
+        if event.refused and gpus > job.width:
+            job.has(most_gpus=max(job.width, gpus - 1))
+            job.target = None
+        elif settles:
+            job.target = None  # it does well as it is: what else to try is for the policy to say
+        self._attempts.stays(job, event.error, in_place=event.refused or settles)
+        self._out.ask_policy()
+        if job.state is JobState.RUNNING and job.target:
+            self._attempts.suspend(job)
+
+    # --- ends -------------------------------------------------------------------------------
+
+    def _workers_exited(self, event: ev.WorkersExited) -> None:
+        job = self._run.about(event)
+        if job is None:
+            return
+        if event.step is not None:
+            job.step, job.reports = max(job.step, event.step), True
+        if event.metrics:
+            job.metrics = event.metrics
+        self._endings.saved(job, event.saved_step)
+        # Its last checkpoint may have been told before its exit: what counts is the whole attempt.
+        moved = (job.saved_step or 0) > job.current.from_step
+        job.exit = event.code
+        self._out.ask_policy()
+        # After our SIGTERM exit code 0 proves nothing: the program's handler may just call exit(0).
+        asked_to_save = job.current.signalled_s is not None
+        if event.unreadable:
+            self._out.note(job, Reason(Why.BAD_RECORD, {"error": event.unreadable}))
+        told_to_end = job.wanted == "cancel" or (job.wanted not in ("", "suspend") and not asked_to_save)
+        if event.code == 0 and (not told_to_end or job.remaining == 0):
+            if job.spec.steps is not None and not job.reports:
+                job.step = job.spec.steps
+            self._endings.completed(job)
+        elif job.wanted == "cancel":
+            self._endings.cancelled(job)
+        elif event.no_room and event.code != 0:
+            self._endings.no_room(job, event.saved_step, event.no_room)
+        elif event.code == SUSPENDED and event.unreadable:
+            why = f"its STATE.json cannot be read: {event.unreadable}"
+            self._endings.failed(job, event.code, why, event.lasted_s)
+        elif event.code == SUSPENDED and (asked_to_save or moved or job.target):
+            if not (asked_to_save or job.wanted or job.target):
+                self._left_unasked(job)
+            self._endings.suspended(job, event.took_s, held=event.held)
+        elif event.code == SUSPENDED and not told_to_end and (why := self._left_unasked(job)):
+            self._endings.lost(job, None, why, counts=False)
+        elif job.wanted or job.state is JobState.SUSPENDING:
+            because = job.wanted.startswith(LOST)
+            why = job.wanted if because else f"exit code {event.code} while leaving"
+            self._endings.lost(job, job.saved_step, why, counts=job.wanted in ("", VOID))
+        else:
+            self._endings.failed(job, event.code, event.detail, event.lasted_s)
+
+    def _left_unasked(self, job: Job) -> str:
+        """Why a job has saved and left unasked, as far as a mechanism can say; else ""."""
+        for mechanism in self._ledger.mechanisms:
+            if why := mechanism.left_unasked(job):
+                return why
+        return ""
+
+    def _launch_failed(self, event: ev.LaunchFailed) -> None:
+        job = self._run.about(event)
+        if job is None:
+            return
+        self._out.note(job, Reason(Why.LAUNCH_FAILED, {"error": event.error}))
+        self._out.ask_policy()
+        if event.no_room and job.wanted != "cancel":
+            self._endings.no_room(job, None, event.no_room)
+        elif job.wanted not in ("", "suspend") or event.host_fault:
+            self._endings.lost(job, None, job.wanted or event.error, counts=not job.wanted)
+        else:
+            again = event.transient and job.failures < job.spec.retries
+            self._endings.launch_failed(job, event.error, again=again)

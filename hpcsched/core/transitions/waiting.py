@@ -1,0 +1,166 @@
+"""Jobs that wait, and for what: for devices, for their time, for other jobs, for room on a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from hpcsched.core.jobs import Job
+from hpcsched.core.model import JobState
+from hpcsched.core.reasons import Reason
+from hpcsched.core.resources.ledger import Ledger
+from hpcsched.core.run import Run
+from hpcsched.core.transitions.outcome import Outcome
+
+NO_ROOM_S, MAX_NO_ROOM_S = 5.0, 300.0
+"""Seconds until a job for which a file system had no room is tried again, the first time and at most (chosen)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoSpace:
+    """There was no room for a job in directory `where`, so many times in a row; it waits `until` then."""
+
+    where: str
+    tries: int
+    until: float
+
+
+class Waiting:
+    """Puts jobs into the queues of their mechanisms when nothing else keeps them from starting."""
+
+    def __init__(self, run: Run, out: Outcome, ledger: Ledger) -> None:
+        self._run, self._out, self._ledger = run, out, ledger
+        self.arrivals: list[tuple[float, int]] = []
+        """A heap of (time, id): the jobs that are still to come."""
+        self.dependents: dict[int, list[int]] = {}
+        """By job the ids of those that wait for it to complete."""
+        self.late: set[int] = set()
+        """Jobs that could start but for the time left: out of the queue until the deadline moves."""
+        self.no_space: dict[int, NoSpace] = {}
+        """By job: what had no room for it, and when it is tried again."""
+
+    # --- queues -----------------------------------------------------------------------------
+
+    def enqueue(self, job: Job) -> None:
+        """Put a job into its queue if it could start now."""
+        ready = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
+        crowded = self.no_space.get(job.id)
+        if not ready or job.submit_s > self._run.now or (crowded and crowded.until > self._run.now):
+            return
+        self._run.touch(job.id)
+        mechanism = self._ledger.queue_of(job)
+        if mechanism.foreground:
+            self._out.wake()
+            self.late.discard(job.id)
+        if mechanism.planned and self._run.plan is not None and job.id not in self._run.plan.ends:
+            self._run.count_news()
+        mechanism.enqueue(job)
+
+    def dequeue(self, job: Job) -> None:
+        """Take a job out of its queue, if it is in one."""
+        self._ledger.dequeue(job)
+        self.late.discard(job.id)
+
+    def set_aside(self, job: Job, reason: Reason) -> None:
+        """Take a job that cannot be started any more out of its queue."""
+        self._ledger.queue_of(job).queue.remove(job.id)
+        self.late.add(job.id)
+        self._out.note_news(job, reason)
+
+    def let_late_in(self) -> None:
+        """Put the jobs that were set aside back into their queues."""
+        for job_id in sorted(self.late):
+            self.enqueue(self._run.jobs[job_id])
+
+    # --- time -------------------------------------------------------------------------------
+
+    def expect(self, job: Job, at: float) -> None:
+        """Have a job wait for its time."""
+        heappush(self.arrivals, (at, job.id))
+        self._wake_at_arrival(job, at)
+
+    def let_arrive(self) -> bool:
+        """Let the jobs whose time has come start, whichever event shows it; whether one is of the foreground."""
+        arrived = False
+        while self.arrivals and self.arrivals[0][0] <= self._run.now:
+            job = self._run.jobs[heappop(self.arrivals)[1]]
+            self.enqueue(job)
+            arrived |= self._ledger.queue_of(job).foreground
+        return arrived
+
+    def begin_life(self) -> None:
+        """Try all that waited for room on a disk, and set the timers of the others again."""
+        self._try_full_disks_again()
+        for at, job_id in sorted(self.arrivals):
+            self._wake_at_arrival(self._run.jobs[job_id], at)
+        self.let_late_in()
+
+    def _wake_at_arrival(self, job: Job, at: float) -> None:
+        # Exactly then: now + (then - now) may come out before it.
+        if not job.state.final:
+            self._out.set_timer(("arrival", job.id, job.attempt), at)
+
+    # --- other jobs -------------------------------------------------------------------------
+
+    def wait_for_others(self, job: Job) -> None:
+        """Have a job wait for those named in its `after` that have not completed."""
+        before = [self._run.jobs[self._run.by_name[name]] for name in job.spec.after]
+        waits_for = [other for other in before if other.state is not JobState.COMPLETED]
+        job.unmet = len(waits_for)
+        for other in waits_for:
+            self.wait_for(job, other)
+
+    def wait_for(self, job: Job, other: Job) -> None:
+        """Have a job wait for this one to complete; its `unmet` counts it already."""
+        self.dependents.setdefault(other.id, []).append(job.id)
+
+    def wait_no_more(self, job: Job) -> None:
+        """Have a job wait for no other: one that was cancelled may still be listed."""
+        for name in job.spec.after:
+            line = self.dependents.get(self._run.by_name[name], [])
+            if job.id in line:
+                line.remove(job.id)
+
+    def take_dependents(self, job: Job) -> list[int]:
+        """Ids of the jobs that have waited for this one, which is over."""
+        return self.dependents.pop(job.id, [])
+
+    def unmet(self, job: Job) -> list[str]:
+        """Names of the jobs that this one waits for."""
+        jobs, by_name = self._run.jobs, self._run.by_name
+        return [name for name in job.spec.after if jobs[by_name[name]].state is not JobState.COMPLETED]
+
+    def blocked(self) -> Iterator[Job]:
+        """The jobs of the foreground that are here and wait for others to complete."""
+        seen = {job_id for waiting in self.dependents.values() for job_id in waiting}
+        for job_id in sorted(seen):
+            job = self._run.jobs[job_id]
+            here = job.state is JobState.PENDING and job.submit_s <= self._run.now
+            if here and self._ledger.queue_of(job).foreground:
+                yield job
+
+    # --- disks ------------------------------------------------------------------------------
+
+    def for_room(self, job: Job, where: str) -> NoSpace:
+        """Have a job wait for room in directory `where`, each time in a row for longer."""
+        before = self.no_space.get(job.id)
+        tries = before.tries + 1 if before else 1
+        until = self._run.now + min(NO_ROOM_S * 2 ** min(tries - 1, 10), MAX_NO_ROOM_S)
+        self.no_space[job.id] = NoSpace(where, tries, until)
+        return self.no_space[job.id]
+
+    def has_room(self, job: Job) -> None:
+        """Note that there was room for a job, or that it needs none any more."""
+        self.no_space.pop(job.id, None)
+
+    def _try_full_disks_again(self) -> None:
+        """Let in those that waited for room: people who take a run up again have seen to the disks."""
+        waited, self.no_space = self.no_space, {}
+        jobs = self._run.jobs
+        self.arrivals = [
+            (at, i) for at, i in self.arrivals if i not in waited or jobs[i].submit_s > self._run.now
+        ]
+        heapify(self.arrivals)
+        for job_id in waited:
+            self.enqueue(jobs[job_id])
