@@ -168,8 +168,8 @@ def test_a_state_damaged_in_memory_is_passed_over(job: Elastic) -> None:
     ("old", "new", "victim", "dies", "code"),
     [
         (2, 3, "1", "regroup", 75),
-        (2, 3, "1", "_meet", 75),
-        (1, 2, "1", "_meet", 75),
+        (2, 3, "1", "meet", 75),
+        (1, 2, "1", "meet", 75),
         (2, 3, "1", "broadcast_state", 75),
         (1, 3, "2", "tell", 75),
         (1, 2, "1", "broadcast_state", 75),
