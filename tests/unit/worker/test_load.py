@@ -42,7 +42,7 @@ def test_an_installed_package_adds_a_strategy(folder: Path) -> None:
     (folder / "toy_strategy.py").write_text(TOY)
     install(folder, "clipped = toy_strategy", "broken = toy_broken")
     assert load_strategy({"kind": "clipped"}).__name__ == "toy_strategy"
-    with pytest.raises(ConfigError, match="kind: 'magic'; accepted: ddp, .*, vsw, broken, clipped"):
+    with pytest.raises(ConfigError, match=r"kind: 'magic'; accepted: ddp, .*, vsw, broken, clipped"):
         load_strategy({"kind": "magic"})
     with pytest.raises(ConfigError, match="kind: None; accepted: ddp"):
         load_strategy({})
