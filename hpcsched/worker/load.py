@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcsched.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 STRATEGIES: Mapping[str, str] = {
     "ddp": "hpcsched.worker.ddp.strategy",
@@ -50,6 +52,8 @@ def load_strategy(table: Mapping[str, Any], strategies: Mapping[str, str] = STRA
 
 
 def _installed() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # only for those who need it
+
     found: Any = entry_points()
     select = getattr(found, "select", None)  # came with Python 3.10
     points = select(group=GROUP) if select is not None else found.get(GROUP, ())
