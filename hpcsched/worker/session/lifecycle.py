@@ -122,12 +122,17 @@ class Lifecycle:
 
     def between_steps(self) -> None:
         """Save, leave or resize, if that is wanted. Raises SystemExit: 75 once saved, 74 if it cannot be."""
-        with self.saving_what_is_left():
+        try:
             self.strategy.between_steps(self.meet)
+        except Stranded as error:
+            self.checkpoints.save_and_end(str(error))
 
-    def saving_what_is_left(self) -> _SavingWhatIsLeft:
-        """Inside, Stranded ends the attempt once all is saved."""
-        return _SavingWhatIsLeft(self.checkpoints)
+    def train_step(self) -> None:
+        """A step as the strategy makes it. Raises SystemExit(75), with all saved, if other ranks are lost."""
+        try:
+            self.strategy.train_step()
+        except Stranded as error:
+            self.checkpoints.save_and_end(str(error))
 
     def meet(self) -> None:
         """All ranks agree whether to leave, to change their number, and to save; and do so."""
@@ -216,20 +221,6 @@ class Lifecycle:
                 say(f"the metrics could not be saved: {error}")
                 raise SystemExit(exits.CANNOT_SAVE) from None
         context.flag.close()
-
-
-class _SavingWhatIsLeft:
-    """A context manager, in some lines: one of contextlib's takes its time in every step."""
-
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        self._checkpoints = checkpoints
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Stranded):
-            self._checkpoints.save_and_end(str(error))
 
 
 def _saves(training: TrainingState, env: JobEnv | None, checkpoint_dir: str | Path | None) -> Saves:

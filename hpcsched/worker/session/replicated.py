@@ -28,6 +28,8 @@ class Replicated:
     reproducible = False
     context: Context
     agreement: Agreement
+    training: TrainingState
+    device: torch.device
 
     def refuses(self, training: TrainingState, world_size: int, seats: Sequence[Seat]) -> str:
         batch = training.global_batch
@@ -37,15 +39,7 @@ class Replicated:
 
     def setup(self, context: Context, agreement: Agreement) -> None:
         self.context, self.agreement = context, agreement
-
-    @property
-    def training(self) -> TrainingState:
-        """What is trained, and how far it is."""
-        return self.context.training
-
-    @property
-    def device(self) -> torch.device:
-        return self.context.device
+        self.training, self.device = context.training, context.device
 
     @property
     def rank(self) -> int:

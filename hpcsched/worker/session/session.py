@@ -212,8 +212,7 @@ class Session:
     def train(self, metrics: Metrics | Callable[[], Metrics] | None = None) -> None:
         """Make all steps as the strategy makes them, then `finish`."""
         for _ in self.steps():
-            with self._life.saving_what_is_left():
-                self._strategy.train_step()
+            self._life.train_step()
         self.finish(metrics)
 
     def backward(
