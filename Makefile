@@ -15,7 +15,7 @@ WITHIN ?= 3600
 # A file's tests share what is costly to make; the folders whose tests take longest come first.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test test-all test-part lint docs bench dist old-env clean
+.PHONY: demo check test test-all test-part lint docs pages bench dist old-env clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh jobscripts/demo/demo.sh
@@ -55,6 +55,10 @@ old-env:
 docs: $(VENV)/.installed-docs
 	$(BIN)/sphinx-build -q -W --keep-going -n -c docs -d build/doctrees . build/docs
 	@echo build/docs/docs/index.html
+
+# What pages show of the code: reasons, states, rooms.
+pages: $(VENV)/.installed-dev
+	$(BIN)/python docs/tools/pages.py
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/run_all.py

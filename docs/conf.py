@@ -13,12 +13,14 @@ import hpcsched
 project = "hpcsched"
 version = release = hpcsched.__version__
 root_doc = "docs/index"
+LISTS = ("docs/index", "benchmarks/README")
+"""Pages whose lists of pages make the side bar."""
 include_patterns = [
     "docs/**.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
-    "benchmarks/README.md",
+    "benchmarks/*.md",
     "profiles/README.md",
 ]
 exclude_patterns = [".*", "build", "hpcsched", "tests"]
@@ -49,18 +51,20 @@ _ENTRY = re.compile(r"^- \[([^\]]+)\]\(([^)#]+)\.md\)", re.MULTILINE)
 
 
 def _toctrees(index: str) -> str:
-    """The lists of the entrance page, section by section, as what Sphinx makes its side bar of."""
+    """The lists of an entrance page, section by section, as what Sphinx makes its side bar of."""
     _, *parts = _SECTION.split(index)
     trees = []
     for caption, text in zip(parts[::2], parts[1::2], strict=True):
         entries = "\n".join(f"{title} <{page}>" for title, page in _ENTRY.findall(text))
+        if not entries:
+            continue
         trees.append(f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n")
     return "".join(trees)
 
 
 def setup(app: Any) -> None:
     def extend(_: Any, page: str, source: list[str]) -> None:
-        if page == root_doc:
+        if page in LISTS:
             source[0] += _toctrees(source[0])
 
     app.connect("source-read", extend)

@@ -1,0 +1,1 @@
+"""The commands; each is imported when it is used."""

@@ -1,10 +1,11 @@
-"""What several commands share: options with their environment variables, finding runs and jobs."""
+"""Parts that several commands share: options with their environment variables, finding runs and jobs."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from hpcsched import config
-from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
+from hpcsched.errors import ConfigError, NoSuchRun, UnknownJob
 from hpcsched.printing import printable
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import JobStatus, Status, is_abandoned
@@ -30,11 +31,73 @@ class Number(click.FloatRange):
         return number
 
 
+class Renamed(click.Option):
+    """An option with an older name, which still works and is not in the help.
+
+    Each use of the older name, or of its variable, is answered with a line that it is deprecated; an `alias`
+    stays, without a word.
+    """
+
+    def __init__(
+        self, *args: Any, older: str, older_variable: str = "", alias: bool = False, **settings: Any
+    ) -> None:
+        super().__init__(*args, **settings)
+        self.older, self.older_variable, self._alias = older, older_variable, alias
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        action = "append" if self.multiple else "store"
+        parser.add_option(obj=self, opts=[self.older], dest=self.older, action=action, nargs=self.nargs)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:
+        assert self.name
+        if self.older in opts:
+            if self.name in opts:
+                raise click.UsageError(f"{self.older} is an older name of {self.opts[0]}: give one", ctx)
+            opts = {**opts, self.name: opts[self.older]}
+            self._used(ctx, self.older, self.opts[0])
+        return super().consume_value(ctx, opts)
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = super().resolve_envvar_value(ctx)
+        if value is None and (value := os.environ.get(self.older_variable) or None):
+            self._used(ctx, self.older_variable, str(self.envvar))
+        return value
+
+    def _used(self, ctx: click.Context, used: str, new: str) -> None:
+        ctx.meta[f"{__name__}.{self.name}"] = used, new
+        if not self._alias:
+            click.echo(f"hpcsched: {used} is deprecated: say {new}", err=True)
+
+
+def variable(parameter: click.Parameter) -> str:
+    """The environment variable that gives an option its value; empty if none is set."""
+    names = (str(parameter.envvar or ""), getattr(parameter, "older_variable", ""))
+    return next((name for name in names if os.environ.get(name)), "")
+
+
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """A click option that can be given as HPCSCHED_<NAME> too."""
+    """A click option that can be given as HPCSCHED_<NAME> too; with `older` it is Renamed."""
     long = next(n for n in names if n.startswith("--")).partition("/")[0]
     settings.setdefault("envvar", config.environment_name(long.removeprefix("--")))
+    if "older" in settings:
+        older = config.environment_name(settings["older"].removeprefix("--"))
+        settings |= {"cls": Renamed, "older_variable": older}
     return click.option(*names, **settings)
+
+
+def gpus_per_node_option(what: str) -> Callable[[F], F]:
+    """--gpus-per-node, as Slurm has it; `--gpus`, which is Slurm's word for the total, stays an alias."""
+    return option(
+        "--gpus-per-node", older="--gpus", alias=True, metavar="N", type=click.IntRange(min=0), help=what
+    )
+
+
+def hint_at_gpus_per_node(ctx: click.Context, nodes: int) -> None:
+    """Say how `--gpus` was understood, where it could have been meant otherwise."""
+    if nodes > 1 and (names := ctx.meta.get(f"{__name__}.gpus_per_node")):
+        used, new = names
+        click.echo(f"hpcsched: {used} means GPUs on each node, not the total: say {new}", err=True)
 
 
 def dir_option(command: F) -> F:
@@ -54,7 +117,7 @@ def find_run(ctx: click.Context, dir_: str | None) -> RunDir:
 
 
 def run_folder(ctx: click.Context, dir_: str | None) -> Path:
-    """Where that is: the command's --dir, the global one, $HPCSCHED_DIR, files, default."""
+    """The folder of the run meant: the command's --dir, the global one, $HPCSCHED_DIR, files, default."""
     settings: config.Settings = ctx.obj
     return config.run_dir(dir_ or settings.values.get("dir"))
 
@@ -86,7 +149,7 @@ def code_of(rundir: RunDir) -> int:
 
 
 def warm_processes(text: str) -> int | None:
-    """How many warm processes wait on a host, from auto, off or a number; None: none at all."""
+    """The number of warm processes on a host, from auto, off or a number; None: none at all."""
     from hpcsched.launch.zygote import STANDBYS
 
     if text in ("auto", "off"):
@@ -154,17 +217,12 @@ def database_path(given: str | None) -> Path:
 
 
 def check_chart(path: Path, option: str = "--gantt") -> None:
-    """Refuse a picture that could not be written at the end."""
-    from importlib.util import find_spec
-
-    from hpcsched.report.drawing import MissingExtra
-
+    """Refuse a figure that could not be written at the end."""
     if not path.absolute().parent.is_dir():
         raise ConfigError(where=option, got=f"no folder {path.parent}", accepted="a file in a folder")
     if path.is_dir():
         raise ConfigError(where=option, got=f"{path}: a folder", accepted="a file")
-    if find_spec("matplotlib") is None:
-        raise MissingExtra("pictures need matplotlib: install hpcsched[report]")
+    needs("matplotlib", "a figure", "report")
 
 
 @contextlib.contextmanager
@@ -179,16 +237,16 @@ def naming_the_file(path: Path | None) -> Iterator[None]:
         raise ConfigError(where=str(path), key=key, got=error.got, accepted=error.accepted) from None
 
 
-class MissingNumpy(HpcschedError):
-    """Planning needs an extra that is not installed."""
+def needs(module: str, what: str, extra: str) -> None:
+    """Raise MissingExtra, in the name of what needs it, unless this module of an extra is there."""
+    from hpcsched.report.drawing import MissingExtra
 
-    exit_code = 2
+    if find_spec(module) is None:
+        raise MissingExtra(f"{what} needs {module}: install hpcsched[{extra}]")
 
 
 def needs_numpy() -> None:
-    """Raise MissingNumpy if it is not there."""
-    if find_spec("numpy") is None:
-        raise MissingNumpy("planning needs numpy: install hpcsched[plan]")
+    needs("numpy", "planning", "plan")
 
 
 def needs_place(where: str, file: Path) -> None:

@@ -1,0 +1,1 @@
+"""What happens to jobs, as a pure state machine: events in, actions out. Standard library only."""

@@ -21,8 +21,8 @@ MOST_MEASURED = 9
 class Target:
     """A lease that a job is to go on with: resized in place, or started again on it when it has saved.
 
-    `since` is when that was decided. On CPU cores: `seats` in place of GPUs, on so much of the cores of `host`
-    (`grant`, hundredths by core), and `why` they are to be so.
+    `since` is when that was decided. On CPU cores: `seats` in place of GPUs, `grant` (hundredths by core) of
+    the cores of `host`, and `why` they are to be so.
     """
 
     gpus: tuple[int, ...]

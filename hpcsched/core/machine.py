@@ -136,8 +136,8 @@ class Machine:
         self.decisions.begin_life(event)
         self.estimates.load(event.profiles, event.parallel)
         self.deadline.begin_life(event)
-        for mechanism in self.ledger.mechanisms:
-            mechanism.begin_life(event)
+        for begin_life in self.ledger.hooks("begin_life"):
+            begin_life(event)
         for job in list(self.run.active.values()):
             if (seen := event.seen_steps.get(job.id, 0)) > job.step:
                 job.step, job.reports = seen, True

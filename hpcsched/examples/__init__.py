@@ -1,0 +1,1 @@
+"""Trainings to try things with; `make demo` and the guides run them."""

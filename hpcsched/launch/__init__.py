@@ -1,0 +1,1 @@
+"""Processes of jobs: start, signal, follow, and find again after a crash."""

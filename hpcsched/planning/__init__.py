@@ -1,0 +1,1 @@
+"""Plans and models of speed: pure functions of profiles and jobs."""

@@ -27,7 +27,7 @@ _rules: dict[str, MakeRule] = {
 
 
 def register_rule(mechanism: str, make: MakeRule) -> None:
-    """Have a mechanism go by this rule; `make` is told the policy, and gives None where that is to have none."""
+    """Have a mechanism go by this rule; `make` gives None for a policy that is to have none."""
     if mechanism in _rules:
         raise ValueError(f"there is a rule for {mechanism!r} already")
     _rules[mechanism] = make

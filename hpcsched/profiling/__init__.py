@@ -1,0 +1,1 @@
+"""Measures throughput and costs of models by running them."""

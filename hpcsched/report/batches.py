@@ -1,4 +1,4 @@
-"""The history of a global batch as a picture: batch, gradient, workers and loss over the epochs."""
+"""The history of a global batch as a figure: batch, gradient, workers and loss over the epochs."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def batches_svg(
 def draw(
     figure: Figure, decisions: Sequence[Decision], options: WorkerOptions, *, step: int, title: str
 ) -> None:
-    """The same on a figure."""
+    """Draw a job's batches on a figure."""
     history = _History(decisions, options, step)
     span = math.floor(history.begin), history.end
     draw_panels(figure, history.panels(), title=title, span=span, label="epoch")
 
 
 class _History:
-    """What there is to draw, from epoch `begin` to `end`; a decision holds until the next one."""
+    """The data of the figure, from epoch `begin` to `end`; a decision holds until the next one."""
 
     def __init__(self, decisions: Sequence[Decision], options: WorkerOptions, step: int) -> None:
         self._decisions, self._options = decisions, options
@@ -87,7 +87,7 @@ class _History:
         panel(axes)
 
     def _moves(self) -> list[float]:
-        """Where a new attempt begins."""
+        """The epochs at which a new attempt begins."""
         return [after.epoch for before, after in pairwise(self._decisions) if before.attempt != after.attempt]
 
     def _measured(self) -> list[tuple[float, float]]:
@@ -168,12 +168,12 @@ def thinned(items: Sequence[T], value: Callable[[T], float], most: int = MOST_PO
 
 
 def _drawable(points: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
-    """Those that are known, and within what an axis can show: what has diverged may be beyond."""
+    """Values that are known and that an axis can show: what has diverged may be beyond."""
     return [(at, value) for at, value in points if value is not None and abs(value) < _MOST_VALUE]
 
 
 def _changes(points: Sequence[tuple[float, T]]) -> list[tuple[float, T]]:
-    """Those at which the value is another than before, and the first."""
+    """The decisions at which the value is another than before, and the first."""
     return [point for i, point in enumerate(points) if i == 0 or point[1] != points[i - 1][1]]
 
 

@@ -1,4 +1,4 @@
-"""Burst plans for people: in a line, and as a picture of who computes what when."""
+"""Burst plans for people: in a line, and as a Gantt chart of each GPU's layers."""
 
 from __future__ import annotations
 

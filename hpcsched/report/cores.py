@@ -1,4 +1,4 @@
-"""How a job on CPU cores came to its configuration, as a picture: cores, processes and speed over time."""
+"""The configurations of a job on CPU cores as a figure: cores, processes and speed over time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _SERVERS, _WORKERS, _RATE = PALETTE[1], PALETTE[0], PALETTE[2]
 _REST = 0.3
-"""How much longer than the search the picture goes on, as a part of it: after that nothing changes."""
+"""How much longer than the search the figure goes on, as a part of it: after that nothing changes."""
 
 
 def cores_svg(attempts: Sequence[Attempt], path: Path, *, budget: float, now_s: float, title: str) -> None:
@@ -44,14 +44,14 @@ def cores_svg(attempts: Sequence[Attempt], path: Path, *, budget: float, now_s: 
 
 
 def draw(figure: Figure, attempts: Sequence[Attempt], *, budget: float, now_s: float, title: str) -> None:
-    """The same on a figure."""
+    """Draw a job's configurations on a figure."""
     history = _History(attempts, budget, now_s)
     span = history.begin_s / history.unit_s, history.end_s / history.unit_s
     draw_panels(figure, history.panels(), title=title, span=span, label=history.label)
 
 
 class _History:
-    """What there is to draw, from `begin_s` to `end_s`, both seconds into the run."""
+    """The data of the figure, from `begin_s` to `end_s`, both seconds into the run."""
 
     def __init__(self, attempts: Sequence[Attempt], budget: float, now_s: float) -> None:
         self._attempts, self._budget = attempts, budget

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, style, and files that are whole and the same every time."""
+"""Parts that all figures share: colours, style, and files that are whole and the same every time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MissingExtra(HpcschedError):
 def save_svg(draw: Callable[[Figure], None], path: Path) -> None:
     """Write what `draw` puts on a figure into the SVG file `path`, which appears whole or not at all.
 
-    The same picture gives the same bytes.
+    The same figure gives the same bytes.
 
     Raises MissingExtra without matplotlib, OSError if the file cannot be written.
     """
@@ -59,12 +59,12 @@ def save_svg(draw: Callable[[Figure], None], path: Path) -> None:
 
 
 def render(draw: Callable[[Figure], None], path: Path, **options: Any) -> None:
-    """The same in any format matplotlib can write; `options` are its savefig's."""
+    """Write a figure in any format of matplotlib; `options` are its savefig's."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra("pictures need matplotlib: install hpcsched[report]") from error
+        raise MissingExtra("a figure needs matplotlib: install hpcsched[report]") from error
     # The style is matplotlib's global state and counts when text is made and when it is written. It
     # begins with the defaults, not with the user's matplotlibrc; setting "backend" would load pyplot.
     style: Any = {key: value for key, value in mpl.rcParamsDefault.items() if key != "backend"}
@@ -106,7 +106,7 @@ def beside(axes: Axes, y: float, text: str) -> None:
 
 
 def legend_beside(axes: Axes, colours: Sequence[tuple[str, str]]) -> None:
-    """What colours mean, as (name, colour) from above, to the right of a chart."""
+    """A legend to the right of a chart, as (name, colour) from above."""
     from matplotlib.patches import Patch
 
     axes.legend(
@@ -117,7 +117,7 @@ def legend_beside(axes: Axes, colours: Sequence[tuple[str, str]]) -> None:
 
 
 def time_unit(span_s: float) -> tuple[str, float]:
-    """The unit of an axis of so many seconds, and its length in seconds."""
+    """The unit of a time axis that is `span_s` seconds long, and the unit in seconds."""
     if span_s <= 1200:
         return "s", 1.0
     return ("min", 60.0) if span_s <= 2 * 3600 else ("h", 3600.0)

@@ -1,4 +1,4 @@
-"""Gantt charts of results: who had which GPU when, and how many CPU cores, on a shared time axis.
+"""Gantt charts of results: the jobs of each GPU, and their CPU cores, on a shared time axis.
 
 Each result has a panel of its GPUs, and below it one for the cores of each host that had jobs on them.
 """
@@ -164,25 +164,25 @@ class _GpuPanel(_Panel):
         self._dress("GPU")
         bars = [(job, attempt) for job in result.jobs for attempt in job.attempts]
         bars.sort(key=lambda bar: bar[1].role is Role.BACKGROUND)  # before the others, where they share a GPU
-        seats = _seats(bars, _end_s(result))
+        strips = _strips(bars, _end_s(result))
         for job, attempt in bars:
             end_s = _end_s(result) if attempt.end_s is None else attempt.end_s
-            seat = seats.get((job.id, attempt.start_s), _WHOLE)
+            strip = strips.get((job.id, attempt.start_s), _WHOLE)
             for first, count in _runs(attempt.gpus):
-                self._bar(attempt, end_s, first, count, colours[job.id], seat)
+                self._bar(attempt, end_s, first, count, colours[job.id], strip)
                 if attempt.role is not Role.BACKGROUND:
-                    self._label(job, attempt, end_s, first, count, seat)
+                    self._label(job, attempt, end_s, first, count, strip)
         if result.lower_bound_s:
             axes.axvline(result.lower_bound_s / self.unit_s, **_BOUND)
 
     def _bar(
-        self, attempt: AttemptResult, end_s: float, first: int, count: int, colour: str, seat: _Seat
+        self, attempt: AttemptResult, end_s: float, first: int, count: int, colour: str, strip: _Strip
     ) -> None:
         """An attempt on the GPUs first .. first + count - 1."""
         margin = 0.07 if self.row > 0.1 else 0.0
         low, high = first - 0.5 + margin, first + count - 0.5 - margin
-        number, seats = seat
-        low, high = low + (high - low) * number / seats, low + (high - low) * (number + 1) / seats
+        number, strips = strip
+        low, high = low + (high - low) * number / strips, low + (high - low) * (number + 1) / strips
         start_s = attempt.start_s
         if attempt.role is Role.BACKGROUND:
             low = high - _GUEST
@@ -202,10 +202,10 @@ class _GpuPanel(_Panel):
             self._line(end_s, end_s, low, high, solid_capstyle="butt", **_ENDS[attempt.ended])
 
     def _label(
-        self, job: JobResult, attempt: AttemptResult, end_s: float, first: int, count: int, seat: _Seat
+        self, job: JobResult, attempt: AttemptResult, end_s: float, first: int, count: int, strip: _Strip
     ) -> None:
         """The job's name, or else its id, in the bar's clear part; nothing where neither fits."""
-        if seat != _WHOLE:
+        if strip != _WHOLE:
             return  # there are too many of them
         if self.row * count >= _READABLE:
             start_s, stop_s = attempt.start_s + attempt.launch_s, end_s - attempt.suspend_s
@@ -284,7 +284,7 @@ class _CoresPanel(_Panel):
 
 
 def _stacked(jobs: Sequence[JobResult], host: str, end_s: float) -> dict[int, list[_Piece]]:
-    """What each job had of a host's cores at any time, in the order of ids from below."""
+    """Each job's part of a host's cores at any time, in the order of ids from below."""
     changes: dict[float, dict[int, float]] = {}
     for job in jobs:
         for attempt in job.attempts:
@@ -337,21 +337,21 @@ def _handles(results: Sequence[Result], names: Mapping[int, str], colours: Mappi
 
 
 def _end_s(result: Result) -> float:
-    """When all was over, also in the background."""
+    """The end of all jobs, also in the background."""
     return max(result.makespan_s, result.background_end_s or 0.0)
 
 
-_Seat = tuple[int, int]
-_WHOLE: _Seat = (0, 1)
+_Strip = tuple[int, int]
+_WHOLE: _Strip = (0, 1)
 
 
-def _seats(bars: Sequence[tuple[JobResult, AttemptResult]], end_s: float) -> dict[tuple[int, float], _Seat]:
+def _strips(bars: Sequence[tuple[JobResult, AttemptResult]], end_s: float) -> dict[tuple[int, float], _Strip]:
     """For attempts that share a GPU as packed ones do: which of how many parts of its row each gets.
 
     By job and start. Attempts that overlap, also by way of others, have parts of the same height.
     """
     packed = {attempt.gpus[0] for _, attempt in bars if attempt.role is Role.PACKED}
-    seats: dict[tuple[int, float], _Seat] = {}
+    strips: dict[tuple[int, float], _Strip] = {}
     for gpu in packed:
         mine = [
             (a.start_s, job.id, end_s if a.end_s is None else a.end_s) for job, a in bars if gpu in a.gpus
@@ -360,13 +360,13 @@ def _seats(bars: Sequence[tuple[JobResult, AttemptResult]], end_s: float) -> dic
         cluster: dict[tuple[int, float], int] = {}
         for start_s, job_id, stop_s in sorted(mine):
             if cluster and start_s >= max(ends):
-                seats |= {key: (seat, len(ends)) for key, seat in cluster.items()}
+                strips |= {key: (strip, len(ends)) for key, strip in cluster.items()}
                 ends, cluster = [], {}
             free = next((i for i, taken_s in enumerate(ends) if taken_s <= start_s), len(ends))
             ends[free : free + 1] = [stop_s]
             cluster[job_id, start_s] = free
-        seats |= {key: (seat, len(ends)) for key, seat in cluster.items()}
-    return seats
+        strips |= {key: (strip, len(ends)) for key, strip in cluster.items()}
+    return strips
 
 
 def _runs(gpus: Sequence[int]) -> Iterator[tuple[int, int]]:

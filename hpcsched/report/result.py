@@ -87,7 +87,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How a set of jobs went under one policy; `summarise` defines every number.
+    """The result of a set of jobs under one policy; `summarise` defines every number.
 
     `label` is what tables and charts call it where that is not the policy's name. `gap` is how far the
     makespan is above `lower_bound_s`, as a share of the bound, and `jct_gap` the same of the mean JCT and
@@ -128,7 +128,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
         return self.label or self.policy
 
     @property
@@ -138,7 +138,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(Protocol):
-    """What `summarise` reads of a job."""
+    """The facts of a job that `summarise` reads."""
 
     @property
     def id(self) -> int: ...
@@ -273,7 +273,7 @@ def to_json(results: Sequence[Result]) -> bytes:
 
 @dataclass(slots=True)
 class _Measures:
-    """What is measured of one job: `leased_s` in GPU-seconds, `overheads` attempt by attempt."""
+    """Measures of one job: `leased_s` in GPU-seconds, `overheads` attempt by attempt."""
 
     leased_s: float
     core_hours: float | UnsetType
@@ -311,7 +311,7 @@ class _Tally:
 
 
 def _end(jobs: Iterable[JobRecord], now_s: float) -> float:
-    """When the last job or attempt ended, or now if one still runs."""
+    """The end of the last job or attempt, or now if one still runs."""
     end_s = 0.0
     for job in jobs:
         end_s = max(end_s, job.ended_s or 0.0)

@@ -91,7 +91,7 @@ def comparison_table(results: Sequence[Result], *, width: int | None = None, bas
 
 
 def _against(base: Result) -> str:
-    """What the changes are relative to, and what their units mean."""
+    """A line on the base of the changes, and their units."""
     return f"changes are against `{base.title}`: % of it, or percentage points (pp)"
 
 
@@ -216,7 +216,7 @@ def headline(result: Result) -> str:
 
 
 def _there(result: Result) -> str:
-    """What there was for the jobs."""
+    """The GPUs and cores of the jobs, in words."""
     gpus = f"{result.gpus} GPU{'s' * (result.gpus != 1)}"
     if not result.cores:
         return gpus

@@ -1,4 +1,4 @@
-"""The trials of a search as a picture: what each reached with how much training, and which went on."""
+"""The learning curves of a search's trials as a figure: the metric by the budget, and which went on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def trials_svg(source: JobSource, outcomes: Outcomes, path: Path) -> None:
 
 
 def draw(figure: Figure, source: JobSource, outcomes: Outcomes) -> None:
-    """The same on a figure."""
+    """Draw the trials on a figure."""
     search = source.search
     trials: dict[int, list[tuple[float, float, int]]] = {}
     for job in source.existing(outcomes):

@@ -104,7 +104,7 @@ def place_of(devices: Iterable[Device]) -> tuple[int, int]:
         got = (
             f"the run had hosts with {' and '.join(map(str, counts))} GPUs" if counts else "the run had none"
         )
-        raise ConfigError(where="--gpus", got=got, accepted="GPUs per node to simulate")
+        raise ConfigError(where="--gpus-per-node", got=got, accepted="GPUs per node to simulate")
     return counts[0], len(hosts)
 
 

@@ -7,31 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from hpcsched.contract.seats import Seat
+from hpcsched.core.mechanisms.background.view import LaneDecision, LaneView, Pace, Share, Yield
+from hpcsched.core.mechanisms.cpu.view import CoresDecision, CoresView, Reseat, StartOnCores
+from hpcsched.core.mechanisms.packing.view import PackDecision, PackView, Part, Ride
 from hpcsched.core.model import Role
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.view import (
-    CoresDecision,
-    CoresView,
-    Decision,
-    LaneDecision,
-    LaneView,
-    Pace,
-    PackDecision,
-    PackView,
-    Part,
-    Policy,
-    Preempt,
-    Reseat,
-    Resize,
-    Ride,
-    Share,
-    Start,
-    StartOnCores,
-    View,
-    Yield,
-)
+from hpcsched.core.view import Decision, Policy, Preempt, Resize, Start, View
 from hpcsched.policy import make_policy
+from hpcsched.policy.around import with_rules
+from hpcsched.policy.background import BackgroundRule
+from hpcsched.policy.cpu.allocation import CpuRule
 from hpcsched.policy.marble import Marble
+from hpcsched.policy.packing import PackingRule
 
 _REASON = Reason(Why.EXCLUSIVE, {"gpus": 1})
 
@@ -46,6 +33,8 @@ class Impossible(Marble):
     def __init__(self, *, what: str) -> None:
         super().__init__()
         self._what = what
+        with_rules(self)
+        self.rules = {**self.rules, **dict.fromkeys(("background", "packing", "cpu"), self)}
 
     def decide(self, view: View) -> list[Decision]:
         right = super().decide(view)
@@ -73,7 +62,7 @@ class Impossible(Marble):
                 return [Share(job=job, gpu=0, reason=_REASON)]
             if self._what == "yield twice":
                 return [Yield(job=job, reason=_REASON), Yield(job=job, reason=_REASON)]
-        return super().share(view)
+        return BackgroundRule().share(view)
 
     def ride(self, view: PackView) -> list[PackDecision]:
         for job_id in view.packs.gpu_of:
@@ -82,10 +71,10 @@ class Impossible(Marble):
         for holder in view.holders.values():
             if self._what == "part from nobody":
                 return [Part(job=holder, reason=_REASON)]
-        return super().ride(view)
+        return PackingRule().ride(view)
 
     def allot(self, view: CoresView) -> list[CoresDecision]:
-        right = super().allot(view)
+        right = CpuRule().allot(view)
         match self._what, right:
             case "no such host", [StartOnCores() as start, *_]:
                 return [replace(start, host="nowhere")]

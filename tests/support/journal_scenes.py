@@ -70,7 +70,7 @@ def until_over(driver: Driver, random: Random, rounds: int = 60) -> None:
     """Jobs become ready, some parallel; they report, save, fail, leave and end."""
     for _ in range(rounds):
         driver.now += random.choice([0.5, 3.0, 11.0])
-        active = list(driver.machine.active.values())
+        active = list(driver.machine.run.active.values())
         if not active:
             return
         job = random.choice(active)
@@ -186,12 +186,12 @@ def on_cores(random: Random) -> None:
         driver.now += random.choice([1.0, 10.0, 60.0])
         what = random.random()
         if what < 0.02:
-            driver.submit(a_program(f"p{len(driver.machine.jobs)}", random.choice([1.0, 2.0])))
+            driver.submit(a_program(f"p{len(driver.machine.run.jobs)}", random.choice([1.0, 2.0])))
         elif what < 0.03 and slots:
-            driver.submit(a_job(f"g{len(driver.machine.jobs)}", gpus=1))
+            driver.submit(a_job(f"g{len(driver.machine.run.jobs)}", gpus=1))
         elif what < 0.035:
             driver.tell(ev.CoresLost, host="n1", why="no answer")
-        active = list(driver.machine.active.values())
+        active = list(driver.machine.run.active.values())
         if not active:
             continue
         job = random.choice(active)
@@ -227,7 +227,7 @@ def packs(random: Random) -> None:
         )
         for model in ("m", "k")
     )
-    devices = tuple(replace(d, memory_mib=1000.0) for d in driver.machine.devices.values())
+    devices = tuple(replace(d, memory_mib=1000.0) for d in driver.machine.ledger.devices.values())
     driver.handle(replace(driver.events[0], devices=devices))  # type: ignore[call-arg]
     driver.tell(ev.ProfilesLoaded, profiles=profiles)
     for i in range(random.randint(3, 6)):
@@ -237,11 +237,11 @@ def packs(random: Random) -> None:
             driver.submit(a_job(f"b{i}", "m", kind=Kind.TRAINER, background=True, **shared))
         else:
             driver.submit(a_job(f"j{i}", random.choice("mk"), kind=Kind.TRAINER, strategy=strategy, **shared))
-        for job in list(driver.machine.active.values()):
+        for job in list(driver.machine.run.active.values()):
             if not job.ready:
                 driver.runs(job.id)
-        if random.random() < 0.2 and driver.machine.active:
-            job = random.choice(list(driver.machine.active.values()))
+        if random.random() < 0.2 and driver.machine.run.active:
+            job = random.choice(list(driver.machine.run.active.values()))
             driver.exits(job.id, SUSPENDED, job.step + 5, job.step + 5)
         elif random.random() < 0.1:
             driver.lose(0)
@@ -265,7 +265,7 @@ def promotions(random: Random) -> None:
     driver.runs("a", *["b"] * ready, in_place=random.random() < 0.3)
     for _ in range(random.randint(0, 3)):
         driver.now += random.choice([1.0, 10.0, 20.0])
-        for job in list(driver.machine.active.values()):
+        for job in list(driver.machine.run.active.values()):
             driver.reports(job.id, job.step + 2, 1.0)
     driver.exits("a", 0, 5, 5)
     until_over(driver, random, 15)
@@ -293,11 +293,11 @@ def refusals(random: Random) -> None:
         with suppress(InvalidTransition):
             if step == "agent":
                 driver.start_agent(random.choice([1, 2]))
-            elif step in jobs and step not in driver.machine.by_name:
+            elif step in jobs and step not in driver.machine.run.by_name:
                 driver.submit(jobs[step])
-            for job in list(driver.machine.active.values()) if step == "ready" else ():
+            for job in list(driver.machine.run.active.values()) if step == "ready" else ():
                 driver.runs(job.id)
-            for job in list(driver.machine.active.values()) if step == "end" else ():
+            for job in list(driver.machine.run.active.values()) if step == "end" else ():
                 driver.exits(job.id, 0, 100, 100)
 
 

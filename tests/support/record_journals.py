@@ -223,18 +223,18 @@ def _replayed(one: Found) -> set[Any]:
             machine.make_plan()
             planning_s += time.process_time() - begun_s
             one.plans += 1
-        policy = type(machine.policy).__name__
+        policy = type(machine.decisions.policy).__name__
         told = tuple(sorted(Counter(type(action).__name__ for action in actions)))
         about = ""
-        if isinstance(event, ev.JobEvent) and event.job_id in machine.jobs:
-            job = machine.jobs[event.job_id]
+        if isinstance(event, ev.JobEvent) and event.job_id in machine.run.jobs:
+            job = machine.run.jobs[event.job_id]
             about = f"{job.spec.kind} {job.spec.strategy['kind']} {job.spec.background}"
             features.add((kind, about, str(job.state), job.wanted[:4], policy))
         features.add((kind, about, told, policy))
         for job_id in list(machine.changed):
-            job = machine.jobs[job_id]
+            job = machine.run.jobs[job_id]
             story = job.story[-3:] if one.stories else ()
-            news = tuple(str(note.reason.why) for note in story if note.at == machine.now)
+            news = tuple(str(note.reason.why) for note in story if note.at == machine.run.now)
             if news and stories[job_id] != len(job.story):
                 features.add((kind, news[-1], policy, f"{job.spec.kind} {job.spec.strategy['kind']}"))
                 features.add((kind, news, str(job.state)))

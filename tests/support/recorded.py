@@ -26,10 +26,15 @@ from impossible import any_policy
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, MakePlan
 from hpcsched.core.invariants import check
-from hpcsched.core.jobs import Job
+from hpcsched.core.jobs import Job, Target
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.background.mechanism import Background
+from hpcsched.core.mechanisms.cpu.mechanism import Cpu
+from hpcsched.core.mechanisms.elastic.mechanism import Elastic
+from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.errors import InvalidTransition
-from hpcsched.policy import background, packs
+from hpcsched.policy.background import why_waiting as why_beside
+from hpcsched.policy.packing import why_waiting as why_packed
 from hpcsched.store import journal
 
 EVERY = 25
@@ -88,8 +93,13 @@ def picture(machine: Machine) -> dict[str, Any]:
 
     After a change of the machine's inside this function is adapted, and nothing else.
     """
-    m, jobs = machine, list(machine.jobs.values())
-    view, lane_view, pack_view, cores_view = m.view(), m.lane_view(), m.pack_view(), m.cores_view()
+    m, jobs = machine, list(machine.run.jobs.values())
+    run, ledger, own, waiting = m.run, m.ledger, m.own, m.waiting
+    known_of, deadline, decisions = m.estimates, m.deadline, m.decisions
+    background, packing = m.mechanism(Background), m.mechanism(Packing)
+    cpu, elastic = m.mechanism(Cpu), m.mechanism(Elastic)
+    lanes, packed, cores, lessons = background.lanes, packing.packs, cpu.cores, known_of.lessons
+    view, lane_view, pack_view, cores_view = decisions.view(), background.view(), packing.view(), cpu.view()
     known: dict[int, tuple[Any, Any]] = {}
 
     def profile(found: Any) -> Any:
@@ -109,6 +119,11 @@ def picture(machine: Machine) -> dict[str, Any]:
     def line(queue: Any) -> list[int]:
         return list(queue.walk(lambda need, nodes: True))
 
+    def lease(target: Target | None) -> Any:
+        """What a job is to have; of cores what it has of them is told elsewhere."""
+        found = plain(target)
+        return {k: v for k, v in found.items() if k not in ("host", "grant")} if found else found
+
     def said(job: Job) -> dict[str, Any]:
         """A job's own facts."""
         return {
@@ -120,8 +135,8 @@ def picture(machine: Machine) -> dict[str, Any]:
             "kept away": job.held,
             "GPUs": list(job.gpus),
             "role": plain(job.role),
-            "lease to come": plain(job.target),
-            "lease it was told of": plain(job.becoming),
+            "lease to come": lease(job.target),
+            "lease it was told of": lease(job.becoming),
             "ready": job.ready,
             "can be resized in place": job.in_place,
             "traits": plain(job.traits),
@@ -149,38 +164,37 @@ def picture(machine: Machine) -> dict[str, Any]:
         """What is known or taken for granted of a job that is not over."""
         on = max(1, job.spec.gpus_min)
         facts: dict[str, Any] = {
-            "profile": profile(m.profile(job)),
-            "curve": profile(m.curve(job)),
-            "loaded": profile(m.loaded(job)),
-            "shape": plain(m.shape(job)),
+            "profile": profile(known_of.profile(job)),
+            "curve": profile(known_of.curve(job)),
+            "loaded": profile(known_of.loaded(job)),
+            "shape": plain(known_of.shape(job)),
             "launch": plain([view.launch_s(job, on, first=True), view.launch_s(job, on + 1, first=False)]),
             "save": plain(view.save_s(job)),
-            "most": m.most_for(job),
-            "not beside": plain(list(background.why_waiting(lane_view, job))) if job.spec.background else [],
-            "not packed": plain(list(packs.why_waiting(pack_view, job))) if packed.used else [],
-            "first checkpoint": plain(m.first_checkpoint_s(job)),
+            "most": ledger.most_for(job),
+            "not beside": plain(list(why_beside(lane_view, job))) if job.spec.background else [],
+            "not packed": plain(list(why_packed(pack_view, job))) if packing.used else [],
+            "first checkpoint": plain(known_of.first_checkpoint_s(job)),
         }
-        if job.id in m.active:
-            facts["hosts"] = plain(m.hosts_of(job))
+        if job.id in run.active:
+            facts["hosts"] = plain(ledger.hosts_of(job))
             facts["switch"] = plain([view.switch_s(job, on), view.switch_s(job, on + 1)])
             facts["stand"] = plain(view.stand_s(job, job.width or 1, on + 1))
             facts["built"] = plain(view.built_s(job, on))
             facts["left"] = plain([view.resize_left_s(job), view.start_left_s(job)])
         return facts
 
-    known_to_all = [m.job_of(key) for job in jobs for key in (str(job.id), job.spec.name)]
-    lanes, packed, cores, lessons = m.lanes, m.packs, m.cores, m.lessons
+    known_to_all = [run.job_of(key) for job in jobs for key in (str(job.id), job.spec.name)]
     leases = {
-        "devices": plain(list(m.devices.values())),
-        "lost": plain(m.lost_devices),
-        "foreground": plain(sorted(m.holder.items())),
-        "free": sorted(m.free),
-        "free by host": m.rooms().by_host(),
-        "there by host": m.capacity().by_host(),
-        "run": [job.id for job in m.running],
-        "secondaries": [job.id for job in m.secondaries],
-        "have processes": list(m.active),
-        "started from": plain(sorted(m.spawned_on.items())),
+        "devices": plain(list(ledger.devices.values())),
+        "lost": plain(ledger.lost),
+        "foreground": plain(sorted(own.holder.items())),
+        "free": sorted(ledger.free),
+        "free by host": ledger.free_by_host().by_host(),
+        "there by host": ledger.capacity().by_host(),
+        "run": [job.id for job in run.running],
+        "secondaries": [job.id for job in run.secondaries],
+        "have processes": list(run.active),
+        "started from": plain(sorted(run.spawned_on.items())),
     }
     lent = {
         "lanes": sorted(lanes.holder.items()),
@@ -197,7 +211,7 @@ def picture(machine: Machine) -> dict[str, Any]:
         ],
         "costly": [[*pair, plain(why)] for pair, why in sorted(lanes.costly.items())],
         "alone": plain(sorted(lanes.quarantined.items())),
-        "used": [lanes.used, lanes.busy],
+        "used": [background.used, background.busy],
         "until": plain(lane_view.until),
     }
     riding = {
@@ -207,7 +221,7 @@ def picture(machine: Machine) -> dict[str, Any]:
         "holds since": [[*key, plain(at)] for key, at in sorted(packed.inherited_s.items())],
         "a GPU idles since": plain(packed.idle_s),
         "have parted": sorted(packed.parted),
-        "used": packed.used,
+        "used": packing.used,
     }
     on_cores = {
         "hosts": plain(sorted(cores.hosts.items())),
@@ -218,22 +232,24 @@ def picture(machine: Machine) -> dict[str, Any]:
         "free": {host: plain(sorted(cores.free(host).items())) for host in cores.hosts},
         "loans": plain(sorted(cores.loans.items())),
         "run": [job.id for job in cores_view.running],
-        "used": cores.used,
+        "used": cpu.used,
     }
     queues = {
-        "GPUs": line(m.queue),
-        "lanes": line(lanes.queue),
-        "cores": line(cores.queue),
-        "late": sorted(m.late),
-        "no room": plain(sorted(m.no_space.items())),
-        "to come": plain(sorted(m.arrivals)),
-        "wait for others": [[i, sorted(others)] for i, others in sorted(m.dependents.items()) if others],
+        "GPUs": line(own.queue),
+        "lanes": line(background.queue),
+        "cores": line(cpu.queue),
+        "late": sorted(waiting.late),
+        "no room": plain(sorted(waiting.no_space.items())),
+        "to come": plain(sorted(waiting.arrivals)),
+        "wait for others": [
+            [i, sorted(others)] for i, others in sorted(waiting.dependents.items()) if others
+        ],
         "names": [job.id if job else None for job in known_to_all],
         "stuck": m.stuck,
     }
     estimates = {
-        "profiles": [[*key, profile(found)] for key, found in sorted(m.profiles.items())],
-        "parallel": sorted(map(list, m.parallel)),
+        "profiles": [[*key, profile(found)] for key, found in sorted(known_of.profiles.items())],
+        "parallel": sorted(map(list, known_of.parallel)),
         "seen": [
             [*key, gpus, plain([seen.rates, seen.steps, seen.told])]
             for key, counts in sorted(lessons.seen.items())
@@ -244,33 +260,37 @@ def picture(machine: Machine) -> dict[str, Any]:
         "stretches": [
             [job_id, plain([s.attempt, s.step, s.at])] for job_id, s in sorted(lessons._open.items())
         ],
-        "costs": plain(sorted(m.costs.items())),
-        "proposals": [[i, profile(p.profile), plain(p.batch)] for i, p in sorted(m.proposals.of.items())],
-        "grown": plain(sorted(m.proposals.grown.items())),
+        "costs": plain(sorted(known_of.costs.items())),
+        "proposals": [
+            [i, profile(p.profile), plain(p.batch)] for i, p in sorted(elastic.proposals.of.items())
+        ],
+        "grown": plain(sorted(elastic.proposals.grown.items())),
         "jobs": {str(job.id): expected(job) for job in jobs if not job.state.final},
     }
     plan = {
-        "policy": [type(m.policy).__name__, plain(m.policy_options)],
-        "plan": plain(m.plan),
-        "asked": m._plan_asked,
-        "news": m.news,
-        "watched": [job.id for job in m.running if m.policy and m.policy.watches(job)],
+        "policy": [type(decisions.policy).__name__, plain(decisions.options)],
+        "plan": plain(run.plan),
+        "asked": decisions.plan_asked,
+        "news": run.news,
+        "watched": [job.id for job in run.running if decisions.policy and decisions.policy.watches(job)],
     }
     end = {
-        "now": plain(m.now),
-        "deadline": plain([m.deadline, m.reserve_s, m.grace_s]),
-        "leaves": [m.draining, m.drain_cause, plain(m.leave_by), m.stopped],
-        "room": plain([m.left_s(), m.margin_s(), m.background_until()]),
-        "due": plain([m._drain_due, m._look_due, m._lanes_due, m._packs_due, m._late_since]),
+        "now": plain(run.now),
+        "deadline": plain([deadline.at, deadline.reserve_s, run.grace_s]),
+        "leaves": [deadline.draining, deadline.cause, plain(deadline.leave_by), m.stopped],
+        "room": plain([deadline.left_s(), deadline.margin_s(), deadline.saves_before(background)]),
+        "due": plain(
+            [deadline._timer_due, decisions._look_due, background._due, packing._due, deadline._late_since]
+        ),
     }
     counts = {
-        "lives": plain(m.lives),
-        "run": m.run_id,
-        "left": [m.unfinished, m.finished],
-        "stale": m.stale,
-        "changed": sorted(m.changed),
+        "lives": plain(run.lives),
+        "run": run.run_id,
+        "left": [run.unfinished, run.finished],
+        "stale": run.stale,
+        "changed": sorted(run.changed),
         "broken": kept(),
-        "definitions": [plain(sorted(m.kept.items())), plain(sorted(m.updated.items()))],
+        "definitions": [plain(sorted(run.kept.items())), plain(sorted(run.updated.items()))],
     }
     return {
         "jobs": {str(job.id): said(job) for job in jobs},

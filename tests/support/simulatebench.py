@@ -27,7 +27,7 @@ JOBS = (
     a_job("three", "a", 900, submit_at=40.0),
     a_job("four", "b", 1500, after=("one",)),
 )
-SET = ("jobs.toml", "--gpus", 4, "--profiles", "p.json")
+SET = ("jobs.toml", "--gpus-per-node", 4, "--profiles", "p.json")
 """The jobs above, in files that `make_place` writes."""
 
 

@@ -1,0 +1,1 @@
+"""The batch job around a run: its end, and whether the run comes back."""

@@ -1,0 +1,1 @@
+"""Commands about the jobs of a run: control, status, history, output, reasons."""

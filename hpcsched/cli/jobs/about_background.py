@@ -1,4 +1,4 @@
-"""What `explain` says of background lanes: whose GPU a job shares, what that costs, why a job waits."""
+"""Background jobs, in words, for `explain`: the GPU that a job shares, the cost of that, why a job waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcsched.core.model import JobState
 
 
 def beside(machine: Machine, job: Job) -> list[str]:
-    """The job's neighbours on its GPUs, or why a job for a background lane gets none."""
+    """The job's neighbours on its GPUs, or why a background job gets none."""
     from hpcsched.policy.background import why_waiting
 
     lanes = machine.mechanism(Background).lanes

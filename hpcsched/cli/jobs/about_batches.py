@@ -31,7 +31,7 @@ def noise_scale(job: JobStatus) -> str:
 
 
 def as_it_is(rundir: RunDir, job_id: int) -> list[str]:
-    """How a job computes its batch now, by the newest snapshot; nothing for one that has none."""
+    """The batch of a job as it is computed now, by the newest snapshot; nothing for a job without."""
     try:
         jobs = read_status(rundir).jobs
     except HpcschedError:

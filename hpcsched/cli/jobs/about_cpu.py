@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 def held(job: JobStatus) -> str:
-    """The cores that it has, where others have GPUs: 0.6c; empty if it has none."""
+    """The CPU cores that a job holds, in the column of GPUs: 0.6c; empty if it holds none."""
     return cores_text(job.cores.held) if job.cores and job.cores.host else ""
 
 
 def of_budget(job: JobStatus) -> str:
-    """The cores that it has, of those that it may have: 0.6/2."""
+    """The cores that a job holds, of its budget: 0.6/2."""
     return f"{job.cores.held:.4g}/{job.cores.budget:.4g}" if job.cores else "-"
 
 
 def counts(job: JobStatus) -> str:
-    """Its servers and workers: 1+2; empty if it has none."""
+    """The servers and workers of a job: 1+2; empty if it has none."""
     return f"{len(job.cores.servers)}+{len(job.cores.workers)}" if job.cores and job.cores.servers else ""
 
 
 def there(machine: Machine) -> dict[str, float]:
-    """The cores that there are for such jobs, by host, those that CPU slots could lend included."""
+    """The cores for such jobs by host, including those that CPU slots could lend."""
     return {
         name: most_cores([host], machine.ledger.devices.values())
         for name, host in machine.mechanism(Cpu).cores.hosts.items()
@@ -43,7 +43,7 @@ def there(machine: Machine) -> dict[str, float]:
 
 
 def as_it_is(status: CoresStatus | None) -> list[str]:
-    """What was measured of the configuration that it has; nothing before that."""
+    """The measurements of a job's configuration; nothing before the first."""
     if status is None or status.rate is None or status.cpu is None or status.net is None:
         return []
     used = sum(status.cpu)
@@ -54,7 +54,7 @@ def as_it_is(status: CoresStatus | None) -> list[str]:
 
 
 def what_is_next(machine: Machine, job: Job) -> list[str]:
-    """What its search is about to do, or what it waits for."""
+    """The next step of a job's search, or what it waits for."""
     from hpcsched.policy.cpu.dtconfig import Search
 
     if job.id in machine.mechanism(Cpu).queue:
@@ -77,7 +77,7 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
 
 
 def _before(machine: Machine, job: Job) -> str:
-    """What a waiting job waits for: those before it, and as many cores as it starts on."""
+    """What a waiting job waits for: the jobs before it, and the cores to start on."""
     from hpcsched.policy.cpu.configurations import Rules
 
     rules = Rules.of(job.spec.strategy)
@@ -96,7 +96,7 @@ def _before(machine: Machine, job: Job) -> str:
 
 
 def _searches(job: Job, search: Search, usage: Usage | None) -> str:
-    """Where the search of a job that runs stands."""
+    """The state of a running job's search."""
     from hpcsched.policy.cpu.configurations import Shape
     from hpcsched.policy.cpu.dtconfig import DRIFT, MOST_CHANGES
 
@@ -112,5 +112,5 @@ def _searches(job: Job, search: Search, usage: Usage | None) -> str:
         until = f"its speed changes by {DRIFT:.0%}, or for {more}"
         return f"stays with these cores until {until}: then all is tried anew"
     if search.waits:
-        return "takes more cores as soon as nobody else has or wants them"
+        return "takes more cores as soon as no other job has or wants them"
     return "what it tries next is decided with the next measurement"

@@ -1,4 +1,4 @@
-"""What `explain` says of packs: with whom a job trains, or why it rides nowhere."""
+"""Packs, in words, for `explain`: the jobs that a job trains with as one, or why it joins no pack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcsched.core.mechanisms.packing.packs import is_packed
 
 
 def together(machine: Machine, job: Job) -> list[str]:
-    """With whom a running job trains as one."""
+    """The jobs that a running job trains with as one."""
     if not is_packed(job.spec) or not machine.mechanism(Packing).packs.shared(job):
         return []
     gpu = job.current.gpus[0]
@@ -17,7 +17,7 @@ def together(machine: Machine, job: Job) -> list[str]:
     others = ", ".join(
         f"{machine.run.jobs[i].id} ({machine.run.jobs[i].spec.name})" for i in ids if i != job.id
     )
-    what = "rides on" if job.id in machine.mechanism(Packing).packs.gpu_of else "holds"
+    what = "shares" if job.id in machine.mechanism(Packing).packs.gpu_of else "holds"
     return [f"it {what} GPU {gpu}, where it trains as one with {others}"]
 
 

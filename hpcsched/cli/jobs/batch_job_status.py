@@ -1,4 +1,4 @@
-"""What has become of a run that nobody writes any more: its batch system is asked, once and not for long."""
+"""The state of a run without a living agent: its batch system is asked, once and not for long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from hpcsched.store.status import RunStatus
 
 ANSWER_WITHIN_S = 5.0
-"""How long somebody who typed `status` waits for the batch system."""
+"""Longest wait of `status` for the batch system."""
 
 GO_ON = "go on with `hpcsched run --resume`"
 

@@ -36,7 +36,7 @@ def _ask(rundir: RunDir, command: Command) -> Answer:
             f"the agent has not answered within {ANSWER_WITHIN_S:.0f} s; the command waits in {rundir.inbox}"
         )
     if answer.error:
-        raise Refused(answer.error)
+        raise CommandRefused(answer.error)
     return answer
 
 
@@ -52,7 +52,7 @@ def _living(rundir: RunDir) -> Status:
     return status
 
 
-class Refused(HpcschedError):
+class CommandRefused(HpcschedError):
     """The agent took a command for bad input; its own words say why."""
 
     exit_code = 2
@@ -92,15 +92,15 @@ resume = _on_jobs("resume", "Let suspended JOBS go on." + _NOTHING)
 @click.argument("jobs", nargs=-1)
 @dir_option
 @click.option("--failed", is_flag=True, help="All jobs that have failed.")
-@click.option("--from-scratch", is_flag=True, help="From the beginning; what was saved is put aside.")
+@click.option("--from-scratch", is_flag=True, help="From the beginning; checkpoints are put aside.")
 @click.pass_context
 def retry(
     ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, failed: bool, from_scratch: bool
 ) -> int:
     """Run JOBS (ids, names, 3-7) that have ended again, from their newest checkpoints.
 
-    With them run those that were cancelled because one of them did not complete. A job that has completed,
-    and has nothing left to do, begins once more. Without a running agent this waits for the next `hpcsched
+    Jobs that were cancelled because one of JOBS did not complete run too. A job that has completed, and has
+    nothing left to do, begins once more. Without a running agent this waits for the next `hpcsched
     run --resume`. Exit code 1: nothing could be done to any of them.
     """
     if bool(jobs) == failed:
@@ -150,17 +150,18 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
 @option("--name", "-J", metavar="NAME", help="Name (default: the program's, with a number).")
 @option("--model", metavar="M", help="Key of the profile (default: the name).")
 @option("--steps", type=int, help="Total work in steps.")
-@option("--gpus", "-G", metavar="N", default="auto", help="auto, a number, or MIN-MAX.")
+@option("--gpus", "-G", metavar="N", default="auto", help="GPUs: auto, a number, or MIN-MAX.")
 @option("--after", metavar="JOB", multiple=True, help="Start when this job has completed; can be repeated.")
 @option("--output", "-o", metavar="PATTERN", help="Output file, with %j %x %a %N %u.")
 @option("--retries", type=int, help="Failures in a row allowed (2).")
 @option(
-    "--processes", metavar="P", default="auto", help="On each host: auto, per-gpu (one on each), or a number."
+    "--processes",
+    metavar="P",
+    default="auto",
+    help="Processes on each host: auto, per-gpu (one for each GPU), or a number.",
 )
 @click.option("--one-process", is_flag=True, hidden=True, help="The same as --processes 1.")
-@click.option(
-    "--update", is_flag=True, help="Take what is said of jobs that the run has; failed ones run again."
-)
+@click.option("--update", is_flag=True, help="Apply changes to jobs that the run has; failed jobs run again.")
 @click.option("--parsable", is_flag=True, help="Print the ids only.")
 @click.pass_context
 @environment_options
@@ -183,8 +184,8 @@ def submit(
 ) -> int:
     """Put jobs into a run: `submit JOBS.toml`, or `submit [options] -- COMMAND...`; prints their ids.
 
-    Without a running agent they wait in the run directory for the next `hpcsched run`. What a file says
-    otherwise of jobs that the run has is named, and with --update taken. Exit code 2: something was not.
+    Without a running agent they wait in the run directory for the next `hpcsched run`. Differences from jobs
+    that the run has already are listed, and applied with --update. Exit code 2: one was not applied.
     """
     rundir = find_run(ctx, dir_)
     living, taken = _names(rundir)

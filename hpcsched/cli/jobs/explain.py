@@ -97,7 +97,7 @@ def _where(job: Job) -> str:
 
 
 def what_is_next(machine: Machine, job: Job) -> list[str]:
-    """What will happen to the job, as far as it is decided or can be said."""
+    """The future of a job, as far as it is decided or can be said."""
     if job.spec.cpus is not None:
         return [*_rest(machine, job), *about_cpu.what_is_next(machine, job)]
     if job.spec.background:
@@ -120,7 +120,7 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
 
 
 def _rest(machine: Machine, job: Job) -> list[str]:
-    """How long a running job takes if it stays as it is."""
+    """The remaining time of a running job that stays as it is."""
     rate = job.rate
     if rate is None and job.state.active:
         curve, usage = machine.estimates.curve(job), job.current.usage
@@ -158,7 +158,7 @@ def _no_better(machine: Machine) -> list[str]:
 
 
 def _planned_end(machine: Machine, job: Job) -> list[str]:
-    """When the plan expects the job to end, if that is more than a guess and not over yet."""
+    """The time at which the plan expects the job to end, if that is more than a guess and not over yet."""
     plan = _plan(machine)
     if plan is None or job.remaining is None or not machine.estimates.curve(job):
         return []
@@ -169,7 +169,7 @@ def _planned_end(machine: Machine, job: Job) -> list[str]:
 
 
 def _jobs_before(machine: Machine, job: Job) -> int:
-    """How many jobs that could start come before this one: in the plan's order, else in that of arrival."""
+    """The number of jobs that could start before this one: in the plan's order, else in that of arrival."""
     plan = _plan(machine)
     order = plan.order if plan and plan.rule == "list" else ()
     rank = {job_id: k for k, job_id in enumerate(order)}
@@ -211,7 +211,7 @@ def _stage_change(machine: Machine, plan: Plan, job: Job) -> tuple[float, int] |
 
 
 def _plan(machine: Machine) -> Plan | None:
-    """What the planner goes by; None where nothing will come of it, or nobody knows when (as in Optimus')."""
+    """The plan in force; None where there is none, or its times are not known (as Optimus' are not)."""
     plan = machine.run.plan
     valid = plan and plan.ends and plan.news == machine.run.news and not machine.deadline.draining
     return plan if valid else None
@@ -225,7 +225,7 @@ def _by_marble(machine: Machine) -> bool:
 
 
 def _promotes(machine: Machine) -> str:
-    """When running jobs are promoted: "pays" or "always"; empty if they are not."""
+    """The rule by which running jobs are promoted: "pays" or "always"; empty if they are not."""
     if machine.deadline.draining or not _by_marble(machine):
         return ""
     promote = getattr(machine.decisions.policy, "promote", "pays")
@@ -239,6 +239,6 @@ def _fastest(machine: Machine, job: Job) -> int | None:
 
 
 def _count(job: Job, gpus: int) -> str:
-    """So many GPUs on each of the job's hosts, in words."""
+    """A number of GPUs on each of the job's hosts, in words."""
     each = f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""
     return plural(gpus, "GPU") + each

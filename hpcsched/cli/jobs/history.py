@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @dir_option
-@click.option("--all", "all_runs", is_flag=True, help="Of all runs, not only the one in --dir.")
+@click.option("--all", "all_runs", is_flag=True, help="All runs, not only the one in --dir.")
 @click.option("--last", "-n", type=click.IntRange(min=1), help="The last N only.")
 @click.option("--states", "-s", metavar="S", help="These states only: names or codes, with commas.")
-@click.option("--trials", is_flag=True, help="What came of the trials of searches (hpcsched tune) instead.")
+@click.option("--trials", is_flag=True, help="Trials of searches (hpcsched tune) instead of jobs.")
 @click.option("--parsable", "-P", is_flag=True, help="Columns with a vertical bar between them.")
 @option("--database", metavar="F", help="SQLite file with profiles and history.")
 @json_option
@@ -123,7 +123,7 @@ def _short(value: object) -> str:
 
 
 def _show_trials(trials: Sequence[Trial], *, parsable: bool, as_json: bool) -> None:
-    """What came of the configurations that searches have tried."""
+    """Print the results of the configurations that searches have tried."""
     if as_json:
         import msgspec
 

@@ -17,7 +17,7 @@ from hpcsched.store.status import read_status
 @click.command()
 @click.argument("job")
 @dir_option
-@click.option("-f", "--follow", is_flag=True, help="Go on as it grows, until the job has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the job has ended.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="The last N lines only.")
 @click.pass_context
 def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: int | None) -> int:

@@ -87,7 +87,7 @@ def where(job: JobStatus) -> str:
 @click.option("--states", "-t", metavar="S", help="These states only: names or codes with commas, or all.")
 @option("--format", "-o", "format_", metavar="FORMAT", help="Columns, like squeue's: " + DEFAULT_FORMAT)
 @click.option("--noheader", is_flag=True, help="No header line.")
-@click.option("--all", "-a", "all_runs", is_flag=True, help="All of your runs instead, newest first.")
+@click.option("--all", "-a", "all_runs", is_flag=True, help="All your runs instead, newest first.")
 @json_option
 @click.pass_context
 def status(
@@ -103,8 +103,8 @@ def status(
 ) -> int:
     """The run's jobs, like squeue: unfinished ones, and a line that counts the finished.
 
-    Works on any host that sees the run directory: no port, no lock. Of a run without a sign of life
-    the batch system is asked what became of its job. Exit code 3: its agent is gone, and jobs are left.
+    Works on any host that sees the run directory: no port, no lock. Where the agent shows no sign of life,
+    the batch system is asked for its batch job. Exit code 3: the agent is gone, and jobs are left.
     """
     gc.disable()  # ten thousand jobs and a short life: nothing is worth collecting
     rundir, wanted = find_run(ctx, dir_), [*jobs, *more]
@@ -208,7 +208,7 @@ def _finished(found: Status) -> str:
 
 
 def _edited(found: Status) -> str:
-    """What a job file was seen to say of jobs, and the run does not go by."""
+    """Lines on jobs that differ in a job file, where the run does not go by it."""
     lines = []
     for job in found.jobs:
         if job.kept:

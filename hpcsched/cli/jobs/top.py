@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select as io
+import select
 import shutil
 import sys
 import time
@@ -39,8 +39,10 @@ _ORDER_OF_COUNTS = (*_ORDER, JobState.COMPLETED, JobState.FAILED, JobState.CANCE
 
 @click.command()
 @dir_option
-@option("--delay", "-d", type=Number(min=0.1), default=2.0, help="Seconds between two looks (2).")
-@click.option("--count", "-n", type=click.IntRange(min=1), help="Leave after so many looks.")
+@option("--delay", "-d", type=Number(min=0.1), default=2.0, help="Seconds between updates (2).")
+@click.option(
+    "--count", "-n", type=click.IntRange(min=1), help="Number of updates; default: until you leave."
+)
 @click.pass_context
 def top(ctx: click.Context, dir_: str | None, delay: float, count: int | None) -> int:
     """The run as it goes on: time left, GPUs by host, jobs. Leave with q or Ctrl-C.
@@ -71,7 +73,7 @@ class _Watch:
         self.trouble = ""
 
     def look(self) -> None:
-        """Read the snapshot; ask the batch system once for each snapshot that nobody continues."""
+        """Read the snapshot; ask the batch system once for each snapshot that no agent continues."""
         try:
             status = self._read()
         except HpcschedError as error:
@@ -98,7 +100,7 @@ def _in_pages(watch: _Watch, delay: float, count: int | None) -> None:
     while True:
         watch.look()
         width = int(os.environ.get("COLUMNS") or PAGE_WIDTH)
-        page = Page(width=width, height=None, fancy=_can_draw())
+        page = Screen(width=width, height=None, fancy=_can_draw())
         sys.stdout.write("\n" * bool(shown) + "\n".join(page.lines(watch.status, watch.trouble)) + "\n")
         sys.stdout.flush()
         shown += 1
@@ -119,7 +121,9 @@ def _in_place(watch: _Watch, delay: float, count: int | None) -> None:
             until = time.monotonic() + delay
             while True:
                 width, height = shutil.get_terminal_size()
-                lines = Page(width=width, height=height, fancy=_can_draw()).lines(watch.status, watch.trouble)
+                lines = Screen(width=width, height=height, fancy=_can_draw()).lines(
+                    watch.status, watch.trouble
+                )
                 text = Text("\n".join(lines), no_wrap=True, overflow="crop")
                 text.highlight_regex(r"(?m)^(JOBID|HOST) .*$", "bold reverse")
                 text.highlight_regex(r"\A\S+", "bold")
@@ -136,7 +140,7 @@ def _in_place(watch: _Watch, delay: float, count: int | None) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """Gives a function that waits so many seconds for a key, and says whether it means to leave."""
+    """Gives a function that waits for a key, for a number of seconds, and says whether it means to leave."""
     if not sys.stdin.isatty():
 
         def slept(seconds: float) -> bool:
@@ -152,7 +156,7 @@ def _keys() -> Iterator[Any]:
     before = termios.tcgetattr(descriptor)
 
     def pressed(seconds: float) -> bool:
-        if not io.select([descriptor], [], [], seconds)[0]:
+        if not select.select([descriptor], [], [], seconds)[0]:
             return False
         typed = os.read(descriptor, 64)
         return not typed or typed[:1] in (b"q", b"Q", b"\x04")
@@ -173,8 +177,8 @@ def _can_draw() -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
-    """Lays a status out in so many columns and lines; `height` None: all of it. `fancy`: block characters."""
+class Screen:
+    """A status in `width` columns and `height` lines (None: all lines). `fancy`: block characters."""
 
     width: int
     height: int | None

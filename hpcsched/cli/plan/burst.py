@@ -1,4 +1,4 @@
-"""`hpcsched plan`: the planners on their own."""
+"""`hpcsched plan burst`: the GPUs of each layer of a model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcsched.cli.common import check_chart, database_path, json_option, needs_numpy, option
-from hpcsched.cli.plan.packing import pack
-from hpcsched.cli.plan.ps import ps
-from hpcsched.cli.plan.vsw import vsw
+from hpcsched.cli.common import Renamed, check_chart, database_path, json_option, needs_numpy, option
 from hpcsched.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,27 +18,26 @@ if TYPE_CHECKING:
 _NETWORK = "Needed with a layer profile."
 
 
-@click.group()
-def plan() -> None:
-    """The planners on their own: what they would do, without running anything."""
-
-
-plan.add_command(pack)
-plan.add_command(ps)
-plan.add_command(vsw)
-
-
-@plan.command()
+@click.command()
 @click.argument("file", metavar="FILE")
-@option("--gpus", type=click.IntRange(min=1), metavar="N", help="How many GPUs there are.")
-@option("--global-batch", type=click.IntRange(min=1), metavar="B", help="Samples in a step, over all GPUs.")
-@option("--amplification", type=float, metavar="L", help="Most GPU-seconds of a layer over those on one GPU.")
-@option("--bandwidth", type=float, metavar="GB/s", help=f"What a GPU sends a second. {_NETWORK}")
-@option("--latency", type=float, metavar="US", help=f"Microseconds that a message takes at least. {_NETWORK}")
-@option("--overlap", is_flag=True, help="Gradients travel while the backward pass goes on.")
+@option("--gpus", type=click.IntRange(min=1), metavar="N", help="Number of GPUs.")
+@option("--global-batch", type=click.IntRange(min=1), metavar="B", help="Samples of a step, over all GPUs.")
+@option(
+    "--amplification", type=float, metavar="L", help="Limit of a layer's GPU-seconds, relative to one GPU."
+)
+@option("--bandwidth", type=float, metavar="GB/s", help=f"Network bandwidth of a GPU. {_NETWORK}")
+@option("--latency", type=float, metavar="US", help=f"Network latency in microseconds. {_NETWORK}")
+@option("--overlap", is_flag=True, help="Overlap gradient sums with the backward pass.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="F", help="Write the plan as JSON.")
-@click.option("--svg", type=click.Path(path_type=Path), metavar="F", help="Draw the plan.")
-@option("--database", metavar="F", help="Where measured profiles are; default: in your data directory.")
+@click.option(
+    "--gantt",
+    cls=Renamed,
+    older="--svg",
+    type=click.Path(path_type=Path),
+    metavar="F.svg",
+    help="Draw the plan as a Gantt chart.",
+)
+@option("--database", metavar="F", help="SQLite file with layer profiles; default: in your data directory.")
 @json_option
 @click.pass_context
 def burst(
@@ -54,18 +50,18 @@ def burst(
     latency: float | None,
     overlap: bool,
     output: Path | None,
-    svg: Path | None,
+    gantt: Path | None,
     database: str | None,
     as_json: bool,
 ) -> None:
-    """How many GPUs each layer of a model gets, and which (burst parallelism).
+    """The GPUs of each layer of a model, by burst parallelism.
 
     FILE is a layer profile (from `hpcsched profile layers -o`), the name of a model that was measured by
     that, or of a shipped one (vgg16-a100, wrn101-2-a100, inception-v3-a100), or a table of times by GPU
-    count. Exits with 1 if the limit allows no plan.
+    count. Exit code 1: the limit allows no plan.
     """
-    if svg is not None:
-        check_chart(svg, "--svg")
+    if gantt is not None:
+        check_chart(gantt)
     if output is not None and not output.absolute().parent.is_dir():
         raise ConfigError(where="--output", got=f"no folder {output.parent}", accepted="a file in a folder")
     where, table = _read(file, database_path(database))
@@ -100,8 +96,8 @@ def burst(
         from hpcsched.store.files import write_atomically
 
         write_atomically(output, (json.dumps(made.to_table(), indent=1) + "\n").encode())
-    if svg is not None:
-        plan_svg(made, svg)
+    if gantt is not None:
+        plan_svg(made, gantt)
     click.echo(json.dumps(made.to_table()) if as_json else plan_table(made))
 
 
@@ -120,7 +116,7 @@ def plan_table(plan: Plan) -> str:
 
 
 def _read(file: str, database: Path) -> tuple[str, Any]:
-    """What to name it in errors, and what is in it."""
+    """The name of a file for errors, and its content."""
     path = Path(file)
     if not path.exists() and path.name == file:
         from hpcsched.store.profiles import shipped

@@ -24,18 +24,16 @@ STRATEGIES = ("auto", "off", "measured", "knn", "batch", "random")
 # No environment variables: HPCSCHED_DEVICES, for one, means the devices of a run, such as cpu:2.
 @click.command()
 @click.argument("file", metavar="FILE")
-@click.option("--devices", type=click.IntRange(1, 2**16), metavar="D", help="How many devices there are.")
+@click.option("--devices", type=click.IntRange(1, 2**16), metavar="D", help="Number of devices.")
 @click.option(
     "--memory", type=Number(min=0, min_open=True, max=1e15), metavar="MIB", help="Memory of each device."
 )
+@click.option("--most", type=click.IntRange(min=1), metavar="N", help="Most members of a pack; default: 16.")
 @click.option(
-    "--most", type=click.IntRange(min=1), metavar="N", help="Members of a pack, at most; default: 16."
+    "--strategy", type=click.Choice(STRATEGIES), default="auto", help="Strategy; default: the best of all."
 )
-@click.option("--strategy", type=click.Choice(STRATEGIES), default="auto", help="Default: the best of all.")
-@click.option("--threshold", type=Number(min=0), metavar="X", help="How far apart neighbours may be (knn).")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of what is drawn at random."
-)
+@click.option("--threshold", type=Number(min=0), metavar="X", help="Largest distance of neighbours (knn).")
+@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of random choices.")
 @json_option
 @click.pass_context
 def pack(
@@ -49,10 +47,10 @@ def pack(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Which trainings share a device, and what that gains.
+    """The trainings that share a device, and the gain.
 
-    FILE is JSON: members with model and batch, and what was measured of these (see docs/packing-plans.md).
-    Exits with 1 if a member fits on no device.
+    FILE is JSON: members with model and batch, and measurements of them (see docs/packing-plans.md).
+    Exit code 1: a member fits on no device.
     """
     from hpcsched.planning.packing import planner
     from hpcsched.planning.packing.problem import Problem

@@ -34,7 +34,7 @@ LONGEST_S = 7 * 86_400.0
 """What happens later is not looked at."""
 
 WORKERS_BY_CORES = 4
-"""The best configuration has at most a worker for so many cores, or `LEAST_WORKERS`."""
+"""Cores for each worker of the best configuration, which has at least `LEAST_WORKERS`."""
 LEAST_WORKERS = 36
 
 _MIB = 2**20
@@ -55,7 +55,7 @@ _SAID = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Way:
-    """What a rule did: the configurations one after the other, and the steps a second with each of them."""
+    """The way of a rule: the configurations one after the other, and the steps per second of each."""
 
     stretches: Sequence[Attempt]
     rates: Sequence[float]
@@ -65,15 +65,15 @@ class _Way:
 # No environment variables: HPCSCHED_CPUS_PER_GPU, for one, is of a run.
 @click.command()
 @click.argument("file", metavar="FILE")
-@click.option("--model", metavar="M", help="Which of the models in FILE.")
-@click.option("--cpus", type=Number(min=0.3, max=MOST_CORES), metavar="N", help="Cores it may have.")
+@click.option("--model", metavar="M", help="One of the models in FILE.")
+@click.option("--cpus", type=Number(min=0.3, max=MOST_CORES), metavar="N", help="CPU cores of the training.")
 @click.option(
     "--link",
     type=Number(min=0, min_open=True, max=1e9),
     metavar="MIB/S",
-    help="What the link of a server carries instead.",
+    help="Link of each server, instead of what FILE says.",
 )
-@click.option("--rule", "rules", metavar="R[,R...]", help=f"Default: {','.join(RULES)}.")
+@click.option("--rule", "rules", metavar="R[,R...]", help=f"Rules; default: {','.join(RULES)}.")
 @json_option
 @click.pass_context
 def ps(
@@ -85,11 +85,11 @@ def ps(
     rules: str | None,
     as_json: bool,
 ) -> None:
-    """Which parameter servers and workers a training on N CPU cores would come to, and on what way.
+    """The parameter servers and workers of a training on N CPU cores, and the steps that lead to them.
 
     FILE is JSON with models of trainings (see docs/ps-plans.md), or the name of shipped ones (nearchus-a,
-    nearchus-b). Shows the way of the first rule, and how fast all of them and the best of all
-    configurations are.
+    nearchus-b). Shows the steps of the first rule, and the speeds of all rules and of the best
+    configuration.
     """
     where, trainings = trainings_in(file)
     if model is None and len(trainings) == 1:
@@ -116,7 +116,7 @@ def ps(
 
 
 def trainings_in(file: str) -> tuple[str, dict[str, Training]]:
-    """What to name it in errors, and the trainings in it by model: a file, or shipped ones by their name."""
+    """The name of a file for errors, and its trainings by model; `file` may name shipped ones."""
     from hpcsched.planning.ps.profile import parse
 
     path = Path(file)
@@ -146,7 +146,7 @@ def _rules(text: str | None) -> list[str]:
 
 
 def _way(rule: str, model: str, training: Training, cpus: float) -> _Way | None:
-    """How a job goes that has the cores for itself; None if there are too few for its rule."""
+    """The way of a job that has the cores for itself; None if there are too few for its rule."""
     from hpcsched.planning.ps.model import even_seats, usage
     from hpcsched.planning.ps.optimus import EVERY_S
     from hpcsched.planning.ps.search import NODE_CPUS
@@ -193,7 +193,7 @@ def _way(rule: str, model: str, training: Training, cpus: float) -> _Way | None:
 def _table(
     model: str, training: Training, cpus: float, ways: Mapping[str, _Way | None], best: Found
 ) -> dict[str, Any]:
-    """What is printed as JSON."""
+    """The page that is printed as JSON."""
     rules: dict[str, Any] = {}
     for rule, way in ways.items():
         rules[rule] = way and {

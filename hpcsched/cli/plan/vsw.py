@@ -30,7 +30,7 @@ SAMPLES = 1_000_000
     "--local-batch", metavar="N[,N...]", help="Samples of a worker; default: all that were measured."
 )
 @click.option(
-    "--gpus", multiple=True, metavar="HOST=N:KIND", help="GPUs instead of those in FILE; repeatable."
+    "--gpus", multiple=True, metavar="HOST=N:KIND", help="GPUs, instead of those in FILE; repeatable."
 )
 @click.option(
     "--accumulation",
@@ -38,9 +38,9 @@ SAMPLES = 1_000_000
     metavar="LEAST MOST",
     help="Rounds of workers before the last, on each GPU; default: 0 1000.",
 )
-@click.option("--scale", "by_count", is_flag=True, help="Show how long an epoch takes by the number of GPUs.")
+@click.option("--scale", "by_count", is_flag=True, help="Show the time of an epoch by the number of GPUs.")
 @click.option(
-    "--samples", type=click.IntRange(min=1), metavar="N", help=f"Of that epoch; default: {SAMPLES:,}."
+    "--samples", type=click.IntRange(min=1), metavar="N", help=f"Samples of that epoch; default: {SAMPLES:,}."
 )
 @json_option
 @click.pass_context
@@ -55,11 +55,11 @@ def vsw(
     samples: int | None,
     as_json: bool,
 ) -> None:
-    """How many workers each GPU runs, how many at once, and how fast a step is.
+    """The workers of each GPU, how many of them at once, and the time of a step.
 
     FILE has costs of a model as JSON, is the name of shipped ones (resnet50-v100-p100), a folder in the
-    format of JABAS's authors, or a table of options by group (see docs/vsw-plans.md). Exits with 1 if there
-    is no way.
+    format of JABAS's authors, or a table of options by group (see docs/vsw-plans.md). Exit code 1: no
+    configuration is possible.
     """
     needs_numpy()
     from hpcsched.planning.vsw.configure import ACCUMULATION, NoConfiguration
@@ -166,7 +166,7 @@ def _of_profile(
 
 
 def _near(local_batches: Sequence[int], batch: int) -> Sequence[int]:
-    """Those that come nearest to the batch, or miss it by at most a tenth: workers are whole numbers."""
+    """The rows nearest to the batch, or within a tenth of it: workers are whole numbers."""
     misses = {size: abs(size * worker_count(batch, size, even=True) - batch) for size in local_batches}
     most = max(batch / 10, min(misses.values()))
     return [size for size in local_batches if misses[size] <= most]
@@ -302,7 +302,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def _read(file: str) -> tuple[str, Any]:
-    """What to name it in errors, and what is in it: JSON, or the profile of a folder."""
+    """The name of a file for errors, and its content: JSON, or the profile of a folder."""
     path = Path(file)
     if path.is_dir():
         return file, _folder(path)

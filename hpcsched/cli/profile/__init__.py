@@ -1,0 +1,1 @@
+"""The command `profile`: measurements of models, and what to do with them."""

@@ -36,19 +36,19 @@ _NETWORK = "hpcsched.examples.models:Network"
     metavar="LIST",
     help="Samples on the device, e.g. 1,2,4; default: 1,2,4,... to the global batch.",
 )
-@click.option("--model", metavar="NAME", help="What to keep it as; default: the target's name.")
+@click.option("--model", metavar="NAME", help="Name of the profile; default: the target's.")
 @option("--devices", metavar="SPEC", default="auto", show_default=True, help="The first of them is used.")
 @click.option(
     "--seconds",
     type=Number(0, 3600),
     default=0.05,
     show_default=True,
-    help="For a layer at a batch.",
+    help="Measuring time of a layer at a batch size.",
 )
 @click.option("--timeout", type=Number(0, 86400, min_open=True), default=120.0, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the layer profile here.")
-@click.option("--list", "list_", is_flag=True, help="Only list what was measured before.")
-@click.option("--stored", is_flag=True, help="TARGET is the name of one measured before: only show it.")
+@click.option("--list", "list_", is_flag=True, help="Only list the layer profiles in the database.")
+@click.option("--stored", is_flag=True, help="Only show TARGET, a layer profile in the database.")
 @option(
     "--database", type=click.Path(path_type=Path), help="The database file; default: in your data directory."
 )
@@ -117,7 +117,7 @@ def _job(target: str, arguments: Sequence[str], model: str | None) -> JobSpec:
 
 
 def trainer_arguments(text: str) -> dict[str, Any]:
-    """Of {"a": 1} or a=1,b=x; values that are no JSON are text."""
+    """The arguments in {"a": 1} or a=1,b=x; values that are not JSON are text."""
     if not text.lstrip().startswith("{"):
         pairs = [part.partition("=") for part in text.split(",")]
         if all(key.strip() and equals for key, equals, _ in pairs):
@@ -139,7 +139,7 @@ def _value(text: str) -> Any:
 
 
 def _batches(text: str | None) -> tuple[int, ...]:
-    """Of 1,2,4; empty where nothing is given."""
+    """The batch sizes in 1,2,4; empty where nothing is given."""
     parts = [part.strip() for part in text.split(",")] if text is not None else []
     if not all(part.isascii() and part.isdecimal() and 0 < int(part) <= 2**20 for part in parts):
         raise ConfigError(where="--batches", got=repr(text), accepted="samples like 1,2,4,8")

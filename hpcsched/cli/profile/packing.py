@@ -30,16 +30,18 @@ MOST = 4096
 
 @click.command()
 @click.argument("jobs", metavar="JOBS.toml", type=click.Path(path_type=Path))
-@click.option("--job", "names", metavar="NAME", multiple=True, help="Only this job; may be given again.")
+@click.option("--job", "names", metavar="NAME", multiple=True, help="Only this job; can be repeated.")
 @click.option("--counts", metavar="LIST", default="1,2,4,8", show_default=True, help="Models in a pack.")
 @click.option("--pairs", is_flag=True, help="Also every two different models in a pack.")
 @option("--devices", metavar="SPEC", default="auto", show_default=True, help="The first of them is used.")
 @click.option(
-    "--seconds", type=Number(0, 86400), default=2.0, show_default=True, help="For a model alone, and a pack."
+    "--seconds",
+    type=Number(0, 86400),
+    default=2.0,
+    show_default=True,
+    help="Measuring time of a model alone, and of a pack.",
 )
-@click.option(
-    "--mode", type=click.Choice(MODES), default="auto", help="How packs step; default: the fastest."
-)
+@click.option("--mode", type=click.Choice(MODES), default="auto", help="Mode of packs; default: the fastest.")
 @click.option("--timeout", type=Number(0, 86400, min_open=True), default=120.0, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the models' profiles here.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Write what `hpcsched plan pack` reads.")
@@ -119,7 +121,7 @@ def pack(
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """Of 1,2,4,8, ascending; raises ConfigError."""
+    """The counts in 1,2,4,8, ascending; raises ConfigError."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= MOST for part in parts):
         raise ConfigError(where="--counts", got=repr(text), accepted=f"models from 1 to {MOST}, like 1,2,4,8")
@@ -127,7 +129,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def jobs_with_trainers(jobs: Sequence[JobSpec], names: Sequence[str], path: Path) -> list[JobSpec]:
-    """The jobs with these names, or all with trainers; raises ConfigError."""
+    """The jobs of the given names, or all with trainers; raises ConfigError."""
     by_name = {job.name: job for job in jobs}
     for name in names:
         if name not in by_name:
@@ -237,7 +239,7 @@ def _say_plans(
     settings: Settings,
     as_json: bool,
 ) -> None:
-    """What would be launched, on standard output."""
+    """Print the launches that would be made."""
     from hpcsched.profiling.packing import plan_probe
     from hpcsched.profiling.trial import argv_of
 

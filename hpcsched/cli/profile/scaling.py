@@ -1,4 +1,4 @@
-"""`hpcsched profile`: measure how training programs scale, and look after the results."""
+"""`hpcsched profile run`: measure how training programs scale."""
 
 from __future__ import annotations
 
@@ -14,36 +14,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcsched.cli.common import Number
-from hpcsched.cli.profile.layers import layers
-from hpcsched.cli.profile.packing import pack
-from hpcsched.cli.profile.vsw import vsw
+from hpcsched.cli.profile.stored import (
+    database_option,
+    json_profiles_option,
+    print_profiles,
+    profile_database,
+)
 from hpcsched.cli.run.environments import environment_options, filled_in
-from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
-from hpcsched.store.profiles import format_profiles, load_profiles, save_profiles
 
 if TYPE_CHECKING:
     from hpcsched.core.model import JobSpec, PythonEnvironment
     from hpcsched.devices.base import Devices
     from hpcsched.profiling.sweep import Measured
     from hpcsched.profiling.trial import Settings
-    from hpcsched.store.database import Database
 
 _COMMAND = "hpcsched.profile.command"
-
-_database = click.option(
-    "--database",
-    type=click.Path(path_type=Path),
-    envvar="HPCSCHED_DATABASE",
-    help="The database file; default: hpcsched.db in your data directory.",
-)
-_from = click.option(
-    "--from",
-    "source",
-    metavar="FILE",
-    help="Look into this profiles file (or shipped one, by name) instead of the database.",
-)
-_json = click.option("--json", "as_json", is_flag=True, help="Print the profiles as JSON, ready for import.")
 
 
 class _WithCommand(click.Command):
@@ -62,39 +48,35 @@ class _WithCommand(click.Command):
         )
 
 
-@click.group()
-def profile() -> None:
-    """Measure scalability; keep it in a database, and move it in and out as JSON."""
-
-
-profile.add_command(layers)
-profile.add_command(pack)
-profile.add_command(vsw)
-
-
-@profile.command(cls=_WithCommand)
+@click.command(cls=_WithCommand)
 @click.argument("jobs", required=False, type=click.Path(path_type=Path))
-@click.option("--job", metavar="NAME", help="Of the job file, measure this job only.")
+@click.option("--job", metavar="NAME", help="Only this job of the job file.")
 @click.option("--trainer", metavar="PKG.MOD:CLASS", help="Measure this Trainer class.")
 @click.option("--args", "arguments", metavar="JSON", help="An object that the trainer's build() gets.")
 @click.option(
-    "--processes", default="auto", help="Of a command on each host: auto, per-gpu (one on each), or a number."
+    "--processes",
+    default="auto",
+    help="Processes of a command on each host: auto, per-gpu (one for each GPU), or a number.",
 )
 @click.option("--model", help="The profile's key; default: the job's model, or the program's name.")
 @click.option("--devices", metavar="SPEC", default="auto", envvar="HPCSCHED_DEVICES", show_default=True)
 @click.option(
-    "--gpus", metavar="LIST", help="Counts to measure, in this order, e.g. 1,2,4 or 1-4; default: all."
+    "--gpus", metavar="LIST", help="GPU counts to measure, in this order, e.g. 1,2,4 or 1-4; default: all."
 )
 @click.option("--seconds", type=Number(0, 86400, min_open=True), default=5.0, show_default=True)
 @click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True)
-@click.option("--warmup", type=Number(0, 86400), default=2.0, show_default=True, help="Seconds.")
+@click.option(
+    "--warmup", type=Number(0, 86400), default=2.0, show_default=True, help="Seconds before the first window."
+)
 @click.option("--timeout", type=Number(0, 86400, min_open=True), default=120.0, show_default=True)
 @click.option("--costs/--no-costs", default=True, help="Also measure what suspending and resuming costs.")
-@click.option("--global-batch", type=click.IntRange(1), help="Samples a step; default: as the program tells.")
+@click.option(
+    "--global-batch", type=click.IntRange(1), help="Samples of a step; default: as the program tells."
+)
 @click.option("--software", default="", help="Part of the profile's key, e.g. the version of a framework.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be launched.")
-@_database
-@_json
+@database_option
+@json_profiles_option
 @click.pass_context
 @environment_options
 def run(
@@ -151,7 +133,7 @@ def run(
             _say_plans(plans, opened, settings, as_json)
             return
         # Opened before anything is measured: a place that cannot be written is found out at once.
-        with _open(database) as db:
+        with profile_database(database) as db:
             found = []
             for one, counts in plans:
                 measured = _measure(one, counts, opened, settings, global_batch, software)
@@ -159,72 +141,7 @@ def run(
                 found.append(measured.profile)
     finally:
         opened.close()
-    _show(found, as_json)
-
-
-@profile.command(name="list")
-@_from
-@_database
-@_json
-def list_(source: str | None, database: Path | None, as_json: bool) -> None:
-    """The profiles there are, the newest first."""
-    from hpcsched.profiling.draw import table_of
-
-    found, _ = _known(source, database)
-    click.echo(format_profiles(found) if as_json else table_of(found), nl=False)
-
-
-@profile.command()
-@click.argument("model")
-@_from
-@_database
-@_json
-def show(model: str, source: str | None, database: Path | None, as_json: bool) -> None:
-    """Draw a model's curve, with its optimum, spread, costs and origin."""
-    known, where = _known(source, database)
-    found = [p for p in known if p.model == model]
-    if not found:
-        names = list(dict.fromkeys(p.model for p in known))
-        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        raise ConfigError(
-            where=where,
-            got=f"no profile of {model!r}",
-            accepted=listed or "nothing: it is empty; measure or import",
-        )
-    _show(found, as_json)
-
-
-@profile.command(name="import")
-@click.argument("file")
-@_database
-def import_(file: str, database: Path | None) -> None:
-    """Put the profiles of a JSON file (or a shipped one, by name) into the database."""
-    found = load_profiles(file)
-    with _open(database) as db:
-        db.record_profiles(found)
-        click.echo(f"{len(found)} profile{'s' * (len(found) != 1)} of {file} put into {db.path}", err=True)
-
-
-@profile.command()
-@click.argument("models", nargs=-1, metavar="[MODEL]...")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="A file, instead of standard output.")
-@_database
-def export(models: tuple[str, ...], output: Path | None, database: Path | None) -> None:
-    """Print the profiles (of these models) as JSON."""
-    known, where = _known(None, database)
-    for model in models:
-        if all(p.model != model for p in known):
-            raise ConfigError(
-                where=where, got=f"no profile of {model!r}", accepted="see hpcsched profile list"
-            )
-    found = [p for p in known if not models or p.model in models]
-    if output is None:
-        click.echo(format_profiles(found), nl=False)
-    else:
-        save_profiles(output, found)
-
-
-# Where jobs and profiles come from
+    print_profiles(found, as_json)
 
 
 def _from_file(path: Path, name: str | None) -> list[JobSpec]:
@@ -289,25 +206,6 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(counts)
 
 
-@contextmanager
-def _open(path: Path | None) -> Iterator[Database]:
-    from hpcsched.store.database import Database, default_path
-
-    with Database(path or default_path()) as db:
-        yield db
-
-
-def _known(source: str | None, database: Path | None) -> tuple[tuple[Profile, ...], str]:
-    """The profiles of a file, or else of the database, and where they are."""
-    if source is not None:
-        return load_profiles(source), source
-    with _open(database) as db:
-        return db.profiles(), str(db.path)
-
-
-# Measuring
-
-
 def _measure(
     spec: JobSpec,
     counts: tuple[int, ...],
@@ -355,7 +253,7 @@ def _progress(model: str, counts: Sequence[int]) -> Iterator[Callable[[int, floa
 def _say_plans(
     plans: Sequence[tuple[JobSpec, tuple[int, ...]]], devices: Devices, settings: Settings, as_json: bool
 ) -> None:
-    """What `profile run` would launch, on standard output."""
+    """Print the launches that `profile run` would make."""
     from hpcsched.core.processes import Because, shape_of
     from hpcsched.profiling.trial import argv_of, plan_of
 
@@ -376,9 +274,3 @@ def _say_plans(
             f"{trial['model']} on {trial['gpus']} x {trial['device']}, at least {least_s:g} s,"
             f" {trial['processes']} process(es): {shlex.join(trial['argv'])}"
         )
-
-
-def _show(found: Sequence[Profile], as_json: bool) -> None:
-    from hpcsched.profiling.draw import curve_of
-
-    click.echo(format_profiles(found) if as_json else "\n".join(map(curve_of, found)), nl=False)

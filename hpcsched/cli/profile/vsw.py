@@ -28,7 +28,7 @@ _COLUMNS = ("LOCAL-BATCH", "AT-ONCE", "READ(ms)", "FORWARD(ms)", "BACKWARD(ms)",
 
 @click.command()
 @click.argument("jobs", metavar="[JOBS.toml]", required=False, type=click.Path(path_type=Path))
-@click.option("--job", "name", metavar="NAME", help="Of the job file, measure this job.")
+@click.option("--job", "name", metavar="NAME", help="Only this job of the job file.")
 @click.option("--trainer", metavar="PKG.MOD:CLASS", help="Measure this Trainer class.")
 @click.option(
     "--args", "arguments", metavar="JSON|K=V", multiple=True, help="What the trainer's build() gets."
@@ -43,9 +43,11 @@ _COLUMNS = ("LOCAL-BATCH", "AT-ONCE", "READ(ms)", "FORWARD(ms)", "BACKWARD(ms)",
     "--at-once",
     type=click.IntRange(1, 64),
     metavar="K",
-    help="At most so many workers at once; default: as many as gain something.",
+    help="Most workers at once; default: as many as gain something.",
 )
-@click.option("--seconds", type=Number(0, 3600), default=1.0, show_default=True, help="For each measurement.")
+@click.option(
+    "--seconds", type=Number(0, 3600), default=1.0, show_default=True, help="Time of each measurement."
+)
 @click.option("--timeout", type=Number(0, 86400, min_open=True), default=120.0, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Write the costs here.")
 @environment_options
@@ -127,7 +129,7 @@ def _of_words(trainer: str, arguments: tuple[str, ...]) -> JobSpec:
 
 
 def _range(text: str) -> tuple[int, int]:
-    """Of N or N-M; raises ConfigError."""
+    """The bounds in N or N-M; raises ConfigError."""
     found = _RANGE.fullmatch(text.strip())
     low, high = (int(found["low"]), int(found["high"] or found["low"])) if found else (1, 0)
     if low > high:

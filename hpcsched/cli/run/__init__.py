@@ -1,0 +1,1 @@
+"""Commands that make, simulate or read whole runs."""

@@ -88,7 +88,7 @@ def _first(*costs: Cost | None) -> Cost | None:
 
 
 def _learnt(machine: Machine, device: str, known: Iterable[Profile]) -> Iterator[Profile]:
-    """What the run has learnt, with the counts that earlier runs saw.
+    """Profiles learnt by the run, with the counts that earlier runs saw.
 
     Profiles that somebody measured or imported are not overwritten.
     """

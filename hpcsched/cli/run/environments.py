@@ -20,9 +20,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 OPTIONS = jobfile.ENVIRONMENTS
 _HELP = {
-    "python": "Interpreter for jobs that name none.",
-    "venv": "Virtual environment for these.",
-    "conda": "Conda environment for these.",
+    "python": "Python interpreter for jobs that name no environment.",
+    "venv": "Virtual environment for jobs that name no environment.",
+    "conda": "Conda environment for jobs that name no environment.",
 }
 
 
@@ -44,13 +44,13 @@ def environment_options(command: F) -> F:
 
 
 def was_said(ctx: click.Context) -> bool:
-    """Whether it was said to this command, and not in a file of settings."""
+    """Whether the environment was given to this command, and not in a file of settings."""
     told = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
     return any(ctx.get_parameter_source(key) in told for key in OPTIONS)
 
 
 def filled_in(specs: Iterable[JobSpec], environment: PythonEnvironment | None) -> list[JobSpec]:
-    """The jobs, those that name no environment in this one."""
+    """The jobs, with this environment where they name none."""
     return [
         replace(s, environment=environment) if s.environment is None and environment else s for s in specs
     ]
@@ -71,7 +71,7 @@ def _environment(ctx: click.Context, words: dict[str, str | None]) -> PythonEnvi
 
 
 def check_here(specs: Iterable[JobSpec], *, here: bool) -> Iterator[str]:
-    """What is wrong here with the environments of jobs; raises BadEnvironment where it will be so for them.
+    """Problems of jobs' environments on this host; raises BadEnvironment where the jobs will have them too.
 
     That is where their agent is on this host (`here`), and the environment a path: an agent looks names up in
     its own PATH.

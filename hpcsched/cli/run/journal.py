@@ -21,13 +21,13 @@ def journal_group() -> None:
 def check(ctx: click.Context, dir_: str | None) -> int:
     """Say what is wrong with the journal, a line each. Exit code 1: something is."""
     from hpcsched.policy import make_policy
-    from hpcsched.store import repair as mending
+    from hpcsched.store.repair import check as check_journal
 
     rundir = find_run(ctx, dir_)
     rundir.require()
     if not rundir.begun:
         return _lost(rundir)
-    found = mending.check(rundir.journal, make_policy)
+    found = check_journal(rundir.journal, make_policy)
     for line in (*found.wrong, *found.notes):
         click.echo(line)
     if found.wrong:
@@ -43,7 +43,7 @@ def check(ctx: click.Context, dir_: str | None) -> int:
 def repair(ctx: click.Context, dir_: str | None) -> int:
     """Mend the journal, with a copy kept: void or cut what cannot be used. Not while an agent works."""
     from hpcsched.policy import make_policy
-    from hpcsched.store import repair as mending
+    from hpcsched.store.repair import repair as repair_journal
 
     rundir = find_run(ctx, dir_)
     rundir.require()
@@ -51,7 +51,7 @@ def repair(ctx: click.Context, dir_: str | None) -> int:
     try:
         if not rundir.begun:
             return _put_aside(rundir)
-        for line in mending.repair(rundir.journal, make_policy) or ["nothing is wrong"]:
+        for line in repair_journal(rundir.journal, make_policy) or ["nothing is wrong"]:
             click.echo(line)
         return 0 if rundir.begun else _put_aside(rundir)  # nothing could be kept of it
     finally:

@@ -1,4 +1,4 @@
-"""What people see while a run goes on: a live table on a terminal, plain lines elsewhere."""
+"""Display of a run while it goes on: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_LINES = 12
 
 
 def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> list[str]:
-    """What to tell of an event and the actions it led to, one line each."""
+    """Sentences on an event and the actions it led to, one line each."""
     lines = []
     if isinstance(event, (ev.WorkersExited, ev.LaunchFailed)):
         job = machine.run.jobs[event.job_id]
@@ -112,7 +112,7 @@ _FOUND = frozenset({Why.SETTLED, Why.WANTS_CORES})
 
 
 def _placed(job: Job) -> str:
-    """Why it gets these GPUs."""
+    """The reason for a job's GPUs."""
     why = next((n.reason for n in reversed(job.story) if n.reason.why in _PLACING), None)
     return f": {why}" if why else ""
 
@@ -130,7 +130,7 @@ def _cores(seats: Sequence[Seat]) -> str:
 
 
 def _to_go_on(job: Job) -> str:
-    """What a job is to have when it has saved, if that is decided; on CPU cores also why."""
+    """The GPUs or cores of a job after it has saved, if that is decided; on CPU cores also why."""
     if job.target is None:
         return ""
     if job.target.seats:
@@ -166,7 +166,7 @@ _WAITS_FOR_ROOM = "; waits for room, which does not count as a failure"
 
 
 def _free(machine: Machine) -> list[str]:
-    """What nobody has of the GPUs and, where jobs are for them, of the CPU cores."""
+    """The free GPUs and, where there are jobs for them, the free CPU cores."""
     gpus = [f"{len(machine.ledger.free)} of {len(machine.ledger.devices)} GPUs"]
     if not machine.mechanism(Cpu).used:
         return gpus
@@ -182,13 +182,13 @@ def _free(machine: Machine) -> list[str]:
 
 
 class _Stuck:
-    """Notices when only jobs are left that wait for the user: nobody else would say why the run goes on."""
+    """Notices when only jobs are left that wait for the user: nothing else would say why the run goes on."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._said = machine, False
 
     def sentence(self) -> str | None:
-        """What to say of it, once until something else can go on again."""
+        """The sentence on it, once until something else can go on again."""
         machine = self._machine
         stuck = not machine.run.active and machine.run.unfinished > 0 and not machine.deadline.draining
         if stuck:

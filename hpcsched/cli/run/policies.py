@@ -1,4 +1,4 @@
-"""Which policies are meant, each with which options: by flag, job file, settings, or the run so far."""
+"""The policies meant, each with its options: by flag, job file, settings, or the run so far."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Once(click.Option):
 
 
 class OnceWithCommas(Once):
-    """The same where one value can name several things."""
+    """The same for an option whose one value can name several things."""
 
     accepted = "one list, with commas"
 

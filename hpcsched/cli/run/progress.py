@@ -1,4 +1,4 @@
-"""How far a long simulation is: a line on a terminal's stderr that is gone at the end."""
+"""Progress of a long simulation: a line on a terminal's stderr that is gone at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERIOD_S = 0.5
 """How often the line is written at most."""
 
 
-class Progress:
+class ProgressLine:
     """The line of one policy; nothing at all where stderr is no terminal.
 
     `watch` is for the simulation: None there, so that it costs nothing.
@@ -27,7 +27,7 @@ class Progress:
         self._shown = sys.stderr.isatty()
         self.watch: Watch | None = self._watch if self._shown else None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         # At once: a first plan can take long, and no event is seen before it is made.
         self._write(self._line())
         return self

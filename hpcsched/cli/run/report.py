@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hpcsched.cli.common import check_chart, dir_option, find_run, hint_at_runs, plural
+from hpcsched.cli.common import Renamed, check_chart, dir_option, find_run, hint_at_runs, needs, plural
 from hpcsched.errors import ConfigError, NoSuchRun, StoreError
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from hpcsched.store.rundir import RunDir
 
 MOST_FIGURES = 100
-"""Jobs whose batches are drawn, and jobs whose CPU cores are: a page of more would take minutes to make, and
-nobody would read it."""
+"""Most jobs whose batches are drawn, and most whose CPU cores are: more take minutes, and are not read."""
 
 
 @click.command()
@@ -36,13 +35,15 @@ nobody would read it."""
     help="The page (report.html in the run directory).",
 )
 @click.option(
-    "--svg",
+    "--figures",
+    cls=Renamed,
+    older="--svg",
     metavar="FOLDER",
     type=click.Path(path_type=Path),
-    help="Keep the figures there, too.",
+    help="Folder that gets the figures too, as SVG: the Gantt chart, and those of jobs.",
 )
 @click.pass_context
-def report(ctx: click.Context, dir_: str | None, output: Path | None, svg: Path | None) -> None:
+def report(ctx: click.Context, dir_: str | None, output: Path | None, figures: Path | None) -> None:
     """A run as one HTML page: Gantt chart, utilisation, jobs and their efficiency, changing batches and CPU
     cores.
 
@@ -63,13 +64,16 @@ def report(ctx: click.Context, dir_: str | None, output: Path | None, svg: Path 
     machine = replay(rundir.journal, make_policy).machine
     if machine.decisions.policy is None:
         raise NoSuchRun(f"the run in {rundir.root} has not started yet")
-    if svg is not None:
-        _make_folder(svg)
-    with nullcontext(str(svg)) if svg else tempfile.TemporaryDirectory(prefix="hpcsched-report.") as folder:
+    if figures is not None:
+        _make_folder(figures)
+    place: AbstractContextManager[str] = (
+        nullcontext(str(figures)) if figures else tempfile.TemporaryDirectory(prefix="hpcsched-report.")
+    )
+    with place as folder:
         try:
             page = _page(rundir, machine, Path(folder))
         except OSError as error:
-            where = "--svg" if svg else "report"
+            where = "--figures" if figures else "report"
             raise ConfigError(where=where, got=str(error), accepted="a folder for the figures") from error
     try:
         write_atomically(path, page.encode())
@@ -82,7 +86,7 @@ def report(ctx: click.Context, dir_: str | None, output: Path | None, svg: Path 
 def efficiency(machine: Machine, job: Job, gpu_hours: float) -> float | None:
     """Steps per GPU-second over those on one GPU by the model's profile, or as seen in this run.
 
-    None where nobody has measured one GPU, or the job tells no steps or held no GPU.
+    None where one GPU has not been measured, or the job tells no steps or held no GPU.
     """
     one_host = (job.spec.model, 1)
     profile = machine.estimates.profiles.get(one_host) or machine.estimates.lessons.beliefs.get(one_host)
@@ -99,7 +103,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     from hpcsched.cli.run.simulate import MOST_DRAWN
     from hpcsched.cli.run.simulation_inputs import MOST_KEPT
     from hpcsched.report.gantt import gantt_svg
-    from hpcsched.report.html import Page
+    from hpcsched.report.html import RunPage
 
     state, notes = _state(rundir, machine)
     many = len(machine.run.jobs)
@@ -122,7 +126,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     configurations, left_out = _configurations(machine, folder)
     if left_out:
         notes.append(f"the configurations of {plural(left_out, 'more job')} are left out")
-    return Page(
+    return RunPage(
         title=f"hpcsched: {rundir.root}",
         state=state,
         began=_began(machine, result),
@@ -201,7 +205,7 @@ def _state(rundir: RunDir, machine: Machine) -> tuple[str, list[str]]:
 
 
 def _began(machine: Machine, result: Result) -> str:
-    """When the run began, and how far into it this goes."""
+    """The time at which the run began, and up to which it is shown."""
     began = datetime.fromtimestamp(machine.run.lives[0].wall).astimezone()
     text = f"Began {began.isoformat(sep=' ', timespec='seconds')}"
     if len(machine.run.lives) > 1:
@@ -218,6 +222,7 @@ def _check_output(path: Path) -> None:
     if path.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(where="--output", got=str(path), accepted="a file name that ends in .html")
     check_chart(path, "--output")
+    needs("jinja2", "a page", "report")
 
 
 def _make_folder(folder: Path) -> None:
@@ -225,5 +230,7 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            where="--svg", got=f"{folder}: {error.strerror}", accepted="a folder, or a new one's name in one"
+            where="--figures",
+            got=f"{folder}: {error.strerror}",
+            accepted="a folder, or a new one's name in one",
         ) from error

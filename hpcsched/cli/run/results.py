@@ -27,7 +27,7 @@ MOST_STORIES = 10_000
 
 
 class Bounds(NamedTuple):
-    """What no schedule of a set of jobs can be below, in seconds; None where nothing is proven."""
+    """Lower bounds of every schedule of a set of jobs, in seconds; None where nothing is proven."""
 
     makespan_s: float | None
     mean_jct_s: float | None
@@ -84,7 +84,7 @@ def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
 
 
 def bounds_of(machine: Machine) -> Bounds:
-    """The bounds of a run's jobs on its GPUs; those for background lanes count as if there were none."""
+    """The bounds of a run's jobs on its GPUs; background jobs count as if there were none."""
     nothing = Bounds(None, None)
     # Of a run that did less than all its work, or whose rates were only seen in passing, nothing is proven;
     # jobs that train as one take less than what each of them takes alone.
@@ -140,7 +140,7 @@ def simulated(
     keep_jobs: bool = True,
     watch: Watch | None = None,
 ) -> Result:
-    """What these jobs take under a policy on `nodes` hosts with `gpus` GPUs each.
+    """The result of jobs under a policy on `nodes` hosts with `gpus` GPUs each.
 
     `bounds` and `keep_jobs`: see `result_of`; `interference` and `watch`: see `Simulation`. Raises
     ConfigError for jobs without profile or steps.

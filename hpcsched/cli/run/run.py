@@ -48,7 +48,7 @@ TAIL_LINES = 10
 TAIL_BYTES = 2**16
 
 
-class View(Protocol):
+class Display(Protocol):
     """An observer of a run that is closed at its end."""
 
     def event(self, event: Event, actions: Sequence[Action]) -> None: ...
@@ -60,11 +60,11 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-_CPUS_PER_GPU = "Cores kept for the jobs of each GPU; jobs without GPUs get the others (8)."
-_MARGIN = "Seconds kept before the end of the allocation besides what saving takes (60)."
+_CPUS_PER_GPU = "CPU cores reserved for the jobs of each GPU; jobs without GPUs get the others (8)."
+_MARGIN = "Safety margin before the end of the allocation, besides the time to save: seconds (60)."
 
 
-_UPDATE = "With --resume: take what JOBS.toml says of jobs that the run has; those that failed run again."
+_UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; failed jobs run again."
 
 KEPT_SEARCH = "search.toml"
 """In the run directory of a search: what it was when the run began."""
@@ -73,32 +73,48 @@ KEPT_SEARCH = "search.toml"
 @click.command()
 @click.argument("jobs", required=False, type=click.Path(path_type=Path))
 @dir_option
-@option("--devices", metavar="SPEC", default="auto", help="auto, cuda[:N], cpu:N or replay:N[@SPEED].")
-@option("--policy", metavar="P", cls=policies.Once, help=f"{policies.ALL}.")
+@option(
+    "--devices", metavar="SPEC", default="auto", help="Devices: auto, cuda[:N], cpu:N or replay:N[@SPEED]."
+)
+@option("--policy", metavar="P", cls=policies.Once, help=f"Policy: {policies.ALL}.")
 @option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
 @option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
 @option("--device-type", metavar="T", help="Device type whose profiles count; default: what is found.")
-@option("--resume", is_flag=True, help="Go on with the run in the run directory, if there is one.")
+@option("--resume", is_flag=True, help="Continue the run in the run directory, if there is one.")
 @option("--update", is_flag=True, help=_UPDATE)
-@option("--batch", metavar="B", default="auto", help="auto, slurm, lsf or none: whose allocation we are in.")
-@option("--hosts", metavar="A,B", help="Hosts to use where no batch system grants them.")
-@option("--launcher", metavar="L", default="auto", help="auto, srun, blaunch, jsrun, ssh or local.")
-@option("--interface", metavar="I", help="Network interface (or address) the hosts meet on.")
+@option("--batch", metavar="B", default="auto", help="Batch system: auto, slurm, lsf or none.")
+@option("--hosts", metavar="A,B", help="Hosts, where no batch system grants them.")
+@option(
+    "--launcher",
+    metavar="L",
+    default="auto",
+    help="Start of node agents: auto, srun, blaunch, jsrun, ssh or local.",
+)
+@option("--interface", metavar="I", help="Network interface (or address) for connections between hosts.")
 @option("--margin", type=Number(min=0), default=60.0, help=_MARGIN)
 @option("--requeue", is_flag=True, help="With work left at the end, put the batch job back into its queue.")
 @option("--chain", is_flag=True, help="With work left at the end, submit a batch job that goes on.")
 @option("--chain-script", metavar="F", type=click.Path(path_type=Path), help="What --chain submits.")
-@option("--max-restarts", type=click.IntRange(min=0), default=20, help="Come back at most so often (20).")
-@option("--checkpoints", metavar="D", type=click.Path(path_type=Path), help="Where checkpoints go instead.")
-@option("--pyslurm", metavar="W", default="auto", help="auto, or off: ask Slurm by its commands only.")
-@option("--warm", metavar="N", default="auto", help="Warm processes a host: auto, off or a number.")
+@option(
+    "--max-restarts", type=click.IntRange(min=0), default=20, help="Most requeues or follow-up jobs (20)."
+)
+@option(
+    "--checkpoints",
+    metavar="D",
+    type=click.Path(path_type=Path),
+    help="Directory for checkpoints (the run directory).",
+)
+@option("--pyslurm", metavar="W", default="auto", help="auto, or off: Slurm's commands only.")
+@option("--warm", metavar="N", default="auto", help="Warm processes on each host: auto, off or a number.")
 @option("--cpus-per-gpu", metavar="N", type=click.IntRange(min=0), default=8, help=_CPUS_PER_GPU)
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw a Gantt chart at the end.")
-@option("--compare", metavar="P,...", multiple=True, help="At the end, simulate these policies too.")
-@option("--grace", type=Number(min=0), default=30.0, help="Least seconds to save in (30).")
+@option(
+    "--compare", metavar="P,...", multiple=True, help="At the end, compare with these policies, simulated."
+)
+@option("--grace", type=Number(min=0), default=30.0, help="Least time to save in: seconds (30).")
 @option("--monitor", type=Number(min=0.1), default=5.0, help="Seconds between device samples (5).")
 @option("--database", metavar="F", help="SQLite file with profiles and history.")
-@option("--quiet", "-q", is_flag=True, help="Do not tell what happens.")
+@option("--quiet", "-q", is_flag=True, help="No progress messages.")
 @json_option
 @click.pass_context
 @environment_options
@@ -143,7 +159,7 @@ def conduct(
     quiet: bool,
     as_json: bool,
     source: Source | None = None,
-    view: Callable[[Machine], View] | None = None,
+    display: Callable[[Machine], Display] | None = None,
     check: Callable[[Machine], None] | None = None,
     report: Callable[[Any], int] | None = None,
     keep: Callable[[Any, Path], None] | None = None,
@@ -154,8 +170,8 @@ def conduct(
 ) -> int:
     """Run jobs as the options of `run` say; returns the exit code.
 
-    `command` is who asks, and `root` the directory with which it is to be asked again, if not this run's.
-    `source` gives more jobs, `view` shows what happens, `check` raises when there is
+    `command` is the command that asks, and `root` the directory to give it next time, if not this run's.
+    `source` gives more jobs, `display` shows what happens, `check` raises when there is
     no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it returns
     the exit code of a run without work left. `keep` puts more of it into the database. `update`: what the job
     file says of jobs that the run has is taken. `environment`: that of jobs that name none.
@@ -164,7 +180,7 @@ def conduct(
     from hpcsched.agent.allocation.requeue import Plan
     from hpcsched.agent.inbox import Inbox
     from hpcsched.batch import open_batch
-    from hpcsched.cli.profile.found import finder, layers_found, parallel_found
+    from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder
     from hpcsched.cli.run.live import LiveTable, Narrator
 
     # The batch system's warnings are heard while the jobs run; before and after they would only end us.
@@ -196,16 +212,16 @@ def conduct(
     if gantt:
         check_chart(gantt)
     store = database_path(database)
-    find = finder(profiles, store)
-    views: list[View] = []
+    find = profile_finder(profiles, store)
+    displays: list[Display] = []
 
-    def observe(machine: Machine) -> View:
+    def observe(machine: Machine) -> Display:
         on_terminal = sys.stderr.isatty() and not quiet
-        if view is not None:
-            views.append(view(machine))
+        if display is not None:
+            displays.append(display(machine))
         else:
-            views.append(LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet))
-        return views[0]
+            displays.append(LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet))
+        return displays[0]
 
     order = start.Order(
         dir=rundir.root,
@@ -233,12 +249,12 @@ def conduct(
                 order,
                 batch=system,
                 find_profiles=lambda models, kind: find(models, device_type or kind),
-                find_parallel=lambda models: parallel_found(store, models),
-                find_layers=lambda model, kind: layers_found(store, model, device_type or kind),
+                find_parallel=lambda models: parallel_programs(store, models),
+                find_layers=lambda model, kind: layer_profile(store, model, device_type or kind),
                 observe=observe,
             )
     finally:
-        for shown in views:
+        for shown in displays:
             shown.close()
     code = life.exit_code
     if check is not None:
@@ -297,13 +313,13 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: Plan, again: s
 
 
 def _again(command: str, root: Path) -> str:
-    """How to go on with the run in a directory."""
+    """The command line that continues the run in a directory."""
     usual = root == Path("hpcsched-run").absolute()
     return f"hpcsched {command} --resume" + ("" if usual else f" --dir {root}")
 
 
 def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str], again: str) -> None:
-    """What stdout gets at the end: the result as JSON, or tables."""
+    """Print the result at the end: JSON, or tables."""
     from msgspec.structs import replace
 
     from hpcsched.cli.run.results import result_of, simulated
@@ -359,7 +375,7 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[s
 
 
 def _tell_failure(life: Any, job_id: int) -> None:
-    """Why a job failed, and the last lines it wrote."""
+    """Print why a job failed, and the last lines it wrote."""
     job = life.machine.run.jobs[job_id]
     say(f"hpcsched: job {job.id} ({job.spec.name}) failed: {job.reason}", err=True)
     path = life.outputs.get(job_id)

@@ -13,6 +13,8 @@ import click
 from hpcsched.cli.common import (
     Number,
     check_chart,
+    gpus_per_node_option,
+    hint_at_gpus_per_node,
     json_option,
     naming_the_file,
     option,
@@ -22,9 +24,9 @@ from hpcsched.cli.run import policies
 from hpcsched.cli.run.simulation_inputs import (
     MOST_KEPT,
     SHIPPED,
-    Case,
-    Found,
-    OnCores,
+    CpuOptions,
+    ProfileSource,
+    Scenario,
     needed,
     of_file,
     of_run,
@@ -39,7 +41,7 @@ MOST_LISTED = 50
 """Jobs of a trace or a run: with more of them the table of one policy's jobs is left out."""
 
 MOST_DRAWN = 1000
-"""Jobs: in a chart of more nobody could tell one from another."""
+"""Most jobs in a chart: with more they cannot be told apart."""
 
 _PLAIN_HEIGHT = 24
 """Lines of a screen, where there is no terminal to ask."""
@@ -50,26 +52,31 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
 
 @click.command()
 @click.argument("jobs", metavar="[JOBS.toml]", required=False, type=click.Path(path_type=Path))
-@click.option("--trace", metavar="F.csv", type=click.Path(path_type=Path), help="A trace instead of JOBS.")
-@click.option("--workload", metavar="W", default="", help="Which of several workloads in the trace.")
+@click.option(
+    "--trace", metavar="F.csv", type=click.Path(path_type=Path), help="A CSV trace, instead of JOBS.toml."
+)
+@click.option("--workload", metavar="W", default="", help="Workload, of a trace that has several.")
 @click.option(
     "--run",
     "run_dir",
     metavar="[DIR]",
     is_flag=False,
     flag_value="",
-    help="The jobs of a run instead of JOBS, beside how it went; it is only read.",
+    help="The jobs of a run, instead of JOBS.toml, beside how it went; it is only read.",
 )
-@option("--gpus", type=click.IntRange(min=0), help="GPUs per node (of a run: its own).")
-@option("--nodes", type=click.IntRange(min=1), help="Nodes (1; of a run: its own).")
+@gpus_per_node_option("GPUs on each node (of a run: its own).")
+@option("--nodes", metavar="N", type=click.IntRange(min=1), help="Nodes (1; of a run: its own).")
 @option(
-    "--cpus", type=click.IntRange(min=1), help="Cores per node for jobs on CPU cores (of a run: its own)."
+    "--cpus",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Cores of each node for jobs on CPU cores (of a run: its own).",
 )
 @option(
     "--ps",
     metavar="F",
     multiple=True,
-    help=f"Models of such jobs: files, or names of shipped ones ({SHIPPED}).",
+    help=f"Models of jobs on CPU cores: files, or names of shipped ones ({SHIPPED}).",
 )
 @option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
 @option("--policy", metavar="P,...", cls=policies.OnceWithCommas, help=_POLICIES)
@@ -80,14 +87,14 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
     metavar="X",
     type=Number(0, 1, min_open=True),
     default=0.5,
-    help="Share of its own speed that a background job has beside another (0.5).",
+    help="Speed of a background job beside another, relative to its speed alone (0.5).",
 )
 @option(
     "--foreground-slowdown",
     metavar="X",
     type=Number(0, 1, max_open=True),
     default=0.03,
-    help="Share of its speed that it costs that one (0.03).",
+    help="Slowdown of the foreground job beside it, relative to its speed alone (0.03).",
 )
 @click.option("--jobs", "list_jobs", is_flag=True, help="List all jobs of each policy.")
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw Gantt charts.")
@@ -100,7 +107,7 @@ def simulate(
     trace: Path | None,
     workload: str,
     run_dir: str | None,
-    gpus: int | None,
+    gpus_per_node: int | None,
     nodes: int | None,
     cpus: int | None,
     ps: tuple[str, ...],
@@ -115,11 +122,10 @@ def simulate(
     database: str | None,
     as_json: bool,
 ) -> None:
-    """What jobs would take on NODES hosts with GPUS GPUs each, under one policy or several side by side.
+    """The time that jobs would take, under one policy or several side by side.
 
     The jobs are those of JOBS.toml, of a CSV trace, or of a run, whether it is over or not; without DIR that
-    is the run in --dir. With several policies an option goes to those that know it. Jobs on CPU cores have
-    CPUS cores of each host.
+    is the run in --dir. With several policies an option goes to those that know it.
     """
     given = {"JOBS.toml": jobs is not None, "--trace": trace is not None, "--run": run_dir is not None}
     if sum(given.values()) != 1:
@@ -128,22 +134,23 @@ def simulate(
         raise ConfigError(where="simulate", got=got, accepted=accepted)
     if workload and trace is None:
         raise ConfigError(where="--workload", got=repr(workload), accepted="with --trace only")
-    on_cores = OnCores(cpus, ps)
-    found = Found(profiles, database, device_type)
+    on_cores = CpuOptions(cpus, ps)
+    source = ProfileSource(profiles, database, device_type)
     if run_dir is not None:
         explicit = ctx.get_parameter_source("profiles") is click.core.ParameterSource.COMMANDLINE
         known = profiles if explicit else ()
-        case = of_run(ctx, run_dir or None, gpus, nodes, on_cores, known, device_type)
+        scenario = of_run(ctx, run_dir or None, gpus_per_node, nodes, on_cores, known, device_type)
     elif trace is not None:
-        case = of_trace(trace, workload, needed(gpus), nodes or 1, found)
+        scenario = of_trace(trace, workload, needed(gpus_per_node), nodes or 1, source)
     else:
         assert jobs is not None
-        case = of_file(jobs, gpus, nodes or 1, on_cores, found)
+        scenario = of_file(jobs, gpus_per_node, nodes or 1, on_cores, source)
+    hint_at_gpus_per_node(ctx, scenario.nodes)
     if gantt:
-        _check_drawable(gantt, len(case.jobs))
-    chosen = policies.for_simulation(ctx, policy, policy_option, (case.policy, case.options))
+        _check_drawable(gantt, len(scenario.jobs))
+    chosen = policies.for_simulation(ctx, policy, policy_option, (scenario.policy, scenario.options))
     with naming_the_file(jobs or trace):
-        results = _simulated(case, chosen, (background_share, foreground_slowdown), keep=list_jobs)
+        results = _simulated(scenario, chosen, (background_share, foreground_slowdown), keep=list_jobs)
     if gantt:
         from hpcsched.report.gantt import gantt_svg
 
@@ -151,52 +158,52 @@ def simulate(
             gantt_svg(results, gantt)
         except OSError as error:
             raise ConfigError(where="--gantt", got=f"{gantt}: {error.strerror}", accepted="a file") from error
-    for note in case.notes:
+    for note in scenario.notes:
         click.echo(f"hpcsched: {note}", err=True)
     if as_json:
         from hpcsched.report.result import to_json
 
         sys.stdout.buffer.write(to_json(results) + b"\n")
     else:
-        _show(case, results, list_jobs=list_jobs)
+        _show(scenario, results, list_jobs=list_jobs)
 
 
 def _simulated(
-    case: Case, chosen: Mapping[str, dict[str, Any]], sharing: tuple[float, float], *, keep: bool
+    scenario: Scenario, chosen: Mapping[str, dict[str, Any]], sharing: tuple[float, float], *, keep: bool
 ) -> list[Result]:
-    """How the case went, if it did, and how it would go under each policy.
+    """The results of the scenario: as it went, if it did, and under each policy.
 
     `sharing`: what background jobs have beside others, and what they cost these.
     """
-    from hpcsched.cli.run.progress import Progress
+    from hpcsched.cli.run.progress import ProgressLine
     from hpcsched.cli.run.results import MOST_STORIES, Bounds, result_of
     from hpcsched.sim.engine import Simulation
     from hpcsched.sim.interference import Interference
 
     interference = Interference(background_share=sharing[0], foreground_slowdown=sharing[1])
-    many = len(case.jobs) > MOST_KEPT
+    many = len(scenario.jobs) > MOST_KEPT
     results: list[Result] = []
     bounds = None
     for name, options in chosen.items():
-        with Progress(name, len(case.jobs)) as progress:
+        with ProgressLine(name, len(scenario.jobs)) as progress:
             simulation = Simulation(
-                case.jobs,
-                case.profiles,
-                gpus=case.gpus,
-                nodes=case.nodes,
-                cpus=case.cpus,
-                trainings=case.trainings,
-                parallel=case.parallel,
+                scenario.jobs,
+                scenario.profiles,
+                gpus=scenario.gpus,
+                nodes=scenario.nodes,
+                cpus=scenario.cpus,
+                trainings=scenario.trainings,
+                parallel=scenario.parallel,
                 policy=name,
                 options=options,
                 interference=interference,
-                stories=len(case.jobs) <= MOST_STORIES,
+                stories=len(scenario.jobs) <= MOST_STORIES,
                 watch=progress.watch,
             )
             result = result_of(simulation.run(), bounds=bounds, keep_jobs=keep or not many)
         bounds = bounds or Bounds(result.lower_bound_s, result.mean_jct_bound_s)
-        results.append(_as_in_the_run(result, case.ids) if case.ids else result)
-    return results if case.was is None else [case.was, *results]
+        results.append(_as_in_the_run(result, scenario.ids) if scenario.ids else result)
+    return results if scenario.was is None else [scenario.was, *results]
 
 
 def _as_in_the_run(result: Result, ids: Sequence[tuple[int, str]]) -> Result:
@@ -216,30 +223,30 @@ def _check_drawable(path: Path, jobs: int) -> None:
     check_chart(path)
 
 
-def _show(case: Case, results: list[Result], *, list_jobs: bool) -> None:
+def _show(scenario: Scenario, results: list[Result], *, list_jobs: bool) -> None:
     """One policy with its jobs, or several on one screen: a line per job is there where it fits."""
     from hpcsched.report.tables import comparison_table, headline, job_table, side_by_side
 
     size = shutil.get_terminal_size() if sys.stdout.isatty() else None
     width = size.columns if size else None
-    if len(results) == 1 and (case.file or list_jobs or len(case.jobs) <= MOST_LISTED):
+    if len(results) == 1 and (scenario.file or list_jobs or len(scenario.jobs) <= MOST_LISTED):
         measures = comparison_table(results, width=width)
         click.echo(f"{headline(results[0])}\n{job_table(results[0], width=width)}\n\n{measures}")
         return
-    title = f"{case.where}: {plural(len(case.jobs), 'job')} on {case.place}"
-    if case.was is not None and case.was.gpus != case.gpus * case.nodes:
-        title += f"; {case.was.label} on {case.was.gpus}"
-    base = 0 if case.over else min(1, len(results) - 1)
+    title = f"{scenario.where}: {plural(len(scenario.jobs), 'job')} on {scenario.place}"
+    if scenario.was is not None and scenario.was.gpus != scenario.gpus * scenario.nodes:
+        title += f"; {scenario.was.label} on {scenario.was.gpus}"
+    base = 0 if scenario.over else min(1, len(results) - 1)
     measures = comparison_table(results, width=width, base=base)
     if list_jobs:
         for result in results:
             click.echo(f"{headline(result)}\n{job_table(result, width=width)}\n")
         click.echo(f"{title}\n{measures}")
         return
-    above = [title, *(f"hpcsched: {note}" for note in case.notes)]
+    above = [title, *(f"hpcsched: {note}" for note in scenario.notes)]
     taken = sum(-(-len(line) // (width or 80)) for line in above)
     room = (size.lines if size else _PLAIN_HEIGHT) - 1 - taken - measures.count("\n") - 1
-    if len(case.jobs) <= room:  # a quick look first: tables of a million lines are not to be made
+    if len(scenario.jobs) <= room:  # a quick look first: tables of a million lines are not to be made
         jobs = side_by_side(results, width=width)
         if jobs.count("\n") + 2 <= room:
             click.echo(f"{title}\n{jobs}\n\n{measures}")

@@ -1,4 +1,4 @@
-"""What `hpcsched simulate` is about: the jobs of a file, of a trace or of a run, and where they would be."""
+"""Inputs of `hpcsched simulate`: the jobs of a file, of a trace or of a run, and their GPUs and cores."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SHIPPED = "nearchus-a"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """What is to be simulated, where it comes from, and what has to be said about it.
+class Scenario:
+    """Jobs and the place to simulate them in, their source, and notes for the user.
 
     `parallel` are the programs that have said that they are.
     `policy` and `options` are what the source itself says of them. `cpus` are the cores of each host for
@@ -66,35 +66,35 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Where profiles are looked for."""
+class ProfileSource:
+    """The files and the database in which profiles are looked for."""
 
     files: tuple[str, ...]
     database: str | None
     device_type: str
 
     def of(self, models: set[str]) -> tuple[Profile, ...]:
-        """Those of these models."""
-        from hpcsched.cli.profile.found import finder
+        """The profiles of some models."""
+        from hpcsched.cli.profile.lookup import profile_finder
 
-        return finder(self.files, database_path(self.database))(models, self.device_type)
+        return profile_finder(self.files, database_path(self.database))(models, self.device_type)
 
     def parallel(self, models: set[str]) -> tuple[Program, ...]:
-        """The programs of these models that have said that they are parallel."""
-        from hpcsched.cli.profile.found import parallel_found
+        """The programs of some models that have said that they are parallel."""
+        from hpcsched.cli.profile.lookup import parallel_programs
 
-        return parallel_found(database_path(self.database), models)
+        return parallel_programs(database_path(self.database), models)
 
 
 @dataclass(frozen=True)
-class OnCores:
-    """What was said of jobs on CPU cores: cores of each host, and where the models of their trainings are."""
+class CpuOptions:
+    """Options for jobs on CPU cores: cores of each host, and files with the models of their trainings."""
 
     cpus: int | None
     files: tuple[str, ...]
 
     def trainings(self) -> dict[str, Training]:
-        """By model; of one that is in several files, as in the first of these."""
+        """Trainings by model; where several files have a model, the first counts."""
         from hpcsched.cli.plan.ps import trainings_in
 
         found: dict[str, Training] = {}
@@ -129,23 +129,25 @@ class OnCores:
 def needed(gpus: int | None) -> int:
     """The number of GPUs; ConfigError if it was not said."""
     if gpus is None:
-        raise ConfigError(where="--gpus", got="missing", accepted="the number of GPUs per node")
+        raise ConfigError(where="--gpus-per-node", got="missing", accepted="the number of GPUs per node")
     return gpus
 
 
-def of_file(path: Path, gpus: int | None, nodes: int, on_cores: OnCores, found: Found) -> Case:
-    """The case of a job file."""
+def of_file(
+    path: Path, gpus: int | None, nodes: int, on_cores: CpuOptions, source: ProfileSource
+) -> Scenario:
+    """The scenario of a job file."""
     file = jobfile.load(path, workdir=Path.cwd())
     policies.check_file(file, path)
     on_gpus = [job for job in file.jobs if job.cpus is None]
     gpus = needed(gpus) if on_gpus else gpus or 0
     jobfile.check_fits(file.jobs, gpus=gpus, hosts=nodes, where=str(path))
     some = len(on_gpus) < len(file.jobs)
-    return Case(
+    return Scenario(
         where=path.name,
         jobs=file.jobs,
-        profiles=found.of({job.model for job in on_gpus}),
-        parallel=found.parallel({job.model for job in on_gpus}),
+        profiles=source.of({job.model for job in on_gpus}),
+        parallel=source.parallel({job.model for job in on_gpus}),
         gpus=gpus,
         nodes=nodes,
         cpus=on_cores.check(file.jobs, str(path), on_cores.cpus),
@@ -156,24 +158,26 @@ def of_file(path: Path, gpus: int | None, nodes: int, on_cores: OnCores, found: 
     )
 
 
-def of_trace(path: Path, workload: str, gpus: int, nodes: int, found: Found) -> Case:
-    """The case of a trace; jobs for more GPUs than there are are left out."""
+def of_trace(path: Path, workload: str, gpus: int, nodes: int, source: ProfileSource) -> Scenario:
+    """The scenario of a trace; jobs for more GPUs than there are are left out."""
     from hpcsched.sim.workloads import read_trace
 
     read = read_trace(path, gpus=gpus, hosts=nodes, workload=workload)
     if not read.jobs:
         got = f"{plural(read.left_out, 'job')}, all for more GPUs than {nodes} x {gpus}"
-        raise ConfigError(where=str(path), got=got, accepted="jobs that fit, or more --gpus and --nodes")
+        raise ConfigError(
+            where=str(path), got=got, accepted="jobs that fit, or more --gpus-per-node and --nodes"
+        )
     models = {job.model for job in read.jobs} - {profile.model for profile in read.profiles}
     notes = []
     if read.left_out:
         notes.append(f"{plural(read.left_out, 'job')} left out: more GPUs asked for than there are")
     if read.rounded:
         notes.append(f"{plural(read.rounded, 'job')} rounded up to the same GPU count on each host")
-    return Case(
+    return Scenario(
         where=path.name,
         jobs=read.jobs,
-        profiles=(*read.profiles, *(found.of(models) if models else ())),
+        profiles=(*read.profiles, *(source.of(models) if models else ())),
         gpus=gpus,
         nodes=nodes,
         notes=["; ".join(notes)] if notes else [],
@@ -185,11 +189,11 @@ def of_run(
     dir_: str | None,
     gpus: int | None,
     nodes: int | None,
-    on_cores: OnCores,
+    on_cores: CpuOptions,
     profiles: tuple[str, ...],
     device_type: str,
-) -> Case:
-    """The case of a run directory, which is only read; a run that goes on is taken as it stands now."""
+) -> Scenario:
+    """The scenario of a run directory, which is only read; a run that goes on is taken as it stands now."""
     from hpcsched.cli.run.results import result_of
     from hpcsched.core.events import AgentStarted
     from hpcsched.policy import make_policy
@@ -234,7 +238,7 @@ def of_run(
     if not machine.run.finished:
         notes.append("the run is not over: `so far` ends now, the policies go to the end")
     record = rundir.read_record()
-    return Case(
+    return Scenario(
         where=f"run {rundir.root}",
         jobs=past.jobs,
         profiles=past.profiles,

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from hpcsched.accounts import user_name
-from hpcsched.cli.common import check_chart, find_run
+from hpcsched.cli.common import Renamed, check_chart, find_run
 from hpcsched.cli.jobs.status import clock
 from hpcsched.cli.run.environments import OPTIONS, environment_options
 from hpcsched.cli.run.run import KEPT_SEARCH, conduct, run
@@ -35,13 +35,13 @@ SHOWN = 10
 
 
 @dataclass
-class Found:
-    """What has come of a search: as JSON, as a table, and what it took."""
+class SearchResult:
+    """The result of a search, as JSON and as text."""
 
     page: dict[str, Any]
     text: str
 
-    def against(self, other: Found) -> None:
+    def compare(self, other: SearchResult) -> None:
         """Add what packing has gained: the same search with another packing took so long."""
         mine, theirs = self.page, other.page
         same = mine["best"]["job"] == theirs["best"]["job"]
@@ -56,11 +56,22 @@ class Found:
 
 @click.command()
 @click.argument("search", type=click.Path(path_type=Path))
-@click.option("--packing", type=click.Choice(PACKINGS), help="Instead of what the file says.")
+@click.option("--packing", type=click.Choice(PACKINGS), help="Packing, instead of what the file says.")
 @click.option(
-    "--against", type=click.Choice(PACKINGS), help="Search once more with this packing, to compare."
+    "--compare",
+    cls=Renamed,
+    older="--against",
+    type=click.Choice(PACKINGS),
+    help="At the end, search once more with this packing.",
 )
-@click.option("--svg", type=click.Path(path_type=Path), metavar="F.svg", help="Draw the trials at the end.")
+@click.option(
+    "--learning-curves",
+    cls=Renamed,
+    older="--svg",
+    type=click.Path(path_type=Path),
+    metavar="F.svg",
+    help="Draw the trials' learning curves at the end.",
+)
 @click.pass_context
 @environment_options
 def tune(
@@ -68,8 +79,8 @@ def tune(
     /,
     search: Path,
     packing: str | None,
-    against: str | None,
-    svg: Path | None,
+    compare: str | None,
+    learning_curves: Path | None,
     **options: Any,
 ) -> int:
     """Search the space in SEARCH.toml: Hyperband, with trials trained as one where there are more than GPUs.
@@ -77,29 +88,29 @@ def tune(
     Each trial of a rung is a job of the run (status, logs and explain know it); a search that was stopped or
     killed goes on with --resume. See docs/tuning.md.
     """
-    if svg is not None:
-        check_chart(svg, "--svg")
+    if learning_curves is not None:
+        check_chart(learning_curves, "--learning-curves")
     asked = read_search(search)
     asked = replace(asked, packing=packing or asked.packing)
-    against = against or asked.against
+    compare = compare or asked.against
     root = find_run(ctx, options["dir_"]).root
-    once_more = {**options, "dir_": f"{root}-{against}"}
-    if against == asked.packing:
+    once_more = {**options, "dir_": f"{root}-{compare}"}
+    if compare == asked.packing:
         accepted = f"another packing than {asked.packing}, which it is to be compared with"
-        raise ConfigError(where="--against", got=against, accepted=accepted)
-    if against and not options["resume"] and RunDir(Path(once_more["dir_"])).journal.exists():
+        raise ConfigError(where="--compare", got=compare, accepted=accepted)
+    if compare and not options["resume"] and RunDir(Path(once_more["dir_"])).journal.exists():
         got, accepted = f"{once_more['dir_']} holds a run already", "--resume, or another --dir"
-        raise ConfigError(where="--against", got=got, accepted=accepted)
-    words = [f"--packing {packing}"] * bool(packing) + [f"--against {against}"] * (against != asked.against)
+        raise ConfigError(where="--compare", got=got, accepted=accepted)
+    words = [f"--packing {packing}"] * bool(packing) + [f"--compare {compare}"] * (compare != asked.against)
     command = " ".join((f"tune {search}", *words))
-    code, found = _search(ctx, asked, search, options, svg=svg, command=command, root=root)
-    if against and found and code == 0:
+    code, found = _search(ctx, asked, search, options, curves=learning_curves, command=command, root=root)
+    if compare and found and code == 0:
         if not options["quiet"]:
-            click.echo(f"hpcsched: the same search once more, with packing {against}, to compare", err=True)
-        asked = replace(asked, packing=against)
-        code, other = _search(ctx, asked, search, once_more, svg=None, command=command, root=root)
+            click.echo(f"hpcsched: the same search once more, with packing {compare}, to compare", err=True)
+        asked = replace(asked, packing=compare)
+        code, other = _search(ctx, asked, search, once_more, curves=None, command=command, root=root)
         if other and code == 0:
-            found.against(other)
+            found.compare(other)
     if found:
         click.echo(json.dumps(found.page) if options["as_json"] else found.text)
     return code
@@ -115,10 +126,10 @@ def _search(
     file: Path,
     options: dict[str, Any],
     *,
-    svg: Path | None,
+    curves: Path | None,
     command: str,
     root: Path,
-) -> tuple[int, Found | None]:
+) -> tuple[int, SearchResult | None]:
     """One search as a run; its exit code, and what has come of it, if it came to its end."""
     kept = find_run(ctx, options["dir_"]).root / KEPT_SEARCH
     if options["resume"] and kept.exists():
@@ -126,16 +137,16 @@ def _search(
     if (short := asked.shortage()) and not options["quiet"]:
         click.echo(f"hpcsched: {short}", err=True)
     source, text = Tuning(asked), file.read_text(encoding="utf-8")
-    results: list[Found] = []
+    results: list[SearchResult] = []
 
-    def view(machine: Machine) -> SearchView:
+    def display(machine: Machine) -> SearchDisplay:
         if not kept.exists():
             with contextlib.suppress(StoreError):  # whatever is wrong there, the journal will tell
                 write_atomically(kept, text.encode())
-        return SearchView(machine, source, quiet=options["quiet"])
+        return SearchDisplay(machine, source, quiet=options["quiet"])
 
     def report(life: Any) -> int:
-        found = _result(life, source, svg=svg)
+        found = _result(life, source, curves=curves)
         if found is None:
             click.echo("hpcsched: no trial has completed", err=True)
             return 1
@@ -146,7 +157,7 @@ def _search(
         ctx,
         jobs=None,
         source=Feeder(source, workdir=Path.cwd(), user=user_name()),
-        view=view,
+        display=display,
         check=lambda machine: check_results(source, machine),
         report=report,
         keep=lambda life, store: _keep(life, source, store),
@@ -172,7 +183,7 @@ def _check_same(asked: Search, kept: Path, file: Path) -> None:
             )
 
 
-class SearchView:
+class SearchDisplay:
     """Tells how a search goes: a line for each rung that is done and each better result, and on a terminal a
     bar."""
 
@@ -251,7 +262,7 @@ class SearchView:
 
 
 def chosen(args: Mapping[str, Any], search: Search) -> dict[str, Any]:
-    """What was chosen of a configuration; the rest is the same in all."""
+    """The arguments that were chosen for a configuration; the rest is the same in all."""
     return {name: value for name, value in args.items() if name not in search.args}
 
 
@@ -260,8 +271,8 @@ def said(args: Any) -> str:
     return ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in args.items())
 
 
-def _result(life: Any, source: JobSource, *, svg: Path | None) -> Found | None:
-    """What has come of a search; None if nothing has. Draws it, and removes checkpoints nobody wants."""
+def _result(life: Any, source: JobSource, *, curves: Path | None) -> SearchResult | None:
+    """The result of a search; None if no trial has one. Draws it, and drops the other trials' checkpoints."""
     machine: Machine = life.machine
     search, outcomes = source.search, outcomes_of(machine)
     best = source.best(outcomes)
@@ -271,10 +282,10 @@ def _result(life: Any, source: JobSource, *, svg: Path | None) -> Found | None:
         _drop_others(life, source, best.job.name)
     checkpoint = _checkpoint(life, best.job.name)
     rows, progress = source.trials(outcomes), source.progress(outcomes)
-    if svg is not None:
+    if curves is not None:
         from hpcsched.report.trials import trials_svg
 
-        trials_svg(source, outcomes, svg)
+        trials_svg(source, outcomes, curves)
     page = {
         "schema": 1,
         "best": {
@@ -306,7 +317,7 @@ def _result(life: Any, source: JobSource, *, svg: Path | None) -> Found | None:
         f"best: {search.metric} {best.metric:.4g} with {said(chosen(best.job.args, search))}",
         f"checkpoint: {checkpoint}",
     ]
-    return Found(page, "\n".join(lines))
+    return SearchResult(page, "\n".join(lines))
 
 
 def _keep(life: Any, source: JobSource, store: Path) -> None:
@@ -371,7 +382,7 @@ def _checkpoint(life: Any, name: str) -> Path | None:
 
 
 def _folder(life: Any, job_id: int) -> Path:
-    """Where a job's checkpoints are."""
+    """The folder of a job's checkpoints."""
     folder: Path = life.checkpoints[job_id]
     return folder
 

@@ -21,7 +21,7 @@ REQUEUE_CODE = 99
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper:
-    """What a batch script says. Paths are absolute; `sets` and `dirs` (a run directory each) go together.
+    """The content of a batch script. Paths are absolute; each of `sets` has its run directory in `dirs`.
 
     `again` is what happens when time is up and work is left: requeue, chain (a follow-up job) or once.
     `told` are the settings for the header: (name, value, where from). `bin_dir` is where the command
@@ -44,7 +44,7 @@ class Wrapper:
     partition: str | None = None
     account: str | None = None
     mail: str | None = None
-    at_once: int | None = None
+    max_concurrent: int | None = None
     chain_script: Path | None = None
     gpu_option: str | None = None
     host_option: str | None = None
@@ -89,8 +89,8 @@ def slurm(wrapper: Wrapper) -> str:
     if w.time_s is not None:
         lines.append(f"--time={clock(w.time_s)}")
     if several:
-        at_once = f"%{w.at_once}" if w.at_once else ""
-        lines.append(f"--array=0-{len(w.sets) - 1}{at_once}")
+        limit = f"%{w.max_concurrent}" if w.max_concurrent else ""
+        lines.append(f"--array=0-{len(w.sets) - 1}{limit}")
     lines += [f"--{key}={_value(v)}" for key, v in (("partition", w.partition), ("account", w.account)) if v]
     if w.mail:
         lines += [f"--mail-user={_value(w.mail)}", "--mail-type=END,FAIL,REQUEUE"]
@@ -104,8 +104,8 @@ def slurm(wrapper: Wrapper) -> str:
 def lsf(wrapper: Wrapper) -> str:
     """The script for bsub (bsub < FILE)."""
     w, several = wrapper, len(wrapper.sets) > 1
-    at_once = f"%{w.at_once}" if w.at_once else ""
-    name = f"{w.name}[1-{len(w.sets)}]{at_once}" if several else w.name
+    limit = f"%{w.max_concurrent}" if w.max_concurrent else ""
+    name = f"{w.name}[1-{len(w.sets)}]{limit}" if several else w.name
     number = "%J_%I" if several else "%J"
     lines = [f"-J {_value(name, always=several)}", f"-o {_value(f'{w.workdir}/{w.name}-{number}.out')}"]
     if w.host_option == "nnodes":

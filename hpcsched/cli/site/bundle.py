@@ -31,7 +31,7 @@ MOST_IN_ALL = 16 * 2**20
 """Bytes, before compression."""
 MOST_OF_AN_OUTPUT = 2**16
 NEWEST_JOBS = 100
-"""Of so many jobs, the newest, outputs are taken, where they are asked for."""
+"""The newest jobs, whose outputs are taken where they are asked for."""
 
 USUAL = "hpcsched-bundle.tar.gz"
 
@@ -58,7 +58,10 @@ _MORE_VARIABLES = (
     "TERM",
     "TMPDIR",
 )
-_OPTIONAL = ("torch", "numpy", "matplotlib", "scipy", "pyslurm", "optuna", "scikit-learn", "statsmodels")
+_OPTIONAL = (
+    *("torch", "numpy", "matplotlib", "jinja2", "scipy"),
+    *("pyslurm", "optuna", "scikit-learn", "statsmodels"),
+)
 _GPUS = (("nvidia-smi", "-L"), ("nvidia-smi",), ("nvidia-smi", "topo", "-m"))
 _BATCH = (("sinfo", "--version"), ("lsid",))
 _README = """\
@@ -192,7 +195,7 @@ def _environment(environ: Mapping[str, str]) -> str:
 
 
 def _answers(commands: Iterable[Sequence[str]], environ: Mapping[str, str]) -> str:
-    """What commands say that show versions and devices; those that are there, each within its time."""
+    """Outputs of commands that show versions and devices, each within its time."""
     from hpcsched.batch.command import run_command
 
     said = []
@@ -210,7 +213,7 @@ def _answers(commands: Iterable[Sequence[str]], environ: Mapping[str, str]) -> s
 
 
 def _missing(root: Path) -> list[str]:
-    """What a run would have here, a line each."""
+    """Lines on the parts of a run that are not here."""
     if not root.is_dir():
         return [f"no run: {root} is not there (--dir)"]
     return [f"no run/{name}: it is not there" for name in _OF_A_RUN if not os.path.lexists(root / name)]
@@ -302,7 +305,7 @@ def _told(document: Any) -> dict[str, str]:
 
 
 def _names(environ: Mapping[str, str], status: Any) -> dict[str, str]:
-    """Names that tell who and where, each with what stands for it."""
+    """Names of people and places, each with what stands for it."""
     told = _told(status)
     names = told | {environ[name]: name for name in _TELL_WHERE if environ.get(name)}
     hosts = {platform.node(), *(environ.get(name, "") for name in _HOST)}

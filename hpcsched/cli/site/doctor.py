@@ -40,11 +40,18 @@ Finding = tuple[str, bool, str]
 
 @click.command()
 @dir_option
-@option("--devices", metavar="SPEC", default="auto", help="auto, cuda[:N], cpu:N or replay:N[@SPEED].")
-@option("--batch", metavar="KIND", default="auto", help="auto, slurm, lsf or none.")
-@option("--launcher", metavar="L", default="auto", help="auto, srun, blaunch, jsrun, ssh or local.")
-@option("--hosts", metavar="A,B,...", default="", help="Hosts to use where no batch system grants them.")
-@option("--pyslurm", metavar="auto|off", default="auto", help="Whether pyslurm is used where it is there.")
+@option(
+    "--devices", metavar="SPEC", default="auto", help="Devices: auto, cuda[:N], cpu:N or replay:N[@SPEED]."
+)
+@option("--batch", metavar="KIND", default="auto", help="Batch system: auto, slurm, lsf or none.")
+@option(
+    "--launcher",
+    metavar="L",
+    default="auto",
+    help="Start of node agents: auto, srun, blaunch, jsrun, ssh or local.",
+)
+@option("--hosts", metavar="A,B,...", default="", help="Hosts, where no batch system grants them.")
+@option("--pyslurm", metavar="auto|off", default="auto", help="auto, or off: Slurm's commands only.")
 @option("--database", metavar="F", help="SQLite file with profiles and history.")
 @click.option(
     "--bundle",
@@ -56,7 +63,7 @@ Finding = tuple[str, bool, str]
 )
 @click.option("--with-logs", is_flag=True, help="With --bundle: also the ends of the newest jobs' outputs.")
 @click.option(
-    "--anonymise", is_flag=True, help="With --bundle: names of user, home, hosts, account are replaced."
+    "--anonymise", is_flag=True, help="With --bundle: replace names of user, home, hosts and account."
 )
 @json_option
 @click.pass_context
@@ -76,7 +83,7 @@ def doctor(
     as_json: bool,
     environment: PythonEnvironment | None,
 ) -> int:
-    """What was found here: batch system, devices, hosts, run directory, database, optional parts, and the
+    """Check this machine: batch system, devices, hosts, run directory, database, optional parts, and the
     Python that runs trainers (of the environment named, or of jobs that name none).
 
     Inside an allocation with several hosts each of them is asked. Exit code 1 if something that a run
@@ -99,6 +106,7 @@ def doctor(
         lambda: _zmq(needed=several),
         lambda: _pyslurm(pyslurm),
         lambda: _module("matplotlib", "Gantt charts", "report"),
+        lambda: _module("jinja2", "reports", "report"),
     ]
     if allocation is None or allocation.here is not None:
         here = [h.gpus for h in allocation.hosts if h.name == allocation.here] if allocation else []

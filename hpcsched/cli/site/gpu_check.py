@@ -1,4 +1,4 @@
-"""What `hpcsched doctor` has torch do on each GPU of this host.
+"""A small computation by torch on each GPU of this host, for `hpcsched doctor`.
 
 Each in a process of its own: nothing is left on the GPU, and one that hangs is ended.
 """

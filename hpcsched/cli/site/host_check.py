@@ -1,4 +1,4 @@
-"""What `hpcsched doctor` has each host of an allocation say of itself, and what it makes of the answers.
+"""Checks of each host of an allocation for `hpcsched doctor`, and the verdict on their answers.
 
 `python -m hpcsched.cli.site.host_check` is the part that runs over there: it prints one line of JSON.
 """
@@ -41,7 +41,7 @@ _MARK = "hpcsched-hostcheck "
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Of one host, or of all together: whether a run can work there, and what was found."""
+    """The verdict on one host, or on all together: whether a run can work there, and what was found."""
 
     what: str
     ok: bool
@@ -73,7 +73,7 @@ def check_hosts(
     verdicts = []
     for host in hosts:
         mine = next((a for a in answers if a[1].get("host") == host.name), None)
-        if mine is None:  # jsrun tells nobody which host he is
+        if mine is None:  # jsrun does not tell which host this is
             mine = next((a for a in answers if _same(a[1].get("hostname", ""), host.name)), None)
         if mine is None:
             why = complaint or f"no answer within {within_s:.0f} s"

@@ -15,7 +15,14 @@ from typing import Any
 import click
 
 from hpcsched import config, durations, jobfile
-from hpcsched.cli.common import Number, dir_option, option
+from hpcsched.cli.common import (
+    Number,
+    dir_option,
+    gpus_per_node_option,
+    hint_at_gpus_per_node,
+    option,
+    variable,
+)
 from hpcsched.cli.jobs.status import clock
 from hpcsched.cli.site import batch_scripts
 from hpcsched.core.mechanisms.cpu.cores import WHOLE
@@ -32,29 +39,45 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
 @click.argument("system", type=click.Choice(["slurm", "lsf"]))
 @click.argument("sets", metavar="JOBS.toml...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @dir_option
-@click.option("--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="Write it there.")
+@click.option(
+    "--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="Write the script to this file."
+)
 @click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
 @option("--time", "-t", "time_", metavar="T", help="Time limit: minutes, 90m, 2h, 2:00:00, 1-12:00:00.")
-@option("--nodes", "-N", type=click.IntRange(min=1), help="Hosts (1).")
-@option("--gpus", type=click.IntRange(min=0), help="GPUs on each host.")
-@option("--cpus", type=click.IntRange(min=1), help="CPUs on each host (those of its GPUs).")
+@option("--nodes", "-N", type=click.IntRange(min=1), help="Nodes (1).")
+@gpus_per_node_option("GPUs on each node.")
+@option("--cpus", type=click.IntRange(min=1), help="CPUs on each node (those of its GPUs).")
 @option("--cpus-per-gpu", type=click.IntRange(min=1), help="CPUs for each GPU.")
 @option("--partition", "--queue", "-p", metavar="P", help="Partition (Slurm) or queue (LSF).")
 @option("--account", "-A", metavar="A", help="Account (Slurm) or project (LSF).")
 @option("--name", "-J", metavar="NAME", help="Name of the batch job.")
-@option("--mail", metavar="ADDRESS", help="Have the batch system write there.")
-@option("--at-once", type=click.IntRange(min=1), help="Of several sets, run so many at a time at most.")
+@option("--mail", metavar="ADDRESS", help="Address for mails of the batch system.")
+@option(
+    "--max-concurrent",
+    older="--at-once",
+    alias=True,
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Of several sets, the most that run at the same time (in Slurm: --array=...%N).",
+)
 @click.option(
     "--requeue", "again", flag_value="requeue", help="When time is up: back into the queue (default)."
 )
 @click.option("--chain", "again", flag_value="chain", help="When time is up: submit a follow-up job.")
 @click.option("--once", "again", flag_value="once", help="When time is up: stop.")
-@option("--max-restarts", type=click.IntRange(min=0), default=20, help="How often it may come back (20).")
-@option("--margin", type=Number(min=0), default=60.0, help="Save so many seconds before the end (60).")
-@option("--launcher", metavar="L", help="How other hosts are reached: srun, blaunch, jsrun, ssh.")
+@option(
+    "--max-restarts", type=click.IntRange(min=0), default=20, help="Most requeues or follow-up jobs (20)."
+)
+@option(
+    "--margin",
+    type=Number(min=0),
+    default=60.0,
+    help="Safety margin before the end, for saving: seconds (60).",
+)
+@option("--launcher", metavar="L", help="Start of node agents: srun, blaunch, jsrun, ssh.")
 @click.option("--setup", metavar="LINE", multiple=True, help="A shell line before the run; can be repeated.")
 @click.option(
-    "--directive", metavar="D", multiple=True, help='A further directive ("--exclusive"); repeatable.'
+    "--directive", metavar="D", multiple=True, help='A further directive ("--exclusive"); can be repeated.'
 )
 @option("--devices", metavar="SPEC", help="For the run: auto, cuda[:N], cpu:N or replay:N[@SPEED].")
 @option("--policy", metavar="P", help="For the run: its policy.")
@@ -62,7 +85,7 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
 @option("--profiles", metavar="F", multiple=True, help="For the run: profile files or names of shipped ones.")
 @option("--device-type", metavar="T", help="For the run: device type whose profiles count.")
 @option("--checkpoints", metavar="D", help="For the run: directory for checkpoints on a fast filesystem.")
-@option("--interface", metavar="I", help="For the run: network interface that hosts meet on.")
+@option("--interface", metavar="I", help="For the run: network interface for connections between hosts.")
 @click.pass_context
 def script(ctx: click.Context, /, system: str, sets: tuple[Path, ...], **_: Any) -> None:
     """Print a batch script that runs JOBS.toml; with several, an array job with a run for each.
@@ -88,7 +111,7 @@ class _Given:
     """Each setting's value: flag or environment, else [script] of the files, else a default."""
 
     def __init__(self, ctx: click.Context) -> None:
-        self._ctx = ctx
+        self.ctx = ctx
         self.params: dict[str, Any] = ctx.params
         self.settings: config.Settings = ctx.obj
         self._table = self.settings.values.get("script", {})
@@ -134,11 +157,12 @@ class _Given:
         return words
 
     def _origin(self, parameter: str) -> str:
-        match self._ctx.get_parameter_source(parameter):
+        match self.ctx.get_parameter_source(parameter):
             case click.core.ParameterSource.COMMANDLINE:
                 return "command line"
             case click.core.ParameterSource.ENVIRONMENT:
-                return config.environment_name(parameter.strip("_"))
+                (option,) = (known for known in self.ctx.command.params if known.name == parameter)
+                return variable(option)
             case click.core.ParameterSource.DEFAULT_MAP:
                 return self.settings.origins.get(parameter, "settings")
         return "default"
@@ -152,12 +176,14 @@ def _wrapper(given: _Given, system: str, sets: Sequence[Path], output: Path | No
     files = [jobfile.load(path, workdir=Path.cwd()) for path in sets]
     on_cores = [job.cpus for file in files for job in file.jobs if job.cpus is not None]
     only_cores = len(on_cores) == sum(len(file.jobs) for file in files)
-    gpus = given.get("gpus", None, 0) if only_cores else given.get("gpus", "gpus_per_node")
+    gpus = given.get("gpus_per_node", None if only_cores else "gpus_per_node", 0 if only_cores else None)
     if gpus is None:
         accepted = (
-            "how many each host has: --gpus N, HPCSCHED_GPUS, or gpus_per_node in the settings' [script]"
+            "how many each node has: --gpus-per-node N, HPCSCHED_GPUS_PER_NODE, "
+            "or gpus_per_node in the settings' [script]"
         )
-        raise ConfigError(where="--gpus", got="not known", accepted=accepted)
+        raise ConfigError(where="--gpus-per-node", got="not known", accepted=accepted)
+    hint_at_gpus_per_node(given.ctx, nodes)
     cpus = given.get("cpus", "cpus", math.ceil(max(on_cores)) if only_cores and not gpus else None)
     cpus_per_gpu = given.get("cpus_per_gpu", "cpus_per_gpu")
     kept = ["--cpus-per-gpu", str(cpus_per_gpu)] if gpus and cpus_per_gpu and on_cores else []
@@ -182,7 +208,7 @@ def _wrapper(given: _Given, system: str, sets: Sequence[Path], output: Path | No
         partition=given.get("partition", "partition"),
         account=given.get("account", "account"),
         mail=given.get("mail", "mail"),
-        at_once=given.get("at_once"),
+        max_concurrent=given.get("max_concurrent"),
         again=again,
         margin_s=margin_s,
         max_restarts=given.get("max_restarts"),
@@ -257,7 +283,7 @@ def _check_set(
         if job.nodes > nodes:
             raise refuse(job, "nodes", f"{job.nodes} hosts", f"at most {nodes}, or more --nodes")
         if job.gpus_min > max(here, 1):
-            accepted = f"at most {max(here, 1)} on each host, or more --gpus"
+            accepted = f"at most {max(here, 1)} on each host, or more --gpus-per-node"
             raise refuse(job, "gpus", f"{job.gpus_min} GPUs", accepted)
         if job.cpus is not None and cpus is not None:
             first = Rules.of(job.strategy).first().cores / WHOLE
@@ -300,7 +326,7 @@ def _launcher(given: _Given) -> list[str]:
 
 
 def _environment(given: _Given, again: str) -> dict[str, str]:
-    """What the run must find in its environment to read the same settings as this command."""
+    """Variables by which the run reads the same settings as this command."""
     found = {}
     for name in ("HPCSCHED_SITE_CONFIG", "HPCSCHED_CONFIG"):
         if value := os.environ.get(name):
@@ -313,7 +339,7 @@ def _environment(given: _Given, again: str) -> dict[str, str]:
 
 
 def _command_dir() -> dict[str, Any]:
-    """Where the command is, and whether its environment is an activated one, whose python the jobs use."""
+    """The command's folder, and whether it is of an activated environment, whose python the jobs use."""
     command = shutil.which("hpcsched", path=str(Path(sys.executable).parent)) or shutil.which("hpcsched")
     if command is None:
         return {}

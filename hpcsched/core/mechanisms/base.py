@@ -1,4 +1,4 @@
-"""What a mechanism adds to the core: a kind of lease, traits of the jobs that use it, decisions of its own."""
+"""What a mechanism adds to the core: a kind of lease, traits of the jobs that use it, its own decisions."""
 
 from __future__ import annotations
 

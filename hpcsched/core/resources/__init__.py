@@ -1,0 +1,1 @@
+"""What jobs hold or wait for: GPUs, background lanes, packs, CPU cores, the queue."""

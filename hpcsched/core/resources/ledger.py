@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.mechanisms.base import Mechanism
@@ -31,6 +31,8 @@ class Ledger:
         self.mechanisms: tuple[Mechanism, ...] = ()
         """All of them, GPUs of one's own first."""
         self._used: list[Mechanism] = []
+        self._of_class: dict[type[Mechanism], Mechanism] = {}
+        self._hooks: dict[str, tuple[Callable[..., Any], ...]] = {}
         self._by_role: dict[Role, Mechanism] = {}
         self._healthy: Mapping[str, int] = {}
 
@@ -40,6 +42,11 @@ class Ledger:
         self._own = own
         self._by_role = {one.role: one for one in self.mechanisms if one.role is not None}
         self._by_role[Role.SECONDARY] = own
+        self._of_class = {type(one): one for one in self.mechanisms}
+        for name, plain in vars(Mechanism).items():
+            if callable(plain) and not name.startswith("_"):
+                own_way = (one for one in self.mechanisms if getattr(type(one), name) is not plain)
+                self._hooks[name] = tuple(getattr(one, name) for one in own_way)
 
     # --- devices ----------------------------------------------------------------------------
 
@@ -80,6 +87,10 @@ class Ledger:
         """How many of these GPUs, as far as they are healthy, lie on which host."""
         return Counter(self.devices[gpu].host for gpu in gpus if gpu in self.devices)
 
+    def hosts_with(self, gpus: Iterable[int]) -> set[str]:
+        """The hosts on which the healthy ones of these GPUs lie."""
+        return {self.devices[gpu].host for gpu in gpus if gpu in self.devices}
+
     def hosts_of(self, job: Job) -> Mapping[str, int]:
         """How many of the healthy GPUs of a running job's attempt lie on which host."""
         return self.by_host(job.current.gpus)
@@ -99,10 +110,13 @@ class Ledger:
 
     def mechanism(self, kind: type[M]) -> M:
         """The mechanism of this class. Raises KeyError if it is not there."""
-        for one in self.mechanisms:
-            if isinstance(one, kind):
-                return one
-        raise KeyError(kind.__name__)
+        found = self._of_class[kind]
+        assert isinstance(found, kind)
+        return found
+
+    def hooks(self, name: str) -> tuple[Callable[..., Any], ...]:
+        """The method of this name of all mechanisms that have one of their own, in order."""
+        return self._hooks[name]
 
     def of_role(self, role: Role) -> Mechanism:
         """The mechanism by which an attempt in this role holds what it runs on."""
@@ -146,7 +160,7 @@ class Ledger:
 
     def inherit(self, gpu: int) -> bool:
         """Whether somebody who has shared a GPU takes it over from the job that gives it back."""
-        return any(one.inherit(gpu) for one in self._used)
+        return bool(self._used) and any(one.inherit(gpu) for one in self._used)
 
     def on(self, gpu: int) -> list[int]:
         """Ids of the jobs that use a GPU in any way."""

@@ -1,0 +1,1 @@
+"""How events and decisions change a run, one topic a module."""

@@ -41,8 +41,8 @@ class Attempts:
 
     def launch(self, job: Job, target: Target) -> None:
         """Start a job's next attempt on `target`. Raises InvalidTransition if that cannot be had."""
-        self._waiting.dequeue(job)
         self._ledger.hold(job, target)
+        self._waiting.dequeue(job)
         job.attempt += 1
         job.role, job.target, job.ready, job.in_place, job.wanted = target.role, None, False, False, ""
         job.processes, job.rate, job.timers = (), None, NOTHING
@@ -77,8 +77,8 @@ class Attempts:
             self._out.note(job, Reason(Why.ONE_PROCESS, {"gpus": len(job.current.gpus)}))
 
     def _met(self, job: Job) -> None:
-        for mechanism in self._ledger.mechanisms:
-            mechanism.met(job)
+        for met in self._ledger.hooks("met"):
+            met(job)
 
     def _list(self, job: Job) -> None:
         assert job.role is not None
@@ -188,8 +188,8 @@ class Attempts:
         attempt.end_s, attempt.ended, attempt.to_step = self._run.now, ended, job.step
         self._estimates.disturb(job, attempt.gpus)
         self._estimates.over(job)
-        for mechanism in self._ledger.mechanisms:
-            mechanism.over(job)
+        for over in self._ledger.hooks("over"):
+            over(job)
         job.target, job.becoming, job.wanted = None, None, ""
         self._unlist(job)
         if keep:

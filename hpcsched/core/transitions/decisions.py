@@ -143,8 +143,8 @@ class Decisions:
         if job.id not in self._own.queue or not least <= decision.gpus <= most or gpus is None:
             where = ", ".join(decision.hosts)
             raise self._out.invalid(job, f"cannot start on {decision.gpus} GPUs of hosts {where}")
-        for mechanism in self._ledger.mechanisms:
-            mechanism.started(job)
+        for started in self._ledger.hooks("started"):
+            started(job)
         self._attempts.launch(job, Target(gpus, decision.role, self._run.now))
 
     def change(self, job: Job, decision: Resize | Preempt) -> None:

@@ -107,13 +107,13 @@ class Endings:
         """End an attempt whose program has failed: the job is tried again, or has failed too."""
         before, now = job.traits.failed_fast, _fast(code, detail, lasted_s)
         job.has(failed_fast=now)
-        suspects = [pair for one in self._ledger.mechanisms for pair in one.suspects(job)]
+        suspects = [pair for suspects in self._ledger.hooks("suspects") for pair in suspects(job)]
         self._attempts.end(job, Ended.FAILED)
         facts = {"code": code, "detail": f": {detail}" if detail else ""}
         self._out.note(job, Reason(Why.EXITED, facts))
         for guest, host in suspects:
-            for mechanism in self._ledger.mechanisms:
-                mechanism.part(guest, host)
+            for part in self._ledger.hooks("part"):
+                part(guest, host)
         if guests := [guest for guest, host in suspects if host is job]:
             job.excuses += tuple(guest.id for guest in guests)
             self._out.note(job, Reason(Why.EXCUSED, {"job": guests[0].id, "name": guests[0].spec.name}))
@@ -210,8 +210,8 @@ class Endings:
         self._waiting.dequeue(job)
         self._out.to(job, state)
         self._estimates.forget(job)
-        for mechanism in self._ledger.mechanisms:
-            mechanism.forget(job)
+        for forget in self._ledger.hooks("forget"):
+            forget(job)
         self._waiting.has_room(job)
         self._run.ended()
         plan = self._run.plan if self._ledger.queue_of(job).foreground else None

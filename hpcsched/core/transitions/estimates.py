@@ -1,4 +1,4 @@
-"""What is known of how fast jobs are and of what changes cost them: by profiles, and by what this run has seen."""
+"""How fast jobs are and what changes cost them: by profiles, and by what this run has seen."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ class Estimates:
         """Have no sample go across now: `job` has changed on these GPUs, and others go faster or slower."""
         disturbed = self._ledger.of(job).disturbed(job, gpus)
         if disturbed is None:
-            self.lessons.disturb(self._ledger.by_host(gpus), self._run.now)
+            self.lessons.disturb(self._ledger.hosts_with(gpus), self._run.now)
         else:
             for other in disturbed:
                 self.lessons.gone(other.id)
@@ -244,7 +244,7 @@ class Estimates:
             return False  # in the first case it has not yet said where it goes on
         if job.width > 1 and not job.traits.per_gpu and self.shape(job).because is Because.UNKNOWN:
             return False  # it sees several GPUs: nobody knows how many it uses
-        if not all(one.alone(job, step, at) for one in self._ledger.mechanisms) or job.id in self.said:
+        if not all(alone(job, step, at) for alone in self._ledger.hooks("alone")) or job.id in self.said:
             return False
         key, gpus = (job.spec.model, job.spec.nodes), job.width
         hosts = self._ledger.hosts_of(job)

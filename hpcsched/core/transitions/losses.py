@@ -47,8 +47,8 @@ class Losses:
         for job_id in self._ledger.on(event.gpu):
             if job := self._run.active.get(job_id):
                 self._lost_under(job, event)
-        for mechanism in self._ledger.mechanisms:
-            mechanism.lost(event.gpu, event.why)
+        for lost in self._ledger.hooks("lost"):
+            lost(event.gpu, event.why)
 
     def _lost_under(self, job: Job, event: ev.DeviceLost) -> None:
         """End the attempt of a job that has lost a GPU that it holds, or what it was to change to."""

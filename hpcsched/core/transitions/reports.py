@@ -61,8 +61,8 @@ class Reports:
                 job.rate = seen.rate
             if seen.done_s is None:
                 continue
-            for mechanism in self._ledger.mechanisms:
-                mechanism.heard(job, seen.step, seen.done_s)
+            for heard in self._ledger.hooks("heard"):
+                heard(job, seen.step, seen.done_s)
             if job.state is JobState.RUNNING and not job.wanted and not job.resizing:
                 self._out.ask_policy(self._estimates.learn(job, seen.step, seen.done_s))
 
@@ -199,10 +199,7 @@ class Reports:
 
     def _left_unasked(self, job: Job) -> str:
         """Why a job has saved and left unasked, as far as a mechanism can say; else ""."""
-        for mechanism in self._ledger.mechanisms:
-            if why := mechanism.left_unasked(job):
-                return why
-        return ""
+        return next((why for left in self._ledger.hooks("left_unasked") if (why := left(job))), "")
 
     def _launch_failed(self, event: ev.LaunchFailed) -> None:
         job = self._run.about(event)

@@ -92,8 +92,8 @@ class Submissions:
         self._run.count_news()
         self._waiting.dequeue(job)
         if "strategy" in keys:
-            for mechanism in self._ledger.mechanisms:
-                mechanism.redefined(job)
+            for redefined in self._ledger.hooks("redefined"):
+                redefined(job)
         if job.submit_s > self._run.now or ("submit_at" in keys and spec.submit_at > self._run.now):
             job.submit_s = max(self._run.now, spec.submit_at)
             self._waiting.expect(job, job.submit_s)

@@ -14,7 +14,7 @@ from hpcsched.core.run import Run
 from hpcsched.core.transitions.outcome import Outcome
 
 NO_ROOM_S, MAX_NO_ROOM_S = 5.0, 300.0
-"""Seconds until a job for which a file system had no room is tried again, the first time and at most (chosen)."""
+"""Seconds until a job that found no room on a disk is tried again, the first time and at most (chosen)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Waiting:
         self._wake_at_arrival(job, at)
 
     def let_arrive(self) -> bool:
-        """Let the jobs whose time has come start, whichever event shows it; whether one is of the foreground."""
+        """Let the jobs start whose time has come; returns whether one is of the foreground."""
         arrived = False
         while self.arrivals and self.arrivals[0][0] <= self._run.now:
             job = self._run.jobs[heappop(self.arrivals)[1]]

@@ -1,0 +1,1 @@
+"""The same on other hosts, through node agents."""

@@ -1,0 +1,1 @@
+"""The policy `planner`: a plan of the queue, carried out."""

@@ -1,0 +1,1 @@
+"""The ranks of an attempt together: rendezvous, process group, sums of gradients."""

@@ -1,0 +1,1 @@
+"""What a training loop sees: `Session`, `Trainer`, the boundary between two steps, the sampler."""

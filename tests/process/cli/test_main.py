@@ -143,7 +143,7 @@ def test_explain_tells_the_story_from_the_journal(hpcsched: Hpcsched, stopped_ru
         (("nonsense",), 2, "nonsense"),
         (("run", "missing.toml"), 2, "missing.toml"),
         (("run", "missing.toml", "--policy", "best"), 2, ""),
-        (("simulate", "missing.toml", "--gpus", "2"), 2, "missing.toml"),
+        (("simulate", "missing.toml", "--gpus-per-node", "2"), 2, "missing.toml"),
     ],
 )
 def test_an_error_is_one_line_with_its_exit_code(
@@ -221,7 +221,16 @@ def test_simulate_compares_policies(hpcsched: Hpcsched, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(json.dumps({"schema": 1, "profiles": [profile]}))
     jobs = "".join(f'[[job]]\nname = "j{i}"\nmodel = "m"\nsteps = 30\nreplay = true\n' for i in range(2))
     (tmp_path / "jobs.toml").write_text("schema = 1\n" + jobs)
-    common = ("simulate", "jobs.toml", "--gpus", "2", "--profiles", "p.json", "--policy", "marble,exclusive")
+    common = (
+        "simulate",
+        "jobs.toml",
+        "--gpus-per-node",
+        "2",
+        "--profiles",
+        "p.json",
+        "--policy",
+        "marble,exclusive",
+    )
     page = json.loads(hpcsched(*common, "--json").stdout)
     by_policy = {r["policy"]: r for r in page["results"]}
     # Both jobs are fastest on two GPUs, so marble runs them one after the other too.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from hpcsched.cli.profile.scaling import profile
+from hpcsched.cli.profile.group import profile
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.store.profiles import load_profiles, parse_profiles
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.cli.profile.found import parallel_found
+from hpcsched.cli.profile.lookup import parallel_programs
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, MakePlan
 from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind
@@ -195,7 +195,7 @@ def test_a_program_is_remembered_by_its_model(tmp_path) -> None:
     with Database(tmp_path / "db") as database:
         database.record_parallel([("m", "train.py"), ("n", "train.py")])
         database.record_parallel([("m", "train.py")])
-    assert parallel_found(tmp_path / "db", {"m", "x"}) == (("m", "train.py"),)
+    assert parallel_programs(tmp_path / "db", {"m", "x"}) == (("m", "train.py"),)
 
 
 @pytest.mark.parametrize(

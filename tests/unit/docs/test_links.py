@@ -25,7 +25,7 @@ _MADE_IN_THE_WALKS = {
     "hpcsched/policy/least.py",
     "hpcsched/worker/strategies/clipped.py",
     "hpcsched/batch/pbs.py",
-    "hpcsched/cli/where.py",
+    "hpcsched/cli/jobs/where.py",
 }
 _SUFFIXES = (".py", ".md", ".toml", ".cfg", ".sh", ".yaml", ".yml")
 

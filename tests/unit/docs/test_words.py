@@ -43,3 +43,12 @@ def test_each_policy_is_explained(policy: str) -> None:
 @pytest.mark.parametrize("kind", strategies.STRATEGIES)
 def test_each_strategy_is_in_the_reference_of_job_files(kind: str) -> None:
     assert f'`"{kind}"`' in (DOCS / "job-files.md").read_text()
+
+
+def test_the_glossary_says_where_a_word_stands_in_the_code() -> None:
+    rows = re.findall(
+        r"^\| [^|]+ \|[^|]*\|[^|]*\| ([^|]*)\|$", (DOCS / "glossary.md").read_text(), re.MULTILINE
+    )
+    places = [place for cell in rows for place in re.findall(r"`([\w/]+(?:/|\.py))`", cell)]
+    assert len(places) > 50
+    assert [place for place in places if not (ROOT / "hpcsched" / place).exists()] == []

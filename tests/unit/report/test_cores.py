@@ -332,7 +332,7 @@ def reported(driver: Driver, path: Path) -> tuple[str, list[str]]:
     journal = Journal(rundir.journal)
     journal.append(driver.events)
     journal.close()
-    words = ["report", "--dir", str(rundir.root), "--svg", str(path / "figures")]
+    words = ["report", "--dir", str(rundir.root), "--figures", str(path / "figures")]
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, (done.exception, done.output)
     page = (rundir.root / "report.html").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,8 +17,9 @@ from msgspec.structs import replace
 from hpcsched.core.model import Ended, JobState, Role
 from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.report.batches import batches_svg, draw, thinned
+from hpcsched.report.drawing import MissingExtra
 from hpcsched.report.gantt import gantt_svg
-from hpcsched.report.html import BatchHistory, Page
+from hpcsched.report.html import BatchHistory, RunPage
 from hpcsched.report.result import AttemptResult, JobResult, Result
 from hpcsched.store.batches import Decision
 
@@ -226,7 +228,7 @@ def a_page(**more: Any) -> str:
         "gantt": SVG,
         "efficiencies": {1: 0.875},
     }
-    return Page(**{**fields, **more}).html()
+    return RunPage(**{**fields, **more}).html()
 
 
 class Reader(HTMLParser):
@@ -364,3 +366,9 @@ def test_a_section_tells_where_a_jobs_batches_are() -> None:
 def test_a_run_without_chart_or_listed_jobs_is_a_page_all_the_same() -> None:
     read = Reader(a_page(gantt=None, result=replace(RESULT, jobs=()), notes=["too many"]))
     assert {"svg", "table"}.isdisjoint(read.tags) and read.texts["p"][-1] == "too many"
+
+
+def test_without_jinja2_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(MissingExtra, match=r"^a page needs jinja2: install hpcsched\[report\]$"):
+        a_page()

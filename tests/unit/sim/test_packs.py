@@ -16,7 +16,7 @@ from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.reasons import Why
 from hpcsched.policy import POLICIES
-from hpcsched.report.gantt import _seats
+from hpcsched.report.gantt import _strips
 from hpcsched.report.result import summarise
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -194,7 +194,7 @@ def test_explain_tells_with_whom_a_job_trains_and_why_one_that_waits_does_not():
     driver.runs("a", "b")
     told = {name: what_is_next(driver.machine, driver.job(name)) for name in "abcd"}
     assert "it holds GPU 0, where it trains as one with 2 (b)" in told["a"]
-    assert "it rides on GPU 0, where it trains as one with 1 (a)" in told["b"]
+    assert "it shares GPU 0, where it trains as one with 1 (a)" in told["b"]
     assert "not on GPU 0: 2 train there, at most 2 may" in told["c"]
     assert "not on GPU 0: job 1 (a) is of another kind" in told["d"]
 
@@ -218,7 +218,7 @@ def test_in_a_gantt_chart_packed_jobs_are_one_above_the_other():
     machine = run([packed("short", steps=500), packed("long", steps=1000), packed("last", steps=800)])
     result = summarise(machine.run.jobs.values(), policy="marble", gpus=1)
     bars = [(job, attempt) for job in result.jobs for attempt in job.attempts]
-    assert _seats(bars, result.makespan_s) == {(1, 0.0): (0, 3), (2, 0.0): (1, 3), (3, 0.0): (2, 3)}
+    assert _strips(bars, result.makespan_s) == {(1, 0.0): (0, 3), (2, 0.0): (1, 3), (3, 0.0): (2, 3)}
 
 
 def test_what_is_known_not_to_fit_into_the_memory_is_not_packed():

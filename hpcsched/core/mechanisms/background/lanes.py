@@ -105,9 +105,9 @@ class Speed:
 class Lanes:
     """The background lanes of a run.
 
-    `holder` says which job has the lane of a GPU, `guests` how they are there. `speeds` are those of the foreground jobs that run, by job id. For the rest of the run: `costly`
-    says by (foreground model, background model) why these do not share a GPU any more, `quarantined` by job
-    id why it shares none with anybody.
+    `holder` says which job has the lane of a GPU, `guests` how they are there. `speeds` are those of the
+    foreground jobs that run, by job id. For the rest of the run: `costly` says by (foreground model,
+    background model) why these do not share a GPU any more, `quarantined` by job id why it shares none.
     """
 
     holder: dict[int, int] = field(default_factory=dict)

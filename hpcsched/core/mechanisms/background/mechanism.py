@@ -21,7 +21,7 @@ MOVED = "gives way"
 """What is wanted of a job on a background lane that cannot save yet, and has to leave."""
 
 PATIENCE = 10
-"""The factor by which a job may take longer to leave that only gets what others leave of a CPU slot (chosen)."""
+"""Factor by which a job may take longer to leave that gets only what others leave of a CPU slot (chosen)."""
 
 
 class Background(Mechanism):
@@ -92,7 +92,7 @@ class Background(Mechanism):
         return [self._run.jobs[job_id] for job_id in self.lanes.guests]
 
     def costs_key(self, job: Job) -> str:
-        """Their own: what a job does with what others leave of a GPU says nothing of a model's usual costs."""
+        """Their own: what a job does beside another one says nothing of its model's usual costs."""
         return f"{job.spec.model} in the background"
 
     def patience(self, job: Job) -> int:
@@ -158,8 +158,10 @@ class Background(Mechanism):
 
     def decide(self) -> None:
         """Have those leave that are to, before all else that was decided; others start after all else."""
+        if not self.busy:
+            return
         rule: BackgroundRule | None = self._decisions.rule(self.name)
-        if not self.busy or rule is None:
+        if rule is None:
             return
 
         def act() -> None:

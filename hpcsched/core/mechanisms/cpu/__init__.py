@@ -1,0 +1,1 @@
+"""Jobs on CPU cores, which need no GPU."""

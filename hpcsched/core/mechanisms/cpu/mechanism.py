@@ -205,8 +205,10 @@ class Cpu(Mechanism):
 
     def decide(self) -> None:
         """Start those that can, have those grow that may."""
+        if not self.used:
+            return
         rule: CpuRule | None = self._decisions.rule(self.name)
-        if not self.used or rule is None:
+        if rule is None:
             return
         for decision in rule.allot(self.view()):
             match decision:
@@ -227,8 +229,8 @@ class Cpu(Mechanism):
             raise self._out.invalid(job, f"cannot start on the cores of {decision.host}")
         self._check(job, decision.seats, decision.grant)
         self._out.note(job, decision.reason)
-        self.allotment(job).memory = decision.memory
         self._attempts.launch(job, self._target(decision, decision.host))
+        self.allotment(job).memory = decision.memory
 
     def _reseat(self, job: Job, decision: Reseat) -> None:
         keep, ranks = decision.keep, len(job.current.seats)

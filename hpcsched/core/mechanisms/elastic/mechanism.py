@@ -85,8 +85,10 @@ class Elastic(Mechanism):
 
     def decide(self) -> None:
         """Let elastic jobs grow and shrink."""
+        if not self.proposals.of or self._decisions.plan_asked:
+            return
         rule: ElasticRule | None = self._decisions.rule(self.name)
-        if not self.proposals.of or rule is None or self._decisions.plan_asked:
+        if rule is None:
             return
         grown = self.proposals.grown
         for decision in rule.reshape(self._decisions.view(), self.proposals):

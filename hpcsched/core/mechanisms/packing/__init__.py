@@ -1,0 +1,1 @@
+"""Jobs that are trained as one on a GPU."""

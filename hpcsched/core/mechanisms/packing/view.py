@@ -38,10 +38,10 @@ PackDecision = Ride | Part | LookAgain
 class PackView:
     """What the rules of packs see; reading it changes nothing, and it lives for one decision.
 
-    `holders` are the jobs that hold a GPU, by GPU, `packs` who rides with them; `shared(gpu)` says
-    whether others than these use it too. `waiting()` walks all jobs that wait for GPUs in FIFO order. `in_time(job, others)` and
-    `loaded(job)` are as for the lanes, `left_s`, `save_s(job)` and `launch_s(job, gpus, first=)` as for all
-    others. `free` is how many GPUs nobody holds.
+    `holders` are the jobs that hold a GPU, by GPU, `packs` those that ride with them; `shared(gpu)` says
+    whether others use it too. `waiting()` walks all jobs that wait for GPUs in FIFO order. `in_time(job,
+    others)` and `loaded(job)` are as for background lanes, `left_s`, `save_s(job)` and `launch_s(job, gpus,
+    first=)` as in `View`. `free` is the number of GPUs that nobody holds.
     """
 
     now: float

@@ -1,0 +1,1 @@
+"""The process of a pack, and the jobs that are members in it."""

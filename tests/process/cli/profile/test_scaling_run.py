@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from hpcsched.cli.profile.scaling import profile
+from hpcsched.cli.profile.group import profile
 from hpcsched.core.profile import Profile
 from hpcsched.errors import HpcschedError
 from hpcsched.profiling.trial import TrialFailed
@@ -166,7 +166,7 @@ def test_a_missing_program_is_one_line(program: Path) -> None:
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_after_a_signal(program: Path, sig: signal.Signals) -> None:
-    code = "from hpcsched.cli.profile.scaling import profile; profile()"
+    code = "from hpcsched.cli.profile.group import profile; profile()"
     words = [
         "run",
         *FAST,

@@ -99,13 +99,13 @@ def test_packed_or_not_a_search_finds_the_same_winner(bench: Bench) -> None:
 @pytest.mark.slow
 def test_what_packing_gains_is_told_by_searching_once_more_without(bench: Bench) -> None:
     file = prepare(bench, packing="auto")
-    page, said = search(bench, file, "here", "--against", "off")
+    page, said = search(bench, file, "here", "--compare", "off")
     assert page["against"]["packing"] == "off" and page["against"]["same_best"]
     assert page["against"]["wall_s"] > 0 and "the same search once more, with packing off" in said
-    words = ("--devices", "cpu:2", "--dir", bench.folder / "here", "--resume", "--against", "off")
+    words = ("--devices", "cpu:2", "--dir", bench.folder / "here", "--resume", "--compare", "off")
     again = bench("tune", file, *words)
     assert "times as long, with the same best training" in again.stdout
-    refused = bench("tune", file, "--devices", "cpu:2", "--dir", bench.folder / "here", "--against", "off")
+    refused = bench("tune", file, "--devices", "cpu:2", "--dir", bench.folder / "here", "--compare", "off")
     assert refused.returncode == 2 and "holds a run already" in refused.stderr
 
 

@@ -20,8 +20,8 @@ JOBS = 'schema = 1\n[[job]]\nname = "{}"\nsteps = 10\ncommand = ["true"]\n'
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory to work in, with job sets and a site file that says nothing."""
     monkeypatch.chdir(tmp_path)
-    for name in ("HPCSCHED_DIR", "HPCSCHED_CONFIG", "HPCSCHED_GPUS", "HPCSCHED_TIME"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("DIR", "CONFIG", "GPUS_PER_NODE", "GPUS", "TIME"):
+        monkeypatch.delenv(f"HPCSCHED_{name}", raising=False)
     monkeypatch.setenv("HPCSCHED_SITE_CONFIG", str(tmp_path / "site.toml"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     for name in ("a", "b", "c"):
@@ -62,7 +62,8 @@ def check_shell(text: str) -> None:
 
 
 def test_a_slurm_script_has_signal_requeue_and_ends_in_exec(site: Path) -> None:
-    text = written("slurm", "a.toml", "--gpus", "4", "--time", "2h", "--nodes", "2", "--cpus-per-gpu", "8")
+    shape = ("--gpus-per-node", "4", "--time", "2h", "--nodes", "2", "--cpus-per-gpu", "8")
+    text = written("slurm", "a.toml", *shape)
     assert directives(text) == [
         "--open-mode=append",
         "--nodes=2",
@@ -83,7 +84,7 @@ def test_a_slurm_script_has_signal_requeue_and_ends_in_exec(site: Path) -> None:
 
 def test_an_lsf_script_warns_in_whole_minutes_and_requeues_by_exit_code(site: Path) -> None:
     text = written(
-        *("lsf", "a.toml", "--gpus", "4", "--time", "90m", "--nodes", "2", "--cpus-per-gpu", "8"),
+        *("lsf", "a.toml", "--gpus-per-node", "4", "--time", "90m", "--nodes", "2", "--cpus-per-gpu", "8"),
         *("--margin", "90", "--queue", "gpu", "--account", "p"),
     )
     assert directives(text) == [
@@ -102,17 +103,18 @@ def test_an_lsf_script_warns_in_whole_minutes_and_requeues_by_exit_code(site: Pa
 
 
 def test_several_sets_are_an_array_with_a_run_directory_each(site: Path) -> None:
-    slurm = written("slurm", "a.toml", "b.toml", "c.toml", "--gpus", "1", "--at-once", "2", "--dir", "runs")
+    sets = ("a.toml", "b.toml", "c.toml")
+    slurm = written("slurm", *sets, "--gpus-per-node", "1", "--max-concurrent", "2", "--dir", "runs")
     assert "--array=0-2%2" in directives(slurm)
     assert f"    {site}/runs/b\n" in slurm and '"${sets[SLURM_ARRAY_TASK_ID]}"' in slurm
-    lsf = written("lsf", "a.toml", "b.toml", "--gpus", "1", "--name", "many")
+    lsf = written("lsf", "a.toml", "b.toml", "--gpus-per-node", "1", "--name", "many")
     assert '#BSUB -J "many[1-2]"' in lsf and '"${dirs[LSB_JOBINDEX-1]}"' in lsf
     check_shell(slurm)
     check_shell(lsf)
 
 
 def test_the_element_of_an_array_runs_its_own_set(site: Path) -> None:
-    text = written("slurm", "a.toml", "b.toml", "--gpus", "1").replace("exec hpcsched", "echo")
+    text = written("slurm", "a.toml", "b.toml", "--gpus-per-node", "1").replace("exec hpcsched", "echo")
     done = subprocess.run(
         ["bash", "-c", text], env={"SLURM_ARRAY_TASK_ID": "1"}, capture_output=True, text=True, check=True
     )
@@ -120,9 +122,9 @@ def test_the_element_of_an_array_runs_its_own_set(site: Path) -> None:
 
 
 def test_chain_and_once_do_not_requeue(site: Path) -> None:
-    once = written("slurm", "a.toml", "--gpus", "1", "--once")
+    once = written("slurm", "a.toml", "--gpus-per-node", "1", "--once")
     assert "--no-requeue" in directives(once) and last_words(once)[6:] == ["--resume", "--margin", "60"]
-    assert call("lsf", "a.toml", "--gpus", "1", "--chain", "-o", "job.lsf").exit_code == 0
+    assert call("lsf", "a.toml", "--gpus-per-node", "1", "--chain", "-o", "job.lsf").exit_code == 0
     words = last_words((site / "job.lsf").read_text())
     assert words[words.index("--chain-script") + 1] == str(site / "job.lsf")
     assert "-Q" not in (site / "job.lsf").read_text()
@@ -132,7 +134,7 @@ def test_names_with_blanks_and_quotes_survive_the_shell(site: Path) -> None:
     odd = site / 'it\'s "odd" $HOME'
     odd.mkdir()
     (odd / "a b.toml").write_text(JOBS.format("x"))
-    text = written("slurm", str(odd / "a b.toml"), "--gpus", "1", "--dir", str(odd / "run"))
+    text = written("slurm", str(odd / "a b.toml"), "--gpus-per-node", "1", "--dir", str(odd / "run"))
     assert last_words(text)[3:6] == [str(odd / "a b.toml"), "--dir", str(odd / "run")]
     check_shell(text)
 
@@ -162,7 +164,7 @@ def test_the_site_file_fills_in_what_is_not_said_and_the_header_tells(site: Path
 def test_options_for_the_run_go_into_its_line_only_when_given_here(site: Path) -> None:
     (site / "site.toml").write_text("devices = 'cpu:2'\npolicy = 'exclusive'\n")
     given = ("--devices", "replay:6@50", "--profiles", "p.json", "--policy-option", "promote=always")
-    text = written("slurm", "a.toml", "--gpus", "1", *given)
+    text = written("slurm", "a.toml", "--gpus-per-node", "1", *given)
     assert last_words(text)[-6:] == [
         *("--devices", "replay:6@50"),
         *("--policy-option", "promote=always"),
@@ -173,21 +175,21 @@ def test_options_for_the_run_go_into_its_line_only_when_given_here(site: Path) -
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "--gpus"),
-        (("--gpus", "1", "--time", "2:00"), '"2:00:00"'),
-        (("--gpus", "1", "--time", "soon"), '"2:00:00"'),
-        (("--gpus", "1", "--time", "0"), '"2:00:00"'),
-        (("--gpus", "1", "--time", "1"), "a smaller --margin"),
-        (("--gpus", "1", "--setup", "a\nb"), "one line"),
-        (("--gpus", "1", "--partition", "a\nb"), "one line"),
-        (("--gpus", "1", "--launcher", "mpirun"), "srun"),
-        (("--gpus", "1", "b.toml", "--chain"), "one set"),
-        (("--gpus", "1", "sub/a.toml"), "different names"),
-        (("--gpus", "1", "none.toml"), "none.toml"),
-        (("--gpus", "1", "-o", "b.toml"), "--force"),
-        (("--gpus", "1", "wide.toml"), "job w.gpus: 4 GPUs; accepted: at most 1 on each host"),
-        (("--gpus", "4", "far.toml"), "job f.nodes: 2 hosts; accepted: at most 1"),
-        (("--gpus", "4", "policy.toml"), "marble"),
+        ((), "--gpus-per-node"),
+        (("--gpus-per-node", "1", "--time", "2:00"), '"2:00:00"'),
+        (("--gpus-per-node", "1", "--time", "soon"), '"2:00:00"'),
+        (("--gpus-per-node", "1", "--time", "0"), '"2:00:00"'),
+        (("--gpus-per-node", "1", "--time", "1"), "a smaller --margin"),
+        (("--gpus-per-node", "1", "--setup", "a\nb"), "one line"),
+        (("--gpus-per-node", "1", "--partition", "a\nb"), "one line"),
+        (("--gpus-per-node", "1", "--launcher", "mpirun"), "srun"),
+        (("--gpus-per-node", "1", "b.toml", "--chain"), "one set"),
+        (("--gpus-per-node", "1", "sub/a.toml"), "different names"),
+        (("--gpus-per-node", "1", "none.toml"), "none.toml"),
+        (("--gpus-per-node", "1", "-o", "b.toml"), "--force"),
+        (("--gpus-per-node", "1", "wide.toml"), "job w.gpus: 4 GPUs; accepted: at most 1 on each host"),
+        (("--gpus-per-node", "4", "far.toml"), "job f.nodes: 2 hosts; accepted: at most 1"),
+        (("--gpus-per-node", "4", "policy.toml"), "marble"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(site: Path, words: tuple[str, ...], says: str) -> None:
@@ -200,25 +202,25 @@ def test_what_cannot_work_is_refused_in_one_line(site: Path, words: tuple[str, .
 
 
 def test_lsf_needs_a_file_to_chain(site: Path) -> None:
-    assert "-o FILE" in refused("lsf", "a.toml", "--gpus", "1", "--chain")
+    assert "-o FILE" in refused("lsf", "a.toml", "--gpus-per-node", "1", "--chain")
 
 
 def test_a_file_is_replaced_only_by_force(site: Path) -> None:
     (site / "job.sh").write_text("mine")
-    refused("slurm", "a.toml", "--gpus", "1", "-o", "job.sh")
+    refused("slurm", "a.toml", "--gpus-per-node", "1", "-o", "job.sh")
     assert (site / "job.sh").read_text() == "mine"
-    assert call("slurm", "a.toml", "--gpus", "1", "-o", "job.sh", "--force").exit_code == 0
+    assert call("slurm", "a.toml", "--gpus-per-node", "1", "-o", "job.sh", "--force").exit_code == 0
     assert (site / "job.sh").read_text().startswith("#!/bin/bash")
 
 
 SETS = {"single": ("a.toml",), "several-hosts": ("a.toml", "--nodes", "2"), "chained": ("a.toml", "--chain")}
-SETS["array"] = ("a.toml", "b.toml", "c.toml", "--at-once", "2")
+SETS["array"] = ("a.toml", "b.toml", "c.toml", "--max-concurrent", "2")
 
 
 @pytest.mark.parametrize("name", sorted(SETS))
 def test_the_slurm_examples_say_what_is_printed(site: Path, name: str) -> None:
     example = (ROOT / "jobscripts/slurm" / f"{name}.sbatch").read_text()
-    printed = written("slurm", *SETS[name], "--gpus", "4", "--time", "4h")
+    printed = written("slurm", *SETS[name], "--gpus-per-node", "4", "--time", "4h")
     assert directives(example) == directives(printed)
     again = "--chain" if name == "chained" else "--requeue"
     assert last_words(example)[:3] == ["exec", "hpcsched", "run"] and last_words(example)[-1] == again
@@ -228,7 +230,18 @@ def test_the_slurm_examples_say_what_is_printed(site: Path, name: str) -> None:
 @pytest.mark.parametrize("name", sorted(SETS))
 def test_the_lsf_examples_say_what_is_printed(site: Path, name: str) -> None:
     example = (ROOT / "jobscripts/lsf" / f"{name}.lsf").read_text()
-    shape = ("--gpus", "4", "--cpus-per-gpu", "4", "--time", "4h", "--margin", "120", "-o", "out.lsf")
+    shape = (
+        "--gpus-per-node",
+        "4",
+        "--cpus-per-gpu",
+        "4",
+        "--time",
+        "4h",
+        "--margin",
+        "120",
+        "-o",
+        "out.lsf",
+    )
     assert call("lsf", *SETS[name], *shape).exit_code == 0
     assert directives(example) == directives((site / "out.lsf").read_text())
     assert last_words(example)[:3] == ["exec", "hpcsched", "run"]
@@ -241,7 +254,7 @@ def test_the_shipped_sites_make_scripts(
     site: Path, monkeypatch: pytest.MonkeyPatch, name: str, system: str
 ) -> None:
     monkeypatch.setenv("HPCSCHED_SITE_CONFIG", name)
-    assert call(system, "a.toml", "--gpus", "2", "-o", "out.sh").exit_code == 0
+    assert call(system, "a.toml", "--gpus-per-node", "2", "-o", "out.sh").exit_code == 0
     text = (site / "out.sh").read_text()
     check_shell(text)
     if (name, system) == ("summit-like", "lsf"):
@@ -269,7 +282,7 @@ def test_a_set_without_gpus_asks_for_cores_only(site: Path) -> None:
     assert "--cpus-per-task=64" in directives(written("slurm", "cores.toml", "--cpus", "64"))
     lsf = directives(written("lsf", "cores.toml", "--cpus", "64"))
     assert "-n 64" in lsf and '-R "span[ptile=64]"' in lsf and not any("gpu" in line for line in lsf)
-    assert "--gpus" in refused("slurm", "cores.toml", "a.toml")
+    assert "--gpus-per-node" in refused("slurm", "cores.toml", "a.toml")
 
 
 def test_cores_that_are_not_enough_to_start_on_are_refused(site: Path) -> None:
@@ -280,12 +293,12 @@ def test_cores_that_are_not_enough_to_start_on_are_refused(site: Path) -> None:
 
 def test_cores_beside_gpus_are_kept_for_these_as_many_as_was_said(site: Path) -> None:
     (site / "cores.toml").write_text(ON_CORES)
-    text = written("slurm", "cores.toml", "--gpus", "4", "--cpus", "64", "--cpus-per-gpu", "12")
+    text = written("slurm", "cores.toml", "--gpus-per-node", "4", "--cpus", "64", "--cpus-per-gpu", "12")
     assert {"--gres=gpu:4", "--cpus-per-task=64"} <= set(directives(text))
     words = last_words(text)
     assert words[words.index("--cpus-per-gpu") + 1] == "12"
     assert "--cpus-per-gpu" not in last_words(
-        written("slurm", "a.toml", "--gpus", "4", "--cpus-per-gpu", "12")
+        written("slurm", "a.toml", "--gpus-per-node", "4", "--cpus-per-gpu", "12")
     )
 
 
@@ -298,5 +311,5 @@ def test_a_site_with_gpus_gives_none_to_a_set_without(site: Path) -> None:
 @pytest.mark.parametrize("words", [("--cpus-per-gpu", "8"), ("--cpus", "32"), ("--cpus", "34")])
 def test_cores_that_are_all_kept_for_gpus_are_refused(site: Path, words: tuple[str, ...]) -> None:
     (site / "cores.toml").write_text(ON_CORES)
-    told = refused("slurm", "cores.toml", "--gpus", "4", *words)
+    told = refused("slurm", "cores.toml", "--gpus-per-node", "4", *words)
     assert f"accepted: at most {2 if '34' in words else 0}, or more --cpus" in told

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from hpcsched.cli.profile.scaling import profile  # noqa: E402
+from hpcsched.cli.profile.group import profile  # noqa: E402
 from hpcsched.core.model import Device  # noqa: E402
 from hpcsched.devices.cpu import CpuSlots  # noqa: E402
 from hpcsched.errors import ConfigError  # noqa: E402

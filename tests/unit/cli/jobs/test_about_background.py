@@ -10,7 +10,7 @@ from simulatebench import make_place, measures, page, refused, shown, write_set
 from hpcsched import jobfile
 from hpcsched.agent.admission import Admission
 from hpcsched.cli.jobs.explain import what_is_next
-from hpcsched.cli.jobs.top import Page
+from hpcsched.cli.jobs.top import Screen
 from hpcsched.cli.run.live import sentences
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
@@ -72,7 +72,7 @@ def test_status_has_an_entry_for_each_lane_that_is_taken(shared, tmp_path):
     ]
     assert [job.role for job in status.jobs] == ["primary", "background", "background", None]
     assert status.jobs[3].reason == "NoLane"
-    lines = Page(width=100, height=None).lines(status)
+    lines = Screen(width=100, height=None).lines(status)
     assert "2 of 2 GPUs busy" in lines[1]
     assert any(line.split() == ["n1", "0:1+3", "1:-+2"] for line in lines)
 
@@ -114,7 +114,7 @@ def test_what_people_hear_of_paces_are_those_that_have_a_reason(shared):
 # --- what if ----------------------------------------------------------------------------------------
 
 
-SET = ("jobs.toml", "--gpus", 2, "--profiles", "p.json")
+SET = ("jobs.toml", "--gpus-per-node", 2, "--profiles", "p.json")
 JOBS = """
 schema = 1
 [defaults]

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hpcsched.cli.jobs.explain import what_is_next
 from hpcsched.cli.jobs.status import table
-from hpcsched.cli.jobs.top import Page
+from hpcsched.cli.jobs.top import Screen
 from hpcsched.cli.main import cli
 from hpcsched.cli.run.live import LiveTable, sentences
 from hpcsched.core.actions import Action
@@ -139,19 +139,19 @@ def test_a_slot_on_loan_is_neither_free_nor_anybodys(tmp_path: Path) -> None:
         (None, "foreground", False),
         (None, "foreground", True),
     ]
-    lines = Page(width=100, height=None).lines(status)
+    lines = Screen(width=100, height=None).lines(status)
     assert lines[1].startswith("1 of 4 GPUs busy, 1 lent to jobs on CPU cores")
     assert any(line.split() == ["n1", "0:1", "1:-", "2:-", "3:lent"] for line in lines)
     assert any(line.split()[:5] == ["2", "a", "CF", "cores", "0.6c"] for line in lines if line)
-    short = Page(width=12, height=12).lines(status)
+    short = Screen(width=12, height=12).lines(status)
     assert max(map(len, short)) <= 12
-    crowded = Page(width=40, height=10).lines(seen(Driver(gpus=1, hosts=9), tmp_path / "many"))
+    crowded = Screen(width=40, height=10).lines(seen(Driver(gpus=1, hosts=9), tmp_path / "many"))
     assert any("9 of 9 GPUs free" in line for line in crowded)
 
 
 def test_slots_on_loan_do_not_count_as_free_where_hosts_are_too_many_to_list(tmp_path: Path) -> None:
     driver = Driver(a_core_job("a", 1, start=1.0), gpus=1, hosts=9, kind="cpu")
-    lines = Page(width=60, height=10).lines(seen(driver, tmp_path))
+    lines = Screen(width=60, height=10).lines(seen(driver, tmp_path))
     assert any("8 of 9 GPUs free" in line for line in lines)
 
 
@@ -232,7 +232,7 @@ def test_a_job_that_would_take_more_cores_says_so() -> None:
     driver = run(a_core_job("a", 4, start=0.5), a_core_job("b", 2, start=1.0), cores=4)
     driver.runs("a", "b", in_place=True)
     driver.uses("a", 1.0)
-    assert following(driver, "a")[-1] == "takes more cores as soon as nobody else has or wants them"
+    assert following(driver, "a")[-1] == "takes more cores as soon as no other job has or wants them"
 
 
 def test_a_change_that_failed_is_not_promised() -> None:

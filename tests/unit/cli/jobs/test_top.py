@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rundirs import a_status
 
-from hpcsched.cli.jobs.top import Page, _Watch, spans
+from hpcsched.cli.jobs.top import Screen, _Watch, spans
 from hpcsched.errors import NoSuchRun
 from hpcsched.store.status import RunStatus, Status
 
@@ -17,12 +17,12 @@ from hpcsched.store.status import RunStatus, Status
 @pytest.mark.parametrize("height", [8, 24, 50])
 @pytest.mark.parametrize(("jobs", "hosts"), [(0, 1), (5, 1), (500, 40)])
 def test_a_page_fits(width: int, height: int, jobs: int, hosts: int) -> None:
-    lines = Page(width=width, height=height).lines(a_status(jobs, hosts), "the run is gone")
+    lines = Screen(width=width, height=height).lines(a_status(jobs, hosts), "the run is gone")
     assert len(lines) <= height and max(map(len, lines)) <= width
 
 
 def test_the_page_says_what_one_looks_for() -> None:
-    text = "\n".join(Page(width=120, height=None).lines(a_status()))
+    text = "\n".join(Screen(width=120, height=None).lines(a_status()))
     assert text.startswith("RUNNING  marble  slurm job 123  ")
     assert re.search(r"left  seen 0:0\d ago", text)
     assert "4 of 4 GPUs busy, 50% used, 1 running, 3 pending, 1 completed" in text
@@ -34,13 +34,13 @@ def test_the_page_says_what_one_looks_for() -> None:
 
 
 def test_what_does_not_fit_is_counted() -> None:
-    text = "\n".join(Page(width=80, height=20).lines(a_status(500, 40)))
+    text = "\n".join(Screen(width=80, height=20).lines(a_status(500, 40)))
     assert "more jobs" in text and "40 hosts in all, 0 of 160 GPUs free" in text
     assert "a-traini~ng-name-2" in text  # both ends of a long name tell it from others
 
 
 def test_plain_output_is_ascii() -> None:
-    assert all(line.isascii() for line in Page(width=60, height=None, fancy=False).lines(a_status()))
+    assert all(line.isascii() for line in Screen(width=60, height=None, fancy=False).lines(a_status()))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_run_that_vanishes_and_comes_back_stays_in_view() -> None:
     watch.look()
     assert "no run in /x" in watch.trouble and len(watch.status.jobs) == 5
     assert any(
-        line.startswith("! no run") for line in Page(width=80, height=24).lines(watch.status, watch.trouble)
+        line.startswith("! no run") for line in Screen(width=80, height=24).lines(watch.status, watch.trouble)
     )
     watch.look()
     assert not watch.trouble and len(watch.status.jobs) == 3
@@ -86,5 +86,5 @@ def test_the_batch_system_is_asked_once_for_a_snapshot_that_stays(monkeypatch: p
     for _ in range(3):
         watch.look()
     assert questions == [1] and watch.status
-    page = "\n".join(Page(width=120, height=None).lines(watch.status))
+    page = "\n".join(Screen(width=120, height=None).lines(watch.status))
     assert "job 123 waits in the queue" in page

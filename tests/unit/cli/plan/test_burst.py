@@ -103,7 +103,7 @@ def test_a_model_that_was_measured_can_be_planned_by_its_name(tmp_path, monkeypa
 
 
 def test_the_plan_and_its_picture_are_written_to_files(tmp_path):
-    result = burst(*VGG, "-o", tmp_path / "plan.json", "--svg", tmp_path / "plan.svg")
+    result = burst(*VGG, "-o", tmp_path / "plan.json", "--gantt", tmp_path / "plan.svg")
     assert result.exit_code == 0
     plan = Plan.parse(json.loads((tmp_path / "plan.json").read_text()), where="plan.json")
     assert len(plan.layers) == 21
@@ -134,7 +134,7 @@ def test_without_a_plan_within_the_limit_it_says_why_and_exits_with_1(tmp_path, 
         (VGG[:5], "--bandwidth: missing; accepted: GB/s that a GPU sends"),
         (VGG[:7], "--latency: missing; accepted: microseconds"),
         ((*VGG, "--amplification", "0.5"), "--amplification: 0.5; accepted: a number of at least 1"),
-        ((*VGG, "--svg", "/no/such/folder/x.svg"), "--svg: no folder /no/such/folder"),
+        ((*VGG, "--gantt", "/no/such/folder/x.svg"), "--gantt: no folder /no/such/folder"),
         ((*VGG, "-o", "/no/such/folder/x.json"), "--output: no folder /no/such/folder"),
         ((*VGG[:6], "0", *VGG[7:]), "--bandwidth: 0; accepted: GB/s that a GPU sends"),
     ],

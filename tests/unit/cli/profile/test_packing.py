@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from hpcsched.cli.profile.group import profile
 from hpcsched.cli.profile.packing import packs_table, pairs_table
-from hpcsched.cli.profile.scaling import profile
 from hpcsched.core.profile import Profile
 from hpcsched.errors import HpcschedError
 from hpcsched.launch.base import LaunchPlan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -204,7 +205,7 @@ def test_figures_can_be_kept_beside_the_page(tmp_path: Path) -> None:
     write_batches(rundir, 2)
     page = tmp_path / "p.html"
     for _ in range(2):
-        assert made("-o", page, "--svg", "figures")
+        assert made("-o", page, "--figures", "figures")
     names = sorted(path.name for path in Path("figures").iterdir())
     assert names == ["gantt.svg", "two-batches.svg"]
     assert page.read_text().count("<svg") == 2
@@ -244,8 +245,8 @@ def test_there_is_no_run() -> None:
         (("-o", "missing/r.html"), r"--output: no folder missing;"),
         (("-o", "r.pdf"), r"--output: r.pdf; accepted: .*\.html"),
         (("-o", "folder.html"), r"--output: folder.html: a folder"),
-        (("--svg", "missing/figures"), r"--svg: missing/figures: No such file"),
-        (("--svg", "jobs.toml"), r"--svg: jobs.toml: File exists"),
+        (("--figures", "missing/figures"), r"--figures: missing/figures: No such file"),
+        (("--figures", "jobs.toml"), r"--figures: jobs.toml: File exists"),
     ],
 )
 def test_bad_places_are_refused_before_any_work(words: tuple[str, ...], says: str) -> None:
@@ -265,7 +266,13 @@ def test_a_page_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPat
     assert "No space left" in refused()
 
 
-def test_without_matplotlib_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("missing", "says"), [("matplotlib", "a figure needs matplotlib"), ("jinja2", "a page needs jinja2")]
+)
+def test_without_its_extra_one_line_says_what_to_install(
+    missing: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a_run(going_on(), "RUNNING")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "hpcsched[report]" in refused()
+    find = importlib.util.find_spec
+    monkeypatch.setattr("hpcsched.cli.common.find_spec", lambda name: None if name == missing else find(name))
+    assert refused() == f"{says}: install hpcsched[report]"

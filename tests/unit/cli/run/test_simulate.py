@@ -123,7 +123,7 @@ def test_what_is_given_twice_is_refused() -> None:
 
 
 def test_what_cannot_be_simulated_is_named_with_its_file(place: Path) -> None:
-    said = refused("jobs.toml", "--gpus", 4)
+    said = refused("jobs.toml", "--gpus-per-node", 4)
     assert said.startswith("jobs.toml: job one.model: no profile of 'a'")
     text = (place / "jobs.toml").read_text().replace("steps = 3000", "")
     (place / "jobs.toml").write_text(text)
@@ -134,7 +134,7 @@ def test_how_far_a_simulation_is_shows_on_a_terminal_and_is_gone_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run() -> None:
-        with progress.Progress("marble", len(JOBS)) as shown:
+        with progress.ProgressLine("marble", len(JOBS)) as shown:
             simulated(JOBS, PROFILES, gpus=4, policy="marble", options={}, watch=shown.watch)
 
     run()
@@ -159,14 +159,14 @@ def test_options_in_the_settings_count_as_they_do_in_a_run(place: Path) -> None:
     [
         ((), "no jobs; accepted: one of JOBS.toml, --trace F.csv and --run [DIR]"),
         (("jobs.toml", "--run", "."), "JOBS.toml and --run"),
-        (("jobs.toml", "--trace", "t.csv", "--gpus", 2), "JOBS.toml and --trace"),
+        (("jobs.toml", "--trace", "t.csv", "--gpus-per-node", 2), "JOBS.toml and --trace"),
         (("--trace", "t.csv", "--run", "."), "--trace and --run"),
-        (("jobs.toml",), "--gpus: missing"),
-        (("--trace", "t.csv"), "--gpus: missing"),
-        (("--trace", "missing.csv", "--gpus", 2), "missing.csv"),
+        (("jobs.toml",), "--gpus-per-node: missing"),
+        (("--trace", "t.csv"), "--gpus-per-node: missing"),
+        (("--trace", "missing.csv", "--gpus-per-node", 2), "missing.csv"),
         ((*SET, "--workload", "w"), "--workload"),
         ((*SET, "--policy", "marble,best"), "'best'; accepted: marble"),
-        (("jobs.toml", "--gpus", 4), "no profile of 'a'"),
+        (("jobs.toml", "--gpus-per-node", 4), "no profile of 'a'"),
         ((*SET, "--gantt", "nowhere/g.svg"), "no folder nowhere"),
     ],
 )
@@ -189,7 +189,7 @@ def test_charts_of_several_policies_share_a_file(place: Path) -> None:
 def write_trace(count: int, gpus: str = "1") -> tuple[object, ...]:
     rows = [f"{10 * i},{30 + i},{gpus}" for i in range(count)]
     Path("t.csv").write_text("\n".join(["submit_s,duration_s,gpus", *rows, ""]))
-    return ("--trace", "t.csv", "--gpus", 4)
+    return ("--trace", "t.csv", "--gpus-per-node", 4)
 
 
 def test_a_trace_of_jobs_of_fixed_size() -> None:
@@ -207,7 +207,7 @@ def test_a_trace_of_jobs_of_fixed_size() -> None:
 
 def test_a_trace_says_how_many_lines_were_left_out_or_rounded() -> None:
     Path("t.csv").write_text("submit_s,duration_s,gpus\n0,10,5\n0,10,9\n0,10,100\n0,10,2\n")
-    done = call("--trace", "t.csv", "--gpus", 4, "--nodes", 2)
+    done = call("--trace", "t.csv", "--gpus-per-node", 4, "--nodes", 2)
     assert done.stderr == (
         "hpcsched: 2 jobs left out: more GPUs asked for than there are; "
         "1 job rounded up to the same GPU count on each host\n"
@@ -226,7 +226,7 @@ def test_the_jobs_of_a_long_trace_are_listed_only_if_wanted() -> None:
 
 def test_elastic_jobs_of_a_trace_go_by_profiles() -> None:
     Path("t.csv").write_text("time,model,steps,workload\n0,a,3000,x\n0,b,4000,x\n7,b,100,y\n")
-    common = ("--trace", "t.csv", "--gpus", 4)
+    common = ("--trace", "t.csv", "--gpus-per-node", 4)
     (result,) = page(*common, "--workload", "x", "--profiles", "p.json")
     assert [job["model"] for job in result["jobs"]] == ["a", "b"]
     assert "no profile of 'b'" in refused(*common, "--workload", "y")

@@ -66,7 +66,7 @@ def test_jobs_on_cores_need_no_gpus() -> None:
     for job in result["jobs"]:
         assert all(attempt["gpus"] == [] for attempt in job["attempts"])
         assert {attempt["ended"] for attempt in job["attempts"]} == {"resized", "completed"}
-    assert page(*SET, "--gpus", 0) == [result]
+    assert page(*SET, "--gpus-per-node", 0) == [result]
 
 
 def test_three_jobs_and_their_measures_on_a_screen() -> None:
@@ -88,12 +88,14 @@ def test_each_host_has_cores_of_its_own() -> None:
 
 def test_jobs_on_cores_beside_jobs_on_gpus() -> None:
     write_trainings(more=ON_GPUS)
-    (result,) = page(*SET, "--gpus", 2, "--profiles", "p.json")
+    (result,) = page(*SET, "--gpus-per-node", 2, "--profiles", "p.json")
     jobs = {job["name"]: job for job in result["jobs"]}
     assert jobs["gpu"]["attempts"][0]["gpus"] == [0, 1]
     assert jobs["first"]["attempts"][0]["gpus"] == []
     assert [job["state"] for job in result["jobs"]] == ["COMPLETED"] * 4
-    title = shown(*SET, "--gpus", 2, "--profiles", "p.json", "--policy", "marble,equal").splitlines()[0]
+    title = shown(
+        *SET, "--gpus-per-node", 2, "--profiles", "p.json", "--policy", "marble,equal"
+    ).splitlines()[0]
     assert title == "ps.toml: 4 jobs on 2 GPUs and 20 cores"
 
 
@@ -133,9 +135,9 @@ def test_what_cannot_be_simulated_is_refused_in_a_line() -> None:
     write_trainings(steps="")
     assert refused(*SET).startswith("ps.toml: job first.steps: missing")
     write_trainings(more=ON_GPUS)
-    assert refused(*SET, "--profiles", "p.json").startswith("--gpus: missing")
-    assert "at most 0" in refused(*SET, "--profiles", "p.json", "--gpus", 0)
-    assert "--gpus: missing" in refused("jobs.toml", "--cpus", 4)
+    assert refused(*SET, "--profiles", "p.json").startswith("--gpus-per-node: missing")
+    assert "at most 0" in refused(*SET, "--profiles", "p.json", "--gpus-per-node", 0)
+    assert "--gpus-per-node: missing" in refused("jobs.toml", "--cpus", 4)
 
 
 # -- runs ----------------------------------------------------------------------------------------------

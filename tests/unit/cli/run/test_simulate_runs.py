@@ -127,21 +127,21 @@ def test_the_runs_own_policy_and_options_are_those_that_are_simulated(place: Pat
 
 def test_other_gpus_than_the_run_had() -> None:
     a_run(SCENE)
-    text = shown("--run", "--gpus", 3, "--nodes", 2)
+    text = shown("--run", "--gpus-per-node", 3, "--nodes", 2)
     assert text.splitlines()[0].endswith("4 jobs on 2 hosts with 3 GPUs each; as it was on 4")
-    assert [result["gpus"] for result in page("--run", "--gpus", 3, "--nodes", 2)] == [4, 6]
+    assert [result["gpus"] for result in page("--run", "--gpus-per-node", 3, "--nodes", 2)] == [4, 6]
     a_run(Scene(jobs=(a_job("wide", "b", 100, gpus=4),), profiles=PROFILES, gpus=4), "other")
-    assert "job wide.gpus: 4 GPUs" in refused("--run", "other", "--gpus", 3)
+    assert "job wide.gpus: 4 GPUs" in refused("--run", "other", "--gpus-per-node", 3)
 
 
 @pytest.mark.parametrize(
     ("words", "where"),
     [
         ((), "3 hosts with 2 GPUs each"),
-        (("--gpus", 4), "3 hosts with 4 GPUs each; as it was on 6"),
+        (("--gpus-per-node", 4), "3 hosts with 4 GPUs each; as it was on 6"),
         (("--nodes", 2), "2 hosts with 2 GPUs each; as it was on 6"),
         (("--nodes", 1), "2 GPUs; as it was on 6"),
-        (("--gpus", 4, "--nodes", 1), "4 GPUs; as it was on 6"),
+        (("--gpus-per-node", 4, "--nodes", 1), "4 GPUs; as it was on 6"),
     ],
 )
 def test_what_is_not_said_of_the_hosts_is_the_runs_own(words: tuple[object, ...], where: str) -> None:
@@ -205,8 +205,8 @@ def test_what_of_a_run_can_be_simulated() -> None:
     assert (rigid.gpus_min, rigid.gpus_max, rigid.steps) == (2, 2, 30_000)
     assert rigid.steps / profiles[rigid.model].rate(2) == 30.0
     simulation = Simulation(past.jobs, past.profiles, gpus=8).run()
-    assert simulation.jobs[2].ended_s == 30.0
-    assert all(job.state is JobState.COMPLETED for job in simulation.jobs.values())
+    assert simulation.run.jobs[2].ended_s == 30.0
+    assert all(job.state is JobState.COMPLETED for job in simulation.run.jobs.values())
 
 
 def test_a_run_that_goes_on_is_told_so_far_and_compared_between_policies() -> None:
@@ -326,8 +326,8 @@ def test_hosts_that_are_not_alike_have_to_be_said() -> None:
     driver.exits("x", 0, 100, 100)
     keep(driver)
     assert "hosts with 1 and 2 GPUs; accepted: GPUs per node" in refused("--run")
-    assert page("--run", "--gpus", 3)[1]["gpus"] == 6
-    assert page("--run", "--gpus", 3, "--nodes", 1)[1]["gpus"] == 3
+    assert page("--run", "--gpus-per-node", 3)[1]["gpus"] == 6
+    assert page("--run", "--gpus-per-node", 3, "--nodes", 1)[1]["gpus"] == 3
 
 
 def test_bounds_of_the_whole_work_say_nothing_of_a_run_that_did_less() -> None:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcsched.cli.main import cli
-from hpcsched.cli.run.tune import SearchView, trial_table
+from hpcsched.cli.run.tune import SearchDisplay, trial_table
 from hpcsched.core.events import WorkersExited
 from hpcsched.errors import HpcschedError
 from hpcsched.report.trials import trials_svg
@@ -56,9 +56,9 @@ def test_what_is_wrong_in_a_search_is_refused_by_name_before_anything_starts(tmp
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused_first(tmp_path):
-    result = tune(tmp_path, SEARCH, "--svg", str(tmp_path / "none" / "x.svg"))
+    result = tune(tmp_path, SEARCH, "--learning-curves", str(tmp_path / "none" / "x.svg"))
     assert isinstance(result.exception, HpcschedError)
-    assert "--svg: no folder" in str(result.exception)
+    assert "--learning-curves: no folder" in str(result.exception)
 
 
 def finished(search, source):
@@ -99,7 +99,7 @@ def test_progress_is_told_rung_by_rung_and_best_by_best(tmp_path, capsys):
     search = parse_search(SEARCH.replace("R = 9", 'R = 9\nmethod = "halving"\ntrials = 9'), where="s.toml")
     source = Tuning(search)
     driver, feed = Driver(gpus=20), Feeder(source, workdir=tmp_path)
-    view = SearchView(driver.machine, source, quiet=False)
+    view = SearchDisplay(driver.machine, source, quiet=False)
 
     def go_on(value):
         new = feed(driver.machine)

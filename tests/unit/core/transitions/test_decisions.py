@@ -11,6 +11,7 @@ import pytest
 from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
 from hpcsched.core.actions import SetTimer
+from hpcsched.core.jobs import Target
 from hpcsched.core.mechanisms.background.view import Pace, Share, Yield
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.mechanisms.cpu.view import Reseat, StartOnCores
@@ -93,14 +94,14 @@ def test_a_gpu_that_somebody_has_is_given_to_nobody_else() -> None:
     driver = Driver(a_job("a", gpus=2), a_job("b", gpus=1), gpus=3)
     assert driver.job("a").gpus == (0, 1)
     with pytest.raises(InvalidTransition, match="GPU 1 is not free"):
-        driver.machine._lease(driver.job("b"), (1, 2))
+        driver.machine.ledger.hold(driver.job("b"), Target((1, 2), Role.PRIMARY, 0.0))
 
 
 def test_a_job_cannot_go_where_its_state_does_not_lead() -> None:
     driver = Driver(a_job("a"), gpus=1)
     driver.runs("a")
     with pytest.raises(InvalidTransition, match=r"RUNNING -> STARTING(.|\n)*submitted"):
-        driver.machine._to(driver.job("a"), JobState.STARTING)
+        driver.machine._out.to(driver.job("a"), JobState.STARTING)
     assert driver.job("a").state is JobState.RUNNING
 
 

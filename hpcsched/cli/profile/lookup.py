@@ -1,4 +1,4 @@
-"""Which profiles a run or a simulation goes by: files given, else what this user has measured."""
+"""Lookup of the profiles for a run or a simulation: files given, else this user's measurements."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from hpcsched.errors import StoreError
 from hpcsched.store.profiles import choose_all, load_profiles
 
 
-def finder(files: Sequence[str], database: Path) -> Callable[[Collection[str], str], tuple[Profile, ...]]:
-    """Gives the profiles of some models for a device type: from the files, else from the database.
+def profile_finder(
+    files: Sequence[str], database: Path
+) -> Callable[[Collection[str], str], tuple[Profile, ...]]:
+    """A function that gives the profiles of models for a device type: from the files, else the database.
 
     Files are read at once, so that a bad one is refused before anything starts.
     """
@@ -31,8 +33,8 @@ def finder(files: Sequence[str], database: Path) -> Callable[[Collection[str], s
     return find
 
 
-def parallel_found(database: Path, models: Collection[str]) -> tuple[Program, ...]:
-    """The programs of these models that have said in an earlier run that they are parallel."""
+def parallel_programs(database: Path, models: Collection[str]) -> tuple[Program, ...]:
+    """The programs of some models that have said in an earlier run that they are parallel."""
     if not database.exists():
         return ()
     from hpcsched.store.database import Database
@@ -45,7 +47,7 @@ def parallel_found(database: Path, models: Collection[str]) -> tuple[Program, ..
         return ()
 
 
-def layers_found(database: Path, model: str, device: str) -> dict[str, Any] | None:
+def layer_profile(database: Path, model: str, device: str) -> dict[str, Any] | None:
     """The newest layer profile of a model on this type of device in the database."""
     if not database.exists():
         return None
