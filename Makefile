@@ -56,7 +56,7 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/sphinx-build -q -W --keep-going -n -c docs -d build/doctrees . build/docs
 	@echo build/docs/docs/index.html
 
-# What pages show of the code: reasons, states, rooms.
+# What pages show of the code (reasons, states, rooms, strategies), and the schemas that editors read.
 pages: $(VENV)/.installed-dev
 	$(BIN)/python docs/tools/pages.py
 

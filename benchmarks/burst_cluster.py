@@ -3,7 +3,7 @@
     python benchmarks/burst_cluster.py [--json] [--quick] [--draw]
 
 The comparisons of the DeepPool paper's Figures 9 and 10, simulated from the layers' measured times on an
-A100: plans by the planner, each GPU a device that does not preempt (`hpcsched.sim.cluster`). Foreground and
+A100: plans by the planner, each GPU a device that does not preempt (`simulated.cluster`). Foreground and
 background train the same model. Nothing here was measured on GPUs but the layers. `--draw` makes
 benchmarks/results/burst-cluster.svg.
 """
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import ROOT, Report, main
+from simulated.cluster import Throughput, background_alone, collocated, partition
 
-from hpcsched.planning.burst.costs import Network
+from hpcsched.planning.burst.costs import Interconnect
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.planner import plan
-from hpcsched.sim.cluster import Throughput, background_alone, collocated, partition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ GPUS = 8
 MODELS = (("vgg16", 32), ("wrn101-2", 16), ("inception-v3", 32))
 """And their global batches, as in Figure 9."""
 
-NETWORK = Network(bandwidth_bytes_s=600e9, latency_s=1e-5)
+NETWORK = Interconnect(bandwidth_bytes_s=600e9, latency_s=1e-5)
 LIMITS = (2.0, inf)
 BACKGROUND_BATCHES = (2, 8)
 THRESHOLDS = (0.05, 0.2, None)

@@ -243,14 +243,14 @@ class _Bench:
 
     def plan(self, layers: Any, wide: int, narrow: tuple[int, ...] = (0,)) -> Any:
         """The first `wide` layers on all ranks, the others on `narrow`."""
-        from hpcsched.planning.burst.plan import Plan, PlannedLayer
+        from hpcsched.planning.burst.plan import BurstPlan, PlannedLayer
 
         ranks = tuple(range(RANKS))
         planned = tuple(
             PlannedLayer(id=layer.id, name=layer.name, ranks=ranks if layer.id < wide else narrow)
             for layer in layers.layers
         )
-        return Plan(model="bench", gpus=RANKS, global_batch=self.batch, layers=planned)
+        return BurstPlan(model="bench", gpus=RANKS, global_batch=self.batch, layers=planned)
 
     def switches(self) -> dict[str, list[float]]:
         """Half the layers go from rank 0 to rank 1, then to both."""

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from common import ROOT, Report, main, median, ms
 
-from hpcsched.planning.burst.costs import ModelCosts, Network
-from hpcsched.planning.burst.graph import Layer, LayerProfile
+from hpcsched.planning.burst.costs import Interconnect, ModelCosts
+from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer
 from hpcsched.planning.burst.planner import plan
 from hpcsched.testing.deeppool import PaperSearch
 
@@ -30,7 +30,7 @@ CASES = (
 )
 """Model, GPUs, global batch, seconds in the paper, most seconds that the median should take."""
 
-NETWORK = Network(bandwidth_bytes_s=600e9, latency_s=1e-5)
+NETWORK = Interconnect(bandwidth_bytes_s=600e9, latency_s=1e-5)
 """NVSwitch, as in the paper's Table 2."""
 
 LIMIT = 2.0
@@ -72,7 +72,7 @@ def _growth(report: Report, *, quick: bool) -> None:
             model="chain",
             device="none",
             layers=tuple(
-                Layer(
+                ProfiledLayer(
                     id=i,
                     name=str(i),
                     prev=(i - 1,) if i else (),

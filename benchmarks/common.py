@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # for `profiles`, whose scripts hold models
 JOB_SETS = tuple(ROOT / "jobscripts" / "marble" / f"set{n}.toml" for n in (1, 2, 3))
 STOP_S = 10.0
 

@@ -34,9 +34,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from hpcsched.errors import ConfigError
 from hpcsched.examples.models import make
-from hpcsched.planning.background.admission import largest_batch
 from hpcsched.planning.background.pacing import Pacer
 from hpcsched.planning.background.referee import Referee
 from hpcsched.worker.background import mps
@@ -364,10 +362,8 @@ def ladder(bench: Bench, model: str) -> None:
     def small(outcome: Outcome) -> None:
         longest = {batch: longest_chunk_us(model, batch, device) for batch in BACKGROUND_BATCHES}
         outcome.facts["longest_chunk_us"] = longest
-        try:
-            batch = largest_batch(model, longest, LONGEST_US)
-        except ConfigError:  # none is short enough: the smallest, to see what it does
-            batch = min(longest)
+        # If no chunk is short enough, the smallest batch: to see what it does.
+        batch = max((n for n, us in longest.items() if us <= LONGEST_US), default=min(longest))
         measure(bench, model, outcome, alone, limit=2, feedback=True, batch=batch)
 
     beside("naive", graphs=False, ranked=False)

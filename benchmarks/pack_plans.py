@@ -23,12 +23,12 @@ from itertools import product
 
 from common import ROOT, Report, main, median, ms
 
-from hpcsched.planning.packing.admission import Room
-from hpcsched.planning.packing.costs import Key, PackCosts
-from hpcsched.planning.packing.distance import Axis
+from hpcsched.planning.packing.admission import PackLimits
+from hpcsched.planning.packing.costs import ModelBatch, PackCosts
+from hpcsched.planning.packing.distance import DistanceAxis
 from hpcsched.planning.packing.planner import plan
-from hpcsched.planning.packing.problem import Problem
-from hpcsched.planning.packing.speeds import EPOCH, Member, Speeds
+from hpcsched.planning.packing.problem import PackProblem
+from hpcsched.planning.packing.speeds import EPOCH_SAMPLES, PackMember, Speeds
 from hpcsched.planning.packing.strategies import STRATEGIES, Strategy
 
 GOALS_S = {10: 0.05, 100: 1.0, 1000: 2.0}
@@ -79,7 +79,7 @@ def _planning(report: Report, *, quick: bool) -> None:
             )
 
 
-def _paper_space(count: int, *, devices: int, seed: int, steps: bool) -> Problem:
+def _paper_space(count: int, *, devices: int, seed: int, steps: bool) -> PackProblem:
     """So many of the paper's configurations; a network's activation makes it another model."""
     rng = random.Random(seed)
     costs = []
@@ -98,7 +98,7 @@ def _paper_space(count: int, *, devices: int, seed: int, steps: bool) -> Problem
         )
     configs = rng.sample(list(product(BATCHES, OPTIMIZERS, RATES, ACTIVATIONS)), count)
     members = tuple(
-        Member(
+        PackMember(
             name=str(i),
             model=activation,
             batch=batch,
@@ -108,20 +108,25 @@ def _paper_space(count: int, *, devices: int, seed: int, steps: bool) -> Problem
         for i, (batch, optimizer, rate, activation) in enumerate(configs)
     )
     axes = (
-        Axis(name="batch", kind="numeric", values=BATCHES),
-        Axis(name="optimizer"),
-        Axis(name="lr", kind="numeric", values=RATES),
-        Axis(name="activation"),
+        DistanceAxis(name="batch", kind="numeric", values=BATCHES),
+        DistanceAxis(name="optimizer"),
+        DistanceAxis(name="lr", kind="numeric", values=RATES),
+        DistanceAxis(name="activation"),
     )
-    room = Room(capacity_mib=16_000)
-    return Problem(
-        members=members, speeds=Speeds(costs, epoch=60_000), room=room, devices=devices, axes=axes, seed=seed
+    limits = PackLimits(capacity_mib=16_000)
+    return PackProblem(
+        members=members,
+        speeds=Speeds(costs, epoch=60_000),
+        limits=limits,
+        devices=devices,
+        axes=axes,
+        seed=seed,
     )
 
 
 # -- what pairing gains --------------------------------------------------------------------------------
 
-Hours = dict[tuple[Key, Key], float | None]
+Hours = dict[tuple[ModelBatch, ModelBatch], float | None]
 """Hours that a pair takes whose jobs take one alone each, by both orders; None: it does not fit."""
 
 
@@ -140,9 +145,9 @@ def _hours() -> dict[str, Hours]:
     return found
 
 
-def _key(model: str, batch: int) -> Key:
+def _key(model: str, batch: int) -> ModelBatch:
     """Gavel knows no batch of some: a number that no other has."""
-    return Key(model, batch or {"A3C": 1, "CycleGAN": 2}[model])
+    return ModelBatch(model, batch or {"A3C": 1, "CycleGAN": 2}[model])
 
 
 def _all_pairs(report: Report, gpu: str, hours: Hours) -> None:
@@ -161,8 +166,8 @@ def _all_pairs(report: Report, gpu: str, hours: Hours) -> None:
 def _pairing(report: Report, gpu: str, hours: dict[str, Hours], *, sets: int) -> None:
     keys = sorted({key for pair in hours[gpu] for key in pair})
     known = sorted({key for pair in hours[ELSEWHERE[gpu]] for key in pair} & set(keys))
-    model = (Axis(name="model"),)
-    ways: dict[str, tuple[Strategy, str, tuple[Axis, ...]]] = {
+    model = (DistanceAxis(name="model"),)
+    ways: dict[str, tuple[Strategy, str, tuple[DistanceAxis, ...]]] = {
         "paired at random": (STRATEGIES["random"], gpu, ()),
         "paired by model": (STRATEGIES["knn"], gpu, model),
         "paired by batch": (STRATEGIES["batch"], gpu, ()),
@@ -174,12 +179,16 @@ def _pairing(report: Report, gpu: str, hours: dict[str, Hours], *, sets: int) ->
     pairs: dict[str, int] = defaultdict(int)
     for seed in range(sets):
         drawn = random.Random(seed).choices(known, k=JOBS)
-        members = tuple(Member(name=str(i), model=key.model, batch=key.batch) for i, key in enumerate(drawn))
+        members = tuple(
+            PackMember(name=str(i), model=key.model, batch=key.batch) for i, key in enumerate(drawn)
+        )
         for name, (strategy, judge, axes) in ways.items():
             speeds = _speeds(known, hours[judge])
-            room = Room(most=2)
+            limits = PackLimits(most=2)
             packs = strategy(
-                Problem(members=members, speeds=speeds, room=room, axes=axes, threshold=0.0, seed=seed)
+                PackProblem(
+                    members=members, speeds=speeds, limits=limits, axes=axes, threshold=0.0, seed=seed
+                )
             )
             total = 0.0
             for pack in packs:
@@ -210,15 +219,15 @@ def _pairing(report: Report, gpu: str, hours: dict[str, Hours], *, sets: int) ->
     )
 
 
-def _speeds(keys: list[Key], hours: Hours) -> Speeds:
+def _speeds(keys: list[ModelBatch], hours: Hours) -> Speeds:
     """Costs by which an epoch takes each of them an hour alone, and pairs as long as was measured."""
     never = 20.0  # hours: of pairs that do not fit
     costs = [
         PackCosts(
             model=key.model,
             batch=key.batch,
-            separate_s=key.batch / EPOCH,
-            points={2: (hours[key, key] or never) * key.batch / EPOCH},
+            separate_s=key.batch / EPOCH_SAMPLES,
+            points={2: (hours[key, key] or never) * key.batch / EPOCH_SAMPLES},
         )
         for key in keys
     ]
@@ -226,7 +235,7 @@ def _speeds(keys: list[Key], hours: Hours) -> Speeds:
     return Speeds(costs, factors={pair: (hours[pair] or never) / 2 for pair in pairs})
 
 
-def _least_hours(jobs: list[Key], hours: Hours) -> float:
+def _least_hours(jobs: list[ModelBatch], hours: Hours) -> float:
     """The least that any way to pair these jobs takes, or to leave some alone."""
 
     @cache

@@ -39,7 +39,7 @@ from hpcsched.policy import POLICIES, make_policy
 from hpcsched.policy.options import Number
 from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
 from hpcsched.sim.engine import Simulation
-from hpcsched.testing.families import FAMILIES, SIZES, JobSet, random_set, wrong
+from hpcsched.testing.families import FAMILIES, SIZE_LAWS, JobSet, random_set, wrong
 
 HERE = Path(__file__).parent
 BASELINES = ("marble", "exclusive")
@@ -92,7 +92,7 @@ def play(jobs: JobSet, policy: str, options: Mapping[str, Any], beliefs: Sequenc
     plans_s: list[float] = []
     simulation.machine.make_plan = _timed(simulation.machine.make_plan, plans_s)
     done = simulation.run()
-    by_name = {job.spec.name: job for job in done.jobs.values()}
+    by_name = {job.spec.name: job for job in done.run.jobs.values()}
     ends = [by_name[spec.name] for spec in jobs.jobs]
     if any(job.state is not JobState.COMPLETED for job in ends):
         raise RuntimeError(f"{jobs.name} under {policy}: not all jobs completed")
@@ -275,7 +275,9 @@ def parse() -> argparse.Namespace:
     beliefs.add_argument("--no-profiles", action="store_true", help="policies know no profiles")
     parser.add_argument("--only-family", choices=sorted(FAMILIES))
     parser.add_argument("--jobs-max", type=int, default=100)
-    parser.add_argument("--sizes", choices=SIZES, default=SIZES[0], help="how the numbers of jobs are drawn")
+    parser.add_argument(
+        "--sizes", choices=SIZE_LAWS, default=SIZE_LAWS[0], help="how the numbers of jobs are drawn"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path, metavar="FILE", help="where to write the ratios")
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead of tables")
@@ -333,7 +335,7 @@ def _variant(options: argparse.Namespace) -> str:
     words = [options.only_family, options.goal, f"eps-{options.eps}" if options.eps else None]
     words += [f"arrivals-{options.arrivals:g}"] if options.arrivals else []
     words += [f"wrong-{options.wrong:g}"] if options.wrong else []
-    words += [options.sizes] if options.sizes != SIZES[0] else []
+    words += [options.sizes] if options.sizes != SIZE_LAWS[0] else []
     words += ["no-profiles"] if options.no_profiles else []
     return "".join(f"-{word}" for word in words if word)
 

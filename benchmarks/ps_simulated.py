@@ -2,7 +2,7 @@
 
     python benchmarks/ps_simulated.py [--json] [--quick]
 
-The five CNNs of the paper's section V, as `planning.ps.calibrated` models them, on clusters A (100 cores) and
+The five CNNs of the paper's section V, as `profiles.ps.nearchus` models them, on clusters A (100 cores) and
 B (300). Alone (its Figures 7, 9, 12): the whole cluster is the budget, and there are as many steps as FA-BF
 makes in HOURS. The trace (Figure 11): JOBS jobs, one an hour by a Poisson process, each drawn from a pool of
 30, which are the POOL's budgets and lengths with each model; the same jobs on both clusters. Lengths are such
@@ -12,7 +12,7 @@ All of it twice: with the paper's times, steady after 390 s (it says 5 to 8 minu
 (chosen: it does not say), and with what hpcsched takes by default.
 
 What Optimus comes to depends on the 20 configurations that it has measured first. So it is there with those
-of `planning.ps.optimus.sampled`, by which the models were calibrated, and with some drawn at random.
+of `planning.ps.whatif.optimus.sampled`, by which the models were calibrated, and with some drawn at random.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from common import Report, main
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobSpec, JobState, Kind
-from hpcsched.planning.ps.calibrated import CLUSTERS, WORKLOADS, Cluster, workload
 from hpcsched.planning.ps.model import usage
-from hpcsched.planning.ps.optimus import SAMPLES
-from hpcsched.planning.ps.search import NODE_CPUS, best, best_fixed
-from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.training import PsTraining
+from hpcsched.planning.ps.whatif.best import NODE_CORES, best, best_fixed
+from hpcsched.planning.ps.whatif.optimus import MAX_FIRST_SAMPLES
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.fixed_nodes import Rule
+from profiles.ps.nearchus import CLUSTERS, WORKLOADS, Cluster, workload
 
 TIMES: dict[str, dict[str, float]] = {
     "paper's times": {"start_s": 30.0, "stable_s": 390.0, "build_s": 0.0, "change_s": 30.0},
@@ -67,20 +67,20 @@ class Case:
     """A cluster with the models on it, and what is compared there, by name."""
 
     cluster: Cluster
-    trainings: dict[str, Training]
+    trainings: dict[str, PsTraining]
     rules: dict[str, Rule]
 
     @classmethod
     def of(cls, name: str, times: str, draws: int) -> Case:
         cluster = CLUSTERS[name]
         trainings = {
-            model: Training(model=workload(model, cluster), link=cluster.link, **TIMES[times])
+            model: PsTraining(model=workload(model, cluster), link=cluster.link, **TIMES[times])
             for model in WORKLOADS
         }
         cores = cluster.budget
         rules = {rule: Rule.of(rule, trainings, cores) for rule in ("dtconfig", "optimus", "fixed")}
         for seed in range(draws):
-            drawn = _drawn(int(cores / NODE_CPUS), seed)
+            drawn = _drawn(int(cores / NODE_CORES), seed)
             rules[f"optimus, drawn {seed}"] = Rule.of("optimus", trainings, cores, drawn)
         return cls(cluster, trainings, rules)
 
@@ -237,7 +237,7 @@ def _most_waiting(jobs: Sequence[Job]) -> int:
 def _drawn(nodes: int, seed: int) -> list[tuple[int, int]]:
     """Configurations of so many nodes at most, as many as `sampled` has."""
     every = [(servers, size - servers) for size in range(2, nodes + 1) for servers in range(1, size)]
-    return random.Random(seed).sample(every, SAMPLES)
+    return random.Random(seed).sample(every, MAX_FIRST_SAMPLES)
 
 
 def _job(name: str, model: str, cpus: int, steps: int, submit_at: float = 0.0) -> JobSpec:

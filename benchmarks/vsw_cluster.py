@@ -31,9 +31,9 @@ import numpy as np
 from common import ROOT, Report, main
 from vsw_policies import POLICIES, Cluster, Course, Outcome, Step, simulate
 
-from hpcsched.planning.vsw.configure import Gpu, configure, scale
+from hpcsched.planning.vsw.configure import ClusterGpu, configure, scale
 from hpcsched.planning.vsw.costs import iteration_s, sync_method
-from hpcsched.planning.vsw.profile import Profile
+from hpcsched.planning.vsw.profile import VswProfile
 
 DATA = Path(__file__).parent / "data"
 PROFILE = ROOT / "profiles" / "vsw" / "resnet50-v100-p100.json"
@@ -77,11 +77,15 @@ class Mixed:
     """The measured hosts of a profile, each so many times."""
 
     def __init__(self, copies: int) -> None:
-        profile = Profile.parse(json.loads(PROFILE.read_text()), where=PROFILE.name)
+        profile = VswProfile.parse(json.loads(PROFILE.read_text()), where=PROFILE.name)
         self._costs = profile.costs
         kinds = sorted({gpu.kind for gpu in profile.cluster}, key=TFLOPS.__getitem__)
         hosts = [
-            tuple(Gpu(kind=gpu.kind, host=f"{gpu.host}-{i}") for gpu in profile.cluster if gpu.kind == kind)
+            tuple(
+                ClusterGpu(kind=gpu.kind, host=f"{gpu.host}-{i}")
+                for gpu in profile.cluster
+                if gpu.kind == kind
+            )
             for kind in kinds
             for i in range(copies)
         ]
@@ -93,16 +97,16 @@ class Mixed:
         self.best = cache(self._best)
         self.equal = cache(self._equal)
 
-    def count(self, gpus: tuple[Gpu, ...]) -> int:
+    def count(self, gpus: tuple[ClusterGpu, ...]) -> int:
         return len(gpus)
 
-    def price(self, gpus: tuple[Gpu, ...]) -> float:
+    def price(self, gpus: tuple[ClusterGpu, ...]) -> float:
         return sum(TFLOPS[gpu.kind] for gpu in gpus) / max(TFLOPS.values())
 
-    def slowest(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    def slowest(self, gpus: tuple[ClusterGpu, ...]) -> tuple[ClusterGpu, ...]:
         return (min(gpus, key=lambda gpu: TFLOPS[gpu.kind]),)
 
-    def _equal(self, gpus: tuple[Gpu, ...], batch: int) -> Step:
+    def _equal(self, gpus: tuple[ClusterGpu, ...], batch: int) -> Step:
         local_batch, rounds = _split(batch / len(gpus), self.least, self._local_batches[-1])
         seconds = max(
             iteration_s(
@@ -119,11 +123,11 @@ class Mixed:
         )
         return Step(batch=local_batch * rounds * len(gpus), seconds=seconds)
 
-    def _best(self, gpus: tuple[Gpu, ...], batch: int) -> Step:
+    def _best(self, gpus: tuple[ClusterGpu, ...], batch: int) -> Step:
         found = configure(self._costs, gpus, batch, local_batches=self._local_batches)
         return Step(batch=found.global_batch, seconds=found.iter_s, how=(found.local_batch, found.shares))
 
-    def best_set(self, trajectory: Sequence[int]) -> tuple[Gpu, ...]:
+    def best_set(self, trajectory: Sequence[int]) -> tuple[ClusterGpu, ...]:
         parts = [(batch, 1.0) for batch in trajectory]
         every = self.hosts[-1]
         found = scale(self._costs, every, parts, local_batches=self._local_batches)

@@ -26,7 +26,7 @@ from common import Report, main, median, ms
 from networks import NETS, deterministic, distance, network, short, usable_device
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.vsw.costs import Speed
+from hpcsched.planning.vsw.costs import BatchTimes
 from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.worker.session.session import session_of
 from hpcsched.worker.session.trainer import Parts
@@ -141,7 +141,7 @@ class Bench:
         for local, group in itertools.groupby(found.points, lambda point: point.local_batch):
             self._tell(net, local, list(group), found.costs.speeds[local], ended)
 
-    def _tell(self, net: str, local: int, points: Sequence[Point], speed: Speed, ended: str) -> None:
+    def _tell(self, net: str, local: int, points: Sequence[Point], speed: BatchTimes, ended: str) -> None:
         samples_s = [point.samples_s for point in points]
         name = f"{net}_local_{local}"
         self.report.results[f"{name}_samples_per_s"] = samples_s
@@ -191,14 +191,14 @@ class Bench:
             torch.cuda.empty_cache()
 
 
-def foretold(speed: Speed) -> list[float]:
+def foretold(speed: BatchTimes) -> list[float]:
     """How far the time of each number of workers at once between the others is from what those foretell, as a
     part of it; nothing where there are fewer than four."""
     errors = []
     counts = sorted(speed.times)
     for left_out in counts[1:-1] if len(counts) > 3 else ():
         others = {n: times for n, times in speed.times.items() if n != left_out}
-        guess = Speed(local_batch=speed.local_batch, times=others, most=speed.most).at(left_out)
+        guess = BatchTimes(local_batch=speed.local_batch, times=others, most=speed.most).at(left_out)
         true = speed.times[left_out]
         compute_s = true.forward_s + true.backward_s
         errors.append(abs((guess.forward_s + guess.backward_s) / compute_s - 1))

@@ -26,20 +26,20 @@ from math import inf, log
 
 from common import ROOT, Report, main, median, ms
 
-from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, configure, scale
+from hpcsched.planning.vsw.configure import ClusterGpu, NoConfiguration, configure, scale
 from hpcsched.planning.vsw.costs import (
     MIB,
-    Costs,
+    AllReduceCost,
+    AllReduceCosts,
+    BatchTimes,
     GpuCosts,
-    Line,
-    Network,
-    Speed,
     Times,
     Unknown,
+    VswCosts,
     fit_line,
     iteration_s,
 )
-from hpcsched.planning.vsw.profile import Profile
+from hpcsched.planning.vsw.profile import VswProfile
 from hpcsched.planning.vsw.solver import Infeasible, Option, solve
 
 SIZES = ((8, 8, 2592, 0.05), (16, 16, 2592, 0.05), (64, 4, 10_000, 1.0))
@@ -127,7 +127,7 @@ def _scaling(report: Report, *, quick: bool) -> None:
     rng = random.Random(0)
     costs = _costs(rng, kinds=4, local_batches=(32, 64, 128))
     count = 8 if quick else 64
-    gpus = [Gpu(kind=f"kind{i // 4 % 4}", host=f"host{i // 4}") for i in range(count)]
+    gpus = [ClusterGpu(kind=f"kind{i // 4 % 4}", host=f"host{i // 4}") for i in range(count)]
     trajectory = [(round(1024 * 1.15**i), 10_000.0) for i in range(20)]
     taken = []
     for _ in range(1 if quick else 5):
@@ -185,15 +185,15 @@ def _exact_sets(report: Report, *, cases: int) -> None:
         batches = (1, 3)[case % 2]
         costs = _costs(rng, kinds=3, local_batches=(16, 32))
         gpus = [
-            Gpu(kind=f"kind{rng.randrange(3)}", host=f"host{rng.randrange(3)}")
+            ClusterGpu(kind=f"kind{rng.randrange(3)}", host=f"host{rng.randrange(3)}")
             for _ in range(rng.randint(2, 6))
         ]
         trajectory = [(rng.choice((64, 100, 200, 256, 500)), 1000.0) for _ in range(batches)]
 
         def epoch_s(
             chosen: tuple[int, ...],
-            costs: Costs = costs,
-            gpus: list[Gpu] = gpus,
+            costs: VswCosts = costs,
+            gpus: list[ClusterGpu] = gpus,
             trajectory: list[tuple[int, float]] = trajectory,
         ) -> float:
             own = [gpus[i] for i in chosen]
@@ -224,7 +224,7 @@ def _exact_sets(report: Report, *, cases: int) -> None:
         )
 
 
-def _costs(rng: random.Random, *, kinds: int, local_batches: tuple[int, ...]) -> Costs:
+def _costs(rng: random.Random, *, kinds: int, local_batches: tuple[int, ...]) -> VswCosts:
     """GPUs made up: throughput rises by the logarithm of the workers."""
     gpus = {}
     for kind in range(kinds):
@@ -236,18 +236,21 @@ def _costs(rng: random.Random, *, kinds: int, local_batches: tuple[int, ...]) ->
             for n in {1, most}:
                 taken_s = sample_s * rng.uniform(0.95, 1.05) * local_batch * n / (1 + gain * log(n))
                 times[n] = Times(data_s=0.1 * taken_s, forward_s=0.3 * taken_s, backward_s=0.6 * taken_s)
-            speeds[local_batch] = Speed(local_batch=local_batch, times=times, most=most)
+            speeds[local_batch] = BatchTimes(local_batch=local_batch, times=times, most=most)
         gpus[f"kind{kind}"] = GpuCosts(speeds=speeds, update_s=0.005, copy_s=0.002)
-    lines = [Line(per_byte_s=rng.uniform(0.5, 5) * 1e-10, latency_s=rng.uniform(0, 0.004)) for _ in range(2)]
-    network = Network(within=lines[0], between=lines[1])
-    return Costs(gpus=gpus, buckets=(8 * MIB, 25 * MIB, 25 * MIB, 9 * MIB), network=network)
+    lines = [
+        AllReduceCost(per_byte_s=rng.uniform(0.5, 5) * 1e-10, latency_s=rng.uniform(0, 0.004))
+        for _ in range(2)
+    ]
+    network = AllReduceCosts(within=lines[0], between=lines[1])
+    return VswCosts(gpus=gpus, buckets=(8 * MIB, 25 * MIB, 25 * MIB, 9 * MIB), network=network)
 
 
 # -- how well steps are predicted ----------------------------------------------------------------------
 
 
 def _iterations(report: Report) -> None:
-    costs = Profile.parse(json.loads(PROFILE.read_text()), where=PROFILE.name).costs
+    costs = VswProfile.parse(json.loads(PROFILE.read_text()), where=PROFILE.name).costs
     errors: list[float] = []
     refused = 0
     for kind, own in costs.gpus.items():
@@ -271,7 +274,7 @@ def _iterations(report: Report) -> None:
     )
 
 
-def _step_s(costs: Costs, kind: str, local_batch: int, n: int) -> float:
+def _step_s(costs: VswCosts, kind: str, local_batch: int, n: int) -> float:
     return iteration_s(
         costs,
         kind,
@@ -284,7 +287,7 @@ def _step_s(costs: Costs, kind: str, local_batch: int, n: int) -> float:
     )
 
 
-def _without(costs: Costs, kind: str, local_batch: int, n: int | None = None) -> Costs:
+def _without(costs: VswCosts, kind: str, local_batch: int, n: int | None = None) -> VswCosts:
     """As if this point, or nothing with this local batch, had been measured."""
     own = costs.gpus[kind]
     speed = own.speeds[local_batch]

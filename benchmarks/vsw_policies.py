@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsched.planning.vsw.batching import METRICS, Batching
+from hpcsched.planning.vsw.batching import METRICS, BatchRule
 from hpcsched.planning.vsw.forecast import forecast, with_fluctuations
 
 EVERY, RATE, THRESHOLD = 100, 0.1, 0.1
@@ -236,9 +236,9 @@ def simulate(
     return out
 
 
-def _rule(cluster: Cluster, low: int, high: int) -> Batching:
+def _rule(cluster: Cluster, low: int, high: int) -> BatchRule:
     """The rule of section 6.1, for JABAS and SimiGrad alike."""
-    return Batching(
+    return BatchRule(
         low=low,
         high=high,
         unit=2 * cluster.least,
@@ -249,7 +249,7 @@ def _rule(cluster: Cluster, low: int, high: int) -> Batching:
     )
 
 
-def _expected(policy: Policy, rule: Batching, cells: Sequence[float], wish: float) -> list[int]:
+def _expected(policy: Policy, rule: BatchRule, cells: Sequence[float], wish: float) -> list[int]:
     """The batches of the next epoch."""
     if policy.gpus == "last" or not cells:
         return [rule.rounded(wish)]

@@ -8,107 +8,66 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcsched import trust
+from hpcsched.contract.schema import check, either, flag, many, number, one_of, printed, table, text, whole
 from hpcsched.errors import ConfigError
-
-
-class Key(NamedTuple):
-    """What a setting may be: `check` says whether a value will do, `accepted` says it to people."""
-
-    check: Callable[[Any], bool]
-    accepted: str
-
-
-def _text(accepted: str) -> Key:
-    return Key(lambda value: isinstance(value, str) and bool(value) and value.isprintable(), accepted)
-
-
-def _one_of(*words: str) -> Key:
-    return Key(lambda value: value in words, ", ".join(words[:-1]) + f" or {words[-1]}")
-
-
-def _at_least(least: float, accepted: str) -> Key:
-    return Key(lambda v: type(v) in (int, float) and least <= v < inf, accepted)
-
-
-def _whole(least: int, accepted: str) -> Key:
-    return Key(lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= least, accepted)
-
-
-def _texts(accepted: str) -> Key:
-    def check(value: Any) -> bool:
-        return isinstance(value, list) and all(isinstance(v, str) and v and v.isprintable() for v in value)
-
-    return Key(check, accepted)
-
-
-def _flag(accepted: str) -> Key:
-    return Key(lambda value: isinstance(value, bool), f"true or false: {accepted}")
-
-
-_HOSTS = _texts("").check
 
 PROJECT = "hpcsched.toml"
 """The project's file, in the working directory."""
 
-KEYS: dict[str, Key] = {
-    "dir": _text("the run directory"),
-    "devices": _text("auto, cuda[:N], cpu:N or replay:N[@SPEED]"),
-    "device_type": _text("the device type whose profiles count"),
-    "policy": _text("the name of a policy"),
-    "policy_option": Key(lambda value: isinstance(value, dict), "a table of the policy's options"),
-    "profiles": _texts("a list of profile files or names of shipped ones"),
-    "database": _text("the path of the database"),
-    "grace": _at_least(0, "seconds a worker has at least to save"),
-    "monitor": _at_least(0.1, "seconds (0.1 or more) between two samples of the devices"),
-    "batch": _one_of("auto", "slurm", "lsf", "none"),
-    "launcher": _one_of("auto", "srun", "blaunch", "jsrun", "ssh", "local"),
-    "hosts": Key(
-        lambda value: _HOSTS([value]) or (_HOSTS(value) and bool(value)), "host names: a list, or with commas"
-    ),
-    "interface": _text("the name or address of the network interface that hosts meet on"),
-    "margin": _at_least(0, "seconds before the end at which saving starts at the latest"),
-    "requeue": _flag("put the batch job back into its queue when time is up and work is left"),
-    "chain": _flag("submit a follow-up job when time is up and work is left"),
-    "chain_script": _text("the batch script of the follow-up job"),
-    "max_restarts": _whole(0, "how often a batch job may come back: a whole number"),
-    "checkpoints": _text("a directory on a shared filesystem for checkpoints"),
-    "pyslurm": _one_of("auto", "off"),
-    "warm": Key(
-        lambda v: v in ("auto", "off") or (type(v) is int and v >= 0),
+KEYS = {
+    "dir": printed("the run directory"),
+    "devices": printed("auto, cuda[:N], cpu:N or replay:N[@SPEED]"),
+    "device_type": printed("the device type whose profiles count"),
+    "policy": printed("the name of a policy"),
+    "policy_option": table("a table of the policy's options"),
+    "profiles": many(printed(""), "a list of profile files or names of shipped ones"),
+    "database": printed("the path of the database"),
+    "grace": number("seconds a worker has at least to save", minimum=0),
+    "monitor": number("seconds (0.1 or more) between two samples of the devices", minimum=0.1),
+    "batch": one_of("auto", "slurm", "lsf", "none"),
+    "launcher": one_of("auto", "srun", "blaunch", "jsrun", "ssh", "local"),
+    "hosts": either("host names: a list, or with commas", printed(""), many(printed(""), "", least=1)),
+    "interface": printed("the name or address of the network interface that hosts meet on"),
+    "margin": number("seconds before the end at which saving starts at the latest", minimum=0),
+    "requeue": flag("put the batch job back into its queue when time is up and work is left"),
+    "chain": flag("submit a follow-up job when time is up and work is left"),
+    "chain_script": printed("the batch script of the follow-up job"),
+    "max_restarts": whole("how often a batch job may come back: a whole number", 0),
+    "checkpoints": printed("a directory on a shared filesystem for checkpoints"),
+    "pyslurm": one_of("auto", "off"),
+    "warm": either(
         "auto, off, or how many warm processes wait on a host: a whole number",
+        one_of("auto", "off"),
+        whole("", 0),
     ),
-    "cpus_per_gpu": _whole(0, "cores kept for the jobs of each GPU: a whole number"),
-    "python": _text("the Python interpreter of jobs that name no environment"),
-    "script": Key(lambda value: isinstance(value, dict), "a table: what `hpcsched script` writes"),
+    "cpus_per_gpu": whole("cores kept for the jobs of each GPU: a whole number", 0),
+    "python": printed("the Python interpreter of jobs that name no environment"),
+    "script": table("a table: what `hpcsched script` writes"),
 }
 
-SCRIPT_KEYS: dict[str, Key] = {
-    "time": Key(
-        lambda v: isinstance(v, int | str) and not isinstance(v, bool) and bool(v),
-        'the time limit: minutes, or "90m", "2h", "2:00:00", "1-12:00:00"',
-    ),
-    "nodes": _whole(1, "hosts: 1 or more"),
-    "gpus_per_node": _whole(0, "GPUs on each host: 0 or more"),
-    "cpus": _whole(1, "CPUs on each host: 1 or more"),
-    "cpus_per_gpu": _whole(1, "CPUs for each GPU: 1 or more"),
-    "partition": _text("a partition (Slurm) or queue (LSF)"),
-    "account": _text("an account (Slurm) or project (LSF)"),
-    "name": _text("the batch job's name"),
-    "mail": _text("a mail address"),
-    "again": _one_of("requeue", "chain", "once"),
-    "launcher": _one_of("auto", "srun", "blaunch", "jsrun", "ssh", "local"),
-    "modules": _texts("a list of modules to load"),
-    "setup": _texts("a list of shell lines"),
-    "directives": _texts('a list of further directives, such as "--exclusive"'),
-    "gpu_option": _one_of("gres", "gpus-per-node", "gpu", "none"),
-    "host_option": _one_of("span", "nnodes"),
+SCRIPT_KEYS = {
+    "time": either('the time limit: minutes, or "90m", "2h", "2:00:00", "1-12:00:00"', whole(""), text("")),
+    "nodes": whole("hosts: 1 or more", 1),
+    "gpus_per_node": whole("GPUs on each host: 0 or more", 0),
+    "cpus": whole("CPUs on each host: 1 or more", 1),
+    "cpus_per_gpu": whole("CPUs for each GPU: 1 or more", 1),
+    "partition": printed("a partition (Slurm) or queue (LSF)"),
+    "account": printed("an account (Slurm) or project (LSF)"),
+    "name": printed("the batch job's name"),
+    "mail": printed("a mail address"),
+    "again": one_of("requeue", "chain", "once"),
+    "launcher": one_of("auto", "srun", "blaunch", "jsrun", "ssh", "local"),
+    "modules": many(printed(""), "a list of modules to load"),
+    "setup": many(printed(""), "a list of shell lines"),
+    "directives": many(printed(""), 'a list of further directives, such as "--exclusive"'),
+    "gpu_option": one_of("gres", "gpus-per-node", "gpu", "none"),
+    "host_option": one_of("span", "nnodes"),
 }
 """What may stand in the table [script]."""
 
@@ -157,28 +116,19 @@ class Settings:
         import tomllib  # most commands find no such file, and login nodes are slow
 
         try:
-            table = tomllib.loads(content.decode())
+            given = tomllib.loads(content.decode())
         except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
             raise ConfigError(where=str(path), got=f"not valid TOML: {error}", accepted="TOML") from error
-        _check(table, KEYS, where=str(path))
-        script = table.pop("script", {})
-        _check(script, SCRIPT_KEYS, where=str(path), prefix="script.")
+        check(given, KEYS, where=str(path), unknown="unknown setting")
+        script = given.pop("script", {})
+        check(script, SCRIPT_KEYS, where=str(path), prefix="script.", unknown="unknown setting")
         if script:
             self.values["script"] = {**self.values.get("script", {}), **script}
             self.origins.update((f"script.{key}", str(path)) for key in script)
-        for key, value in table.items():
+        for key, value in given.items():
             # As the command line takes them.
             self.values[key] = ",".join(value) if key == "hosts" and isinstance(value, list) else value
             self.origins[key] = str(path)
-
-
-def _check(table: Mapping[str, Any], keys: Mapping[str, Key], *, where: str, prefix: str = "") -> None:
-    for key, value in table.items():
-        name = prefix + (key if key.isprintable() else repr(key))
-        if key not in keys:
-            raise ConfigError(where=where, key=name, got="unknown setting", accepted=", ".join(keys))
-        if not keys[key].check(value):
-            raise ConfigError(where=where, key=name, got=repr(value), accepted=keys[key].accepted)
 
 
 def load(environ: Mapping[str, str], *, here: Path, config: Path | None = None) -> Settings:

@@ -1,4 +1,5 @@
-"""What the documentation shows of the code, written anew: tables between marks in pages, and pictures.
+"""What the documentation shows of the code, written anew: tables between marks in pages, pictures, and
+the schemas of files that users write.
 
 python docs/tools/pages.py            writes them
 python docs/tools/pages.py --check    names those that are out of date; exit code 1 if there are any
@@ -14,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
 
+import options  # noqa: E402
 import reasons  # noqa: E402
 import results  # noqa: E402
 import rooms  # noqa: E402
@@ -24,20 +26,24 @@ PARTS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/states.md", "attempts"): states.table_of_attempts,
     ("docs/states.md", "reasons"): reasons.tables,
     ("docs/architecture.md", "rooms"): rooms.table,
+    ("docs/job-files.md", "strategies"): options.strategies,
     **results.parts(),
 }
 """Page and part to its text, which stands between `<!-- NAME: ... -->` and `<!-- end of NAME -->`."""
 
-PICTURES: dict[str, Callable[[], str]] = {
+FILES: dict[str, Callable[[], str]] = {
     "docs/job-states.svg": states.picture_of_jobs,
     "docs/attempts.svg": states.picture_of_attempts,
     "docs/rooms.svg": rooms.picture,
+    "schemas/jobs.json": options.jobs,
+    "schemas/search.json": options.searches,
+    "schemas/settings.json": options.settings,
 }
 
 
 def written() -> dict[Path, str]:
-    """Each page and each picture with what is to be in it."""
-    files = {ROOT / name: picture() for name, picture in PICTURES.items()}
+    """Each page and each other file with what is to be in it."""
+    files = {ROOT / name: text() for name, text in FILES.items()}
     for (page, name), text in PARTS.items():
         path = ROOT / page
         files[path] = _with_part(files.get(path) or path.read_text(), name, text())

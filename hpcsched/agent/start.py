@@ -231,6 +231,7 @@ def run(
         unfinished = [job.spec for job in machine.run.jobs.values() if not job.state.final]
         clock = RunClock(at=machine.run.now, speed=place.speed)
         started = ev.AgentStarted(
+            rules=ev.RULES,
             at=machine.run.now,
             wall=time.time(),
             devices=place.inventory,

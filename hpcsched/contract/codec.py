@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any, Callable, TypeVar
 
+from hpcsched.contract.schema import LARGEST
 from hpcsched.errors import BadInput
 from hpcsched.printing import printable
 
@@ -19,7 +20,7 @@ LINE_BYTES = 2**16
 MOST_DEPTH = 64
 """The most tables and lists within each other: far below what any reader's recursion can take."""
 
-MOST_STEPS = 2**53
+MOST_STEPS = LARGEST
 
 _MOST_WHOLE = 2**63 - 1
 _MOST_SAID = 300

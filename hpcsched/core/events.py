@@ -15,6 +15,12 @@ from hpcsched.core.plan import Plan
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 
+RULES = 2
+"""The version of the rules by which decisions are made in lives that begin now (see docs/adr/0030).
+
+1: all that 0.1.0 to 0.2.0 decided. 2: packs by what was measured of them.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -41,6 +47,8 @@ class AgentStarted(Event):
     `seen_steps` says, by job, how far its attempt was by the last snapshot. The job file that this life began
     with: `updated` are definitions taken from it, by job, `kept` the keys of which it says otherwise than the
     run, by job (none: of none), and `again` the jobs that are to run again with what was taken.
+
+    `rules` is the version of the rules by which this life decides: a replay decides by them too.
     """
 
     wall: float
@@ -59,6 +67,7 @@ class AgentStarted(Event):
     kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     again: tuple[int, ...] = ()
     run_id: str = ""
+    rules: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

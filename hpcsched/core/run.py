@@ -33,6 +33,8 @@ class Run:
         """The name that the run's processes carry; "" where the journal does not say."""
         self.grace_s = 30.0
         self.lives: list[Life] = []
+        self.rules = 1
+        """The version of the rules by which the present life decides (`events.RULES`)."""
         self.jobs: dict[int, Job] = {}
         self.by_name: dict[str, int] = {}
         self.active: dict[int, Job] = {}
@@ -85,7 +87,7 @@ class Run:
         """Note that another agent has taken the run over."""
         self.lives.append(Life(event.at, event.wall, len(event.devices)))
         self.grace_s, self.run_id = event.grace_s, event.run_id or self.run_id
-        self.plan = None
+        self.rules, self.plan = event.rules, None
 
     def add(self, job: Job) -> None:
         """Take a submitted job in."""

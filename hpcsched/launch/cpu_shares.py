@@ -18,11 +18,11 @@ from pathlib import Path
 
 from hpcsched.launch.orphans import Process
 from hpcsched.launch.proc import stat
-from hpcsched.planning.ps.bucket import CREDIT_S, Bucket
+from hpcsched.planning.ps.bucket import MAX_CREDIT_S, TokenBucket
 
 TICK_S = 0.004
 """How often to look at what a running group has used."""
-CENSUS_S = CREDIT_S
+CENSUS_S = MAX_CREDIT_S
 """How often to look for new processes in the groups, which are charged with all that they have used by then.
 More seldom, and a group would seem to have used nothing for longer than it may save up."""
 CLOSE_S = 5.0
@@ -179,7 +179,7 @@ class _Group:
         self._own_s: dict[int, float] = {}
         self._inherited_s = self._lost_s = 0.0
         self.count(pids)
-        self.bucket = Bucket(share, now, self._total_s())
+        self.bucket = TokenBucket(share, now, self._total_s())
 
     def used_s(self) -> float:
         """CPU seconds so far; who has ended counts as last seen until the members are counted again."""

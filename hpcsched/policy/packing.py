@@ -9,7 +9,7 @@ GPUs stay free, those that ride go there, one after the other from the fullest p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,9 +19,12 @@ from hpcsched.core.mechanisms.packing.view import PackDecision, PackView, Part, 
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import LookAgain
+from hpcsched.planning.packing.costs import ModelBatch
+from hpcsched.planning.packing.joining import MAX_MEMBERS, best_place, costs_of, pays
+from hpcsched.planning.packing.speeds import MemberKind, Speeds
 
-MOST = 8
-"""Jobs of a pack, unless their strategies say otherwise: the gain grows little beyond (pack, Figure 4)."""
+COST_MODEL = 2
+"""The version of the rules from which on packs are chosen by what was measured of them."""
 
 WINDOW = 100
 """Waiting jobs that are looked at: a decision must not take time in the length of the queue."""
@@ -58,12 +61,10 @@ class PackingRule:
         for job in islice(view.waiting(), WINDOW):
             if not places or not is_packed(job.spec) or job.id in view.packs.alone:
                 break
-            found = [
-                (_fit(job, jobs), gpu) for gpu, jobs in places.items() if not _why_not(view, gpu, jobs, job)
-            ]
+            found = {gpu: jobs for gpu, jobs in places.items() if not _why_not(view, gpu, jobs, job)}
             if not found or not view.in_time(job, starting):
                 continue
-            _, gpu = min(found)
+            gpu = _best(view, found, job)
             names = ", ".join(other.spec.name for other in places[gpu])
             facts = {"gpu": gpu, "members": len(places[gpu]) + 1, "others": names}
             decisions.append(Ride(job=job, gpu=gpu, reason=Reason(Why.PACKED, facts)))
@@ -168,7 +169,7 @@ def _why_not(view: PackView, gpu: int, jobs: list[Job], newcomer: Job) -> str:
         return "those who train there are leaving"
     if key_of(newcomer.spec) != key_of(jobs[0].spec):
         return f"job {jobs[0].id} ({jobs[0].spec.name}) is of another kind"
-    most = min(int(job.spec.strategy.get("most", MOST)) for job in together)
+    most = min(int(job.spec.strategy.get("most", MAX_MEMBERS)) for job in together)
     if len(together) > most:
         return f"{len(jobs)} train there, at most {most} may"
     if not _fits(view, gpu, together):
@@ -193,8 +194,11 @@ def _fits(view: PackView, gpu: int, jobs: list[Job]) -> bool:
 
 
 def _pays(view: PackView, jobs: list[Job]) -> bool:
-    """Whether one more is quicker than after the others; where that was never measured the pack finds out,
-    and has its members take turns if not."""
+    """Whether one more is done sooner there than after the others; where that was never measured the pack
+    finds out, and has its members take turns if not."""
+    if speeds := _speeds(view, jobs):
+        *members, newcomer = (_kind(job) for job in jobs)
+        return pays(speeds, members, newcomer)
     profile = view.loaded(jobs[-1])
     if profile is None or any(job.spec.model != jobs[-1].spec.model for job in jobs):
         return True
@@ -202,9 +206,35 @@ def _pays(view: PackView, jobs: list[Job]) -> bool:
     return now_s is None or then_s is None or then_s - now_s < 1 / profile.rate(1)
 
 
+def _best(view: PackView, places: Mapping[int, list[Job]], job: Job) -> int:
+    """The GPU of these that a job is to join: where all are done soonest, as far as that was measured; else,
+    and of those that are equal, where the fewest train, and the most similar ones (section 5.3)."""
+    like = sorted(places, key=lambda gpu: (*_fit(job, places[gpu]), gpu))
+    if speeds := _speeds(view, [job, *(other for jobs in places.values() for other in jobs)]):
+        kinds = {gpu: [_kind(other) for other in places[gpu]] for gpu in like}
+        gpu = best_place(speeds, kinds, _kind(job))
+        assert gpu is not None, "it joins none where that does not pay"
+        return gpu
+    return like[0]
+
+
+def _speeds(view: PackView, jobs: list[Job]) -> Speeds | None:
+    """What packs of these jobs take; None if that was not measured, or their work is not known."""
+    if view.rules < COST_MODEL or any(job.remaining is None for job in jobs):
+        return None
+    costs = [costs_of(view.loaded(job)) for job in {job.spec.model: job for job in jobs}.values()]
+    known = [each for each in costs if each is not None]
+    return Speeds(known) if len(known) == len(costs) else None
+
+
+def _kind(job: Job) -> MemberKind:
+    """The job as far as predictions go, by the steps that it has still to do."""
+    return MemberKind(ModelBatch(job.spec.model, 1), job.remaining or 0)
+
+
 def _fit(job: Job, others: list[Job]) -> tuple[int, int]:
     """How well a job goes with those on a GPU, less is better: how many they are, and in how many arguments
-    the one most like it differs (section 5.3: similar models pack well together)."""
+    the one most like it differs."""
     return len(others), min(_differences(job, other) for other in others)
 
 

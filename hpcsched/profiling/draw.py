@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from hpcsched.core.profile import Cost, Profile
 from hpcsched.store.profiles import describe
 
-BAR = 40
-"""Characters of the longest bar of a curve."""
+MAX_BAR = 40
+"""Characters of the longest bar of a curve (chosen)."""
 
 
 def table_of(profiles: Sequence[Profile]) -> str:
@@ -45,7 +45,7 @@ def curve_of(profile: Profile) -> str:
         _column("GROW_S", profile.grow_s, counts, "{:.2f}".format),
         _column("SHRINK_S", profile.shrink_s, counts, "{:.2f}".format),
         _column("MIB", profile.memory_mib, counts, "{:.0f}".format),
-        ["", *("#" * max(1, round(BAR * rates[g] / most)) + " <- optimal" * (g == best) for g in counts)],
+        ["", *("#" * max(1, round(MAX_BAR * rates[g] / most)) + " <- optimal" * (g == best) for g in counts)],
     ]
     shown = [column for column in columns if column]
     drawn = aligned(list(zip(*shown, strict=True)), left=(len(shown) - 1,))

@@ -21,13 +21,13 @@ from hpcsched.devices.base import Devices
 from hpcsched.errors import BadInput, ConfigError
 from hpcsched.launch.base import Launcher, LaunchPlan
 from hpcsched.planning.burst.graph import LayerProfile
-from hpcsched.profiling.probing import Probe, ProbeFailed, kept_if_it_fails, started
+from hpcsched.profiling.probing import ProbeFailed, ProbeRun, kept_if_it_fails, started
 from hpcsched.profiling.trial import output_of, plan_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How to measure: at these `batches` (empty: 1, 2, 4, ... up to the trainer's global batch).
+class LayerProbeSettings:
+    """Settings of a measurement of layers: at these `batches` (empty: 1, 2, 4, ... up to the global batch).
 
     `seconds` is what the measured runs of a layer at a batch may take, `timeout_s` the longest wait for the
     next layer.
@@ -43,7 +43,7 @@ def probe(
     *,
     devices: Devices,
     launcher: Launcher,
-    settings: Settings,
+    settings: LayerProbeSettings,
     watch: Callable[[float, str], None] = lambda share, what: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> LayerProfile:
@@ -62,15 +62,15 @@ def probe(
 
 
 @dataclass(frozen=True)
-class _Run(Probe):
+class _Run(ProbeRun):
     """One run of the probe, with the job's folder it gets and the file it writes."""
 
     folder: Path
     result: Path
     watch: Callable[[float, str], None]
 
-    def plan(self, spec: JobSpec, devices: Devices, settings: Settings) -> LaunchPlan:
-        """What to launch: the trainer's own start, but with the probe in the place of the training."""
+    def plan(self, spec: JobSpec, devices: Devices, settings: LayerProbeSettings) -> LaunchPlan:
+        """The launch plan: the trainer's own start, but with the probe in the place of the training."""
         self.folder.mkdir(mode=0o700)
         plan = plan_of(spec, devices, devices.inventory()[:1], self.folder, attempt=1)
         at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -97,7 +97,7 @@ class _Run(Probe):
         return "no layer was finished"
 
     def read(self, code: int, say: Callable[[str], None]) -> LayerProfile:
-        """What it found; what it had found, if it did not get to its end."""
+        """The profile that the probe found; of an incomplete run, what it had found."""
         said = self.said
         try:
             answer = json.loads(self.result.read_bytes())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcsched.planning.burst.graph import Layer, LayerProfile
+from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer
 from hpcsched.profiling.draw import aligned
 
-SPLITS = (2, 4, 8)
-"""Over so many devices a layer's samples are thought to be split, where the batch allows."""
+SPLIT_DEVICES = (2, 4, 8)
+"""Devices over which a layer's samples are thought to be split, where the batch allows (chosen)."""
 
 
 def layers_list(profiles: Sequence[LayerProfile]) -> str:
@@ -29,7 +29,7 @@ def layers_table(profile: LayerProfile) -> str:
     A layer that is twice as fast for half the batch has 2.0 under x2: splitting it over 2 devices pays fully.
     """
     batch = _batches(profile)[-1]
-    splits = [k for k in SPLITS if batch >= k]
+    splits = [k for k in SPLIT_DEVICES if batch >= k]
     header = [
         "ID",
         "LAYER",
@@ -75,7 +75,7 @@ def _batches(profile: LayerProfile) -> list[int]:
     return sorted(set.intersection(*(set(layer.forward_us) for layer in profile.layers)))
 
 
-def _time(layers: Sequence[Layer], batch: int) -> float:
+def _time(layers: Sequence[ProfiledLayer], batch: int) -> float:
     """Microseconds of both passes."""
     return sum(layer.forward_at(batch) + layer.backward_at(batch) for layer in layers)
 

@@ -19,7 +19,7 @@ class Window:
 
 
 @dataclass(slots=True, kw_only=True)
-class Meter:
+class RateMeter:
     """Cuts progress into `repeats` windows of at least `seconds`, after `warmup_s` from the first step.
 
     A window begins and ends where the step count was first seen to rise, so neither a program that

@@ -21,14 +21,14 @@ from hpcsched.decoding import decode
 from hpcsched.devices.base import Devices
 from hpcsched.errors import BadInput, ConfigError
 from hpcsched.launch.base import Launcher, LaunchPlan
-from hpcsched.profiling.packing_results import Measured, Pair, Point
-from hpcsched.profiling.probing import Probe, ProbeFailed, Say, kept_if_it_fails, started
+from hpcsched.profiling.packing_results import MeasuredPacks, PackPoint, Pair
+from hpcsched.profiling.probing import ProbeFailed, ProbeRun, Say, kept_if_it_fails, started
 from hpcsched.profiling.trial import output_of, plan_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How to measure: packs of so many of a model (`counts`), each for `seconds`, in a `mode` of the engine.
+class PackProbeSettings:
+    """Settings of a measurement of packs: of so many of a model (`counts`), each for `seconds`, in a `mode`.
 
     `timeout_s` is the longest wait for a sign of life.
     """
@@ -40,8 +40,13 @@ class Settings:
 
 
 def measure_model(
-    job: JobSpec, *, devices: Devices, launcher: Launcher, settings: Settings, say: Say = lambda text: None
-) -> Measured:
+    job: JobSpec,
+    *,
+    devices: Devices,
+    launcher: Launcher,
+    settings: PackProbeSettings,
+    say: Say = lambda text: None,
+) -> MeasuredPacks:
     """A trainer's model alone and packed with itself, on the first device; nothing is left running.
 
     Must run in the main thread (see `sweep`). `say(text)` follows the measurement. A number of models that
@@ -56,14 +61,14 @@ def measure_model(
     unstackable = [pack["unstackable"] for pack in found["packs"] if pack["unstackable"]]
     at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     about = f"measured by hpcsched {hpcsched.__version__} on {socket.gethostname()} at {at}"
-    return Measured(
+    return MeasuredPacks(
         model=job.model,
         device=devices.kind,
         batch=batch,
         alone_s=tuple(batch * s for s in found["alone_s"][0]),
         input_s=tuple(batch * s for s in found["input_s"][0]),
         points=tuple(
-            Point(
+            PackPoint(
                 models=len(pack["members"]),
                 windows_s=tuple(batch * s for s in pack["sample_s"]),
                 mode=pack["mode"],
@@ -87,7 +92,7 @@ def measure_pair(
     *,
     devices: Devices,
     launcher: Launcher,
-    settings: Settings,
+    settings: PackProbeSettings,
     say: Say = lambda text: None,
 ) -> Pair | None:
     """Two trainers' models alone and in a pack, as `measure_model`; None if memory is too small for both."""
@@ -112,11 +117,11 @@ def plan_probe(
     packs: Sequence[Sequence[int]],
     *,
     devices: Devices,
-    settings: Settings,
+    settings: PackProbeSettings,
     folder: Path,
     result: Path,
 ) -> LaunchPlan:
-    """What to launch: the first trainer's own start, but with the probe in the place of the training."""
+    """The launch plan: the first trainer's own start, but with the probe in the place of the training."""
     plan = plan_of(jobs[0], devices, devices.inventory()[:1], folder, attempt=1)
     request = {
         "jobs": [{"trainer": job.trainer, "args": dict(job.args)} for job in jobs],
@@ -135,7 +140,7 @@ def _probe(
     *,
     devices: Devices,
     launcher: Launcher,
-    settings: Settings,
+    settings: PackProbeSettings,
     say: Say,
 ) -> dict[str, Any]:
     """What the probe finds (its `Found`)."""
@@ -151,7 +156,7 @@ def _probe(
 
 
 @dataclass(frozen=True)
-class _Run(Probe):
+class _Run(ProbeRun):
     """One run of the probe."""
 
     jobs: Sequence[JobSpec]
@@ -167,7 +172,7 @@ class _Run(Probe):
                 self.say(f"{self._who}: {what}, {1e3 * report['step_s']:.3f} ms a step ({report['mode']})")
 
     def read(self, code: int, result: Path) -> dict[str, Any]:
-        """What it found; what it had found, if it was killed at a larger pack."""
+        """The answer that the probe found; if it was killed at a larger pack, what it had found."""
         said = self.said
         if code == ConfigError.exit_code and said:
             raise ProbeFailed(f"{self._who}: {said[-1]}")

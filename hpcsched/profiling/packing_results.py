@@ -1,4 +1,4 @@
-"""What packing was measured to pay: improvement, memory peak and switching overhead (pack, section 4.2).
+"""Measured gains and costs of packing: improvement, memory peak, switching overhead (pack, section 4.2).
 
 The improvement is that of Eq. 3, the memory peak that of section 4.5. Eq. 4 takes the switching overhead of
 training models one after another from whole epochs; here what a pack pays is measured event by event: loading
@@ -18,7 +18,7 @@ from hpcsched.planning.packing.speeds import Speeds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class PackPoint:
     """A pack of so many `models` of one kind: seconds of a step in each window, in the `mode` that was best.
 
     `memory_mib` is the peak of the device's memory from loading to leaving (None: not known). `join_s` are
@@ -39,8 +39,8 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What one model was measured to take on one device, alone and packed.
+class MeasuredPacks:
+    """The measurements of one model on one device, alone and packed.
 
     Args:
         batch: samples of a step.
@@ -57,7 +57,7 @@ class Measured:
     batch: int
     alone_s: tuple[float, ...]
     input_s: tuple[float, ...]
-    points: tuple[Point, ...]
+    points: tuple[PackPoint, ...]
     loads_s: tuple[float, ...] = ()
     full: int | None = None
     stackable: bool = False
@@ -69,7 +69,7 @@ class Measured:
         """Seconds of a step alone."""
         return median(self.alone_s)
 
-    def impv(self, point: Point) -> float:
+    def impv(self, point: PackPoint) -> float:
         """The share of time saved over training them one after another (Eq. 3)."""
         sequential_s = point.models * self.separate_s
         return (sequential_s - point.step_s) / sequential_s
@@ -93,7 +93,7 @@ class Measured:
 
     @property
     def costs(self) -> PackCosts:
-        """The same for whoever plans packs."""
+        """The costs in the form that packs are planned by."""
         packed_s: dict[str, dict[int, Sequence[float]]] = {}
         for point in self.points:
             packed_s.setdefault(point.mode, {})[point.models] = point.windows_s
@@ -184,8 +184,8 @@ class Pair:
         """The share of time saved over training one after the other (Eq. 3)."""
         return (self.separate_s - self.packed_s) / self.separate_s
 
-    def factor(self, one: Measured, other: Measured) -> float:
-        """What the pack takes, over what it would by the costs of both without knowing of each other."""
+    def factor(self, one: MeasuredPacks, other: MeasuredPacks) -> float:
+        """The time of the pack, over what it would take by the costs of both models alone."""
         costs = one.costs, other.costs
         told_s = Speeds(costs).pace_s({each.key: 1 for each in costs})
         alone_s = sum(each.separate_s / each.batch for each in costs)

@@ -17,8 +17,8 @@ from hpcsched.launch.base import Launcher, LaunchPlan, Workers
 from hpcsched.profiling.sweep import ending_signals
 from hpcsched.profiling.trial import running
 
-LOOK_S = 0.2
-"""Between looks at a probe that says nothing."""
+POLL_PERIOD_S = 0.2
+"""Seconds between looks at a probe that says nothing (chosen)."""
 
 _OURS = "hpcsched: "
 """What the lines begin with that a probe writes on purpose."""
@@ -65,7 +65,7 @@ def kept_if_it_fails(scratch: Path, folder: Path) -> Iterator[Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Probe(ABC):
+class ProbeRun(ABC):
     """One run of a probe, which writes to `output`, and may say nothing for `timeout_s`."""
 
     output: Path
@@ -80,7 +80,7 @@ class Probe(ABC):
         code: int | None = None
         while code is None:
             code = workers.reap()  # what it has written until then is read below
-            for descriptor, _ in poll.poll(0 if code is not None else 1000 * LOOK_S):
+            for descriptor, _ in poll.poll(0 if code is not None else 1000 * POLL_PERIOD_S):
                 data = os.read(descriptor, 1 << 16) if descriptor == fd else b""
                 if not data:
                     poll.unregister(descriptor)
@@ -106,7 +106,7 @@ class Probe(ABC):
 
     @property
     def said(self) -> list[str]:
-        """What it has written on purpose."""
+        """The lines that the probe has written on purpose."""
         return [line.removeprefix(_OURS) for line in self._lines() if line.startswith(_OURS)]
 
     @property

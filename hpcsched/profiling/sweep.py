@@ -1,4 +1,4 @@
-"""How a program's throughput grows with the devices: one trial a count, put together as a profile.
+"""The sweep over device counts: one trial a count, put together as a profile.
 
 A trial per count, in the order the counts are given, with all repeats in one launch: launching again for
 each repeat would cost more time than it measures. Where the machine drifts, give the counts in
@@ -29,14 +29,12 @@ from hpcsched.devices.base import Devices
 from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch.base import Launcher
 from hpcsched.profiling.measure import median_and_spread
-from hpcsched.profiling.trial import Result, Settings, Trial, TrialFailed
+from hpcsched.profiling.trial import ScalingTrial, TrialFailed, TrialResult, TrialSettings
 from hpcsched.store.profiles import Sample
-
-__all__ = ["Measured", "Settings", "TrialFailed", "counts_for", "sweep"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredProfile:
     """A measured profile, and the windows behind its medians."""
 
     profile: Profile
@@ -91,12 +89,12 @@ def sweep(
     counts: Sequence[int],
     devices: Devices,
     launcher: Launcher,
-    settings: Settings,
+    settings: TrialSettings,
     global_batch: int | None = None,
     software: str = "",
     watch: Callable[[int, float], None] = lambda gpus, share: None,
     say: Callable[[str], None] = lambda text: None,
-) -> Measured:
+) -> MeasuredProfile:
     """Measure a job on each of these device counts; minutes, and nothing is left running at the end.
 
     Of a command that is not known to be parallel, and does not say so on the first count, only that one.
@@ -106,12 +104,12 @@ def sweep(
     out. Raises TrialFailed or LaunchError when any count fails; the program's output is then kept.
     """
     scratch = Path(tempfile.mkdtemp(prefix="hpcsched-profile-"))
-    results: list[Result] = []
+    results: list[TrialResult] = []
     samples: list[Sample] = []
     try:
         with ending_signals():
             for count in counts:
-                trial = Trial(
+                trial = ScalingTrial(
                     spec=spec,
                     devices=devices,
                     chosen=devices.inventory()[:count],
@@ -142,13 +140,13 @@ def sweep(
         raise
     shutil.rmtree(scratch, ignore_errors=True)
     profile = _profile(spec, results, settings, devices.kind, global_batch, software)
-    return Measured(profile=profile, samples=tuple(samples))
+    return MeasuredProfile(profile=profile, samples=tuple(samples))
 
 
 def _profile(
     spec: JobSpec,
-    results: Sequence[Result],
-    settings: Settings,
+    results: Sequence[TrialResult],
+    settings: TrialSettings,
     device: str,
     global_batch: int | None,
     software: str,

@@ -26,16 +26,16 @@ from hpcsched.launch.contract import job_dir, plan_attempt
 from hpcsched.launch.environment import inherited
 from hpcsched.launch.interpreters import Interpreters
 from hpcsched.launch.proc import wait_ended
-from hpcsched.profiling.measure import Meter, Window, parse_report
+from hpcsched.profiling.measure import RateMeter, Window, parse_report
 
-ENDLESS = 10**9
-"""Steps a measured program is told to do: more than it gets the time for."""
+ENDLESS_STEPS = 10**9
+"""Steps that a measured program is told to do: more than it gets the time for."""
 
-LEAVE_S = 10.0
-"""How long a program may take to end after SIGTERM, before it is killed."""
+TERM_GRACE_S = 10.0
+"""Seconds that a program has to end after SIGTERM, before it is killed (chosen)."""
 
-LOOK_S = 0.2
-"""Between looks at the devices' memory."""
+MEMORY_POLL_S = 0.2
+"""Seconds between looks at the devices' memory (chosen)."""
 
 
 class TrialFailed(HpcschedError):
@@ -43,8 +43,8 @@ class TrialFailed(HpcschedError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How to measure: `repeats` windows of at least `seconds` after `warmup_s` from the first step.
+class TrialSettings:
+    """Settings of a trial: `repeats` windows of at least `seconds` after `warmup_s` from the first step.
 
     `timeout_s` is the longest wait for the next sign of life (a step, a save). `costs`: whether to
     suspend and resume the program too.
@@ -58,8 +58,8 @@ class Settings:
 
 
 @dataclass(slots=True, kw_only=True)
-class Result:
-    """What a trial on `gpus` devices found; None is what the program or the device does not tell.
+class TrialResult:
+    """The result of a trial on `gpus` devices; None is what the program or the device does not tell.
 
     `start_s` and `resume_s` are from the launch to the first new step, less the time that step takes
     at the measured rate; `suspend_s` from the signal until all processes are gone.
@@ -78,7 +78,7 @@ class Result:
 
 
 @dataclass(slots=True, kw_only=True)
-class Trial:
+class ScalingTrial:
     """Measures `spec` on `chosen` devices, in a run directory of its own, `folder`, which it makes.
 
     `watch(share)` is told the share of the measurement that is done, `say(text)` what the user should know.
@@ -89,23 +89,23 @@ class Trial:
     chosen: tuple[Device, ...]
     launcher: Launcher
     folder: Path
-    settings: Settings
+    settings: TrialSettings
     watch: Callable[[float], None]
     say: Callable[[str], None]
     _memory_before: dict[int, float] = field(default_factory=dict)
     _memory_mib: float | None = None
 
-    def run(self) -> Result:
+    def run(self) -> TrialResult:
         """Measure; whatever happens, no process is left. Raises TrialFailed, LaunchError."""
         self._job_dir.mkdir(mode=0o700, parents=True)
         self._memory_before = self._memory()
-        meter = Meter(
+        meter = RateMeter(
             warmup_s=self.settings.warmup_s, seconds=self.settings.seconds, repeats=self.settings.repeats
         )
         with self._workers(attempt=1) as workers:
             to_first_step_s = self._follow(workers, meter, lambda: meter.done)
             rate = sum(w.rate for w in meter.windows) / len(meter.windows)
-            result = Result(
+            result = TrialResult(
                 gpus=len(self.chosen), windows=meter.windows, start_s=_overhead(to_first_step_s, meter, rate)
             )
             result.parallel = self._says_parallel()
@@ -128,7 +128,7 @@ class Trial:
         plan = plan_of(self.spec, self.devices, self.chosen, self.folder, attempt=attempt)
         return running(self.launcher, plan)
 
-    def _follow(self, workers: Workers, meter: Meter, enough: Callable[[], bool]) -> float:
+    def _follow(self, workers: Workers, meter: RateMeter, enough: Callable[[], bool]) -> float:
         """Read progress until there is enough; seconds from now to the first new step."""
         launched = last_news = time.monotonic()
         first_s: float | None = None
@@ -158,7 +158,7 @@ class Trial:
         if fd is not None:
             poll.register(fd, select.POLLIN)
         while True:
-            ready = {descriptor for descriptor, _ in poll.poll(LOOK_S * 1000)}
+            ready = {descriptor for descriptor, _ in poll.poll(MEMORY_POLL_S * 1000)}
             lines: list[bytes] = []
             if fd is not None and fd in ready:
                 data = os.read(fd, 1 << 16)
@@ -169,7 +169,7 @@ class Trial:
                     fd = None
             for descriptor in ready.intersection(workers.pidfds):
                 poll.unregister(descriptor)  # readable for good: it would wake us all the time
-            if time.monotonic() - looked >= LOOK_S:
+            if time.monotonic() - looked >= MEMORY_POLL_S:
                 self._look_at_memory()
                 looked = time.monotonic()
             yield [report for line in lines if (report := parse_report(line)) is not None]
@@ -205,7 +205,7 @@ class Trial:
         if from_step is None:
             self._no_costs(f"it saved no {files.STATE} with its step")
             return None
-        meter = Meter(warmup_s=0.0, seconds=0.0, repeats=1, from_step=from_step)
+        meter = RateMeter(warmup_s=0.0, seconds=0.0, repeats=1, from_step=from_step)
         try:
             with self._workers(attempt=2) as workers:
                 to_first_step_s = self._follow(workers, meter, lambda: meter.first is not None)
@@ -238,14 +238,14 @@ class Trial:
             if used > (self._memory_mib or 0.0):
                 self._memory_mib = used
 
-    def _fail_ended(self, code: int | None, meter: Meter) -> None:
+    def _fail_ended(self, code: int | None, meter: RateMeter) -> None:
         how = "one of its ranks failed" if code is None else f"it ended with exit code {code}"
         raise TrialFailed(
             f"on {self._on()}: {how} at step {meter.step}, before there was enough to measure"
             f" ({len(meter.windows)} of {meter.repeats} windows){self._last_words()}"
         )
 
-    def _fail_silent(self, meter: Meter) -> None:
+    def _fail_silent(self, meter: RateMeter) -> None:
         what = "no progress" if meter.first is None else f"no progress past step {meter.step}"
         raise TrialFailed(
             f"on {self._on()}: {what} in {self.settings.timeout_s:g} s; the program has to write lines like"
@@ -268,12 +268,12 @@ class Trial:
 def plan_of(
     spec: JobSpec, devices: Devices, chosen: tuple[Device, ...], folder: Path, *, attempt: int
 ) -> LaunchPlan:
-    """What is launched: as the agent does it, with `folder` as run directory and work without end.
+    """The launch plan, as the agent would make it, with `folder` as run directory and work without end.
 
     The first attempt starts afresh, later ones resume.
     """
     # A save in the middle of a window would be measured as slow steps.
-    endless = replace(spec, steps=ENDLESS, checkpoint_every_s=float(ENDLESS))
+    endless = replace(spec, steps=ENDLESS_STEPS, checkpoint_every_s=float(ENDLESS_STEPS))
     return plan_attempt(
         endless,
         job_id=1,
@@ -296,7 +296,7 @@ def argv_of(plan: LaunchPlan) -> tuple[str, ...]:
 
 
 def output_of(folder: Path) -> Path:
-    """Where a trial's program writes; beside its folder, so that it can outlive it."""
+    """The file that a trial's program writes to; beside its folder, so that it can outlive it."""
     return folder.with_suffix(".out")
 
 
@@ -318,15 +318,15 @@ def stop(workers: Workers) -> None:
     try:
         if workers.reap() is None:
             workers.signal(signal.SIGTERM)
-            wait_ended(workers.pidfds, LEAVE_S)
+            wait_ended(workers.pidfds, TERM_GRACE_S)
     finally:  # also when a signal ends the wait above
         if workers.reap() is None:
             workers.signal(signal.SIGKILL)
-            wait_ended(workers.pidfds, LEAVE_S)
+            wait_ended(workers.pidfds, TERM_GRACE_S)
             workers.reap()
 
 
-def _overhead(to_first_step_s: float, meter: Meter, rate: float) -> float:
+def _overhead(to_first_step_s: float, meter: RateMeter, rate: float) -> float:
     """What is left of the time to the first report once its steps are taken off."""
     steps = meter.first[0] - meter.from_step if meter.first else 0
     return max(0.0, to_first_step_s - steps / rate)

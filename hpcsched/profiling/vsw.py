@@ -23,17 +23,17 @@ from hpcsched.decoding import decode
 from hpcsched.devices.base import Devices
 from hpcsched.errors import BadInput, ConfigError, LaunchError
 from hpcsched.launch.base import Launcher
-from hpcsched.planning.vsw.configure import Gpu
-from hpcsched.planning.vsw.costs import Line, Network
-from hpcsched.planning.vsw.profile import Profile
-from hpcsched.profiling.probing import Probe, ProbeFailed, Say, kept_if_it_fails, started
+from hpcsched.planning.vsw.configure import ClusterGpu
+from hpcsched.planning.vsw.costs import AllReduceCost, AllReduceCosts
+from hpcsched.planning.vsw.profile import VswProfile
+from hpcsched.profiling.probing import ProbeFailed, ProbeRun, Say, kept_if_it_fails, started
 from hpcsched.profiling.trial import output_of, plan_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How to measure: local batches in a range (None: from 1 to the trainer's global batch), at most
-    `at_once` workers (None: as many as gain something), each point for `seconds`.
+class VswProbeSettings:
+    """Settings of a measurement: local batches in a range (None: from 1 to the trainer's global batch), at
+    most `at_once` workers (None: as many as gain something), each point for `seconds`.
 
     `global_batch` are the bounds of an adaptive one (None: it is not), which is measured with room for the
     two halves of a gradient. `timeout_s` is the longest wait for a sign of life.
@@ -50,7 +50,7 @@ _ROW = ("local_batch", "at_once", "samples_s", "memory_mib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MeasuredRound:
     """One measured point. Times are of a round, in which each worker computes a local batch; `memory_mib` is
     a GPU's at the peak."""
 
@@ -64,17 +64,17 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
-    """Who is told what: each `row`, of a kind of device, the profile so far (`keep`), and what else there is
-    to `say`."""
+class VswListener:
+    """Callbacks of a measurement: each `row`, of a kind of device, the profile so far (`keep`), and what
+    there is to `say`."""
 
-    row: Callable[[str, Row], None] = lambda kind, row: None
-    keep: Callable[[Profile], None] = lambda profile: None
+    row: Callable[[str, MeasuredRound], None] = lambda kind, row: None
+    keep: Callable[[VswProfile], None] = lambda profile: None
     say: Say = lambda text: None
 
 
 class Measurement:
-    """Of a trainer's workers on one device of each kind there is, and of sums over all devices.
+    """The measurement of a trainer's workers on one device of each kind, and of sums over all devices.
 
     Args:
         job: with the trainer.
@@ -85,16 +85,22 @@ class Measurement:
     """
 
     def __init__(
-        self, job: JobSpec, *, devices: Devices, launcher: Launcher, settings: Settings, watch: Watch
+        self,
+        job: JobSpec,
+        *,
+        devices: Devices,
+        launcher: Launcher,
+        settings: VswProbeSettings,
+        watch: VswListener,
     ) -> None:
         self._job, self._devices, self._launcher = job, devices, launcher
         self._settings, self._watch = settings, watch
-        self._found: dict[str, Profile] = {}
-        self._line: Line | None = None
+        self._found: dict[str, VswProfile] = {}
+        self._line: AllReduceCost | None = None
         self.global_batch = 0
         """The trainer's own."""
 
-    def run(self) -> Profile:
+    def run(self) -> VswProfile:
         """Measure; nothing is left running. Must run in the main thread (see `sweep`).
 
         If a program fails, what it has found before is kept. Raises ProbeFailed if it has found nothing, or
@@ -116,8 +122,8 @@ class Measurement:
         return len(self._devices.inventory()) if self._line else 1
 
     @property
-    def profile(self) -> Profile:
-        """What is known so far, of one device at least."""
+    def profile(self) -> VswProfile:
+        """The profile known so far, of one device at least."""
         inventory, found = self._devices.inventory(), list(self._found.values())
         costs = found[-1].costs
         within = self._line or costs.network.within
@@ -131,9 +137,9 @@ class Measurement:
             costs=replace(
                 costs,
                 gpus={kind: own.costs.gpus[kind] for kind, own in self._found.items()},
-                network=Network(within=within, between=within),
+                network=AllReduceCosts(within=within, between=within),
             ),
-            cluster=tuple(Gpu(kind=d.kind, host=d.host) for d in inventory if d.kind in self._found),
+            cluster=tuple(ClusterGpu(kind=d.kind, host=d.host) for d in inventory if d.kind in self._found),
             global_batch=self._settings.global_batch,
             note="; ".join([*(own.note for own in found), sums]),
         )
@@ -155,7 +161,7 @@ class Measurement:
         }
 
         def learn(answer: dict[str, Any]) -> None:
-            self._found[device.kind] = Profile.parse(answer["profile"], where="what was measured")
+            self._found[device.kind] = VswProfile.parse(answer["profile"], where="what was measured")
             self.global_batch = answer["global_batch"]
             self._watch.keep(self.profile)
 
@@ -175,7 +181,7 @@ class Measurement:
         """Measure the all-reduce on all devices; without it a guess has to do."""
 
         def learn(answer: dict[str, Any]) -> None:
-            self._line = Line(**answer["line"])
+            self._line = AllReduceCost(**answer["line"])
 
         request = {"sum_bytes": max(self.profile.costs.buckets)}
         try:
@@ -212,17 +218,17 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class _Points(Probe):
+class _Points(ProbeRun):
     """A run that tells of points, and replaces the file `result` by all that it knows."""
 
     result: Path
-    row: Callable[[Row], None]
+    row: Callable[[MeasuredRound], None]
     learned: Callable[[dict[str, Any]], None]
 
     def _tell(self, line: bytes) -> None:
         try:
             point = decode(line, dict[str, Any], most_bytes=SMALL_BYTES)
-            row = Row(**point["round"], **{key: point[key] for key in _ROW})
+            row = MeasuredRound(**point["round"], **{key: point[key] for key in _ROW})
         except (BadInput, ValueError, KeyError, TypeError):  # what others write there, and signs of life
             return
         self.row(row)

@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcsched.planning.burst.plan import Plan
+from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.report.drawing import INK, PALETTE, save_svg
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _CHARACTER = 0.068
 _READABLE = 0.13
 
 
-def summary(plan: Plan) -> str:
+def summary(plan: BurstPlan) -> str:
     """One line: the step's time against data parallelism, and the share of the GPUs that it uses."""
     limit = plan.amplification_limit
     within = f" within an amplification of {limit:g}" if isfinite(limit) else ""
@@ -37,7 +37,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in _runs(ranks))
 
 
-def plan_svg(plan: Plan, path: Path) -> None:
+def plan_svg(plan: BurstPlan, path: Path) -> None:
     """Draw the plan into the SVG file `path`: ranks upwards, time to the right.
 
     Boxes are layers, as high as they have ranks; what is left white is free for other work. Raises
@@ -46,7 +46,7 @@ def plan_svg(plan: Plan, path: Path) -> None:
     save_svg(lambda figure: _draw(figure, plan), path)
 
 
-def _draw(figure: Figure, plan: Plan) -> None:
+def _draw(figure: Figure, plan: BurstPlan) -> None:
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import MaxNLocator
 

@@ -1,4 +1,4 @@
-"""What no schedule can beat: provable lower bounds of the makespan and of the mean completion time.
+"""Provable lower bounds of the makespan and of the mean completion time, which no schedule can beat.
 
 They hold for any schedule, with suspends, restarts and changes of GPU counts, because of one lemma. Let
 t(g) = launch(g) + steps / rate(g) be the seconds of the whole job on g GPUs, and let a stretch on g GPUs
@@ -23,22 +23,23 @@ from heapq import heappop, heappush
 from itertools import accumulate, chain
 
 from hpcsched.core.profile import Profile, cost_at
-from hpcsched.planning.jobs.configuration_lp import ROUNDING, configuration_lp
+from hpcsched.planning.jobs.configuration_lp import BOUND_MARGIN, configuration_lp
 
-LP_JOBS = 40
-LP_GPUS = 1024
-"""Sets larger than these get the area bound alone: the LP would take seconds."""
+MAX_LP_JOBS = 40
+MAX_LP_GPUS = 1024
+"""The largest sets for which the LP is solved, in jobs and GPUs (chosen): it would take seconds. Larger ones
+get the area bound alone."""
 
-_LP_PATTERNS = 1000
-"""So many times the LP may look for a pattern; where that stops it early, it proves a little less."""
+_MAX_LP_PATTERNS = 1000
+"""Patterns that the LP may look for, at most (chosen); where that stops it early, it proves a little less."""
 
-_SEARCHED = 512
-"""For so many large jobs the best cuts are searched."""
+_MAX_SEARCHED_CUTS = 512
+"""Large jobs whose best cuts are searched, at most (chosen)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoundJob:
-    """What a bound needs to know of a job.
+    """A job as a bound knows it.
 
     GPUs are counted on each of its `nodes` hosts. `steps` is its whole work, `submit_s` when it comes,
     `after` the indices of the jobs that must have ended before it starts. `gpus_max` None means "as many
@@ -64,7 +65,7 @@ def lower_bound_s(jobs: Sequence[BoundJob], gpus: int, hosts: int = 1) -> float 
     Area: the GPU-seconds, each job on its most economical count, of all jobs that cannot start before
     some time, spread over all GPUs from that time on. Configuration LP: see `planning.jobs.configuration_lp`,
     with GPUs counted over all hosts, and jobs released when they can start at the earliest. With scipy only,
-    and for at most LP_JOBS jobs and LP_GPUS GPUs.
+    and for at most MAX_LP_JOBS jobs and MAX_LP_GPUS GPUs.
 
     Raises ValueError if `after` has a cycle, or if a job needs more GPUs or hosts than there are.
     """
@@ -108,7 +109,7 @@ def mean_jct_bound_s(jobs: Sequence[BoundJob], gpus: int, hosts: int = 1) -> flo
         before = sum(share * height for share, height in zip(shares, heights, strict=True))
         after = sum(heights) - before
         total = max(total, _srpt(starts, sizes) + after, _busy(starts, sizes) + before / 2 + after)
-    return max(0.0, total * (1 - ROUNDING) - sum(job.submit_s for job in jobs)) / len(jobs)
+    return max(0.0, total * (1 - BOUND_MARGIN) - sum(job.submit_s for job in jobs)) / len(jobs)
 
 
 def _area_bounds(starts: Sequence[float], areas: Sequence[float], gpus: int) -> Iterable[float]:
@@ -166,12 +167,12 @@ def _earliest(jobs: Sequence[BoundJob], heights: Sequence[float]) -> tuple[list[
 
 def _lp_bound_s(tables: Sequence[dict[int, float]], gpus: int, starts: Sequence[float]) -> float:
     """By the configuration LP; 0 without scipy, or where it would take too long or has no use."""
-    if not 0 < len(tables) <= LP_JOBS or gpus > LP_GPUS:
+    if not 0 < len(tables) <= MAX_LP_JOBS or gpus > MAX_LP_GPUS:
         return 0.0
     seconds = list(chain(*(table.values() for table in tables)))
     if min(seconds) <= 0 or not all(map(math.isfinite, [*starts, *seconds])):
         return 0.0
-    iterations = min(100, _LP_PATTERNS // len(set(starts)))
+    iterations = min(100, _MAX_LP_PATTERNS // len(set(starts)))
     try:
         return configuration_lp(tables, gpus, release_s=starts, iterations=iterations).bound_s
     except ImportError:
@@ -194,7 +195,7 @@ def _cuts(weights: Sequence[float], heights: Sequence[float]) -> list[float]:
     for number, j in enumerate(order, 1):
         undecided.add(j)
         chosen: Iterable[int] = undecided
-        if number < min(largest, _SEARCHED):
+        if number < min(largest, _MAX_SEARCHED_CUTS):
             insort(ratios, (heights[j] / weights[j], j))
             gains = [n * n - cost for n, cost in enumerate(accumulate(r for r, _ in ratios), 1)]
             best = max(range(number), key=lambda n: (gains[n], n))

@@ -26,18 +26,19 @@ from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.core.transitions.outcome import LOOK
-from hpcsched.planning.jobs.course import STILL, Course
-from hpcsched.planning.ps.training import Training
+from hpcsched.planning.jobs.course import PAUSED_RATE_SHARE, Course
+from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy import make_policy
 from hpcsched.sim.interference import Interference
 from hpcsched.sim.truth import Truth
 
 SIM_HOST = "node"
-LOOK_PERIOD_S = 10.0
-"""How often the progress of all jobs is looked at where that can teach something, as the agent does."""
-MEASURED_EVERY_S = 600.0
-"""How often what a training uses of CPU cores is told when nothing changes, as live ones do."""
-TERMINATED = 128 + 15
+PROGRESS_PERIOD_S = 10.0
+"""Seconds between looks at the progress of all jobs, where that can teach something: as the agent does."""
+USAGE_PERIOD_S = 600.0
+"""Seconds between reports of what a training uses of CPU cores while nothing changes: as live ones do."""
+SIGTERM_EXIT_CODE = 128 + 15
+"""The exit code of a process that SIGTERM has ended, as shells say it."""
 _ARRIVAL = attrgetter("submit_at")
 
 
@@ -101,7 +102,7 @@ class Simulation:
         metrics: Callable[[JobSpec], Mapping[str, float]] | None = None,
         parallel: Iterable[Program] = (),
         cpus: int = 0,
-        trainings: Mapping[str, Training] | None = None,
+        trainings: Mapping[str, PsTraining] | None = None,
         make: PolicyMaker = make_policy,
     ) -> None:
         self.machine = machine or Machine(make, stories=stories)
@@ -167,7 +168,7 @@ class Simulation:
             elif isinstance(event, ev.UsageMeasured):
                 self._observe(at)
                 job = self.machine.run.jobs[event.job_id]
-                self._measure(job, self._runs[job.id], job.current.seats, MEASURED_EVERY_S)
+                self._measure(job, self._runs[job.id], job.current.seats, USAGE_PERIOD_S)
             elif not isinstance(event, ev.WorkersSpawned):
                 self._observe(at)
             self._feed(event)
@@ -182,6 +183,7 @@ class Simulation:
     def _begin(self) -> None:
         self._feed(
             ev.AgentStarted(
+                rules=ev.RULES,
                 at=0.0,
                 wall=0.0,
                 devices=self._devices,
@@ -238,7 +240,7 @@ class Simulation:
         self._sequence += 1
         self._looks = bool(self._runs) and (self._truth.teaches or self.machine.mechanism(Background).busy)
         if self._looks:
-            heappush(self._agenda, (self.machine.run.now + LOOK_PERIOD_S, self._sequence, None))
+            heappush(self._agenda, (self.machine.run.now + PROGRESS_PERIOD_S, self._sequence, None))
 
     def _still_so(self, event: ev.Event) -> bool:
         """Whether an event is to happen by now: what was measured of processes that are not there any more is
@@ -298,7 +300,7 @@ class Simulation:
         for job_id, run in self._runs.items():
             job = self.machine.run.jobs[job_id]
             if not (run.leaves or run.whole) and run.attempt == job.attempt and job.state.active:
-                factor = self._interference.factor(self.machine, job) or STILL
+                factor = self._interference.factor(self.machine, job) or PAUSED_RATE_SHARE
                 if factor != run.factor:
                     self._change_speed(job_id, run, factor)
         self._slowed = any(run.factor != 1 for run in self._runs.values())
@@ -389,7 +391,7 @@ class Simulation:
     def _suspend(self, job_id: int, run: _Run) -> None:
         whole, since_s = run.whole or run.course, self.machine.run.now - run.launched
         step, free_s = whole.suspend_at(since_s)
-        if run.factor == STILL:
+        if run.factor == PAUSED_RATE_SHARE:
             step, free_s = whole.step_at(since_s), since_s + whole.suspend_s
         run.leaves = True
         if run.whole and step > run.course.steps:  # it stands still
@@ -401,7 +403,9 @@ class Simulation:
     def _end_now(self, job_id: int, run: _Run) -> None:
         """What was not saved is lost."""
         now, run.leaves = self.machine.run.now, True
-        self._will_exit(job_id, run, now, TERMINATED, run.course.step_at(now - run.launched), saved=False)
+        self._will_exit(
+            job_id, run, now, SIGTERM_EXIT_CODE, run.course.step_at(now - run.launched), saved=False
+        )
 
     def _will_exit(
         self, job_id: int, run: _Run, at: float, code: int, step: int, *, saved: bool = True

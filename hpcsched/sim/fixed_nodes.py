@@ -1,4 +1,4 @@
-"""Who has which CPU cores by the rules that NEARCHUS is compared with: nodes of one size (section V).
+"""CPU cores of jobs by the rules that NEARCHUS is compared with: nodes of one size (section V).
 
 What they go by, live runs do not know. FA-BF has the best counts of servers and workers within its budget,
 found by trying all, from its start to its end, so that it starts when its whole budget is free. Optimus
@@ -19,18 +19,25 @@ from hpcsched.core.mechanisms.cpu.view import CoresDecision, CoresView, Reseat, 
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.core.view import Policy
-from hpcsched.planning.ps.optimus import EVERY_S, START, Fit, next_node, profiled, sampled
-from hpcsched.planning.ps.search import NODE_CPUS, best_fixed
-from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.training import PsTraining
+from hpcsched.planning.ps.whatif.best import NODE_CORES, best_fixed
+from hpcsched.planning.ps.whatif.optimus import (
+    FIRST_NODES,
+    NODE_INTERVAL_S,
+    Fit,
+    next_node,
+    profiled,
+    sampled,
+)
 from hpcsched.policy import make_policy
 from hpcsched.policy.around import with_rules
 from hpcsched.policy.cpu.allocation import granted, seated
 from hpcsched.policy.cpu.configurations import Shape
 from hpcsched.policy.marble import Marble
 
-NODE = round(WHOLE * NODE_CPUS)
+NODE_PARTS = round(WHOLE * NODE_CORES)
 
-LEAST_CORES = {"dtconfig": 0.3, "optimus": NODE_CPUS * sum(START), "fixed": NODE_CPUS * 2}
+MIN_CORES = {"dtconfig": 0.3, "optimus": NODE_CORES * sum(FIRST_NODES), "fixed": NODE_CORES * 2}
 """By what a job's configuration can be chosen, and the fewest cores for it."""
 
 Counts = tuple[int, int]
@@ -77,7 +84,9 @@ class FixedNodes:
         for job in view.running:
             allotment = view.of[job.id]
             grown, usage = allotment.memory, allotment.usage
-            if not (job.settled and isinstance(grown, _Grown) and usage and view.now >= grown.at + EVERY_S):
+            if not (
+                job.settled and isinstance(grown, _Grown) and usage and view.now >= grown.at + NODE_INTERVAL_S
+            ):
                 continue
             now = Shape.of(job.current.seats)
             counts = self._more(job, (len(now.servers), len(now.workers)))
@@ -97,21 +106,21 @@ class FixedNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One of LEAST_CORES, as a simulation takes it: what makes its policy, and how trainings behave."""
+    """One of MIN_CORES, as a simulation takes it: what makes its policy, and how trainings behave."""
 
     make: PolicyMaker
-    trainings: Mapping[str, Training]
+    trainings: Mapping[str, PsTraining]
 
     @classmethod
     def of(
-        cls, name: str, trainings: Mapping[str, Training], cores: float, measured: Sequence[Counts] = ()
+        cls, name: str, trainings: Mapping[str, PsTraining], cores: float, measured: Sequence[Counts] = ()
     ) -> Rule:
         """The rule of this name for these models, where there are so many cores.
 
         `measured` are the configurations that Optimus measures first (none: those of `sampled`).
         """
         if name == "optimus":
-            first = measured or sampled(int(cores / NODE_CPUS))
+            first = measured or sampled(int(cores / NODE_CORES))
             fits = {model: profiled(each.model, first, each.link) for model, each in trainings.items()}
             paced = {model: _paced(each) for model, each in trainings.items()}
             return cls(make=lambda name, options: _by(optimus(fits)), trainings=paced)
@@ -126,10 +135,10 @@ class Rule:
         return cls(make=make_policy, trainings=trainings)
 
 
-def _paced(training: Training) -> Training:
+def _paced(training: PsTraining) -> PsTraining:
     """The same, measured when Optimus decides: it does not wait for anything to be steady."""
     begun_s = min(training.start_s, training.build_s + training.change_s)
-    return replace(training, stable_s=max(0.0, EVERY_S - begun_s))
+    return replace(training, stable_s=max(0.0, NODE_INTERVAL_S - begun_s))
 
 
 def _by(rule: FixedNodes) -> Policy:
@@ -151,7 +160,7 @@ def optimus(fits: Mapping[str, Fit]) -> FixedNodes:
 
     def more(job: Job, counts: Counts) -> Counts | None:
         servers, workers = counts
-        if NODE_CPUS * (servers + workers + 1) > (job.spec.cpus or 0.0):
+        if NODE_CORES * (servers + workers + 1) > (job.spec.cpus or 0.0):
             return None
         match next_node(fits[job.spec.model], servers, workers):
             case "server":
@@ -160,8 +169,8 @@ def optimus(fits: Mapping[str, Fit]) -> FixedNodes:
                 return servers, workers + 1
         return None
 
-    return FixedNodes(begin=lambda job: START, more=more)
+    return FixedNodes(begin=lambda job: FIRST_NODES, more=more)
 
 
 def _shape(counts: Counts) -> Shape:
-    return Shape(servers=(NODE,) * counts[0], workers=(NODE,) * counts[1])
+    return Shape(servers=(NODE_PARTS,) * counts[0], workers=(NODE_PARTS,) * counts[1])

@@ -1,4 +1,4 @@
-"""What jobs that share a GPU cost each other, in a simulation."""
+"""Interference of jobs that share a GPU, in a simulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsched.core.mechanisms.packing.mechanism import Packing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
-    """The same for every pair of jobs.
+    """Interference that is the same for every pair of jobs.
 
     A background job has `background_share` of its own speed while a foreground job has the same GPU, and
     makes that job `foreground_slowdown` slower; paced down to a share of that, it costs the same share.

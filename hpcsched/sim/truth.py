@@ -1,4 +1,4 @@
-"""How jobs really run in a simulation: what the machine goes by may differ, and it learns."""
+"""The true speeds and costs of jobs in a simulation: what the machine believes may differ, and it learns."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
 from hpcsched.planning.jobs.costs import course_of, require_profiles
 from hpcsched.planning.jobs.course import Course
-from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.training import PsTraining
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What a resize in place costs: seconds to start those that join, beside the training, and seconds for
-    which that stands still."""
+class ResizeCost:
+    """The cost of a resize in place: seconds to start the ranks that join, beside the training, and seconds
+    for which the training stands still."""
 
     built_s: float
     stand_s: float
 
 
 class Truth:
-    """How the jobs of a machine run.
+    """The truth of all jobs of a machine.
 
     Args:
         profiles: of all jobs on GPUs; None: as the machine believes.
@@ -36,7 +36,7 @@ class Truth:
     """
 
     def __init__(
-        self, machine: Machine, profiles: Iterable[Profile] | None, trainings: Mapping[str, Training] | None
+        self, machine: Machine, profiles: Iterable[Profile] | None, trainings: Mapping[str, PsTraining] | None
     ) -> None:
         self._machine = machine
         self._profiles = None if profiles is None else {(p.model, p.nodes): p for p in profiles}
@@ -72,7 +72,7 @@ class Truth:
                 )
 
     def profile(self, job: Job) -> Profile:
-        """How a job on GPUs runs."""
+        """The true profile of a job on GPUs."""
         if self._profiles is None:
             profile = self._machine.estimates.profile(job)
         else:
@@ -82,7 +82,7 @@ class Truth:
         return profile
 
     def course(self, job: Job, gpus: int, seats: tuple[Seat, ...]) -> Course:
-        """Of a job from its last known step, on so many GPUs of each host, or with these seats."""
+        """The course of a job from its last known step, on so many GPUs of each host, or with these seats."""
         assert job.spec.steps is not None, f"job {job.id} was checked to have them"
         steps = max(job.spec.steps, job.step)
         if seats:
@@ -97,27 +97,27 @@ class Truth:
         known = profile.grow_s is not None or profile.shrink_s is not None
         return known and job.spec.kind is not Kind.REPLAY
 
-    def change(self, job: Job, action: Resize) -> Change:
-        """What this resize of a job costs it."""
+    def change(self, job: Job, action: Resize) -> ResizeCost:
+        """The cost of this resize of a job."""
         if action.seats:
             training = self._training(job)
             joins = len(action.keep) < len(action.seats)
-            return Change(training.build_s if joins else 0.0, training.change_s)
+            return ResizeCost(training.build_s if joins else 0.0, training.change_s)
         gpus = len(action.gpus) // job.spec.nodes
         profile, old, new = self.profile(job), set(job.current.gpus), set(action.gpus)
         built_s = (profile.launch_s(gpus, first=False) or 0.0) if new - old else 0.0
         stand_s = cost_at(profile.grow_s if len(new) >= len(old) else profile.shrink_s, gpus)
         if stand_s is None:
             stand_s = self._machine.decisions.view().stand_s(job, job.width, gpus)
-        return Change(built_s, stand_s)
+        return ResizeCost(built_s, stand_s)
 
     def stable_s(self, job: Job) -> float:
         """After so long on the same seats the measurements of a job on CPU cores are steady."""
         return self._training(job).stable_s
 
     def measured(self, job: Job, seats: tuple[Seat, ...]) -> dict[str, Any]:
-        """What is measured then, as the fields of `UsageMeasured`."""
+        """The measurements at that time, as the fields of `UsageMeasured`."""
         return self._training(job).measured(seats)
 
-    def _training(self, job: Job) -> Training:
+    def _training(self, job: Job) -> PsTraining:
         return self._trainings[job.spec.model]

@@ -39,7 +39,7 @@ from hpcsched.jobfile import NAME
 from hpcsched.store.profiles import shipped
 
 _PER_S = 1_000_000
-FIXED = Profile(
+FIXED_DURATION = Profile(
     model="fixed duration",
     device="",
     throughput={1: float(_PER_S)},
@@ -109,12 +109,12 @@ def read_trace(path: Path, *, gpus: int, hosts: int, workload: str = "") -> Work
             left_out += 1
         else:
             rounded += each * nodes > asked
-            jobs.append(_replay(line, name, FIXED.model, steps, each=each, nodes=nodes))
+            jobs.append(_replay(line, name, FIXED_DURATION.model, steps, each=each, nodes=nodes))
     if first is None:
         got = f"no jobs of workload {workload!r}" if workload else "no jobs"
         raise ConfigError(where=str(path), got=got, accepted="a line for each job")
     jobs.sort(key=lambda job: job.submit_at)
-    profiles = (FIXED,) if any(job.model == FIXED.model for job in jobs) else ()
+    profiles = (FIXED_DURATION,) if any(job.model == FIXED_DURATION.model for job in jobs) else ()
     return Workload(jobs=tuple(jobs), profiles=profiles, left_out=left_out, rounded=rounded)
 
 

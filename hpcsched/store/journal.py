@@ -87,7 +87,10 @@ def decode(line: bytes) -> tuple[int, ev.Event]:
     if record.v > VERSION or record.type not in _EVENTS:
         raise OfAnother(f"record version {record.v}, type {record.type}, of another hpcsched")
     kind = _EVENTS[record.type]
-    return record.seq, bytes_as(bytes(record.event), kind, most_bytes=MOST_BYTES, most_depth=None)
+    event = bytes_as(bytes(record.event), kind, most_bytes=MOST_BYTES, most_depth=None)
+    if isinstance(event, ev.AgentStarted) and not 1 <= event.rules <= ev.RULES:
+        raise OfAnother(f"it decides by version {event.rules} of the rules, of another hpcsched")
+    return record.seq, event
 
 
 def read(path: Path) -> Iterator[tuple[ev.Event, int]]:

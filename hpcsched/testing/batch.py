@@ -53,7 +53,7 @@ class FakeJob:
 
 @dataclass
 class FakeCluster:
-    """What a controller knows: jobs by id. Without `answers`, it cannot be reached."""
+    """The state of a controller: jobs by id. Without `answers`, it cannot be reached."""
 
     jobs: dict[str, FakeJob] = field(default_factory=dict)
     answers: bool = True
@@ -70,7 +70,7 @@ class FakeCluster:
 
 
 def slurm_time(at: float) -> str:
-    """As Slurm prints a Unix time where TZ is UTC."""
+    """A Unix time as Slurm prints it where TZ is UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Launch, MakePlan, Resize, SetTimer, Suspend
-from hpcsched.core.invariants import check
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.background.mechanism import Background
@@ -20,6 +19,7 @@ from hpcsched.core.profile import Cost, Profile
 from hpcsched.core.transitions.outcome import LOOK
 from hpcsched.policy import make_policy
 from hpcsched.sim.engine import Simulation
+from hpcsched.testing.invariants import check
 
 
 def a_job(name: str, model: str | None = None, steps: int | None = 100, **rest: Any) -> JobSpec:
@@ -111,6 +111,7 @@ class Driver:
         reserve_s: float = 60.0,
         kind: str = "test",
         cores: Sequence[int] = (),
+        rules: int = ev.RULES,
         **options: Any,
     ) -> None:
         self.machine = Machine(make_policy)
@@ -118,7 +119,7 @@ class Driver:
         self.actions: list[Action] = []
         self.now = 0.0
         self._policy, self._options, self._grace_s = policy, options, grace_s
-        self._reserve_s, self._kind, self._cores = reserve_s, kind, tuple(cores)
+        self._reserve_s, self._kind, self._cores, self._rules = reserve_s, kind, tuple(cores), rules
         self.start_agent(gpus, hosts=hosts, deadline=deadline)
         if profiles := tuple(profiles):
             self.tell(ev.ProfilesLoaded, profiles=profiles)
@@ -166,6 +167,7 @@ class Driver:
             policy_options=self._options,
             grace_s=self._grace_s,
             saved_steps=saved or {},
+            rules=self._rules,
         )
 
     def submit(self, *specs: JobSpec) -> list[Action]:
@@ -264,7 +266,7 @@ class Driver:
         return self.tell(ev.DeviceLost, gpu=gpu, why="Xid 79")
 
     def due(self, kind: str, job: int | str) -> float:
-        """When the newest timer of a kind that was asked for a job's newest attempt runs out."""
+        """The time at which the newest timer of a kind, for a job's newest attempt, runs out."""
         about = self.job(job)
         attempt = 0 if kind == "arrival" else about.attempt
         key = (kind, about.id, attempt)
@@ -301,7 +303,7 @@ class Planned(Driver):
 
 
 class Story:
-    """What happened in a simulation, a line for each thing; give `Story.watch` to it as `watch`."""
+    """The story of a simulation, a line for each thing; give `Story.watch` to it as `watch`."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from hpcsched.planning.burst.costs import HOME, Costs
+from hpcsched.planning.burst.costs import HOME, BurstCosts
 from hpcsched.planning.burst.structure import SOURCE, Block, Edge, Knot, Link, Series, structure
 
 Times = Mapping[int, float]
@@ -24,7 +24,7 @@ class PaperSearch:
         limit: on each layer's amplification.
     """
 
-    def __init__(self, costs: Costs, limit: float = inf) -> None:
+    def __init__(self, costs: BurstCosts, limit: float = inf) -> None:
         self._costs, self._limit = costs, limit
         numbers = costs.counts.tolist()
         self._choices = [i for i, count in enumerate(numbers) if count & (count - 1) == 0]

@@ -25,12 +25,12 @@ from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.profile import Profile
 from hpcsched.store.profiles import load_profiles
 
-GPUS = (4, 6, 8)
-SIZES = ("log-uniform", "uniform")
-JOBS = (3, 100)
-JOB_S = (60.0, 14_400.0)
-SWITCH_S = (0.0, 65.0)
-MODELS = (3, 8)
+GPU_COUNTS = (4, 6, 8)
+SIZE_LAWS = ("log-uniform", "uniform")
+JOB_COUNT_RANGE = (3, 100)
+JOB_S_RANGE = (60.0, 14_400.0)
+SWITCH_S_RANGE = (0.0, 65.0)
+MODEL_COUNT_RANGE = (3, 8)
 """How many GPUs; and the ranges that jobs, seconds of a job on one GPU, seconds of suspend and resume
 together, and models of a synthetic set are drawn from."""
 
@@ -61,8 +61,8 @@ def random_set(
     family: str | None = None,
     *,
     arrivals: float = 0.0,
-    most_jobs: int = JOBS[1],
-    sizes: str = SIZES[0],
+    most_jobs: int = JOB_COUNT_RANGE[1],
+    sizes: str = SIZE_LAWS[0],
 ) -> JobSet:
     """The job set of this seed, of this family or of a random one.
 
@@ -75,18 +75,18 @@ def random_set(
     # Drawn even if it is given: a set differs from that of a random family in its models alone.
     drawn = rng.choice(sorted(FAMILIES))
     family = drawn if family is None else family
-    gpus = rng.choice(GPUS)
-    switch_s = rng.uniform(*SWITCH_S)
-    most_jobs = max(JOBS[0], most_jobs)
+    gpus = rng.choice(GPU_COUNTS)
+    switch_s = rng.uniform(*SWITCH_S_RANGE)
+    most_jobs = max(JOB_COUNT_RANGE[0], most_jobs)
     drawn_count = rng.random()
     if sizes == "uniform":
-        count = JOBS[0] + int(drawn_count * (most_jobs - JOBS[0] + 1))
+        count = JOB_COUNT_RANGE[0] + int(drawn_count * (most_jobs - JOB_COUNT_RANGE[0] + 1))
     else:
-        count = round(JOBS[0] * (most_jobs / JOBS[0]) ** drawn_count)
+        count = round(JOB_COUNT_RANGE[0] * (most_jobs / JOB_COUNT_RANGE[0]) ** drawn_count)
     profiles = tuple(_with_costs(rng, p, switch_s) for p in FAMILIES[family](Random(rng.random())))
     jobs, work_s = [], 0.0
     for i in range(1, count + 1):
-        profile, seconds = rng.choice(profiles), _log_uniform(rng, *JOB_S)
+        profile, seconds = rng.choice(profiles), _log_uniform(rng, *JOB_S_RANGE)
         steps = max(1, round(seconds * profile.rate(1)))
         work_s += seconds
         jobs.append(JobSpec(name=f"j{i}", kind=Kind.REPLAY, model=profile.model, steps=steps))
@@ -162,19 +162,19 @@ def _extrapolated(measured: Mapping[int, float]) -> dict[int, float]:
         return dict(measured)
     b = min((1 / x0 - 1 / x1) / (1 / g0 - 1 / g1), g1 / x1)
     a = 1 / x1 - b / g1
-    return {**measured, **{g: 1 / (a + b / g) for g in range(g1 + 1, max(GPUS) + 1)}}
+    return {**measured, **{g: 1 / (a + b / g) for g in range(g1 + 1, max(GPU_COUNTS) + 1)}}
 
 
 def _synthetic(rng: Random) -> list[Profile]:
-    return [_random_curve(rng, f"model{i}") for i in range(1, rng.randint(*MODELS) + 1)]
+    return [_random_curve(rng, f"model{i}") for i in range(1, rng.randint(*MODEL_COUNT_RANGE) + 1)]
 
 
 def _random_curve(rng: Random, model: str) -> Profile:
     rate, table = _log_uniform(rng, 0.5, 50.0), {}
     gain, shrink = rng.uniform(0.4, 1.0), rng.uniform(0.6, 1.0)
-    knee, after = rng.randint(1, max(GPUS)), rng.choice((0.0, 0.0, -0.02, -0.1))
+    knee, after = rng.randint(1, max(GPU_COUNTS)), rng.choice((0.0, 0.0, -0.02, -0.1))
     x = 1.0
-    for g in range(1, max(GPUS) + 1):
+    for g in range(1, max(GPU_COUNTS) + 1):
         table[g] = rate * x
         x = x + gain if g < knee else max(0.3, x * (1 + after))
         gain *= shrink

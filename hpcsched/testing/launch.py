@@ -19,7 +19,7 @@ FIRST_PORT = 29500
 
 @dataclass(kw_only=True)
 class Script:
-    """What an attempt's ranks do: end at once with `codes`, and with what code each signal ends them."""
+    """The behaviour of an attempt's ranks: they end at once with `codes`, or by each signal with its code."""
 
     codes: Sequence[int] | None = None
     on_signal: Mapping[signal.Signals, int] = field(

@@ -30,7 +30,7 @@ from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.keys import Join, read_join
 from hpcsched.launch.remote.launcher import Hosts
 
-GPUS = 8
+NODE_GPUS = 8
 DEADLINE_S = 60.0
 """How long what must happen may take: many times what it takes, as a machine may be slow or busy."""
 
@@ -121,7 +121,7 @@ class SimulatedNode:
         self._line = Line(self.join, self.name)
         self._link = protocol.Link()
         self._welcome = self.left = False
-        self._readings = tuple(protocol.Reading(0.5, 1024.0) for _ in range(GPUS))
+        self._readings = tuple(protocol.Reading(0.5, 1024.0) for _ in range(NODE_GPUS))
         self._orders: dict[int, protocol.Launch] = {}
 
     @property
@@ -135,7 +135,7 @@ class SimulatedNode:
             for data in self._link.again(time.monotonic()):
                 self._line.send(data)
             return
-        devices = tuple(Device(index=i, host=self.name, kind="fake", handle=str(i)) for i in range(GPUS))
+        devices = tuple(Device(index=i, host=self.name, kind="fake", handle=str(i)) for i in range(NODE_GPUS))
         hello = protocol.Hello(
             name=self.name,
             hostname=self.name,

@@ -13,7 +13,6 @@ from typing import Any
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Launch
-from hpcsched.core.invariants import check
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
 from hpcsched.core.profile import Profile
@@ -22,11 +21,12 @@ from hpcsched.sim.engine import Simulation, _Run
 from hpcsched.store.journal import Journal
 from hpcsched.store.replay import replay
 from hpcsched.testing.builders import some_devices
+from hpcsched.testing.invariants import check
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is to be run: jobs on GPUs, and the commands users will give, each at its time.
+    """A scene to be run: jobs on GPUs, and the commands users will give, each at its time.
 
     A command stays in the inbox until its event is in the journal, as it does live.
     """
@@ -101,7 +101,7 @@ class Rehearsal:
 
     @property
     def records(self) -> int:
-        """How many records the whole journal has."""
+        """The number of records of the whole journal."""
         return len(self._ends) - 1
 
     def crash(self, records: int, *, torn: bool) -> tuple[Machine, Machine]:
@@ -134,6 +134,7 @@ class Rehearsal:
         scene, now = self._scene, machine.run.now
         first: list[ev.Event] = [
             ev.AgentStarted(
+                rules=ev.RULES,
                 at=now,
                 wall=now,
                 devices=some_devices(scene.gpus),

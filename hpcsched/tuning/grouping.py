@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcsched.planning.packing import distance, strategies
-from hpcsched.planning.packing.admission import Room
-from hpcsched.planning.packing.problem import Problem
-from hpcsched.planning.packing.speeds import Member, Speeds
+from hpcsched.planning.packing.admission import PackLimits
+from hpcsched.planning.packing.problem import PackProblem
+from hpcsched.planning.packing.speeds import PackMember, Speeds
 from hpcsched.tuning.search import Search
 from hpcsched.tuning.source import RungJob
 
@@ -23,10 +23,10 @@ def packs_of(jobs: Sequence[RungJob], search: Search, *, devices: int) -> dict[s
 
     A pack is called like the first job in it.
     """
-    problem = Problem(
+    problem = PackProblem(
         members=tuple(_member(job) for job in jobs),
         speeds=Speeds(()),
-        room=Room(),
+        limits=PackLimits(),
         devices=devices,
         axes=_axes(search),
         seed=search.seed,
@@ -34,13 +34,13 @@ def packs_of(jobs: Sequence[RungJob], search: Search, *, devices: int) -> dict[s
     return {member.name: pack[0].name for pack in STRATEGIES[search.packing](problem) for member in pack}
 
 
-def _member(job: RungJob) -> Member:
+def _member(job: RungJob) -> PackMember:
     batch = next((job.args[key] for key in BATCH_KEYS if key in job.args), None)
     size = batch if isinstance(batch, int) and batch > 0 else 1
-    return Member(name=job.name, model="", batch=size, config=job.args)
+    return PackMember(name=job.name, model="", batch=size, config=job.args)
 
 
-def _axes(search: Search) -> tuple[distance.Axis, ...]:
+def _axes(search: Search) -> tuple[distance.DistanceAxis, ...]:
     """The axes of the search's space, as distances are measured."""
     found = []
     for axis in search.space.axes():
@@ -48,7 +48,7 @@ def _axes(search: Search) -> tuple[distance.Axis, ...]:
         if axis.kind == "numeric" and axis.values:
             values = tuple(sorted(float(value) for value in axis.values))
         found.append(
-            distance.Axis(
+            distance.DistanceAxis(
                 name=axis.name, kind=axis.kind, values=values, log=axis.log, low=axis.low, high=axis.high
             )
         )

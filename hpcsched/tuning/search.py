@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hpcsched import jobfile
+from hpcsched.contract import schema
 from hpcsched.core.model import PythonEnvironment
 from hpcsched.errors import ConfigError
 from hpcsched.tuning.hyperband import Bracket, brackets, halving
@@ -22,38 +23,31 @@ DEFAULTS = ("env", "retries", "checkpoint_every", *jobfile.ENVIRONMENTS)
 
 MOST_TRIALS = 100_000
 
-_MOST_SHOWN = 200
-_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "schema": (lambda value: type(value) is int and value == 1, "1"),
-    "trainer": (lambda value: type(value) is str, '"package.module:Name"'),
-    "metric": (
-        lambda value: type(value) is str and value != "",
-        "the name of a number in what the trainer's evaluate returns",
-    ),
-    "mode": (lambda value: value in ("max", "min"), '"max" or "min"'),
-    "R": (
-        lambda value: type(value) in (int, float) and 1 <= value <= jobfile.MOST_STEPS,
-        "the largest budget of one trial, at least 1",
-    ),
-    "eta": (
-        lambda value: type(value) in (int, float) and 1 < value <= jobfile.MOST_STEPS,
+KEYS = {
+    "schema": schema.whole("1", 1, 1),
+    "trainer": schema.text('"package.module:Name"'),
+    "metric": schema.text("the name of a number in what the trainer's evaluate returns"),
+    "mode": schema.one_of("max", "min"),
+    "R": schema.number("the largest budget of one trial, at least 1", minimum=1, maximum=schema.LARGEST),
+    "eta": schema.number(
         "a number above 1, such as 3: one trial in so many goes on",
+        exclusiveMinimum=1,
+        maximum=schema.LARGEST,
     ),
-    "unit": (lambda value: value in ("epochs", "steps"), '"epochs" or "steps"'),
-    "method": (lambda value: value in METHODS, ", ".join(METHODS)),
-    "trials": (lambda value: type(value) is int and 1 <= value <= MOST_TRIALS, f"1 to {MOST_TRIALS}"),
-    "seed": (lambda value: type(value) is int and -(2**63) <= value < 2**63, "a whole number of 64 bits"),
-    "packing": (lambda value: value in PACKINGS, ", ".join(PACKINGS)),
-    "against": (lambda value: value in PACKINGS, ", ".join(PACKINGS)),
-    "exact": (lambda value: type(value) is bool, "true or false"),
-    "checkpoints": (lambda value: value in ("best", "all"), '"best" or "all"'),
-    "args": (lambda value: isinstance(value, dict), "a table of arguments that all trials share"),
-    "defaults": (lambda value: isinstance(value, dict), f"a table of {', '.join(DEFAULTS)}"),
-    "space": (lambda value: isinstance(value, dict), "a table of what may be chosen"),
+    "unit": schema.one_of("epochs", "steps"),
+    "method": schema.one_of(*METHODS),
+    "trials": schema.whole(f"1 to {MOST_TRIALS}", 1, MOST_TRIALS),
+    "seed": schema.whole("a whole number of 64 bits", -(2**63), 2**63 - 1),
+    "packing": schema.one_of(*PACKINGS),
+    "against": schema.one_of(*PACKINGS),
+    "exact": schema.flag(),
+    "checkpoints": schema.one_of("best", "all"),
+    "args": schema.table("a table of arguments that all trials share"),
+    "defaults": schema.table(f"a table of {', '.join(DEFAULTS)}"),
+    "space": schema.table("a table of what may be chosen"),
 }
-"""What is right for each key, and in words."""
 
-_NEEDED = ("schema", "trainer", "metric", "mode", "R", "space")
+NEEDED = ("schema", "trainer", "metric", "mode", "R", "space")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +97,7 @@ class Search:
                 plan = (Bracket(0, ((self.trials or 0, self.R),)),)
         if (trials := sum(bracket.trials for bracket in plan)) > MOST_TRIALS:
             key = {"hyperband": "R", "halving": "trials"}.get(self.method, "space")
-            _refuse(self.where, key, f"{trials} trials", f"what makes at most {MOST_TRIALS}")
+            schema.refuse(self.where, key, f"{trials} trials", f"what makes at most {MOST_TRIALS}")
         return plan
 
     def shortage(self) -> str | None:
@@ -130,22 +124,16 @@ def parse_search(text: str, *, where: str) -> Search:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(where=where, got=f"not valid TOML: {error}", accepted="TOML") from error
-    for key, value in table.items():
-        if key not in _KEYS:
-            _refuse(where, key, "unknown key", ", ".join(_KEYS))
-        is_right, accepted = _KEYS[key]
-        if not is_right(value):
-            _refuse(where, key, repr(value), accepted)
-    for key in _NEEDED:
-        if key not in table:
-            _refuse(where, key, "missing", _KEYS[key][1])
+    schema.check(table, KEYS, where=where, needed=NEEDED)
     for key in table.get("defaults", {}):
         if key not in DEFAULTS:
-            _refuse(where, f"defaults.{key}", "unknown key", ", ".join(DEFAULTS))
+            schema.refuse(where, f"defaults.{key}", "unknown key", ", ".join(DEFAULTS))
     _check_job(table, where)
     space = parse_space(table["space"], where=where)
     for name in table.get("args", {}).keys() & table["space"].keys():
-        _refuse(where, f"space.{name}", "in args too", "an argument is either fixed in args, or searched")
+        schema.refuse(
+            where, f"space.{name}", "in args too", "an argument is either fixed in args, or searched"
+        )
     table["space"] = space
     del table["schema"]
     search = Search(where=where, **table)
@@ -164,15 +152,15 @@ def environment_of(search: Search) -> PythonEnvironment | None:
 
 def _check_method(search: Search, where: str) -> None:
     if search.unit == "steps" and search.R % 1:
-        _refuse(where, "R", repr(search.R), "a whole number of steps")
+        schema.refuse(where, "R", repr(search.R), "a whole number of steps")
     if search.method == "random" and search.trials is None:
-        _refuse(where, "trials", "missing", "how many configurations method random tries")
+        schema.refuse(where, "trials", "missing", "how many configurations method random tries")
     if search.method in ("hyperband", "grid") and search.trials is not None:
-        _refuse(where, "trials", repr(search.trials), "only with the methods halving and random")
+        schema.refuse(where, "trials", repr(search.trials), "only with the methods halving and random")
     if search.method == "grid":
         for axis in search.space.axes():
             if axis.size is None:
-                _refuse(where, f"space.{axis.name}", axis.written, "int or choice, with method grid")
+                schema.refuse(where, f"space.{axis.name}", axis.written, "int or choice, with method grid")
 
 
 def _check_job(table: Mapping[str, Any], where: str) -> None:
@@ -184,10 +172,4 @@ def _check_job(table: Mapping[str, Any], where: str) -> None:
     except ConfigError as error:
         key = error.key.removeprefix("job trial.")
         inside = "defaults." if re.split(r"[.\[]", key)[0] in defaults else ""
-        _refuse(where, inside + key, error.got, error.accepted)
-
-
-def _refuse(where: str, key: str, got: str, accepted: str) -> NoReturn:
-    key = key if key.isprintable() else repr(key)
-    got = got if len(got) <= _MOST_SHOWN else f"{got[:_MOST_SHOWN]}..."
-    raise ConfigError(where=where, key=key, got=got, accepted=accepted)
+        schema.refuse(where, inside + key, error.got, error.accepted)

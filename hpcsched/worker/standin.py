@@ -20,7 +20,7 @@ from hpcsched.contract.environment import Environment, needed
 from hpcsched.contract.progress import Line
 from hpcsched.contract.state import State
 from hpcsched.errors import BadInput, HpcschedError
-from hpcsched.planning.jobs.course import STILL, Course
+from hpcsched.planning.jobs.course import PAUSED_RATE_SHARE, Course
 
 LEAVE = (signal.SIGTSTP, signal.SIGTERM)
 TICK_S = 0.2  # between progress lines and looks at the parent, in real seconds
@@ -122,7 +122,7 @@ class StandIn:
                     share = order.share if isinstance(order, orders.Pace) else share
         if share == self.share:
             return 0.0
-        self.course, later = self.course.at_rate(self._now(), self.rate * (share or STILL))
+        self.course, later = self.course.at_rate(self._now(), self.rate * (share or PAUSED_RATE_SHARE))
         self.share, self.launched_at = share, self.launched_at + later / self.speed
         return later
 

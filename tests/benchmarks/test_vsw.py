@@ -10,7 +10,7 @@ import pytest
 from benchmark_programs import load
 from packed_trainings import one_thread, torch
 
-from hpcsched.planning.vsw.costs import Speed, Times
+from hpcsched.planning.vsw.costs import BatchTimes, Times
 
 pytestmark = pytest.mark.torch
 __all__ = ["one_thread"]
@@ -35,11 +35,11 @@ def test_all_its_parts_as_far_as_there_is_no_gpu(vsw_gpu: Any) -> None:
 def test_counts_that_the_others_foretell(vsw_gpu: Any) -> None:
     rates = {n: 100.0 * (1 + 0.5 * log(n)) for n in range(1, 6)}
     times = {n: Times(data_s=0.0, forward_s=n / rate, backward_s=0.0) for n, rate in rates.items()}
-    assert vsw_gpu.foretold(Speed(local_batch=8, times=times)) == pytest.approx([0.0] * 3)
+    assert vsw_gpu.foretold(BatchTimes(local_batch=8, times=times)) == pytest.approx([0.0] * 3)
     times[3] = Times(data_s=0.0, forward_s=1.1 * 3 / rates[3], backward_s=0.0)
-    assert vsw_gpu.foretold(Speed(local_batch=8, times=times))[1] == pytest.approx(1 - 1 / 1.1)
+    assert vsw_gpu.foretold(BatchTimes(local_batch=8, times=times))[1] == pytest.approx(1 - 1 / 1.1)
     few = {n: times[n] for n in (1, 2, 4)}
-    assert vsw_gpu.foretold(Speed(local_batch=8, times=few)) == []
+    assert vsw_gpu.foretold(BatchTimes(local_batch=8, times=few)) == []
 
 
 def test_without_a_gpu_it_says_so(vsw_gpu: Any) -> None:

@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from hpcsched.planning.burst.plan import Plan, PlannedLayer  # noqa: E402
+from hpcsched.planning.burst.plan import BurstPlan, PlannedLayer  # noqa: E402
 from hpcsched.worker.burst.channels import Wires  # noqa: E402
 from hpcsched.worker.burst.engine import Engine  # noqa: E402
 from hpcsched.worker.burst.sample_rng import uniform_bits  # noqa: E402
@@ -71,7 +71,7 @@ def test_an_engine_on_one_gpu_trains_as_usual_and_times_its_layers() -> None:
     y = torch.randint(0, 4, (16,), device=device)
     layers = trace(model, (x[:2],))
     planned = tuple(PlannedLayer(id=layer.id, name=layer.name, ranks=(0,)) for layer in layers.layers)
-    plan = Plan(model="small", gpus=1, global_batch=16, layers=planned)
+    plan = BurstPlan(model="small", gpus=1, global_batch=16, layers=planned)
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, plain))
     engine = Engine(layers, (x[:2],), plan, batch=16, seed=0, wires=Wires(0, 1, device), optimizer=ours)
     for step in range(6):

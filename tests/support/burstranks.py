@@ -17,7 +17,7 @@ from forkserver import SERVER
 from torch import nn
 from torch.nn import functional
 
-from hpcsched.planning.burst.plan import Plan, PlannedLayer
+from hpcsched.planning.burst.plan import BurstPlan, PlannedLayer
 from hpcsched.worker.burst.channels import Wires
 from hpcsched.worker.burst.engine import Engine
 from hpcsched.worker.layers.graph import Layers, trace
@@ -171,7 +171,7 @@ class Draw:
             body = [nn.Flatten(), nn.Linear(32, 6), self.flat(6, depth), nn.Linear(6, 3)]
         return nn.Sequential(*body)
 
-    def plan(self, layers: Layers, world_size: int, batch: int) -> Plan:
+    def plan(self, layers: Layers, world_size: int, batch: int) -> BurstPlan:
         """Any ranks for each layer, in any order in which layers can run."""
         alike = self.random.random() < 0.15
         everyone = range(world_size)
@@ -186,13 +186,13 @@ class Draw:
             done.add(layer.id)
             ranks = tuple(sorted(sets[0] if alike else self.random.choice(sets)))
             planned.append(PlannedLayer(id=layer.id, name=layer.name, ranks=ranks))
-        return Plan(model="random", gpus=world_size, global_batch=batch, layers=tuple(planned))
+        return BurstPlan(model="random", gpus=world_size, global_batch=batch, layers=tuple(planned))
 
 
-def on_one_rank(layers: Layers, batch: int) -> Plan:
+def on_one_rank(layers: Layers, batch: int) -> BurstPlan:
     """Everything on one rank."""
     planned = tuple(PlannedLayer(id=layer.id, name=layer.name, ranks=(0,)) for layer in layers.layers)
-    return Plan(model="random", gpus=1, global_batch=batch, layers=planned)
+    return BurstPlan(model="random", gpus=1, global_batch=batch, layers=planned)
 
 
 def batches(
@@ -256,13 +256,15 @@ class _Model:
         return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
     def engine(
-        self, layers: Layers, plan: Plan, batch: int, wires: Wires, optimizer: torch.optim.Optimizer
+        self, layers: Layers, plan: BurstPlan, batch: int, wires: Wires, optimizer: torch.optim.Optimizer
     ) -> Engine:
         return Engine(
             layers, self.example, plan, batch=batch, seed=self.seed, wires=wires, optimizer=optimizer
         )
 
-    def by_plan(self, plan: Plan, then: Plan | None, batch: int, seen: int) -> torch.optim.Optimizer:
+    def by_plan(
+        self, plan: BurstPlan, then: BurstPlan | None, batch: int, seen: int
+    ) -> torch.optim.Optimizer:
         optimizer = self.optimizer_of(self.model)
         engine = self.engine(self.layers, plan, batch, self.wires, optimizer)
         for number, (x, y) in enumerate(batches(self.seed, self.steps, batch, self.dtype)):
@@ -291,7 +293,7 @@ class _Model:
         return optimizer
 
     def difference(
-        self, here: torch.optim.Optimizer, there: torch.optim.Optimizer, batch: int, plan: Plan
+        self, here: torch.optim.Optimizer, there: torch.optim.Optimizer, batch: int, plan: BurstPlan
     ) -> tuple[float, str]:
         pairs = [
             (name, a, b)

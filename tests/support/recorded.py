@@ -25,7 +25,6 @@ from impossible import any_policy
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, MakePlan
-from hpcsched.core.invariants import check
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.background.mechanism import Background
@@ -36,6 +35,7 @@ from hpcsched.errors import InvalidTransition
 from hpcsched.policy.background import why_waiting as why_beside
 from hpcsched.policy.packing import why_waiting as why_packed
 from hpcsched.store import journal
+from hpcsched.testing.invariants import check
 
 EVERY = 25
 """Events from one picture to the next."""

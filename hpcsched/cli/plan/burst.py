@@ -13,7 +13,7 @@ from hpcsched.cli.common import Renamed, check_chart, database_path, json_option
 from hpcsched.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpcsched.planning.burst.plan import Plan
+    from hpcsched.planning.burst.plan import BurstPlan
 
 _NETWORK = "Needed with a layer profile."
 
@@ -84,7 +84,7 @@ def burst(
             made = _of_table(table, where, options, overlap=overlap)
         else:
             made = _of_profile(table, where, options, overlap=overlap)
-    except planner.NoPlan as error:
+    except planner.NoBurstPlan as error:
         if as_json:
             click.echo(json.dumps({"schema": 1, "feasible": False, "why": str(error)}))
         else:
@@ -101,7 +101,7 @@ def burst(
     click.echo(json.dumps(made.to_table()) if as_json else plan_table(made))
 
 
-def plan_table(plan: Plan) -> str:
+def plan_table(plan: BurstPlan) -> str:
     """One line a layer in the order in which they run, and what the whole comes to."""
     from hpcsched.profiling.draw import aligned
     from hpcsched.report.burst import ranks_text, summary
@@ -154,7 +154,7 @@ def _is_tabulated(table: Any) -> bool:
     return isinstance(layers, list) and any(isinstance(row, dict) and "time_us" in row for row in layers)
 
 
-def _of_table(table: dict[str, Any], where: str, options: dict[str, Any], *, overlap: bool) -> Plan:
+def _of_table(table: dict[str, Any], where: str, options: dict[str, Any], *, overlap: bool) -> BurstPlan:
     from hpcsched.planning.burst import planner
     from hpcsched.planning.burst.table import parse
 
@@ -170,9 +170,9 @@ def _of_table(table: dict[str, Any], where: str, options: dict[str, Any], *, ove
     return planner.solve(parse({**table, **given}, where=where))
 
 
-def _of_profile(table: Any, where: str, options: dict[str, Any], *, overlap: bool) -> Plan:
+def _of_profile(table: Any, where: str, options: dict[str, Any], *, overlap: bool) -> BurstPlan:
     from hpcsched.planning.burst import planner
-    from hpcsched.planning.burst.costs import Network
+    from hpcsched.planning.burst.costs import Interconnect
     from hpcsched.planning.burst.graph import LayerProfile
 
     profile = LayerProfile.parse(table, where=where)
@@ -189,7 +189,9 @@ def _of_profile(table: Any, where: str, options: dict[str, Any], *, overlap: boo
         if not least <= options[name] <= 1e9:
             raise ConfigError(where=name, got=f"{options[name]:g}", accepted=wanted[name])
     limit = options["--amplification"]
-    network = Network(bandwidth_bytes_s=options["--bandwidth"] * 1e9, latency_s=options["--latency"] / 1e6)
+    network = Interconnect(
+        bandwidth_bytes_s=options["--bandwidth"] * 1e9, latency_s=options["--latency"] / 1e6
+    )
     return planner.plan(
         profile,
         gpus=options["--gpus"],

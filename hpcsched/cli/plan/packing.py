@@ -15,9 +15,9 @@ from hpcsched.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpcsched.planning.packing.planner import PackPlan
-    from hpcsched.planning.packing.problem import Problem
+    from hpcsched.planning.packing.problem import PackProblem
 
-STRATEGIES = ("auto", "off", "measured", "knn", "batch", "random")
+STRATEGIES = ("run", "auto", "off", "measured", "knn", "batch", "random")
 """Named here too, such that --help need not import the planner."""
 
 
@@ -30,7 +30,10 @@ STRATEGIES = ("auto", "off", "measured", "knn", "batch", "random")
 )
 @click.option("--most", type=click.IntRange(min=1), metavar="N", help="Most members of a pack; default: 16.")
 @click.option(
-    "--strategy", type=click.Choice(STRATEGIES), default="auto", help="Strategy; default: the best of all."
+    "--strategy",
+    type=click.Choice(STRATEGIES),
+    default="run",
+    help="Strategy; default: what `run` does; auto: the best of all.",
 )
 @click.option("--threshold", type=Number(min=0), metavar="X", help="Largest distance of neighbours (knn).")
 @click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of random choices.")
@@ -53,20 +56,20 @@ def pack(
     Exit code 1: a member fits on no device.
     """
     from hpcsched.planning.packing import planner
-    from hpcsched.planning.packing.problem import Problem
+    from hpcsched.planning.packing.problem import PackProblem
 
-    problem = replace(Problem.parse(_read(file), where=file), seed=seed)
+    problem = replace(PackProblem.parse(_read(file), where=file), seed=seed)
     if devices is not None:
         problem = replace(problem, devices=devices)
     if threshold is not None:
         problem = replace(problem, threshold=threshold)
     if memory is not None:
-        problem = replace(problem, room=replace(problem.room, capacity_mib=memory))
+        problem = replace(problem, limits=replace(problem.limits, capacity_mib=memory))
     if most is not None:
-        problem = replace(problem, room=replace(problem.room, most=most))
+        problem = replace(problem, limits=replace(problem.limits, most=most))
     try:
         made = planner.plan(problem, strategy)
-    except planner.NoPlan as error:
+    except planner.NoPackPlan as error:
         if as_json:
             click.echo(json.dumps({"schema": 1, "feasible": False, "why": str(error)}))
         else:
@@ -75,7 +78,7 @@ def pack(
     click.echo(json.dumps(made.to_table()) if as_json else plan_table(made, problem))
 
 
-def plan_table(plan: PackPlan, problem: Problem) -> str:
+def plan_table(plan: PackPlan, problem: PackProblem) -> str:
     """One line a pack, by device and in the order in which they run, and what the whole gains."""
     from hpcsched.profiling.draw import aligned
 

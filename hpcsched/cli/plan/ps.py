@@ -21,8 +21,8 @@ from hpcsched.core.reasons import Why
 from hpcsched.errors import ConfigError, HpcschedError
 
 if TYPE_CHECKING:
-    from hpcsched.planning.ps.search import Found
-    from hpcsched.planning.ps.training import Training
+    from hpcsched.planning.ps.training import PsTraining
+    from hpcsched.planning.ps.whatif.best import PsConfiguration
 
 RULES = ("dtconfig", "optimus", "fixed")
 """Named here too, such that --help need not import numpy."""
@@ -100,12 +100,12 @@ def ps(
     if cpus is None:
         raise ConfigError(where="--cpus", got="missing", accepted="the cores that it may have, such as 100")
     needs_numpy()
-    from hpcsched.planning.ps.model import Link
-    from hpcsched.planning.ps.search import best
+    from hpcsched.planning.ps.model import NetworkLink
+    from hpcsched.planning.ps.whatif.best import best
 
     training = trainings[model]
     if link is not None:
-        training = replace(training, link=Link(bytes_s=link * _MIB))
+        training = replace(training, link=NetworkLink(bytes_s=link * _MIB))
     ways = {rule: _way(rule, model, training, cpus) for rule in _rules(rules)}
     most_workers = max(LEAST_WORKERS, int(cpus / WORKERS_BY_CORES))
     found = best(training.model, cpus, training.link, most_workers=most_workers)
@@ -115,9 +115,9 @@ def ps(
         click.echo(_text(model, cpus, ways, found))
 
 
-def trainings_in(file: str) -> tuple[str, dict[str, Training]]:
+def trainings_in(file: str) -> tuple[str, dict[str, PsTraining]]:
     """The name of a file for errors, and its trainings by model; `file` may name shipped ones."""
-    from hpcsched.planning.ps.profile import parse
+    from hpcsched.planning.ps.whatif.models_file import parse
 
     path = Path(file)
     if not path.exists() and path.name == file:
@@ -145,17 +145,17 @@ def _rules(text: str | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _way(rule: str, model: str, training: Training, cpus: float) -> _Way | None:
+def _way(rule: str, model: str, training: PsTraining, cpus: float) -> _Way | None:
     """The way of a job that has the cores for itself; None if there are too few for its rule."""
     from hpcsched.planning.ps.model import even_seats, usage
-    from hpcsched.planning.ps.optimus import EVERY_S
-    from hpcsched.planning.ps.search import NODE_CPUS
+    from hpcsched.planning.ps.whatif.best import NODE_CORES
+    from hpcsched.planning.ps.whatif.optimus import NODE_INTERVAL_S
     from hpcsched.policy.cpu.configurations import Rules
     from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, Search
     from hpcsched.sim.engine import Simulation
-    from hpcsched.sim.fixed_nodes import LEAST_CORES, Rule
+    from hpcsched.sim.fixed_nodes import MIN_CORES, Rule
 
-    if cpus < LEAST_CORES[rule]:
+    if cpus < MIN_CORES[rule]:
         return None
     strategy = {"kind": "ps", "cpus": cpus}
     job = JobSpec(
@@ -177,7 +177,7 @@ def _way(rule: str, model: str, training: Training, cpus: float) -> _Way | None:
         each_s = training.build_s + training.change_s + training.stable_s + 2 * step_s
         until = training.start_s + (MOST_CHANGES + 2) * each_s
     else:
-        until = training.start_s + (cpus / NODE_CPUS + 1) * 1.1 * EVERY_S
+        until = training.start_s + (cpus / NODE_CORES + 1) * 1.1 * NODE_INTERVAL_S
     machine = simulation.run(until=min(until, LONGEST_S))
     (done,) = machine.run.jobs.values()
     if done.state is not JobState.RUNNING:
@@ -191,7 +191,7 @@ def _way(rule: str, model: str, training: Training, cpus: float) -> _Way | None:
 
 
 def _table(
-    model: str, training: Training, cpus: float, ways: Mapping[str, _Way | None], best: Found
+    model: str, training: PsTraining, cpus: float, ways: Mapping[str, _Way | None], best: PsConfiguration
 ) -> dict[str, Any]:
     """The page that is printed as JSON."""
     rules: dict[str, Any] = {}
@@ -236,10 +236,10 @@ def _used(stretch: Attempt) -> float | None:
     return sum(stretch.usage.cpu) / cores_of(stretch.seats) if stretch.usage else None
 
 
-def _text(model: str, cpus: float, ways: Mapping[str, _Way | None], best: Found) -> str:
+def _text(model: str, cpus: float, ways: Mapping[str, _Way | None], best: PsConfiguration) -> str:
     """The first rule's way, a line for each configuration; a line for each rule."""
     from hpcsched.profiling.draw import aligned
-    from hpcsched.sim.fixed_nodes import LEAST_CORES
+    from hpcsched.sim.fixed_nodes import MIN_CORES
 
     shown: list[str] = []
     rule, first = next(iter(ways.items()))
@@ -253,7 +253,7 @@ def _text(model: str, cpus: float, ways: Mapping[str, _Way | None], best: Found)
     rows = [("RULE", "STEPS/S", "OF-BEST", "CORES", "USED", "CHANGES", "SINCE(s)", "CONFIGURATION")]
     for name, way in ways.items():
         if way is None:
-            few = f"needs {LEAST_CORES[name]:g} cores to start with"
+            few = f"needs {MIN_CORES[name]:g} cores to start with"
             rows.append((name, "-", "-", "-", "-", "-", "-", few))
             continue
         last = way.stretches[-1]

@@ -15,8 +15,8 @@ from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.batching import worker_count
 
 if TYPE_CHECKING:
-    from hpcsched.planning.vsw.configure import Configuration, Gpu, Scaled
-    from hpcsched.planning.vsw.profile import Profile
+    from hpcsched.planning.vsw.configure import ClusterGpu, Configuration, Scaled
+    from hpcsched.planning.vsw.profile import VswProfile
 
 SAMPLES = 1_000_000
 """Of the epoch that --scale shows, unless given."""
@@ -62,7 +62,7 @@ def vsw(
     configuration is possible.
     """
     needs_numpy()
-    from hpcsched.planning.vsw.configure import ACCUMULATION, NoConfiguration
+    from hpcsched.planning.vsw.configure import ACCUMULATION_BOUNDS, NoConfiguration
     from hpcsched.planning.vsw.solver import Infeasible
 
     options = {
@@ -78,7 +78,7 @@ def vsw(
         if isinstance(found, dict) and "groups" in found:
             shown = _of_table(found, where, options)
         else:
-            shown = _of_profile(found, where, options, accumulation or ACCUMULATION)
+            shown = _of_profile(found, where, options, accumulation or ACCUMULATION_BOUNDS)
     except (NoConfiguration, Infeasible) as error:
         if as_json:
             click.echo(json.dumps({"schema": 1, "feasible": False, "why": str(error)}))
@@ -94,13 +94,13 @@ def vsw(
 
 def _of_table(table: dict[str, Any], where: str, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
     from hpcsched.planning.vsw.solver import solve
-    from hpcsched.planning.vsw.table import Table
+    from hpcsched.planning.vsw.whatif.option_table import OptionTable
     from hpcsched.profiling.draw import aligned
 
     for name, value in options.items():
         if value is not None:
             raise ConfigError(where=name, got="given with a table of options", accepted="only with costs")
-    problem = Table.parse(table, where=where)
+    problem = OptionTable.parse(table, where=where)
     began = time.perf_counter()
     picked = solve(problem.groups, problem.workers)
     result = problem.result(picked, time.perf_counter() - began)
@@ -118,9 +118,9 @@ def _of_profile(
     table: Any, where: str, options: dict[str, Any], accumulation: tuple[int, int]
 ) -> tuple[dict[str, Any], str]:
     from hpcsched.planning.vsw.configure import configure, scale
-    from hpcsched.planning.vsw.profile import Profile
+    from hpcsched.planning.vsw.profile import VswProfile
 
-    profile = table if isinstance(table, Profile) else Profile.parse(table, where=where)
+    profile = table if isinstance(table, VswProfile) else VswProfile.parse(table, where=where)
     gpus = [gpu for text in options["--gpus"] for gpu in _gpus(text, profile)] if options["--gpus"] else []
     gpus = gpus or list(profile.cluster)
     if not gpus:
@@ -173,7 +173,7 @@ def _near(local_batches: Sequence[int], batch: int) -> Sequence[int]:
 
 
 def _configuration(
-    profile: Profile, gpus: list[Gpu], made: Configuration, asked: int, solve_s: float
+    profile: VswProfile, gpus: list[ClusterGpu], made: Configuration, asked: int, solve_s: float
 ) -> tuple[dict[str, Any], str]:
     from hpcsched.planning.vsw.costs import iteration_s
     from hpcsched.profiling.draw import aligned
@@ -241,7 +241,7 @@ def _configuration(
 
 
 def _scaled(
-    gpus: list[Gpu], scaled: list[Scaled], batch: int, samples: int, solve_s: float
+    gpus: list[ClusterGpu], scaled: list[Scaled], batch: int, samples: int, solve_s: float
 ) -> tuple[dict[str, Any], str]:
     from hpcsched.profiling.draw import aligned
 
@@ -266,7 +266,7 @@ def _scaled(
     return result, f"{aligned(rows, left=(4,))}\n{summary}"
 
 
-def _which(gpus: list[Gpu], scaled: Scaled) -> str:
+def _which(gpus: list[ClusterGpu], scaled: Scaled) -> str:
     numbers: dict[tuple[str, str], int] = {}
     for i in scaled.gpus:
         key = (gpus[i].host, gpus[i].kind)
@@ -274,8 +274,8 @@ def _which(gpus: list[Gpu], scaled: Scaled) -> str:
     return ", ".join(f"{host}: {number} x {kind}" for (host, kind), number in numbers.items())
 
 
-def _gpus(text: str, profile: Profile) -> list[Gpu]:
-    from hpcsched.planning.vsw.configure import Gpu
+def _gpus(text: str, profile: VswProfile) -> list[ClusterGpu]:
+    from hpcsched.planning.vsw.configure import ClusterGpu
 
     host, equals, rest = text.partition("=")
     number, colon, name = rest.partition(":")
@@ -288,7 +288,7 @@ def _gpus(text: str, profile: Profile) -> list[Gpu]:
     if len(matching) != 1:
         accepted = f"one of {', '.join(kinds)}, or a part of one's name"
         raise ConfigError(where="--gpus", got=repr(text), accepted=accepted)
-    return [Gpu(kind=matching[0], host=host)] * int(number)
+    return [ClusterGpu(kind=matching[0], host=host)] * int(number)
 
 
 def _sizes(text: str) -> list[int]:
@@ -317,9 +317,9 @@ def _read(file: str) -> tuple[str, Any]:
     return str(path), _json(path)
 
 
-def _folder(folder: Path) -> Profile:
+def _folder(folder: Path) -> VswProfile:
     """The profile of a folder in the authors' format, wherever in it the files are."""
-    from hpcsched.planning.vsw import published
+    from hpcsched.planning.vsw.whatif import jabas_files
 
     def texts(pattern: str) -> dict[str, str]:
         return {str(path): _text(path) for path in sorted(folder.rglob(pattern))}
@@ -327,8 +327,8 @@ def _folder(folder: Path) -> Profile:
     def tables(pattern: str) -> dict[str, Any]:
         return {str(path): _json(path) for path in sorted(folder.rglob(pattern))}
 
-    return published.parse(
-        published.Published(
+    return jabas_files.parse(
+        jabas_files.Published(
             computation=tables("*_comp_profile.json"),
             memory=tables("max_memory_profile_info.json"),
             within=texts("*intra*.txt"),

@@ -153,7 +153,7 @@ def _measure(
 
     from hpcsched.devices import open_devices
     from hpcsched.launch.local import LocalLauncher
-    from hpcsched.profiling.layers import Settings, probe
+    from hpcsched.profiling.layers import LayerProbeSettings, probe
 
     devices = open_devices(spec, socket.gethostname())
     try:
@@ -165,7 +165,7 @@ def _measure(
                 job,
                 devices=devices,
                 launcher=LocalLauncher(cpus=devices.cpus, device_env=devices.environment),
-                settings=Settings(batches=batches, seconds=seconds, timeout_s=timeout),
+                settings=LayerProbeSettings(batches=batches, seconds=seconds, timeout_s=timeout),
                 watch=watch,
                 say=lambda text: click.echo(text, err=True),
             )

@@ -18,8 +18,8 @@ from hpcsched.errors import ConfigError
 if TYPE_CHECKING:
     from hpcsched.core.model import JobSpec, PythonEnvironment
     from hpcsched.devices.base import Devices
-    from hpcsched.profiling.packing import Settings
-    from hpcsched.profiling.packing_results import Measured, Pair
+    from hpcsched.profiling.packing import PackProbeSettings
+    from hpcsched.profiling.packing_results import MeasuredPacks, Pair
 
 MODES = ("auto", "loop", "stacked", "streams", "graph")
 """Of the pack's engine, which is not imported here."""
@@ -76,10 +76,10 @@ def pack(
 
     from hpcsched import jobfile
     from hpcsched.devices import open_devices
-    from hpcsched.profiling.packing import Settings
+    from hpcsched.profiling.packing import PackProbeSettings
     from hpcsched.store.database import Database, default_path
 
-    settings = Settings(counts=_counts(counts), seconds=seconds, mode=mode, timeout_s=timeout)
+    settings = PackProbeSettings(counts=_counts(counts), seconds=seconds, mode=mode, timeout_s=timeout)
     members = jobs_with_trainers(jobfile.load(jobs, workdir=Path.cwd()).jobs, names, jobs)
     members = filled_in(members, environment)
     models, notes = _by_model(members)
@@ -185,10 +185,10 @@ def _measure(
     jobs: Sequence[JobSpec],
     two: Sequence[tuple[JobSpec, JobSpec]],
     devices: Devices,
-    settings: Settings,
+    settings: PackProbeSettings,
     db: Any,
     output: Path | None,
-) -> tuple[dict[str, Measured], list[Pair]]:
+) -> tuple[dict[str, MeasuredPacks], list[Pair]]:
     """Each model is kept as soon as it is measured."""
     from hpcsched.launch.local import LocalLauncher
     from hpcsched.profiling.packing import measure_model, measure_pair
@@ -212,7 +212,7 @@ def _measure(
 
 
 def _problem(
-    members: Sequence[JobSpec], found: Mapping[str, Measured], pairs: Sequence[Pair]
+    members: Sequence[JobSpec], found: Mapping[str, MeasuredPacks], pairs: Sequence[Pair]
 ) -> dict[str, Any]:
     """The jobs as `hpcsched plan pack` reads them, with what was measured."""
     rows: list[dict[str, Any]] = []
@@ -236,7 +236,7 @@ def _say_plans(
     jobs: Sequence[JobSpec],
     two: Sequence[tuple[JobSpec, JobSpec]],
     devices: Devices,
-    settings: Settings,
+    settings: PackProbeSettings,
     as_json: bool,
 ) -> None:
     """Print the launches that would be made."""
@@ -268,7 +268,7 @@ def _say_plans(
 # Showing
 
 
-def packs_table(found: Measured) -> str:
+def packs_table(found: MeasuredPacks) -> str:
     """A line for each number of models, and what coming and going costs."""
     from hpcsched.profiling.draw import aligned
 

@@ -26,8 +26,8 @@ from hpcsched.errors import ConfigError
 if TYPE_CHECKING:
     from hpcsched.core.model import JobSpec, PythonEnvironment
     from hpcsched.devices.base import Devices
-    from hpcsched.profiling.sweep import Measured
-    from hpcsched.profiling.trial import Settings
+    from hpcsched.profiling.sweep import MeasuredProfile
+    from hpcsched.profiling.trial import TrialSettings
 
 _COMMAND = "hpcsched.profile.command"
 
@@ -111,7 +111,7 @@ def run(
 
     from hpcsched.devices import open_devices
     from hpcsched.profiling.sweep import counts_for
-    from hpcsched.profiling.trial import Settings
+    from hpcsched.profiling.trial import TrialSettings
 
     command: tuple[str, ...] = ctx.meta.get(_COMMAND, ())
     if sum([jobs is not None, trainer is not None, bool(command)]) != 1:
@@ -124,7 +124,9 @@ def run(
     if model is not None and len(specs) > 1:
         raise click.UsageError(f"--model names one profile, {jobs} has {len(specs)} models: add --job NAME")
     specs = filled_in((replace(one, model=model or one.model) for one in specs), environment)
-    settings = Settings(seconds=seconds, repeats=repeats, warmup_s=warmup, timeout_s=timeout, costs=costs)
+    settings = TrialSettings(
+        seconds=seconds, repeats=repeats, warmup_s=warmup, timeout_s=timeout, costs=costs
+    )
     opened = open_devices(devices, socket.gethostname())
     try:
         asked = _counts(gpus) if gpus else ()
@@ -210,10 +212,10 @@ def _measure(
     spec: JobSpec,
     counts: tuple[int, ...],
     devices: Devices,
-    settings: Settings,
+    settings: TrialSettings,
     global_batch: int | None,
     software: str,
-) -> Measured:
+) -> MeasuredProfile:
     from hpcsched.launch.local import LocalLauncher
     from hpcsched.profiling.sweep import sweep
 
@@ -251,7 +253,7 @@ def _progress(model: str, counts: Sequence[int]) -> Iterator[Callable[[int, floa
 
 
 def _say_plans(
-    plans: Sequence[tuple[JobSpec, tuple[int, ...]]], devices: Devices, settings: Settings, as_json: bool
+    plans: Sequence[tuple[JobSpec, tuple[int, ...]]], devices: Devices, settings: TrialSettings, as_json: bool
 ) -> None:
     """Print the launches that `profile run` would make."""
     from hpcsched.core.processes import Because, shape_of

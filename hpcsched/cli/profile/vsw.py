@@ -18,8 +18,8 @@ from hpcsched.errors import ConfigError
 if TYPE_CHECKING:
     from hpcsched.core.model import JobSpec, PythonEnvironment
     from hpcsched.devices.base import Devices
-    from hpcsched.planning.vsw.profile import Profile
-    from hpcsched.profiling.vsw import Row, Settings
+    from hpcsched.planning.vsw.profile import VswProfile
+    from hpcsched.profiling.vsw import MeasuredRound, VswProbeSettings
 
 _RANGE = re.compile(r"(?P<low>[1-9][0-9]{0,8})(-(?P<high>[1-9][0-9]{0,8}))?")
 
@@ -74,7 +74,7 @@ def vsw(
 
     from hpcsched.devices import open_devices
     from hpcsched.planning.vsw.options import WorkerOptions
-    from hpcsched.profiling.vsw import Settings
+    from hpcsched.profiling.vsw import VswProbeSettings
 
     if (jobs is None) == (trainer is None):
         raise click.UsageError("give a job file or --trainer PKG.MOD:CLASS")
@@ -85,7 +85,7 @@ def vsw(
     job = _of_file(jobs, name) if jobs else _of_words(str(trainer), arguments)
     (job,) = filled_in([job], environment)
     said = WorkerOptions.parse(job.strategy) if job.strategy.get("kind") == "vsw" else None
-    settings = Settings(
+    settings = VswProbeSettings(
         local_batch=_range(local_batch) if local_batch else said.local_batch if said else None,
         at_once=at_once,
         seconds=seconds,
@@ -140,20 +140,20 @@ def _range(text: str) -> tuple[int, int]:
 # Measuring
 
 
-def _measure(job: JobSpec, devices: Devices, settings: Settings, output: Path) -> None:
+def _measure(job: JobSpec, devices: Devices, settings: VswProbeSettings, output: Path) -> None:
     from hpcsched.launch.local import LocalLauncher
     from hpcsched.profiling.probing import ProbeFailed
-    from hpcsched.profiling.vsw import Measurement, Watch
+    from hpcsched.profiling.vsw import Measurement, VswListener
     from hpcsched.store.files import write_atomically
 
     kept, shown = False, set[str]()
 
-    def keep(profile: Profile) -> None:
+    def keep(profile: VswProfile) -> None:
         nonlocal kept
         write_atomically(output, (json.dumps(profile.to_table(), indent=1) + "\n").encode())
         kept = True
 
-    def show(kind: str, row: Row) -> None:
+    def show(kind: str, row: MeasuredRound) -> None:
         if kind not in shown:
             shown.add(kind)
             click.echo(f"{job.model} on one {kind}")
@@ -165,7 +165,7 @@ def _measure(job: JobSpec, devices: Devices, settings: Settings, output: Path) -
         devices=devices,
         launcher=LocalLauncher(cpus=devices.cpus, device_env=devices.environment),
         settings=settings,
-        watch=Watch(
+        watch=VswListener(
             row=show,
             keep=keep,
             say=lambda text: click.echo(f"note: {text}", err=True),
@@ -189,7 +189,7 @@ def _measure(job: JobSpec, devices: Devices, settings: Settings, output: Path) -
 # Showing
 
 
-def _line(row: Row) -> str:
+def _line(row: MeasuredRound) -> str:
     """Without memory on a CPU: what a process holds there says little of its model."""
     cells = [
         str(row.local_batch),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpcsched.core.processes import Program
     from hpcsched.core.profile import Profile
     from hpcsched.core.run import Life
-    from hpcsched.planning.ps.training import Training
+    from hpcsched.planning.ps.training import PsTraining
     from hpcsched.report.result import Result
 
 MOST_KEPT = 10_000
@@ -48,7 +48,7 @@ class Scenario:
     nodes: int
     parallel: Sequence[Program] = ()
     cpus: int = 0
-    trainings: Mapping[str, Training] = field(default_factory=dict)
+    trainings: Mapping[str, PsTraining] = field(default_factory=dict)
     policy: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -93,11 +93,11 @@ class CpuOptions:
     cpus: int | None
     files: tuple[str, ...]
 
-    def trainings(self) -> dict[str, Training]:
+    def trainings(self) -> dict[str, PsTraining]:
         """Trainings by model; where several files have a model, the first counts."""
         from hpcsched.cli.plan.ps import trainings_in
 
-        found: dict[str, Training] = {}
+        found: dict[str, PsTraining] = {}
         for file in self.files:
             found = {**trainings_in(file)[1], **found}
         return found
@@ -197,7 +197,7 @@ def of_run(
     from hpcsched.cli.run.results import result_of
     from hpcsched.core.events import AgentStarted
     from hpcsched.policy import make_policy
-    from hpcsched.sim.whatif import past_of, place_of
+    from hpcsched.sim.past_run import past_of, place_of
     from hpcsched.store.profiles import choose_all, load_profiles
     from hpcsched.store.replay import replay, standing
 

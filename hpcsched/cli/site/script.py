@@ -320,8 +320,8 @@ def _launcher(given: _Given) -> list[str]:
     launcher = given.get("launcher", "launcher")
     if launcher is None:
         return []
-    if not config.KEYS["launcher"].check(launcher):
-        raise ConfigError(where="--launcher", got=repr(launcher), accepted=config.KEYS["launcher"].accepted)
+    if not config.KEYS["launcher"].admits(launcher):
+        raise ConfigError(where="--launcher", got=repr(launcher), accepted=config.KEYS["launcher"].words)
     return ["--launcher", launcher]
 
 

@@ -15,21 +15,22 @@ from statistics import median
 
 from hpcsched.compat import dataclass
 
-SAMPLES = 9
-"""Of which the median is taken: one odd time of a busy machine must not bar a chunk."""
-ENOUGH = 3
-"""Times that a median is believed from."""
-SILENT_US = 20_000.0
-"""A foreground that has said nothing for so long beyond its chunk's time does not use the device: it waits
-for data, or saves. The background is not held back for it."""
+MAX_KEPT_TIMES = 9
+"""The latest times of a chunk whose median is taken (chosen): one odd time of a busy machine must not bar a
+chunk."""
+MIN_TIMES = 3
+"""Times from which on a median is believed (chosen)."""
+MAX_SILENCE_US = 20_000.0
+"""A foreground that has said nothing for so long beyond its chunk's time does not use the device (chosen): it
+waits for data, or saves. The background is not held back for it."""
 
 
 @dataclass(slots=True)
 class ChunkTimes:
     """The latest times of one chunk of the foreground's step."""
 
-    isolated_us: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    contended_us: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    isolated_us: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_TIMES))
+    contended_us: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_TIMES))
     barred: bool = False
     seen: bool = False
     retry_at: int = 0
@@ -38,14 +39,14 @@ class ChunkTimes:
 
     @property
     def alone_us(self) -> float | None:
-        """What it takes in isolation; None while that is not known."""
-        return median(self.isolated_us) if len(self.isolated_us) >= ENOUGH else None
+        """The chunk's time in isolation, microseconds; None while that is not known."""
+        return median(self.isolated_us) if len(self.isolated_us) >= MIN_TIMES else None
 
     @property
     def slowdown(self) -> float | None:
-        """What company costs, as a share of its time in isolation; None while that is not known."""
+        """The cost of company, as a share of the chunk's time in isolation; None while that is not known."""
         alone = self.alone_us
-        if alone is None or alone <= 0 or len(self.contended_us) < ENOUGH:
+        if alone is None or alone <= 0 or len(self.contended_us) < MIN_TIMES:
             return None
         return median(self.contended_us) / alone - 1.0
 
@@ -88,7 +89,7 @@ class Feedback:
         self._at, self._since_us = chunk, now_us
 
     def ended(self, chunk: int, now_us: float, took_us: float, *, contended: bool) -> None:
-        """It is through with it; `contended`: something of the background's ran meanwhile."""
+        """The device has ended a foreground chunk; `contended`: something of the background ran meanwhile."""
         times = self.chunks[chunk]
         self._at, self._since_us = (chunk + 1) % len(self.chunks), now_us
         if not contended:
@@ -115,7 +116,7 @@ class Feedback:
     @property
     def probing(self) -> bool:
         """Whether this step is the foreground's alone: its times in isolation are not known, or old."""
-        if any(times.seen and len(times.isolated_us) < ENOUGH for times in self.chunks):
+        if any(times.seen and len(times.isolated_us) < MIN_TIMES for times in self.chunks):
             return True
         return self.probe_every > 0 and self.step % self.probe_every == 0
 
@@ -127,7 +128,7 @@ class Feedback:
     def may_launch(self, now_us: float, needs_us: float) -> bool:
         """Whether work that keeps the device busy for `needs_us` from now on meets no closed chunk."""
         alone_us = self.chunks[self._at].alone_us or 0.0
-        if now_us > self._since_us + 2 * alone_us + SILENT_US:
+        if now_us > self._since_us + 2 * alone_us + MAX_SILENCE_US:
             return True
         if self.probing:
             return False
@@ -142,7 +143,7 @@ class Feedback:
         return True
 
     def slowdown(self) -> float | None:
-        """What the background costs the foreground's step now, as a share; None while nothing is known.
+        """The cost of the background to the foreground's step now, as a share; None while nothing is known.
 
         Chunks that it is kept out of count as not slowed down.
         """

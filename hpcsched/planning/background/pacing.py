@@ -1,4 +1,4 @@
-"""When a lane may launch its next piece of work: few at a time, and only its share of the time."""
+"""Pacing of a lane: it launches a few pieces of work at a time, and works for its share of the time only."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from math import inf
 from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
 
-MOST_CREDIT_US = 5_000.0
-"""How much unused time a duty cycle saves up: more would let a lane that has waited flood the device."""
+MAX_CREDIT_US = 5_000.0
+"""The most unused time that a duty cycle saves up, in microseconds (chosen): more would let a lane that has
+waited flood the device."""
 
 
 def share_of(value: object, where: str) -> float:
-    """A duty cycle, 0..1, as somebody has written it. Raises ConfigError for anything else."""
+    """A duty cycle, 0..1, of a value in a job file. Raises ConfigError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ConfigError(where=where, key="pace", got=repr(value), accepted="a share of the time, 0 to 1")
     return float(value)
@@ -34,7 +35,7 @@ class Duty:
         if self.share <= 0:
             self._free_at = ended_us
             return
-        credit_us = MOST_CREDIT_US if self._free_at > -inf else 0.0
+        credit_us = MAX_CREDIT_US if self._free_at > -inf else 0.0
         since = max(self._free_at, began_us - credit_us)
         self._free_at = since + (ended_us - began_us) / self.share
 
@@ -72,7 +73,7 @@ class Pacer:
         return not self.held and self.outstanding < self.limit and now_us >= self.duty.free_at()
 
     def wake_us(self) -> float:
-        """When to ask again if nothing happens before: the end of the duty cycle's pause, or `inf`."""
+        """The time to ask again if nothing happens before: the end of the duty cycle's pause, or `inf`."""
         return inf if self.held or self.outstanding >= self.limit else self.duty.free_at()
 
     def launched(self, now_us: float) -> None:

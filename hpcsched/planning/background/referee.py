@@ -7,10 +7,10 @@ from math import inf
 from hpcsched.planning.background.feedback import Feedback
 from hpcsched.planning.background.pacing import Pacer
 
-USUAL_US = 500.0
-"""What a piece of the background's is taken to need while it has not been seen."""
-WEIGHT = 0.25
-"""Of the newest time in the running mean of a piece's times."""
+ASSUMED_PIECE_US = 500.0
+"""The time of a background piece that has not been seen yet, in microseconds (chosen)."""
+NEWEST_WEIGHT = 0.25
+"""The weight of the newest time in the running mean of a piece's times (chosen)."""
 
 
 class Referee:
@@ -40,10 +40,10 @@ class Referee:
         return self.feedback.may_launch(now_us, busy_us + self._needs(key))
 
     def _needs(self, key: object) -> float:
-        return self._needs_us.get(key, USUAL_US)
+        return self._needs_us.get(key, ASSUMED_PIECE_US)
 
     def launched(self, key: object, now_us: float) -> None:
-        """It has been launched. Raises ValueError when the pacer does not allow it."""
+        """The piece `key` has been launched. Raises ValueError when the pacer does not allow it."""
         self.pacer.launched(now_us)
         self._launched.append((key, now_us))
         self._contended = True
@@ -54,7 +54,7 @@ class Referee:
         key, began_us = self._launched.pop(0)
         took = now_us - max(began_us, self._free_us) if took_us is None else took_us
         known = self._needs_us.get(key)
-        self._needs_us[key] = took if known is None else known + WEIGHT * (took - known)
+        self._needs_us[key] = took if known is None else known + NEWEST_WEIGHT * (took - known)
         self._free_us = now_us
 
     # -- the foreground ----------------------------------------------------------------------------------
@@ -66,6 +66,6 @@ class Referee:
             self.feedback.began(chunk, now_us)
 
     def ended(self, chunk: int, now_us: float, took_us: float) -> None:
-        """The device is through with it."""
+        """The device has ended a chunk of the foreground's."""
         if self.feedback is not None:
             self.feedback.ended(chunk, now_us, took_us, contended=self._contended)

@@ -1,6 +1,6 @@
-"""What a choice of GPU counts costs: computation, synchronisation, transfers, amplification (section 4.1).
+"""Costs of a choice of GPU counts: computation, synchronisation, transfers, amplification (section 4.1).
 
-All times are microseconds. GPU counts are named by their place in `Costs.counts`.
+All times are microseconds. GPU counts are named by their place in `BurstCosts.counts`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """What a GPU sends or receives a second, and the least seconds that a message takes.
+class Interconnect:
+    """The network between GPUs: bytes a second of a GPU each way, and the least seconds of a message.
 
     Raises ConfigError for figures that are none.
     """
@@ -47,13 +47,13 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """Where a layer runs: the place of its GPU count in `Costs.counts`, and its first rank."""
+    """The ranks of a layer: the place of its GPU count in `BurstCosts.counts`, and its first rank."""
 
     count: int
     first: int
 
 
-class Costs(ABC):
+class BurstCosts(ABC):
     """The costs of one model on so many GPUs.
 
     Args:
@@ -88,7 +88,7 @@ class Costs(ABC):
         self._room_us[np.isinf(time_us)] = -inf
 
     def edge_us(self, layer: int, then: int) -> Array:
-        """What lies between two layers, shape [place, counts of `layer`, counts of `then`].
+        """Microseconds between two layers, shape [place, counts of `layer`, counts of `then`].
 
         Infinite where `then` would be amplified beyond the limit, which is a condition on edges: its
         amplification counts the transfer (section 4.2).
@@ -101,7 +101,7 @@ class Costs(ABC):
 
     @abstractmethod
     def lag_us(self, layer: int, here: Spot, then: int, there: Spot) -> float:
-        """The same for ranks that are known, without regard to the limit."""
+        """Microseconds between two layers whose ranks are known, without regard to the limit."""
 
     @abstractmethod
     def _lags_us(self, layer: int, then: int) -> Array:
@@ -114,7 +114,7 @@ class Costs(ABC):
         return float(gpu_us / base_us) if base_us > 0 else (1.0 if gpu_us == 0 else inf)
 
 
-class ModelCosts(Costs):
+class ModelCosts(BurstCosts):
     """Costs by a layer profile and a network.
 
     - computation: forward and backward at global_batch / g samples;
@@ -133,7 +133,7 @@ class ModelCosts(Costs):
         *,
         gpus: int,
         global_batch: int,
-        network: Network,
+        network: Interconnect,
         limit: float = inf,
         overlap: bool = False,
     ) -> None:

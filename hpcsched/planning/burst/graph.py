@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from hpcsched.compat import dataclass
-from hpcsched.errors import ConfigError
+from hpcsched.planning.json_reader import JsonReader
 
 Times = Mapping[int, float]
 """Microseconds by the number of samples on one GPU."""
 
-MOST_US, MOST_GPUS = 1e15, 2**20
-"""What is taken for a number that somebody has meant."""
+MAX_US, MAX_GPUS = 1e15, 2**20
+"""The largest numbers that are taken for meant (chosen): microseconds, and GPUs."""
 
 _COUNT = re.compile(r"[1-9]\d{0,17}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class ProfiledLayer:
     """One layer: what cannot be spread over different GPU counts.
 
     `prev` are the ids of the layers it reads from (none: the model's input). `activation_bytes` are what
@@ -56,7 +56,7 @@ class LayerProfile:
     source: str = "measured"
     note: str = ""
     input_bytes: int = 0
-    layers: tuple[Layer, ...]
+    layers: tuple[ProfiledLayer, ...]
 
     @property
     def most_samples(self) -> int:
@@ -69,20 +69,21 @@ class LayerProfile:
 
         Raises ConfigError naming the layer and the key that is wrong.
         """
-        read = _Reader(where)
-        table = read.mapping(table, "")
+        read = JsonReader(where)
+        if not isinstance(table, Mapping):
+            read.refuse("", table, "a table")
         if table.get("schema") != 1 or isinstance(table["schema"], bool):
             read.refuse("schema", table.get("schema"), "1")
         rows = table.get("layers")
         if not isinstance(rows, list) or not rows:
             read.refuse("layers", rows, "a list of at least one layer")
-        layers = tuple(read.layer(row, place) for place, row in enumerate(rows))
+        layers = tuple(_layer(read, row, number) for number, row in enumerate(rows))
         return cls(
-            model=read.text(table, "", "model"),
-            device=read.text(table, "", "device"),
-            source=read.text(table, "", "source", "measured"),
-            note=read.text(table, "", "note", ""),
-            input_bytes=read.whole(table, "", "input_bytes", 0),
+            model=_text(read, table, "", "model"),
+            device=_text(read, table, "", "device"),
+            source=_text(read, table, "", "source", "measured"),
+            note=_text(read, table, "", "note", ""),
+            input_bytes=_whole(read, table, "", "input_bytes", 0),
             layers=layers,
         )
 
@@ -121,7 +122,7 @@ def times_at(times: Times, samples: Iterable[float]) -> list[float]:
 
 
 def time_at(times: Times, samples: int) -> float:
-    """The same for one number of samples."""
+    """The time of one number of samples, as in `times_at`."""
     return _time_at(times, sorted(times), samples)
 
 
@@ -136,78 +137,71 @@ def _time_at(times: Times, known: list[int], samples: float) -> float:
     return max(0.0, times[a] + (times[b] - times[a]) * (samples - a) / (b - a))
 
 
-class _Reader:
-    """Takes a layer profile's JSON apart; whatever is wrong is refused with its place."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def refuse(self, key: str, got: object, accepted: str) -> NoReturn:
-        raise ConfigError(
-            where=self.where, key=key, got="missing" if got is None else repr(got)[:200], accepted=accepted
-        )
-
-    def mapping(self, value: Any, key: str) -> Mapping[str, Any]:
-        if not isinstance(value, Mapping):
-            self.refuse(key, value, "a table")
-        return value
-
-    def text(self, table: Mapping[str, Any], place: str, key: str, default: str | None = None) -> str:
-        value = table.get(key, default)
-        if not isinstance(value, str):
-            self.refuse(f"{place}{key}", value, "text")
-        return value
-
-    def whole(self, table: Mapping[str, Any], place: str, key: str, default: int | None = None) -> int:
-        value = table.get(key, default)
-        if type(value) is not int or not 0 <= value < 2**63:
-            self.refuse(f"{place}{key}", value, "0 or a positive whole number")
-        return value
-
-    def layer(self, row: Any, number: int) -> Layer:
-        row = self.mapping(row, f"layers[{number}]")
-        name = self.text(row, f"layers[{number}].", "name")
-        place = f"layer {name!r}: "
-        if row.get("id") != number or isinstance(row["id"], bool):
-            self.refuse(f"{place}id", row.get("id"), f"{number}: ids are places in the list")
-        layer = Layer(
-            id=number,
-            name=name,
-            prev=self.previous(row.get("prev"), number, place),
-            parameter_bytes=self.whole(row, place, "parameter_bytes"),
-            activation_bytes=self.whole(row, place, "activation_bytes"),
-            forward_us=self.times(row, place, "forward_us"),
-            backward_us=self.times(row, place, "backward_us"),
-        )
-        if layer.forward_us.keys() != layer.backward_us.keys():
-            self.refuse(f"{place}backward_us", sorted(layer.backward_us), "the batches of forward_us")
-        return layer
-
-    def previous(self, value: Any, number: int, place: str) -> tuple[int, ...]:
-        accepted = "a list of ids of layers before this one"
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            self.refuse(f"{place}prev", value, accepted)
-        for item in value:
-            if type(item) is not int or not 0 <= item < number:
-                self.refuse(f"{place}prev", item, accepted)
-        return tuple(sorted(set(value)))
-
-    def times(self, row: Mapping[str, Any], place: str, key: str) -> dict[int, float]:
-        """Microseconds by a count written as text."""
-        value = row.get(key)
-        accepted = 'a table of microseconds by batch, such as { "1" = 30.0, "2" = 41.5 }'
-        if not isinstance(value, Mapping) or not value:
-            self.refuse(f"{place}{key}", value, accepted)
-        return dict(counted(value, f"{place}{key}", self.refuse))
+def _text(
+    read: JsonReader, table: Mapping[str, Any], place: str, key: str, default: str | None = None
+) -> str:
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        read.refuse(f"{place}{key}", value, "text")
+    return value
 
 
-def counted(value: Mapping[str, Any], key: str, refuse: Any) -> list[tuple[int, float]]:
-    """The pairs of a table of microseconds by a positive count; `refuse` is told of the first wrong one."""
+def _whole(
+    read: JsonReader, table: Mapping[str, Any], place: str, key: str, default: int | None = None
+) -> int:
+    value = table.get(key, default)
+    if type(value) is not int or not 0 <= value < 2**63:
+        read.refuse(f"{place}{key}", value, "0 or a positive whole number")
+    return value
+
+
+def _layer(read: JsonReader, row: Any, number: int) -> ProfiledLayer:
+    if not isinstance(row, Mapping):
+        read.refuse(f"layers[{number}]", row, "a table")
+    name = _text(read, row, f"layers[{number}].", "name")
+    place = f"layer {name!r}: "
+    if row.get("id") != number or isinstance(row["id"], bool):
+        read.refuse(f"{place}id", row.get("id"), f"{number}: ids are places in the list")
+    layer = ProfiledLayer(
+        id=number,
+        name=name,
+        prev=_previous(read, row.get("prev"), number, place),
+        parameter_bytes=_whole(read, row, place, "parameter_bytes"),
+        activation_bytes=_whole(read, row, place, "activation_bytes"),
+        forward_us=_times(read, row, place, "forward_us"),
+        backward_us=_times(read, row, place, "backward_us"),
+    )
+    if layer.forward_us.keys() != layer.backward_us.keys():
+        read.refuse(f"{place}backward_us", sorted(layer.backward_us), "the batches of forward_us")
+    return layer
+
+
+def _previous(read: JsonReader, value: Any, number: int, place: str) -> tuple[int, ...]:
+    accepted = "a list of ids of layers before this one"
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        read.refuse(f"{place}prev", value, accepted)
+    for item in value:
+        if type(item) is not int or not 0 <= item < number:
+            read.refuse(f"{place}prev", item, accepted)
+    return tuple(sorted(set(value)))
+
+
+def _times(read: JsonReader, row: Mapping[str, Any], place: str, key: str) -> dict[int, float]:
+    """Microseconds by a count written as text."""
+    value = row.get(key)
+    accepted = 'a table of microseconds by batch, such as { "1" = 30.0, "2" = 41.5 }'
+    if not isinstance(value, Mapping) or not value:
+        read.refuse(f"{place}{key}", value, accepted)
+    return dict(counted(read, value, f"{place}{key}"))
+
+
+def counted(read: JsonReader, value: Mapping[str, Any], key: str) -> list[tuple[int, float]]:
+    """The pairs of a table of microseconds by a positive count. Raises ConfigError."""
     pairs = []
     for text, us in value.items():
         if not (isinstance(text, str) and _COUNT.fullmatch(text)):
-            refuse(key, text, "positive whole numbers as keys")
-        if isinstance(us, bool) or not isinstance(us, (int, float)) or not 0 <= us <= MOST_US:
-            refuse(f"{key}.{text}", us, f"microseconds, from 0 to {MOST_US:g}")
+            read.refuse(key, text, "positive whole numbers as keys")
+        if isinstance(us, bool) or not isinstance(us, (int, float)) or not 0 <= us <= MAX_US:
+            read.refuse(f"{key}.{text}", us, f"microseconds, from 0 to {MAX_US:g}")
         pairs.append((int(text), float(us)))
     return pairs

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf, isfinite
-from typing import Any, NoReturn
+from typing import Any
 
 from hpcsched.compat import dataclass
-from hpcsched.errors import ConfigError
-from hpcsched.planning.burst.graph import MOST_GPUS
+from hpcsched.planning.burst.graph import MAX_GPUS
+from hpcsched.planning.json_reader import JsonReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class PlannedLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BurstPlan:
     """A burst plan, its layers in the order in which they are run.
 
     `iter_us` is the time of a step (forward, backward and synchronisation), `data_parallel_us` that of
@@ -73,47 +73,44 @@ class Plan:
         }
 
     @classmethod
-    def parse(cls, table: Any, *, where: str) -> Plan:
+    def parse(cls, table: Any, *, where: str) -> BurstPlan:
         """A plan of its JSON form; of the times only `iter_s` is needed.
 
         Raises ConfigError naming the layer and the key that is wrong.
         """
 
-        def refuse(key: str, got: object, accepted: str) -> NoReturn:
-            found = "missing" if got is None else repr(got)[:200]
-            raise ConfigError(where=where, key=key, got=found, accepted=accepted)
-
+        read = JsonReader(where)
         if not isinstance(table, Mapping):
-            refuse("", table, "a table")
+            read.refuse("", table, "a table")
         if table.get("schema") != 1 or isinstance(table["schema"], bool):
-            refuse("schema", table.get("schema"), "1")
+            read.refuse("schema", table.get("schema"), "1")
         if table.get("feasible") is False:
-            refuse("feasible", False, "a plan that was found")
+            read.refuse("feasible", False, "a plan that was found")
         for key in ("gpus", "global_batch"):
-            if type(table.get(key)) is not int or not 1 <= table[key] <= MOST_GPUS:
-                refuse(key, table.get(key), "a positive whole number")
+            if type(table.get(key)) is not int or not 1 <= table[key] <= MAX_GPUS:
+                read.refuse(key, table.get(key), "a positive whole number")
         limit = table.get("amplification_limit")
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit < 1
         ):
-            refuse("amplification_limit", limit, "a number of at least 1, or null")
+            read.refuse("amplification_limit", limit, "a number of at least 1, or null")
         rows = table.get("layers")
         if not isinstance(rows, list) or not rows:
-            refuse("layers", rows, "a list of at least one layer")
+            read.refuse("layers", rows, "a list of at least one layer")
         layers = []
         for number, row in enumerate(rows):
             if not isinstance(row, Mapping):
-                refuse(f"layers[{number}]", row, "a table")
+                read.refuse(f"layers[{number}]", row, "a table")
             name, ranks = row.get("name"), row.get("ranks")
             if not isinstance(name, str):
-                refuse(f"layers[{number}].name", name, "text")
+                read.refuse(f"layers[{number}].name", name, "text")
             if type(row.get("id")) is not int or row["id"] < 0:
-                refuse(f"layer {name!r}: id", row.get("id"), "0 or a positive whole number")
+                read.refuse(f"layer {name!r}: id", row.get("id"), "0 or a positive whole number")
             if not (isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks)):
-                refuse(f"layer {name!r}: ranks", ranks, "a list of ranks")
+                read.refuse(f"layer {name!r}: ranks", ranks, "a list of ranks")
             if sorted(set(ranks)) != ranks or ranks[0] < 0 or ranks[-1] >= table["gpus"]:
                 accepted = f"a list of different ranks, ascending, from 0 to {table['gpus'] - 1}"
-                refuse(f"layer {name!r}: ranks", ranks, accepted)
+                read.refuse(f"layer {name!r}: ranks", ranks, accepted)
             times = [_number(row, key) for key in ("start_s", "end_s", "amplification")]
             layers.append(
                 PlannedLayer(
@@ -126,7 +123,7 @@ class Plan:
                 )
             )
         if sorted(layer.id for layer in layers) != list(range(len(layers))):
-            refuse("layers", [layer.id for layer in layers], f"each id from 0 to {len(layers) - 1} once")
+            read.refuse("layers", [layer.id for layer in layers], f"each id from 0 to {len(layers) - 1} once")
         model = table.get("model", "")
         return cls(
             model=model if isinstance(model, str) else "",

@@ -8,16 +8,16 @@ from math import inf
 import numpy as np
 
 from hpcsched.errors import ConfigError, HpcschedError
-from hpcsched.planning.burst.costs import Costs, ModelCosts, Network, Spot
-from hpcsched.planning.burst.graph import MOST_GPUS, LayerProfile
-from hpcsched.planning.burst.plan import Plan, PlannedLayer
-from hpcsched.planning.burst.search import Search
+from hpcsched.planning.burst.costs import BurstCosts, Interconnect, ModelCosts, Spot
+from hpcsched.planning.burst.graph import MAX_GPUS, LayerProfile
+from hpcsched.planning.burst.plan import BurstPlan, PlannedLayer
+from hpcsched.planning.burst.search import BurstSearch
 from hpcsched.planning.burst.structure import structure
-from hpcsched.planning.burst.table import Problem
-from hpcsched.planning.burst.timeline import Timeline, refined, timeline, within_limit
+from hpcsched.planning.burst.table import BurstProblem
+from hpcsched.planning.burst.timeline import StepTimeline, refined, timeline, within_limit
 
 
-class NoPlan(HpcschedError):
+class NoBurstPlan(HpcschedError):
     """There is no plan within the limit; the text says what stands in its way."""
 
 
@@ -26,10 +26,10 @@ def plan(
     *,
     gpus: int,
     global_batch: int,
-    network: Network,
+    network: Interconnect,
     amplification: float = inf,
     overlap: bool = False,
-) -> Plan:
+) -> BurstPlan:
     """The fastest plan for a measured model.
 
     Args:
@@ -40,11 +40,11 @@ def plan(
         amplification: the limit on each layer's GPU-seconds over those of one GPU, at least 1.
         overlap: gradients travel while the backward pass goes on.
 
-    Raises ConfigError for a limit below 1 or counts below 1, NoPlan when the limit allows none.
+    Raises ConfigError for a limit below 1 or counts below 1, NoBurstPlan when the limit allows none.
     """
     for key, value in (("gpus", gpus), ("global_batch", global_batch)):
-        if not 1 <= value <= MOST_GPUS:
-            accepted = f"a positive whole number, at most {MOST_GPUS}"
+        if not 1 <= value <= MAX_GPUS:
+            accepted = f"a positive whole number, at most {MAX_GPUS}"
             raise ConfigError(where="plan", key=key, got=str(value), accepted=accepted)
     if not amplification >= 1:
         raise ConfigError(
@@ -67,21 +67,21 @@ def plan(
     widest = int(costs.counts[-1])
     if widest < gpus:
         notes.append(f"a global batch of {global_batch} divides among {widest} of the {gpus} GPUs at most")
-    problem = Problem(
+    problem = BurstProblem(
         model=profile.model, gpus=gpus, global_batch=global_batch, limit=amplification, costs=costs
     )
     return solve(problem, notes=tuple(notes))
 
 
 def uniform(
-    profile: LayerProfile, *, gpus: int, global_batch: int, network: Network, amplification: float = inf
-) -> Iterator[Plan]:
+    profile: LayerProfile, *, gpus: int, global_batch: int, network: Interconnect, amplification: float = inf
+) -> Iterator[BurstPlan]:
     """Plans that give all layers the same GPUs, the most first: those within the limit, which one GPU is.
 
     Arguments and errors are those of `plan`.
     """
     costs = ModelCosts(profile, gpus=gpus, global_batch=global_batch, network=network, limit=amplification)
-    problem = Problem(
+    problem = BurstProblem(
         model=profile.model, gpus=gpus, global_batch=global_batch, limit=amplification, costs=costs
     )
     plain = _data_parallel(costs, gpus)
@@ -91,18 +91,18 @@ def uniform(
             yield _described(problem, line, plain, ())
 
 
-def solve(problem: Problem, *, notes: tuple[str, ...] = ()) -> Plan:
+def solve(problem: BurstProblem, *, notes: tuple[str, ...] = ()) -> BurstPlan:
     """The fastest plan that the search finds, and no slower than plain data parallelism if that is allowed.
 
-    Raises NoPlan when the limit allows none.
+    Raises NoBurstPlan when the limit allows none.
     """
     costs = problem.costs
-    search = Search(costs, problem.gpus, structure(costs.prev))
+    search = BurstSearch(costs, problem.gpus, structure(costs.prev))
     placement = search.best()
     if placement is None:
         name = search.blocked()
         which = f"layer {name!r} cannot be run" if name else "no choice of GPU counts stays"
-        raise NoPlan(f"{which} within an amplification of {problem.limit:g}")
+        raise NoBurstPlan(f"{which} within an amplification of {problem.limit:g}")
     best = refined(costs, problem.gpus, timeline(costs, problem.gpus, placement))
     plain = _data_parallel(costs, problem.gpus)
     if plain is not None and plain.iter_us < best.iter_us:
@@ -114,7 +114,9 @@ def solve(problem: Problem, *, notes: tuple[str, ...] = ()) -> Plan:
     return _described(problem, best, plain, notes)
 
 
-def _described(problem: Problem, best: Timeline, plain: Timeline | None, notes: tuple[str, ...]) -> Plan:
+def _described(
+    problem: BurstProblem, best: StepTimeline, plain: StepTimeline | None, notes: tuple[str, ...]
+) -> BurstPlan:
     costs = problem.costs
     layers = tuple(
         PlannedLayer(
@@ -128,7 +130,7 @@ def _described(problem: Problem, best: Timeline, plain: Timeline | None, notes: 
         for layer, spot in best.placement.items()
     )
     busy_us = ((best.lag_us[layer.id] + layer.end_us - layer.start_us) * len(layer.ranks) for layer in layers)
-    return Plan(
+    return BurstPlan(
         model=problem.model,
         gpus=problem.gpus,
         global_batch=problem.global_batch,
@@ -141,7 +143,7 @@ def _described(problem: Problem, best: Timeline, plain: Timeline | None, notes: 
     )
 
 
-def _data_parallel(costs: Costs, gpus: int) -> Timeline | None:
+def _data_parallel(costs: BurstCosts, gpus: int) -> StepTimeline | None:
     """Every layer on as many GPUs as all layers can have; None if they have no count in common."""
     common = np.flatnonzero(np.isfinite(costs.time_us).all(axis=0))
     if not len(common):

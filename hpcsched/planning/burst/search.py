@@ -20,15 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcsched.compat import dataclass
-from hpcsched.planning.burst.costs import AWAY, HOME, Array, Costs, Spot
+from hpcsched.planning.burst.costs import AWAY, HOME, Array, BurstCosts, Spot
 from hpcsched.planning.burst.structure import SOURCE, Block, Edge, Knot, Link, Series
 
 PAID, FREE = 0, 1
+"""Whether the transfer at an end of a part counts."""
 
-_MOST_BUDGETS = 16
-"""Up to here every number of GPUs can be a budget; beyond, only the GPU counts that layers may have."""
-_MOST_BRANCHES = 6
-"""Of more branches than that not all groupings are tried: they are added to the schedule one by one."""
+_MAX_BUDGETS = 16
+"""Up to so many GPUs every number of them can be a budget (chosen); beyond, only the counts that layers may
+have."""
+_MAX_GROUPED_BRANCHES = 6
+"""Up to so many branches all groupings are tried (chosen); more are added to the schedule one by one."""
 
 Placement = dict[int, Spot]
 """Where each layer runs, in the order in which the layers are run."""
@@ -56,7 +58,7 @@ def min_plus(a: Array, b: Array) -> Array:
     return product
 
 
-class Search:
+class BurstSearch:
     """The search on one graph.
 
     Args:
@@ -65,11 +67,11 @@ class Search:
         series: the graph's structure.
     """
 
-    def __init__(self, costs: Costs, gpus: int, series: Series) -> None:
+    def __init__(self, costs: BurstCosts, gpus: int, series: Series) -> None:
         self._costs, self._series = costs, series
         counts = costs.counts
         # Powers of two fill each other up; other counts leave gaps that are budgets of their own.
-        few = gpus > _MOST_BUDGETS or all(count & (count - 1) == 0 for count in counts.tolist())
+        few = gpus > _MAX_BUDGETS or all(count & (count - 1) == 0 for count in counts.tolist())
         self._budgets = np.asarray(sorted({*counts.tolist(), gpus}) if few else range(1, gpus + 1))
         self._fits = counts[None, :] <= self._budgets[:, None]
         self._all = len(self._budgets) - 1
@@ -327,7 +329,7 @@ def _only(at: _At) -> tuple[slice, slice, int, int, int, int]:
 
 def _groups(branches: int) -> Iterator[int]:
     """Sets of two or more branches, as bits, the parts of each before it."""
-    if branches > _MOST_BRANCHES:
+    if branches > _MAX_GROUPED_BRANCHES:
         yield from ((1 << upto) - 1 for upto in range(2, branches + 1))
         return
     yield from (group for group in range(1, 1 << branches) if group & (group - 1))

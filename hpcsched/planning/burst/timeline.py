@@ -1,4 +1,4 @@
-"""When the layers of a placement run, and small changes that make a placement faster."""
+"""The timeline of a step: the times at which layers run, and small changes that make a placement faster."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from math import inf
 import numpy as np
 
 from hpcsched.compat import dataclass
-from hpcsched.planning.burst.costs import Costs, Spot
+from hpcsched.planning.burst.costs import BurstCosts, Spot
 from hpcsched.planning.burst.search import Placement
 
-_MOST_TRIES = 600
-"""Changes tried in a round of `refined`: small graphs only, as each costs a timeline."""
-_MOST_ROUNDS = 8
+_MAX_CHANGES_A_ROUND = 600
+"""Changes tried in a round of `refined`, at most (chosen): small graphs only, as each costs a timeline."""
+_MAX_ROUNDS = 8
+"""Rounds of `refined`, at most (chosen)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class StepTimeline:
     """Begin, end and largest incoming transfer of each layer, microseconds, in the order of the placement."""
 
     placement: Placement
@@ -27,11 +28,11 @@ class Timeline:
 
     @property
     def iter_us(self) -> float:
-        """When the last layer ends."""
+        """The end of the last layer."""
         return max(self.end_us.values())
 
 
-def timeline(costs: Costs, gpus: int, placement: Placement) -> Timeline:
+def timeline(costs: BurstCosts, gpus: int, placement: Placement) -> StepTimeline:
     """Each layer in its turn, once its inputs are there and its GPUs are free."""
     free_us = np.zeros(gpus)
     begin_us: dict[int, float] = {}
@@ -46,10 +47,10 @@ def timeline(costs: Costs, gpus: int, placement: Placement) -> Timeline:
             longest, begin = max(longest, lag), max(begin, end_us[before] + lag)
         begin_us[layer], lag_us[layer] = begin, longest
         end_us[layer] = free_us[ranks] = begin + float(costs.time_us[layer, spot.count])
-    return Timeline(placement, begin_us, end_us, lag_us)
+    return StepTimeline(placement, begin_us, end_us, lag_us)
 
 
-def within_limit(costs: Costs, line: Timeline) -> bool:
+def within_limit(costs: BurstCosts, line: StepTimeline) -> bool:
     """Whether no layer's amplification is beyond the limit."""
     limit = costs.limit * (1 + 1e-9)
     return limit == inf or all(
@@ -58,16 +59,16 @@ def within_limit(costs: Costs, line: Timeline) -> bool:
     )
 
 
-def refined(costs: Costs, gpus: int, line: Timeline) -> Timeline:
+def refined(costs: BurstCosts, gpus: int, line: StepTimeline) -> StepTimeline:
     """The same or a faster one: layer by layer on other GPUs or at another turn, while that helps.
 
     The search plans the branches of a block as a whole and the layers of a knot alike; in small graphs
     single layers can make up for it.
     """
     spots = sum(gpus - int(count) + 1 for count in costs.counts)
-    if len(costs.prev) * (spots + len(costs.prev)) > _MOST_TRIES:
+    if len(costs.prev) * (spots + len(costs.prev)) > _MAX_CHANGES_A_ROUND:
         return line
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         before_us = line.iter_us
         for layer in list(line.placement):
             for placement in _changes(costs, gpus, line.placement, layer):
@@ -79,7 +80,7 @@ def refined(costs: Costs, gpus: int, line: Timeline) -> Timeline:
     return line
 
 
-def _changes(costs: Costs, gpus: int, placement: Placement, layer: int) -> Iterator[Placement]:
+def _changes(costs: BurstCosts, gpus: int, placement: Placement, layer: int) -> Iterator[Placement]:
     """What becomes of a placement if a layer goes elsewhere, or comes at another turn."""
     for count in np.flatnonzero(np.isfinite(costs.time_us[layer])).tolist():
         for first in range(gpus - int(costs.counts[count]) + 1):

@@ -20,15 +20,16 @@ from typing import Any
 Pattern = dict[int, int]
 """GPU count by index of the job."""
 
-ROUNDING = 1e-12
-"""The share that is taken off a bound, so that no rounding error lifts it above what is proven."""
+BOUND_MARGIN = 1e-12
+"""The share that is taken off a bound, so that no rounding error lifts it above what is proven (double
+precision has 2e-16)."""
 
 _GAP = 1e-7
 """Primal and dual may differ by this share at the end: the LP solver itself is not more exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patterns:
+class LpSolution:
     """Both sides of a configuration LP; times in seconds.
 
     `bound_s` is proven: no schedule that does all work ends before. `patterns` are (duration, pattern):
@@ -52,7 +53,7 @@ def configuration_lp(
     *,
     release_s: Sequence[float] | None = None,
     iterations: int = 200,
-) -> Patterns:
+) -> LpSolution:
     """Solve it for jobs that take `times[j][g]` seconds on g GPUs, launch included.
 
     In a second on g GPUs a job does the share 1 / times[j][g] of itself. None runs before its `release_s`
@@ -70,7 +71,7 @@ def configuration_lp(
     time that is not positive and finite, or a release that is not finite.
     """
     if not times:
-        return Patterns(bound_s=0.0, end_s=0.0, patterns=(), after=(), weights=())
+        return LpSolution(bound_s=0.0, end_s=0.0, patterns=(), after=(), weights=())
     master = _Master(times, gpus, [0.0] * len(times) if release_s is None else release_s)
     master.solve(iterations)
     return master.answer()
@@ -221,7 +222,7 @@ class _Master:
         duals = [max(0.0, -float(y)) for y in result.ineqlin.marginals]
         return [y * t for y, t in zip(duals, self._least, strict=False)], [*duals[jobs:], 1.0]
 
-    def answer(self) -> Patterns:
+    def answer(self) -> LpSolution:
         """The best bound found, and the last patterns, made to fit and to do all work."""
         last = len(self._lengths)
         shrink = [min(1.0, s / (sum(self._of_interval(k)) or s)) for k, s in enumerate(self._lengths)]
@@ -235,12 +236,12 @@ class _Master:
             for j, count in pattern.items():
                 done[j] += seconds / self._times[j][count]
         for j, share in enumerate(done):
-            if share < 1 - ROUNDING:  # by the tolerance of the solver
+            if share < 1 - BOUND_MARGIN:  # by the tolerance of the solver
                 used.append((last, (1 - share) * self._least[j], self._columns[j][1]))
         used.sort(key=lambda column: column[0])
         weights = dict(zip(self._jobs, self._weights, strict=True))
-        return Patterns(
-            bound_s=self._bound_s - ROUNDING * abs(self._bound_s),
+        return LpSolution(
+            bound_s=self._bound_s - BOUND_MARGIN * abs(self._bound_s),
             end_s=self._last_s + sum(seconds for k, seconds, _ in used if k == last),
             patterns=tuple((s, {self._jobs[j]: g for j, g in p.items()}) for _, s, p in used),
             after=tuple(k + 1 for k, _, _ in used),

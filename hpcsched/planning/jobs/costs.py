@@ -1,4 +1,4 @@
-"""How long things take: what a job has left on a GPU count, what a restart costs."""
+"""Times and costs of jobs: the training that is left on a GPU count, the cost of a restart."""
 
 from __future__ import annotations
 

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from hpcsched.compat import dataclass
 
-EPSILON = 1e-6
-"""Steps by which an exact step boundary may be missed through rounding, and still counts as one."""
+STEP_TOLERANCE = 1e-6
+"""The part of a step by which an exact step boundary may be missed through rounding, and still counts as one
+(chosen)."""
 
-STILL = 1e-9
-"""The share of its rate that a job has while it pauses."""
+PAUSED_RATE_SHARE = 1e-9
+"""The share of its rate that a job has while it pauses: above 0, as a course needs a rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +46,17 @@ class Course:
 
     @property
     def end_s(self) -> float:
-        """When all steps are done and the processes are gone."""
+        """The time at which all steps are done and the processes are gone."""
         return self.start_s + (self.steps - self.from_step) / self.rate
 
     def step_at(self, t: float) -> int:
         """Whole steps of the job done `t` seconds after the launch."""
-        done = math.floor((t - self.start_s) * self.rate + EPSILON)
+        done = math.floor((t - self.start_s) * self.rate + STEP_TOLERANCE)
         return self.from_step + min(max(done, 0), self.steps - self.from_step)
 
     def boundary_at(self, t: float) -> tuple[int, float]:
         """(steps done, seconds after launch) at the next step boundary from `t` on, after the start."""
-        begun = max(math.ceil((t - self.start_s) * self.rate - EPSILON), 0)
+        begun = max(math.ceil((t - self.start_s) * self.rate - STEP_TOLERANCE), 0)
         step = self.from_step + begun
         if step >= self.steps:
             return self.steps, self.end_s
@@ -73,7 +74,7 @@ class Course:
         return step, at if step >= self.steps else at + self.suspend_s
 
     def at_rate(self, t: float, rate: float) -> tuple[Course, float]:
-        """What is left of it `t` seconds after the launch, at another rate from then on.
+        """The rest of the course from `t` seconds after the launch on, at another rate.
 
         A course, and its launch in seconds after this one's: the step that has begun is as far as it was.
         """

@@ -1,4 +1,4 @@
-"""List plans: jobs start in an order of their own, each on no more GPUs than its cap.
+"""List schedules: jobs start in an order of their own, each on no more GPUs than its cap.
 
 When nothing waits and GPUs are free, the job that would end last grows to where it ends soonest, if that
 pays for its suspend and resume; a running job is never changed otherwise, except that a plan may begin with
@@ -12,20 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hpcsched.planning.jobs.problem import Outlook
-from hpcsched.planning.jobs.timeline import Sketch
+from hpcsched.planning.jobs.problem import Problem
+from hpcsched.planning.jobs.timeline import Timeline
 
-GAIN = 1e-9
-"""A job grows only if it ends sooner by more than this share: rounding is no gain."""
+MIN_REL_GAIN = 1e-9
+"""The share by which a job must end sooner, or it does not grow: rounding is no gain."""
 
-
-MOMENT_S = 1e-6
-"""Times this close together are the same."""
+SAME_TIME_S = 1e-6
+"""Times this close together are the same: a microsecond, chosen."""
 
 
 @dataclass(frozen=True, slots=True)
-class ListPlan:
-    """A list plan: `order` of the jobs that wait, `caps` of all jobs by index (see `Outlook`).
+class ListSchedule:
+    """A list schedule: `order` of the jobs that wait, `caps` of all jobs by index (see `Problem`).
 
     A running job with a cap below its count shrinks to it at once. `strict`: a job waits for its whole cap.
     """
@@ -36,8 +35,8 @@ class ListPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What a plan does with a job now: `old` is its count before (0: it waited)."""
+class CountChange:
+    """A change that a schedule makes now: the job's new count; `old` is its count before (0: it waited)."""
 
     job: int
     old: int
@@ -45,20 +44,20 @@ class Change:
     hosts: tuple[str, ...]
 
 
-def act(
-    outlook: Outlook,
-    sketch: Sketch,
-    plan: ListPlan,
+def apply(
+    problem: Problem,
+    timeline: Timeline,
+    plan: ListSchedule,
     waiting: list[int],
     *,
     grow: bool = True,
-    told: Callable[[Change], None] | None = None,
+    told: Callable[[CountChange], None] | None = None,
 ) -> None:
     """Do what the plan does now; jobs that start are taken out of `waiting`, which is in its order.
 
     `grow`: whether nothing else waits that is not in `waiting`.
     """
-    works, rooms, caps, strict = outlook.works, sketch.rooms, plan.caps, plan.strict
+    works, rooms, caps, strict = problem.works, timeline.rooms, plan.caps, plan.strict
     k = 0
     while rooms.left and k < len(waiting):
         i = waiting[k]
@@ -68,52 +67,55 @@ def act(
             k += 1
             continue
         if told:
-            told(Change(i, 0, gpus, hosts))
-        sketch.start(i, gpus, hosts)
+            told(CountChange(i, 0, gpus, hosts))
+        timeline.start(i, gpus, hosts)
         del waiting[k]
     if rooms.left and grow and not waiting:
-        _grow(outlook, sketch, told)
+        _grow(problem, timeline, told)
 
 
 def shrink(
-    outlook: Outlook, sketch: Sketch, plan: ListPlan, told: Callable[[Change], None] | None = None
+    problem: Problem,
+    timeline: Timeline,
+    plan: ListSchedule,
+    told: Callable[[CountChange], None] | None = None,
 ) -> None:
     """Take the running jobs down to their caps."""
-    for i in outlook.running:
-        if plan.caps[i] < sketch.width[i] and sketch.resizable(i):
-            gpus, hosts = plan.caps[i], sketch.hosts[i]
+    for i in problem.running:
+        if plan.caps[i] < timeline.width[i] and timeline.resizable(i):
+            gpus, hosts = plan.caps[i], timeline.hosts[i]
             if told:
-                told(Change(i, sketch.width[i], gpus, hosts))
-            sketch.resize(i, gpus, hosts)
+                told(CountChange(i, timeline.width[i], gpus, hosts))
+            timeline.resize(i, gpus, hosts)
 
 
-def _grow(outlook: Outlook, sketch: Sketch, told: Callable[[Change], None] | None) -> None:
+def _grow(problem: Problem, timeline: Timeline, told: Callable[[CountChange], None] | None) -> None:
     """The latest first: to the count that it ends soonest on."""
     started = inf
-    works, rooms, ends = outlook.works, sketch.rooms, sketch.ends
-    for i in sorted(sorted(sketch.active), key=ends.__getitem__, reverse=True):
-        work, width = works[i], sketch.width[i]
-        if width >= work.most or not sketch.resizable(i):
+    works, rooms, ends = problem.works, timeline.rooms, timeline.ends
+    for i in sorted(sorted(timeline.active), key=ends.__getitem__, reverse=True):
+        work, width = works[i], timeline.width[i]
+        if width >= work.most or not timeline.resizable(i):
             continue
-        if sketch.begin(i) > sketch.now + MOMENT_S:
-            started = min(started, sketch.begin(i))
+        if timeline.begin(i) > timeline.now + SAME_TIME_S:
+            started = min(started, timeline.begin(i))
             continue
-        own = sketch.own(i)
-        best, end = sketch.grown(i, min(work.most, rooms.most(work.nodes, own)))
-        if end < ends[i] - GAIN * abs(ends[i]):
+        own = timeline.own(i)
+        best, end = timeline.grown(i, min(work.most, rooms.most(work.nodes, own)))
+        if end < ends[i] - MIN_REL_GAIN * abs(ends[i]):
             _, hosts = rooms.pick(best, work.nodes, own)
             if told:
-                told(Change(i, width, best, hosts))
-            sketch.resize(i, best, hosts)
+                told(CountChange(i, width, best, hosts))
+            timeline.resize(i, best, hosts)
             if not rooms.left:
                 return
     if started < inf:
-        sketch.look_at(started)
+        timeline.look_at(started)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a future must keep to be worth following to its end.
+class FutureLimits:
+    """The limits of a future that is worth following to its end.
 
     No job ends after its `latest` (run clock, by index), none after `by`, and the sum of all ends is at most
     `total_s` less `slope` times the makespan.
@@ -125,22 +127,32 @@ class Limits:
     slope: float = 0.0
 
 
-def follow(outlook: Outlook, plan: ListPlan, limits: Limits | None = None) -> Sketch | None:
-    """The future under a list plan; None as soon as it is clear that it is not within the limits."""
-    sketch, blocked = outlook.sketch(), outlook.blocked
+def simulate(
+    problem: Problem,
+    plan: ListSchedule,
+    limits: FutureLimits | None = None,
+    begin: Timeline | None = None,
+) -> Timeline | None:
+    """The future under a list schedule; None as soon as it is clear that it is not within the limits.
+
+    `begin` is a timeline of the problem in which nothing is decided yet; it stays as it is. For many
+    schedules it is made once.
+    """
+    timeline = begin.copy() if begin else Timeline(problem)
+    blocked = problem.blocked
     rank = {i: k for k, i in enumerate(plan.order)} if blocked else {}
-    waiting = [i for i in plan.order if not outlook.works[i].after] if blocked else list(plan.order)
-    if len(outlook.running):
-        shrink(outlook, sketch, plan)
-    act(outlook, sketch, plan, waiting)
-    limits = limits or Limits([inf] * len(outlook))
+    waiting = [i for i in plan.order if not problem.works[i].after] if blocked else list(plan.order)
+    if len(problem.running):
+        shrink(problem, timeline, plan)
+    apply(problem, timeline, plan, waiting)
+    limits = limits or FutureLimits([inf] * len(problem))
     latest, by, slope = limits.latest, limits.by, limits.slope
-    total_s = limits.total_s + slope * outlook.now
-    left, ended_s, rooms = len(outlook), 0.0, sketch.rooms
-    while (happened := sketch.next()) is not None:
+    total_s = limits.total_s + slope * problem.now
+    left, ended_s, rooms = len(problem), 0.0, timeline.rooms
+    while (happened := timeline.next()) is not None:
         i, free = happened
         if i >= 0:
-            now = sketch.now
+            now = timeline.now
             left -= 1
             ended_s += now
             # The jobs that are left end now at the soonest.
@@ -149,5 +161,5 @@ def follow(outlook: Outlook, plan: ListPlan, limits: Limits | None = None) -> Sk
         if free:
             waiting = sorted([*waiting, *free], key=rank.__getitem__)
         if rooms.left:
-            act(outlook, sketch, plan, waiting)
-    return sketch
+            apply(problem, timeline, plan, waiting)
+    return timeline

@@ -1,7 +1,8 @@
-"""A run's jobs from now on, in numbers: what a planner tries its plans on, thousands of times a second.
+"""The scheduling problem: a run's jobs from now on, in numbers.
 
-`Outlook` is the present state, `Sketch` one possible future of it. Jobs follow `planning.jobs.course.Course`,
-as they do in the simulator; here they are indices into tables, and nothing but times is kept.
+`Problem` is the present state; `planning.jobs.timeline.Timeline` is one possible future of it. Jobs follow
+`planning.jobs.course.Course`, as they do in the simulator; here they are indices into tables, and nothing but
+times is kept.
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ from statistics import median
 from hpcsched.core.jobs import Job
 from hpcsched.core.learning import USUAL_SCALING
 from hpcsched.core.model import JobState
-from hpcsched.core.resources.gpus import Rooms
 from hpcsched.core.view import View
-from hpcsched.planning.jobs.timeline import Sketch, rooms_of
 
-USUAL_TIME_S = 3600.0
-"""Taken for a job's time on one GPU where nothing is known of it, nor of any other job."""
+ASSUMED_JOB_S = 3600.0
+"""A job's time on one GPU where nothing is known of it, nor of any other job (chosen)."""
 
-OVERDUE = 0.1
-"""A job whose steps are not known is taken to need at least this share of a usual job's time more."""
+MIN_LEFT_SHARE = 0.1
+"""The least share of a usual job's time that a job whose steps are not known still needs (chosen)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,7 +77,7 @@ class Work:
         return self.grow_s[gpus] + self.built_s[gpus] * (1 - self.rate[old] / self.rate[gpus])
 
 
-class Outlook:
+class Problem:
     """The present state of all jobs that have come and are not over, as a view shows it.
 
     `works` are the jobs by index: those that run first, oldest first, then those that wait, in the queue's
@@ -107,20 +106,9 @@ class Outlook:
         self._add_blocked(window)
         self.blocked = range(self.waiting.stop, len(self.works))
         self.submitted_s = sum(work.job.submit_s for work in self.works)
-        self._unbegun: Sketch | None = None
 
     def __len__(self) -> int:
         return len(self.works)
-
-    def sketch(self) -> Sketch:
-        """A future in which nothing is decided yet."""
-        if self._unbegun is None:
-            self._unbegun = Sketch(self)
-        return self._unbegun.copy()
-
-    def rooms(self) -> Rooms:
-        """The GPUs that are free now, for one future to hand out."""
-        return rooms_of(self.view.rooms.by_host())
 
     def _add_running(self, job: Job) -> bool:
         """Take in a job that runs; whether it leaves, to wait from then on."""
@@ -171,7 +159,7 @@ class Outlook:
             if self._usual_s is None:
                 self._usual_s = _usual_time_s(view)
             done_s = sum((a.end_s or self.now) - a.start_s for a in job.attempts)
-            left_s = max(self._usual_s - done_s, OVERDUE * self._usual_s)
+            left_s = max(self._usual_s - done_s, MIN_LEFT_SHARE * self._usual_s)
             steps = job.step + max(1, round(left_s * rate[0]))
         left = max(0, steps - job.step)
         first = job.attempt == 0
@@ -220,4 +208,4 @@ def _usual_time_s(view: View) -> float:
         profile = view.curve(job)
         if profile and job.remaining is not None:
             times.append(job.remaining / profile.rate(1))
-    return median(times) if times else USUAL_TIME_S
+    return median(times) if times else ASSUMED_JOB_S

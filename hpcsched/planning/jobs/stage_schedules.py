@@ -1,9 +1,9 @@
-"""Stage plans: the allocation patterns of the configuration LP, one after the other.
+"""Stage schedules: the allocation patterns of the configuration LP, one after the other.
 
 In each stage certain jobs run on certain counts and all others wait; from stage to stage jobs are suspended,
 resized and resumed. That comes closest to the LP's bound where jobs are long against what this costs. As
-with list plans (`planning.jobs.list_schedules`), one rule is both what plans are tried by and what is gone
-by. What is left after the last stage is done by the list rule.
+with list schedules (`planning.jobs.list_schedules`), one rule is what plans are tried by and what is gone by.
+What is left after the last stage is done by the list rule.
 """
 
 from __future__ import annotations
@@ -14,55 +14,57 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import inf
 
-from hpcsched.planning.jobs.configuration_lp import Pattern, Patterns, configuration_lp
-from hpcsched.planning.jobs.list_schedules import MOMENT_S, Change, ListPlan, act
-from hpcsched.planning.jobs.problem import Outlook, Work
-from hpcsched.planning.jobs.search import ROUNDING, Search, measure, value
-from hpcsched.planning.jobs.timeline import Sketch
+from hpcsched.planning.jobs.configuration_lp import LpSolution, Pattern, configuration_lp
+from hpcsched.planning.jobs.list_schedules import SAME_TIME_S, CountChange, ListSchedule, apply
+from hpcsched.planning.jobs.problem import Problem, Work
+from hpcsched.planning.jobs.search import MIN_ABS_GAIN, ScheduleSearch, measure, value
+from hpcsched.planning.jobs.timeline import Timeline
 
-MOST_JOBS = 40
-"""The LP is solved for no more: it takes about a second then."""
+MAX_LP_JOBS = 40
+"""The most jobs that the LP is solved for: it takes about a second then."""
 
-ITERATIONS = 60
-"""Of its column generation: close enough to the optimum, in half the time."""
+MAX_LP_ITERATIONS = 60
+"""Iterations of its column generation, at most (chosen): close enough to the optimum, in half the time."""
 
-LONG = 20.0
-"""The bound has to be so many times what the costliest switch takes, or patterns are not tried."""
+MIN_BOUND_IN_SWITCHES = 20.0
+"""The least bound for which stages are tried, in times of the costliest switch (chosen)."""
 
-WORTH = 0.005
-"""Nor if the best plan so far is this close to the bound."""
+MIN_REL_GAP = 0.005
+"""The least gap between the best plan so far and the bound, as a share, for which stages are tried
+(chosen)."""
 
-STARTS = 12
-"""Sequences of the patterns that are tried: each begins with another one."""
+MAX_SEQUENCES = 12
+"""Sequences of the patterns that are tried, at most (chosen): each begins with another one."""
 
-STRETCHES, ROUNDS = (1.02, 1.05, 1.1), 3
-"""Where jobs have a latest end: makespans over the bound that are asked for, and LPs solved for each."""
+MAKESPAN_STRETCHES, LPS_A_STRETCH = (1.02, 1.05, 1.1), 3
+"""Where jobs have a latest end: the makespans over the bound that are asked for, and the LPs that are solved
+for each (chosen)."""
 
-AFTER_S = MOMENT_S / 2
-"""A stage's end is looked at so much later: after all jobs that end with it."""
+STAGE_END_LAG_S = SAME_TIME_S / 2
+"""The time after a stage's end at which it is looked at: after all jobs that end with it."""
 
 _Timed = tuple[float, Pattern]
 """For so many seconds these counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class StagePlan:
+class StageSchedule:
     """Stages as (until, GPU counts by job), `until` in seconds of the run's clock.
 
     `rest` is how what is left is done.
     """
 
     stages: tuple[_Timed, ...]
-    rest: ListPlan
+    rest: ListSchedule
 
 
-class StagedSketch(Sketch):
+class StagedTimeline(Timeline):
     """A future in which jobs may be set aside: `paused` says when they have left."""
 
     __slots__ = ("paused",)
 
-    def __init__(self, outlook: Outlook) -> None:
-        super().__init__(outlook)
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
         self.paused: dict[int, float] = {}
 
     def preempt(self, i: int) -> None:
@@ -88,7 +90,7 @@ class StagedSketch(Sketch):
         self._end(i, self._begin[i] + (work.steps - self._step[i]) / work.rate[gpus])
 
     def reaches(self, i: int, steps: float) -> float:
-        """When a running job will have done so many steps in all, if nothing changes."""
+        """The time at which a running job will have done so many steps in all, if nothing changes."""
         return self._begin[i] + (steps - self._step[i]) / self._works[i].rate[self.width[i]]
 
     def needs_s(self, i: int, steps: float, gpus: int) -> float:
@@ -97,7 +99,7 @@ class StagedSketch(Sketch):
         return (steps - done) / self._works[i].rate[gpus]
 
     def waiting(self, order: Sequence[int]) -> list[int]:
-        """Those of these jobs that could be started now."""
+        """The jobs among these that could be started now."""
         return [
             i
             for i in order
@@ -105,142 +107,145 @@ class StagedSketch(Sketch):
         ]
 
 
-def act_stage(
-    outlook: Outlook,
-    sketch: StagedSketch,
+def apply_stage(
+    problem: Problem,
+    timeline: StagedTimeline,
     counts: Pattern,
     waiting: Sequence[int],
-    told: Callable[[Change], None] | None = None,
+    told: Callable[[CountChange], None] | None = None,
 ) -> bool:
     """Do what can be done now to bring the jobs to the counts of a stage; whether all is as it should be.
 
-    A job that is still starting is changed when it has started: the sketch looks again then. One that is
+    A job that is still starting is changed when it has started: the timeline looks again then. One that is
     about to end is let end: what really happens is never exactly as planned.
     """
-    works, rooms, now = outlook.works, sketch.rooms, sketch.now
+    works, rooms, now = problem.works, timeline.rooms, timeline.now
     ready, started = True, inf
 
     def movable(i: int) -> bool:
         nonlocal started
-        if sketch.begin(i) > now + MOMENT_S:
-            started = min(started, sketch.begin(i))
+        if timeline.begin(i) > now + SAME_TIME_S:
+            started = min(started, timeline.begin(i))
             return False
-        return sketch.resizable(i)
+        return timeline.resizable(i)
 
-    for i in sorted(sketch.active, key=lambda i: works[i].job.id):
-        width, goal = sketch.width[i], counts.get(i, 0)
+    for i in sorted(timeline.active, key=lambda i: works[i].job.id):
+        width, goal = timeline.width[i], counts.get(i, 0)
         if goal >= width:
             continue
         ready = False
-        if not movable(i) or sketch.ends[i] - now <= works[i].save_s + works[i].resume_s[width]:
+        if not movable(i) or timeline.ends[i] - now <= works[i].save_s + works[i].resume_s[width]:
             continue  # what it has left takes no longer than to come back for it
         if told:
-            told(Change(i, width, goal, sketch.hosts[i] if goal else ()))
+            told(CountChange(i, width, goal, timeline.hosts[i] if goal else ()))
         if goal:
-            sketch.resize(i, goal, sketch.hosts[i])
+            timeline.resize(i, goal, timeline.hosts[i])
         else:
-            sketch.preempt(i)
+            timeline.preempt(i)
     for i, goal in counts.items():
-        if i in sketch.active:
-            width, own = sketch.width[i], sketch.own(i)
+        if i in timeline.active:
+            width, own = timeline.width[i], timeline.own(i)
             if width >= goal:
                 continue
             ready = False
             if movable(i) and rooms.most(works[i].nodes, own) >= goal:
                 _, hosts = rooms.pick(goal, works[i].nodes, own)
                 if told:
-                    told(Change(i, width, goal, hosts))
-                sketch.resize(i, goal, hosts)
+                    told(CountChange(i, width, goal, hosts))
+                timeline.resize(i, goal, hosts)
         elif i in waiting:
             gpus, hosts = rooms.pick(goal, works[i].nodes)
             if gpus < goal:
                 ready = False
                 continue
             if told:
-                told(Change(i, 0, goal, hosts))
-            sketch.start(i, goal, hosts)
-        elif sketch.ends[i] == inf:
+                told(CountChange(i, 0, goal, hosts))
+            timeline.start(i, goal, hosts)
+        elif timeline.ends[i] == inf:
             ready = False
     if started < inf:
-        sketch.look_at(started)
+        timeline.look_at(started)
     return ready
 
 
-def best_stages(search: Search) -> tuple[StagePlan, StagedSketch] | None:
+def best_stages(search: ScheduleSearch) -> tuple[StageSchedule, StagedTimeline] | None:
     """The best stage plan within the limits of a search, if it is better than what that has found.
 
     There is none where patterns are no use: several hosts, jobs that wait for others, of unknown work or
     that cannot be suspended now, costly switches, a plan that is close to the bound already; and without
     scipy.
     """
-    outlook, works = search.outlook, search.outlook.works
+    problem, works = search.problem, search.problem.works
     base = value(search.goal, search.base, search.base)
     least, found_s = base, search.base.makespan_s
-    if search.sketch and search.best < base:
-        least, found_s = search.best, measure(outlook, search.sketch).makespan_s
-    if not _of_use(outlook) or not LONG * _switch_s(outlook) <= found_s <= outlook.view.left_s:
+    if search.timeline and search.best < base:
+        least, found_s = search.best, measure(problem, search.timeline).makespan_s
+    if (
+        not _of_use(problem)
+        or not MIN_BOUND_IN_SWITCHES * _switch_s(problem) <= found_s <= problem.view.left_s
+    ):
         return None
-    last = sorted((*outlook.waiting, *outlook.running), key=lambda i: (search.latest[i], i))
-    rest = ListPlan(tuple(last), tuple(work.optimal for work in works))
+    last = sorted((*problem.waiting, *problem.running), key=lambda i: (search.latest[i], i))
+    rest = ListSchedule(tuple(last), tuple(work.optimal for work in works))
     best = None
 
     def late_s(order: Sequence[_Timed]) -> list[float]:
         """Try it: how much too late each job ends."""
         nonlocal least, best
-        plan, sketch = try_stages(outlook, order, rest)
+        plan, timeline = try_stages(problem, order, rest)
         search.tried += 1
-        late = [max(0.0, end - at) for end, at in zip(sketch.ends, search.latest, strict=True)]
-        worth = value(search.goal, measure(outlook, sketch), search.base)
-        if worth < least - ROUNDING and not any(late) and max(sketch.ends) <= search.by:
-            least, best = worth, (plan, sketch)
+        late = [max(0.0, end - at) for end, at in zip(timeline.ends, search.latest, strict=True)]
+        worth = value(search.goal, measure(problem, timeline), search.base)
+        if worth < least - MIN_ABS_GAIN and not any(late) and max(timeline.ends) <= search.by:
+            least, best = worth, (plan, timeline)
         return late
 
     with contextlib.suppress(ImportError):  # without scipy there are no patterns
-        _try_orders(outlook, search.latest, found_s, late_s)
+        _try_orders(problem, search.latest, found_s, late_s)
     return best
 
 
-def _of_use(outlook: Outlook) -> bool:
-    works = outlook.works
+def _of_use(problem: Problem) -> bool:
+    works = problem.works
     return (
-        len(outlook.view.capacity.by_host()) == 1
-        and len(works) <= MOST_JOBS
-        and not len(outlook.blocked)
-        and not outlook.leaving
+        len(problem.view.capacity.by_host()) == 1
+        and len(works) <= MAX_LP_JOBS
+        and not len(problem.blocked)
+        and not problem.leaving
         and all(work.known and work.nodes == 1 and work.steps > work.step for work in works)
-        and all(works[i].resizable for i in outlook.running)
+        and all(works[i].resizable for i in problem.running)
     )
 
 
 def _try_orders(
-    outlook: Outlook,
+    problem: Problem,
     latest: Sequence[float],
     found_s: float,
     late_s: Callable[[Sequence[_Timed]], list[float]],
 ) -> None:
     """Try patterns that do all work in less than `found_s` seconds, in orders worth it."""
-    works = outlook.works
-    (gpus,) = outlook.view.capacity.by_host().values()
+    works = problem.works
+    (gpus,) = problem.view.capacity.by_host().values()
     times = [_times(work) for work in works]
-    found = configuration_lp(times, gpus, iterations=ITERATIONS)
-    if found.bound_s * (1 + WORTH) > found_s:
+    found = configuration_lp(times, gpus, iterations=MAX_LP_ITERATIONS)
+    if found.bound_s * (1 + MIN_REL_GAP) > found_s:
         return
-    patterns = [timed for timed in found.patterns if timed[0] > MOMENT_S]
-    now = {i: works[i].width for i in outlook.running}
+    patterns = [timed for timed in found.patterns if timed[0] > SAME_TIME_S]
+    now = {i: works[i].width for i in problem.running}
     first = sorted(range(len(patterns)), key=lambda k: (-_kept(now, patterns[k][1]), k))
-    for k in first[:STARTS]:
+    for k in first[:MAX_SEQUENCES]:
         rest = [*patterns[:k], *patterns[k + 1 :]]
         late_s([patterns[k], *_alike(rest, patterns[k][1])])
     # With time reversed, the latest that a job may end is a release. The LP knows of no switches: a job that
     # is late because of them has to end sooner by it in the next round.
-    for stretch in STRETCHES:
+    for stretch in MAKESPAN_STRETCHES:
         by_s = found.bound_s * stretch
-        due_s = [at - outlook.now for at in latest]
-        for _ in range(ROUNDS):
+        due_s = [at - problem.now for at in latest]
+        for _ in range(LPS_A_STRETCH):
             release_s = [max(0.0, by_s - due) for due in due_s]
             if by_s >= found_s or not any(release_s):
                 return
-            timely = configuration_lp(times, gpus, release_s=release_s, iterations=ITERATIONS)
+            timely = configuration_lp(times, gpus, release_s=release_s, iterations=MAX_LP_ITERATIONS)
             if timely.bound_s > by_s:
                 break
             late = late_s(list(_reversed(timely, now)))
@@ -249,13 +254,13 @@ def _try_orders(
             due_s = [due - over for due, over in zip(due_s, late, strict=True)]
 
 
-def _reversed(found: Patterns, now: Pattern) -> Iterator[_Timed]:
+def _reversed(found: LpSolution, now: Pattern) -> Iterator[_Timed]:
     """The patterns from the last to the first; those between the same releases in any order."""
     last = now
     for _, group in groupby(reversed(range(len(found.patterns))), key=lambda k: found.after[k]):
         for timed in _alike([found.patterns[k] for k in group], last):
             last = timed[1]
-            if timed[0] > MOMENT_S:
+            if timed[0] > SAME_TIME_S:
                 yield timed
 
 
@@ -268,9 +273,9 @@ def _alike(patterns: Sequence[_Timed], last: Pattern) -> Iterator[_Timed]:
         last = left.pop(nearest)[1]
 
 
-def _switch_s(outlook: Outlook) -> float:
+def _switch_s(problem: Problem) -> float:
     """What the costliest suspend and resume takes."""
-    return max(work.save_s + max(work.resume_s[work.least :]) for work in outlook.works)
+    return max(work.save_s + max(work.resume_s[work.least :]) for work in problem.works)
 
 
 def _times(work: Work) -> dict[int, float]:
@@ -287,14 +292,16 @@ def _kept(before: Pattern, after: Pattern) -> int:
     return sum(gpus for i, gpus in after.items() if before.get(i) == gpus)
 
 
-def try_stages(outlook: Outlook, order: Sequence[_Timed], rest: ListPlan) -> tuple[StagePlan, StagedSketch]:
+def try_stages(
+    problem: Problem, order: Sequence[_Timed], rest: ListSchedule
+) -> tuple[StageSchedule, StagedTimeline]:
     """The future under stages in this order, each until its jobs are where they should be.
 
     In a stage of the LP a job does a certain share of its work; what it does beyond that, while others are
     suspended and resumed, it need not do later.
     """
-    works, sketch = outlook.works, StagedSketch(outlook)
-    switch_s, times = _switch_s(outlook), [_times(work) for work in outlook.works]
+    works, timeline = problem.works, StagedTimeline(problem)
+    switch_s, times = _switch_s(problem), [_times(work) for work in problem.works]
     due = [float(work.step) for work in works]
     stages = []
     for seconds, counts in order:
@@ -303,26 +310,26 @@ def try_stages(outlook: Outlook, order: Sequence[_Timed], rest: ListPlan) -> tup
             due[i] += share * (works[i].steps - works[i].step)
             if due[i] > works[i].steps - 1:
                 due[i] = works[i].steps
-        needs = {i: sketch.needs_s(i, due[i], gpus) for i, gpus in counts.items()}
+        needs = {i: timeline.needs_s(i, due[i], gpus) for i, gpus in counts.items()}
         if all(n <= (0.0 if due[i] == works[i].steps else switch_s) for i, n in needs.items()):
             continue  # not worth it
         while True:
-            ready = act_stage(outlook, sketch, counts, sketch.waiting(rest.order))
-            until = max((sketch.reaches(i, due[i]) for i in counts if i in sketch.active), default=-inf)
-            if ready and until <= sketch.now + MOMENT_S:
+            ready = apply_stage(problem, timeline, counts, timeline.waiting(rest.order))
+            until = max((timeline.reaches(i, due[i]) for i in counts if i in timeline.active), default=-inf)
+            if ready and until <= timeline.now + SAME_TIME_S:
                 break
-            if ready and not sketch.now < sketch.looks_at < until + AFTER_S:
-                sketch.look_at(until + AFTER_S)
-            if sketch.next() is None:
+            if ready and not timeline.now < timeline.looks_at < until + STAGE_END_LAG_S:
+                timeline.look_at(until + STAGE_END_LAG_S)
+            if timeline.next() is None:
                 break
-        stages.append((sketch.now, counts))
+        stages.append((timeline.now, counts))
     while True:
-        leaving = any(at > sketch.now for at in sketch.paused.values())
-        act(outlook, sketch, rest, sketch.waiting(rest.order), grow=not leaving)
-        if sketch.next() is None:
-            return StagePlan(tuple(stages), rest), sketch
+        leaving = any(at > timeline.now for at in timeline.paused.values())
+        apply(problem, timeline, rest, timeline.waiting(rest.order), grow=not leaving)
+        if timeline.next() is None:
+            return StageSchedule(tuple(stages), rest), timeline
 
 
 def stage_at(stages: Sequence[tuple[float, Mapping[int, int]]], now: float) -> int | None:
     """Which stage it is now; None after the last."""
-    return next((k for k, (until, _) in enumerate(stages) if until > now + MOMENT_S), None)
+    return next((k for k, (until, _) in enumerate(stages) if until > now + SAME_TIME_S), None)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from math import ceil, floor, inf
-from typing import TYPE_CHECKING
 
 from hpcsched.core.resources.gpus import Rooms
-from hpcsched.planning.jobs.course import EPSILON
-
-if TYPE_CHECKING:
-    from hpcsched.planning.jobs.problem import Outlook
+from hpcsched.planning.jobs.course import STEP_TOLERANCE
+from hpcsched.planning.jobs.problem import Problem
 
 
 def rooms_of(free: Mapping[str, int]) -> Rooms:
@@ -45,9 +42,10 @@ class _OneRoom(Rooms):
         self.left += count
 
 
-class Sketch:
-    """One possible future: jobs are started and resized, and time goes on from event to event.
+class Timeline:
+    """One possible future of a problem: jobs are started and resized, and time goes on from event to event.
 
+    A new one begins with the present state, and nothing is decided yet.
     `ends[i]` is when job i has ended or will end as things stand (infinite for one not started). `active` are
     the jobs that hold GPUs, in the order of their starts.
     """
@@ -72,15 +70,15 @@ class Sketch:
         "width",
     )
 
-    def __init__(self, outlook: Outlook) -> None:
-        works = outlook.works
+    def __init__(self, problem: Problem) -> None:
+        works = problem.works
         self._works = works
-        self.now = outlook.now
-        self.rooms = outlook.rooms()
+        self.now = problem.now
+        self.rooms = rooms_of(problem.view.rooms.by_host())
         self.ends = [inf] * len(works)
         self.width = [work.width for work in works]
         self.hosts = [work.hosts for work in works]
-        self.active: dict[int, None] = dict.fromkeys(outlook.running)
+        self.active: dict[int, None] = dict.fromkeys(problem.running)
         self.looks_at = -inf
         self._step = [work.step for work in works]
         self._begin = [work.begin for work in works]
@@ -91,21 +89,21 @@ class Sketch:
         self._back: dict[int, tuple[tuple[str, ...], int]] = {}
         self._tickets = [0] * len(works)
         self._issued = 0
-        for i in outlook.running:
+        for i in problem.running:
             work = works[i]
             self._end(i, work.begin + (work.steps - work.step) / work.rate[work.width])
             if work.busy_until > self.now:
                 self._give_back(work.busy_until, work.hosts, 0)
-        for free_s, host, count in outlook.leaving:
+        for free_s, host, count in problem.leaving:
             self._give_back(free_s, (host,), count)
-        for i in outlook.blocked:
+        for i in problem.blocked:
             self._unmet[i] = len(works[i].after)
             for before in works[i].after:
                 self._after.setdefault(before, []).append(i)
 
-    def copy(self) -> Sketch:
+    def copy(self) -> Timeline:
         """The same state, to go on from in another way."""
-        new = Sketch.__new__(Sketch)
+        new = Timeline.__new__(Timeline)
         new._works, new._after = self._works, self._after  # never changed
         new.now, new.looks_at = self.now, self.looks_at
         new.rooms, new._issued = rooms_of(self.rooms.by_host()), self._issued
@@ -144,7 +142,7 @@ class Sketch:
         return best, end
 
     def resized_end(self, i: int, gpus: int) -> float:
-        """When a running job will end if it is resized now."""
+        """The end of a running job if it is resized now."""
         _, begin, step = self._changed(i, gpus)
         work = self._works[i]
         return begin if step >= work.steps else begin + (work.steps - step) / work.rate[gpus]
@@ -179,11 +177,15 @@ class Sketch:
     def step_of(self, i: int) -> int:
         """Whole steps that a job has done."""
         work = self._works[i]
-        done = floor((self.now - self._begin[i]) * work.rate[self.width[i]] + EPSILON) if self.width[i] else 0
+        done = (
+            floor((self.now - self._begin[i]) * work.rate[self.width[i]] + STEP_TOLERANCE)
+            if self.width[i]
+            else 0
+        )
         return min(work.steps, self._step[i] + max(0, done))
 
     def begin(self, i: int) -> float:
-        """When a running job does its first step, or did it."""
+        """The time of a running job's first step, done or to come."""
         return self._begin[i]
 
     def look_at(self, at: float) -> None:
@@ -228,7 +230,7 @@ class Sketch:
         if now < begin:
             return begin, self._step[i]
         rate = work.rate[self.width[i]]
-        begun = ceil((now - begin) * rate - EPSILON)
+        begun = ceil((now - begin) * rate - STEP_TOLERANCE)
         step = self._step[i] + (begun if begun > 0 else 0)
         if step >= work.steps:
             return self.ends[i], work.steps

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcsched.planning.packing.costs import Key
-from hpcsched.planning.packing.speeds import Member, Speeds
+from hpcsched.planning.packing.costs import ModelBatch
+from hpcsched.planning.packing.speeds import Speeds
 
-MOST = 16
-"""Members of a pack, at most: where memory sets no limit, and as models of one process share its threads."""
+MAX_PACK_SIZE = 16
+"""The most members of a pack (chosen): where memory sets no limit, and as models of one process share its
+threads."""
 
-RESERVE = 0.1
-"""The share of memory that packs leave free: the sum of peaks is an estimate, and allocators fragment."""
+MEMORY_RESERVE = 0.1
+"""The share of memory that packs leave free (chosen): the sum of peaks is an estimate, and allocators
+fragment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What there is on each device.
+class PackLimits:
+    """The limits of each device.
 
     Args:
         capacity_mib: its memory; None: no limit, as on a CPU.
@@ -28,10 +29,10 @@ class Room:
     """
 
     capacity_mib: float | None = None
-    most: int = MOST
-    reserve: float = RESERVE
+    most: int = MAX_PACK_SIZE
+    reserve: float = MEMORY_RESERVE
 
-    def refusal(self, groups: Mapping[Key, int], speeds: Speeds) -> str:
+    def refusal(self, groups: Mapping[ModelBatch, int], speeds: Speeds) -> str:
         """Why so many members of each key cannot share a device; empty: they can.
 
         A training whose memory was not measured can be alone on a device, but not with others.
@@ -55,20 +56,7 @@ class Room:
         return f"{total_mib:.0f} MiB, the device has {self.capacity_mib:.0f}{free}"
 
 
-def peak_mib(groups: Mapping[Key, int], speeds: Speeds) -> float | None:
+def peak_mib(groups: Mapping[ModelBatch, int], speeds: Speeds) -> float | None:
     """The peak memory of a pack: the sum over its groups of identical members; None: not known."""
     peaks = [speeds.peak_mib(key, n) for key, n in groups.items()]
     return None if None in peaks else sum(mib for mib in peaks if mib is not None)
-
-
-def fits(
-    members: Sequence[Member],
-    capacity_mib: float | None,
-    speeds: Speeds,
-    *,
-    most: int = MOST,
-    reserve: float = RESERVE,
-) -> bool:
-    """Whether these members can share a device; `Room.refusal` says why not."""
-    room = Room(capacity_mib=capacity_mib, most=most, reserve=reserve)
-    return not room.refusal(Counter(member.key for member in members), speeds)

@@ -1,4 +1,4 @@
-"""What was measured of one model with one batch on one type of device, alone and packed (section 4)."""
+"""Measured costs of one model with one batch on one type of device, alone and packed (section 4)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Any, NamedTuple
 
-from hpcsched.planning.packing.reading import Reader
+from hpcsched.planning.json_reader import JsonReader
 
 _KEYS = (
     "model",
@@ -24,8 +24,8 @@ _KEYS = (
 )
 
 
-class Key(NamedTuple):
-    """What makes two trainings alike in speed and memory."""
+class ModelBatch(NamedTuple):
+    """A model and its batch: trainings with the same are alike in speed and memory."""
 
     model: str
     batch: int
@@ -59,8 +59,8 @@ class PackCosts:
     stackable: bool = False
 
     @property
-    def key(self) -> Key:
-        return Key(self.model, self.batch)
+    def key(self) -> ModelBatch:
+        return ModelBatch(self.model, self.batch)
 
     def step_s(self, n: int) -> float:
         """Seconds of a packed step of n of these models.
@@ -77,10 +77,6 @@ class PackCosts:
     def own_s(self, n: int) -> float:
         """The seconds of that step that are not shared."""
         return max(0.0, self.step_s(n) - self.shared_s)
-
-    def impv(self, n: int) -> float:
-        """The share of time that packing n of these models saves over training them one by one (Eq. 3)."""
-        return 1 - self.step_s(n) / (n * self.separate_s)
 
     def peak_mib(self, n: int) -> float | None:
         """Peak memory of a pack of n of these models; None: not known.
@@ -155,7 +151,7 @@ class PackCosts:
 
         Raises ConfigError naming the file, the model and the key that is wrong.
         """
-        read = Reader(where)
+        read = JsonReader(where)
         row = read.table(value, key, _KEYS)
         model = read.text(row.get("model"), f"{key}.model")
         batch = read.whole(row.get("batch"), f"{key}.batch")
@@ -194,7 +190,7 @@ class PackCosts:
         }
 
 
-def _memory(read: Reader, value: Any, key: str) -> dict[int, float]:
+def _memory(read: JsonReader, value: Any, key: str) -> dict[int, float]:
     if isinstance(value, Mapping) and ("base" in value or "each" in value):
         row = read.table(value, key, ("base", "each"))
         base = read.number(row.get("base", 0.0), f"{key}.base", "MiB")

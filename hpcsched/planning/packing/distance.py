@@ -1,4 +1,4 @@
-"""How alike two configurations are (section 5.3).
+"""The distance of two configurations (section 5.3).
 
 The paper speaks of Euclid's distance, but its worked example adds up the axes' differences: batch sizes 20
 and 40 of Table 3 lie 4 places apart, another optimizer counts 1, and the distance is 5. So does this.
@@ -12,22 +12,22 @@ from math import log
 from typing import Any, TypeGuard
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.packing.reading import MOST, Reader
-from hpcsched.planning.packing.speeds import Member
+from hpcsched.planning.json_reader import MAX_NUMBER, JsonReader
+from hpcsched.planning.packing.speeds import PackMember
 
-TENTHS = 10
-"""A continuous axis is as long as one with so many steps between values."""
+CONTINUOUS_STEPS = 10
+"""The length of a continuous axis, in steps between values (chosen)."""
 
-Place = float | str | None
-"""Where a configuration lies on an axis: a number, a category, or nowhere (it has no such key)."""
+AxisPlace = float | str | None
+"""The place of a configuration on an axis: a number, a category, or none (it has no such key)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class DistanceAxis:
     """One hyper-parameter.
 
     Args:
-        name: its key in `Member.config`; `model` and `batch` are those of the member if it is not there.
+        name: its key in `PackMember.config`; `model` and `batch` are those of the member if it is not there.
         kind: "categorical": 0 apart if the same, else 1. "numeric": as many apart as there are places between
             the two in `values`, or by tenths of the range from `low` to `high`.
         values: of a numeric axis with a few values, ascending.
@@ -41,8 +41,8 @@ class Axis:
     low: float | None = None
     high: float | None = None
 
-    def place(self, member: Member) -> Place:
-        """Where the member lies. Raises ConfigError if it lies outside of the axis."""
+    def place(self, member: PackMember) -> AxisPlace:
+        """The member's place on the axis. Raises ConfigError if it lies outside."""
         value: Any = member.config.get(self.name)
         if value is None and self.name in ("model", "batch"):
             value = getattr(member, self.name)
@@ -60,17 +60,17 @@ class Axis:
         if not self.low <= value <= self.high:
             self._refuse(member, value, f"from {self.low:g} to {self.high:g}")
         if self.log:
-            return float(TENTHS * log(value / self.low) / log(self.high / self.low))
-        return float(TENTHS * (value - self.low) / (self.high - self.low))
+            return float(CONTINUOUS_STEPS * log(value / self.low) / log(self.high / self.low))
+        return float(CONTINUOUS_STEPS * (value - self.low) / (self.high - self.low))
 
-    def _refuse(self, member: Member, value: Any, accepted: str) -> None:
+    def _refuse(self, member: PackMember, value: Any, accepted: str) -> None:
         where = f"member {member.name!r}"
         raise ConfigError(where=where, key=f"config.{self.name}", got=repr(value)[:200], accepted=accepted)
 
     @classmethod
-    def parse(cls, value: Any, *, where: str, key: str = "axis") -> Axis:
+    def parse(cls, value: Any, *, where: str, key: str = "axis") -> DistanceAxis:
         """An axis of its JSON form. Raises ConfigError naming the key that is wrong."""
-        read = Reader(where)
+        read = JsonReader(where)
         row = read.table(value, key, ("name", "kind", "values", "log", "low", "high"))
         name = read.text(row.get("name"), f"{key}.name")
         kind = row.get("kind", "categorical")
@@ -94,10 +94,10 @@ class Axis:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MOST
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
 
 
-def axes_of(members: Sequence[Member]) -> tuple[Axis, ...]:
+def axes_of(members: Sequence[PackMember]) -> tuple[DistanceAxis, ...]:
     """An axis for the model, the batch and every key of the members' configurations.
 
     Numeric if all values are numbers, with those that occur as its values; else categorical.
@@ -108,19 +108,19 @@ def axes_of(members: Sequence[Member]) -> tuple[Axis, ...]:
             if value is not None:
                 found.setdefault(name, []).append(value)
     return tuple(
-        Axis(name=name, kind="numeric", values=tuple(sorted(set(values))))
+        DistanceAxis(name=name, kind="numeric", values=tuple(sorted(set(values))))
         if all(type(x) in (int, float) for x in values)
-        else Axis(name=name)
+        else DistanceAxis(name=name)
         for name, values in found.items()
     )
 
 
-def places(member: Member, axes: Sequence[Axis]) -> tuple[Place, ...]:
-    """Where the member lies on each axis. Raises ConfigError if it lies outside of one."""
+def places(member: PackMember, axes: Sequence[DistanceAxis]) -> tuple[AxisPlace, ...]:
+    """The member's place on each axis. Raises ConfigError if it lies outside of one."""
     return tuple(axis.place(member) for axis in axes)
 
 
-def apart(one: Sequence[Place], other: Sequence[Place]) -> float:
+def apart(one: Sequence[AxisPlace], other: Sequence[AxisPlace]) -> float:
     """The distance between two configurations by their places on the same axes, summed over the axes.
 
     Where one of them has no place on an axis, they are 1 apart.
@@ -132,8 +132,3 @@ def apart(one: Sequence[Place], other: Sequence[Place]) -> float:
         elif a != b:
             total += 1.0
     return total
-
-
-def distance(one: Member, other: Member, axes: Sequence[Axis]) -> float:
-    """The distance between two members' configurations. Raises ConfigError as `places` does."""
-    return apart(places(one, axes), places(other, axes))

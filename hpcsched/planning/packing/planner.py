@@ -9,13 +9,13 @@ from typing import Any
 
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.planning.packing.admission import peak_mib
-from hpcsched.planning.packing.problem import Problem
+from hpcsched.planning.packing.problem import PackProblem
 from hpcsched.planning.packing.search import dealt, makespan_s
 from hpcsched.planning.packing.speeds import Pack
 from hpcsched.planning.packing.strategies import STRATEGIES, Packs
 
 
-class NoPlan(HpcschedError):
+class NoPackPlan(HpcschedError):
     """A member fits on no device; the text says which, and why."""
 
 
@@ -82,7 +82,7 @@ class PackPlan:
         }
 
 
-def plan(problem: Problem, strategy: str = "auto", *, compare: bool = True) -> PackPlan:
+def plan(problem: PackProblem, strategy: str = "auto", *, compare: bool = True) -> PackPlan:
     """The packs that a strategy chooses, dealt to the devices.
 
     Args:
@@ -90,16 +90,16 @@ def plan(problem: Problem, strategy: str = "auto", *, compare: bool = True) -> P
         strategy: one of `off`, `measured`, `knn`, `batch`, `random`, or `auto`: the best predicted of all.
         compare: the plan also says what every other strategy would take.
 
-    Raises ConfigError for an unknown strategy and for members without costs, NoPlan if a member is too large
-    for a device.
+    Raises ConfigError for an unknown strategy and for members without costs, NoPackPlan if a member is too
+    large for a device.
     """
     if strategy not in ("auto", *STRATEGIES):
         accepted = ", ".join(("auto", *STRATEGIES))
         raise ConfigError(where="plan", key="strategy", got=repr(strategy), accepted=accepted)
     for member in problem.members:
         problem.speeds.kind(member)
-        if why := problem.room.refusal({member.key: 1}, problem.speeds):
-            raise NoPlan(f"member {member.name!r} fits on no device: {why}")
+        if why := problem.limits.refusal({member.key: 1}, problem.speeds):
+            raise NoPackPlan(f"member {member.name!r} fits on no device: {why}")
     wanted = [name for name in STRATEGIES if compare or strategy in ("auto", name) or name == "off"]
     choices = {name: STRATEGIES[name](problem) for name in wanted}
     times_s = {name: _time_s(problem, packs) for name, packs in choices.items()}
@@ -116,12 +116,12 @@ def plan(problem: Problem, strategy: str = "auto", *, compare: bool = True) -> P
     )
 
 
-def _time_s(problem: Problem, packs: Packs) -> float:
+def _time_s(problem: PackProblem, packs: Packs) -> float:
     speeds = problem.speeds
     return makespan_s([speeds.time_s(speeds.shape(pack)) for pack in packs], problem.devices)
 
 
-def _placed(problem: Problem, packs: Packs) -> tuple[PlannedPack, ...]:
+def _placed(problem: PackProblem, packs: Packs) -> tuple[PlannedPack, ...]:
     """By device, and on each the longest first."""
     speeds = problem.speeds
     shapes = [speeds.shape(pack) for pack in packs]
@@ -142,7 +142,7 @@ def _placed(problem: Problem, packs: Packs) -> tuple[PlannedPack, ...]:
     return tuple(sorted(found, key=lambda pack: (pack.device, -pack.time_s)))
 
 
-def _notes(problem: Problem, packs: Sequence[PlannedPack]) -> tuple[str, ...]:
+def _notes(problem: PackProblem, packs: Sequence[PlannedPack]) -> tuple[str, ...]:
     most = Counter[Any]()
     for pack in packs:
         for key, n in Counter(member.key for member in pack.members).items():
@@ -153,7 +153,7 @@ def _notes(problem: Problem, packs: Sequence[PlannedPack]) -> tuple[str, ...]:
         if n > (known := max(costs.points, default=1)):
             what = f"{key.model} with batch {key.batch}"
             notes.append(f"{what}: measured with at most {known} in a pack, the time of {n} is extrapolated")
-    if problem.room.capacity_mib is not None:
+    if problem.limits.capacity_mib is not None:
         for key in sorted({m.key for m in problem.members}):
             if not problem.speeds.costs[key].memory_mib and len(problem.members) > 1:
                 what = f"{key.model} with batch {key.batch}"

@@ -1,4 +1,4 @@
-"""What is to be packed, and onto what; its JSON form (see docs/packing-plans.md)."""
+"""A packing problem: members, devices, measured costs; its JSON form (see docs/packing-plans.md)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from math import isfinite
 from typing import Any
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.packing.admission import MOST, RESERVE, Room
-from hpcsched.planning.packing.costs import Key, PackCosts
-from hpcsched.planning.packing.distance import Axis, axes_of, places
-from hpcsched.planning.packing.reading import Reader
-from hpcsched.planning.packing.speeds import EPOCH, Member, Speeds
+from hpcsched.planning.json_reader import JsonReader
+from hpcsched.planning.packing.admission import MAX_PACK_SIZE, MEMORY_RESERVE, PackLimits
+from hpcsched.planning.packing.costs import ModelBatch, PackCosts
+from hpcsched.planning.packing.distance import DistanceAxis, axes_of, places
+from hpcsched.planning.packing.speeds import EPOCH_SAMPLES, PackMember, Speeds
 
-THRESHOLD = 5.0
-"""How far apart nearest neighbours may be; the paper leaves it to the user (section 5.3)."""
+MAX_KNN_DISTANCE = 5.0
+"""The largest distance of nearest neighbours in a pack (chosen): the paper leaves it to the user (section
+5.3)."""
 
-MOST_DEVICES = 2**16
+MAX_DEVICES = 2**16
+"""The most devices that are taken for meant (chosen)."""
 
 _KEYS = (
     "schema",
@@ -34,29 +36,29 @@ _KEYS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class PackProblem:
     """Members, and devices of one type.
 
     Args:
         members: with different names.
         speeds: what packs of them take.
-        room: what there is on each device.
+        limits: those of each device.
         devices: how many there are.
         axes: for distances between configurations; none given: those of the members' own configurations.
         threshold: how far from its centroid a member of a `knn` pack may be.
         seed: of what is drawn at random.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[PackMember, ...]
     speeds: Speeds
-    room: Room = Room()  # noqa: RUF009 (frozen)
+    limits: PackLimits = PackLimits()  # noqa: RUF009 (frozen)
     devices: int = 1
-    axes: tuple[Axis, ...] = ()
-    threshold: float = THRESHOLD
+    axes: tuple[DistanceAxis, ...] = ()
+    threshold: float = MAX_KNN_DISTANCE
     seed: int = 0
 
     @property
-    def space(self) -> tuple[Axis, ...]:
+    def space(self) -> tuple[DistanceAxis, ...]:
         """The axes along which distances are measured."""
         return self.axes or axes_of(self.members)
 
@@ -66,26 +68,30 @@ class Problem:
 
         Packing is for when there are more trainings than devices (section 5.2).
         """
-        return max(1, min(self.room.most, -(-len(self.members) // self.devices)))
+        return max(1, min(self.limits.most, -(-len(self.members) // self.devices)))
 
     @classmethod
-    def parse(cls, table: Any, *, where: str) -> Problem:
+    def parse(cls, table: Any, *, where: str) -> PackProblem:
         """The problem in a table of JSON. Raises ConfigError naming the member and the key that is wrong."""
-        read = Reader(where)
+        read = JsonReader(where)
         table = read.table(table, "", _KEYS)
         if table.get("schema") != 1 or isinstance(table["schema"], bool):
             read.refuse("schema", table.get("schema"), "1")
         devices = read.whole(table.get("devices", 1), "devices")
-        if devices > MOST_DEVICES:
-            read.refuse("devices", devices, f"at most {MOST_DEVICES}")
+        if devices > MAX_DEVICES:
+            read.refuse("devices", devices, f"at most {MAX_DEVICES}")
         memory_mib = table.get("memory_mib")
         if memory_mib is not None:
             memory_mib = read.number(memory_mib, "memory_mib", "MiB of a device", above_0=True)
-        reserve = read.number(table.get("reserve", RESERVE), "reserve", "a share of the memory below 1")
+        reserve = read.number(
+            table.get("reserve", MEMORY_RESERVE), "reserve", "a share of the memory below 1"
+        )
         if reserve >= 1:
             read.refuse("reserve", reserve, "a share of the memory below 1")
-        room = Room(
-            capacity_mib=memory_mib, most=read.whole(table.get("most", MOST), "most"), reserve=reserve
+        limits = PackLimits(
+            capacity_mib=memory_mib,
+            most=read.whole(table.get("most", MAX_PACK_SIZE), "most"),
+            reserve=reserve,
         )
         costs = [
             PackCosts.parse(row, where=where, key=f"costs[{i}]")
@@ -99,10 +105,10 @@ class Problem:
         speeds = Speeds(
             costs,
             factors=_factors(read, table.get("pairs", []), set(keys)),
-            epoch=read.whole(table.get("epoch", EPOCH), "epoch"),
+            epoch=read.whole(table.get("epoch", EPOCH_SAMPLES), "epoch"),
         )
         axes = tuple(
-            Axis.parse(row, where=where, key=f"axes[{i}]")
+            DistanceAxis.parse(row, where=where, key=f"axes[{i}]")
             for i, row in enumerate(read.rows(table.get("axes", []), "axes"))
         )
         for a, b in pairwise(sorted(axis.name for axis in axes)):
@@ -116,10 +122,10 @@ class Problem:
                 read.reject(f"members[{i}].name", f"{member.name!r} a second time", "each name once")
             names.add(member.name)
             _checked_places(read, member, axes, f"members[{i}]")
-        return cls(members=members, speeds=speeds, room=room, devices=devices, axes=axes)
+        return cls(members=members, speeds=speeds, limits=limits, devices=devices, axes=axes)
 
 
-def _member(read: Reader, row: Any, key: str, known: set[Key]) -> Member:
+def _member(read: JsonReader, row: Any, key: str, known: set[ModelBatch]) -> PackMember:
     row = read.table(row, key, ("name", "model", "batch", "config", "steps"))
     name = read.text(row.get("name"), f"{key}.name")
     config = row.get("config", {})
@@ -130,7 +136,7 @@ def _member(read: Reader, row: Any, key: str, known: set[Key]) -> Member:
         if not plain or (isinstance(value, float) and not isfinite(value)):
             read.refuse(f"{key}.config.{name_}", value, "text, a number, true, false or null")
     steps = row.get("steps")
-    member = Member(
+    member = PackMember(
         name=name,
         model=read.text(row.get("model"), f"{key}.model"),
         batch=read.whole(row.get("batch"), f"{key}.batch"),
@@ -144,16 +150,18 @@ def _member(read: Reader, row: Any, key: str, known: set[Key]) -> Member:
     return member
 
 
-def _checked_places(read: Reader, member: Member, axes: tuple[Axis, ...], key: str) -> None:
+def _checked_places(read: JsonReader, member: PackMember, axes: tuple[DistanceAxis, ...], key: str) -> None:
     try:
         places(member, axes)
     except ConfigError as error:
         read.reject(f"{key}.{error.key}", error.got, error.accepted)
 
 
-def _factors(read: Reader, rows: Any, known: set[Key]) -> dict[tuple[Key, Key], float]:
+def _factors(
+    read: JsonReader, rows: Any, known: set[ModelBatch]
+) -> dict[tuple[ModelBatch, ModelBatch], float]:
     """By two keys in their order: how much longer a pack takes that has both."""
-    found: dict[tuple[Key, Key], float] = {}
+    found: dict[tuple[ModelBatch, ModelBatch], float] = {}
     for i, value in enumerate(read.rows(rows, "pairs")):
         place = f"pairs[{i}]"
         row = read.table(value, place, ("models", "batches", "factor"))
@@ -166,7 +174,9 @@ def _factors(read: Reader, rows: Any, known: set[Key]) -> dict[tuple[Key, Key], 
             )
         keys = []
         for model, batch in zip(models, batches, strict=True):
-            keys.append(Key(read.text(model, f"{place}.models"), read.whole(batch, f"{place}.batches")))
+            keys.append(
+                ModelBatch(read.text(model, f"{place}.models"), read.whole(batch, f"{place}.batches"))
+            )
             if keys[-1] not in known:
                 read.reject(place, f"{model!r} with batch {batch}", "a model and batch that has costs")
         pair = (min(keys), max(keys))

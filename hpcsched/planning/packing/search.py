@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush, heapreplace
 from math import inf
 
-from hpcsched.planning.packing.admission import Room
-from hpcsched.planning.packing.costs import Key
-from hpcsched.planning.packing.speeds import Kind, Shape, Speeds, shaped, size
+from hpcsched.planning.packing.admission import PackLimits
+from hpcsched.planning.packing.costs import ModelBatch
+from hpcsched.planning.packing.speeds import MemberKind, Shape, Speeds, shaped, size
 
 Shapes = Counter[Shape]
 """How many packs of each shape."""
@@ -22,23 +22,24 @@ Shapes = Counter[Shape]
 Score = tuple[float, float]
 """Seconds until all is done on all devices, and of all packs together; less is better."""
 
-EFFORT = 20_000
-"""Work of one climb, in changes tried. New packs and dealing anew to the devices count by their members and
-packs: some ten microseconds each."""
+MAX_CHANGES_TRIED = 20_000
+"""Work of one climb, in changes tried, at most (chosen). New packs and dealing anew to the devices count by
+their members and packs: some ten microseconds each."""
 
-CLIMBS = 3
-"""Of the best starts, so many are climbed from."""
+MAX_CLIMBS = 3
+"""The most starts that are climbed from, the best ones (chosen)."""
 
-NEIGHBOURS = 16
-"""Shapes that a shape is tried with, if there are many: those next to it in order, which are alike."""
+MAX_NEIGHBOURS = 16
+"""Shapes that a shape is tried with, at most (chosen): those next to it in order, which are alike."""
 
-FEW = 12
-"""So many packs are dealt to the devices in the best of all ways."""
+MAX_OPTIMAL_PACKS = 12
+"""The most packs that are dealt to the devices in the best of all ways (chosen)."""
 
-MANY = 100
-"""So many are exchanged between devices."""
+MAX_EXCHANGED_PACKS = 100
+"""The most packs that are exchanged between devices (chosen)."""
 
-ROUNDING = 1e-9
+REL_TOLERANCE = 1e-9
+"""The share by which times must differ to be different: less is rounding."""
 
 
 def dealt(times_s: Sequence[float], devices: int) -> list[int]:
@@ -54,9 +55,9 @@ def dealt(times_s: Sequence[float], devices: int) -> list[int]:
         busy_s, device = free[0]
         heapreplace(free, (busy_s + times_s[i], device))
         turns.append(device)
-    if 1 < devices < len(order) <= FEW:
+    if 1 < devices < len(order) <= MAX_OPTIMAL_PACKS:
         turns = _exactly([times_s[i] for i in order], devices, turns, max(free)[0])
-    elif 1 < devices < len(order) <= MANY:
+    elif 1 < devices < len(order) <= MAX_EXCHANGED_PACKS:
         _exchange([times_s[i] for i in order], devices, turns)
     found = [0] * len(times_s)
     for i, device in zip(order, turns, strict=True):
@@ -74,7 +75,7 @@ def makespan_s(times_s: Sequence[float], devices: int) -> float:
 
 def _exactly(times_s: Sequence[float], devices: int, turns: list[int], done_s: float) -> list[int]:
     """The best way to deal, by trying all that could be better than these turns, which take `done_s`."""
-    least_s = max(times_s[0], sum(times_s) / devices) * (1 + ROUNDING)
+    least_s = max(times_s[0], sum(times_s) / devices) * (1 + REL_TOLERANCE)
     busy_s, taken = [0.0] * devices, [0] * len(times_s)
 
     def go_on(i: int) -> None:
@@ -85,7 +86,11 @@ def _exactly(times_s: Sequence[float], devices: int, turns: list[int], done_s: f
         tried = set()
         for device in range(devices):
             before_s = busy_s[device]
-            if done_s <= least_s or before_s in tried or before_s + times_s[i] >= done_s * (1 - ROUNDING):
+            if (
+                done_s <= least_s
+                or before_s in tried
+                or before_s + times_s[i] >= done_s * (1 - REL_TOLERANCE)
+            ):
                 continue
             tried.add(before_s)
             busy_s[device], taken[i] = before_s + times_s[i], device
@@ -104,7 +109,7 @@ def _exchange(times_s: Sequence[float], devices: int, turns: list[int]) -> None:
     for _ in times_s:
         busiest = busy_s.index(max(busy_s))
         here = [i for i, device in enumerate(turns) if device == busiest]
-        best_s, change = busy_s[busiest] * (1 - ROUNDING), None
+        best_s, change = busy_s[busiest] * (1 - REL_TOLERANCE), None
         partners: list[tuple[int | None, int]] = [(None, device) for device in range(devices)]
         partners += enumerate(turns)
         for there, device in partners:
@@ -125,15 +130,15 @@ def _exchange(times_s: Sequence[float], devices: int, turns: list[int]) -> None:
         busy_s[device] += less_s
 
 
-class Search:
+class PackSearch:
     """Looks for the packs of some members that are done first on so many devices."""
 
-    def __init__(self, speeds: Speeds, room: Room, devices: int) -> None:
-        self.speeds, self.room, self.devices = speeds, room, devices
+    def __init__(self, speeds: Speeds, limits: PackLimits, devices: int) -> None:
+        self.speeds, self.limits, self.devices = speeds, limits, devices
         self._times_s: dict[Shape, float] = {}
         self._spent = 0.0
 
-    def best(self, kinds: Counter[Kind], starts: Iterable[Shapes] = ()) -> Shapes:
+    def best(self, kinds: Counter[MemberKind], starts: Iterable[Shapes] = ()) -> Shapes:
         """The best packs found for so many members of each kind, from the `starts` and others.
 
         Never worse than every member alone, and without packs that gain nothing.
@@ -143,18 +148,18 @@ class Search:
         if count <= self.devices:
             return alone
         found: list[Shapes] = [alone, *starts]
-        cap = min(self.room.most, -(-count // self.devices))
+        cap = min(self.limits.most, -(-count // self.devices))
         while cap > 1:
             alike = self._alike(kinds, cap)
             found += [alike, self._merged(alike, cap), self._merged(alone, cap)]
             cap //= 2
         distinct = {tuple(sorted(shapes.items())): shapes for shapes in found}
         ranked = sorted(distinct.values(), key=self.score)
-        climbed = [self._without_loss(self._climbed(shapes)) for shapes in ranked[:CLIMBS]]
+        climbed = [self._without_loss(self._climbed(shapes)) for shapes in ranked[:MAX_CLIMBS]]
         return min([*climbed, *map(self._without_loss, ranked)], key=self.score)
 
     def score(self, shapes: Shapes) -> Score:
-        """What packs of these shapes are predicted to take."""
+        """The predicted times of packs of these shapes."""
         times_s = [self.time_s(shape) for shape in shapes.elements()]
         return makespan_s(times_s, self.devices), sum(times_s)
 
@@ -169,13 +174,13 @@ class Search:
         return max(busy_s) if self.devices > 1 else total_s, total_s
 
     def time_s(self, shape: Shape) -> float:
-        """What one pack takes; infinite if it does not fit on a device."""
+        """The predicted seconds of one pack; infinite if it does not fit on a device."""
         if shape not in self._times_s:
-            groups = Counter[Key]()
+            groups = Counter[ModelBatch]()
             for kind, n in shape:
                 groups[kind.key] += n
             self._spent += len(shape) / 4
-            refused = size(shape) > 1 and self.room.refusal(groups, self.speeds)
+            refused = size(shape) > 1 and self.limits.refusal(groups, self.speeds)
             self._times_s[shape] = inf if refused else self.speeds.time_s(shape)
         return self._times_s[shape]
 
@@ -183,7 +188,7 @@ class Search:
         """The members of packs that gain nothing are alone."""
         found = Shapes()
         for shape, n in shapes.items():
-            if self.time_s(shape) < self.speeds.separate_s(shape) * (1 - ROUNDING):
+            if self.time_s(shape) < self.speeds.separate_s(shape) * (1 - REL_TOLERANCE):
                 found[shape] += n
             else:
                 for kind, members in shape:
@@ -192,7 +197,7 @@ class Search:
 
     # -- starts ------------------------------------------------------------------------------------------
 
-    def _alike(self, kinds: Counter[Kind], cap: int) -> Shapes:
+    def _alike(self, kinds: Counter[MemberKind], cap: int) -> Shapes:
         """Packs of one kind each, such that all together take the least time: the best for one device.
 
         Found at once and not step by step, as stacking two may lose where stacking eight gains.
@@ -220,12 +225,12 @@ class Search:
             both = _joined(one, other)
             if size(both) <= cap:
                 saved_s = self.time_s(one) + self.time_s(other) - self.time_s(both)
-                if saved_s > ROUNDING * self.time_s(one):
+                if saved_s > REL_TOLERANCE * self.time_s(one):
                     heappush(heap, (-saved_s, one, other))
 
         order = sorted(left)
         for i, one in enumerate(order):
-            for other in order[i : i + NEIGHBOURS]:
+            for other in order[i : i + MAX_NEIGHBOURS]:
                 consider(one, other)
         while heap:
             _, one, other = heap[0]
@@ -255,7 +260,7 @@ class Search:
         self._spent, turn = 0.0, 0
         best = self._quick_score(shapes)
         better = True
-        while better and self._spent < EFFORT:
+        while better and self._spent < MAX_CHANGES_TRIED:
             better = False
             order = sorted(shapes, key=lambda shape: (-self.time_s(shape), shape))
             alike = sorted(shapes)
@@ -276,7 +281,7 @@ class Search:
                     if _less(score, best):
                         shapes, best, better = other, score, True
                         break
-                if better or self._spent >= EFFORT:
+                if better or self._spent >= MAX_CHANGES_TRIED:
                     turn += place
                     break
         return shapes
@@ -285,7 +290,7 @@ class Search:
 def _less(one: Score, other: Score) -> bool:
     """Whether a score is better by more than rounding."""
     for a, b in zip(one, other, strict=True):
-        if abs(a - b) > ROUNDING * b:
+        if abs(a - b) > REL_TOLERANCE * b:
             return a < b
     return False
 
@@ -322,8 +327,8 @@ def _changes(
 
 def _near(shape: Shape, order: Sequence[Shape]) -> Sequence[Shape]:
     """All shapes of a sorted list that has it too if they are few, else those that are next to it."""
-    low = max(0, min(bisect_left(order, shape) - NEIGHBOURS // 2, len(order) - NEIGHBOURS))
-    return order[low : low + NEIGHBOURS]
+    low = max(0, min(bisect_left(order, shape) - MAX_NEIGHBOURS // 2, len(order) - MAX_NEIGHBOURS))
+    return order[low : low + MAX_NEIGHBOURS]
 
 
 def _joined(one: Shape, other: Shape) -> Shape:

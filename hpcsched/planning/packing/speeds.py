@@ -1,4 +1,4 @@
-"""How long a pack is predicted to take.
+"""The predicted time of a pack.
 
 All members of a pack read one stream of samples and go through it at the same pace *in samples*: a member
 with batch b does W / b steps while the pack goes through W samples. So nobody's samples are discarded, and
@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.packing.costs import Key, PackCosts
+from hpcsched.planning.packing.costs import ModelBatch, PackCosts
 
-EPOCH = 10_000
-"""Samples of an epoch if nobody says how many: as many as in the paper's measurements (section 4.1)."""
+EPOCH_SAMPLES = 10_000
+"""Samples of an epoch where none are given: as many as in the paper's measurements (section 4.1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class PackMember:
     """A training that may be packed.
 
     `config`: its hyper-parameters, for distances. `steps`: how many of its own steps it is to do; None: an
@@ -42,32 +42,32 @@ class Member:
     steps: int | None = None
 
     @property
-    def key(self) -> Key:
-        return Key(self.model, self.batch)
+    def key(self) -> ModelBatch:
+        return ModelBatch(self.model, self.batch)
 
 
-Pack = tuple[Member, ...]
+Pack = tuple[PackMember, ...]
 """Members that share a device at the same time."""
 
 
-class Kind(NamedTuple):
+class MemberKind(NamedTuple):
     """All that a prediction depends on: members of one kind may stand in for one another."""
 
-    key: Key
+    key: ModelBatch
     samples: int
 
 
-Shape = tuple[tuple[Kind, int], ...]
+Shape = tuple[tuple[MemberKind, int], ...]
 """A pack as far as predictions go: how many members of each kind, in the order of the kinds."""
 
 
-def shaped(counts: Mapping[Kind, int]) -> Shape:
+def shaped(counts: Mapping[MemberKind, int]) -> Shape:
     """The shape with so many of each kind."""
     return tuple(sorted((kind, n) for kind, n in counts.items() if n))
 
 
 def size(shape: Shape) -> int:
-    """How many members it has."""
+    """The number of its members."""
     return sum(n for _, n in shape)
 
 
@@ -87,10 +87,10 @@ class Speeds:
         self,
         costs: Iterable[PackCosts],
         *,
-        factors: Mapping[tuple[Key, Key], float] | None = None,
-        epoch: int = EPOCH,
+        factors: Mapping[tuple[ModelBatch, ModelBatch], float] | None = None,
+        epoch: int = EPOCH_SAMPLES,
     ) -> None:
-        self.costs: dict[Key, PackCosts] = {}
+        self.costs: dict[ModelBatch, PackCosts] = {}
         for each in costs:
             if each.key in self.costs:
                 got = f"{each.model!r} with batch {each.batch} a second time"
@@ -98,41 +98,41 @@ class Speeds:
             self.costs[each.key] = each
         self.factors = {(min(pair), max(pair)): factor for pair, factor in (factors or {}).items()}
         self.epoch = epoch
-        self._own_s: dict[tuple[Key, int], float] = {}
-        self._peak_mib: dict[tuple[Key, int], float | None] = {}
+        self._own_s: dict[tuple[ModelBatch, int], float] = {}
+        self._peak_mib: dict[tuple[ModelBatch, int], float | None] = {}
 
-    def kind(self, member: Member) -> Kind:
+    def kind(self, member: PackMember) -> MemberKind:
         """Raises ConfigError if nothing was measured of its model and batch."""
         if member.key not in self.costs:
             known = ", ".join(f"{key.model} with batch {key.batch}" for key in sorted(self.costs))
             got = f"no costs of {member.model} with batch {member.batch}"
             raise ConfigError(where=f"member {member.name!r}", got=got, accepted=known or "costs of it")
-        return Kind(member.key, self.epoch if member.steps is None else member.steps * member.batch)
+        return MemberKind(member.key, self.epoch if member.steps is None else member.steps * member.batch)
 
-    def shape(self, pack: Sequence[Member]) -> Shape:
+    def shape(self, pack: Sequence[PackMember]) -> Shape:
         """The shape of a pack."""
         return shaped(Counter(map(self.kind, pack)))
 
-    def pace_s(self, groups: Mapping[Key, int]) -> float:
+    def pace_s(self, groups: Mapping[ModelBatch, int]) -> float:
         """Seconds that a pack takes for each sample of its stream, with so many members of each key."""
         stream = _Stream(self)
         for key, n in groups.items():
             stream.add(key, n)
         return stream.pace_s
 
-    def own_s(self, key: Key, n: int) -> float:
+    def own_s(self, key: ModelBatch, n: int) -> float:
         """Seconds that a group takes for each sample beyond what is shared; kept, as a search asks often."""
         if (key, n) not in self._own_s:
             self._own_s[key, n] = self.costs[key].own_s(n) / key.batch
         return self._own_s[key, n]
 
-    def peak_mib(self, key: Key, n: int) -> float | None:
+    def peak_mib(self, key: ModelBatch, n: int) -> float | None:
         """Peak memory of a group; None: not known. Kept as well."""
         if (key, n) not in self._peak_mib:
             self._peak_mib[key, n] = self.costs[key].peak_mib(n)
         return self._peak_mib[key, n]
 
-    def alone_s(self, kind: Kind) -> float:
+    def alone_s(self, kind: MemberKind) -> float:
         """Seconds that a member of this kind trains on its own."""
         return kind.samples / kind.key.batch * self.costs[kind.key].separate_s
 
@@ -164,12 +164,12 @@ class _Stream:
 
     def __init__(self, speeds: Speeds) -> None:
         self._speeds = speeds
-        self._groups: dict[Key, int] = {}
+        self._groups: dict[ModelBatch, int] = {}
         self._shared_s = self._own_s = 0.0
         self._factor = 1.0
 
-    def add(self, key: Key, n: int) -> None:
-        """So many more members of this key."""
+    def add(self, key: ModelBatch, n: int) -> None:
+        """Add `n` members of this key."""
         speeds, before = self._speeds, self._groups.get(key, 0)
         if before:
             self._own_s -= speeds.own_s(key, before)

@@ -7,25 +7,27 @@ another until the device is full, and know nothing of what a pack gains.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
-from hpcsched.planning.packing.costs import Key
+from hpcsched.planning.packing.costs import ModelBatch
 from hpcsched.planning.packing.distance import apart, places
-from hpcsched.planning.packing.problem import Problem
-from hpcsched.planning.packing.search import Search, Shapes
-from hpcsched.planning.packing.speeds import Kind, Member, Pack
+from hpcsched.planning.packing.joining import MAX_MEMBERS, best_place
+from hpcsched.planning.packing.problem import PackProblem
+from hpcsched.planning.packing.search import PackSearch, Shapes
+from hpcsched.planning.packing.speeds import MemberKind, Pack, PackMember, Shape, shaped
 
 Packs = list[Pack]
-Strategy = Callable[[Problem], Packs]
+Strategy = Callable[[PackProblem], Packs]
 
 
-def singleton(problem: Problem) -> Packs:
+def singleton(problem: PackProblem) -> Packs:
     """Every member alone."""
     return [(member,) for member in problem.members]
 
 
-def random_packs(problem: Problem) -> Packs:
+def random_packs(problem: PackProblem) -> Packs:
     """Members drawn at random, by the problem's seed."""
     drawn = list(problem.members)
     Random(problem.seed).shuffle(drawn)
@@ -36,7 +38,7 @@ def random_packs(problem: Problem) -> Packs:
     return packs
 
 
-def by_batch(problem: Problem) -> Packs:
+def by_batch(problem: PackProblem) -> Packs:
     """Only members of the same batch size share a pack; those that come first are packed first."""
     packs = []
     for batch in dict.fromkeys(member.batch for member in problem.members):
@@ -47,7 +49,7 @@ def by_batch(problem: Problem) -> Packs:
     return packs
 
 
-def knn(problem: Problem) -> Packs:
+def knn(problem: PackProblem) -> Packs:
     """A member drawn at random, by the seed, and those nearest to it within the threshold; and so on."""
     rng = Random(problem.seed)
     space = problem.space
@@ -64,7 +66,7 @@ def knn(problem: Problem) -> Packs:
     return packs
 
 
-def measured(problem: Problem) -> Packs:
+def measured(problem: PackProblem) -> Packs:
     """The packs that are predicted to be done first, as far as a search finds them.
 
     It starts from what the other strategies choose, among others. Never later than one by one, and no pack
@@ -72,21 +74,71 @@ def measured(problem: Problem) -> Packs:
     the devices by their time.
     """
     speeds = problem.speeds
-    waiting: dict[Kind, deque[Member]] = {}
+    waiting: dict[MemberKind, deque[PackMember]] = {}
     for member in problem.members:
         waiting.setdefault(speeds.kind(member), deque()).append(member)
-    others = (STRATEGIES[name](problem) for name in STRATEGIES if name not in ("off", "measured"))
+    others = (STRATEGIES[name](problem) for name in STRATEGIES if name not in ("off", "run", "measured"))
     starts = [Shapes(speeds.shape(pack) for pack in packs) for packs in others]
     kinds = Counter({kind: len(members) for kind, members in waiting.items()})
-    found = Search(speeds, problem.room, problem.devices).best(kinds, starts)
+    found = PackSearch(speeds, problem.limits, problem.devices).best(kinds, starts)
     packs = []
     for shape in sorted(found.elements()):
         packs.append(tuple(waiting[kind].popleft() for kind, n in shape for _ in range(n)))
     return packs
 
 
+def as_run(problem: PackProblem) -> Packs:
+    """The packs of `run` and `simulate`: in the order of the members, each starts on a device that is free,
+    joins one that it pays to join (`joining`), or waits and begins a pack of its own.
+
+    Members that join when others have left a pack are shown as packs of their own.
+    """
+    found: Packs = []
+    waiting = list(problem.members)
+    while waiting:
+        begun, waiting = _begun(problem, waiting)
+        found += begun
+    return found
+
+
+def _begun(problem: PackProblem, members: Sequence[PackMember]) -> tuple[Packs, list[PackMember]]:
+    """The packs that begin when all devices are free, and the members that wait for others to end."""
+    speeds, limits = problem.speeds, replace(problem.limits, most=min(problem.limits.most, MAX_MEMBERS))
+    packs = [[member] for member in members[: problem.devices]]
+    alike: dict[Shape, list[int]] = {}  # packs that predictions do not tell apart, the last one first
+    for number in reversed(range(len(packs))):
+        alike.setdefault(speeds.shape(packs[number]), []).append(number)
+    waiting = []
+    for member in members[problem.devices :]:
+        kind = speeds.kind(member)
+        grown = {shape: shaped(Counter(dict(shape)) + Counter([kind])) for shape in alike}
+        fitting = {
+            shape: list(Counter(dict(shape)).elements())
+            for shape, more in grown.items()
+            if not limits.refusal(_by_key(more), speeds)
+        }
+        shape = best_place(speeds, fitting, kind)
+        if shape is None:
+            waiting.append(member)
+            continue
+        number = alike[shape].pop()
+        if not alike[shape]:
+            del alike[shape]
+        packs[number].append(member)
+        alike.setdefault(grown[shape], []).append(number)
+    return [tuple(pack) for pack in packs], waiting
+
+
+def _by_key(shape: Shape) -> Counter[ModelBatch]:
+    counts: Counter[ModelBatch] = Counter()
+    for kind, n in shape:
+        counts[kind.key] += n
+    return counts
+
+
 STRATEGIES: Mapping[str, Strategy] = {
     "off": singleton,
+    "run": as_run,
     "measured": measured,
     "knn": knn,
     "batch": by_batch,
@@ -95,17 +147,17 @@ STRATEGIES: Mapping[str, Strategy] = {
 """By name; of two that are equally good, `auto` takes the first."""
 
 
-def _filled(problem: Problem, first: Member, candidates: Iterable[Member]) -> Pack:
+def _filled(problem: PackProblem, first: PackMember, candidates: Iterable[PackMember]) -> Pack:
     """A pack of the first and of those candidates that still fit, in their order."""
     pack, groups, share = [first], Counter([first.key]), problem.share
-    full: set[Key] = set()  # once one of a key does not fit, no other of it does
+    full: set[ModelBatch] = set()  # once one of a key does not fit, no other of it does
     for member in candidates:
         if len(pack) >= share:
             break
         if member.key in full:
             continue
         groups[member.key] += 1
-        if problem.room.refusal(groups, problem.speeds):
+        if problem.limits.refusal(groups, problem.speeds):
             groups[member.key] -= 1
             groups = +groups
             full.add(member.key)
@@ -114,6 +166,6 @@ def _filled(problem: Problem, first: Member, candidates: Iterable[Member]) -> Pa
     return tuple(pack)
 
 
-def _without(members: list[Member], pack: Pack) -> list[Member]:
+def _without(members: list[PackMember], pack: Pack) -> list[PackMember]:
     gone = {member.name for member in pack}
     return [member for member in members if member.name not in gone]

@@ -1,4 +1,4 @@
-"""Which process gets which cores: whole cores of its own, then fractions packed together. Pure.
+"""The layout of processes on cores: whole cores of their own, then fractions packed together. Pure.
 
 With the wrap-around rule (McNaughton 1959) shares are laid one after the other along the cores, so whatever
 adds up to no more than is free has room: a share that ends in the middle of a core goes on with the next one.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-WHOLE = 100
-"""Shares are multiples of 1/WHOLE of a core."""
+PARTS_A_CORE = 100
+"""Shares are multiples of 1/PARTS_A_CORE of a core."""
 
 _ROUNDING = 1e-6
 
@@ -24,7 +24,7 @@ def lay_out(
 def stretches(
     shares: Sequence[float], free: Mapping[int, float], numa: Mapping[int, int]
 ) -> list[dict[int, float]]:
-    """How much of which cores each process gets, by core.
+    """The parts of cores that each process gets, by core.
 
     `shares` in cores, multiples of 0.01; `free` says how much of a core is to be had, 0..1; `numa` on which
     NUMA node it lies (0 for a core that is not in it). The largest share is placed first, each in the first
@@ -35,7 +35,9 @@ def stretches(
     wanted = [_hundredths(share) for share in shares]
     left = {core: _part_of_a_core(core, part) for core, part in sorted(free.items())}
     if sum(wanted) > sum(left.values()):
-        raise ValueError(f"{sum(wanted) / WHOLE:g} cores are wanted, {sum(left.values()) / WHOLE:g} are free")
+        raise ValueError(
+            f"{sum(wanted) / PARTS_A_CORE:g} cores are wanted, {sum(left.values()) / PARTS_A_CORE:g} are free"
+        )
     nodes: dict[int, list[int]] = {}
     for core in left:
         nodes.setdefault(numa.get(core, 0), []).append(core)
@@ -59,15 +61,15 @@ def stretches(
             _fill([(laid[process], part)], nodes[node], left)
             room[node] -= part
             due -= part
-    return [{core: part / WHOLE for core, part in sorted(parts.items())} for parts in laid]
+    return [{core: part / PARTS_A_CORE for core, part in sorted(parts.items())} for parts in laid]
 
 
 def _fill(wishes: Iterable[tuple[dict[int, int], int]], cores: Sequence[int], left: dict[int, int]) -> None:
     """Lay processes on the cores of a node that have room for all; `wishes`: where to note it, how much."""
     fractions = []
     for laid, due in wishes:
-        whole = (core for core in cores if left[core] == WHOLE)
-        while due >= WHOLE and (core := next(whole, None)) is not None:
+        whole = (core for core in cores if left[core] == PARTS_A_CORE)
+        while due >= PARTS_A_CORE and (core := next(whole, None)) is not None:
             due = _take(core, due, left, laid)
         fractions.append((laid, due))
     spread = []
@@ -91,8 +93,8 @@ def _take(core: int, due: int, left: dict[int, int], laid: dict[int, int]) -> in
 
 
 def _hundredths(share: float) -> int:
-    count = round(share * WHOLE)
-    if count < 1 or abs(share * WHOLE - count) > _ROUNDING:
+    count = round(share * PARTS_A_CORE)
+    if count < 1 or abs(share * PARTS_A_CORE - count) > _ROUNDING:
         raise ValueError(f"a share of {share:g} cores; it has to be a multiple of 0.01, and not 0")
     return count
 
@@ -100,4 +102,4 @@ def _hundredths(share: float) -> int:
 def _part_of_a_core(core: int, part: float) -> int:
     if not 0 <= part <= 1:
         raise ValueError(f"{part:g} of core {core} is free; that has to be 0 to 1")
-    return int(part * WHOLE + _ROUNDING)
+    return int(part * PARTS_A_CORE + _ROUNDING)

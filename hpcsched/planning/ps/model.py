@@ -1,4 +1,4 @@
-"""How fast parameter-server training is with so many cores for each process (NEARCHUS, section III).
+"""The speed of parameter-server training by the cores of each process (NEARCHUS, section III).
 
 A small closed queueing model: workers compute, then exchange gradients and parameters with every server,
 through its link and its cores. It knows the three bottlenecks of the paper: a process cannot use all the
@@ -17,7 +17,7 @@ from hpcsched.contract.seats import Seat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PsModel:
-    """What a training takes, and how it is done.
+    """The work of a training, and the way it is done.
 
     In a cycle every worker computes once, pushes its gradients to all servers and gets parameters back; the
     servers make one update.
@@ -63,8 +63,8 @@ class PsModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """What the network carries: `bytes_s` bytes a second, each way at the same time.
+class NetworkLink:
+    """The capacity of network links: `bytes_s` bytes a second, each way at the same time.
 
     `of_hosts`: every host has one link, for all of its processes and only for what leaves or enters the host;
     a seat without a host is on one of its own. Otherwise every server has a link, whatever its host.
@@ -75,8 +75,8 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What is seen of a training that goes on unchanged.
+class PsUsage:
+    """The measurable speed and resource use of a training that goes on unchanged.
 
     `rate`: steps a second. `cpu`: cores in use, by seat. `net`: the part of its link's capacity that is in
     use, 0 to 1, by seat; 0 for workers, and without a link.
@@ -87,7 +87,7 @@ class Usage:
     net: tuple[float, ...]
 
 
-def usage(model: PsModel, seats: Sequence[Seat], link: Link | None = None) -> Usage:
+def usage(model: PsModel, seats: Sequence[Seat], link: NetworkLink | None = None) -> PsUsage:
     """The speed of a training on these seats, and what it uses of them.
 
     A cycle takes as long as the slowest worker computes and then waits for the slowest server: for the
@@ -115,7 +115,7 @@ def usage(model: PsModel, seats: Sequence[Seat], link: Link | None = None) -> Us
     if model.staleness:
         exchange_s /= workers
     cycle_s = max(compute_s + (1 - model.overlap) * exchange_s, *busy_s, *link_s)
-    return Usage(
+    return PsUsage(
         rate=batches / cycle_s,
         cpu=tuple(own / cycle_s for own in cpu_s),
         net=tuple(moved / cycle_s if seat.server else 0.0 for seat, _, moved in each),
@@ -134,7 +134,7 @@ def even_seats(servers: int, workers: int, server_share: float, worker_share: fl
     return (server,) * servers + (worker,) * workers
 
 
-def _link_s(model: PsModel, seats: Sequence[Seat], parts: Sequence[float], link: Link) -> list[float]:
+def _link_s(model: PsModel, seats: Sequence[Seat], parts: Sequence[float], link: NetworkLink) -> list[float]:
     """Seconds of a cycle in which the link of each seat is busy, each way. `parts` are those of `usage`."""
     whole_s = model.parameter_bytes / link.bytes_s
     workers = sum(not seat.server for seat in seats)

@@ -1,4 +1,5 @@
-"""Whether a training goes steadily enough for its use of resources to be judged (NEARCHUS, section IV)."""
+"""The stability detector: a training has to go steadily before its use of resources is judged (NEARCHUS,
+section IV)."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from statistics import fmean, median
 
 from hpcsched.compat import zip
 
-LIMIT = 0.05
-"""Of the coefficient of variation."""
-COUNT = 5
-"""Consecutive samples that it is taken of."""
-PATIENCE = 30
-"""Samples after which steadiness is waited for no longer."""
+MAX_VARIATION = 0.05
+"""The largest coefficient of variation of a steady metric (NEARCHUS, section IV)."""
+WINDOW_SAMPLES = 5
+"""Consecutive samples that it is taken of (NEARCHUS, section IV: N_comp)."""
+MAX_SAMPLES = 30
+"""Samples after which steadiness is waited for no longer (chosen)."""
 
 
 class Stability:
@@ -24,7 +25,9 @@ class Stability:
     less than `count`.
     """
 
-    def __init__(self, *, limit: float = LIMIT, count: int = COUNT, patience: int = PATIENCE) -> None:
+    def __init__(
+        self, *, limit: float = MAX_VARIATION, count: int = WINDOW_SAMPLES, patience: int = MAX_SAMPLES
+    ) -> None:
         if count < 2 or limit <= 0 or patience < count:
             raise ValueError(f"{count} samples, limit {limit}, patience {patience}: nothing to detect")
         self.limit, self.count, self.patience = limit, count, patience
@@ -48,7 +51,7 @@ class Stability:
         return self.stable or self.samples >= self.patience
 
     def medians(self) -> tuple[float, ...]:
-        """Of each metric, over the samples that are looked at; empty without any."""
+        """The median of each metric over the samples that are looked at; empty without any."""
         return tuple(map(median, zip(*self._kept, strict=True)))
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Optional
 
 from hpcsched.compat import dataclass
-from hpcsched.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +60,12 @@ class Halves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """What is measured of a step, and what it says of the batch: 1 for a larger, -1 for a smaller one."""
+    """A measure of a step, and what it says of the batch: 1 for a larger, -1 for a smaller one."""
 
     name: str
     value: Callable[[Halves], float]
     wants: Callable[[float, float, int], int]
     """Of the value, the target, and the global batch that the rule is at."""
-    target: float
 
 
 def _by_similarity(value: float, target: float, _batch: int) -> int:
@@ -81,10 +79,8 @@ def _by_noise_scale(value: float, target: float, batch: int) -> int:
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric(name="similarity", value=lambda halves: halves.similarity, wants=_by_similarity, target=0.1),
-        Metric(
-            name="noise-scale", value=lambda halves: halves.noise_scale, wants=_by_noise_scale, target=1.0
-        ),
+        Metric(name="similarity", value=lambda halves: halves.similarity, wants=_by_similarity),
+        Metric(name="noise-scale", value=lambda halves: halves.noise_scale, wants=_by_noise_scale),
     )
 }
 """`similarity`: the halves are to be as alike as the target. `noise-scale`: the batch is to be the target
@@ -92,9 +88,9 @@ times the gradient noise scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batching:
-    """How a global batch follows its training: by `rate` up or down every `every` steps, from `low` to
-    `high`.
+class BatchRule:
+    """The rule by which a global batch follows its training: by `rate` up or down every `every` steps, from
+    `low` to `high`.
 
     Batches are whole numbers of `unit` samples: a local batch for each of an even number of workers, as the
     gradient comes in two halves.
@@ -156,30 +152,6 @@ RULES: Mapping[str, Rule] = {
     "none": lambda _ratio, _halves, _base: 1.0,
 }
 """Learning-rate rules by their names in a job file; `sqrt` is the paper's."""
-
-
-def bounds(low: int, high: int, unit: int, where: str) -> tuple[int, int]:
-    """Both bounds as whole numbers of units: the lower one as it is, the upper one rounded down.
-
-    Raises ConfigError for a lower bound that is none, and for bounds that have no other batch between them.
-    """
-    if low % unit:
-        below, above = low // unit * unit, -(-low // unit) * unit
-        near = f"{below} or {above}" if below else str(above)
-        raise ConfigError(
-            where=where,
-            key="global_batch",
-            got=f"{low} samples, not a whole number of {unit}",
-            accepted=f"a local batch for each of an even number of workers, e.g. {near}",
-        )
-    if low < high < low + unit:
-        raise ConfigError(
-            where=where,
-            key="global_batch",
-            got=f"[{low}, {high}], with no batch above {low} in it: they differ by {unit} samples",
-            accepted=f"an upper bound of at least {low + unit}, or one number",
-        )
-    return low, high // unit * unit
 
 
 def worker_count(global_batch: int, local_batch: int, *, even: bool) -> int:

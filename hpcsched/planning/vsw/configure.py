@@ -12,11 +12,11 @@ from hpcsched.compat import dataclass, zip
 from hpcsched.errors import HpcschedError
 from hpcsched.planning.vsw import sets
 from hpcsched.planning.vsw.batching import worker_count
-from hpcsched.planning.vsw.costs import SYNCS, Costs, Unknown, sync_method
+from hpcsched.planning.vsw.costs import SYNCS, Unknown, VswCosts, sync_method
 from hpcsched.planning.vsw.rounds import Rounds
 from hpcsched.planning.vsw.solver import Infeasible, solve
 
-ACCUMULATION = (0, 1000)
+ACCUMULATION_BOUNDS = (0, 1000)
 """Rounds before the last, at least and at most; the authors' bound."""
 
 
@@ -25,7 +25,7 @@ class NoConfiguration(HpcschedError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class ClusterGpu:
     """One GPU: its kind, by which its costs are found, and the host that it is in."""
 
     kind: str
@@ -33,8 +33,8 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What one GPU runs in a step: so many workers, so many of them at once."""
+class GpuShare:
+    """The share of one GPU in a step: so many workers, so many of them at once."""
 
     workers: int
     at_once: int
@@ -47,7 +47,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """How a step runs.
+    """The configuration of a step.
 
     Args:
         global_batch: samples of a step: all workers' local batches; what was asked for, rounded.
@@ -61,7 +61,7 @@ class Configuration:
     local_batch: int
     iter_s: float
     sync: str
-    shares: tuple[Share | None, ...]
+    shares: tuple[GpuShare | None, ...]
 
     @property
     def samples_s(self) -> float:
@@ -79,12 +79,12 @@ class Scaled:
 
 
 def configure(
-    costs: Costs,
-    gpus: Sequence[Gpu],
+    costs: VswCosts,
+    gpus: Sequence[ClusterGpu],
     global_batch: int,
     *,
     local_batches: Sequence[int],
-    accumulation: tuple[int, int] = ACCUMULATION,
+    accumulation: tuple[int, int] = ACCUMULATION_BOUNDS,
     even: bool = True,
     every_gpu: bool = True,
     sync: str = "auto",
@@ -152,7 +152,7 @@ def configure(
 
 def _shared(
     rounds: Sequence[Rounds], workers: int, communication_s: tuple[float, float]
-) -> tuple[tuple[Share, ...], float]:
+) -> tuple[tuple[GpuShare, ...], float]:
     """The share of each GPU, by how workers run on it, and the seconds of the slowest."""
     fewest = sum(own.fewest for own in rounds)
     if workers < len(rounds):
@@ -165,12 +165,12 @@ def _shared(
     for own, i in zip(rounds, solve(groups, workers, use_all=True), strict=True):
         assert i is not None  # every group is used
         options, at_once = ways[id(own)]
-        shares.append(Share(workers=options[i].workers, at_once=at_once[i]))
+        shares.append(GpuShare(workers=options[i].workers, at_once=at_once[i]))
         slowest_s = max(slowest_s, options[i].iter_s)
     return tuple(shares), slowest_s
 
 
-def _sync(costs: Costs, sync: str) -> str:
+def _sync(costs: VswCosts, sync: str) -> str:
     if sync == "auto":
         return sync_method(costs.buckets)
     if sync not in SYNCS:
@@ -178,7 +178,7 @@ def _sync(costs: Costs, sync: str) -> str:
     return sync
 
 
-def _kinds(gpus: Sequence[Gpu], costs: Costs) -> list[str]:
+def _kinds(gpus: Sequence[ClusterGpu], costs: VswCosts) -> list[str]:
     """The kinds there are, in their order. Raises NoConfiguration if nothing is known of one."""
     if not gpus:
         raise NoConfiguration("there is no GPU")
@@ -197,12 +197,12 @@ def _reasons(global_batch: int, why: dict[str, list[int]]) -> str:
 
 
 def scale(
-    costs: Costs,
-    gpus: Sequence[Gpu],
+    costs: VswCosts,
+    gpus: Sequence[ClusterGpu],
     trajectory: Sequence[tuple[int, float]],
     *,
     local_batches: Sequence[int],
-    accumulation: tuple[int, int] = ACCUMULATION,
+    accumulation: tuple[int, int] = ACCUMULATION_BOUNDS,
     even: bool = True,
     sync: str = "auto",
     at_once: int | None = None,
@@ -237,7 +237,7 @@ def scale(
     samples: dict[int, float] = {}
     for batch, some in trajectory:
         samples[batch] = samples.get(batch, 0.0) + some
-    made = sets.Trajectory(
+    made = sets.BatchTrajectory(
         samples=np.array(list(samples.values())),
         workers={
             local_batch: np.array([worker_count(batch, local_batch, even=even) for batch in samples])
@@ -264,7 +264,12 @@ def scale(
 
 
 def _rounds_or_none(
-    costs: Costs, kind: str, local_batch: int, sync: str, accumulation: tuple[int, int], at_once: int | None
+    costs: VswCosts,
+    kind: str,
+    local_batch: int,
+    sync: str,
+    accumulation: tuple[int, int],
+    at_once: int | None,
 ) -> Rounds | None:
     try:
         return Rounds.of(costs, kind, local_batch, sync=sync, accumulation=accumulation, at_once=at_once)

@@ -1,4 +1,4 @@
-"""What was measured of a model's workers, and the time of a step predicted from it (section 5.1, Eq. 1-6)."""
+"""Measured costs of a model's workers, and the time of a step predicted from them (section 5.1, Eq. 1-6)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Times:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
+class BatchTimes:
     """Times of workers on one GPU with one local batch, by how many of them run at once.
 
     Args:
@@ -113,7 +113,7 @@ def _compute_s(times: Times) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuCosts:
-    """What a kind of GPU takes.
+    """The costs of one kind of GPU.
 
     Args:
         speeds: by local batch; at least one.
@@ -122,12 +122,12 @@ class GpuCosts:
         buffers_s: seconds for the buffers (of batch normalisation) of each worker, once a step.
     """
 
-    speeds: Mapping[int, Speed]
+    speeds: Mapping[int, BatchTimes]
     update_s: float
     copy_s: float = 0.0
     buffers_s: float = 0.0
 
-    def speed(self, local_batch: int) -> Speed:
+    def speed(self, local_batch: int) -> BatchTimes:
         """The speed with a local batch: as measured, or on the line between the two nearest measured.
 
         Between two, as many workers at once are known as for both, and as many fit as do with the larger.
@@ -149,7 +149,7 @@ class GpuCosts:
         times = {n: _between(below.at(n), above.at(n), weight) for n in range(1, usable + 1)}
         if not times:
             raise Unknown(f"no worker with a local batch of {above.local_batch} fits into memory")
-        return Speed(local_batch=local_batch, times=times, most=usable)
+        return BatchTimes(local_batch=local_batch, times=times, most=usable)
 
 
 def _between(one: Times, other: Times, weight: float) -> Times:
@@ -161,14 +161,14 @@ def _between(one: Times, other: Times, weight: float) -> Times:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class AllReduceCost:
     """Seconds of an all-reduce: latency_s + per_byte_s * travelled(bytes, gpus) (Eq. 3)."""
 
     per_byte_s: float
     latency_s: float
 
     def all_reduce_s(self, size_bytes: float, gpus: int) -> float:
-        """Of so many bytes on so many GPUs; one GPU has nothing to do."""
+        """Seconds of the all-reduce of so many bytes on so many GPUs; 0 for one GPU."""
         return self.latency_s + self.per_byte_s * travelled(size_bytes, gpus) if gpus > 1 else 0.0
 
 
@@ -177,7 +177,7 @@ def travelled(size_bytes: float, gpus: int) -> float:
     return size_bytes * 2 * (gpus - 1) / gpus
 
 
-def fit_line(points: Iterable[tuple[float, float]]) -> Line:
+def fit_line(points: Iterable[tuple[float, float]]) -> AllReduceCost:
     """The line through measured (travelled bytes, seconds) with the least sum of squared relative errors.
 
     Relative, such that large messages do not drown what small ones say of the latency; no part of it is
@@ -189,7 +189,7 @@ def fit_line(points: Iterable[tuple[float, float]]) -> Line:
     if len({size for size, _ in known}) < 2:
         size = known[0][0]
         mean_s = sum(taken_s for _, taken_s in known) / len(known)
-        return Line(per_byte_s=mean_s / size if size else 0.0, latency_s=0.0 if size else mean_s)
+        return AllReduceCost(per_byte_s=mean_s / size if size else 0.0, latency_s=0.0 if size else mean_s)
     scale = max(size for size, _ in known)
     rows = np.array([(size / scale / taken_s, 1 / taken_s) for size, taken_s in known])
     ones = np.ones(len(rows))
@@ -198,19 +198,19 @@ def fit_line(points: Iterable[tuple[float, float]]) -> Line:
         slope, latency_s = np.linalg.lstsq(rows[:, :1], ones, rcond=None)[0][0], 0.0
     elif slope < 0:
         slope, latency_s = 0.0, np.linalg.lstsq(rows[:, 1:], ones, rcond=None)[0][0]
-    return Line(per_byte_s=float(slope / scale), latency_s=float(latency_s))
+    return AllReduceCost(per_byte_s=float(slope / scale), latency_s=float(latency_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class AllReduceCosts:
     """All-reduce among GPUs of one host, and among those of several."""
 
-    within: Line
-    between: Line
+    within: AllReduceCost
+    between: AllReduceCost
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class VswCosts:
     """Everything that a step's time is predicted from.
 
     Args:
@@ -221,7 +221,7 @@ class Costs:
 
     gpus: Mapping[str, GpuCosts]
     buckets: tuple[int, ...]
-    network: Network
+    network: AllReduceCosts
 
     def communication_s(self, gpus: int, *, one_host: bool) -> tuple[float, float]:
         """Seconds of the all-reduce of all buckets but the last, and of the last (Eq. 4)."""
@@ -244,7 +244,7 @@ def sync_method(buckets: Sequence[int], bucket_bytes: float = BUCKET_BYTES) -> s
 
 
 def iteration_s(
-    costs: Costs,
+    costs: VswCosts,
     kind: str,
     *,
     local_batch: int,

@@ -31,13 +31,14 @@ Array = npt.NDArray[np.float64]
 
 METHODS = ("last", "damped", "gpr", "smoothing", "ensemble")
 
-RECENT = 400
-"""Values of the history that are looked at, at least: 20 epochs of 20 each."""
+MIN_HISTORY = 400
+"""Values of the history that are looked at, at least (chosen): 20 epochs of 20 each."""
 
-WINDOWS = 5
-"""Windows of the back-test, at most: the last ones. More say less about how it goes on, and take longer."""
+MAX_WINDOWS = 5
+"""Windows of the back-test, at most, the last ones (chosen). More say less about how it goes on, and take
+longer."""
 
-MARGIN = 0.1
+MIN_REL_GAIN = 0.1
 """`last` is left only for a method whose error in the back-test is less by this share of it.
 
 Five windows are few: the least error of several is partly luck, which costs where nothing can be forecast.
@@ -81,7 +82,7 @@ def forecast(
         low, high: the bounds of the batch size. No value is outside, and what is of the history, from
             before they were changed, counts as at the bound.
         methods: those to choose from; None: all of METHODS whose libraries are installed. `last` is used
-            unless another's error is less by MARGIN, and while the history has less than two windows of
+            unless another's error is less by MIN_REL_GAIN, and while the history has less than two windows of
             `ahead` values, so that nothing could be tested (the first of `methods`, if `last` is not one).
 
     Raises ConfigError for a history with values that are not positive and finite, bounds that are not
@@ -92,12 +93,12 @@ def forecast(
     cautious = "last" if "last" in candidates else candidates[0]
     if ahead == 0:
         return Forecast(values=(), method=cautious, errors={})
-    past = np.clip(np.array(history[-max(RECENT, 4 * ahead) :], dtype=np.float64), low, high)
+    past = np.clip(np.array(history[-max(MIN_HISTORY, 4 * ahead) :], dtype=np.float64), low, high)
     errors = _back_test(past, ahead, low, high, candidates) if len(candidates) > 1 else {}
     method = cautious
     if errors:
         best = min(errors, key=lambda name: errors[name])
-        if "last" not in errors or errors[best] < (1 - MARGIN) * errors["last"]:
+        if "last" not in errors or errors[best] < (1 - MIN_REL_GAIN) * errors["last"]:
             method = best
     values = _forecasts(past, ahead, low, high, (method,))[method]
     return Forecast(values=tuple(values.tolist()), method=method, errors=errors)
@@ -157,7 +158,7 @@ def _back_test(
     past: Array, ahead: int, low: float, high: float, candidates: Sequence[str]
 ) -> dict[str, float]:
     """Each candidate's mean error over the last windows of `ahead` values, which do not overlap."""
-    origins = [len(past) - ahead * k for k in range(1, WINDOWS + 1) if len(past) - ahead * k >= ahead]
+    origins = [len(past) - ahead * k for k in range(1, MAX_WINDOWS + 1) if len(past) - ahead * k >= ahead]
     found: dict[str, list[float]] = {name: [] for name in candidates}
     for origin in origins:
         actual = past[origin : origin + ahead]

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from hpcsched.compat import dataclass
+from hpcsched.contract import schema, strategies
+from hpcsched.contract.strategies import DEFAULT_SIMILARITY, Vsw, batch_bounds, pair_of
 from hpcsched.errors import ConfigError
-from hpcsched.planning.vsw.batching import METRICS, RULES, Batching, bounds, worker_count
+from hpcsched.planning.vsw.batching import METRICS, BatchRule, worker_count
 
-OPTIONS = (
-    "local_batch",
-    "global_batch",
-    "similarity",
-    "noise_scale",
-    "every",
-    "rate",
-    "learning_rate",
-    "synchronize",
-    "workers",
-    "accumulation",
-)
-SYNCHRONIZE = ("auto", "sequential", "overlap")
-
-EVERY, RATE = 100, 0.1
-"""The paper's adaptive interval (steps) and rate (section 7.1)."""
+OPTIONS = tuple(schema.options_of(Vsw))
 
 CHOICES = 32
 """Numbers of workers that are looked at for a batch, from the least one on."""
-
-_COUNT = "a positive whole number"
-_RANGE = f"{_COUNT}, or two of them, the smaller one first"
-_TARGETS = {"similarity": "similarity", "noise_scale": "noise-scale"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,66 +40,21 @@ class WorkerOptions:
 
     @classmethod
     def parse(cls, table: Mapping[str, Any], where: str = "strategy vsw") -> WorkerOptions:
-        """Read the strategy's table (its `kind` is passed over); ConfigError for what makes no sense."""
-
-        def refuse(key: str, got: str, accepted: str) -> ConfigError:
-            return ConfigError(where=where, key=key, got=got, accepted=accepted)
-
-        for key in table:
-            if key not in ("kind", *OPTIONS):
-                raise refuse(key, "unknown option", ", ".join(OPTIONS))
-        pinned = None
-        if "workers" in table or "accumulation" in table:
-            for key in ("global_batch", "local_batch"):
-                if key in table:
-                    raise refuse(key, f"given together with {_pins(table)}", "one or the other")
-            workers, more = table.get("workers", 1), table.get("accumulation", 0)
-            if not _is_count(workers):
-                raise refuse("workers", repr(workers), _COUNT)
-            if not _is_count(more, least=0):
-                raise refuse("accumulation", repr(more), "a whole number of at least 0")
-            pinned = workers, more
-        elif "local_batch" not in table:
-            raise refuse("local_batch", "not given", "the samples that a worker computes at a time")
-        targets = [key for key in _TARGETS if key in table]
-        if len(targets) > 1:
-            raise refuse(targets[1], f"given together with {targets[0]}", "one or the other")
-        adapting = [*targets, *(key for key in ("every", "rate", "learning_rate") if key in table)]
-        if adapting and "global_batch" not in table:
-            raise refuse(adapting[0], "given without global_batch", "global_batch = [SMALLEST, LARGEST] too")
-        metric = METRICS[_TARGETS[targets[0]] if targets else "similarity"]
-        target = table[targets[0]] if targets else metric.target
-        if (
-            not _is_number(target)
-            or (metric.name == "similarity" and not -1 < target < 1)
-            or (metric.name != "similarity" and target <= 0)
-        ):
-            accepted = "a number between -1 and 1" if metric.name == "similarity" else "a positive number"
-            raise refuse(targets[0], repr(target), accepted)
-        every, rate = table.get("every", EVERY), table.get("rate", RATE)
-        if not _is_count(every):
-            raise refuse("every", repr(every), f"{_COUNT} of updates")
-        if not _is_number(rate) or not 0 < rate < 1:
-            raise refuse("rate", repr(rate), "a number between 0 and 1, such as 0.1 for 10 %")
-        rule, synchronize = table.get("learning_rate", "sqrt"), table.get("synchronize", "auto")
-        if rule not in RULES:
-            raise refuse("learning_rate", repr(rule), ", ".join(RULES))
-        if synchronize not in SYNCHRONIZE:
-            raise refuse("synchronize", repr(synchronize), ", ".join(SYNCHRONIZE))
-        local_batch = _range(table, "local_batch", refuse)
-        global_batch = _range(table, "global_batch", refuse)
-        if local_batch and global_batch:
-            bounds(*global_batch, 2 * local_batch[0], where)
+        """Read the strategy's table; ConfigError for what makes no sense."""
+        said = strategies.read({**table, "kind": "vsw"}, where=where)
+        assert isinstance(said, Vsw)
+        by_noise = said.noise_scale is not None
+        target = said.noise_scale if by_noise else said.similarity
         return cls(
-            local_batch=local_batch,
-            global_batch=global_batch,
-            metric=metric.name,
-            target=float(target),
-            every=every,
-            rate=float(rate),
-            learning_rate=rule,
-            synchronize=synchronize,
-            pinned=pinned,
+            local_batch=pair_of(said.local_batch),
+            global_batch=pair_of(said.global_batch),
+            metric="noise-scale" if by_noise else "similarity",
+            target=float(DEFAULT_SIMILARITY if target is None else target),
+            every=said.every,
+            rate=float(said.rate),
+            learning_rate=said.learning_rate,
+            synchronize=said.synchronize,
+            pinned=said.pinned,
         )
 
     def within(self, samples: int, where: str = "strategy vsw") -> WorkerOptions:
@@ -140,11 +77,11 @@ class WorkerOptions:
             )
         return replace(self, global_batch=(low, max(low, min(high, samples // unit * unit))))
 
-    def batching(self, base: int, where: str = "strategy vsw") -> Batching:
+    def batching(self, base: int, where: str = "strategy vsw") -> BatchRule:
         """The rule for the global batch of a trainer whose own is `base`; ConfigError where they do not
         fit."""
         metric = METRICS[self.metric]
-        make = partial(Batching, metric=metric, target=self.target, every=self.every, rate=self.rate)
+        make = partial(BatchRule, metric=metric, target=self.target, every=self.every, rate=self.rate)
         if self.local_batch is None:
             return make(low=base, high=base, unit=base)
         local = self.local_batch[0]
@@ -157,7 +94,7 @@ class WorkerOptions:
                     accepted=f"a divisor of {base}",
                 )
             return make(low=base, high=base, unit=base)
-        low, high = bounds(*self.global_batch, 2 * local, where)
+        low, high = batch_bounds(*self.global_batch, 2 * local, partial(schema.refuse, where))
         if low < base:
             raise ConfigError(
                 where=where,
@@ -192,27 +129,3 @@ def local_batches(options: WorkerOptions, batch: int, devices: int, most: int) -
         if abs(samples - batch) <= miss and low <= samples <= high and samples // local >= devices:
             found.add(local)
     return tuple(sorted(found))
-
-
-def _pins(table: Mapping[str, Any]) -> str:
-    return " and ".join(key for key in ("workers", "accumulation") if key in table)
-
-
-def _is_count(value: Any, least: int = 1) -> bool:
-    return type(value) is int and least <= value <= 2**31
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _range(table: Mapping[str, Any], key: str, refuse: Any) -> tuple[int, int] | None:
-    value = table.get(key)
-    if value is None:
-        return None
-    pair = [value, value] if _is_count(value) else value
-    if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(map(_is_count, pair)):
-        raise refuse(key, repr(value), _RANGE)
-    if pair[0] > pair[1]:
-        raise refuse(key, repr(value), _RANGE)
-    return pair[0], pair[1]

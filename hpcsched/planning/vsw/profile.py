@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcsched.compat import dataclass
-from hpcsched.planning.packing.reading import Reader
-from hpcsched.planning.vsw.configure import Gpu
-from hpcsched.planning.vsw.costs import Costs, GpuCosts, Line, Network, Speed, Times
+from hpcsched.planning.json_reader import JsonReader
+from hpcsched.planning.vsw.configure import ClusterGpu
+from hpcsched.planning.vsw.costs import AllReduceCost, AllReduceCosts, BatchTimes, GpuCosts, Times, VswCosts
 
-_MOST_GPUS = 4096
-"""In one file; more was meant for something else."""
+_MAX_GPUS = 4096
+"""The most GPUs in one file (chosen); more was meant for something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
-    """What was measured of a model.
+class VswProfile:
+    """The measurements of one model.
 
     Args:
         model: its name.
@@ -27,8 +27,8 @@ class Profile:
     """
 
     model: str
-    costs: Costs
-    cluster: tuple[Gpu, ...] = ()
+    costs: VswCosts
+    cluster: tuple[ClusterGpu, ...] = ()
     global_batch: tuple[int, int] | None = None
     note: str = ""
 
@@ -38,9 +38,9 @@ class Profile:
         return sorted({size for own in self.costs.gpus.values() for size in own.speeds})
 
     @classmethod
-    def parse(cls, table: Any, *, where: str) -> Profile:
+    def parse(cls, table: Any, *, where: str) -> VswProfile:
         """The profile of its JSON form. Raises ConfigError naming the key that is wrong."""
-        read = Reader(where)
+        read = JsonReader(where)
         table = read.table(table, "", ("schema", "model", "note", "global_batch", "cluster", "costs"))
         if table.get("schema") != 1 or isinstance(table["schema"], bool):
             read.refuse("schema", table.get("schema"), "1")
@@ -56,7 +56,7 @@ class Profile:
 
     def to_table(self) -> dict[str, Any]:
         """Its JSON form."""
-        numbers: dict[Gpu, int] = {}
+        numbers: dict[ClusterGpu, int] = {}
         for gpu in self.cluster:
             numbers[gpu] = numbers.get(gpu, 0) + 1
         return {
@@ -101,11 +101,11 @@ def _gpu_table(own: GpuCosts) -> dict[str, Any]:
     }
 
 
-def _line_table(line: Line) -> dict[str, float]:
+def _line_table(line: AllReduceCost) -> dict[str, float]:
     return {"per_byte_s": line.per_byte_s, "latency_s": line.latency_s}
 
 
-def _costs(read: Reader, value: Any, key: str) -> Costs:
+def _costs(read: JsonReader, value: Any, key: str) -> VswCosts:
     table = read.table(value, key, ("gpus", "buckets", "network"))
     gpus = table.get("gpus")
     if not isinstance(gpus, Mapping) or not gpus:
@@ -114,30 +114,30 @@ def _costs(read: Reader, value: Any, key: str) -> Costs:
     buckets = table.get("buckets")
     if not isinstance(buckets, list) or not buckets:
         read.refuse(f"{key}.buckets", buckets, "a list of bytes, at least one")
-    return Costs(
+    return VswCosts(
         gpus={
             read.text(kind, f"{key}.gpus"): _gpu(read, own, f"{key}.gpus.{kind}")
             for kind, own in gpus.items()
         },
         buckets=tuple(read.whole(size, f"{key}.buckets") for size in buckets),
-        network=Network(
+        network=AllReduceCosts(
             within=_line(read, network.get("within"), f"{key}.network.within"),
             between=_line(read, network.get("between"), f"{key}.network.between"),
         ),
     )
 
 
-def _line(read: Reader, value: Any, key: str) -> Line:
+def _line(read: JsonReader, value: Any, key: str) -> AllReduceCost:
     table = read.table(value, key, ("per_byte_s", "latency_s"))
-    return Line(
+    return AllReduceCost(
         per_byte_s=read.number(table.get("per_byte_s"), f"{key}.per_byte_s", "seconds per byte"),
         latency_s=read.number(table.get("latency_s"), f"{key}.latency_s", "seconds"),
     )
 
 
-def _gpu(read: Reader, value: Any, key: str) -> GpuCosts:
+def _gpu(read: JsonReader, value: Any, key: str) -> GpuCosts:
     table = read.table(value, key, ("update_s", "copy_s", "buffers_s", "speeds"))
-    speeds: dict[int, Speed] = {}
+    speeds: dict[int, BatchTimes] = {}
     for i, row in enumerate(read.rows(table.get("speeds"), f"{key}.speeds", least=1)):
         speed = _speed(read, row, f"{key}.speeds[{i}]")
         if speed.local_batch in speeds:
@@ -151,7 +151,7 @@ def _gpu(read: Reader, value: Any, key: str) -> GpuCosts:
     )
 
 
-def _speed(read: Reader, value: Any, key: str) -> Speed:
+def _speed(read: JsonReader, value: Any, key: str) -> BatchTimes:
     table = read.table(value, key, ("local_batch", "most", "times"))
     times = table.get("times")
     accepted = 'a table of times by the number of workers at once, such as {"1": {"forward_s": ...}}'
@@ -163,14 +163,14 @@ def _speed(read: Reader, value: Any, key: str) -> Speed:
             read.refuse(f"{key}.times", count, accepted)
         by_count[int(count)] = _times(read, row, f"{key}.times.{count}")
     most = table.get("most")
-    return Speed(
+    return BatchTimes(
         local_batch=read.whole(table.get("local_batch"), f"{key}.local_batch"),
         times=dict(sorted(by_count.items())),
         most=None if most is None else 0 if most == 0 else min(read.whole(most, f"{key}.most"), 1000),
     )
 
 
-def _times(read: Reader, value: Any, key: str) -> Times:
+def _times(read: JsonReader, value: Any, key: str) -> Times:
     table = read.table(value, key, ("data_s", "forward_s", "backward_s"))
     return Times(
         data_s=read.number(table.get("data_s", 0.0), f"{key}.data_s", "seconds"),
@@ -179,7 +179,7 @@ def _times(read: Reader, value: Any, key: str) -> Times:
     )
 
 
-def _bounds(read: Reader, value: Any) -> tuple[int, int] | None:
+def _bounds(read: JsonReader, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != 2:
@@ -190,8 +190,8 @@ def _bounds(read: Reader, value: Any) -> tuple[int, int] | None:
     return low, high
 
 
-def _cluster(read: Reader, value: Any, costs: Costs) -> tuple[Gpu, ...]:
-    gpus: list[Gpu] = []
+def _cluster(read: JsonReader, value: Any, costs: VswCosts) -> tuple[ClusterGpu, ...]:
+    gpus: list[ClusterGpu] = []
     for i, row in enumerate(read.rows(value, "cluster")):
         key = f"cluster[{i}]"
         table = read.table(row, key, ("host", "kind", "gpus"))
@@ -199,7 +199,7 @@ def _cluster(read: Reader, value: Any, costs: Costs) -> tuple[Gpu, ...]:
         if kind not in costs.gpus:
             read.refuse(f"{key}.kind", kind, f"a kind with costs: {', '.join(costs.gpus)}")
         number = read.whole(table.get("gpus"), f"{key}.gpus")
-        if len(gpus) + number > _MOST_GPUS:
-            read.refuse(f"{key}.gpus", number, f"at most {_MOST_GPUS} in all")
-        gpus += [Gpu(kind=kind, host=read.text(table.get("host"), f"{key}.host"))] * number
+        if len(gpus) + number > _MAX_GPUS:
+            read.refuse(f"{key}.gpus", number, f"at most {_MAX_GPUS} in all")
+        gpus += [ClusterGpu(kind=kind, host=read.text(table.get("host"), f"{key}.host"))] * number
     return tuple(gpus)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsched.compat import dataclass
-from hpcsched.planning.vsw.costs import Costs, Unknown, after_s
+from hpcsched.planning.vsw.costs import Unknown, VswCosts, after_s
 from hpcsched.planning.vsw.solver import Option
 
 Floats = NDArray[np.float64]
@@ -43,7 +43,7 @@ class Rounds:
     @classmethod
     def of(
         cls,
-        costs: Costs,
+        costs: VswCosts,
         kind: str,
         local_batch: int,
         *,

@@ -19,8 +19,8 @@ _HALVINGS = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Place:
-    """Where a set of GPUs of some size can be: on one host, or over several.
+class SetPlace:
+    """The hosts of a set of GPUs of some size: one, or several.
 
     Args:
         count: GPUs of the set.
@@ -34,17 +34,17 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Found:
+class GpuSet:
     """A set of GPUs: where, how many of each kind, and the seconds that the trajectory takes on it."""
 
-    place: Place
+    place: SetPlace
     kinds: Ints
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trajectory:
-    """What is to be trained.
+class BatchTrajectory:
+    """The global batches of a training.
 
     Args:
         samples: of each batch of the trajectory.
@@ -57,8 +57,8 @@ class Trajectory:
     rounds: Mapping[int, Sequence[Rounds | None]]
 
 
-def places(hosts: Ints, counts: Sequence[int]) -> list[Place]:
-    """Where sets of these sizes can be; of hosts with the same GPUs the first.
+def places(hosts: Ints, counts: Sequence[int]) -> list[SetPlace]:
+    """The hosts that sets of these sizes can be on; of hosts with the same GPUs the first.
 
     Args:
         hosts: GPUs of each kind (columns) on each host (rows).
@@ -69,18 +69,18 @@ def places(hosts: Ints, counts: Sequence[int]) -> list[Place]:
     for count in counts:
         for host in sorted(first.tolist()):
             if count <= hosts[host].sum():
-                found.append(Place(count=count, host=host, available=hosts[host]))
+                found.append(SetPlace(count=count, host=host, available=hosts[host]))
         if len(hosts) > 1 and 2 <= count <= total.sum():
-            found.append(Place(count=count, host=None, available=total))
+            found.append(SetPlace(count=count, host=None, available=total))
     return found
 
 
 def best_sets(
-    trajectory: Trajectory,
+    trajectory: BatchTrajectory,
     hosts: Ints,
     counts: Sequence[int],
     communication_s: Callable[[int, bool], tuple[float, float]],
-) -> dict[int, Found]:
+) -> dict[int, GpuSet]:
     """The set of each size on which the trajectory takes least; sizes that cannot run it are left out.
 
     Of one batch this is exact. Of several, the sets compared at each place are those best for one of them.
@@ -94,7 +94,7 @@ def best_sets(
     search = _Search(trajectory, hosts, communication_s)
     own_s, kinds = search.run(where)
     fastest = own_s.argmin(axis=0)
-    tried: list[Place] = []
+    tried: list[SetPlace] = []
     sets: list[Ints] = []
     for i, place in enumerate(where):
         if not np.isfinite(own_s[:, i].min(axis=0)).all():
@@ -102,20 +102,23 @@ def best_sets(
         for each in np.unique(kinds[fastest[i], i, np.arange(len(fastest[i]))], axis=0):
             tried.append(place)
             sets.append(each)
-    best: dict[int, Found] = {}
+    best: dict[int, GpuSet] = {}
     if not tried:
         return best
     each_s, _ = search.run(tried, np.array(sets))
     seconds = each_s.min(axis=0).sum(axis=-1)
     for place, chosen, taken_s in zip(tried, sets, seconds.tolist(), strict=True):
         if np.isfinite(taken_s) and (place.count not in best or taken_s < best[place.count].seconds):
-            best[place.count] = Found(place=place, kinds=chosen, seconds=taken_s)
+            best[place.count] = GpuSet(place=place, kinds=chosen, seconds=taken_s)
     return best
 
 
 class _Search:
     def __init__(
-        self, trajectory: Trajectory, hosts: Ints, communication_s: Callable[[int, bool], tuple[float, float]]
+        self,
+        trajectory: BatchTrajectory,
+        hosts: Ints,
+        communication_s: Callable[[int, bool], tuple[float, float]],
     ) -> None:
         self.trajectory, self.communication_s = trajectory, communication_s
         on_hosts = hosts > 0
@@ -123,7 +126,7 @@ class _Search:
         self.only_on = only
         """The one host that has a kind; -1: several do."""
 
-    def run(self, where: Sequence[Place], kinds: Ints | None = None) -> tuple[Floats, Ints]:
+    def run(self, where: Sequence[SetPlace], kinds: Ints | None = None) -> tuple[Floats, Ints]:
         """Seconds and kinds of the best set for each batch at each place, by local batch first.
 
         Args:
@@ -195,7 +198,7 @@ def _enough(sets: Ints, able: Ints, workers: Ints, count: Ints) -> Ints:
     return enough
 
 
-def indices(found: Found, by_host: Sequence[Mapping[int, Sequence[int]]]) -> tuple[int, ...]:
+def indices(found: GpuSet, by_host: Sequence[Mapping[int, Sequence[int]]]) -> tuple[int, ...]:
     """Which GPUs make up a set: those of as few hosts as can be, hosts with many of them first.
 
     Args:

@@ -99,7 +99,7 @@ class _Set:
 
     @classmethod
     def of(cls, numbers: NDArray[np.int64]) -> _Set:
-        """Of rising numbers."""
+        """The set of these numbers, which rise."""
         if not len(numbers):
             return cls(0, [])
         marks = np.zeros(numbers[-1] + 1, dtype=bool)

@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcsched.contract.seats import Seat
+from hpcsched.contract.strategies import DEFAULT_SERVERS, DEFAULT_WORKERS, Ps
 from hpcsched.core.mechanisms.cpu.cores import LEAST, WHOLE
 from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import Usage
 
-START = 0.15
+START = Ps.start
 """R_0: the part of its budget that a job starts with (section V: 15 of 100 vCPUs)."""
 
-SCALE_UP = 0.5
+SCALE_UP = Ps.scale_up
 """R_up: by how much it is given more."""
 
 EFFICIENT = 0.9
@@ -106,7 +107,7 @@ class Rules:
     @property
     def counts(self) -> tuple[int, int]:
         """Servers and workers to begin with: (1, 2), if nothing else was said."""
-        return self.servers or 1, self.workers or 2
+        return self.servers or DEFAULT_SERVERS, self.workers or DEFAULT_WORKERS
 
     def first(self) -> Shape:
         """The configuration to begin with: (1, 2, R_0/3, 2 R_0/3)."""

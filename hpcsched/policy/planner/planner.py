@@ -19,11 +19,11 @@ from hpcsched.core.model import JobState, Role
 from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import NO_RULES, Decision, LookAgain, Replan, Resize, Start, View
-from hpcsched.planning.jobs.list_schedules import Change, ListPlan, act, follow, shrink
-from hpcsched.planning.jobs.problem import Outlook, Work
-from hpcsched.planning.jobs.search import ROUNDING, Search, measure, value
+from hpcsched.planning.jobs.list_schedules import CountChange, ListSchedule, apply, shrink, simulate
+from hpcsched.planning.jobs.problem import Problem, Work
+from hpcsched.planning.jobs.search import MIN_ABS_GAIN, ScheduleSearch, measure, value
 from hpcsched.planning.jobs.stage_schedules import best_stages
-from hpcsched.planning.jobs.timeline import Sketch
+from hpcsched.planning.jobs.timeline import Timeline
 from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
 from hpcsched.policy.options import Number
@@ -86,9 +86,9 @@ class Planner:
         return next_stage(view, plan) or _next(view, plan)
 
     def plan(self, view: View) -> Plan:
-        outlook = Outlook(view, window=WINDOW)
-        works, old = outlook.works, view.plan
-        unplaced = tuple(outlook.unplaced)
+        problem = Problem(view, window=WINDOW)
+        works, old = problem.works, view.plan
+        unplaced = tuple(problem.unplaced)
         if not works:  # there is nothing to plan, as long as nothing else happens
             return Plan(
                 at=view.now,
@@ -100,20 +100,20 @@ class Planner:
                 latest={},
                 news=view.news,
             )
-        marble, alone = rollout(outlook, self._marble), rollout(outlook, Exclusive())
-        base = measure(outlook, marble)
-        known = _carried_on(outlook, old) if old and old.rule == "list" else None
-        kept = follow(outlook, known) if known else None
+        marble, alone = rollout(problem, self._marble), rollout(problem, Exclusive())
+        base = measure(problem, marble)
+        known = _carried_on(problem, old) if old and old.rule == "list" else None
+        kept = simulate(problem, known) if known else None
         latest = []
         for i, work in enumerate(works):
             limit = self._latest(work.job, max(marble.ends[i], alone.ends[i]), old)
             # A promise that cannot be kept any more must not forbid what comes nearest to it.
-            latest.append(max(limit, min(marble.ends[i], kept.ends[i] if kept else inf)) * (1 + ROUNDING))
+            latest.append(max(limit, min(marble.ends[i], kept.ends[i] if kept else inf)) * (1 + MIN_ABS_GAIN))
         effort = round(self.budget * _effort(len(works)))
-        search = Search(
-            outlook=outlook,
+        search = ScheduleSearch(
+            problem=problem,
             latest=latest,
-            by=outlook.now + base.makespan_s * (1 + ROUNDING),
+            by=problem.now + base.makespan_s * (1 + MIN_ABS_GAIN),
             base=base,
             goal=self.goal,
             budget=effort,
@@ -121,32 +121,32 @@ class Planner:
         )
         search.run([known] if known else [])
         staged = best_stages(search) if self.goal == "makespan" else None
-        chosen: ListPlan | None
-        sketch: Sketch
+        chosen: ListSchedule | None
+        timeline: Timeline
         facts: dict[str, Any] = {
             "marble_s": base.makespan_s,
-            "exclusive_s": measure(outlook, alone).makespan_s,
+            "exclusive_s": measure(problem, alone).makespan_s,
             "marble_jct_s": base.mean_jct_s,
             "tried": search.tried,
             "jobs": len(works),
             "unknown": sum(not work.known for work in works),
         }
         if staged:
-            chosen, sketch, facts["what"] = staged[0].rest, staged[1], "patterns of the configuration LP"
-        elif search.plan is None or search.sketch is None or search.best >= value(self.goal, base, base):
-            chosen, sketch, facts["what"] = None, marble, "MARBLE itself"
+            chosen, timeline, facts["what"] = staged[0].rest, staged[1], "patterns of the configuration LP"
+        elif search.plan is None or search.timeline is None or search.best >= value(self.goal, base, base):
+            chosen, timeline, facts["what"] = None, marble, "MARBLE itself"
         else:
-            chosen, sketch, facts["what"] = search.plan, search.sketch, search.what
-        best = measure(outlook, sketch)
+            chosen, timeline, facts["what"] = search.plan, search.timeline, search.what
+        best = measure(problem, timeline)
         facts |= {"makespan_s": best.makespan_s, "mean_jct_s": best.mean_jct_s}
         ids = [work.job.id for work in works]
         caps = chosen.caps if chosen else tuple(work.optimal for work in works)
-        order = chosen.order if chosen else (*outlook.waiting, *outlook.blocked)
+        order = chosen.order if chosen else (*problem.waiting, *problem.blocked)
         return Plan(
-            at=outlook.now,
+            at=problem.now,
             rule="stages" if staged else "list" if chosen else "marble",
             order=(
-                *(ids[i] for i in dict.fromkeys((*(() if staged else outlook.running), *order))),
+                *(ids[i] for i in dict.fromkeys((*(() if staged else problem.running), *order))),
                 *unplaced,
             ),
             caps=dict(zip(ids, caps, strict=True)),
@@ -157,12 +157,12 @@ class Planner:
             ),
             shrink=tuple(
                 ids[i]
-                for i in outlook.running
+                for i in problem.running
                 if chosen and not staged and works[i].resizable and caps[i] < works[i].width
             ),
-            ends={ids[i]: sketch.ends[i] for i in range(len(works))},
+            ends={ids[i]: timeline.ends[i] for i in range(len(works))},
             slack_s={
-                ids[i]: _slack_s(view, work, caps[i], sketch.ends[i] - outlook.now)
+                ids[i]: _slack_s(view, work, caps[i], timeline.ends[i] - problem.now)
                 for i, work in enumerate(works)
             },
             latest={ids[i]: limit for i, limit in enumerate(latest) if isfinite(limit)},
@@ -200,16 +200,16 @@ def _slack_s(view: View, work: Work, gpus: int, seconds: float) -> float:
     return JITTER_S + unknown_s + max(TOLERANCE, 2 * spread) * seconds
 
 
-def _carried_on(outlook: Outlook, old: Plan) -> ListPlan:
+def _carried_on(problem: Problem, old: Plan) -> ListSchedule:
     """The old plan for the jobs there are now; jobs that it does not know come last."""
     rank = {job_id: k for k, job_id in enumerate(old.order)}
-    jobs = [*outlook.waiting, *outlook.blocked]
-    order = sorted(jobs, key=lambda i: (rank.get(outlook.works[i].job.id, len(rank)), i))
+    jobs = [*problem.waiting, *problem.blocked]
+    order = sorted(jobs, key=lambda i: (rank.get(problem.works[i].job.id, len(rank)), i))
     caps = []
-    for i, work in enumerate(outlook.works):
-        cap = work.width if i in outlook.running else old.caps.get(work.job.id, work.optimal)
+    for i, work in enumerate(problem.works):
+        cap = work.width if i in problem.running else old.caps.get(work.job.id, work.optimal)
         caps.append(min(max(cap, work.least), work.most))
-    return ListPlan(tuple(order), tuple(caps), old.strict)
+    return ListSchedule(tuple(order), tuple(caps), old.strict)
 
 
 def _next(view: View, plan: Plan) -> list[Decision]:
@@ -221,28 +221,28 @@ def _next(view: View, plan: Plan) -> list[Decision]:
             job = view.jobs[job_id]
             if fits(job.spec.gpus_min, job.spec.nodes) and view.in_time(job, jobs[: view.rooms.left]):
                 jobs.append(job)
-    outlook = Outlook(view, waiting=jobs)
-    caps = tuple(_cap(work, plan) for work in outlook.works)
-    list_plan = ListPlan(tuple(outlook.waiting), caps, plan.strict)
-    sketch = Sketch(outlook)
+    problem = Problem(view, waiting=jobs)
+    caps = tuple(_cap(work, plan) for work in problem.works)
+    list_plan = ListSchedule(tuple(problem.waiting), caps, plan.strict)
+    timeline = Timeline(problem)
     decisions: list[Decision] = []
     started: set[int] = set()
 
-    def told(change: Change) -> None:
+    def told(change: CountChange) -> None:
         if not change.old:
             started.add(change.job)
         elif change.job in started:
             return  # at no cost it could be resized at once: not before it is there
-        decision = _decision(outlook, sketch, plan, change)
+        decision = _decision(problem, timeline, plan, change)
         if decision:
             decisions.append(decision)
 
-    shrink(outlook, sketch, list_plan, told)
+    shrink(problem, timeline, list_plan, told)
     # One that was set aside will wait when it has left.
     leaving = any(job.state is JobState.SUSPENDING and not job.target for job in view.running)
     grow = view.waiting_count == len(jobs) and not (plan.stages and leaving)
-    act(outlook, sketch, list_plan, list(outlook.waiting), grow=grow, told=told)
-    return [*decisions, LookAgain(at=sketch.looks_at)] if sketch.looks_at > view.now else decisions
+    apply(problem, timeline, list_plan, list(problem.waiting), grow=grow, told=told)
+    return [*decisions, LookAgain(at=timeline.looks_at)] if timeline.looks_at > view.now else decisions
 
 
 def _cap(work: Work, plan: Plan) -> int:
@@ -254,8 +254,8 @@ def _cap(work: Work, plan: Plan) -> int:
     return cap if job.id in plan.shrink and job.current.start_s < plan.at else work.width
 
 
-def _decision(outlook: Outlook, sketch: Sketch, plan: Plan, change: Change) -> Start | Resize | None:
-    work, view = outlook.works[change.job], outlook.view
+def _decision(problem: Problem, timeline: Timeline, plan: Plan, change: CountChange) -> Start | Resize | None:
+    work, view = problem.works[change.job], problem.view
     job, cap = work.job, plan.caps.get(work.job.id, change.gpus)
     role = Role.PRIMARY if change.gpus >= cap else Role.SECONDARY
     facts = {"gpus": change.gpus, "old": change.old, "cap": cap, **promised(plan, work, change.gpus)}
@@ -263,12 +263,12 @@ def _decision(outlook: Outlook, sketch: Sketch, plan: Plan, change: Change) -> S
         reason = Reason(Why.PLANNED, facts)
         return Start(job=job, gpus=change.gpus, hosts=change.hosts, role=role, reason=reason)
     if change.gpus > change.old:
-        end = sketch.resized_end(change.job, change.gpus)
-        stay = sketch.ends[change.job]
+        end = timeline.resized_end(change.job, change.gpus)
+        stay = timeline.ends[change.job]
         left_s = view.left_s
         cost_s = view.switch_s(job, change.gpus, change.hosts)
         facts["in_place"] = view.in_place(job, change.gpus, change.hosts)
-        if end - view.now > left_s and not _further(work, sketch, change, left_s, cost_s):
+        if end - view.now > left_s and not _further(work, timeline, change, left_s, cost_s):
             return None
         reason = Reason(Why.GROWN, {**facts, "cost": cost_s, "saved": stay - end})
     else:
@@ -276,7 +276,7 @@ def _decision(outlook: Outlook, sketch: Sketch, plan: Plan, change: Change) -> S
     return Resize(job=job, gpus=change.gpus, hosts=change.hosts, role=role, reason=reason)
 
 
-def _further(work: Work, sketch: Sketch, change: Change, left_s: float, cost_s: float) -> bool:
+def _further(work: Work, timeline: Timeline, change: CountChange, left_s: float, cost_s: float) -> bool:
     """Whether a job that cannot end before the allocation does gets further in it on more GPUs."""
-    stay = max(0.0, left_s - max(0.0, sketch.begin(change.job) - sketch.now)) * work.rate[change.old]
+    stay = max(0.0, left_s - max(0.0, timeline.begin(change.job) - timeline.now)) * work.rate[change.old]
     return max(0.0, left_s - cost_s) * work.rate[change.gpus] > stay

@@ -1,6 +1,6 @@
 """What a policy would do from the present state on, by the profiles: a planner's measure and fallback.
 
-The policy is the real one; only the jobs are copies, and time is an `Outlook`'s sketch of the future.
+The policy is the real one; only the jobs are copies, and time is a `Problem`'s timeline of the future.
 """
 
 from __future__ import annotations
@@ -14,64 +14,64 @@ from hpcsched.core.model import Attempt, JobState, Role
 from hpcsched.core.resources.gpus import Fits
 from hpcsched.core.resources.queue import WaitingQueue
 from hpcsched.core.view import Policy, Resize, Start, View
-from hpcsched.planning.jobs.problem import Outlook
-from hpcsched.planning.jobs.timeline import Sketch, rooms_of
+from hpcsched.planning.jobs.problem import Problem
+from hpcsched.planning.jobs.timeline import Timeline, rooms_of
 
 
-def rollout(outlook: Outlook, policy: Policy) -> Sketch:
+def rollout(problem: Problem, policy: Policy) -> Timeline:
     """The future under a policy that starts and resizes jobs (it must not preempt)."""
-    return _Rollout(outlook, policy).run()
+    return _Rollout(problem, policy).run()
 
 
 class _Rollout:
-    def __init__(self, outlook: Outlook, policy: Policy) -> None:
-        self._outlook, self._policy = outlook, policy
-        self._sketch = Sketch(outlook)
-        self._jobs = [self._copy(i) for i in range(len(outlook))]
+    def __init__(self, problem: Problem, policy: Policy) -> None:
+        self._problem, self._policy = problem, policy
+        self._timeline = Timeline(problem)
+        self._jobs = [self._copy(i) for i in range(len(problem))]
         self._index = {job.id: i for i, job in enumerate(self._jobs)}
         self._queue = WaitingQueue()
-        self._capacity = outlook.view.capacity.by_host()
+        self._capacity = problem.view.capacity.by_host()
         self._starting: set[int] = set()
         """Jobs started at this moment: not ready before all else that happens at it."""
-        for i in range(len(outlook)):
-            if i not in outlook.running and not outlook.works[i].after:
+        for i in range(len(problem)):
+            if i not in problem.running and not problem.works[i].after:
                 self._enqueue(i)
 
-    def run(self) -> Sketch:
+    def run(self) -> Timeline:
         self._decide()
-        now = self._sketch.now
-        while (happened := self._sketch.next()) is not None:
-            if happened[0] == -2 or self._sketch.now > now:
+        now = self._timeline.now
+        while (happened := self._timeline.next()) is not None:
+            if happened[0] == -2 or self._timeline.now > now:
                 self._starting.clear()
-            now = self._sketch.now
+            now = self._timeline.now
             for i in happened[1]:
                 self._enqueue(i)
             self._decide()
-        return self._sketch
+        return self._timeline
 
     def _copy(self, i: int) -> Job:
-        job = self._outlook.works[i].job
+        job = self._problem.works[i].job
         copy = Job(id=job.id, spec=job.spec, submit_s=job.submit_s, step=job.step, attempt=job.attempt)
         copy.saved_step, copy.ready, copy.state = job.saved_step, True, JobState.RUNNING
         copy.traits = job.traits  # how many GPUs it can use
-        if i in self._outlook.running:
-            copy.in_place = self._outlook.works[i].in_place
+        if i in self._problem.running:
+            copy.in_place = self._problem.works[i].in_place
             copy.role = job.target.role if job.target else job.role
-            self._attempt(copy, self._outlook.works[i].width)
+            self._attempt(copy, self._problem.works[i].width)
         return copy
 
     def _attempt(self, job: Job, width: int) -> None:
         gpus = tuple(range(width * job.spec.nodes))
-        now, role = self._sketch.now, job.role or Role.PRIMARY
+        now, role = self._timeline.now, job.role or Role.PRIMARY
         job.attempts = [Attempt(number=job.attempt, gpus=gpus, role=role, start_s=now, from_step=job.step)]
 
     def _enqueue(self, i: int) -> None:
-        work, job = self._outlook.works[i], self._jobs[i]
+        work, job = self._problem.works[i], self._jobs[i]
         self._queue.add(job.id, arrival=job.submit_s, need=work.least, nodes=work.nodes)
 
     def _decide(self) -> None:
-        sketch = self._sketch
-        if not sketch.rooms.left:
+        timeline = self._timeline
+        if not timeline.rooms.left:
             return
         for decision in self._policy.decide(self._view()):
             if isinstance(decision, (Start, Resize)):
@@ -79,41 +79,41 @@ class _Rollout:
                 i = self._index[job.id]
                 if isinstance(decision, Start):
                     self._queue.remove(job.id)
-                    sketch.start(i, decision.gpus, decision.hosts)
+                    timeline.start(i, decision.gpus, decision.hosts)
                     self._starting.add(i)
-                    sketch.look_at(sketch.now)
+                    timeline.look_at(timeline.now)
                 else:
-                    sketch.resize(i, decision.gpus, decision.hosts)
+                    timeline.resize(i, decision.gpus, decision.hosts)
                 job.attempt += 1
                 job.role = decision.role
                 self._attempt(job, decision.gpus)
 
     def _view(self) -> View:
-        sketch, view = self._sketch, self._outlook.view
+        timeline, view = self._timeline, self._problem.view
         running = []
-        for i in sketch.active:
+        for i in timeline.active:
             job = self._jobs[i]
-            job.step = sketch.step_of(i)
-            job.state = JobState.RUNNING if sketch.resizable(i) else JobState.SUSPENDING
+            job.step = timeline.step_of(i)
+            job.state = JobState.RUNNING if timeline.resizable(i) else JobState.SUSPENDING
             if i in self._starting:
                 job.state = JobState.STARTING
             running.append(job)
         running.sort(key=lambda job: (job.submit_s, job.id))
         return replace(
             view,
-            now=sketch.now,
-            rooms=rooms_of(sketch.rooms.by_host()),
+            now=timeline.now,
+            rooms=rooms_of(timeline.rooms.by_host()),
             capacity=rooms_of(self._capacity),
             running=running,
             secondaries=[job for job in running if job.role is Role.SECONDARY],
-            hosts_of=lambda job: sketch.own(self._index[job.id]),
+            hosts_of=lambda job: timeline.own(self._index[job.id]),
             waiting_count=len(self._queue),
             waiting=self._waiting,
             queue=self._queue,
             # Copies lie on no real GPUs: whether their first rank can stay is not known.
             switch_s=lambda job, gpus, hosts=None: view.switch_s(job, gpus),
             in_place=lambda job, gpus, hosts: view.in_place(job, gpus, None),
-            start_left_s=lambda job: max(0.0, sketch.begin(self._index[job.id]) - sketch.now),
+            start_left_s=lambda job: max(0.0, timeline.begin(self._index[job.id]) - timeline.now),
             left_s=inf,
         )
 

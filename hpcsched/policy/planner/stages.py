@@ -9,9 +9,9 @@ from hpcsched.core.model import Role
 from hpcsched.core.plan import Plan
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, LookAgain, Preempt, Resize, Start, View
-from hpcsched.planning.jobs.list_schedules import Change
-from hpcsched.planning.jobs.problem import Outlook, Work
-from hpcsched.planning.jobs.stage_schedules import AFTER_S, StagedSketch, act_stage, stage_at
+from hpcsched.planning.jobs.list_schedules import CountChange
+from hpcsched.planning.jobs.problem import Problem, Work
+from hpcsched.planning.jobs.stage_schedules import STAGE_END_LAG_S, StagedTimeline, apply_stage, stage_at
 
 
 def next_stage(view: View, plan: Plan) -> list[Decision]:
@@ -26,20 +26,20 @@ def next_stage(view: View, plan: Plan) -> list[Decision]:
             job = view.jobs[job_id]
             if view.rooms.fits(job.spec.gpus_min, job.spec.nodes) and view.in_time(job, jobs):
                 jobs.append(job)
-    outlook = Outlook(view, waiting=jobs)
-    index = {work.job.id: i for i, work in enumerate(outlook.works)}
+    problem = Problem(view, waiting=jobs)
+    index = {work.job.id: i for i, work in enumerate(problem.works)}
     counts = {index[job_id]: gpus for job_id, gpus in stage.gpus.items() if job_id in index}
-    sketch = StagedSketch(outlook)
+    timeline = StagedTimeline(problem)
     decisions: list[Decision] = []
 
-    def told(change: Change) -> None:
-        decision = _decision(outlook, plan, number, change)
+    def told(change: CountChange) -> None:
+        decision = _decision(problem, plan, number, change)
         if decision:
             decisions.append(decision)
 
-    act_stage(outlook, sketch, counts, outlook.waiting, told)
-    until = stage.until + AFTER_S
-    at = min(until, sketch.looks_at) if sketch.looks_at > view.now else until
+    apply_stage(problem, timeline, counts, problem.waiting, told)
+    until = stage.until + STAGE_END_LAG_S
+    at = min(until, timeline.looks_at) if timeline.looks_at > view.now else until
     return [*decisions, LookAgain(at=at)]
 
 
@@ -54,8 +54,8 @@ def promised(plan: Plan, work: Work, gpus: int) -> dict[str, Any]:
     }
 
 
-def _decision(outlook: Outlook, plan: Plan, number: int, change: Change) -> Decision | None:
-    work, view = outlook.works[change.job], outlook.view
+def _decision(problem: Problem, plan: Plan, number: int, change: CountChange) -> Decision | None:
+    work, view = problem.works[change.job], problem.view
     job = work.job
     role = Role.PRIMARY  # it has what it is to have
     which = f"stage {number + 1} of the {len(plan.stages)} planned"

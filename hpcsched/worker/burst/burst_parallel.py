@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.burst.plan import Plan
+from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.worker.burst.channels import Wires
 from hpcsched.worker.burst.engine import Engine
 from hpcsched.worker.burst.feedback import EVERY, FIRST, Timing
@@ -17,7 +17,7 @@ from hpcsched.worker.session.batches import coming_places, summed
 from hpcsched.worker.session.replicated import NO_INDICES, Replicated
 from hpcsched.worker.session.trainer import Parts, read
 
-Replan = Callable[[list[Timing], Plan, int], Optional[Plan]]
+Replan = Callable[[list[Timing], BurstPlan, int], Optional[BurstPlan]]
 """On rank 0: of what was measured, the present plan and the steps left, a better plan, if there is one."""
 
 
@@ -42,7 +42,7 @@ class BurstParallel(Replicated):
         self._engine, self._wires, self._replan = engine, wires, replan
         self._open()
 
-    def switch(self, plan: Plan) -> None:
+    def switch(self, plan: BurstPlan) -> None:
         """Go on by another plan, between two steps, on all ranks. Raises ConfigError if it cannot be."""
         assert self._engine is not None
         self._engine.switch(plan)
@@ -152,7 +152,7 @@ class BurstParallel(Replicated):
         if self.rank == 0:
             steps_left = self.training.last_step() - self.training.step
             plan = self._replan([t for found in timings for t in found], engine.plan, steps_left)
-        plan = peers.tell(plan, Optional[Plan])
+        plan = peers.tell(plan, Optional[BurstPlan])
         if plan is not None:
             self.switch(plan)
 

@@ -16,9 +16,9 @@ import torch
 from hpcsched.contract import files
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst import planner
-from hpcsched.planning.burst.costs import ModelCosts, Network, Spot
+from hpcsched.planning.burst.costs import Interconnect, ModelCosts, Spot
 from hpcsched.planning.burst.graph import LayerProfile
-from hpcsched.planning.burst.plan import Plan
+from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.planning.burst.timeline import timeline
 from hpcsched.worker.burst.channels import Wires
 from hpcsched.worker.burst.feedback import Timing, corrected, pays
@@ -53,18 +53,18 @@ class Chooser:
     folder: Path
     gpus: int
     global_batch: int
-    network: Network
+    network: Interconnect
     amplification: float
     measure: Callable[[], LayerProfile]
     profile_file: Path | None = None
     shape: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    fits: Callable[[Plan], object] = lambda plan: None
+    fits: Callable[[BurstPlan], object] = lambda plan: None
     profile: LayerProfile = field(init=False)
 
-    def first(self) -> Plan:
+    def first(self) -> BurstPlan:
         """The plan to begin with.
 
-        Raises ConfigError for a profile that cannot be read, NoPlan when the limit allows none.
+        Raises ConfigError for a profile that cannot be read, NoBurstPlan when the limit allows none.
         """
         if self.profile_file is not None:
             self.profile = LayerProfile.parse(_read(self.profile_file), where=str(self.profile_file))
@@ -82,7 +82,7 @@ class Chooser:
             return self._alike(error)
         return plan
 
-    def again(self, timings: list[Timing], now: Plan, steps_left: int) -> Plan | None:
+    def again(self, timings: list[Timing], now: BurstPlan, steps_left: int) -> BurstPlan | None:
         """Learn from what was measured; a plan that is worth the change, if there is one."""
         if not timings:
             return None
@@ -91,7 +91,7 @@ class Chooser:
         try:
             new = self._plan()
             self.fits(new)
-        except (planner.NoPlan, ConfigError):
+        except (planner.NoBurstPlan, ConfigError):
             return None
         now_s = self._time_us(now) / 1e6
         if not pays(now_s, new.iter_us / 1e6, steps_left, now_s + SWITCH_S):
@@ -118,7 +118,7 @@ class Chooser:
     def _is_of_model(self, profile: LayerProfile) -> bool:
         return [(layer.name, layer.prev) for layer in profile.layers] == self.shape
 
-    def _alike(self, why: ConfigError) -> Plan:
+    def _alike(self, why: ConfigError) -> BurstPlan:
         """All layers on the same ranks, as many as the limit and the model allow."""
         plans = planner.uniform(
             self.profile,
@@ -135,11 +135,11 @@ class Chooser:
                 return plan
         raise why
 
-    def write(self, plan: Plan) -> None:
+    def write(self, plan: BurstPlan) -> None:
         """Let the user see which plan is run."""
         self._keep(PLAN, plan.to_table())
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> BurstPlan:
         return planner.plan(
             self.profile,
             gpus=self.gpus,
@@ -148,7 +148,7 @@ class Chooser:
             amplification=self.amplification,
         )
 
-    def _time_us(self, plan: Plan) -> float:
+    def _time_us(self, plan: BurstPlan) -> float:
         """What a step by this plan takes, by what is known now."""
         costs = ModelCosts(
             self.profile,
@@ -168,9 +168,9 @@ class Chooser:
             say(f"{self.folder / name}: cannot be written: {error.strerror}")
 
 
-def pinned(path: Path) -> Plan:
+def pinned(path: Path) -> BurstPlan:
     """The plan in a file. Raises ConfigError when there is none."""
-    return Plan.parse(_read(path), where=str(path))
+    return BurstPlan.parse(_read(path), where=str(path))
 
 
 def limit_of(value: Any) -> float:
@@ -184,11 +184,11 @@ def limit_of(value: Any) -> float:
     return float(value)
 
 
-def measure_network(wires: Wires) -> Network:
+def measure_network(wires: Wires) -> Interconnect:
     """What the wires between ranks 0 and 1 carry; all ranks may call this, two take part."""
     small, large = (torch.zeros(n, dtype=torch.uint8, device=wires.device) for n in (1, _PING_BYTES))
     if wires.world_size == 1:
-        return Network(bandwidth_bytes_s=1e12, latency_s=0.0)
+        return Interconnect(bandwidth_bytes_s=1e12, latency_s=0.0)
     least = [inf, inf]
     for number, tensor in [(n, t) for _ in range(_PINGS) for n, t in enumerate((small, large))]:
         began = time.perf_counter()
@@ -200,7 +200,7 @@ def measure_network(wires: Wires) -> Network:
                 torch.cuda.synchronize()
         least[number] = min(least[number], (time.perf_counter() - began) / 2)
     seconds = max(1e-9, least[1] - least[0])
-    return Network(bandwidth_bytes_s=_PING_BYTES / seconds, latency_s=least[0])
+    return Interconnect(bandwidth_bytes_s=_PING_BYTES / seconds, latency_s=least[0])
 
 
 def _read(path: Path) -> Any:

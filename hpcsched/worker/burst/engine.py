@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.burst.plan import Plan
+from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.worker.burst.channels import Wires, as_it_lies
 from hpcsched.worker.burst.feedback import LayerClock
 from hpcsched.worker.burst.ownership import OwnerSums, belongings, check_norms
@@ -49,7 +49,7 @@ class Engine:
         self,
         layers: Layers,
         example: tuple[torch.Tensor, ...],
-        plan: Plan,
+        plan: BurstPlan,
         *,
         batch: int,
         seed: int,
@@ -73,7 +73,7 @@ class Engine:
             if isinstance(thing.tensor, nn.Parameter) and thing.tensor.requires_grad:
                 thing.tensor.register_post_accumulate_grad_hook(self._arrived)
 
-    def _adopt(self, plan: Plan, where: str) -> None:
+    def _adopt(self, plan: BurstPlan, where: str) -> None:
         check(plan, self._layers, world_size=self._wires.world_size, batch=self._batch, where=where)
         norms = [(unit.id, unit.name, unit.norms) for unit in self._units]
         check_norms(norms, plan, where, alone_of=self._batch if self._local_norms else None)
@@ -104,7 +104,7 @@ class Engine:
         """The ranks that get results."""
         return self._program.last
 
-    def switch(self, plan: Plan) -> None:
+    def switch(self, plan: BurstPlan) -> None:
         """Go on by another plan, at a step boundary: layers go to their new owners. All ranks call this.
 
         Raises ConfigError, before anything has changed, for a plan that does not fit.

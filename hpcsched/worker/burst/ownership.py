@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.burst.plan import Plan
+from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.worker.burst.channels import Ranks, Wires
 from hpcsched.worker.burst.prepare import Unit
 from hpcsched.worker.ranks.gradient_sum import Bucket, in_buckets
@@ -24,7 +24,7 @@ class Belonging:
     tensor: torch.Tensor
     layers: tuple[int, ...]
 
-    def owners(self, plan: Plan) -> Ranks:
+    def owners(self, plan: BurstPlan) -> Ranks:
         """All ranks of its layers."""
         return tuple(sorted({rank for at in plan.layers if at.id in self.layers for rank in at.ranks}))
 
@@ -40,7 +40,7 @@ def belongings(units: Sequence[Unit]) -> tuple[Belonging, ...]:
 
 def check_norms(
     norms: Iterable[tuple[int, str, Sequence[nn.Module]]],
-    plan: Plan,
+    plan: BurstPlan,
     where: str,
     *,
     alone_of: int | None = None,
@@ -83,7 +83,7 @@ class OwnerSums:
     it is complete, in an order that all ranks know, and no later than at a turn that they all know.
     """
 
-    def __init__(self, things: Iterable[Belonging], plan: Plan, wires: Wires) -> None:
+    def __init__(self, things: Iterable[Belonging], plan: BurstPlan, wires: Wires) -> None:
         turn = {at.id: number for number, at in enumerate(plan.layers)}
         by_owners: dict[Ranks, list[tuple[int, nn.Parameter]]] = defaultdict(list)
         for thing in things:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from hpcsched.compat import dataclass, pairwise
 from hpcsched.errors import ConfigError
-from hpcsched.planning.burst.plan import Plan
+from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.worker.burst.channels import Ranks
 from hpcsched.worker.burst.transfers import Moves, moves
 from hpcsched.worker.layers.graph import Layers, Value
@@ -69,7 +69,7 @@ class Program:
 
 
 def program(
-    layers: Sequence[tuple[int, tuple[Value, ...]]], plan: Plan, batch: int, rank: int, *, apart: bool
+    layers: Sequence[tuple[int, tuple[Value, ...]]], plan: BurstPlan, batch: int, rank: int, *, apart: bool
 ) -> Program:
     """What `rank` does for global batches of `batch` samples.
 
@@ -116,7 +116,7 @@ def program(
     return Program(home=home, last=ranks[result.layer], enters=enters, stages=tuple(stages))
 
 
-def _runs(plan: Plan, *, apart: bool) -> list[range]:
+def _runs(plan: BurstPlan, *, apart: bool) -> list[range]:
     """The places in the plan of layers that follow each other on the same ranks."""
     count = len(plan.layers)
     cuts = [
@@ -127,7 +127,7 @@ def _runs(plan: Plan, *, apart: bool) -> list[range]:
     return [range(start, stop) for start, stop in pairwise([*cuts, count])]
 
 
-def check(plan: Plan, layers: Layers, *, world_size: int, batch: int, where: str) -> None:
+def check(plan: BurstPlan, layers: Layers, *, world_size: int, batch: int, where: str) -> None:
     """Raise ConfigError, naming the layer, for a plan that these ranks cannot run for this model."""
     if plan.gpus != world_size:
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hpcsched.compat import zip
-from hpcsched.planning.burst.plan import Plan
+from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.worker.burst.channels import Wires
 from hpcsched.worker.burst.ownership import Belonging
 from hpcsched.worker.ranks.messages import packed_state, unpacked_state
@@ -21,7 +21,7 @@ Ways = Mapping[tuple[int, int], Sequence[Belonging]]
 """What goes from one rank to another."""
 
 
-def to_first(things: Iterable[Belonging], plan: Plan) -> Ways:
+def to_first(things: Iterable[Belonging], plan: BurstPlan) -> Ways:
     """All that rank 0 does not own, to rank 0."""
     ways: dict[tuple[int, int], list[Belonging]] = defaultdict(list)
     for thing in things:
@@ -31,7 +31,7 @@ def to_first(things: Iterable[Belonging], plan: Plan) -> Ways:
     return ways
 
 
-def to_new_owners(things: Iterable[Belonging], old: Plan, new: Plan) -> Ways:
+def to_new_owners(things: Iterable[Belonging], old: BurstPlan, new: BurstPlan) -> Ways:
     """All that a rank owns by the new plan and did not by the old one."""
     ways: dict[tuple[int, int], list[Belonging]] = defaultdict(list)
     for thing in things:

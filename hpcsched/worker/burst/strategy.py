@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.planning.burst.graph import LayerProfile
-from hpcsched.planning.burst.plan import Plan
+from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.worker.burst.burst_parallel import BurstParallel
 from hpcsched.worker.burst.channels import Wires
 from hpcsched.worker.burst.choose import Chooser, limit_of, measure_network, pinned
@@ -153,16 +153,16 @@ def _file(env: JobEnv, key: str) -> Path | None:
     return Path(value) if value else None
 
 
-def _agree(peers: Peers, choose: Callable[[], Plan]) -> Plan:
+def _agree(peers: Peers, choose: Callable[[], BurstPlan]) -> BurstPlan:
     """The plan that rank 0 chooses, on all ranks; where it cannot, all of them end."""
     error: HpcschedError | None = None
-    answer: Plan | int = 0
+    answer: BurstPlan | int = 0
     if peers.rank == 0:
         try:
             answer = choose()
         except HpcschedError as found:
             error, answer = found, found.exit_code
-    told: Plan | int = peers.tell(answer, Union[Plan, int])
+    told: BurstPlan | int = peers.tell(answer, Union[BurstPlan, int])
     if error is not None:
         raise error
     if isinstance(told, int):

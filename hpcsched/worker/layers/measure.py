@@ -95,7 +95,7 @@ def measure(
         )
 
 
-def describe(layers: Layers, inputs: Tensors) -> tuple[list[profiles.Layer], int]:
+def describe(layers: Layers, inputs: Tensors) -> tuple[list[profiles.ProfiledLayer], int]:
     """What a layer profile says of each layer besides times, and the bytes of one sample's input.
 
     A parameter that several layers use counts for the first; one that is not trained counts for none.
@@ -107,7 +107,7 @@ def describe(layers: Layers, inputs: Tensors) -> tuple[list[profiles.Layer], int
         own = {p for p in layer.module.parameters() if p.requires_grad} - counted
         counted |= own
         found.append(
-            profiles.Layer(
+            profiles.ProfiledLayer(
                 id=layer.id,
                 name=layer.name,
                 prev=layer.prev,

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from hpcsched.planning.burst.graph import Layer, LayerProfile
+from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer
 
 
 class LayerTimes:
     """The times of `layers` (whose own times are ignored), as they come in, by layer and batch."""
 
-    def __init__(self, layers: Sequence[Layer], *, model: str, device: str, input_bytes: int) -> None:
+    def __init__(self, layers: Sequence[ProfiledLayer], *, model: str, device: str, input_bytes: int) -> None:
         self._layers = tuple(layers)
         self._about = {"model": model, "device": device}
         self._input_bytes = input_bytes

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from math import ceil
 
-from hpcsched.planning.ps.bucket import LONGEST_S, Bucket
+from hpcsched.planning.ps.bucket import MAX_REST_S, TokenBucket
 from hpcsched.worker.ranks.reproducible import pin_threads
 
 SLICE_S = 0.2
@@ -23,7 +23,7 @@ class CpuShare:
     """
 
     def __init__(self, share: float, cores: Collection[int] = ()) -> None:
-        self._bucket = Bucket(share, time.monotonic(), self.used_s)
+        self._bucket = TokenBucket(share, time.monotonic(), self.used_s)
         self._free = False
         self.set(share, cores)
 
@@ -53,7 +53,7 @@ class CpuShare:
         """
         if self._free:
             return
-        end = time.monotonic() + LONGEST_S
+        end = time.monotonic() + MAX_REST_S
         while not stop():
             now = time.monotonic()
             sleep_s = min(self._bucket.owed_s(now, self.used_s), end - now, SLICE_S)

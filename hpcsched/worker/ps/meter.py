@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcsched.compat import dataclass, zip
 from hpcsched.contract.progress import Usage
-from hpcsched.planning.ps.stability import COUNT, Stability
+from hpcsched.planning.ps.stability import WINDOW_SAMPLES, Stability
 from hpcsched.worker.process.contract import say
 from hpcsched.worker.ps.cpu_throttle import CpuShare
 from hpcsched.worker.ps.link import Link
@@ -103,7 +103,7 @@ class Collector:
         self._from: list[Note] = []
         self._heard: list[tuple[Note | None, float, int | None]] = [(None, clock(), None)] * ranks
         self._missed = False
-        self._samples: deque[tuple[list[float], list[tuple[int, int]]]] = deque(maxlen=COUNT)
+        self._samples: deque[tuple[list[float], list[tuple[int, int]]]] = deque(maxlen=WINDOW_SAMPLES)
         self._told: tuple[float, ...] = ()
         self._due, self._pause = 0.0, PAUSES_S[0]
         self._usage: Usage | None = None
@@ -156,7 +156,7 @@ class Collector:
         return found if len(found) == len(notes) else None
 
     def _report(self) -> None:
-        if len(self._samples) < COUNT or not (self._told or self._stability.settled):
+        if len(self._samples) < WINDOW_SAMPLES or not (self._told or self._stability.settled):
             return
         now, medians = self._clock(), self._stability.medians()
         changed = any(abs(new - old) > CHANGED * old for new, old in zip(medians, self._told, strict=False))

@@ -157,16 +157,16 @@ def _say_ends(found: Found, device: torch.device) -> None:
 
 def _write(request: Request, found: Found, buckets: list[int], parts: Parts, device: torch.device) -> None:
     """Replace the result by all that is known."""
-    from hpcsched.planning.vsw.costs import Costs, Network
-    from hpcsched.planning.vsw.profile import Profile
+    from hpcsched.planning.vsw.costs import AllReduceCosts, VswCosts
+    from hpcsched.planning.vsw.profile import VswProfile
     from hpcsched.worker.vsw.control import GUESSED
 
-    profile = Profile(
+    profile = VswProfile(
         model=request.model,
-        costs=Costs(
+        costs=VswCosts(
             gpus={request.device: found.costs},
             buckets=tuple(buckets),
-            network=Network(within=GUESSED, between=GUESSED),
+            network=AllReduceCosts(within=GUESSED, between=GUESSED),
         ),
         note=f"{request.note}; {_about(found, device)}",
     )

@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from hpcsched.planning.vsw.costs import Line, fit_line
+from hpcsched.planning.vsw.costs import AllReduceCost, fit_line
 from hpcsched.worker.ranks.process_group import Peers
 
 LENGTHS = 6
@@ -15,7 +15,7 @@ REPEATS = 4
 """The first of which counts for nothing."""
 
 
-def measure_line(peers: Peers, device: torch.device, largest: int) -> Line:
+def measure_line(peers: Peers, device: torch.device, largest: int) -> AllReduceCost:
     """Time sums of up to `largest` bytes, all ranks together; each gets what it has measured itself."""
     points = []
     for number in range(LENGTHS):

@@ -9,9 +9,9 @@ from typing import Any
 
 from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
-from hpcsched.planning.vsw.batching import RULES, Batching, Halves, worker_count
-from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, Share, configure
-from hpcsched.planning.vsw.costs import Line, sync_method
+from hpcsched.planning.vsw.batching import RULES, BatchRule, Halves, worker_count
+from hpcsched.planning.vsw.configure import ClusterGpu, GpuShare, NoConfiguration, configure
+from hpcsched.planning.vsw.costs import AllReduceCost, sync_method
 from hpcsched.planning.vsw.options import WorkerOptions, local_batches
 from hpcsched.worker.vsw.clock import Kind
 from hpcsched.worker.vsw.measurements import Table, Tables
@@ -19,7 +19,7 @@ from hpcsched.worker.vsw.measurements import Table, Tables
 TRIAL_STEPS = 4
 """So long is a configuration tried whose speed is not known; its first step counts for nothing."""
 
-GUESSED = Line(per_byte_s=1e-9, latency_s=2e-4)
+GUESSED = AllReduceCost(per_byte_s=1e-9, latency_s=2e-4)
 """A sum over ranks, where no two ranks have met yet: a gigabyte a second."""
 
 
@@ -34,7 +34,7 @@ class Course:
 
     batch: int
     local_batch: int
-    shares: tuple[Share | None, ...]
+    shares: tuple[GpuShare | None, ...]
     overlap: bool
     halves: Halves | None
     trial: bool
@@ -69,7 +69,7 @@ class Control:
     def __init__(self, options: WorkerOptions, base: int) -> None:
         self.options = options
         self.base = base
-        self.batching: Batching = options.batching(base)
+        self.batching: BatchRule = options.batching(base)
         self.updates = 0
         self.offset: int | None = None
         self.wish = float(self.batching.low)
@@ -77,7 +77,7 @@ class Control:
         self.value: float | None = None
         self.seen: float | None = None
         self.tables: list[Table] = []
-        self.line: Line | None = None
+        self.line: AllReduceCost | None = None
         self.buckets: tuple[int, ...] = ()
 
     @property
@@ -122,7 +122,7 @@ class Control:
         larger = [c for limit in limits for c in local_batches(self.options, self.batch, ranks, limit)]
         guess = tables.next_local(larger)
         chosen = (guess,) if guess else local_batches(self.options, self.batch, ranks, tables.largest)
-        gpus = [Gpu(kind=str(rank), host=table.host) for rank, table in enumerate(tables.tables)]
+        gpus = [ClusterGpu(kind=str(rank), host=table.host) for rank, table in enumerate(tables.tables)]
         try:
             made = configure(
                 tables.costs(self.buckets, self.line or GUESSED, guess or 0),
@@ -152,11 +152,11 @@ class Control:
             step_s=made.iter_s,
         )
 
-    def _try_more(self, rank: int, share: Share | None, local: int, tables: Tables) -> Share | None:
+    def _try_more(self, rank: int, share: GpuShare | None, local: int, tables: Tables) -> GpuShare | None:
         more = tables.next_at_once(rank, local) if share else None
         if share is None or more is None or more > share.workers:
             return share
-        return Share(workers=share.workers, at_once=more)
+        return GpuShare(workers=share.workers, at_once=more)
 
     def _equal(self, ranks: int, tables: Tables) -> Course:
         """As nothing is known yet, or there are hardly any workers: the smallest local batches, as many for
@@ -165,7 +165,7 @@ class Control:
         local = self.least
         total = worker_count(self.batch, local, even=self.batching.adapts)
         counts = [total // ranks + (rank < total % ranks) for rank in range(ranks)]
-        shares = tuple(Share(workers=count, at_once=1) if count else None for count in counts)
+        shares = tuple(GpuShare(workers=count, at_once=1) if count else None for count in counts)
         known = len(tables.tables) == ranks
         known = known and all(tables.has_room(rank, (local, 1)) for rank in range(ranks) if counts[rank])
         return self._make(total * local, local, shares, overlap=self._overlaps, trial=not known)
@@ -175,7 +175,7 @@ class Control:
         if why := self.cannot_be(ranks):
             accepted = f"a divisor of {self.base}"
             raise ConfigError(where="strategy vsw", key="workers", got=why, accepted=accepted)
-        shares = (Share(workers=count, at_once=workers),) * ranks
+        shares = (GpuShare(workers=count, at_once=workers),) * ranks
         local = self.base // (ranks * count)
         return self._make(self.base, local, shares, overlap=self._overlaps, trial=False)
 
@@ -198,7 +198,7 @@ class Control:
         self,
         batch: int,
         local: int,
-        shares: tuple[Share | None, ...],
+        shares: tuple[GpuShare | None, ...],
         *,
         overlap: bool,
         trial: bool,
@@ -244,4 +244,4 @@ class Control:
         self.halves = halves and Halves(aa=halves[0], bb=halves[1], ab=halves[2], samples=halves[3])
         self.tables = [Table.of_state(table) for table in state["tables"]]
         line = state["line"]
-        self.line = line and Line(per_byte_s=line[0], latency_s=line[1])
+        self.line = line and AllReduceCost(per_byte_s=line[0], latency_s=line[1])

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcsched.compat import dataclass, zip
 from hpcsched.contract.progress import Scaling
-from hpcsched.planning.vsw.configure import Gpu, NoConfiguration, scale
+from hpcsched.planning.vsw.configure import ClusterGpu, NoConfiguration, scale
 from hpcsched.planning.vsw.forecast import forecast, with_fluctuations
 from hpcsched.planning.vsw.options import local_batches
 from hpcsched.worker.vsw.control import GUESSED, Control
@@ -116,7 +116,7 @@ def expect(control: Control, trajectory: Trajectory, size: int, *, quick: bool =
     rates: dict[int, float] = {}
     for count in range(1, max(AT_LEAST, 2 * max(map(len, here))) + 1):
         gpus = [
-            Gpu(kind=kind, host=host)
+            ClusterGpu(kind=kind, host=host)
             for host, ranks in zip(hosts, here, strict=True)
             for kind in (*ranks[:count], *["usual"] * (count - len(ranks)))
         ]

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from hpcsched.compat import dataclass
-from hpcsched.planning.vsw.costs import Costs, GpuCosts, Line, Network, Speed, Times
+from hpcsched.planning.vsw.costs import AllReduceCost, AllReduceCosts, BatchTimes, GpuCosts, Times, VswCosts
 from hpcsched.worker.vsw.clock import Kind, Round, Taken
 
 TRUST = 8
@@ -132,7 +132,7 @@ class Tables:
         """Whether anything has been measured."""
         return bool(self._usual)
 
-    def costs(self, buckets: tuple[int, ...], line: Line, guess: int = 0) -> Costs:
+    def costs(self, buckets: tuple[int, ...], line: AllReduceCost, guess: int = 0) -> VswCosts:
         """The performance model of the ranks as GPUs of a kind each (called by their numbers), and of one
         like the others (called "usual"). The local batch `guess` is in it even if it was never measured."""
         gpus = {str(rank): self._costs_of(table, guess) for rank, table in enumerate(self.tables)}
@@ -140,7 +140,7 @@ class Tables:
         usual = Table(host="", device="", streams=streams, rounds=dict(self._usual))
         usual.too_large = {kind for table in self.tables for kind in table.too_large}
         gpus["usual"] = self._costs_of(usual, guess)
-        return Costs(gpus=gpus, buckets=buckets, network=Network(within=line, between=line))
+        return VswCosts(gpus=gpus, buckets=buckets, network=AllReduceCosts(within=line, between=line))
 
     def is_usual(self, rank: int) -> bool:
         """Whether a rank is about as fast as the usual one."""
@@ -204,12 +204,12 @@ class Tables:
                 times[1] = _times(each, slower)
             times = {count: each for count, each in times.items() if room is None or count <= room}
             # Only what was tried: whether one more fits, and what it gains, is found out by trying it.
-            speeds[local] = Speed(local_batch=local, times=times, most=max(times))
+            speeds[local] = BatchTimes(local_batch=local, times=times, most=max(times))
         if guess and guess not in speeds:
             near = min(speeds, key=lambda batch: abs(batch - guess))
             alone = speeds[near].times[1]
             times = {1: _scaled(alone, guess / near)}
-            speeds[guess] = Speed(local_batch=guess, times=times, most=1)
+            speeds[guess] = BatchTimes(local_batch=guess, times=times, most=1)
         update_s = self._update_s if table.update_s is None else table.update_s
         return GpuCosts(speeds=speeds, update_s=update_s)
 

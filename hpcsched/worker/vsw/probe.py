@@ -14,7 +14,7 @@ import torch
 
 from hpcsched.compat import dataclass
 from hpcsched.errors import ConfigError
-from hpcsched.planning.vsw.costs import GpuCosts, Speed, Times
+from hpcsched.planning.vsw.costs import BatchTimes, GpuCosts, Times
 from hpcsched.worker.packing.failures import let_go, line_of, out_of_memory
 from hpcsched.worker.ranks.gradient_sum import GradientSum, in_buckets
 from hpcsched.worker.ranks.process_group import Peers
@@ -80,7 +80,7 @@ class Found:
         speeds = {}
         for local in dict.fromkeys(point.local_batch for point in self.points):
             times = {p.at_once: _times(p.round) for p in self.points if p.local_batch == local}
-            speeds[local] = Speed(local_batch=local, times=times, most=self.most.get(local))
+            speeds[local] = BatchTimes(local_batch=local, times=times, most=self.most.get(local))
         buffers_s = [point.begin_s / point.at_once for point in self.points if point.at_once > 1]
         return GpuCosts(
             speeds=speeds,

@@ -13,7 +13,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import Ended, JobState, Role
 from hpcsched.core.reasons import Why
 from hpcsched.core.transitions.estimates import DEFAULT_RESIZE_S, MIN_RESIZE_LIMIT_S
-from hpcsched.planning.jobs.problem import Outlook
+from hpcsched.planning.jobs.problem import Problem
 from hpcsched.policy import make_policy
 from hpcsched.policy.baselines.targets import coming
 from hpcsched.testing.builders import Driver, a_job, a_profile, state_of
@@ -234,27 +234,27 @@ def test_others_wait_for_gpus_that_a_shrinking_job_is_about_to_give_up():
 
 def test_planners_count_a_job_as_what_it_becomes():
     driver = promoting()
-    (work,) = Outlook(driver.machine.decisions.view()).works
+    (work,) = Problem(driver.machine.decisions.view()).works
     assert (work.width, work.hosts, work.resizable, work.in_place) == (6, ("n1",), False, True)
     assert work.begin == work.busy_until == driver.now + 4.0 + DEFAULT_RESIZE_S
     driver.resized("x", 40)
-    (work,) = Outlook(driver.machine.decisions.view()).works
+    (work,) = Problem(driver.machine.decisions.view()).works
     assert (work.width, work.resizable, work.begin) == (6, True, driver.now)
 
 
 def test_planners_count_on_what_a_shrinking_job_gives_up():
     driver = shared()
     driver.submit(a_job("c", "wide", 1000))
-    outlook = Outlook(driver.machine.decisions.view())
-    assert outlook.works[0].width == 2
-    assert outlook.leaving == [(driver.now + DEFAULT_RESIZE_S, "n1", 2)]
+    problem = Problem(driver.machine.decisions.view())
+    assert problem.works[0].width == 2
+    assert problem.leaving == [(driver.now + DEFAULT_RESIZE_S, "n1", 2)]
 
 
 def test_planners_count_on_all_of_a_job_that_leaves_while_it_is_resized():
     driver = promoting()
     driver.suspend("x")
-    outlook = Outlook(driver.machine.decisions.view())
-    assert outlook.works == [] and outlook.leaving == [(driver.now + 6.0, "n1", 6)]
+    problem = Problem(driver.machine.decisions.view())
+    assert problem.works == [] and problem.leaving == [(driver.now + 6.0, "n1", 6)]
 
 
 # --- when it does not work ----------------------------------------------------------------------

@@ -23,7 +23,7 @@ _ENTRY = re.compile(r"^- \[[^\]]+\]\(([^)#]+)\)", re.MULTILINE)
 _PATH = re.compile(r"`([\w.*-]+(?:/[\w.*-]+)*/?)`")
 _MADE_IN_THE_WALKS = {
     "hpcsched/policy/least.py",
-    "hpcsched/worker/strategies/clipped.py",
+    "hpcsched/worker/clipped/strategy.py",
     "hpcsched/batch/pbs.py",
     "hpcsched/cli/jobs/where.py",
 }

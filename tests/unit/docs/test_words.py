@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched import strategies
+from hpcsched.contract.strategies import KINDS
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.reasons import Why
 from hpcsched.policy import POLICIES
@@ -40,7 +40,7 @@ def test_each_policy_is_explained(policy: str) -> None:
     assert f'"{policy}"' in (DOCS / "job-files.md").read_text()
 
 
-@pytest.mark.parametrize("kind", strategies.STRATEGIES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_strategy_is_in_the_reference_of_job_files(kind: str) -> None:
     assert f'`"{kind}"`' in (DOCS / "job-files.md").read_text()
 

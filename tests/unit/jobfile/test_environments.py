@@ -60,7 +60,7 @@ def test_jobs_of_a_file_share_the_object() -> None:
         ({"venv": ""}, "job j0.venv: ''; accepted: the folder of a virtual environment"),
         ({"conda": " "}, "job j0.conda: ' '; accepted: the name or the folder of a conda environment"),
         ({"python": "a\0b"}, "job j0.python: 'a\\x00b'; accepted: a Python interpreter"),
-        ({"python": 3}, "job j0.python: 3 "),
+        ({"python": 3}, "job j0.python: 3; accepted: a Python interpreter"),
     ],
 )
 def test_what_is_no_environment_is_refused_in_one_line(table: dict[str, Any], line: str) -> None:

@@ -65,9 +65,16 @@ CASES = [
     ("three", job('trainer = "m:T"\ncommand = ["x"]'), "job a", "trainer and command and replay", "one"),
     ("bad trainer", job('trainer = "m"', kind=""), "job a.trainer", "'m'", '"package.module:Name"'),
     ("command as text", job('command = "x y"', kind=""), "job a.command", "'x y'", "a list of a program"),
-    ("empty argument", job('command = ["x", ""]', kind=""), "job a.command", "['x', '']", "not empty"),
+    ("empty argument", job('command = ["x", ""]', kind=""), "job a.command[1]", "''", "not empty"),
+    (
+        "a number in command",
+        job('command = ["x", 3]', kind=""),
+        "job a.command[1]",
+        "3",
+        "a list of a program",
+    ),
     ("NUL in command", job('command = ["x\\u0000"]', kind=""), "job a.command", "x\\x00", "without NUL"),
-    ("replay is no bool", job("", kind="replay = 1"), "job a.replay", "1 (", "true or false"),
+    ("replay is no bool", job("", kind="replay = 1"), "job a.replay", "1", "true or false"),
     # numbers
     ("no steps", job("steps = 0"), "job a.steps", "0", "a positive number of steps"),
     ("negative steps", job("steps = -5"), "job a.steps", "-5", "a positive number of steps"),
@@ -106,10 +113,16 @@ CASES = [
     ("no GPUs", job("gpus = 0"), "job a.gpus", "0", '"auto", a positive number, or { min = 1, max = 4 }'),
     ("GPUs true", job("gpus = true"), "job a.gpus", "True", '"auto"'),
     ("GPUs in words", job('gpus = "all"'), "job a.gpus", "'all'", '"auto"'),
-    ("max below min", job("gpus = { min = 3, max = 2 }"), "job a.gpus", "'min': 3", "1 <= min <= max"),
-    ("min 0", job("gpus = { min = 0 }"), "job a.gpus", "'min': 0", "1 <= min <= max"),
-    ("min is text", job('gpus = { min = "a" }'), "job a.gpus.min", "'min': 'a'", '"auto"'),
-    ("unknown in gpus", job("gpus = { least = 1 }"), "job a.gpus.least", "unknown key", "min, max"),
+    ("max below min", job("gpus = { min = 3, max = 2 }"), "job a.gpus", "'min': 3", "with min <= max"),
+    ("min 0", job("gpus = { min = 0 }"), "job a.gpus.min", "0", "{ min = 1, max = 4 }"),
+    ("min is text", job('gpus = { min = "a" }'), "job a.gpus.min", "'a'", '"auto"'),
+    (
+        "unknown in gpus",
+        job("gpus = { least = 1 }"),
+        "job a.gpus.least",
+        "unknown key",
+        "{ min = 1, max = 4 }",
+    ),
     # times
     ("duration", job('checkpoint_every = "soon"'), "job a.checkpoint_every", "'soon'", "10m"),
     ("no interval", job("checkpoint_every = 0"), "job a.checkpoint_every", "0", "a time above 0"),
@@ -124,17 +137,23 @@ CASES = [
     ("time true", job("submit_at = true"), "job a.submit_at", "True", "seconds"),
     # tables and lists
     ("unknown key", job("step = 3"), "job a.step", "unknown key", "name, model, steps"),
-    ("args is no table", job("args = 3"), "job a.args", "3 (", "a table of"),
+    ("args is no table", job("args = 3"), "job a.args", "3", "a table of"),
     ("NaN in args", job("args = { lr = [1.0, nan] }"), "job a.args", "nan", "finite numbers"),
     ("date in args", job("args = { d = 2020-01-01 }"), "job a.args", "datetime.date", "texts"),
     ("huge in args", job(f"args = {{ n = {2**63} }}"), "job a.args", str(2**63), "finite numbers"),
-    ("env is no text", job("env = { A = 1 }"), "job a.env[...]", "{'A': 1}", "a table of texts"),
+    ("env is no text", job("env = { A = 1 }"), "job a.env.A", "1", "a table of texts"),
     ("= in env", job('env = { "A=B" = "1" }'), "job a.env", "'A=B'", "without ="),
     ("NUL in env", job('env = { A = "\\u0000" }'), "job a.env", "\\x00", "without NUL"),
     ("no output", job('output = ""'), "job a.output", "''", "a file name"),
     ("processes", job('processes = "many"'), "job a.processes", "'many'", '"auto", "per-gpu", "one" or a'),
     ("strategy", job('strategy = "magic"'), "job a.strategy", "'magic'", "ddp"),
-    ("option", job('strategy = { kind = "ddp", x = 1 }'), "job a.strategy.x", "1", ""),
+    (
+        "option",
+        job('strategy = { kind = "ddp", x = 1 }'),
+        "job a.strategy.x",
+        "unknown option",
+        "micro_batch, reproducible, shards",
+    ),
     (
         "flag",
         job('strategy = { kind = "ddp", reproducible = 1 }'),
@@ -177,7 +196,7 @@ CASES = [
         "'none'",
         '"shared" or "local"',
     ),
-    ("no kind", job("strategy = { x = 1 }"), "job a.strategy", "'None'", "ddp"),
+    ("no kind", job("strategy = { x = 1 }"), "job a.strategy", "missing", "ddp"),
     # dependencies
     ("after is text", job('after = "b"'), "job a.after", "'b'", "a list of job names"),
     ("after nobody", job('after = ["b"]'), "job a.after", "'b' is no job", "names of other jobs"),
@@ -201,10 +220,6 @@ def test_bad_input_is_refused(tmp_path, text, key, got, accepted):
     assert got in error.got
     assert accepted in error.accepted
     assert len(error.got) < 300
-
-
-def test_every_key_of_a_job_says_what_it_accepts():
-    assert set(jobfile._ACCEPTED) == set(jobfile._Job.__struct_fields__)
 
 
 def test_files_that_cannot_be_read(tmp_path):

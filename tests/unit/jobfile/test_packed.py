@@ -40,7 +40,7 @@ def test_a_packed_job_has_one_gpu():
         ({"strategy": {"kind": "packed", "most": 0}}, "job a.strategy.most: 0"),
         (
             {"strategy": {"kind": "packed", "members": 3}},
-            "job a.strategy.members: 3; accepted: mode, most, pack",
+            "job a.strategy.members: unknown option; accepted: mode, most, pack",
         ),
     ],
 )

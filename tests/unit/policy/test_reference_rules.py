@@ -14,12 +14,12 @@ from hypothesis.stateful import initialize
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, MakePlan
-from hpcsched.core.invariants import check
 from hpcsched.core.model import JobState
 from hpcsched.policy.baselines.equal import shares
 from hpcsched.sim.bounds import BoundJob, lower_bound_s
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_job, a_profile
+from hpcsched.testing.invariants import check
 
 POLICIES = [
     ("equal", {"resize": "pays"}),

@@ -19,12 +19,12 @@ from hpcsched.devices.cpu import CpuSlots
 from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote.workers import part_orders
-from hpcsched.planning.ps.calibrated import CLUSTERS, workload
-from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy.cpu.configurations import Seen, trimmed
 from hpcsched.profiling.sweep import counts_for
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_core_job, a_program
+from profiles.ps.nearchus import CLUSTERS, workload
 
 
 def planned(driver: Driver) -> LaunchPlan:
@@ -77,7 +77,7 @@ def test_it_has_no_configurations_to_be_drawn(tmp_path: Path) -> None:
 
 
 def test_how_long_it_takes_is_not_known(tmp_path: Path) -> None:
-    trainings = {"p": Training(model=workload("MobileNet", CLUSTERS["A"]))}
+    trainings = {"p": PsTraining(model=workload("MobileNet", CLUSTERS["A"]))}
     with pytest.raises(ConfigError, match="a command on CPU cores"):
         Simulation([a_program("p", 1, steps=5)], [], cpus=4, trainings=trainings)
     jobs = tmp_path / "jobs.toml"

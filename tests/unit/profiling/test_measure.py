@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsched.profiling.measure import Meter, median_and_spread, parse_report
+from hpcsched.profiling.measure import RateMeter, median_and_spread, parse_report
 
 
-def meter(**changed: float) -> Meter:
-    return Meter(**({"warmup_s": 1.0, "seconds": 2.0, "repeats": 2} | changed))  # type: ignore[arg-type]
+def meter(**changed: float) -> RateMeter:
+    return RateMeter(**({"warmup_s": 1.0, "seconds": 2.0, "repeats": 2} | changed))  # type: ignore[arg-type]
 
 
 @given(

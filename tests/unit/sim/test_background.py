@@ -6,13 +6,13 @@ import pytest
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Pace
-from hpcsched.core.invariants import check
 from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.model import Role
 from hpcsched.policy import POLICIES
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.interference import Interference
 from hpcsched.testing.builders import a_job, a_profile, makespan
+from hpcsched.testing.invariants import check
 
 PROFILES = (
     a_profile("front", [10.0, 18.0, 24.0, 28.0], start_s=5.0, suspend_s=5.0),

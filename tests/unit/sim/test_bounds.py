@@ -6,7 +6,7 @@ import pytest
 
 from hpcsched.core.profile import Profile
 from hpcsched.sim import bounds as bounds_module
-from hpcsched.sim.bounds import LP_GPUS, LP_JOBS, BoundJob, lower_bound_s
+from hpcsched.sim.bounds import MAX_LP_GPUS, MAX_LP_JOBS, BoundJob, lower_bound_s
 
 ONE = {"gpus_max": 1}
 TWO = {"gpus_min": 2, "gpus_max": 2}
@@ -127,11 +127,11 @@ def test_jobs_that_wait_for_others_are_released_by_their_chain():
 
 def test_without_scipy_and_for_large_sets_the_area_counts(monkeypatch):
     needs_scipy()
-    assert lower_bound_s([job(**TWO)] * (LP_JOBS + 1), 3) == pytest.approx((LP_JOBS + 1) * 100 / 3)
-    assert lower_bound_s([job(**TWO)] * LP_JOBS, 3) == pytest.approx(LP_JOBS * 50)
-    half = {"gpus_min": LP_GPUS // 2 + 1, "gpus_max": LP_GPUS // 2 + 1}
-    assert lower_bound_s([job(**half)] * 3, LP_GPUS) == pytest.approx(3 * 25)
-    assert lower_bound_s([job(**half)] * 3, LP_GPUS + 1) == pytest.approx(3 * 25 / 2, rel=0.01)
+    assert lower_bound_s([job(**TWO)] * (MAX_LP_JOBS + 1), 3) == pytest.approx((MAX_LP_JOBS + 1) * 100 / 3)
+    assert lower_bound_s([job(**TWO)] * MAX_LP_JOBS, 3) == pytest.approx(MAX_LP_JOBS * 50)
+    half = {"gpus_min": MAX_LP_GPUS // 2 + 1, "gpus_max": MAX_LP_GPUS // 2 + 1}
+    assert lower_bound_s([job(**half)] * 3, MAX_LP_GPUS) == pytest.approx(3 * 25)
+    assert lower_bound_s([job(**half)] * 3, MAX_LP_GPUS + 1) == pytest.approx(3 * 25 / 2, rel=0.01)
     assert lower_bound_s([job(**TWO)] * 3, 3) == pytest.approx(150)
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     assert lower_bound_s([job(**TWO)] * 3, 3) == pytest.approx(100)

@@ -11,7 +11,6 @@ from hpcsched.cli.jobs.explain import what_is_next
 from hpcsched.cli.run.results import result_of
 from hpcsched.core import events as ev
 from hpcsched.core.actions import SetTimer
-from hpcsched.core.invariants import check
 from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.reasons import Why
@@ -20,6 +19,7 @@ from hpcsched.report.gantt import _strips
 from hpcsched.report.result import summarise
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_job, a_profile
+from hpcsched.testing.invariants import check
 
 SMALL = replace(a_profile("small", [10.0]), packed_s={1: 0.1, 2: 0.12, 4: 0.16, 8: 0.24})
 LARGE = replace(a_profile("large", [10.0]), packed_s={1: 0.1, 2: 0.21, 8: 0.9})

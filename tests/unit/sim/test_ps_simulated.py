@@ -12,22 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcsched.core import events as ev
-from hpcsched.core.invariants import check
 from hpcsched.core.mechanisms.cpu.layout import cores_of, counted
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import Ended, JobState
 from hpcsched.core.reasons import Why
 from hpcsched.errors import ConfigError
-from hpcsched.planning.ps.calibrated import CLUSTERS, GBPS, WORKLOADS, workload
-from hpcsched.planning.ps.model import Link, PsModel, usage
-from hpcsched.planning.ps.optimus import EVERY_S, START
-from hpcsched.planning.ps.search import NODE_CPUS, best, best_fixed
-from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.model import NetworkLink, PsModel, usage
+from hpcsched.planning.ps.training import PsTraining
+from hpcsched.planning.ps.whatif.best import NODE_CORES, best, best_fixed
+from hpcsched.planning.ps.whatif.optimus import FIRST_NODES, NODE_INTERVAL_S
 from hpcsched.policy.cpu.configurations import START as FIRST_PART
 from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, NO_WORSE
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.fixed_nodes import Rule
 from hpcsched.testing.builders import a_core_job, a_job, a_profile
+from hpcsched.testing.invariants import check
+from profiles.ps.nearchus import CLUSTERS, GBPS, WORKLOADS, workload
 
 A, B = CLUSTERS["A"], CLUSTERS["B"]
 PLAIN = PsModel(batch_cpu_s=10.0, parameter_bytes=1e6, weak=True, staleness=1)
@@ -74,7 +74,7 @@ def reasons(job):
 @cache
 def found_alone(name, letter):
     cluster = CLUSTERS[letter]
-    training = Training(model=workload(name, cluster), link=cluster.link)
+    training = PsTraining(model=workload(name, cluster), link=cluster.link)
     return training, *alone(training, int(cluster.budget))
 
 
@@ -119,7 +119,7 @@ def test_no_link_is_full_on_the_faster_network():
 
 
 def test_processes_that_do_not_use_more_lead_to_more_workers():
-    training = Training(
+    training = PsTraining(
         model=PsModel(batch_cpu_s=10.0, parameter_bytes=1e6, most_cores=4.0, weak=True, staleness=1)
     )
     job, search = alone(training, 64)
@@ -131,7 +131,7 @@ def test_processes_that_do_not_use_more_lead_to_more_workers():
 
 
 def test_a_change_waits_for_the_processes_that_join_and_for_what_is_measured():
-    training = Training(model=PLAIN, start_s=7.0, stable_s=20.0, build_s=5.0, change_s=2.0)
+    training = PsTraining(model=PLAIN, start_s=7.0, stable_s=20.0, build_s=5.0, change_s=2.0)
     job, _ = alone(training, 20)
     step_s = 2.0 / rates(job, training)[0]
     first, second = job.attempts[:2]
@@ -143,7 +143,7 @@ def test_a_change_waits_for_the_processes_that_join_and_for_what_is_measured():
 
 
 def test_a_training_that_has_become_slower_at_rest_is_searched_for_anew():
-    training = Training(model=PLAIN)
+    training = PsTraining(model=PLAIN)
     rested, search = alone(training, 20, until=3600.0)
     assert search.rests
     seen = rested.current.usage
@@ -156,7 +156,7 @@ def test_a_training_that_has_become_slower_at_rest_is_searched_for_anew():
 
 
 def test_what_is_simulated_twice_is_the_same():
-    training = Training(model=workload("ResNet-50", A), link=A.link)
+    training = PsTraining(model=workload("ResNet-50", A), link=A.link)
     jobs = [a_training(f"j{i}", "m", 60, 2000, submit_at=100.0 * i) for i in range(3)]
     one, other = (simulated(jobs, {"m": training}, 100) for _ in range(2))
     for job in one.run.jobs.values():
@@ -171,7 +171,7 @@ def test_three_share_the_cores_and_grow_as_others_end():
     """Each starts at once with its part of the budget; the last one has all of the cores in the end."""
     steps = (3000, 6000, 20_000)
     jobs = [a_training(f"j{i}", "m", 30, steps[i]) for i in range(3)]
-    machine = simulated(jobs, {"m": Training(model=PLAIN)}, 30)
+    machine = simulated(jobs, {"m": PsTraining(model=PLAIN)}, 30)
     found = list(machine.run.jobs.values())
     assert all(job.state is JobState.COMPLETED and job.step == job.spec.steps for job in found)
     assert [job.started_s for job in found] == [0.0] * 3
@@ -197,7 +197,7 @@ def test_who_comes_first_starts_first():
         a_training("large", "m", 40, 300, submit_at=1000.0),
         a_training("small", "m", 2, 300, submit_at=1001.0),
     ]
-    machine = simulated(jobs, {"m": Training(model=PLAIN)}, 10)
+    machine = simulated(jobs, {"m": PsTraining(model=PLAIN)}, 10)
     first, large, small = machine.run.jobs.values()
     assert all(job.state is JobState.COMPLETED for job in machine.run.jobs.values())
     assert 1001.0 < large.started_s <= small.started_s
@@ -211,7 +211,7 @@ def test_a_training_beside_a_job_on_a_gpu():
         [a_profile("g", [2.0])],
         gpus=1,
         cpus=10,
-        trainings={"m": Training(model=PLAIN)},
+        trainings={"m": PsTraining(model=PLAIN)},
         watch=lambda event, actions, machine: check(machine),
     )
     ps, gpu = simulation.run().run.jobs.values()
@@ -221,26 +221,26 @@ def test_a_training_beside_a_job_on_a_gpu():
 
 def test_a_training_without_a_model_is_refused():
     with pytest.raises(ConfigError, match="'other' on CPU cores; accepted: m"):
-        simulated([a_training("it", "other", 10)], {"m": Training(model=PLAIN)}, 10)
+        simulated([a_training("it", "other", 10)], {"m": PsTraining(model=PLAIN)}, 10)
 
 
 # -- what it is compared with --------------------------------------------------------------------------
 
 
 def test_optimus_adds_a_node_every_ten_minutes():
-    training = Training(model=PLAIN)
+    training = PsTraining(model=PLAIN)
     machine = simulated([a_training("it", "m", 100)], {"m": training}, 100, rule="optimus", until=5 * 3600.0)
     job = machine.run.jobs[1]
-    assert counted(job.attempts[0].seats) == START
+    assert counted(job.attempts[0].seats) == FIRST_NODES
     sizes = [len(each.seats) for each in job.attempts]
     assert sizes == list(range(3, 21))
     gaps = [after.start_s - before.start_s for before, after in pairwise(job.attempts)]
-    assert all(EVERY_S <= gap <= EVERY_S + 20 for gap in gaps)
-    assert {seat.share for each in job.attempts for seat in each.seats} == {NODE_CPUS}
+    assert all(NODE_INTERVAL_S <= gap <= NODE_INTERVAL_S + 20 for gap in gaps)
+    assert {seat.share for each in job.attempts for seat in each.seats} == {NODE_CORES}
 
 
 def test_fixed_nodes_are_the_best_ones_and_wait_for_all_of_them():
-    training = Training(model=workload("ResNet-50", A), link=A.link)
+    training = PsTraining(model=workload("ResNet-50", A), link=A.link)
     jobs = [a_training("first", "m", 60, 2000), a_training("second", "m", 60, 2000)]
     first, second = simulated(jobs, {"m": training}, 100, rule="fixed").run.jobs.values()
     found = best_fixed(training.model, 60, A.link)
@@ -273,7 +273,7 @@ def drawn(seed):
         staleness=draw.choice([0, 1, 3]),
         weak=draw.random() < 0.5,
     )
-    return Training(model=model, link=draw.choice([None, Link(bytes_s=log(0.5, 50) * GBPS)])), budget
+    return PsTraining(model=model, link=draw.choice([None, NetworkLink(bytes_s=log(0.5, 50) * GBPS)])), budget
 
 
 @settings(max_examples=examples(60))

@@ -12,7 +12,7 @@ from hpcsched.cli.run.results import overhead_s, result_of
 from hpcsched.core import events as ev
 from hpcsched.core.model import Ended, Kind, Role
 from hpcsched.core.reasons import Why
-from hpcsched.planning.jobs.problem import Outlook
+from hpcsched.planning.jobs.problem import Problem
 from hpcsched.policy.marble import Marble
 from hpcsched.policy.planner.rollout import rollout
 from hpcsched.report.gantt import gantt_svg
@@ -323,7 +323,7 @@ def test_what_marble_would_do_is_what_it_does():
     before = Simulation(specs, FAST, gpus=4).run(until=30.0)
     machine, _ = simulate(specs, FAST, gpus=4)
     assert machine.run.job_of("b").ended_s == 73.0 + 30 / 4
-    assert rollout(Outlook(before.decisions.view()), Marble()).ends == [60.0, 80.5]
+    assert rollout(Problem(before.decisions.view()), Marble()).ends == [60.0, 80.5]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Suspend, Terminate
-from hpcsched.core.invariants import check
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device
 from hpcsched.core.resources.gpus import FreeGpus
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import a_job, a_profile
+from hpcsched.testing.invariants import check
 
 PROFILES = (
     a_profile("slow", [1.0, 1.9, 2.5, 2.8], start_s=3.0, suspend_s=1.0),

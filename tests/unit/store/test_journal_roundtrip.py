@@ -11,11 +11,13 @@ from budget import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpcsched.core.events import RULES, AgentStarted
 from hpcsched.core.model import Device, HostCores, JobSpec, Kind, Progress, PythonEnvironment, Training
 from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.profile import Profile
 from hpcsched.store import journal
 from hpcsched.store.journal import Journal
+from hpcsched.store.rundir import NewerRun
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 positive = st.floats(1e-6, 1e6)
@@ -57,7 +59,10 @@ BY_TYPE = {
 def of(kind):
     """Instances of a dataclass of such fields."""
     hints = typing.get_type_hints(kind)
-    return st.builds(kind, **{f.name: BY_TYPE[hints[f.name]] for f in fields(kind) if f.init})
+    of_fields = {f.name: BY_TYPE[hints[f.name]] for f in fields(kind) if f.init}
+    if "rules" in of_fields:
+        of_fields["rules"] = st.integers(1, RULES)
+    return st.builds(kind, **of_fields)
 
 
 BY_TYPE[tuple[HostCores, ...]] = st.lists(of(HostCores), max_size=2).map(tuple)
@@ -99,6 +104,15 @@ def test_every_event_survives(name, data):
     line = journal.encode(7, event)
     assert line.count(b"\n") == 1 and line.endswith(b"\n")
     assert journal.decode(line) == (7, event)
+
+
+@pytest.mark.parametrize("rules", [0, RULES + 1])
+def test_rules_that_were_never_released_are_refused_in_one_line(tmp_path, rules):
+    path = tmp_path / "journal.jsonl"
+    started = AgentStarted(at=0.0, wall=1e9, devices=(), policy="marble", rules=rules)
+    path.write_bytes(journal.encode(1, started))
+    with pytest.raises(NewerRun, match=rf"not of this hpcsched: record 1: .*version {rules} of the rules"):
+        list(journal.read(path))
 
 
 @settings(

@@ -6,7 +6,7 @@ from statistics import stdev
 
 import pytest
 
-from hpcsched.testing.families import FAMILIES, GPUS, JOB_S, JOBS, random_set, wrong
+from hpcsched.testing.families import FAMILIES, GPU_COUNTS, JOB_COUNT_RANGE, JOB_S_RANGE, random_set, wrong
 
 
 def test_a_seed_says_all():
@@ -24,12 +24,12 @@ def test_sets_are_what_they_are_said_to_be(family):
         made = random_set(seed, family)
         models = {p.model: p for p in made.profiles}
         assert made.name == f"{family}-{seed}"
-        assert made.gpus in GPUS
-        assert JOBS[0] <= len(made.jobs) <= JOBS[1]
+        assert made.gpus in GPU_COUNTS
+        assert JOB_COUNT_RANGE[0] <= len(made.jobs) <= JOB_COUNT_RANGE[1]
         assert {job.model for job in made.jobs} == models.keys()
         for job in made.jobs:
             step_s = 1 / models[job.model].rate(1)
-            assert JOB_S[0] - step_s <= job.steps * step_s <= JOB_S[1] + step_s
+            assert JOB_S_RANGE[0] - step_s <= job.steps * step_s <= JOB_S_RANGE[1] + step_s
             assert job.submit_at == 0
         for p in made.profiles:
             assert 0 <= p.suspend_s + p.resume_s <= made.switch_s <= 65

@@ -1,4 +1,4 @@
-"""The options of a strategy: those that a job file accepts are those that the worker knows."""
+"""Each strategy is run by a module of the worker, which knows exactly the options that a job file accepts."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched import strategies
+import hpcsched
+from hpcsched.contract.schema import options_of
+from hpcsched.contract.strategies import KINDS
+from hpcsched.planning.vsw.options import OPTIONS
 
-FOLDER = Path(strategies.__file__).parent / "worker"
-
-ROOMS = {"packed": "packing"}
+ROOT = Path(hpcsched.__file__).parent.parent
 
 
-@pytest.mark.parametrize("kind", sorted(set(strategies.STRATEGIES) - {"cpu", "vsw"}))
+@pytest.mark.parametrize("kind", sorted(kind for kind, cls in KINDS.items() if cls.module))
 def test_a_job_file_accepts_the_options_that_the_worker_knows(kind: str) -> None:
-    """`cpu` is no trainer's; `vsw` checks its options by `planning.vsw.options` on both sides."""
-    module = ast.parse((FOLDER / ROOMS.get(kind, kind) / "strategy.py").read_text())
-    assigned = {
-        target.id: node.value
-        for node in module.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    assert set(ast.literal_eval(assigned["OPTIONS"])) == set(strategies._OPTIONS[kind])
+    cls = KINDS[kind]
+    tree = ast.parse((ROOT / f"{str(cls.module).replace('.', '/')}.py").read_text())
+    assert any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body)
+    known = [
+        OPTIONS if kind == "vsw" else ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "OPTIONS"
+    ]
+    assert all(set(options) == set(options_of(cls)) for options in known)

@@ -92,6 +92,7 @@ class Packing(Mechanism):
         """The packs as a rule sees them now."""
         return PackView(
             now=self._run.now,
+            rules=self._run.rules,
             packs=self.packs,
             devices=self._ledger.devices,
             jobs=self._run.jobs,

@@ -41,10 +41,11 @@ class PackView:
     `holders` are the jobs that hold a GPU, by GPU, `packs` those that ride with them; `shared(gpu)` says
     whether others use it too. `waiting()` walks all jobs that wait for GPUs in FIFO order. `in_time(job,
     others)` and `loaded(job)` are as for background lanes, `left_s`, `save_s(job)` and `launch_s(job, gpus,
-    first=)` as in `View`. `free` is the number of GPUs that nobody holds.
+    first=)` as in `View`. `free` is the number of GPUs that nobody holds, `rules` the version of the rules.
     """
 
     now: float
+    rules: int
     packs: Packs
     devices: Mapping[int, Device]
     jobs: Mapping[int, Job]

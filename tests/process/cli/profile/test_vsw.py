@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpcsched.planning.vsw.profile import Profile
+from hpcsched.planning.vsw.profile import VswProfile
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -57,8 +57,8 @@ def vsw(here: Path, *words: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def measured(here: Path) -> Profile:
-    return Profile.parse(json.loads((here / "f.json").read_text()), where="f.json")
+def measured(here: Path) -> VswProfile:
+    return VswProfile.parse(json.loads((here / "f.json").read_text()), where="f.json")
 
 
 def left_over(here: Path) -> list[Any]:

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.torch
 from torch import nn  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402
-from hpcsched.planning.burst.costs import Network  # noqa: E402
-from hpcsched.planning.burst.graph import Layer, LayerProfile  # noqa: E402
-from hpcsched.planning.burst.plan import Plan, PlannedLayer  # noqa: E402
+from hpcsched.planning.burst.costs import Interconnect  # noqa: E402
+from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer  # noqa: E402
+from hpcsched.planning.burst.plan import BurstPlan, PlannedLayer  # noqa: E402
 from hpcsched.worker.burst.channels import Wires  # noqa: E402
 from hpcsched.worker.burst.choose import Chooser, pinned  # noqa: E402
 from hpcsched.worker.burst.engine import Engine  # noqa: E402
@@ -60,7 +60,7 @@ def test_every_sample_comes_to_where_it_is_needed_once_and_none_moves_in_vain(se
         assert all(not moved.sends and moved.kept == moved.gets for moved in found)
 
 
-def random_graph(draw: random.Random, world: int) -> tuple[list[tuple[int, tuple[Value, ...]]], Plan]:
+def random_graph(draw: random.Random, world: int) -> tuple[list[tuple[int, tuple[Value, ...]]], BurstPlan]:
     count = draw.randint(1, 9)
     layers = []
     for layer in range(count):
@@ -72,7 +72,7 @@ def random_graph(draw: random.Random, world: int) -> tuple[list[tuple[int, tuple
         )
         for layer in range(count)
     ]
-    return layers, Plan(model="", gpus=world, global_batch=12, layers=tuple(planned))
+    return layers, BurstPlan(model="", gpus=world, global_batch=12, layers=tuple(planned))
 
 
 def doings(found: Program, reads: dict[int, tuple[Value, ...]]) -> Iterator[tuple[str, Any, Any]]:
@@ -210,7 +210,7 @@ def engine_of(model: nn.Module, names: list[str] | None = None, batch: int = 4) 
         PlannedLayer(id=layer.id, name=names[layer.id] if names else layer.name, ranks=(0,))
         for layer in layers.layers
     )
-    plan = Plan(model="", gpus=1, global_batch=batch, layers=planned)
+    plan = BurstPlan(model="", gpus=1, global_batch=batch, layers=planned)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return Engine(layers, example, plan, batch=batch, seed=0, wires=ALONE, optimizer=optimizer)
 
@@ -242,7 +242,7 @@ SHAPE = [("0", ()), ("1", (0,))]
 def profile_of(shape: list[tuple[str, tuple[int, ...]]]) -> LayerProfile:
     times = {1: 10.0, 2: 20.0}
     layers = (
-        Layer(
+        ProfiledLayer(
             id=i,
             name=name,
             prev=prev,
@@ -256,14 +256,16 @@ def profile_of(shape: list[tuple[str, tuple[int, ...]]]) -> LayerProfile:
     return LayerProfile(model="m", device="cpu", layers=tuple(layers))
 
 
-def chooser(folder: Path, fits: Callable[[Plan], object] = lambda plan: None) -> tuple[Chooser, list[str]]:
+def chooser(
+    folder: Path, fits: Callable[[BurstPlan], object] = lambda plan: None
+) -> tuple[Chooser, list[str]]:
     measured = []
 
     def measure() -> LayerProfile:
         measured.append("yes")
         return profile_of(SHAPE)
 
-    network = Network(bandwidth_bytes_s=1e9, latency_s=1.0)  # too slow for more than one rank
+    network = Interconnect(bandwidth_bytes_s=1e9, latency_s=1.0)  # too slow for more than one rank
     found = Chooser(
         folder=folder,
         gpus=2,
@@ -304,9 +306,9 @@ def test_layers_are_measured_where_the_folder_has_no_times_of_this_model(
 def test_where_the_model_cannot_run_by_the_plan_all_layers_get_as_many_ranks_as_the_limit_allows(
     tmp_path: Path, limit: float, ranks: tuple[int, ...]
 ) -> None:
-    seen: list[Plan] = []
+    seen: list[BurstPlan] = []
 
-    def fits(plan: Plan) -> None:
+    def fits(plan: BurstPlan) -> None:
         seen.append(plan)
         if len(seen) == 1:
             raise ConfigError(where="plan", got="apart", accepted="together")
@@ -320,7 +322,7 @@ def test_where_the_model_cannot_run_by_the_plan_all_layers_get_as_many_ranks_as_
 
 
 def test_a_model_that_can_run_by_no_plan_is_refused_for_the_first_reason(tmp_path: Path) -> None:
-    def fits(plan: Plan) -> None:
+    def fits(plan: BurstPlan) -> None:
         raise ConfigError(where="plan", got="apart", accepted="together")
 
     with pytest.raises(ConfigError, match="apart"):
@@ -332,7 +334,7 @@ def test_what_does_not_fit_is_not_gone_over_to(tmp_path: Path) -> None:
     plan = found.first()
     assert {at.ranks for at in plan.layers} == {(0,)}
 
-    def fits(plan: Plan) -> None:
+    def fits(plan: BurstPlan) -> None:
         raise ConfigError(where="plan", got="apart", accepted="together")
 
     found.fits = fits
@@ -359,7 +361,7 @@ def test_what_a_plan_does_not_need_to_have_right_does_no_harm(tmp_path: Path) ->
     layers = [{"id": 0, "name": "0", "ranks": [0]}]
     odd = {"notes": 5, "iter_s": 10**400, "amplification_limit": 10**400}
     table = {"schema": 1, "gpus": 1, "global_batch": 2, "layers": layers, **odd}
-    plan = Plan.parse(table, where="plan")
+    plan = BurstPlan.parse(table, where="plan")
     assert (plan.notes, plan.iter_us, plan.amplification_limit) == ((), math.inf, math.inf)
 
 
@@ -405,7 +407,9 @@ def test_inputs_of_another_shape_than_at_the_start_are_refused() -> None:
 def profile() -> LayerProfile:
     times = {1: 10.0, 4: 20.0, 16: 60.0}
     about: dict[str, Any] = {"prev": (), "parameter_bytes": 0, "activation_bytes": 0}
-    layers = tuple(Layer(id=i, name=str(i), forward_us=times, backward_us=times, **about) for i in range(2))
+    layers = tuple(
+        ProfiledLayer(id=i, name=str(i), forward_us=times, backward_us=times, **about) for i in range(2)
+    )
     return LayerProfile(model="m", device="cpu", layers=layers)
 
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.torch
 from torch import nn  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402
-from hpcsched.planning.burst.plan import Plan, PlannedLayer  # noqa: E402
+from hpcsched.planning.burst.plan import BurstPlan, PlannedLayer  # noqa: E402
 from hpcsched.worker.burst.channels import Wires  # noqa: E402
 from hpcsched.worker.burst.ownership import check_norms  # noqa: E402
 from hpcsched.worker.burst.prepare import describe, prepare  # noqa: E402
@@ -278,7 +278,7 @@ def test_a_batch_norm_of_several_layers_needs_them_on_the_same_ranks_and_in_the_
 
     def plan(*layers):
         planned = (PlannedLayer(id=i, name="ab"[i], ranks=ranks) for i, ranks in layers)
-        return Plan(model="m", gpus=2, global_batch=4, layers=tuple(planned))
+        return BurstPlan(model="m", gpus=2, global_batch=4, layers=tuple(planned))
 
     check_norms(users, plan((0, (0, 1)), (1, (0, 1))), "plan")
     with pytest.raises(ConfigError, match="other ranks than layer 'a'"):
@@ -292,7 +292,7 @@ def test_local_statistics_of_a_single_sample():
 
     def plan(first, second):
         planned = (PlannedLayer(id=i, name="ab"[i], ranks=r) for i, r in enumerate((first, second)))
-        return Plan(model="m", gpus=2, global_batch=3, layers=tuple(planned))
+        return BurstPlan(model="m", gpus=2, global_batch=3, layers=tuple(planned))
 
     check_norms(users, plan((0,), (0, 1)), "plan", alone_of=3)
     check_norms(users, plan((0, 1), (0, 1)), "plan", alone_of=4)

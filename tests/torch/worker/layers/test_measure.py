@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402
-from hpcsched.planning.burst.graph import Layer, LayerProfile  # noqa: E402
+from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer  # noqa: E402
 from hpcsched.worker.layers import measure as measuring  # noqa: E402
 from hpcsched.worker.layers.graph import trace  # noqa: E402
 from hpcsched.worker.layers.measure import Measured, describe, measure  # noqa: E402
@@ -142,9 +142,9 @@ def test_no_batch_at_all_is_an_error_that_says_why() -> None:
 # Times alone
 
 
-def layer(number: int) -> Layer:
+def layer(number: int) -> ProfiledLayer:
     sizes = {"parameter_bytes": 1, "activation_bytes": 1}
-    return Layer(id=number, name=f"l{number}", prev=(), forward_us={}, backward_us={}, **sizes)
+    return ProfiledLayer(id=number, name=f"l{number}", prev=(), forward_us={}, backward_us={}, **sizes)
 
 
 def test_a_profile_has_the_medians_of_the_batches_that_all_layers_have() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsched.planning.ps.bucket import CREDIT_S, LONGEST_S, Bucket
+from hpcsched.planning.ps.bucket import MAX_CREDIT_S, MAX_REST_S, TokenBucket
 
 THREADS = Path("/proc/self/task")
 SHARES = st.floats(0.01, 8)
@@ -25,7 +25,7 @@ class Pretended:
 
     def __init__(self, share: float, cores: float = 8.0) -> None:
         self.now = self.used = self.rested = 0.0
-        self.bucket, self.cores = Bucket(share, 0.0, 0.0), cores
+        self.bucket, self.cores = TokenBucket(share, 0.0, 0.0), cores
         self.looks = [(0.0, 0.0)]
 
     def work(self, computing_s: float, waiting_s: float = 0.0) -> None:
@@ -48,11 +48,11 @@ class Pretended:
 @given(share=SHARES, pieces=st.lists(WORK, min_size=1, max_size=40))
 def test_never_more_than_the_share_and_the_credit(share: float, pieces: list[tuple[float, float]]) -> None:
     process = Pretended(share)
-    longest = LONGEST_S * share / process.cores  # what is to be repaid in full
+    longest = MAX_REST_S * share / process.cores  # what is to be repaid in full
     for computing_s, waiting_s in pieces:
         process.work(min(computing_s, longest), waiting_s)
         process.rest()
-    credit_s = CREDIT_S * min(share, 1)
+    credit_s = MAX_CREDIT_S * min(share, 1)
     for i, (began, used) in enumerate(process.looks):
         for ended, after in process.looks[i:]:
             assert after - used <= share * (ended - began) + credit_s + 1e-6
@@ -62,9 +62,9 @@ def test_never_more_than_the_share_and_the_credit(share: float, pieces: list[tup
 def test_who_always_wants_more_gets_its_share(share: float, pieces: list[float]) -> None:
     process = Pretended(share)
     for piece in pieces:
-        process.work(min(piece, LONGEST_S * share / process.cores))
+        process.work(min(piece, MAX_REST_S * share / process.cores))
         process.rest()
-    assert process.used >= share * process.now - CREDIT_S * min(share, 1) - 1e-6
+    assert process.used >= share * process.now - MAX_CREDIT_S * min(share, 1) - 1e-6
 
 
 @given(
@@ -78,7 +78,7 @@ def test_a_server_in_bursts_loses_nothing(share: float, period_s: float, late: l
     for part in late:
         process.work(share * period_s)
         slept_s = process.rest()
-        waiting_s = period_s * (1 - share) + part * CREDIT_S / 2
+        waiting_s = period_s * (1 - share) + part * MAX_CREDIT_S / 2
         assert slept_s <= waiting_s + 1e-9  # all that is to be rested for is over before the next burst
         process.work(0, waiting_s - slept_s)
     assert process.used == pytest.approx(share * period_s * len(late))
@@ -86,9 +86,9 @@ def test_a_server_in_bursts_loses_nothing(share: float, period_s: float, late: l
 
 def test_what_one_round_takes_longer_the_next_may_take_shorter() -> None:
     process = Pretended(0.5, cores=1.0)
-    process.work(0.2, 0.2 + CREDIT_S)
+    process.work(0.2, 0.2 + MAX_CREDIT_S)
     assert process.rest() == 0
-    process.work(0.2, 0.2 - CREDIT_S)
+    process.work(0.2, 0.2 - MAX_CREDIT_S)
     assert process.rest() == pytest.approx(0)
     process.work(0.2, 0.1)
     assert process.rest() == pytest.approx(0.1)
@@ -99,7 +99,7 @@ def test_an_idle_process_saves_up_no_more_than_the_credit() -> None:
     process.work(0, 3600)
     process.rest()
     process.work(1)
-    assert process.rest() == pytest.approx(1 - CREDIT_S)
+    assert process.rest() == pytest.approx(1 - MAX_CREDIT_S)
 
 
 def test_waiting_and_computing_count_alike_in_either_order() -> None:
@@ -121,17 +121,17 @@ def test_another_share_keeps_what_is_owed() -> None:
 def test_nobody_rests_for_ever_and_the_rest_is_forgiven() -> None:
     process = Pretended(0.01, cores=1.0)
     process.work(100)
-    assert process.bucket.owed_s(process.now, process.used) == pytest.approx(LONGEST_S)
-    process.now += LONGEST_S
+    assert process.bucket.owed_s(process.now, process.used) == pytest.approx(MAX_REST_S)
+    process.now += MAX_REST_S
     assert process.bucket.owed_s(process.now, process.used) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("share", [0, -1, float("nan")])
 def test_a_share_of_nothing_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="share of"):
-        Bucket(share, 0, 0)
+        TokenBucket(share, 0, 0)
     with pytest.raises(ValueError, match="share of"):
-        Bucket(1, 0, 0).change(share, 0, 0)
+        TokenBucket(1, 0, 0).change(share, 0, 0)
 
 
 # -- a process ---------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_a_rest_ends_although_other_threads_go_on(clock: Clock, monkeypatch: pyt
     began = clock.now
     clock.work(1)
     share.rest()
-    assert clock.now - began <= 1 + LONGEST_S + 1e-6
+    assert clock.now - began <= 1 + MAX_REST_S + 1e-6
 
 
 @pytest.mark.torch
@@ -306,4 +306,4 @@ def test_a_process_that_works_all_the_time_gets_its_share() -> None:
         while share.used_s - worked < 0.01:
             pass
         share.rest()
-    assert share.used_s - used <= 0.5 * (time.monotonic() - began) + CREDIT_S * 0.5 + 0.02
+    assert share.used_s - used <= 0.5 * (time.monotonic() - began) + MAX_CREDIT_S * 0.5 + 0.02

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.planning.vsw.batching import Halves  # noqa: E402
-from hpcsched.planning.vsw.costs import Line  # noqa: E402
+from hpcsched.planning.vsw.costs import AllReduceCost  # noqa: E402
 from hpcsched.planning.vsw.options import WorkerOptions  # noqa: E402
 from hpcsched.worker.vsw.clock import Round  # noqa: E402
 from hpcsched.worker.vsw.control import TRIAL_STEPS, Control, Course  # noqa: E402
@@ -26,7 +26,7 @@ ADAPTIVE = {"local_batch": 8, "global_batch": [64, 512], "similarity": 0.2, "eve
 def control(base: int = 64, **options: Any) -> Control:
     made = Control(WorkerOptions.parse(options or ADAPTIVE), base)
     made.buckets = (4000,)
-    made.line = Line(per_byte_s=1e-9, latency_s=1e-5)
+    made.line = AllReduceCost(per_byte_s=1e-9, latency_s=1e-5)
     return made
 
 
@@ -235,7 +235,7 @@ def test_a_batch_beyond_new_bounds_comes_between_them() -> None:
 def test_devices_are_wanted_as_long_as_the_batch_gives_them_work() -> None:
     """Communication takes as long as 20 local batches: one device for 8 of them, all for 64."""
     one = control(**{**ADAPTIVE, "local_batch": 8})
-    one.tables, one.line = measured(0.01, 0.01), Line(per_byte_s=0.0, latency_s=0.2)
+    one.tables, one.line = measured(0.01, 0.01), AllReduceCost(per_byte_s=0.0, latency_s=0.2)
 
     def best(batch: int) -> int:
         trajectory = Trajectory(1000 * CELLS)

@@ -290,10 +290,10 @@ def test_a_table_survives_a_checkpoint() -> None:
 
 
 def test_a_local_batch_that_one_rank_has_not_tried_is_as_slow_there_as_others_are() -> None:
-    from hpcsched.planning.vsw.costs import Line
+    from hpcsched.planning.vsw.costs import AllReduceCost
 
     tables = Tables([table(b8_1=1.0, b16_1=1.5), table(slow=2.0, b8_1=1.0)])
-    costs = tables.costs((1,), Line(per_byte_s=0.0, latency_s=0.0))
+    costs = tables.costs((1,), AllReduceCost(per_byte_s=0.0, latency_s=0.0))
     assert costs.gpus["0"].speeds[16].at(1).total_s == 1.5
     # Of (1, 2) seconds with 8 the usual is 1.5: the second rank takes 4/3 of that, so of 1.5 with 16 too.
     assert costs.gpus["1"].speeds[16].at(1).total_s == pytest.approx(1.5 * 4 / 3)
@@ -322,23 +322,23 @@ def test_larger_local_batches_are_tried_as_long_as_the_largest_gains() -> None:
 
 
 def test_what_has_become_too_large_is_not_planned_with() -> None:
-    from hpcsched.planning.vsw.costs import Line
+    from hpcsched.planning.vsw.costs import AllReduceCost
 
     for streams in (False, True):
         full = table(streams=streams, b8_1=1.0, b16_1=1.5)
         full.too_large.add((16, 1))
         both = Tables([full, table(streams=streams, b8_1=1.0, b16_1=1.5, b32_1=2.0)])
-        costs = both.costs((1,), Line(per_byte_s=0.0, latency_s=0.0))
+        costs = both.costs((1,), AllReduceCost(per_byte_s=0.0, latency_s=0.0))
         assert set(costs.gpus["0"].speeds) == {8}
         assert both.largest == 8
         assert both.next_local([8, 16, 32]) is None
 
 
 def test_a_guess_is_made_from_the_nearest_that_is_known() -> None:
-    from hpcsched.planning.vsw.costs import Line
+    from hpcsched.planning.vsw.costs import AllReduceCost
 
     known = Tables([table(b8_1=1.0, b16_1=1.5)])
-    guessed = known.costs((1,), Line(per_byte_s=0.0, latency_s=0.0), 32).gpus["0"].speeds[32]
+    guessed = known.costs((1,), AllReduceCost(per_byte_s=0.0, latency_s=0.0), 32).gpus["0"].speeds[32]
     assert guessed.at(1).total_s == pytest.approx(3.0)
 
 

@@ -20,8 +20,8 @@ from hpcsched.core.model import Device  # noqa: E402
 from hpcsched.devices.cpu import CpuSlots  # noqa: E402
 from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.launch.base import LaunchPlan  # noqa: E402
-from hpcsched.planning.vsw.costs import Costs, GpuCosts, Line, Network, Speed, Times  # noqa: E402
-from hpcsched.planning.vsw.profile import Profile  # noqa: E402
+from hpcsched.planning.vsw.costs import AllReduceCost, AllReduceCosts, BatchTimes, GpuCosts, Times, VswCosts  # noqa: E402
+from hpcsched.planning.vsw.profile import VswProfile  # noqa: E402
 from hpcsched.profiling.probing import ProbeFailed  # noqa: E402
 from hpcsched.testing.launch import FakeLauncher, FakeWorkers  # noqa: E402
 from hpcsched.worker.session.trainer import Parts  # noqa: E402
@@ -339,14 +339,14 @@ command = ["true"]
 def answer(kind: str = "cpu", *local_batches: int) -> dict[str, Any]:
     """What the program that measures has found."""
     times = {1: Times(data_s=0.0, forward_s=0.01, backward_s=0.02)}
-    speeds = {local: Speed(local_batch=local, times=times) for local in local_batches or (8, 16)}
-    guessed = Line(per_byte_s=1e-9, latency_s=2e-4)
-    costs = Costs(
+    speeds = {local: BatchTimes(local_batch=local, times=times) for local in local_batches or (8, 16)}
+    guessed = AllReduceCost(per_byte_s=1e-9, latency_s=2e-4)
+    costs = VswCosts(
         gpus={kind: GpuCosts(speeds=speeds, update_s=0.001)},
         buckets=(100, 5000),
-        network=Network(within=guessed, between=guessed),
+        network=AllReduceCosts(within=guessed, between=guessed),
     )
-    return {"profile": Profile(model="m", costs=costs, note=f"on {kind}").to_table(), "global_batch": 64}
+    return {"profile": VswProfile(model="m", costs=costs, note=f"on {kind}").to_table(), "global_batch": 64}
 
 
 POINT = {
@@ -402,8 +402,8 @@ def call(*words: str) -> Result:
     return CliRunner().invoke(profile, ["vsw", "-o", "f.json", *words])
 
 
-def written() -> Profile:
-    return Profile.parse(json.loads(Path("f.json").read_text()), where="f.json")
+def written() -> VswProfile:
+    return VswProfile.parse(json.loads(Path("f.json").read_text()), where="f.json")
 
 
 def test_a_jobs_options_say_what_is_measured_and_all_of_it_is_written(probes: Probes, tmp_path: Path) -> None:
@@ -416,7 +416,11 @@ def test_a_jobs_options_say_what_is_measured_and_all_of_it_is_written(probes: Pr
     assert sums["sum_bytes"] == 5000
     made = written()
     assert (made.model, made.global_batch, len(made.cluster)) == ("m", (64, 512), 2)
-    assert made.costs.network.within == made.costs.network.between == Line(per_byte_s=3e-9, latency_s=0.001)
+    assert (
+        made.costs.network.within
+        == made.costs.network.between
+        == AllReduceCost(per_byte_s=3e-9, latency_s=0.001)
+    )
     assert made.note.endswith("over 2 ranks of this host, taken to be the same between hosts")
     head, titles, row, line = done.stdout.splitlines()
     assert head == "m on one cpu"
@@ -442,7 +446,7 @@ def test_one_device_has_nothing_to_sum_and_the_note_says_so(probes: Probes) -> N
     assert asked["note"].endswith('mine:Mine {"width": 3}')
     made = written()
     assert made.note.endswith("all-reduce not measured, taken to be 0.2 ms and 1 ms for each MB")
-    assert made.costs.network.within == Line(per_byte_s=1e-9, latency_s=2e-4)
+    assert made.costs.network.within == AllReduceCost(per_byte_s=1e-9, latency_s=2e-4)
     assert "all-reduce" not in done.stdout
     assert "`hpcsched plan vsw f.json --global-batch 64`" in done.stderr
 

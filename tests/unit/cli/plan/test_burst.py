@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcsched.cli.main import cli
-from hpcsched.planning.burst.plan import Plan
+from hpcsched.planning.burst.plan import BurstPlan
 
 VGG = ("vgg16-a100", "--gpus", "8", "--global-batch", "32", "--bandwidth", "600", "--latency", "10")
 TABLE = {
@@ -105,7 +105,7 @@ def test_a_model_that_was_measured_can_be_planned_by_its_name(tmp_path, monkeypa
 def test_the_plan_and_its_picture_are_written_to_files(tmp_path):
     result = burst(*VGG, "-o", tmp_path / "plan.json", "--gantt", tmp_path / "plan.svg")
     assert result.exit_code == 0
-    plan = Plan.parse(json.loads((tmp_path / "plan.json").read_text()), where="plan.json")
+    plan = BurstPlan.parse(json.loads((tmp_path / "plan.json").read_text()), where="plan.json")
     assert len(plan.layers) == 21
     drawn = "".join(ET.parse(tmp_path / "plan.svg").getroot().itertext())
     assert "VGG-16, global batch 32" in drawn
@@ -116,7 +116,7 @@ def test_without_a_plan_within_the_limit_it_says_why_and_exits_with_1(tmp_path, 
     from hpcsched.planning.burst import planner
 
     def none(problem, **_):
-        raise planner.NoPlan(f"layer 'fc' cannot be run within an amplification of {problem.limit:g}")
+        raise planner.NoBurstPlan(f"layer 'fc' cannot be run within an amplification of {problem.limit:g}")
 
     monkeypatch.setattr(planner, "solve", none)
     result = burst(table_file)

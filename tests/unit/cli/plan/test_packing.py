@@ -43,7 +43,7 @@ def test_the_plan_as_json(pack):
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
         "schema": 1,
-        "strategy": "measured",
+        "strategy": "run",
         "feasible": True,
         "devices": 1,
         "packs": [
@@ -69,7 +69,7 @@ def test_the_plan_as_a_table(pack):
     assert lines[0].split() == ["PACK", "DEVICE", "STEP(ms)", "TIME(s)", "MEMORY(MiB)", "GAIN", "MEMBERS"]
     assert lines[1].split(maxsplit=6) == ["0", "0", "18.000", "1.800", "700", "40%", "a, b, c"]
     assert lines[3] == (
-        "measured: 1.800 s on 1 device, 3.000 s one by one: 1.67x; "
+        "run: 1.800 s on 1 device, 3.000 s one by one: 1.67x; measured 1.800 s (1.00x), "
         "knn 1.800 s (1.00x), batch 1.800 s (1.00x), random 1.800 s (1.00x)"
     )
 
@@ -90,9 +90,10 @@ def test_options_go_before_what_the_file_says(pack):
         return made["strategy"], sorted(len(each["members"]) for each in made["packs"])
 
     assert packs("--strategy", "off") == ("off", [1, 1, 1])
-    assert packs("--devices", 3) == ("off", [1, 1, 1])
-    assert packs("--memory", 700) == ("measured", [1, 2])
-    assert packs("--most", 2) == ("measured", [1, 2])
+    assert packs("--devices", 3) == ("run", [1, 1, 1])
+    assert packs("--memory", 700) == ("run", [1, 2])
+    assert packs("--most", 2) == ("run", [1, 2])
+    assert packs("--strategy", "auto", "--devices", 3) == ("off", [1, 1, 1])
     assert packs("--strategy", "knn", "--threshold", 0) == ("knn", [3])
     assert packs("--strategy", "random", "--seed", 7, "--most", 1) == ("random", [1, 1, 1])
 

@@ -2,22 +2,19 @@
 
 import json
 import re
-import runpy
 
 import pytest
 from click.testing import CliRunner
-from places import ROOT
 
 from hpcsched.cli.main import cli
 from hpcsched.cli.plan import ps as plan_ps
 from hpcsched.errors import ConfigError
-from hpcsched.planning.ps.calibrated import CLUSTERS, WORKLOADS, workload
-from hpcsched.planning.ps.model import Link, PsModel
-from hpcsched.planning.ps.profile import parse, to_table
-from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.model import NetworkLink, PsModel
+from hpcsched.planning.ps.training import PsTraining
+from hpcsched.planning.ps.whatif.models_file import parse, to_table
 from hpcsched.store.profiles import shipped
+from profiles.ps.nearchus import CLUSTERS, WORKLOADS, made, workload
 
-PROFILES = ROOT / "profiles" / "ps"
 NET = {"model": "net", "batch_cpu_s": 10, "parameter_mib": 4, "weak": True, "staleness": 1, "overlap": 0.9}
 EVERYTHING = {
     **NET,
@@ -47,7 +44,7 @@ def parsed(*models):
 
 def test_a_file_says_all_that_there_is_of_a_training():
     assert parsed(EVERYTHING) == {
-        "net": Training(
+        "net": PsTraining(
             model=PsModel(
                 batch_cpu_s=10.0,
                 worker_cpu_s=0.1,
@@ -61,7 +58,7 @@ def test_a_file_says_all_that_there_is_of_a_training():
                 staleness=1,
                 weak=True,
             ),
-            link=Link(bytes_s=119 * 2**20),
+            link=NetworkLink(bytes_s=119 * 2**20),
             start_s=1.0,
             suspend_s=2.0,
             stable_s=3.0,
@@ -73,7 +70,7 @@ def test_a_file_says_all_that_there_is_of_a_training():
 
 def test_what_is_left_out_is_as_by_default():
     (training,) = parsed({"model": "net", "batch_cpu_s": 10, "parameter_mib": 4}).values()
-    assert training == Training(model=PsModel(batch_cpu_s=10.0, parameter_bytes=4 * 2**20))
+    assert training == PsTraining(model=PsModel(batch_cpu_s=10.0, parameter_bytes=4 * 2**20))
 
 
 def test_what_is_written_is_read_again():
@@ -127,13 +124,13 @@ def test_what_is_no_such_file_is_refused(table, said):
 
 @pytest.mark.parametrize("letter", CLUSTERS)
 def test_the_shipped_ones_are_the_calibrated_ones(letter):
-    """To the last bit, and as make.py writes them."""
+    """To the last bit, and as nearchus.py writes them."""
     name = f"nearchus-{letter.lower()}"
     text = shipped("ps")[name].read_text()
-    assert runpy.run_path(str(PROFILES / "make.py"))["made"]()[f"{name}.json"] == text
+    assert made()[f"{name}.json"] == text
     cluster = CLUSTERS[letter]
     assert parse(json.loads(text), where=name) == {
-        model: Training(model=workload(model, cluster), link=cluster.link) for model in WORKLOADS
+        model: PsTraining(model=workload(model, cluster), link=cluster.link) for model in WORKLOADS
     }
 
 

@@ -18,8 +18,8 @@ from hpcsched.cli.profile.packing import packs_table, pairs_table
 from hpcsched.core.profile import Profile
 from hpcsched.errors import HpcschedError
 from hpcsched.launch.base import LaunchPlan
-from hpcsched.planning.packing.problem import Problem
-from hpcsched.profiling.packing_results import Measured, Pair, Point
+from hpcsched.planning.packing.problem import PackProblem
+from hpcsched.profiling.packing_results import MeasuredPacks, PackPoint, Pair
 from hpcsched.store.database import Database
 from hpcsched.store.profiles import Sample, load_profiles
 from hpcsched.testing.launch import FakeLauncher, FakeWorkers
@@ -125,14 +125,16 @@ def refused(result: Result) -> str:
 # -- numbers -------------------------------------------------------------------------------------------
 
 
-def point(models: int, step_s: float, **changed: Any) -> Point:
+def point(models: int, step_s: float, **changed: Any) -> PackPoint:
     rest: dict[str, Any] = {"mode": "loop", "memory_mib": None, "join_s": 0.1 * models, "leave_s": 0.05}
-    return Point(models=models, windows_s=(step_s, step_s, 9 * step_s), **{**rest, **changed})
+    return PackPoint(models=models, windows_s=(step_s, step_s, 9 * step_s), **{**rest, **changed})
 
 
-def measured(*points: Point, **changed: Any) -> Measured:
+def measured(*points: PackPoint, **changed: Any) -> MeasuredPacks:
     rest: dict[str, Any] = {"model": "small", "device": "cpu", "batch": 10, "alone_s": (0.01,)}
-    return Measured(**{**rest, "input_s": (0.002,), "points": points, "loads_s": (0.3, 0.1, 0.1), **changed})
+    return MeasuredPacks(
+        **{**rest, "input_s": (0.002,), "points": points, "loads_s": (0.3, 0.1, 0.1), **changed}
+    )
 
 
 def test_improvement_is_that_of_the_papers_equation_3() -> None:
@@ -319,7 +321,7 @@ def test_json_has_points_and_pairs(probes: Probes) -> None:
 
 def test_the_costs_are_a_problem_to_plan(probes: Probes) -> None:
     assert call("jobs.toml", "--counts", "2", "--pairs", "--costs", "c.json").exit_code == 0
-    problem = Problem.parse(json.loads(Path("c.json").read_text()), where="c.json")
+    problem = PackProblem.parse(json.loads(Path("c.json").read_text()), where="c.json")
     assert [(m.name, m.batch, m.steps) for m in problem.members] == [
         ("a", 10, 500),
         ("a-too", 10, None),

@@ -10,20 +10,22 @@ from typing import Any
 import pytest
 from simulatebench import call, make_place, measures, page, refused, shown
 
-from hpcsched.core.invariants import check
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
 from hpcsched.planning.ps.model import PsModel
-from hpcsched.planning.ps.training import Training
+from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy import POLICIES
 from hpcsched.sim.engine import Simulation
-from hpcsched.sim.whatif import UNKNOWN, UNMODELLED, WAITING, past_of
+from hpcsched.sim.past_run import UNKNOWN, UNMODELLED, WAITING, past_of
 from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_core_job, a_job, a_profile
+from hpcsched.testing.invariants import check
 
 NET = {"model": "net", "batch_cpu_s": 10, "parameter_mib": 1, "weak": True, "staleness": 1}
-TRAININGS = {"net": Training(model=PsModel(batch_cpu_s=10.0, parameter_bytes=2**20, weak=True, staleness=1))}
+TRAININGS = {
+    "net": PsTraining(model=PsModel(batch_cpu_s=10.0, parameter_bytes=2**20, weak=True, staleness=1))
+}
 ON_GPUS = """
 [[job]]
 name = "gpu"

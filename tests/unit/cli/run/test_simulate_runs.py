@@ -20,7 +20,7 @@ from hpcsched.core.model import Device, JobSpec, JobState, Kind, Progress
 from hpcsched.errors import HpcschedError
 from hpcsched.policy import POLICIES
 from hpcsched.sim.engine import Simulation
-from hpcsched.sim.whatif import CANCELLED, FAILED, UNKNOWN, WAITING, past_of, place_of
+from hpcsched.sim.past_run import CANCELLED, FAILED, UNKNOWN, WAITING, past_of, place_of
 from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import RunDir, RunRecord
 from hpcsched.testing.builders import Driver, a_job, a_profile, some_devices

@@ -44,7 +44,7 @@ def tune(tmp_path, text, *words):
         ("mode", "direction", "search.toml: direction: unknown key"),
         ("{ log = [1e-3, 1.0] }", "{ log = [0, 1.0] }", "search.toml: space.lr"),
         ("{ log = [1e-3, 1.0] }", "{ gauss = [0, 1.0] }", "search.toml: space.lr"),
-        ("R = 9", 'R = 9\npacking = "some"', "search.toml: packing: 'some'; accepted: off, auto"),
+        ("R = 9", 'R = 9\npacking = "some"', 'search.toml: packing: \'some\'; accepted: "off", "auto"'),
         ("R = 9", "R = ", "search.toml: not valid TOML"),
     ],
 )

@@ -13,7 +13,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.jobs import MOST_MEASURED, Measured
 from hpcsched.core.transitions.estimates import DEFAULT_RESIZE_S, DEFAULT_START_S, DEFAULT_SUSPEND_S
 from hpcsched.planning.jobs.costs import lost_s
-from hpcsched.sim.whatif import past_of
+from hpcsched.sim.past_run import past_of
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 PROFILE = a_profile("m", [1, 2, 3, 4], start_s=20.0, suspend_s=6.0, resume_s=15.0, grow_s=2.0, shrink_s=1.0)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.background.admission import Footprint, admit, largest_batch
-from hpcsched.planning.background.feedback import ENOUGH, SILENT_US, Feedback
+from hpcsched.planning.background.admission import Footprint, admit
+from hpcsched.planning.background.feedback import MAX_SILENCE_US, MIN_TIMES, Feedback
 from hpcsched.planning.background.pacing import Duty, Pacer, share_of
 from hpcsched.planning.background.referee import Referee
 
@@ -132,7 +132,7 @@ class Foreground:
 def test_the_background_waits_until_the_foregrounds_own_times_are_known() -> None:
     feedback = Feedback([False] * 3, probe_every=0)
     foreground = Foreground(feedback)
-    foreground.steps(ENOUGH)
+    foreground.steps(MIN_TIMES)
     assert foreground.launched_in == []
     assert [times.alone_us for times in feedback.chunks] == [100.0, 200.0, 100.0]
     foreground.steps(1)
@@ -154,7 +154,7 @@ def test_a_barred_chunk_is_tried_again_less_and_less_often_and_freed_once_it_suf
     foreground.steps(15)
     assert 1 not in foreground.launched_in
     foreground.steps(15)
-    assert foreground.launched_in.count(1) == ENOUGH  # tried, and barred again
+    assert foreground.launched_in.count(1) == MIN_TIMES  # tried, and barred again
     assert feedback.chunks[1].patience == 40
     foreground.extra = (0.0, 0.0, 0.0)
     foreground.steps(60)
@@ -170,7 +170,7 @@ def test_all_reduces_are_barred_before_anything_is_known() -> None:
 
 def test_work_that_would_reach_into_a_barred_chunk_is_held_back_in_time() -> None:
     feedback = Feedback([False, True, False], probe_every=0)
-    Foreground(feedback).steps(ENOUGH)
+    Foreground(feedback).steps(MIN_TIMES)
     feedback.began(0, 1000.0)
     assert feedback.may_launch(1000.0, 90.0)
     assert not feedback.may_launch(1020.0, 90.0)  # chunk 0 ends at 1100
@@ -184,7 +184,7 @@ def test_a_foreground_that_does_nothing_for_long_does_not_hold_the_background_ba
     assert feedback.may_launch(0.0, 50.0)
     feedback.began(0, 0.0)
     assert not feedback.may_launch(10.0, 50.0)
-    assert feedback.may_launch(SILENT_US + 1.0, 50.0)
+    assert feedback.may_launch(MAX_SILENCE_US + 1.0, 50.0)
 
 
 def test_now_and_then_a_step_is_the_foregrounds_alone() -> None:
@@ -205,7 +205,7 @@ def test_the_slowdown_of_the_whole_step_is_told_without_what_is_barred() -> None
 
 def test_the_referee_learns_how_long_the_backgrounds_pieces_take() -> None:
     referee = Referee(Pacer(2), Feedback([False, True], probe_every=0))
-    for step in range(ENOUGH):
+    for step in range(MIN_TIMES):
         for chunk in (0, 1):
             referee.began(chunk, 1000.0 * step + 300.0 * chunk)
             referee.ended(chunk, 1000.0 * step + 300.0 * (chunk + 1), 300.0)
@@ -227,10 +227,3 @@ def test_two_jobs_that_fit_are_admitted_and_one_that_does_not_is_refused_by_name
         "background job 'wrn': memory: 21 bytes at its peak; accepted: at most 20 bytes beside 'vgg' "
         "(10 bytes) on a device of 40 bytes"
     )
-
-
-def test_the_largest_batch_with_short_enough_chunks_is_chosen() -> None:
-    longest_us = {1: 90.0, 2: 150.0, 4: 290.0, 8: 600.0}
-    assert largest_batch("wrn", longest_us, 300.0) == 4
-    with pytest.raises(ConfigError, match="background job 'wrn': batch: chunks of at least 90 us"):
-        largest_batch("wrn", longest_us, 50.0)

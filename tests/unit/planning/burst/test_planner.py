@@ -13,15 +13,15 @@ from places import ROOT
 from hpcsched.cli.plan.burst import plan_table
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst import table
-from hpcsched.planning.burst.costs import ModelCosts, Network, Spot
-from hpcsched.planning.burst.graph import Layer, LayerProfile, time_at
-from hpcsched.planning.burst.plan import Plan
-from hpcsched.planning.burst.planner import NoPlan, plan, solve
+from hpcsched.planning.burst.costs import Interconnect, ModelCosts, Spot
+from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer, time_at
+from hpcsched.planning.burst.plan import BurstPlan
+from hpcsched.planning.burst.planner import NoBurstPlan, plan, solve
 from hpcsched.planning.burst.structure import Block, Edge, Knot, Series, structure
 from hpcsched.testing.deeppool import PaperSearch
 
 SHIPPED = ROOT / "profiles" / "layers"
-NVSWITCH = Network(bandwidth_bytes_s=600e9, latency_s=1e-5)
+NVSWITCH = Interconnect(bandwidth_bytes_s=600e9, latency_s=1e-5)
 
 
 def shipped(name):
@@ -29,7 +29,7 @@ def shipped(name):
 
 
 def layer(number, prev, forward_us, *, parameter_bytes=0, activation_bytes=0, backward_us=None):
-    return Layer(
+    return ProfiledLayer(
         id=number,
         name=f"l{number}",
         prev=prev,
@@ -108,7 +108,7 @@ def test_the_papers_models_fit_their_gpus_and_lose_to_data_parallelism_only_wher
         made = plan(profile, gpus=gpus, global_batch=batch, network=NVSWITCH, amplification=limit)
         costs = ModelCosts(profile, gpus=gpus, global_batch=batch, network=NVSWITCH, limit=limit)
         burstbench.check(
-            table.Problem(model="m", gpus=gpus, global_batch=batch, limit=limit, costs=costs), made
+            table.BurstProblem(model="m", gpus=gpus, global_batch=batch, limit=limit, costs=costs), made
         )
         forbidden = any("forbids" in note for note in made.notes)
         assert (made.iter_us > made.data_parallel_us) == forbidden
@@ -157,7 +157,7 @@ def test_gradients_cost_twice_their_bytes_less_one_share_and_a_message():
         model(layer(0, (), {1: 0.0, 4: 0.0}, parameter_bytes=1000)),
         gpus=4,
         global_batch=4,
-        network=Network(bandwidth_bytes_s=1e6, latency_s=3e-6),
+        network=Interconnect(bandwidth_bytes_s=1e6, latency_s=3e-6),
     )
     assert costs.time_us[0].tolist() == [0.0, 1000 + 3, 1500 + 3]  # 1, 2 and 4 GPUs
 
@@ -165,7 +165,7 @@ def test_gradients_cost_twice_their_bytes_less_one_share_and_a_message():
 def test_samples_travel_there_and_their_gradients_back_and_those_that_stay_are_free():
     layers = (layer(0, (), {1: 0.0}, activation_bytes=100), layer(1, (0,), {1: 0.0}))
     costs = ModelCosts(
-        model(*layers), gpus=4, global_batch=4, network=Network(bandwidth_bytes_s=1e6, latency_s=5e-6)
+        model(*layers), gpus=4, global_batch=4, network=Interconnect(bandwidth_bytes_s=1e6, latency_s=5e-6)
     )
     one, two, four = 0, 1, 2
 
@@ -195,7 +195,7 @@ def test_with_overlap_only_what_the_backward_pass_before_does_not_hide_is_paid()
         layer(0, (), {1: 0.0, 2: 0.0}, backward_us={1: 300.0, 2: 400.0}),
         layer(1, (0,), {1: 0.0, 2: 0.0}, parameter_bytes=1000),
     )
-    network = Network(bandwidth_bytes_s=1e6, latency_s=0.0)
+    network = Interconnect(bandwidth_bytes_s=1e6, latency_s=0.0)
     plain = ModelCosts(model(*layers), gpus=2, global_batch=2, network=network)
     hidden = ModelCosts(model(*layers), gpus=2, global_batch=2, network=network, overlap=True)
     two = Spot(count=1, first=0)
@@ -272,7 +272,7 @@ def test_without_a_plan_the_layer_that_stands_in_its_way_is_named():
     costs = problem.costs
     costs.time_us[0, 0] = inf  # does not fit into one GPU's memory
     costs._room_us[0, 0] = -inf
-    with pytest.raises(NoPlan, match="layer 'wide' cannot be run within an amplification of 2"):
+    with pytest.raises(NoBurstPlan, match="layer 'wide' cannot be run within an amplification of 2"):
         solve(problem)
 
 
@@ -334,7 +334,7 @@ def test_limits_counts_and_networks_that_are_none_are_refused():
             plan(vgg, **{"gpus": 8, "global_batch": 32, "network": NVSWITCH, **wrong})
     for bandwidth, latency in ((0.0, 0.0), (float("nan"), 0.0), (1e9, -1.0)):
         with pytest.raises(ConfigError, match="network"):
-            Network(bandwidth_bytes_s=bandwidth, latency_s=latency)
+            Interconnect(bandwidth_bytes_s=bandwidth, latency_s=latency)
 
 
 def test_a_profile_comes_back_from_its_json_as_it_was():
@@ -354,7 +354,7 @@ def test_a_profile_whose_layer_lacks_a_time_is_refused_with_the_layers_name():
 
 def test_a_plan_comes_back_from_its_json_as_it_was():
     made = plan(shipped("vgg16"), gpus=8, global_batch=32, network=NVSWITCH, amplification=2.0)
-    again = Plan.parse(json.loads(json.dumps(made.to_table())), where="plan")
+    again = BurstPlan.parse(json.loads(json.dumps(made.to_table())), where="plan")
     assert [x.ranks for x in again.layers] == [x.ranks for x in made.layers]
     assert again.iter_us == pytest.approx(made.iter_us)
     assert replace(again, layers=(), iter_us=0, data_parallel_us=0, gpu_us=0) == replace(
@@ -367,4 +367,4 @@ def test_a_plan_with_ranks_that_do_not_exist_is_refused_with_the_layers_name(ran
     page = plan(shipped("vgg16"), gpus=8, global_batch=32, network=NVSWITCH).to_table()
     page["layers"][1]["ranks"] = ranks
     with pytest.raises(ConfigError, match="mine: layer 'conv1_2': ranks"):
-        Plan.parse(page, where="mine")
+        BurstPlan.parse(page, where="mine")

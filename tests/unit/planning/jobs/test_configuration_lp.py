@@ -8,7 +8,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from hpcsched.planning.jobs.configuration_lp import Patterns, configuration_lp
+from hpcsched.planning.jobs.configuration_lp import LpSolution, configuration_lp
 
 linprog = pytest.importorskip("scipy.optimize").linprog
 
@@ -53,7 +53,7 @@ def optimum(times, gpus, releases):
     return at[-1] + result.fun
 
 
-def check_primal(found: Patterns, times, gpus, releases):
+def check_primal(found: LpSolution, times, gpus, releases):
     """The patterns fit, wait for their jobs' releases, do all work, and end when they say."""
     now, done = min(releases), [0.0] * len(times)
     for seconds, pattern in found.patterns:
@@ -66,14 +66,14 @@ def check_primal(found: Patterns, times, gpus, releases):
     assert now <= found.end_s * (1 + 1e-9)
 
 
-def check_dual(found: Patterns, times, gpus):
+def check_dual(found: LpSolution, times, gpus):
     assert min(found.weights) >= 0
     for pattern in all_patterns(times, gpus):
         assert sum(found.weights[j] / times[j][g] for j, g in pattern.items()) <= 1 + 1e-9
 
 
 def test_no_jobs_need_no_time():
-    assert configuration_lp([], 4) == Patterns(bound_s=0.0, end_s=0.0, patterns=(), after=(), weights=())
+    assert configuration_lp([], 4) == LpSolution(bound_s=0.0, end_s=0.0, patterns=(), after=(), weights=())
 
 
 def test_three_jobs_of_one_gpu_share_two_gpus():

@@ -9,7 +9,6 @@ from budget import slow
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Suspend
-from hpcsched.core.invariants import check
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.core.plan import Plan
@@ -19,6 +18,7 @@ from hpcsched.sim.bounds import BoundJob, lower_bound_s
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Planned, a_job, a_profile, makespan, state_of
 from hpcsched.testing.families import random_set
+from hpcsched.testing.invariants import check
 
 pytest.importorskip("scipy", reason="the patterns are an LP: it needs scipy, the extra plan")
 

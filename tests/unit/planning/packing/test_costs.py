@@ -6,10 +6,10 @@ from math import nan
 import pytest
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.packing.admission import Room, fits, peak_mib
-from hpcsched.planning.packing.costs import Key, PackCosts
-from hpcsched.planning.packing.distance import Axis, axes_of, distance
-from hpcsched.planning.packing.speeds import Member, Speeds
+from hpcsched.planning.packing.admission import PackLimits, peak_mib
+from hpcsched.planning.packing.costs import ModelBatch, PackCosts
+from hpcsched.planning.packing.distance import DistanceAxis, apart, axes_of, places
+from hpcsched.planning.packing.speeds import PackMember, Speeds
 
 
 def costs(model="mlp", batch=32, **more):
@@ -18,7 +18,7 @@ def costs(model="mlp", batch=32, **more):
 
 def members(*keys, **more):
     return tuple(
-        Member(name=f"m{i}", model=model, batch=batch, **more) for i, (model, batch) in enumerate(keys)
+        PackMember(name=f"m{i}", model=model, batch=batch, **more) for i, (model, batch) in enumerate(keys)
     )
 
 
@@ -40,11 +40,6 @@ def test_more_models_never_take_less_time_whatever_noise_says():
     taken = [noisy.step_s(n) for n in range(1, 20)]
     assert taken == sorted(taken)
     assert noisy.step_s(2) == 0.012
-
-
-def test_improvement_is_the_share_of_time_saved_as_in_equation_3():
-    assert costs(points={2: 0.015}).impv(2) == pytest.approx((2 * 0.010 - 0.015) / (2 * 0.010))
-    assert costs(points={2: 0.030}).impv(2) == pytest.approx(-0.5)
 
 
 def test_memory_grows_by_what_each_model_takes():
@@ -178,48 +173,52 @@ KNOWN = Speeds([SMALL, LARGE, UNKNOWN])
 def test_packs_fit_by_the_sum_of_their_peaks_less_a_reserve():
     three = {SMALL.key: 2, LARGE.key: 1}
     assert peak_mib(three, KNOWN) == 5600
-    assert Room(capacity_mib=6223).refusal(three, KNOWN) == ""
-    assert Room(capacity_mib=6222).refusal(three, KNOWN) == (
+    assert PackLimits(capacity_mib=6223).refusal(three, KNOWN) == ""
+    assert PackLimits(capacity_mib=6222).refusal(three, KNOWN) == (
         "5600 MiB, the device has 6222, of which 10% stay free"
     )
-    assert fits(members(("mlp", 32), ("mlp", 32), ("cnn", 32)), 5600, KNOWN, reserve=0.0)
+    assert PackLimits(capacity_mib=5600, reserve=0.0).refusal(three, KNOWN) == ""
 
 
 def test_a_training_alone_may_have_all_of_the_memory():
-    assert Room(capacity_mib=5000).refusal({LARGE.key: 1}, KNOWN) == ""
-    assert Room(capacity_mib=4999).refusal({LARGE.key: 1}, KNOWN) == "5000 MiB, the device has 4999"
+    assert PackLimits(capacity_mib=5000).refusal({LARGE.key: 1}, KNOWN) == ""
+    assert PackLimits(capacity_mib=4999).refusal({LARGE.key: 1}, KNOWN) == "5000 MiB, the device has 4999"
 
 
 def test_where_memory_was_not_measured_a_training_stays_alone():
-    room = Room(capacity_mib=16000)
-    assert room.refusal({UNKNOWN.key: 1}, KNOWN) == ""
+    limits = PackLimits(capacity_mib=16000)
+    assert limits.refusal({UNKNOWN.key: 1}, KNOWN) == ""
     why = "the memory of rnn with batch 32 was not measured"
-    assert room.refusal({UNKNOWN.key: 1, SMALL.key: 1}, KNOWN) == why
-    assert Room().refusal({UNKNOWN.key: 2, SMALL.key: 1}, KNOWN) == ""
+    assert limits.refusal({UNKNOWN.key: 1, SMALL.key: 1}, KNOWN) == why
+    assert PackLimits().refusal({UNKNOWN.key: 2, SMALL.key: 1}, KNOWN) == ""
     assert peak_mib({UNKNOWN.key: 1, SMALL.key: 1}, KNOWN) is None
 
 
 def test_without_a_memory_limit_only_so_many_share_a_device():
-    assert Room(most=4).refusal({SMALL.key: 4}, KNOWN) == ""
-    assert Room(most=4).refusal({SMALL.key: 3, LARGE.key: 2}, KNOWN) == (
+    assert PackLimits(most=4).refusal({SMALL.key: 4}, KNOWN) == ""
+    assert PackLimits(most=4).refusal({SMALL.key: 3, LARGE.key: 2}, KNOWN) == (
         "5 members, at most 4 may share a device"
     )
-    assert not fits(members(*[("mlp", 32)] * 17), None, KNOWN)
+    assert PackLimits().refusal({SMALL.key: 17}, KNOWN)
 
 
 # -- distances -----------------------------------------------------------------------------------------
 
 TABLE_3 = (
-    Axis(name="batch", kind="numeric", values=tuple(range(20, 71, 5))),
-    Axis(name="optimizer"),
-    Axis(name="lr", kind="numeric", values=(1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)),
-    Axis(name="activation"),
+    DistanceAxis(name="batch", kind="numeric", values=tuple(range(20, 71, 5))),
+    DistanceAxis(name="optimizer"),
+    DistanceAxis(name="lr", kind="numeric", values=(1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)),
+    DistanceAxis(name="activation"),
 )
 
 
 def config(batch=20, **keys):
     keys = {"optimizer": "SGD", "lr": 0.01, "activation": "ReLu", **keys}
-    return Member(name="m", model="mlp", batch=batch, config=keys)
+    return PackMember(name="m", model="mlp", batch=batch, config=keys)
+
+
+def distance(one, other, axes):
+    return apart(places(one, axes), places(other, axes))
 
 
 def test_the_papers_example_is_5_apart():
@@ -229,14 +228,14 @@ def test_the_papers_example_is_5_apart():
 
 
 def test_continuous_axes_are_measured_in_tenths_of_their_range():
-    plain = Axis(name="lr", kind="numeric", low=0.0, high=1.0)
-    logarithmic = Axis(name="lr", kind="numeric", log=True, low=1e-4, high=1.0)
+    plain = DistanceAxis(name="lr", kind="numeric", low=0.0, high=1.0)
+    logarithmic = DistanceAxis(name="lr", kind="numeric", log=True, low=1e-4, high=1.0)
     assert distance(config(lr=0.2), config(lr=0.5), [plain]) == pytest.approx(3)
     assert distance(config(lr=1e-3), config(lr=1e-2), [logarithmic]) == pytest.approx(2.5)
 
 
 def test_who_lacks_a_hyper_parameter_is_one_away_from_who_has_it():
-    axes = [Axis(name="momentum", kind="numeric", low=0.0, high=1.0)]
+    axes = [DistanceAxis(name="momentum", kind="numeric", low=0.0, high=1.0)]
     assert distance(config(), config(momentum=0.9), axes) == 1
     assert distance(config(), config(), axes) == 0
 
@@ -269,7 +268,7 @@ def test_axes_are_those_of_the_members_if_none_are_given():
 )
 def test_wrong_axes_are_refused(axis, words):
     with pytest.raises(ConfigError) as refused:
-        Axis.parse(axis, where="f")
+        DistanceAxis.parse(axis, where="f")
     assert str(refused.value).startswith(words)
 
 
@@ -278,10 +277,14 @@ def test_a_value_outside_of_its_axis_is_refused_with_the_members_name():
         distance(config(lr=0.5), config(), TABLE_3)
     with pytest.raises(ConfigError, match=r"config.lr: 'high'; accepted: a number"):
         distance(config(lr="high"), config(), TABLE_3)
-    axes = [Axis(name="lr", kind="numeric", low=0.0, high=1.0)]
+    axes = [DistanceAxis(name="lr", kind="numeric", low=0.0, high=1.0)]
     with pytest.raises(ConfigError, match=r"config.lr: 3; accepted: from 0 to 1"):
         distance(config(lr=3), config(), axes)
 
 
 def test_keys_are_ordered_by_model_and_batch():
-    assert sorted([Key("b", 8), Key("a", 64), Key("a", 8)]) == [("a", 8), ("a", 64), ("b", 8)]
+    assert sorted([ModelBatch("b", 8), ModelBatch("a", 64), ModelBatch("a", 8)]) == [
+        ("a", 8),
+        ("a", 64),
+        ("b", 8),
+    ]

@@ -11,12 +11,12 @@ from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcsched.planning.packing.admission import Room
+from hpcsched.planning.packing.admission import PackLimits
 from hpcsched.planning.packing.costs import PackCosts
-from hpcsched.planning.packing.planner import NoPlan, plan
-from hpcsched.planning.packing.problem import Problem
+from hpcsched.planning.packing.planner import NoPackPlan, plan
+from hpcsched.planning.packing.problem import PackProblem
 from hpcsched.planning.packing.search import dealt, makespan_s
-from hpcsched.planning.packing.speeds import Member, Speeds
+from hpcsched.planning.packing.speeds import PackMember, Speeds
 from hpcsched.planning.packing.strategies import STRATEGIES
 
 MODES = ("loop", "stacked", "late", "loses", "noise")
@@ -58,13 +58,15 @@ def random_problem(rng, members, devices):
     }
     steps = rng.choice([(None,), (None,), (10, 20), (5, 10, 40, None)])
     chosen = [rng.choice(kinds) for _ in range(members)]
-    return Problem(
+    return PackProblem(
         members=tuple(
-            Member(name=f"m{i}", model=model, batch=batch, steps=rng.choice(steps), config={"lr": i % 3})
+            PackMember(name=f"m{i}", model=model, batch=batch, steps=rng.choice(steps), config={"lr": i % 3})
             for i, (model, batch) in enumerate(chosen)
         ),
         speeds=Speeds(costs, factors=factors, epoch=rng.choice([200, 1000])),
-        room=Room(capacity_mib=rng.choice([None, 500, 900]), most=rng.choice([2, 3, 16]), reserve=0.1),
+        limits=PackLimits(
+            capacity_mib=rng.choice([None, 500, 900]), most=rng.choice([2, 3, 16]), reserve=0.1
+        ),
         devices=devices,
         seed=rng.randint(0, 99),
     )
@@ -84,13 +86,13 @@ def partitions(items):
 
 def fastest_s(problem):
     """The least time that any packs on any devices take."""
-    speeds, room = problem.speeds, problem.room
+    speeds, limits = problem.speeds, problem.limits
     times = {}
 
     def time_s(pack):
         if pack not in times:
             groups = Counter(problem.members[i].key for i in pack)
-            refused = len(pack) > 1 and room.refusal(groups, speeds)
+            refused = len(pack) > 1 and limits.refusal(groups, speeds)
             members = [problem.members[i] for i in pack]
             times[pack] = inf if refused else speeds.time_s(speeds.shape(members))
         return times[pack]
@@ -140,7 +142,7 @@ def test_every_member_is_in_one_pack_and_every_pack_fits(name, problem):
     assert sorted(m.name for pack in packs for m in pack) == sorted(m.name for m in problem.members)
     for pack in packs:
         groups = {m.key: sum(x.key == m.key for x in pack) for m in pack}
-        assert len(pack) == 1 or not problem.room.refusal(groups, problem.speeds)
+        assert len(pack) == 1 or not problem.limits.refusal(groups, problem.speeds)
     if name in ("batch", "off"):
         assert all(len({m.batch for m in pack}) == 1 for pack in packs)
     if len(problem.members) <= problem.devices:
@@ -157,7 +159,7 @@ def fresh(speeds):
 def test_the_measured_strategy_is_never_slower_than_one_by_one_and_no_pack_of_it_gains_nothing(problem):
     try:
         made = plan(problem, "measured")
-    except NoPlan:
+    except NoPackPlan:
         return
     assert made.time_s <= made.separate_s * (1 + 1e-9)
     assert all(pack.gain > 0 for pack in made.packs if len(pack.members) > 1)
@@ -170,7 +172,7 @@ def test_the_measured_strategy_is_never_slower_than_one_by_one_and_no_pack_of_it
 def test_auto_is_the_best_predicted_of_all(problem):
     try:
         made = plan(problem)
-    except NoPlan:
+    except NoPackPlan:
         return
     assert set(made.strategies) == set(STRATEGIES)
     assert made.time_s == min(made.strategies.values()) == made.strategies[made.strategy]
@@ -186,7 +188,7 @@ def test_the_measured_strategy_is_close_to_the_best_of_all_packs_on_all_devices(
         problem = random_problem(rng, rng.randint(2, 6), rng.choice([1, 1, 2, 3]))
         try:
             made = plan(problem, "measured", compare=False)
-        except NoPlan:
+        except NoPackPlan:
             continue
         best_s = fastest_s(problem)
         assert made.time_s >= best_s * (1 - 1e-9)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from hpcsched.planning.ps.calibrated import CLUSTERS, WORKLOADS, workload
-from hpcsched.planning.ps.model import Link, PsModel, even_seats, usage
-from hpcsched.planning.ps.optimus import Fit, fit, growth, next_node, profiled, sampled
-from hpcsched.planning.ps.search import LEAST_SHARE, best, best_fixed, fixed
+from hpcsched.planning.ps.model import NetworkLink, PsModel, even_seats, usage
+from hpcsched.planning.ps.whatif.best import MIN_SHARE, best, best_fixed, fixed
+from hpcsched.planning.ps.whatif.optimus import FIRST_NODES, Fit, fit, next_node, profiled, sampled
+from profiles.ps.nearchus import CLUSTERS, WORKLOADS, workload
 
 A, B = CLUSTERS["A"], CLUSTERS["B"]
 
@@ -23,6 +23,15 @@ PLAIN = PsModel(batch_cpu_s=12.0, parameter_bytes=100.0)
 
 def efficiency(found, cluster):
     return sum(found.usage.cpu) / cluster.budget
+
+
+def growth(fit, nodes):
+    """The configurations of a training of at most `nodes` nodes, one after the other."""
+    servers, workers = FIRST_NODES
+    yield servers, workers
+    while servers + workers < nodes and (node := next_node(fit, servers, workers)):
+        servers, workers = servers + (node == "server"), workers + (node == "worker")
+        yield servers, workers
 
 
 def optimus_ends(name, cluster, **how):
@@ -139,7 +148,7 @@ def test_optimus_finds_what_a_link_carries_where_it_has_seen_it():
 
 
 def test_the_best_of_equal_nodes_is_found_by_trying_all_and_with_few_of_them():
-    link = Link(bytes_s=20)
+    link = NetworkLink(bytes_s=20)
     model = replace(PLAIN, uneven=0.1, overlap=0.5)
     found = best_fixed(model, 50, link)
     rates = {
@@ -152,9 +161,9 @@ def test_the_best_of_equal_nodes_is_found_by_trying_all_and_with_few_of_them():
         (False, 5)
     ] * found.workers
     capped = replace(PLAIN, weak=True, staleness=1, overlap=1.0)
-    assert best_fixed(capped, 50, Link(bytes_s=1e9)).servers == 1
+    assert best_fixed(capped, 50, NetworkLink(bytes_s=1e9)).servers == 1
     # One link is full with 5 workers of 12 / 5 s, however many there are, and two nodes are too much for one.
-    fits = best_fixed(replace(capped, parameter_bytes=24.0), 35, Link(bytes_s=50))
+    fits = best_fixed(replace(capped, parameter_bytes=24.0), 35, NetworkLink(bytes_s=50))
     assert (fits.servers, fits.workers) == (1, 5)
 
 
@@ -166,8 +175,8 @@ def test_two_processes_are_the_least_of_equal_nodes(budget):
 
 def test_two_processes_are_the_least_of_free_shares():
     with pytest.raises(ValueError, match="do not suffice"):
-        best(PLAIN, 1.9 * LEAST_SHARE)
-    assert best(PLAIN, 2 * LEAST_SHARE).usage.rate > 0
+        best(PLAIN, 1.9 * MIN_SHARE)
+    assert best(PLAIN, 2 * MIN_SHARE).usage.rate > 0
 
 
 def test_the_best_split_gives_each_what_it_needs():
@@ -180,7 +189,7 @@ def test_the_best_split_gives_each_what_it_needs():
 
 def test_the_server_with_the_largest_tensor_gets_more():
     model = replace(PLAIN, update_cpu_s=30.0, uneven=0.5)
-    first, second, _ = best(model, 10, Link(bytes_s=10), most_servers=2, most_workers=1).seats
+    first, second, _ = best(model, 10, NetworkLink(bytes_s=10), most_servers=2, most_workers=1).seats
     assert first.share == pytest.approx(3 * second.share, rel=0.1)
 
 
@@ -197,15 +206,15 @@ def test_no_other_split_or_number_is_faster(budget, serial, byte_cpu_s, uneven, 
     model = replace(
         PLAIN, serial=serial, byte_cpu_s=byte_cpu_s, uneven=uneven, staleness=staleness, overlap=0.3
     )
-    link = Link(bytes_s=bytes_s)
+    link = NetworkLink(bytes_s=bytes_s)
     found = best(model, budget, link, most_servers=3, most_workers=4)
     assert sum(seat.share for seat in found.seats) == pytest.approx(budget)
-    assert min(seat.share for seat in found.seats) >= LEAST_SHARE * (1 - 1e-9)
+    assert min(seat.share for seat in found.seats) >= MIN_SHARE * (1 - 1e-9)
     for servers in range(1, 4):
         for workers in range(1, 5):
             for part in (0.02, 0.1, 0.3, 0.5, 0.7):
                 own = even_seats(servers, workers, part * budget / servers, (1 - part) * budget / workers)
-                if min(seat.share for seat in own) >= LEAST_SHARE:
+                if min(seat.share for seat in own) >= MIN_SHARE:
                     assert usage(model, own, link).rate <= found.usage.rate * 1.001
 
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsched.contract.seats import Seat
-from hpcsched.planning.ps.calibrated import CLUSTERS, GBPS, WORKLOADS, measured, workload
-from hpcsched.planning.ps.model import Link, PsModel, even_seats, loads, usage
-from hpcsched.planning.ps.search import fixed
+from hpcsched.planning.ps.model import NetworkLink, PsModel, even_seats, loads, usage
+from hpcsched.planning.ps.whatif.best import fixed
+from profiles.ps.nearchus import CLUSTERS, GBPS, WORKLOADS, measured, workload
 
-SLOW = Link(bytes_s=GBPS)
-FAST = Link(bytes_s=10 * GBPS)
+SLOW = NetworkLink(bytes_s=GBPS)
+FAST = NetworkLink(bytes_s=10 * GBPS)
 
 PLAIN = PsModel(batch_cpu_s=12.0, parameter_bytes=100.0)
 
@@ -54,7 +54,7 @@ def models(draw):
 
 
 SHARES = st.lists(st.floats(0.05, 32), min_size=1, max_size=5)
-LINKS = st.one_of(st.none(), st.builds(Link, bytes_s=st.floats(1e5, 1e10), of_hosts=st.booleans()))
+LINKS = st.one_of(st.none(), st.builds(NetworkLink, bytes_s=st.floats(1e5, 1e10), of_hosts=st.booleans()))
 
 
 # -- by hand -------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_with_batches_of_their_own_each_worker_adds_its_speed():
 
 def test_a_synchronous_step_computes_pushes_updates_and_pulls():
     model = replace(PLAIN, update_cpu_s=2.0, byte_cpu_s=0.01)
-    found = usage(model, seats([1, 1], [3, 3]), Link(bytes_s=50))
+    found = usage(model, seats([1, 1], [3, 3]), NetworkLink(bytes_s=50))
     # 12 / 6 of the workers; each server: 2 x 50 bytes in, half of 2 s and of 200 bytes, 2 x 50 bytes out
     assert 1 / found.rate == pytest.approx(2 + 2 + (1 + 1) + 2)
     assert found.net == pytest.approx((2 / 8, 2 / 8, 0, 0))
@@ -93,7 +93,7 @@ def test_a_synchronous_step_computes_pushes_updates_and_pulls():
 
 def test_stale_workers_take_turns_until_the_link_is_full():
     model = replace(PLAIN, staleness=1, weak=True)
-    link = Link(bytes_s=50)  # 2 s each way, for one worker
+    link = NetworkLink(bytes_s=50)  # 2 s each way, for one worker
     assert usage(model, seats([1], [1] * 3), link).rate == pytest.approx(3 / (12 + 4))
     for workers in (8, 9, 20):
         found = usage(model, seats([1], [1] * workers), link)
@@ -110,13 +110,13 @@ def test_stale_workers_take_turns_until_the_servers_cores_are_full():
 
 def test_what_overlaps_with_computing_costs_nothing_while_there_is_time():
     model = replace(PLAIN, overlap=1.0)
-    assert usage(model, seats([1], [6]), Link(bytes_s=100)).rate == pytest.approx(1 / 2)
-    assert usage(model, seats([1], [6]), Link(bytes_s=25)).rate == pytest.approx(1 / 4)
+    assert usage(model, seats([1], [6]), NetworkLink(bytes_s=100)).rate == pytest.approx(1 / 2)
+    assert usage(model, seats([1], [6]), NetworkLink(bytes_s=25)).rate == pytest.approx(1 / 4)
 
 
 def test_the_largest_tensor_is_on_the_first_server():
     assert loads(replace(PLAIN, uneven=0.4), 3) == pytest.approx([0.6, 0.2, 0.2])
-    found = usage(replace(PLAIN, uneven=0.4), seats([1] * 3, [6]), Link(bytes_s=10))
+    found = usage(replace(PLAIN, uneven=0.4), seats([1] * 3, [6]), NetworkLink(bytes_s=10))
     assert 1 / found.rate == pytest.approx(2 + 2 * 6)
     assert found.net == pytest.approx((6 / 14, 2 / 14, 2 / 14, 0))
 
@@ -132,15 +132,15 @@ def test_the_seats_may_come_in_any_order():
 
 def test_servers_of_a_host_share_its_link_only_where_links_are_those_of_hosts():
     apart, together = on_hosts(["s@a", "s@b", "w@c"]), on_hosts(["s@a", "s@a", "w@c"])
-    for link, same in ((Link(bytes_s=10, of_hosts=True), False), (Link(bytes_s=10), True)):
+    for link, same in ((NetworkLink(bytes_s=10, of_hosts=True), False), (NetworkLink(bytes_s=10), True)):
         assert (usage(PLAIN, apart, link).net[0] == usage(PLAIN, together, link).net[0]) is same
-    found = usage(PLAIN, together, Link(bytes_s=10, of_hosts=True))
+    found = usage(PLAIN, together, NetworkLink(bytes_s=10, of_hosts=True))
     assert 1 / found.rate == pytest.approx(12 + 20)
     assert found.net == pytest.approx((10 / 32, 10 / 32, 0))
 
 
 def test_what_stays_on_a_host_needs_no_link_of_it():
-    link = Link(bytes_s=10, of_hosts=True)
+    link = NetworkLink(bytes_s=10, of_hosts=True)
     assert usage(PLAIN, on_hosts(["s@a", "w@a", "w@a"]), link) == usage(
         PLAIN, on_hosts(["s@a", "w@a", "w@a"])
     )
@@ -150,13 +150,13 @@ def test_what_stays_on_a_host_needs_no_link_of_it():
 
 
 def test_a_seat_without_a_host_is_on_one_of_its_own():
-    found = usage(PLAIN, seats([1, 1], [1]), Link(bytes_s=10, of_hosts=True))
-    assert found == usage(PLAIN, on_hosts(["s@a", "s@b", "w@c"]), Link(bytes_s=10, of_hosts=True))
+    found = usage(PLAIN, seats([1, 1], [1]), NetworkLink(bytes_s=10, of_hosts=True))
+    assert found == usage(PLAIN, on_hosts(["s@a", "s@b", "w@c"]), NetworkLink(bytes_s=10, of_hosts=True))
     assert found.net[0] * (1 / found.rate) == pytest.approx(5)
 
 
 def test_many_workers_of_one_host_fill_its_link_too():
-    link = Link(bytes_s=10, of_hosts=True)
+    link = NetworkLink(bytes_s=10, of_hosts=True)
     model = replace(PLAIN, overlap=1.0)
     found = usage(model, on_hosts(["s@a", "s@b", "w@c", "w@c"], 1, 1, 9, 9), link)
     assert 1 / found.rate == pytest.approx(20)
@@ -199,7 +199,9 @@ def test_more_cores_or_more_network_is_never_slower(model, servers, workers, lin
 
 @given(models(), st.integers(1, 8), SHARES, st.floats(1e5, 1e10))
 def test_more_servers_never_transfer_more_on_the_busiest_link(model, servers, workers, bytes_s):
-    found = [usage(model, seats([2.0] * n, workers), Link(bytes_s=bytes_s)) for n in (servers, servers + 1)]
+    found = [
+        usage(model, seats([2.0] * n, workers), NetworkLink(bytes_s=bytes_s)) for n in (servers, servers + 1)
+    ]
     busy_s = [max(each.net) / each.rate for each in found]
     assert busy_s[1] <= busy_s[0] * (1 + 1e-9)
     assert found[1].rate >= found[0].rate * (1 - 1e-9)

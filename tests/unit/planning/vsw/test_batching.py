@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcsched.contract.schema import refuse
+from hpcsched.contract.strategies import batch_bounds
 from hpcsched.errors import ConfigError
-from hpcsched.planning.vsw.batching import METRICS, RULES, Batching, Halves, bounds
+from hpcsched.planning.vsw.batching import METRICS, RULES, BatchRule, Halves
 from hpcsched.planning.vsw.options import WorkerOptions, local_batches
 
 
-def rule(metric: str = "similarity", **rest: float) -> Batching:
+def rule(metric: str = "similarity", **rest: float) -> BatchRule:
     given = {"low": 128, "high": 4096, "unit": 64, "target": 0.1, "every": 100, "rate": 0.1, **rest}
-    return Batching(metric=METRICS[metric], **given)  # type: ignore[arg-type]
+    return BatchRule(metric=METRICS[metric], **given)  # type: ignore[arg-type]
 
 
 def halves(a: np.ndarray, b: np.ndarray, samples: float) -> Halves:
@@ -146,7 +149,7 @@ def test_a_noise_scale_may_be_aimed_at() -> None:
 
 
 def test_the_upper_bound_is_rounded_down_to_whole_workers() -> None:
-    assert bounds(128, 1000, 64, "x") == (128, 960)
+    assert batch_bounds(128, 1000, 64, partial(refuse, "x")) == (128, 960)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,7 @@ def test_the_upper_bound_is_rounded_down_to_whole_workers() -> None:
 )
 def test_bounds_that_cannot_be_are_told_which_can(low: int, high: int, accepted: str) -> None:
     with pytest.raises(ConfigError, match=accepted):
-        bounds(low, high, 64, "x")
+        batch_bounds(low, high, 64, partial(refuse, "x"))
 
 
 @pytest.mark.parametrize(

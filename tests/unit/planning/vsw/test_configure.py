@@ -9,22 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcsched.planning.vsw.configure import (
-    Gpu,
+    ClusterGpu,
+    GpuShare,
     NoConfiguration,
-    Share,
     configure,
     scale,
     worker_count,
 )
 from hpcsched.planning.vsw.costs import (
     MIB,
-    Costs,
+    AllReduceCost,
+    AllReduceCosts,
+    BatchTimes,
     GpuCosts,
-    Line,
-    Network,
-    Speed,
     Times,
     Unknown,
+    VswCosts,
     iteration_s,
 )
 
@@ -37,7 +37,7 @@ def speed(local_batch, sample_s, most, gain=0.15):
     for n in {1, most}:
         taken_s = sample_s * local_batch * n / (1 + gain * log(n))
         times[n] = Times(data_s=0.1 * taken_s, forward_s=0.3 * taken_s, backward_s=0.6 * taken_s)
-    return Speed(local_batch=local_batch, times=times, most=most)
+    return BatchTimes(local_batch=local_batch, times=times, most=most)
 
 
 def gpu_costs(sample_s, most=2, **settings):
@@ -46,16 +46,16 @@ def gpu_costs(sample_s, most=2, **settings):
 
 
 def network(within=(1e-10, 0.001), between=(4e-10, 0.003)):
-    lines = [Line(per_byte_s=slope, latency_s=latency) for slope, latency in (within, between)]
-    return Network(within=lines[0], between=lines[1])
+    lines = [AllReduceCost(per_byte_s=slope, latency_s=latency) for slope, latency in (within, between)]
+    return AllReduceCosts(within=lines[0], between=lines[1])
 
 
-COSTS = Costs(
+COSTS = VswCosts(
     gpus={"fast": gpu_costs(0.001, most=4), "slow": gpu_costs(0.003)},
     buckets=(25 * MIB, 9 * MIB),
     network=network(),
 )
-FOUR = [Gpu(kind="fast", host="a")] * 2 + [Gpu(kind="slow", host="b")] * 2
+FOUR = [ClusterGpu(kind="fast", host="a")] * 2 + [ClusterGpu(kind="slow", host="b")] * 2
 
 
 def step_s(costs, gpus, made):
@@ -92,7 +92,11 @@ def best_rate(
             for gpu, many in zip(gpus, split, strict=True):
                 ways = []
                 for n in range(1, many + 1) if at_once is None else [min(at_once, many)]:
-                    if not accumulation[0] <= Share(workers=many, at_once=n).accumulation <= accumulation[1]:
+                    if (
+                        not accumulation[0]
+                        <= GpuShare(workers=many, at_once=n).accumulation
+                        <= accumulation[1]
+                    ):
                         continue
                     try:
                         ways.append(
@@ -134,8 +138,8 @@ def clusters(draw, most_gpus=4):
         for kind in range(kinds)
     }
     sizes = draw(st.lists(st.integers(1, 30).map(lambda mib: mib * MIB), min_size=1, max_size=3))
-    costs = Costs(gpus=gpus, buckets=tuple(sizes), network=network(draw(LINE), draw(LINE)))
-    where = st.builds(Gpu, kind=st.sampled_from(sorted(gpus)), host=st.sampled_from("abc"))
+    costs = VswCosts(gpus=gpus, buckets=tuple(sizes), network=network(draw(LINE), draw(LINE)))
+    where = st.builds(ClusterGpu, kind=st.sampled_from(sorted(gpus)), host=st.sampled_from("abc"))
     return costs, draw(st.lists(where, min_size=1, max_size=most_gpus))
 
 
@@ -193,25 +197,25 @@ def test_the_local_batch_with_most_samples_a_second_is_taken():
 
 def test_a_batch_too_small_for_all_gpus_runs_on_the_best_of_them():
     made = configure(COSTS, FOUR, 32, local_batches=[16], every_gpu=False)
-    assert made.shares == (Share(workers=1, at_once=1), Share(workers=1, at_once=1), None, None)
+    assert made.shares == (GpuShare(workers=1, at_once=1), GpuShare(workers=1, at_once=1), None, None)
     assert made.iter_s == pytest.approx(step_s(COSTS, FOUR, made))
 
 
 def test_so_many_at_once_as_asked_even_if_others_are_faster():
     slower = {16: speed(16, 0.001, 2, gain=-0.2)}
-    costs = Costs(gpus={"g": GpuCosts(speeds=slower, update_s=0.0)}, buckets=(MIB,), network=network())
-    gpus = [Gpu(kind="g", host="a"), Gpu(kind="g", host="a")]
-    assert configure(costs, gpus, 128, local_batches=[16]).shares == (Share(workers=4, at_once=1),) * 2
+    costs = VswCosts(gpus={"g": GpuCosts(speeds=slower, update_s=0.0)}, buckets=(MIB,), network=network())
+    gpus = [ClusterGpu(kind="g", host="a"), ClusterGpu(kind="g", host="a")]
+    assert configure(costs, gpus, 128, local_batches=[16]).shares == (GpuShare(workers=4, at_once=1),) * 2
     made = configure(costs, gpus, 128, local_batches=[16], at_once=2)
-    assert made.shares == (Share(workers=4, at_once=2),) * 2
+    assert made.shares == (GpuShare(workers=4, at_once=2),) * 2
     assert made.iter_s == pytest.approx(step_s(costs, gpus, made))
     made = configure(costs, gpus, 32, local_batches=[16], at_once=2)
-    assert made.shares == (Share(workers=1, at_once=1),) * 2
+    assert made.shares == (GpuShare(workers=1, at_once=1),) * 2
 
 
 def test_the_synchronisation_is_chosen_by_the_size_of_the_buckets():
     assert configure(COSTS, FOUR, 512, local_batches=LOCAL).sync == "sequential"
-    small = Costs(gpus=COSTS.gpus, buckets=(MIB,) * 3, network=COSTS.network)
+    small = VswCosts(gpus=COSTS.gpus, buckets=(MIB,) * 3, network=COSTS.network)
     assert configure(small, FOUR, 512, local_batches=LOCAL).sync == "overlap"
     with pytest.raises(ValueError, match="sometimes"):
         configure(COSTS, FOUR, 512, local_batches=LOCAL, sync="sometimes")
@@ -221,7 +225,7 @@ def test_the_synchronisation_is_chosen_by_the_size_of_the_buckets():
     ("gpus", "options", "why"),
     [
         ([], {}, "there is no GPU"),
-        ([Gpu(kind="odd", host="a")], {}, "nothing was measured on odd"),
+        ([ClusterGpu(kind="odd", host="a")], {}, "nothing was measured on odd"),
         (FOUR, {"global_batch": 32}, "fewer workers than the 4 GPUs"),
         (FOUR, {"local_batches": []}, "there is no local batch to try"),
         (FOUR, {"local_batches": [8]}, "a local batch of 8 was not measured; 16 to 32 were on fast"),
@@ -239,10 +243,10 @@ def test_what_cannot_be_run_is_told(gpus, options, why):
 
 def test_no_worker_that_fits_is_told():
     full = gpu_costs(0.001)
-    none = {16: Speed(local_batch=16, times=full.speeds[16].times, most=0)}
-    costs = Costs(gpus={"full": GpuCosts(speeds=none, update_s=0.0)}, buckets=(MIB,), network=network())
+    none = {16: BatchTimes(local_batch=16, times=full.speeds[16].times, most=0)}
+    costs = VswCosts(gpus={"full": GpuCosts(speeds=none, update_s=0.0)}, buckets=(MIB,), network=network())
     with pytest.raises(NoConfiguration, match="no worker with a local batch of 16 fits into memory of full"):
-        configure(costs, [Gpu(kind="full", host="a")], 32, local_batches=[16])
+        configure(costs, [ClusterGpu(kind="full", host="a")], 32, local_batches=[16])
 
 
 # -- sets of GPUs --------------------------------------------------------------------------------------
@@ -294,8 +298,8 @@ def test_one_set_trains_a_trajectory_of_several_batches(within):
     kinds = {
         name: gpu_costs(sample_s, most=3) for name, sample_s in (("a", 0.001), ("b", 0.002), ("c", 0.004))
     }
-    costs = Costs(gpus=kinds, buckets=(25 * MIB, 9 * MIB), network=network(within))
-    gpus = [Gpu(kind=kind, host=host) for kind, host in ("bx", "ax", "cy", "bz", "az", "cy")]
+    costs = VswCosts(gpus=kinds, buckets=(25 * MIB, 9 * MIB), network=network(within))
+    gpus = [ClusterGpu(kind=kind, host=host) for kind, host in ("bx", "ax", "cy", "bz", "az", "cy")]
     trajectory = [(64, 500.0), (200, 2000.0), (64, 500.0), (500, 1000.0)]
     scaled = scale(costs, gpus, trajectory, local_batches=LOCAL)
     assert [each.count for each in scaled] == [1, 2, 3, 4]  # the smallest batch has 4 workers
@@ -318,7 +322,7 @@ def test_the_epoch_on_a_set_is_what_its_configurations_take(cluster, batches):
 
 
 def test_sets_are_packed_densely():
-    gpus = [Gpu(kind="fast", host=host) for host in "aabbbb"]
+    gpus = [ClusterGpu(kind="fast", host=host) for host in "aabbbb"]
     scaled = scale(COSTS, gpus, [(512, 1000.0)], local_batches=LOCAL)
     hosts = {each.count: [gpus[i].host for i in each.gpus] for each in scaled}
     assert hosts[2] == ["a", "a"]
@@ -327,14 +331,16 @@ def test_sets_are_packed_densely():
 
 
 def test_a_set_is_spread_if_hosts_are_slower_inside_than_between():
-    slow_inside = Costs(gpus=COSTS.gpus, buckets=COSTS.buckets, network=network((9e-9, 0.01), (1e-10, 0.001)))
-    gpus = [Gpu(kind="fast", host="a")] * 2 + [Gpu(kind="slow", host="b")] * 2
+    slow_inside = VswCosts(
+        gpus=COSTS.gpus, buckets=COSTS.buckets, network=network((9e-9, 0.01), (1e-10, 0.001))
+    )
+    gpus = [ClusterGpu(kind="fast", host="a")] * 2 + [ClusterGpu(kind="slow", host="b")] * 2
     scaled = scale(slow_inside, gpus, [(128, 1000.0)], local_batches=LOCAL, least=2, most=2)
     assert [each.gpus for each in scaled] == [(0, 2)]
 
 
 def test_a_set_whose_gpus_wait_for_the_network_nearly_all_the_time_is_still_one():
-    slow = Costs(gpus=COSTS.gpus, buckets=COSTS.buckets, network=network((1e-7, 9.0), (1e-7, 9.0)))
+    slow = VswCosts(gpus=COSTS.gpus, buckets=COSTS.buckets, network=network((1e-7, 9.0), (1e-7, 9.0)))
     (found,) = scale(slow, FOUR, [(128, 1000.0)], local_batches=LOCAL, least=4)
     assert found.epoch_s == pytest.approx(epoch_s(slow, FOUR, [(128, 1000.0)]))
 

@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.vsw import published
 from hpcsched.planning.vsw.costs import (
     MIB,
-    Costs,
+    AllReduceCost,
+    AllReduceCosts,
+    BatchTimes,
     GpuCosts,
-    Line,
-    Network,
-    Speed,
     Times,
     Unknown,
+    VswCosts,
     fit_line,
     iteration_s,
     sync_method,
     travelled,
 )
-from hpcsched.planning.vsw.profile import Profile
+from hpcsched.planning.vsw.profile import VswProfile
+from hpcsched.planning.vsw.whatif import jabas_files
 
 SHIPPED = ROOT / "profiles" / "vsw" / "resnet50-v100-p100.json"
 
@@ -35,7 +35,7 @@ def times(compute_s, data_s=0.0):
 
 
 def speed(local_batch, by_count, most=None):
-    return Speed(local_batch=local_batch, times={n: times(s) for n, s in by_count.items()}, most=most)
+    return BatchTimes(local_batch=local_batch, times={n: times(s) for n, s in by_count.items()}, most=most)
 
 
 def compute_s(found):
@@ -60,7 +60,7 @@ def test_between_measured_counts_throughput_rises_with_the_logarithm():
 
 
 def test_loading_grows_with_the_workers():
-    own = Speed(local_batch=8, times={1: times(0.1, 0.01), 4: times(0.3, 0.06)}, most=4)
+    own = BatchTimes(local_batch=8, times={1: times(0.1, 0.01), 4: times(0.3, 0.06)}, most=4)
     assert own.at(2).data_s == pytest.approx(0.03)
 
 
@@ -105,7 +105,9 @@ def test_a_local_batch_between_two_lies_on_the_line():
     read_s = {32: 0.01, 64: 0.05}
     own = GpuCosts(
         speeds={
-            local: Speed(local_batch=local, times={1: Times(data_s=data_s, forward_s=0.1, backward_s=0.2)})
+            local: BatchTimes(
+                local_batch=local, times={1: Times(data_s=data_s, forward_s=0.1, backward_s=0.2)}
+            )
             for local, data_s in read_s.items()
         },
         update_s=0.0,
@@ -130,7 +132,7 @@ def test_a_local_batch_outside_what_was_measured_is_unknown(local_batch):
 
 
 def test_a_line_is_found_again():
-    line = Line(per_byte_s=1e-9, latency_s=0.002)
+    line = AllReduceCost(per_byte_s=1e-9, latency_s=0.002)
     points = [(travelled(size, 4), line.all_reduce_s(size, 4)) for size in (1e5, 1e6, 1e7, 1e8)]
     found = fit_line(points)
     assert found.per_byte_s == pytest.approx(1e-9)
@@ -146,9 +148,9 @@ def test_small_messages_count_as_much_as_large_ones():
 @pytest.mark.parametrize(
     ("points", "line"),
     [
-        ([(1e6, 0.5)], Line(per_byte_s=5e-7, latency_s=0.0)),
-        ([(1e6, 1.0), (2e6, 4.0)], Line(per_byte_s=1.2e-6, latency_s=0.0)),
-        ([(1e6, 2.0), (2e6, 1.0)], Line(per_byte_s=0.0, latency_s=1.2)),
+        ([(1e6, 0.5)], AllReduceCost(per_byte_s=5e-7, latency_s=0.0)),
+        ([(1e6, 1.0), (2e6, 4.0)], AllReduceCost(per_byte_s=1.2e-6, latency_s=0.0)),
+        ([(1e6, 2.0), (2e6, 1.0)], AllReduceCost(per_byte_s=0.0, latency_s=1.2)),
     ],
 )
 def test_no_part_of_a_line_is_negative(points, line):
@@ -164,10 +166,13 @@ def test_without_points_there_is_no_line():
 
 # -- a step --------------------------------------------------------------------------------------------
 
-LINES = {"within": Line(per_byte_s=1e-9, latency_s=0.001), "between": Line(per_byte_s=4e-9, latency_s=0.002)}
+LINES = {
+    "within": AllReduceCost(per_byte_s=1e-9, latency_s=0.001),
+    "between": AllReduceCost(per_byte_s=4e-9, latency_s=0.002),
+}
 GPU = GpuCosts(
     speeds={
-        8: Speed(
+        8: BatchTimes(
             local_batch=8,
             times={
                 1: Times(data_s=0.01, forward_s=0.02, backward_s=0.03),
@@ -179,7 +184,7 @@ GPU = GpuCosts(
     copy_s=0.004,
     buffers_s=0.001,
 )
-COSTS = Costs(gpus={"g": GPU}, buckets=(3_000_000, 1_000_000), network=Network(**LINES))
+COSTS = VswCosts(gpus={"g": GPU}, buckets=(3_000_000, 1_000_000), network=AllReduceCosts(**LINES))
 
 
 def step_s(**changes):
@@ -219,7 +224,7 @@ def test_a_long_all_reduce_is_waited_for():
     most_s, last_s = (0.002 + 4e-9 * size * 2 * 7 / 8 for size in (3e6, 1e6))
     # 23 ms for the first bucket are hidden behind 30 ms of backward; times ten they are not.
     assert step_s(gpus=8, one_host=False) == pytest.approx(0.06 + last_s + 0.011)
-    slow = Costs(gpus=COSTS.gpus, buckets=(30_000_000, 1_000_000), network=COSTS.network)
+    slow = VswCosts(gpus=COSTS.gpus, buckets=(30_000_000, 1_000_000), network=COSTS.network)
     most_s = 0.002 + 4e-9 * 30e6 * 2 * 7 / 8
     found = iteration_s(
         slow, "g", local_batch=8, workers=1, at_once=1, gpus=8, one_host=False, sync="sequential"
@@ -245,11 +250,11 @@ def test_large_buckets_are_synchronised_after_one_another(sizes, method):
 
 def test_the_shipped_profile_comes_back_from_its_json():
     table = json.loads(SHIPPED.read_text())
-    assert Profile.parse(table, where="x").to_table() == table
+    assert VswProfile.parse(table, where="x").to_table() == table
 
 
 def test_the_shipped_profile_has_the_authors_model():
-    profile = Profile.parse(json.loads(SHIPPED.read_text()), where="x")
+    profile = VswProfile.parse(json.loads(SHIPPED.read_text()), where="x")
     v100, p100 = (profile.costs.gpus[f"Tesla {name}-PCIE-16GB"] for name in ("V100", "P100"))
     # 3 workers 1.14x and 4 workers 1.12x as fast as one, by the slopes that the authors' model has.
     for own, most, slope in ((v100, 3, 0.124), (p100, 4, 0.078)):
@@ -262,9 +267,9 @@ def test_the_shipped_profile_has_the_authors_model():
 
 def test_held_out_iterations_are_predicted():
     # The middle of three measured counts, from the other two.
-    costs = Profile.parse(json.loads(SHIPPED.read_text()), where="x").costs
+    costs = VswProfile.parse(json.loads(SHIPPED.read_text()), where="x").costs
     measured = costs.gpus["Tesla P100-PCIE-16GB"].speeds[32]
-    fitted = Speed(local_batch=32, times={n: measured.times[n] for n in (1, 4)}, most=4)
+    fitted = BatchTimes(local_batch=32, times={n: measured.times[n] for n in (1, 4)}, most=4)
     assert fitted.at(2).total_s == pytest.approx(measured.at(2).total_s, rel=0.05)
 
 
@@ -290,7 +295,7 @@ def test_a_wrong_profile_is_refused_by_key(path, value, key):
         place = place[part]
     place[path[-1]] = value
     with pytest.raises(ConfigError) as error:
-        Profile.parse(table, where="f.json")
+        VswProfile.parse(table, where="f.json")
     assert (error.value.where, error.value.key) == ("f.json", key)
 
 
@@ -309,7 +314,7 @@ def test_a_wrong_speed_is_refused_by_key(change, key):
     kind = next(iter(table["costs"]["gpus"]))
     table["costs"]["gpus"][kind]["speeds"][0].update(change)
     with pytest.raises(ConfigError) as error:
-        Profile.parse(table, where="f.json")
+        VswProfile.parse(table, where="f.json")
     assert error.value.key == f"costs.gpus.{kind}.speeds[0].{key}"
 
 
@@ -336,11 +341,11 @@ def published_files(**changes):
         "cluster": {"c": {"n1": SERVER, "n2": SERVER}},
         "job": {},
     }
-    return published.Published(**{**files, **changes})
+    return jabas_files.Published(**{**files, **changes})
 
 
 def test_the_authors_files_become_a_profile():
-    profile = published.parse(published_files(), where="x")
+    profile = jabas_files.parse(published_files(), where="x")
     assert profile.model == "m"
     assert [(gpu.kind, gpu.host) for gpu in profile.cluster] == [("g", "n1")] * 2 + [("g", "n2")] * 2
     own = profile.costs.gpus["g"]
@@ -351,7 +356,7 @@ def test_the_authors_files_become_a_profile():
 
 def test_an_ideal_time_becomes_the_bytes_that_a_ring_sends():
     # Ideal: 4(N-1)/N bytes for each byte at full bandwidth. One more ideal ms takes 2 ms within a host.
-    network = published.parse(published_files(), where="x").costs.network
+    network = jabas_files.parse(published_files(), where="x").costs.network
     size, gpus = 1e6, 4
     ideal_ms = size * 4 * (gpus - 1) / gpus / 1e9 * 1e3
     assert network.within.all_reduce_s(size, gpus) == pytest.approx((1 + 2 * ideal_ms) / 1e3)
@@ -361,7 +366,7 @@ def test_an_ideal_time_becomes_the_bytes_that_a_ring_sends():
 
 def test_the_jobs_servers_and_bounds_count():
     job = {"batch_size_lower_bound": 4, "batch_size_upper_bound": 8, "available_servers": ["n2"]}
-    profile = published.parse(published_files(job={"j": job}, between={}), where="x")
+    profile = jabas_files.parse(published_files(job={"j": job}, between={}), where="x")
     assert {gpu.host for gpu in profile.cluster} == {"n2"}
     assert profile.global_batch == (4, 8)
 
@@ -393,5 +398,5 @@ def test_the_jobs_servers_and_bounds_count():
 )
 def test_wrong_files_of_the_authors_are_refused_by_name(changes, where, key):
     with pytest.raises(ConfigError) as error:
-        published.parse(published_files(**changes), where="x")
+        jabas_files.parse(published_files(**changes), where="x")
     assert (error.value.where, error.value.key) == (where, key)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw import forecast as module
-from hpcsched.planning.vsw.forecast import MARGIN, METHODS, RECENT, WINDOWS, forecast, with_fluctuations
+from hpcsched.planning.vsw.forecast import (
+    MAX_WINDOWS,
+    METHODS,
+    MIN_HISTORY,
+    MIN_REL_GAIN,
+    forecast,
+    with_fluctuations,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -107,7 +114,7 @@ def test_where_nothing_goes_on_the_last_value_is_hardly_left():
 def test_errors_are_those_of_forecasts_from_earlier_values_only():
     values = growing(170, wave=0.1, noise=0.05)
     said = forecast(values, EPOCH, **BOUNDS, methods=CHEAP)
-    origins = [170 - EPOCH * k for k in range(1, WINDOWS + 1)]
+    origins = [170 - EPOCH * k for k in range(1, MAX_WINDOWS + 1)]
     for name in CHEAP:
         each = [
             error(forecast(values[:o], EPOCH, **BOUNDS, methods=[name]), values[o : o + EPOCH])
@@ -122,13 +129,13 @@ def test_the_last_value_is_left_only_for_what_is_clearly_better():
         said = forecast(
             growing(120, factor=1.002, noise=0.1, seed=seed), EPOCH, **BOUNDS, methods=("damped", "last")
         )
-        assert (said.method == "damped") == (said.errors["damped"] < (1 - MARGIN) * said.errors["last"])
+        assert (said.method == "damped") == (said.errors["damped"] < (1 - MIN_REL_GAIN) * said.errors["last"])
         left += said.method == "damped"
     assert 0 < left < 30
 
 
 def test_a_gain_within_the_margin_is_not_taken(monkeypatch):
-    for gain, method in ((0.5 * MARGIN, "last"), (2 * MARGIN, "damped")):
+    for gain, method in ((0.5 * MIN_REL_GAIN, "last"), (2 * MIN_REL_GAIN, "damped")):
         monkeypatch.setattr(module, "_back_test", lambda *_, g=gain: {"last": 0.1, "damped": 0.1 * (1 - g)})
         assert forecast(growing(100), EPOCH, **BOUNDS, methods=CHEAP).method == method
 
@@ -198,7 +205,7 @@ def test_the_same_history_gives_the_same_forecast():
 
 
 def test_values_from_long_ago_do_not_matter():
-    history = growing(RECENT, factor=1.005, noise=0.05)
+    history = growing(MIN_HISTORY, factor=1.005, noise=0.05)
     long = np.concatenate([growing(300)[::-1], history])
     assert forecast(long, EPOCH, **BOUNDS, methods=CHEAP) == forecast(history, EPOCH, **BOUNDS, methods=CHEAP)
 

@@ -12,9 +12,10 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.reasons import Why
 from hpcsched.errors import ConfigError
 from hpcsched.planning.jobs import search as searching
-from hpcsched.planning.jobs.list_schedules import Limits, ListPlan, follow
-from hpcsched.planning.jobs.problem import Outlook
-from hpcsched.planning.jobs.search import Search, measure, portfolio, value
+from hpcsched.planning.jobs.list_schedules import FutureLimits, ListSchedule, simulate
+from hpcsched.planning.jobs.problem import Problem
+from hpcsched.planning.jobs.search import ScheduleSearch, measure, portfolio, value
+from hpcsched.planning.jobs.timeline import Timeline
 from hpcsched.policy import make_policy
 from hpcsched.policy.planner.rollout import rollout
 from hpcsched.sim.engine import Simulation
@@ -42,13 +43,13 @@ def makespan(machine):
     return max(job.ended_s for job in machine.run.jobs.values())
 
 
-def outlook_of(jobs, profiles, gpus):
+def problem_of(jobs, profiles, gpus):
     """The state right after these jobs were submitted."""
     machine = Machine(make_policy)
     machine.handle(ev.AgentStarted(at=0, wall=0, devices=some_devices(gpus), policy="planner"))
     machine.handle(ev.ProfilesLoaded(at=0, profiles=profiles))
     machine.handle(ev.JobsSubmitted(at=0, first_id=1, jobs=tuple(jobs)))
-    return Outlook(machine.decisions.view(), window=100)
+    return Problem(machine.decisions.view(), window=100)
 
 
 def test_where_the_last_gpus_add_nothing_jobs_share_them():
@@ -92,29 +93,31 @@ def test_with_eps_0_nobody_waits_longer_than_under_the_later_baseline():
 def test_within_two_percent_of_the_best_list_plan_there_is(seed):
     """By enumeration: all orders times all caps of three jobs, within the same limits."""
     made = random_set(seed, most_jobs=3)
-    outlook = outlook_of(made.jobs, made.profiles, made.gpus)
-    marble, alone = (rollout(outlook, make_policy(name)) for name in ("marble", "exclusive"))
-    base = measure(outlook, marble)
+    problem = problem_of(made.jobs, made.profiles, made.gpus)
+    marble, alone = (rollout(problem, make_policy(name)) for name in ("marble", "exclusive"))
+    base = measure(problem, marble)
     latest = [2 * max(pair) for pair in zip(marble.ends, alone.ends, strict=True)]
     best = value("both", base, base)
     for order in itertools.permutations(range(3)):
         for caps in itertools.product(range(1, made.gpus + 1), repeat=3):
-            sketch = follow(outlook, ListPlan(order, caps), Limits(latest, base.makespan_s * (1 + 1e-9)))
-            if sketch:
-                best = min(best, value("both", measure(outlook, sketch), base))
-    plan = make_policy("planner").plan(outlook.view)
-    got = measure(outlook, marble)
+            timeline = simulate(
+                problem, ListSchedule(order, caps), FutureLimits(latest, base.makespan_s * (1 + 1e-9))
+            )
+            if timeline:
+                best = min(best, value("both", measure(problem, timeline), base))
+    plan = make_policy("planner").plan(problem.view)
+    got = measure(problem, marble)
     got = type(got)(plan.facts["makespan_s"], plan.facts["mean_jct_s"])
     assert best * (1 - 1e-9) <= value("both", got, base) <= best * 1.02
 
 
-def searched(outlook, budget=100, seed=1):
-    marble = rollout(outlook, make_policy("marble"))
-    base = measure(outlook, marble)
-    search = Search(
-        outlook=outlook,
+def searched(problem, budget=100, seed=1):
+    marble = rollout(problem, make_policy("marble"))
+    base = measure(problem, marble)
+    search = ScheduleSearch(
+        problem=problem,
         latest=[2 * end for end in marble.ends],
-        by=outlook.now + base.makespan_s,
+        by=problem.now + base.makespan_s,
         base=base,
         goal="both",
         budget=budget,
@@ -129,36 +132,36 @@ def searched(outlook, budget=100, seed=1):
 def test_no_candidate_is_tried_twice_nor_more_than_the_budget(monkeypatch, seed, most_jobs):
     tried = []
 
-    def noted(outlook, plan, limits):
+    def noted(problem, plan, limits, begin):
         tried.append(plan)
-        return follow(outlook, plan, limits)
+        return simulate(problem, plan, limits, begin)
 
-    monkeypatch.setattr(searching, "follow", noted)
+    monkeypatch.setattr(searching, "simulate", noted)
     made = random_set(seed, most_jobs=most_jobs)
-    outlook = outlook_of(made.jobs, made.profiles, made.gpus)
-    search = searched(outlook)
+    problem = problem_of(made.jobs, made.profiles, made.gpus)
+    search = searched(problem)
     assert len(tried) == len(set(tried)) == search.tried
-    assert search.tried <= len({plan for plan, _ in portfolio(outlook)}) + 100
+    assert search.tried <= len({plan for plan, _ in portfolio(problem)}) + 100
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_found_is_the_best_that_was_seen_and_can_be_gone_again(monkeypatch, seed):
     """The climbing goes on from worse plans at times; it never gives one back."""
     made, seen = random_set(seed, most_jobs=12), []
-    outlook = outlook_of(made.jobs, made.profiles, made.gpus)
+    problem = problem_of(made.jobs, made.profiles, made.gpus)
 
     def noted(*args):
-        sketch = follow(*args)
-        if sketch:
-            seen.append(value("both", measure(outlook, sketch), base))
-        return sketch
+        timeline = simulate(*args)
+        if timeline:
+            seen.append(value("both", measure(problem, timeline), base))
+        return timeline
 
-    base = measure(outlook, rollout(outlook, make_policy("marble")))
-    monkeypatch.setattr(searching, "follow", noted)
-    search = searched(outlook)
+    base = measure(problem, rollout(problem, make_policy("marble")))
+    monkeypatch.setattr(searching, "simulate", noted)
+    search = searched(problem)
     assert search.best == pytest.approx(min(seen), rel=1e-8)
-    assert follow(outlook, search.plan).ends == search.sketch.ends
-    again = searched(outlook)
+    assert simulate(problem, search.plan).ends == search.timeline.ends
+    again = searched(problem)
     assert (again.plan, again.best, again.tried) == (search.plan, search.best, search.tried)
 
 
@@ -166,21 +169,22 @@ def test_what_is_found_is_the_best_that_was_seen_and_can_be_gone_again(monkeypat
 def test_climbing_finds_better_plans_than_the_portfolio(seed):
     made = random_set(seed, most_jobs=60)
     assert len(made.jobs) > 20
-    outlook = outlook_of(made.jobs, made.profiles, made.gpus)
-    assert searched(outlook, budget=100).best < searched(outlook, budget=0).best
+    problem = problem_of(made.jobs, made.profiles, made.gpus)
+    assert searched(problem, budget=100).best < searched(problem, budget=0).best
 
 
 def test_a_copy_of_a_sketch_goes_its_own_way():
     made = random_set(3, most_jobs=8)
-    outlook = outlook_of(made.jobs, made.profiles, made.gpus)
-    sketch = outlook.sketch()
-    sketch.start(0, 1, next(iter(sketch.rooms.by_host().items()))[:1])
-    copy = sketch.copy()
+    problem = problem_of(made.jobs, made.profiles, made.gpus)
+    begin = Timeline(problem)
+    timeline = begin.copy()
+    timeline.start(0, 1, next(iter(timeline.rooms.by_host().items()))[:1])
+    copy = timeline.copy()
     while copy.next():
         pass
-    assert copy.now == copy.ends[0] > sketch.now == outlook.now
-    assert list(sketch.active) == [0] and not copy.active and sketch.rooms.left == made.gpus - 1
-    assert outlook.sketch().ends == [inf] * len(outlook)
+    assert copy.now == copy.ends[0] > timeline.now == problem.now
+    assert list(timeline.active) == [0] and not copy.active and timeline.rooms.left == made.gpus - 1
+    assert begin.ends == [inf] * len(problem)
 
 
 @pytest.mark.parametrize("name", ["marble", "exclusive"])
@@ -188,9 +192,9 @@ def test_a_copy_of_a_sketch_goes_its_own_way():
 def test_a_baseline_is_what_its_policy_does(name, seed):
     """The future a plan is measured by is the one the simulator gives for that policy, job by job."""
     made = random_set(seed, most_jobs=30)
-    sketch = rollout(outlook_of(made.jobs, made.profiles, made.gpus), make_policy(name))
+    timeline = rollout(problem_of(made.jobs, made.profiles, made.gpus), make_policy(name))
     machine, _ = simulated(made.jobs, name, made.gpus, made.profiles)
-    assert sketch.ends == pytest.approx([job.ended_s for job in machine.run.jobs.values()], rel=1e-6)
+    assert timeline.ends == pytest.approx([job.ended_s for job in machine.run.jobs.values()], rel=1e-6)
 
 
 def test_it_plans_once_for_a_set_that_goes_as_planned():
@@ -242,8 +246,8 @@ def test_jobs_without_profile_or_steps_are_planned_too():
 
 def test_a_plan_of_a_long_queue_covers_a_window():
     jobs = [a_job(f"j{i}", "flat", steps=100 + i) for i in range(1200)]
-    outlook = outlook_of(jobs, (FLAT,), 4)
-    plan = make_policy("planner", {"budget": 1}).plan(outlook.view)
+    problem = problem_of(jobs, (FLAT,), 4)
+    plan = make_policy("planner", {"budget": 1}).plan(problem.view)
     assert len(plan.order) == 1000
 
 

@@ -9,11 +9,11 @@ import pytest
 from budget import slow
 
 from hpcsched.core import events as ev
-from hpcsched.core.invariants import check
 from hpcsched.core.model import Device, JobState
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Planned, a_job, a_profile
 from hpcsched.testing.families import random_set, wrong
+from hpcsched.testing.invariants import check
 
 MOST_EVENTS = 20_000
 LINE = a_profile("line", [10.0, 20.0])

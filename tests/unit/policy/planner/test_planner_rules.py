@@ -11,9 +11,9 @@ from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcsched.core.invariants import check
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.families import random_set
+from hpcsched.testing.invariants import check
 
 
 def the_set(seed, most_jobs=12, *, dependent=False, nodes=1):

@@ -6,7 +6,7 @@ minutes, a server or a worker, whichever the fit says gains more. Written from t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -14,22 +14,22 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from hpcsched.planning.ps.model import Link, PsModel
-from hpcsched.planning.ps.search import fixed
+from hpcsched.planning.ps.model import NetworkLink, PsModel
+from hpcsched.planning.ps.whatif.best import fixed
 
 Array = npt.NDArray[np.float64]
 
-START = (1, 2)
+FIRST_NODES = (1, 2)
 """Servers and workers that a training begins with (NEARCHUS, section V)."""
 
-EVERY_S = 600.0
-"""Seconds from one node more to the next."""
+NODE_INTERVAL_S = 600.0
+"""Seconds from one node more to the next (Optimus: ten minutes)."""
 
-SAMPLES = 20
+MAX_FIRST_SAMPLES = 20
 """Configurations that are measured first (NEARCHUS, section III-C)."""
 
-MOST_UNLIKE = 2.0
-"""How many times as many servers as workers a measured configuration has at most, or the other way round."""
+MAX_ROLE_RATIO = 2.0
+"""The largest ratio of servers to workers, or of workers to servers, in a measured configuration (chosen)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,9 @@ def fit(measured: Iterable[tuple[int, int, float]], *, weak: bool = False) -> Fi
     )
 
 
-def sampled(nodes: int, *, count: int = SAMPLES, most_unlike: float = MOST_UNLIKE) -> list[tuple[int, int]]:
+def sampled(
+    nodes: int, *, count: int = MAX_FIRST_SAMPLES, most_unlike: float = MAX_ROLE_RATIO
+) -> list[tuple[int, int]]:
     """Configurations to measure, at most `count`, evenly picked from all those of `nodes` nodes at most."""
     every = [
         (servers, size - servers)
@@ -75,27 +77,20 @@ def sampled(nodes: int, *, count: int = SAMPLES, most_unlike: float = MOST_UNLIK
     return [every[round(i * (len(every) - 1) / (count - 1))] for i in range(count)]
 
 
-def profiled(model: PsModel, configurations: Iterable[tuple[int, int]], link: Link | None = None) -> Fit:
-    """The fit to what would be measured of these (servers, workers) of NODE_CPUS cores each."""
+def profiled(
+    model: PsModel, configurations: Iterable[tuple[int, int]], link: NetworkLink | None = None
+) -> Fit:
+    """The fit to what would be measured of these (servers, workers) of NODE_CORES cores each."""
     return fit(((p, w, fixed(model, p, w, link).usage.rate) for p, w in configurations), weak=model.weak)
 
 
 def next_node(fit: Fit, servers: int, workers: int) -> Literal["server", "worker"] | None:
-    """What one node more should be: what is predicted to be faster; None if neither is faster than now."""
+    """The role of one node more, by what is predicted to be faster; None if neither is faster than now."""
     now = fit.rate(servers, workers)
     server, worker = fit.rate(servers + 1, workers), fit.rate(servers, workers + 1)
     if max(server, worker) <= now:
         return None
     return "worker" if worker >= server else "server"
-
-
-def growth(fit: Fit, nodes: int) -> Iterator[tuple[int, int]]:
-    """The configurations that a training of at most `nodes` nodes has, one after the other, from START on."""
-    servers, workers = START
-    yield servers, workers
-    while servers + workers < nodes and (node := next_node(fit, servers, workers)):
-        servers, workers = servers + (node == "server"), workers + (node == "worker")
-        yield servers, workers
 
 
 def _terms(servers: Array, workers: Array, weak: bool) -> Array:

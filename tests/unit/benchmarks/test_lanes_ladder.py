@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 from budget import slow
 
+from benchmarks.simulated.device import Chunk, Device, Kernel, Lane, Model
 from hpcsched.planning.background.feedback import Feedback
 from hpcsched.planning.background.pacing import Duty, Pacer
 from hpcsched.planning.background.referee import Referee
-from hpcsched.sim.device import Chunk, Device, Kernel, Lane, Model
 
 MODEL = Model()
 SPAN_US = 600_000.0

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from hpcsched.planning.packing.reading import Reader
-from hpcsched.planning.ps.model import Link, PsModel
-from hpcsched.planning.ps.training import Training
+from hpcsched.planning.json_reader import JsonReader
+from hpcsched.planning.ps.model import NetworkLink, PsModel
+from hpcsched.planning.ps.training import PsTraining
 
 _MIB = 2**20
 
 _SECONDS = ("batch_cpu_s", "worker_cpu_s", "update_cpu_s", "byte_cpu_s")
 _PARTS = ("uneven", "serial", "overlap")
-_TIMES = tuple(field.name for field in fields(Training) if field.name.endswith("_s"))
+_TIMES = tuple(field.name for field in fields(PsTraining) if field.name.endswith("_s"))
 _KEYS = (
     "model",
     *_SECONDS,
@@ -30,13 +30,13 @@ _KEYS = (
 )
 
 
-def parse(table: Any, *, where: str) -> dict[str, Training]:
+def parse(table: Any, *, where: str) -> dict[str, PsTraining]:
     """The trainings of a JSON form, by model. Raises ConfigError naming the key that is wrong."""
-    read = Reader(where)
+    read = JsonReader(where)
     table = read.table(table, "", ("schema", "models"))
     if table.get("schema") != 1 or isinstance(table["schema"], bool):
         read.refuse("schema", table.get("schema"), "1")
-    found: dict[str, Training] = {}
+    found: dict[str, PsTraining] = {}
     for i, row in enumerate(read.rows(table.get("models"), "models", least=1)):
         key = f"models[{i}]"
         row = read.table(row, key, _KEYS)
@@ -50,7 +50,7 @@ def parse(table: Any, *, where: str) -> dict[str, Training]:
     return found
 
 
-def to_table(name: str, training: Training, **words: str) -> dict[str, Any]:
+def to_table(name: str, training: PsTraining, **words: str) -> dict[str, Any]:
     """The JSON form of one model, without what is as it is by default; `words`: its `source`, its `note`."""
     model = training.model
     table: dict[str, Any] = {
@@ -66,7 +66,7 @@ def to_table(name: str, training: Training, **words: str) -> dict[str, Any]:
     return {**table, **{time: getattr(training, time) for time in _TIMES}, **words}
 
 
-def _training(read: Reader, row: Mapping[str, Any], key: str) -> Training:
+def _training(read: JsonReader, row: Mapping[str, Any], key: str) -> PsTraining:
     model: dict[str, Any] = {}
     for name in _SECONDS:
         if name in row or name == "batch_cpu_s":
@@ -89,6 +89,6 @@ def _training(read: Reader, row: Mapping[str, Any], key: str) -> Training:
     link = None
     if "link_mib_s" in row:
         link_mib_s = read.number(row["link_mib_s"], f"{key}.link_mib_s", "MiB a second", above_0=True)
-        link = Link(bytes_s=link_mib_s * _MIB)
+        link = NetworkLink(bytes_s=link_mib_s * _MIB)
     times = {name: read.number(row[name], f"{key}.{name}", "seconds") for name in _TIMES if name in row}
-    return Training(model=PsModel(parameter_bytes=mib * _MIB, **model), link=link, **times)
+    return PsTraining(model=PsModel(parameter_bytes=mib * _MIB, **model), link=link, **times)

@@ -1,4 +1,6 @@
-"""Models of what NEARCHUS measured (Tariq et al., sections III and V), for simulations and what-if.
+"""Models of what NEARCHUS measured (Tariq et al., sections III and V), and the files in this folder.
+
+`python nearchus.py` writes the files. Tests and benchmarks import the models.
 
 The paper's are: clusters A and B, numbers of parameters, cores that one process uses at most on each kind of
 host (Figure 3), and the results by which the rest was chosen. It gives neither step times nor traffic.
@@ -36,11 +38,26 @@ What to keep in mind:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
-from hpcsched.planning.ps.model import Link, PsModel
+from hpcsched.planning.ps.model import NetworkLink, PsModel
+from hpcsched.planning.ps.training import PsTraining
+from hpcsched.planning.ps.whatif.models_file import to_table
+
+HERE = Path(__file__).parent
+SOURCE = (
+    "Tariq et al., NEARCHUS: number of parameters (Table II), network and hosts of cluster {name} (Table I), "
+    "cores that one process uses at most (Figure 3)"
+)
+NOTE = (
+    "Chosen, as the paper gives neither step times nor traffic: all else, such that the efficiencies of "
+    "section III follow; profiles/ps/nearchus.py says how. The times of starts and changes are "
+    "hpcsched's, not the paper's."
+)
 
 GBPS = 125e6
 """Bytes a second."""
@@ -66,13 +83,13 @@ class Cluster:
     hosts: int
     cores: int
     budget: float
-    link: Link
+    link: NetworkLink
 
 
 CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
     {
-        "A": Cluster(hosts=9, cores=20, budget=100.0, link=Link(bytes_s=1 * GBPS)),
-        "B": Cluster(hosts=9, cores=64, budget=300.0, link=Link(bytes_s=50 * GBPS)),
+        "A": Cluster(hosts=9, cores=20, budget=100.0, link=NetworkLink(bytes_s=1 * GBPS)),
+        "B": Cluster(hosts=9, cores=64, budget=300.0, link=NetworkLink(bytes_s=50 * GBPS)),
     }
 )
 """Table I and section V."""
@@ -122,3 +139,22 @@ def _model(parameters: float, batch_cpu_s: float, cores: int) -> PsModel:
         staleness=1,
         weak=True,
     )
+
+
+def made() -> dict[str, str]:
+    """The text of each file."""
+    texts = {}
+    for name, cluster in CLUSTERS.items():
+        words = {"source": SOURCE.format(name=name), "note": NOTE}
+        rows = [
+            to_table(model, PsTraining(model=workload(model, cluster), link=cluster.link), **words)
+            for model in WORKLOADS
+        ]
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        texts[f"nearchus-{name.lower()}.json"] = f'{{"schema": 1, "models": [\n{lines}\n]}}\n'
+    return texts
+
+
+if __name__ == "__main__":
+    for file, text in made().items():
+        (HERE / file).write_text(text, encoding="utf-8")

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcsched.planning.packing.reading import Reader
+from hpcsched.planning.json_reader import JsonReader
 from hpcsched.planning.vsw.solver import Option
 
-_MOST_WORKERS = 10**6
+_MAX_WORKERS = 10**6
+"""The most workers that are taken for meant (chosen)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class OptionTable:
     """Groups with their options, of which the workers add up to `workers`."""
 
     workers: int
@@ -21,9 +22,9 @@ class Table:
     groups: tuple[tuple[Option, ...], ...]
 
     @classmethod
-    def parse(cls, table: Any, *, where: str) -> Table:
+    def parse(cls, table: Any, *, where: str) -> OptionTable:
         """The problem of its JSON form. Raises ConfigError naming the group and the key that is wrong."""
-        read = Reader(where)
+        read = JsonReader(where)
         table = read.table(table, "", ("schema", "workers", "groups"))
         if table.get("schema") != 1 or isinstance(table["schema"], bool):
             read.refuse("schema", table.get("schema"), "1")
@@ -58,7 +59,7 @@ class Table:
         }
 
 
-def _option(read: Reader, value: Any, key: str) -> Option:
+def _option(read: JsonReader, value: Any, key: str) -> Option:
     row = read.table(value, key, ("workers", "iter_s"))
     return Option(
         workers=_whole(read, row.get("workers"), f"{key}.workers"),
@@ -66,8 +67,8 @@ def _option(read: Reader, value: Any, key: str) -> Option:
     )
 
 
-def _whole(read: Reader, value: Any, key: str) -> int:
+def _whole(read: JsonReader, value: Any, key: str) -> int:
     number = read.whole(value, key)
-    if number > _MOST_WORKERS:
-        read.refuse(key, number, f"at most {_MOST_WORKERS}")
+    if number > _MAX_WORKERS:
+        read.refuse(key, number, f"at most {_MAX_WORKERS}")
     return number

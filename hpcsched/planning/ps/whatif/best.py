@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hpcsched.contract.seats import Seat
-from hpcsched.planning.ps.model import Link, PsModel, Usage, even_seats, loads, usage
+from hpcsched.planning.ps.model import NetworkLink, PsModel, PsUsage, even_seats, loads, usage
 
-NODE_CPUS = 5.0
+NODE_CORES = 5.0
 """Cores of each process where all have as many (NEARCHUS, section V)."""
 
-LEAST_SHARE = 0.1
-"""Cores that a process has at least where shares are free."""
+MIN_SHARE = 0.1
+"""The least cores of a process where shares are free (chosen)."""
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -21,28 +21,28 @@ _NARROWINGS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class PsConfiguration:
     """A configuration, its servers first, and what is seen of it."""
 
     servers: int
     workers: int
     seats: tuple[Seat, ...]
-    usage: Usage
+    usage: PsUsage
 
 
-def fixed(model: PsModel, servers: int, workers: int, link: Link | None = None) -> Found:
-    """So many servers and workers of NODE_CPUS cores each."""
-    seats = even_seats(servers, workers, NODE_CPUS, NODE_CPUS)
-    return Found(servers=servers, workers=workers, seats=seats, usage=usage(model, seats, link))
+def fixed(model: PsModel, servers: int, workers: int, link: NetworkLink | None = None) -> PsConfiguration:
+    """So many servers and workers of NODE_CORES cores each."""
+    seats = even_seats(servers, workers, NODE_CORES, NODE_CORES)
+    return PsConfiguration(servers=servers, workers=workers, seats=seats, usage=usage(model, seats, link))
 
 
-def best_fixed(model: PsModel, budget: float, link: Link | None = None) -> Found:
-    """The fastest numbers of servers and workers of NODE_CPUS cores each (FA-BF, section V).
+def best_fixed(model: PsModel, budget: float, link: NetworkLink | None = None) -> PsConfiguration:
+    """The fastest numbers of servers and workers of NODE_CORES cores each (FA-BF, section V).
 
     Of equally fast ones it is one with the fewest processes. Raises ValueError for a `budget` of cores that
     is too small for two.
     """
-    nodes = int(budget / NODE_CPUS + 1e-9)
+    nodes = int(budget / NODE_CORES + 1e-9)
     return _fastest(
         fixed(model, servers, size - servers, link)
         for size in range(2, nodes + 1)
@@ -53,14 +53,14 @@ def best_fixed(model: PsModel, budget: float, link: Link | None = None) -> Found
 def best(
     model: PsModel,
     budget: float,
-    link: Link | None = None,
+    link: NetworkLink | None = None,
     *,
     most_servers: int = 12,
     most_workers: int = 36,
-) -> Found:
+) -> PsConfiguration:
     """The fastest configuration of so many cores at all, each process with the share that is best.
 
-    Workers have equal shares. Servers share what they get beyond LEAST_SHARE in proportion to what each of
+    Workers have equal shares. Servers share what they get beyond MIN_SHARE in proportion to what each of
     them holds. How much that is, is found by golden section: a process's time is convex in its share, so a
     cycle's time is convex in the split.
 
@@ -70,19 +70,21 @@ def best(
         _best_split(model, servers, workers, budget, link)
         for servers in range(1, most_servers + 1)
         for workers in range(1, most_workers + 1)
-        if (servers + workers) * LEAST_SHARE <= budget
+        if (servers + workers) * MIN_SHARE <= budget
     )
 
 
-def _best_split(model: PsModel, servers: int, workers: int, budget: float, link: Link | None) -> Found:
+def _best_split(
+    model: PsModel, servers: int, workers: int, budget: float, link: NetworkLink | None
+) -> PsConfiguration:
     parts = loads(model, servers)
-    spare = budget - (servers + workers) * LEAST_SHARE
+    spare = budget - (servers + workers) * MIN_SHARE
 
-    def split(portion: float) -> Found:
-        worker = Seat(server=False, share=LEAST_SHARE + spare * (1 - portion) / workers)
-        shares = [LEAST_SHARE + spare * portion * part for part in parts]
+    def split(portion: float) -> PsConfiguration:
+        worker = Seat(server=False, share=MIN_SHARE + spare * (1 - portion) / workers)
+        shares = [MIN_SHARE + spare * portion * part for part in parts]
         seats = (*(Seat(server=True, share=share) for share in shares), *(worker,) * workers)
-        return Found(servers=servers, workers=workers, seats=seats, usage=usage(model, seats, link))
+        return PsConfiguration(servers=servers, workers=workers, seats=seats, usage=usage(model, seats, link))
 
     low, high = 0.0, 1.0
     left, right = split(1 - _GOLDEN), split(_GOLDEN)
@@ -96,7 +98,7 @@ def _best_split(model: PsModel, servers: int, workers: int, budget: float, link:
     return max(left, right, key=lambda each: each.usage.rate)
 
 
-def _fastest(found: Iterable[Found]) -> Found:
+def _fastest(found: Iterable[PsConfiguration]) -> PsConfiguration:
     """The first of those that are fastest but for rounding. Raises ValueError if there is none."""
     chosen = None
     for each in found:

@@ -8,9 +8,18 @@ from statistics import median
 from typing import Any, NoReturn
 
 from hpcsched.errors import ConfigError
-from hpcsched.planning.vsw.configure import Gpu
-from hpcsched.planning.vsw.costs import MIB, Costs, GpuCosts, Line, Network, Speed, Times, fit_line
-from hpcsched.planning.vsw.profile import Profile
+from hpcsched.planning.vsw.configure import ClusterGpu
+from hpcsched.planning.vsw.costs import (
+    MIB,
+    AllReduceCost,
+    AllReduceCosts,
+    BatchTimes,
+    GpuCosts,
+    Times,
+    VswCosts,
+    fit_line,
+)
+from hpcsched.planning.vsw.profile import VswProfile
 
 _IDEAL_PARTS = 2
 """Their ideal time counts 4 (N-1)/N bytes for each byte; a ring all-reduce sends 2 (N-1)/N."""
@@ -18,7 +27,7 @@ _IDEAL_PARTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What is in the files, by their names; JSON is read already.
+    """The contents of the files by their names; JSON is read already.
 
     Args:
         computation: `<model>_<local batch>_<workers>_comp_profile.json`.
@@ -38,7 +47,7 @@ class Published:
     job: Mapping[str, Any]
 
 
-def parse(files: Published, *, where: str) -> Profile:
+def parse(files: Published, *, where: str) -> VswProfile:
     """The profile that the files hold.
 
     Times and numbers of workers are by type of GPU: of several servers of one type the median. So are update,
@@ -64,20 +73,20 @@ def parse(files: Published, *, where: str) -> Profile:
         number = _get(row, "max_num_models", int, name)
         most[key] = min(number, most.get(key, number))
     gpus = {kind: _gpu_costs(kind, rows, most) for kind in dict.fromkeys(row.kind for row in rows)}
-    cluster: list[Gpu] = []
+    cluster: list[ClusterGpu] = []
     for host in wanted:
         server = servers[host]
         kind = _get(server, "type", str, cluster_file, host)
         if kind not in gpus:
             _refuse(cluster_file, f"{host}.type", kind, f"a type that was measured: {', '.join(gpus)}")
-        cluster += [Gpu(kind=kind, host=host)] * _get(server, "number", int, cluster_file, host)
+        cluster += [ClusterGpu(kind=kind, host=host)] * _get(server, "number", int, cluster_file, host)
     buckets_file, sizes = _only(files.buckets, where, "a *_bucket_size_profile.json")
     buckets = _get(sizes, "bucket_size_distribution", list, buckets_file)
     if not buckets or not all(isinstance(size, (int, float)) and size > 0 for size in buckets):
         _refuse(buckets_file, "bucket_size_distribution", buckets, "sizes in MiB")
-    return Profile(
+    return VswProfile(
         model=models[0],
-        costs=Costs(
+        costs=VswCosts(
             gpus=gpus,
             buckets=tuple(round(size * MIB) for size in buckets),
             network=_network(files, [servers[host] for host in wanted], cluster_file, where),
@@ -130,7 +139,7 @@ def _gpu_costs(kind: str, rows: list[_Row], most: Mapping[tuple[str, int], int])
     for row in own:
         measured.setdefault(row.local_batch, {}).setdefault(row.workers, []).append(row.times)
     speeds = {
-        local_batch: Speed(
+        local_batch: BatchTimes(
             local_batch=local_batch,
             times={n: _middle(times) for n, times in sorted(by_count.items())},
             most=most.get((kind, local_batch)),
@@ -153,9 +162,9 @@ def _middle(times: list[Times]) -> Times:
     )
 
 
-def _network(files: Published, servers: list[Any], cluster_file: str, where: str) -> Network:
+def _network(files: Published, servers: list[Any], cluster_file: str, where: str) -> AllReduceCosts:
     """Both lines; where a cluster has but one host, or one GPU on each, only one is needed."""
-    lines: dict[str, Line] = {}
+    lines: dict[str, AllReduceCost] = {}
     for scope, texts in (("intra", files.within), ("inter", files.between)):
         if texts:
             key = f"{scope}_network_bandwidth"
@@ -167,12 +176,12 @@ def _network(files: Published, servers: list[Any], cluster_file: str, where: str
         _refuse(where, "", None, "a file intra*.txt with all-reduce times within a host")
     if "inter" not in lines and len(servers) > 1:
         _refuse(where, "", None, "a file inter*.txt with all-reduce times between hosts")
-    none = Line(per_byte_s=0.0, latency_s=0.0)
+    none = AllReduceCost(per_byte_s=0.0, latency_s=0.0)
     within = lines.get("intra", lines.get("inter", none))
-    return Network(within=within, between=lines.get("inter", within))
+    return AllReduceCosts(within=within, between=lines.get("inter", within))
 
 
-def _line(texts: Mapping[str, str], bandwidth: float) -> Line:
+def _line(texts: Mapping[str, str], bandwidth: float) -> AllReduceCost:
     points = []
     for name, text in texts.items():
         for number, line in enumerate(filter(str.strip, text.splitlines()), start=1):

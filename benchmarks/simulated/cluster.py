@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from hpcsched.planning.background.feedback import Feedback
 from hpcsched.planning.background.pacing import Pacer
 from hpcsched.planning.background.referee import Referee
-from hpcsched.planning.burst.graph import Layer, LayerProfile
-from hpcsched.planning.burst.plan import Plan
-from hpcsched.sim.device import Chunk, Device, Kernel, Lane, Model
+from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer
+from hpcsched.planning.burst.plan import BurstPlan
+
+from .device import Chunk, Device, Kernel, Lane, Model
 
 KERNEL_US = 100.0
 """About how long one kernel of a layer takes."""
@@ -50,14 +51,14 @@ def background_alone(profile: LayerProfile, batch: int) -> float:
     return lane.steps * batch / span_us * 1e6
 
 
-def partition(profile: LayerProfile, plan: Plan, gpus: int, batch: int) -> Throughput:
+def partition(profile: LayerProfile, plan: BurstPlan, gpus: int, batch: int) -> Throughput:
     """A data parallel job on some GPUs, background jobs alone on the others."""
     free = gpus - plan.gpus
     return Throughput(plan.global_batch / plan.iter_us * 1e6, free * background_alone(profile, batch))
 
 
 def collocated(
-    profile: LayerProfile, plan: Plan, batch: int, *, threshold: float | None = 0.05
+    profile: LayerProfile, plan: BurstPlan, batch: int, *, threshold: float | None = 0.05
 ) -> Throughput:
     """A background job with local batch `batch` beside every rank of a plan.
 
@@ -76,7 +77,7 @@ def collocated(
 
 
 def _beside(
-    chunks: Sequence[Chunk], profile: LayerProfile, plan: Plan, batch: int, threshold: float | None
+    chunks: Sequence[Chunk], profile: LayerProfile, plan: BurstPlan, batch: int, threshold: float | None
 ) -> tuple[float, float]:
     """The foreground's slowdown on one GPU, and the background's samples a second there."""
     span_us = _STEPS * plan.iter_us
@@ -98,7 +99,7 @@ def _beside(
     return max(0.0, usual / steps - 1), others * batch / spent_us * 1e6
 
 
-def _foreground(profile: LayerProfile, plan: Plan, rank: int) -> Iterator[Chunk]:
+def _foreground(profile: LayerProfile, plan: BurstPlan, rank: int) -> Iterator[Chunk]:
     """A rank's step: its layers, their gradients' sums, and the time in which others compute."""
     now_us, gathered_us = 0.0, 0.0
     gathered: list[Kernel] = []
@@ -148,7 +149,7 @@ def _kernels(blocks: int, us: float, each_us: float, suffers: float = 0.0) -> tu
     return tuple(Kernel(blocks, max(0.5, us / number - gap_us), suffers) for _ in range(number))
 
 
-def _blocks(layer: Layer, samples: int) -> int:
+def _blocks(layer: ProfiledLayer, samples: int) -> int:
     """Of the device's places, as many as its speed is of the best that was measured."""
 
     def rate(n: int) -> float:

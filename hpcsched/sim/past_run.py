@@ -1,4 +1,4 @@
-"""What a run had to do, to be simulated under other policies: from its state to jobs, profiles and GPUs.
+"""The jobs of a past run, to be simulated under other policies: from its state to jobs, profiles and GPUs.
 
 Pure: the state comes from a replay of the journal.
 """
@@ -45,7 +45,7 @@ class Past:
 
 
 def past_of(machine: Machine, measured: Iterable[Profile] = (), trainings: Collection[str] = ()) -> Past:
-    """What the run had to do: its jobs with the times at which they came, the work they did or have to do.
+    """The past of a run: its jobs with the times at which they came, the work they did or have to do.
 
     A completed job's work are the steps it did, one that is not over has the steps it was given. Profiles
     are the run's own, what it has learnt where there is none; `measured` come before both. What a start, a

@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 
 from hpcsched.errors import ConfigError
 
-LEAST, MOST = 1e-12, 1e15
-"""What is taken for a number that somebody has meant."""
+MIN_NUMBER, MAX_NUMBER = 1e-12, 1e15
+"""The least and the largest number that are taken for meant (chosen)."""
 
 _COUNT = re.compile(r"[1-9]\d{0,8}", re.ASCII)
 
 
-class Reader:
+class JsonReader:
     """Reads values of one file, named `where` in errors. Every method raises ConfigError."""
 
     def __init__(self, where: str) -> None:
@@ -50,14 +50,14 @@ class Reader:
 
     def whole(self, value: Any, key: str) -> int:
         """A positive whole number."""
-        if type(value) is not int or not 1 <= value <= MOST:
+        if type(value) is not int or not 1 <= value <= MAX_NUMBER:
             self.refuse(key, value, "a positive whole number")
         return value
 
     def number(self, value: Any, key: str, what: str, *, above_0: bool = False) -> float:
         """A number of `what`, such as seconds: finite and not negative."""
-        right = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MOST
-        if not right or (above_0 and value < LEAST):
+        right = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
+        if not right or (above_0 and value < MIN_NUMBER):
             self.refuse(key, value, f"{what}, above 0" if above_0 else f"{what}, 0 or more")
         return float(value)
 

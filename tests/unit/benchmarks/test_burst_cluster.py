@@ -6,12 +6,12 @@ from math import inf
 import pytest
 from places import ROOT
 
-from hpcsched.planning.burst.costs import Network
+from benchmarks.simulated.cluster import background_alone, collocated, partition
+from hpcsched.planning.burst.costs import Interconnect
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.planner import plan
-from hpcsched.sim.cluster import background_alone, collocated, partition
 
-NVSWITCH = Network(bandwidth_bytes_s=600e9, latency_s=1e-5)
+NVSWITCH = Interconnect(bandwidth_bytes_s=600e9, latency_s=1e-5)
 VGG = ROOT / "profiles" / "layers" / "vgg16-a100.json"
 
 
