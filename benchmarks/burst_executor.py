@@ -197,27 +197,28 @@ class _Bench:
 
     def ddp(self, key: str) -> Iterator[None]:
         """As the strategy trains, a step at a time."""
-        from hpcsched.worker import Session
-        from hpcsched.worker.ddp.strategy import _batches
+        from hpcsched.worker.session.data_parallel import DataParallel
+        from hpcsched.worker.session.session import Session
 
         parts = self.parts(key)
-        session = Session(**self.arguments(parts))
-        batches = _batches(parts, session, None, loaders=0)
+        strategy = DataParallel(parts)
+        session = Session(**self.arguments(parts), strategy=strategy)
         for _ in session.steps():
-            parts.optimizer.zero_grad()
-            session.backward(parts.loss(parts.model, next(batches)))
-            parts.optimizer.step()
+            strategy.train_step()
             yield
 
     def burst(self, key: str, *, local_norms: bool = False) -> tuple[Iterator[None], Any, Any]:
-        """The same by a plan; the session and the layers too."""
+        """The same by a plan; the strategy and the layers too."""
+
+        from hpcsched.worker.burst.burst_parallel import BurstParallel
         from hpcsched.worker.burst.channels import Wires
         from hpcsched.worker.burst.engine import Engine
-        from hpcsched.worker.burst.session import BurstSession
         from hpcsched.worker.layers.graph import trace
+        from hpcsched.worker.session.session import Session
 
         parts = self.parts(key)
-        session = BurstSession(**self.arguments(parts))
+        strategy = BurstParallel(parts)
+        session = Session(**self.arguments(parts), strategy=strategy)
         example = (parts.dataset[0][:2].to(self.peers.device),)
         layers = trace(parts.model, example)
         wires = Wires(self.peers.rank, RANKS, self.peers.device)
@@ -231,16 +232,14 @@ class _Bench:
             optimizer=parts.optimizer,
             local_norms=local_norms,
         )
-        session.run_by(engine, parts, wires)
+        strategy.run_by(engine, wires)
 
         def training() -> Iterator[None]:
             for _ in session.steps():
-                parts.optimizer.zero_grad()
-                session.compute()
-                parts.optimizer.step()
+                strategy.train_step()
                 yield
 
-        return training(), session, layers
+        return training(), strategy, layers
 
     def plan(self, layers: Any, wide: int, narrow: tuple[int, ...] = (0,)) -> Any:
         """The first `wide` layers on all ranks, the others on `narrow`."""
@@ -255,7 +254,7 @@ class _Bench:
 
     def switches(self) -> dict[str, list[float]]:
         """Half the layers go from rank 0 to rank 1, then to both."""
-        training, session, layers = self.burst("plain")
+        training, strategy, layers = self.burst("plain")
         half = len(layers.layers) // 2
         plans = [self.plan(layers, half), self.plan(layers, half, (1,)), self.plan(layers, half + half)]
         times = []
@@ -264,7 +263,7 @@ class _Bench:
                 next(training)
             self.settle()
             began = time.perf_counter()
-            session.switch(plans[number % 3])
+            strategy.switch(plans[number % 3])
             self.settle()
             times.append(time.perf_counter() - began)
         moved = sum(

@@ -22,10 +22,10 @@ from networks import NETS, deterministic, distance, network, short, usable_devic
 from torch import nn
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker import Parts, Session
-from hpcsched.worker.ddp.strategy import _batches
-from hpcsched.worker.packed import Failed, OutOfMemory, Pack, load
-from hpcsched.worker.packing import engine
+from hpcsched.worker import Parts
+from hpcsched.worker.packed import Failed, OutOfMemory, Pack, load, pack
+from hpcsched.worker.session.data_parallel import DataParallel
+from hpcsched.worker.session.session import session_of
 
 MODES = ("loop", "streams", "graph", "stacked", "auto")
 BATCH, BATCHES, QUICK_BATCH = 32, (50, 64, 80, 100), 2
@@ -194,24 +194,14 @@ class Bench:
     def alone(self, net: str, seed: int, batch: int) -> Iterator[nn.Module]:
         """As `ddp` trains, a step at a time."""
         parts = self.parts(net, seed, batch)
-        session = Session(
-            model=parts.model,
-            optimizer=parts.optimizer,
-            dataset_size=parts.size,
-            global_batch=batch,
-            total_steps=10**9,
-        )
-        parts.model.train()
-        batches = _batches(parts, session, None, loaders=0)
-        for _ in session.steps():
-            parts.optimizer.zero_grad()
-            session.backward(parts.loss(parts.model, next(batches)))
-            parts.optimizer.step()
+        strategy = DataParallel(parts)
+        for _ in session_of(parts, strategy, total_steps=10**9).steps():
+            strategy.train_step()
             yield parts.model
 
     def packed(self, net: str, size: int, batch: int, mode: str) -> Pack:
         members = [load(self.parts(net, s, batch), name=str(s), steps=10**9) for s in range(size)]
-        return engine(members, mode=mode)
+        return pack(members, mode=mode)
 
     def parts(self, net: str, seed: int, batch: int) -> Parts:
         return network(net, batch, seed=seed, dtype=self.dtype, small=self.quick)

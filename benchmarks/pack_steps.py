@@ -131,27 +131,17 @@ class Case:
 
     def alone(self, seed: int) -> Iterator[None]:
         """As `ddp` trains, a step at a time."""
-        from hpcsched.worker import Session
-        from hpcsched.worker.ddp.strategy import _batches
+        from hpcsched.worker.session.data_parallel import DataParallel
+        from hpcsched.worker.session.session import session_of
 
         parts = self.parts(seed)
-        session = Session(
-            model=parts.model,
-            optimizer=parts.optimizer,
-            dataset_size=parts.size,
-            global_batch=parts.global_batch,
-            total_steps=10**9,
-        )
-        batches = _batches(parts, session, None, loaders=0)
-        for _ in session.steps():
-            parts.optimizer.zero_grad()
-            session.backward(parts.loss(parts.model, next(batches)))
-            parts.optimizer.step()
+        strategy = DataParallel(parts)
+        for _ in session_of(parts, strategy, total_steps=10**9).steps():
+            strategy.train_step()
             yield
 
     def packed(self, mode: str) -> Any:
-        from hpcsched.worker.packed import load
-        from hpcsched.worker.packing import engine as pack
+        from hpcsched.worker.packed import load, pack
 
         members = [load(self.parts(seed), name=str(seed), steps=10**9) for seed in range(self.size)]
         return pack(members, mode=mode)

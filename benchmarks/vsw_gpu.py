@@ -28,9 +28,10 @@ from networks import NETS, deterministic, distance, network, short, usable_devic
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.costs import BatchTimes
 from hpcsched.planning.vsw.options import WorkerOptions
+from hpcsched.worker.session.session import session_of
 from hpcsched.worker.session.trainer import Parts
+from hpcsched.worker.vsw.adaptive_batches import AdaptiveBatches
 from hpcsched.worker.vsw.probe import MOST_AT_ONCE, Found, Point, Probe, doubled
-from hpcsched.worker.vsw.session import WorkerSession
 
 CHECKED_BATCH, CHECKED_STEPS, CHECKED_WORKERS = 32, 4, (2, 4)
 CLOSE = 1e-6
@@ -50,7 +51,7 @@ GOAL = 0.005
 BUDGET_S = 570.0
 
 
-class Timed(WorkerSession):
+class Timed(AdaptiveBatches):
     """Notes how long its steps take, with comparing the halves and without, and its decisions."""
 
     def __init__(self, parts: Parts, options: WorkerOptions) -> None:
@@ -60,20 +61,20 @@ class Timed(WorkerSession):
         self.found = ""
         super().__init__(parts, options)
 
-    def take_step(self) -> None:
-        taken = self.compared if self._measures else self.usual
+    def train_step(self) -> None:
+        taken = self.compared if self.measures else self.usual
         began = now(self.device)
-        super().take_step()
-        if self.step >= WARM_UP:
+        super().train_step()
+        if self.training.step >= WARM_UP:
             taken.append(now(self.device) - began)
-        course = self._course_now
+        course = self.course
         self.found = ", ".join(
             f"local batch {course.local_batch}, {share.at_once} at once" for share in course.shares if share
         )
 
-    def _decide(self) -> None:
+    def decide(self) -> None:
         began = now(self.device)
-        super()._decide()
+        super().decide()
         self.decisions.append(now(self.device) - began)
 
 
@@ -119,11 +120,10 @@ class Bench:
         """After some steps, each of as many local batches."""
         pins = {"workers": count, "accumulation": max(CHECKED_WORKERS) // count - 1}
         parts = network(net, CHECKED_BATCH, dtype=torch.float64, small=self.quick, device=self.device)
-        session = WorkerSession(parts, WorkerOptions.parse(pins))
-        session.total_steps = CHECKED_STEPS
-        for _ in session.steps():
-            session.take_step()
-        return {name: value.detach().clone() for name, value in session.model.named_parameters()}
+        strategy = AdaptiveBatches(parts, WorkerOptions.parse(pins))
+        for _ in session_of(parts, strategy, total_steps=CHECKED_STEPS).steps():
+            strategy.train_step()
+        return {name: value.detach().clone() for name, value in parts.model.named_parameters()}
 
     def profile(self, net: str) -> None:
         """By local batch and workers at once."""
@@ -165,22 +165,21 @@ class Bench:
         table: dict[str, Any] = {"local_batch": [low, high], "global_batch": [batch, 2 * batch]}
         table |= {"similarity": -0.999, "every": EVERY}  # never below: the batch stays
         parts = network(net, batch, small=self.quick, device=self.device)
-        session = Timed(parts, WorkerOptions.parse(table))
-        session.total_steps = QUICK_STEPS if self.quick else STEPS
-        for _ in session.steps():
-            session.take_step()
-        decisions = session.decisions[2:] or session.decisions
+        timed = Timed(parts, WorkerOptions.parse(table))
+        for _ in session_of(parts, timed, total_steps=QUICK_STEPS if self.quick else STEPS).steps():
+            timed.train_step()
+        decisions = timed.decisions[2:] or timed.decisions
         self.report.results |= {
-            f"{net}_usual_s": session.usual,
-            f"{net}_compared_s": session.compared,
+            f"{net}_usual_s": timed.usual,
+            f"{net}_compared_s": timed.compared,
             f"{net}_decision_s": decisions,
         }
-        step_s, compared_s, decision_s = map(median, (session.usual, session.compared, decisions))
+        step_s, compared_s, decision_s = map(median, (timed.usual, timed.compared, decisions))
         cost, share = max(0.0, compared_s / step_s - 1) / AS_USUAL, decision_s / step_s / AS_USUAL
         self.report.row(
             f"`{net}`, batch {batch}: comparing halves, a decision, every {AS_USUAL} steps",
             f"{cost:.2%}, {share:.2%} of all time (steps {ms(step_s)}, {ms(compared_s)}; "
-            f"a decision {ms(decision_s)}); found {session.found}",
+            f"a decision {ms(decision_s)}); found {timed.found}",
             goal=f"{GOAL:.1%} each",
             ok=None if self.quick else max(cost, share) <= GOAL,
         )

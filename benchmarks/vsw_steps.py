@@ -52,8 +52,9 @@ import torch
 torch.set_num_threads(1)
 from importlib import import_module
 from hpcsched.planning.vsw.options import WorkerOptions
+from hpcsched.worker.session.session import session_of
 from hpcsched.worker.session.trainer import build
-from hpcsched.worker.vsw.session import WorkerSession
+from hpcsched.worker.vsw.adaptive_batches import AdaptiveBatches
 
 trainer, steps, every = json.loads(sys.argv[1])
 home, _, name = trainer.partition(":")
@@ -62,19 +63,19 @@ parts.model.train()
 batch = parts.global_batch
 found = {"usual": [], "compared": [], "decision": []}
 
-class Timed(WorkerSession):
-    def _decide(self):
+class Timed(AdaptiveBatches):
+    def decide(self):
         began = time.perf_counter()
-        super()._decide()
+        super().decide()
         found["decision"].append(time.perf_counter() - began)
 
 table = {"local_batch": batch // 8, "global_batch": [batch, batch + batch // 4], "similarity": -0.999}
-session = Timed(parts, WorkerOptions.parse({**table, "every": every}))
-session.total_steps = steps
+strategy = Timed(parts, WorkerOptions.parse({**table, "every": every}))
+session = session_of(parts, strategy, total_steps=steps)
 for _ in session.steps():
-    which = "compared" if session._measures else "usual"
+    which = "compared" if strategy.measures else "usual"
     began = time.perf_counter()
-    session.take_step()
+    strategy.train_step()
     if session.step > 10:
         found[which].append(time.perf_counter() - began)
 if session.rank == 0:

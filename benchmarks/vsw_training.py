@@ -123,9 +123,9 @@ def trained(
             home, _, name = trainer.partition(":")
             env = JobEnv.from_environ()
             assert env is not None
-            from hpcsched.worker.__main__ import STRATEGIES
+            from hpcsched.worker.load import load_strategy
 
-            module = import_module(STRATEGIES[strategy["kind"]])
+            module = load_strategy(strategy)
             began = time.process_time()
             module.run(getattr(import_module(home), name)(), env)
             seconds = time.process_time() - began

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcsched.worker.checkpoint.files import load_checkpoint
+    from hpcsched.worker.checkpoint.load import load_checkpoint
     from hpcsched.worker.ranks.process_group import join
     from hpcsched.worker.session.session import Session
     from hpcsched.worker.session.trainer import Parts, Trainer
@@ -22,7 +22,7 @@ _HOMES = {
     "Trainer": "session.trainer",
     "Session": "session.session",
     "join": "ranks.process_group",
-    "load_checkpoint": "checkpoint.files",
+    "load_checkpoint": "checkpoint.load",
 }
 
 

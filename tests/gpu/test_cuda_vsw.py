@@ -21,8 +21,9 @@ from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from hpcsched.planning.vsw.options import WorkerOptions  # noqa: E402
+from hpcsched.worker.session.session import session_of  # noqa: E402
 from hpcsched.worker.session.trainer import Parts  # noqa: E402
-from hpcsched.worker.vsw.session import WorkerSession  # noqa: E402
+from hpcsched.worker.vsw.adaptive_batches import AdaptiveBatches  # noqa: E402
 from hpcsched.worker.vsw.streams import StreamWorkers  # noqa: E402
 
 STEPS, BATCH, SAMPLES = 50, 12, 120
@@ -57,17 +58,17 @@ def parts(width: int = 16, batch: int = BATCH) -> Parts:
     )
 
 
-def trained(steps: int = STEPS, given: Parts | None = None, **options: Any) -> WorkerSession:
-    session = WorkerSession(given or parts(), WorkerOptions.parse(options))
-    session.total_steps = steps
-    for _ in session.steps():
-        session.take_step()
+def trained(steps: int = STEPS, given: Parts | None = None, **options: Any) -> AdaptiveBatches:
+    given = given or parts()
+    strategy = AdaptiveBatches(given, WorkerOptions.parse(options))
+    for _ in session_of(given, strategy, total_steps=steps).steps():
+        strategy.train_step()
     torch.cuda.synchronize()
-    return session
+    return strategy
 
 
-def weights(session: WorkerSession) -> dict[str, Any]:
-    return {name: value.cpu() for name, value in session.model.state_dict().items()}
+def weights(strategy: AdaptiveBatches) -> dict[str, Any]:
+    return {name: value.cpu() for name, value in strategy.training.model.state_dict().items()}
 
 
 @pytest.mark.parametrize(("workers", "more"), [(1, 5), (2, 2), (3, 1), (6, 0), (12, 0)])
@@ -81,7 +82,7 @@ def test_any_number_of_workers_at_once_is_the_same_training(workers: int, more: 
 def test_an_adaptive_batch_that_is_compared_every_few_steps_is_the_same_on_any_streams() -> None:
     rule = {"global_batch": [12, 48], "similarity": 0.99, "every": 5, "rate": 0.3}
     one = trained(local_batch=6, **rule)
-    assert one._control.wish == 48
+    assert one.control.wish == 48
     other = trained(local_batch=2, **rule)
     assert len(other._workers._models) > 1, "a GPU tries several at once"
     for name, value in weights(one).items():
@@ -130,8 +131,8 @@ def test_more_workers_than_memory_are_given_up_and_the_training_goes_on(
         return losses + 0.0 * (ballast[:1] * ballast[:1]).sum()
 
     given.loss = hungry
-    session = trained(60, given, local_batch=1)
-    assert (session.step, session.samples) == (60, 60 * BATCH)
+    training = trained(60, given, local_batch=1).training
+    assert (training.step, training.samples) == (60, 60 * BATCH)
     ((local, count),) = json.loads((tmp_path / "jobs" / "1" / "too-large.json").read_text())
     assert local == 1
     assert 2 < count <= 7

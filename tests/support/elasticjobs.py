@@ -22,22 +22,22 @@ import json, os, signal, time
 import torch
 from torch import nn
 from training import Exact, Noisy
-from hpcsched.worker import rendezvous
+from hpcsched.worker.ranks import process_group
 
 def dies(where):
     """Be killed at this point, once the test has armed it."""
-    usual = getattr(rendezvous.Peers, where)
+    usual = getattr(process_group.Peers, where)
     def dying(self, *args, **rest):
         if os.path.exists("armed"):
             os.kill(os.getpid(), signal.SIGKILL)
         return usual(self, *args, **rest)
-    setattr(rendezvous.Peers, where, dying)
+    setattr(process_group.Peers, where, dying)
 
 class Watched:
     """Writes down which samples each step was given, and goes slowly until the test lets it go."""
 
     def build(self, args):
-        rendezvous.HAND_OVER_TIMEOUT_S = 10.0
+        process_group.HAND_OVER_TIMEOUT_S = 10.0
         if os.environ["HPCSCHED_RANK"] == args.get("victim"):
             dies(args["dies"])
         parts = super().build(args)

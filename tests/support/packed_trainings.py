@@ -18,6 +18,7 @@ from torch.utils.data import Dataset  # noqa: E402
 
 from hpcsched.worker import Session  # noqa: E402
 from hpcsched.worker.packed import Member, Pack, load  # noqa: E402
+from hpcsched.worker.packing.packed_session import PackedSession  # noqa: E402
 from hpcsched.worker.session.trainer import Parts, read  # noqa: E402
 
 SAMPLES, CLASSES = 96, 4
@@ -280,14 +281,14 @@ def separate(
     return state(parts, session)
 
 
-def state(parts: Parts, session: Session) -> dict[str, Any]:
+def state(parts: Parts, session: Session | PackedSession) -> dict[str, Any]:
     """All that a training has come to."""
     return {
         "step": session.step,
         "model": {name: value.clone() for name, value in parts.model.state_dict().items()},
         "optimizer": parts.optimizer.state_dict(),
         "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
-        "loss": session._last_loss(),
+        "loss": session._training.last_loss(),
     }
 
 

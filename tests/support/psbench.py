@@ -17,20 +17,19 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from hpcsched.worker import Parts, Trainer
 from hpcsched.worker.ps import meter
-from hpcsched.worker.ps.reconfigure import Changing
-from hpcsched.worker.ps.roles import Crew
-from hpcsched.worker.ps.session import PsSession
+from hpcsched.worker.ps.parameter_server import ParameterServer
+from hpcsched.worker.ps.roles import WiredPeers
 from hpcsched.worker.ps.protocol import Wire
 
-usual = PsSession._part
+usual = ParameterServer.close
 
-def part(session):
+def close(strategy):
     """Leaves behind what went over the server's link."""
-    link = getattr(session._post, "link", None)
+    link = getattr(strategy.post, "link", None)
     if link is not None:
         with open("link." + os.environ["HPCSCHED_RANK"], "w") as file:
             json.dump([link.inward.bytes, link.outward.bytes], file)
-    usual(session)
+    usual(strategy)
 
 class Base(Trainer):
     """Goes slowly until the test lets it go, and writes down which samples each step was given."""
@@ -48,9 +47,9 @@ class Base(Trainer):
         if rank == args.get("victim"):
             self.dies_before_it_pushes(args["dies_at"], args.get("dies_to", 1))
         if "joiner_dies" in args and os.environ.get("HPCSCHED_JOINING"):
-            owner = Changing if hasattr(Changing, args["joiner_dies"]) else Crew
+            owner = ParameterServer if hasattr(ParameterServer, args["joiner_dies"]) else WiredPeers
             setattr(owner, args["joiner_dies"], lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-        PsSession._part = part
+        ParameterServer.close = close
         generator = torch.Generator().manual_seed(5)
         x = torch.randn(50, 6, generator=generator, dtype=self.dtype)
         y = torch.randint(0, 3, (50,), generator=generator)

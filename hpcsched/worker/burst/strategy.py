@@ -12,16 +12,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.plan import BurstPlan
+from hpcsched.worker.burst.burst_parallel import BurstParallel
 from hpcsched.worker.burst.channels import Wires
 from hpcsched.worker.burst.choose import Chooser, limit_of, measure_network, pinned
 from hpcsched.worker.burst.engine import Engine
 from hpcsched.worker.burst.ownership import check_norms
 from hpcsched.worker.burst.prepare import EXAMPLE_SAMPLES
-from hpcsched.worker.burst.session import BurstSession
 from hpcsched.worker.layers.graph import Layers, capture_inputs, trace
 from hpcsched.worker.layers.measure import measure
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import JobEnv
+from hpcsched.worker.ranks.process_group import Peers
+from hpcsched.worker.session.session import session_of
 from hpcsched.worker.session.trainer import Parts, Trainer, build, evaluate, to_device
 
 OPTIONS = ("amplification", "batch_norm", "plan", "profile")
@@ -43,23 +45,15 @@ def run(trainer: Trainer, env: JobEnv) -> None:
     """
     local_norms = _local_norms(env)
     parts = build(trainer, env.args)
-    parts.model.train()
     _check_optimizer(parts.optimizer)
-    session = BurstSession(
-        model=parts.model,
-        optimizer=parts.optimizer,
-        scheduler=parts.scheduler,
-        dataset_size=parts.size,
-        global_batch=parts.global_batch,
-        seed=parts.seed,
-    )
-    session.end_after(parts.epochs)
+    strategy = BurstParallel(parts)
+    session = session_of(parts, strategy)
     example = _example(parts, session.device)
     layers = trace(parts.model, example)
     wires = Wires(session.rank, session.world_size, session.device)
     chooser = _chooser(env, parts, layers, wires, local_norms)
     plan_file = _file(env, "plan")
-    plan = _agree(session, lambda: pinned(plan_file) if plan_file else chooser.first())
+    plan = _agree(strategy.context.peers, lambda: pinned(plan_file) if plan_file else chooser.first())
     engine = Engine(
         layers,
         example,
@@ -73,14 +67,8 @@ def run(trainer: Trainer, env: JobEnv) -> None:
     )
     if session.rank == 0:
         chooser.write(plan)
-    session.run_by(engine, parts, wires, None if plan_file else chooser.again)
-    for _ in session.steps():
-        parts.optimizer.zero_grad()
-        session.compute()
-        parts.optimizer.step()
-        if parts.scheduler is not None:
-            parts.scheduler.step()
-    session.finish(lambda: evaluate(parts))
+    strategy.run_by(engine, wires, None if plan_file else chooser.again)
+    session.train(lambda: evaluate(parts))
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -165,16 +153,16 @@ def _file(env: JobEnv, key: str) -> Path | None:
     return Path(value) if value else None
 
 
-def _agree(session: BurstSession, choose: Callable[[], BurstPlan]) -> BurstPlan:
+def _agree(peers: Peers, choose: Callable[[], BurstPlan]) -> BurstPlan:
     """The plan that rank 0 chooses, on all ranks; where it cannot, all of them end."""
     error: HpcschedError | None = None
     answer: BurstPlan | int = 0
-    if session.rank == 0:
+    if peers.rank == 0:
         try:
             answer = choose()
         except HpcschedError as found:
             error, answer = found, found.exit_code
-    told: BurstPlan | int = session.tell(answer, Union[BurstPlan, int])
+    told: BurstPlan | int = peers.tell(answer, Union[BurstPlan, int])
     if error is not None:
         raise error
     if isinstance(told, int):

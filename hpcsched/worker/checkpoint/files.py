@@ -15,61 +15,21 @@ import os
 import shutil
 import time
 import zlib
-from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-import numpy as np
 import torch
 
 from hpcsched.errors import StoreError
 from hpcsched.worker.process.contract import private, say, sync_folder
+from hpcsched.worker.process.storable import storable
 
 SHARDED = ".dcp"
 RECORD = "record.json"
 
 LEFT_FOR_S = 86400.0
 """A temporary file of another host, untouched for so long, was left by a process that died."""
-
-_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
-
-
-def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a checkpoint, or the newest good one of a checkpoint folder; tensors whole, on the CPU.
-
-    Returns a dict with `model` and `optimizer` (state dicts), `step`, `samples`, `scheduler` (state
-    dict or None), `sampler`, `rng` and `extra`.
-
-    Raises StoreError when there is none, or it is damaged. No code in a file is run; the index of a
-    sharded one (`.dcp`) is torch's, and unpickled by torch: read only those of people you trust.
-    """
-    path = Path(path)
-    if path.is_dir() and path.suffix != SHARDED:
-        newest = CheckpointStore(path).newest()
-        if newest is None:
-            raise StoreError(f"{path}: no good checkpoint in this folder")
-        path = newest
-    elif not path.exists():
-        raise StoreError(f"{path}: no such checkpoint")
-    elif _record_of(path).exists() and (why := damage(path)):
-        raise StoreError(f"{path}: {why}")
-    return read_checkpoint(path)
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint that was looked at before, in one process. Raises StoreError."""
-    if path.suffix == SHARDED:
-        from hpcsched.worker.checkpoint.sharded import read_whole
-
-        return read_whole(path)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load fails in many ways on a file that is no checkpoint
-        raise StoreError(f"{path}: cannot be read: {_first_line(error)}") from error
-    if not isinstance(state, dict):
-        raise StoreError(f"{path}: not a checkpoint of hpcsched")
-    return state
 
 
 class CheckpointStore:
@@ -243,7 +203,8 @@ def _delete(path: Path) -> None:
         path.with_suffix(".json").unlink()
 
 
-def _record_of(path: Path) -> Path:
+def record_of(path: Path) -> Path:
+    """The file that says how long a checkpoint is."""
     return path / RECORD if path.suffix == SHARDED else path.with_suffix(".json")
 
 
@@ -251,7 +212,7 @@ def damage(path: Path, *, quick: bool = False) -> str | None:
     """What is wrong with a checkpoint, or None; `quick` looks at lengths only, as always in sharded ones."""
     crc32 = None
     try:
-        record = json.loads(_record_of(path).read_bytes())
+        record = json.loads(record_of(path).read_bytes())
         if path.suffix == SHARDED:
             sizes = {path / name: int(size) for name, size in record["files"].items()}
         else:
@@ -299,31 +260,6 @@ def _crc32(path: Path) -> int:
     return value
 
 
-def storable(value: Any, where: str = "state") -> Any:
-    """The same, made only of what `torch.load(weights_only=True)` reads back; tensors are not copied.
-
-    numpy scalars and arrays become numbers and tensors. Raises StoreError, saying where, for
-    anything else.
-    """
-    if type(value) in _PLAIN or isinstance(value, torch.Tensor):
-        return value
-    for base in (int, float, complex, str):
-        if isinstance(value, base):  # of a subclass: numpy.float64 is a float
-            return cast(Any, base)(value)
-    if isinstance(value, Mapping):
-        items = {storable(k, where): storable(v, f"{where}[{k!r}]") for k, v in value.items()}
-        # A module's state dict carries its version numbers as an attribute.
-        unchanged = all(items.get(k) is v for k, v in value.items())
-        return value if unchanged and type(value) in (OrderedDict, Counter) else items
-    if isinstance(value, (list, tuple)):
-        parts = [storable(item, f"{where}[{i}]") for i, item in enumerate(value)]
-        return parts if isinstance(value, list) else tuple(parts)
-    if isinstance(value, np.ndarray):
-        return torch.as_tensor(value)
-    if isinstance(value, np.generic):
-        return storable(value.item(), where)
-    raise StoreError(f"{where} is a {type(value).__name__}, which a checkpoint cannot hold")
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Of what an exception says."""
     return (str(error) or type(error).__name__).splitlines()[0]

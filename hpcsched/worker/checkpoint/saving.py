@@ -14,7 +14,8 @@ import torch
 
 from hpcsched.contract import files
 from hpcsched.errors import ConfigError, StoreError
-from hpcsched.worker.checkpoint.files import CheckpointStore, read_checkpoint
+from hpcsched.worker.checkpoint.files import CheckpointStore
+from hpcsched.worker.checkpoint.load import read_checkpoint
 from hpcsched.worker.checkpoint.shared_memory import Arena, Held
 from hpcsched.worker.process.contract import JobEnv, say
 from hpcsched.worker.process.guest import check_not_gone

@@ -27,8 +27,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.worker.checkpoint import files
-from hpcsched.worker.checkpoint.files import CheckpointStore, storable
+from hpcsched.worker.checkpoint.files import CheckpointStore
 from hpcsched.worker.process.contract import say, sync_folder, write_atomically
+from hpcsched.worker.process.storable import storable
 from hpcsched.worker.ranks.messages import from_first, packed, unpacked
 
 try:

@@ -28,7 +28,6 @@ import torch
 
 from hpcsched.compat import dataclass
 from hpcsched.errors import StoreError
-from hpcsched.worker.checkpoint.files import storable
 from hpcsched.worker.checkpoint.layout import (
     BLOCK,
     Flat,
@@ -42,6 +41,7 @@ from hpcsched.worker.checkpoint.layout import (
 )
 from hpcsched.worker.process.contract import say
 from hpcsched.worker.process.memory import admits, alone_on_host, available
+from hpcsched.worker.process.storable import storable
 
 _MAGIC = b"hpcsched"
 _HEAD = struct.Struct("<8sQQ")  # magic, generation, capacity of a slot

@@ -20,7 +20,7 @@ from hpcsched.compat import dataclass
 from hpcsched.contract import variables
 from hpcsched.contract.environment import Reader
 from hpcsched.errors import ConfigError, HpcschedError
-from hpcsched.worker.__main__ import _trainer
+from hpcsched.worker.load import load_trainer
 from hpcsched.worker.process.contract import JobEnv, say, write_atomically
 from hpcsched.worker.process.startup import fewer_collections, run_to_the_end
 
@@ -79,7 +79,7 @@ def _probe(env: JobEnv, request: Request) -> None:
     device = own_device(env)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    parts = build(_trainer(env.trainer), env.args)
+    parts = build(load_trainer(env.trainer), env.args)
     parts.model.to(device).train()
     batches = request.batches or _powers(parts.global_batch)
     inputs = _inputs(parts, device)

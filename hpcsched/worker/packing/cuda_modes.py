@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from hpcsched.compat import zip
-from hpcsched.worker.packing.data_feed import mapped, only_tensors, tensors_in
+from hpcsched.worker.packing.batches import mapped, only_tensors, tensors_in
 from hpcsched.worker.packing.failures import Failures, Refused, line_of, out_of_memory
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.modes import Batches, Runner, step_of

@@ -8,22 +8,20 @@ alone, nothing is dropped, and all come to the end of an epoch together.
 from __future__ import annotations
 
 import contextlib
-import copy
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hpcsched.compat import zip
 from hpcsched.worker.packing.compatibility import PLAIN
+from hpcsched.worker.packing.member import Member
 from hpcsched.worker.ranks.reproducible import Seeded
+from hpcsched.worker.session.batches import places_of
 from hpcsched.worker.session.sampler import Sampler
 from hpcsched.worker.session.trainer import Parts, Place, read, to_device
-
-if TYPE_CHECKING:
-    from hpcsched.worker.packing.member import Member
 
 MOST_BYTES_COMPARED = 64 << 20
 """Datasets that are larger than this as a pickle are the same only if they are named so (`Parts.data`)."""
@@ -84,7 +82,7 @@ class Feed:
 
     def _places(self, position: int, count: int) -> Iterator[list[Place]]:
         while True:
-            yield list(enumerate(self.sampler.batch(position, count).tolist(), position))
+            yield places_of(self.sampler, position, range(count))
             position += count
 
     def _read(self, position: int, count: int) -> Iterator[Any]:
@@ -156,68 +154,6 @@ def _same(one: Any, other: Any) -> bool:
 def _values(function: FunctionType) -> list[Any]:
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     return [*cells, *(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
-
-
-# -- batches -------------------------------------------------------------------------------------------
-
-
-def tensors_in(batch: Any) -> list[torch.Tensor]:
-    """The tensors of a batch, wherever `to_device` looks for them."""
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    if isinstance(batch, Mapping):
-        return [tensor for value in batch.values() for tensor in tensors_in(value)]
-    if isinstance(batch, (list, tuple)):
-        return [tensor for value in batch for tensor in tensors_in(value)]
-    return []
-
-
-def only_tensors(batch: Any) -> bool:
-    """Whether there is nothing else in a batch, so that two of the same shapes are of the same kind."""
-    if isinstance(batch, Mapping):
-        return all(only_tensors(value) for value in batch.values())
-    if isinstance(batch, (list, tuple)):
-        return all(only_tensors(value) for value in batch)
-    return batch is None or isinstance(batch, torch.Tensor)
-
-
-def writes_in(batch: Any) -> int:
-    """How often somebody has written into a batch: a number that grows."""
-    return sum(tensor._version for tensor in tensors_in(batch))
-
-
-def mapped(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """The same batch with something else for each of its tensors, asked for in the order of `tensors_in`."""
-    if isinstance(batch, torch.Tensor):
-        return function(batch)
-    if isinstance(batch, Mapping):
-        return {key: mapped(value, function) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(mapped(value, function) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(mapped(value, function) for value in batch)
-    return batch
-
-
-def own(batch: Any) -> Any:
-    """A batch as one member's of several: whoever takes something out of it or puts something in changes
-    nobody else's. The tensors are the same, as is what cannot be copied."""
-    if isinstance(batch, torch.Tensor) or type(batch) in PLAIN:
-        return batch
-    if isinstance(batch, Mapping):
-        return {key: own(value) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(own, batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(map(own, batch))
-    with contextlib.suppress(Exception):
-        return copy.deepcopy(batch)
-    return batch
-
-
-def private(batch: Any) -> Any:
-    """A copy of a batch for one that writes into it."""
-    return mapped(batch, torch.Tensor.clone)
 
 
 # -- comparing -----------------------------------------------------------------------------------------

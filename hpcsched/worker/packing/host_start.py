@@ -19,18 +19,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcsched.contract import variables
-from hpcsched.contract.ranks import tells_rank
 from hpcsched.worker.background import settings
+from hpcsched.worker.packing.environment import common
 from hpcsched.worker.process.startup import run_to_the_end
 
 PROGRAM = "hpcsched.worker.packing.host_start"
 
 BACKLOG = 128
 """So many jobs may call before the host hears them."""
-
-_KEPT = frozenset({variables.RUN_ID, variables.NODE, variables.CUDA_DEVICES})
-"""Of what a job is told, what its host is told too: who ends what a run has left behind looks for these, and
-which GPU it is to use."""
 
 PROBED_WITHIN_S = 5
 """How long a forked process may take to compute something."""
@@ -50,16 +46,6 @@ def log_of(environ: Mapping[str, str]) -> Path:
     """The file that the host of this rank's device writes to."""
     run_dir = environ.get(variables.RUN_DIR) or Path(environ[variables.JOB_DIR]).parent.parent
     return Path(run_dir) / "packs" / f"{settings.device_of(environ) or '0'}.log"
-
-
-def common(environ: Mapping[str, str]) -> dict[str, str]:
-    """What is no single job's in an environment: a host has this, and takes members in that have the same."""
-    return {
-        name: value
-        for name, value in environ.items()
-        # LC_CTYPE is set by an interpreter that starts from nothing, not by one that was forked.
-        if name in _KEPT or not (name.startswith(variables.PREFIX) or tells_rank(name) or name == "LC_CTYPE")
-    }
 
 
 def start_host(listener: socket.socket, environ: Mapping[str, str]) -> None:

@@ -12,89 +12,18 @@ import torch
 from hpcsched.compat import zip
 from hpcsched.errors import StoreError
 from hpcsched.worker.packing import rng_hooks as draws
+from hpcsched.worker.packing.batches import own, private
 from hpcsched.worker.packing.compatibility import Memory, architecture
-from hpcsched.worker.packing.data_feed import own, private
+from hpcsched.worker.packing.packed_session import PackedSession
 from hpcsched.worker.packing.rollback import Buffers, Habits, Weights, differing, homes_of
 from hpcsched.worker.process import rng
-from hpcsched.worker.session.sampler import Sampler
-from hpcsched.worker.session.session import Session
+from hpcsched.worker.session.batches import summed
 from hpcsched.worker.session.trainer import Parts, evaluate
 
 WATCHED_STEPS, WATCHED_EVERY = 3, 256
 """So many first steps of a member are watched for what they draw and change; later one of so many."""
 
 _T = TypeVar("_T")
-
-
-class PackedSession(Session):
-    """A `Session` whose steps somebody else makes: it only keeps count, saves and leaves."""
-
-    torn: str | None = None
-    """Why its newest step was left half-way: nothing to save, or to go on from."""
-
-    @property
-    def sampler(self) -> Sampler:
-        """Which samples it trains on."""
-        return self._sampler
-
-    def count_step(self) -> None:
-        """A step has been made."""
-        self.step += 1
-        self.samples += self.global_batch
-        self._begun += 1
-
-    def look(self) -> None:
-        """Between two steps, now and then: report, save if that is due, leave if that is wanted.
-
-        Raises SystemExit(75) when it has saved and left, (74) when it could not save.
-        """
-        self._report(force=False)
-        self._boundary()
-
-    def heard(self, loss: Callable[[], torch.Tensor | None]) -> None:
-        """The loss of its newest step, asked for when somebody wants to know."""
-        self._newest_loss = loss
-
-    _newest_loss: Callable[[], torch.Tensor | None] = staticmethod(lambda: None)
-
-    def _last_loss(self) -> float | None:
-        self._loss = self._newest_loss()
-        return super()._last_loss()
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint of this step holds. Raises StoreError if its step was left half-way."""
-        return self._state([rng.capture(self.device)])
-
-    def take(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave, and from where its random numbers were.
-
-        Raises ConfigError when it is another training's.
-        """
-        self._take(dict(state), "checkpoint")
-        if len(state["rng"]) == 1:
-            rng.restore(state["rng"][0], self.device)
-        else:  # of several ranks, as after any change of their number
-            rng.reseed(self.seed, self.step, 0)
-
-    def _state(self, generators: list[Any]) -> dict[str, Any]:
-        if self.torn is not None:
-            raise StoreError(f"step {self.step + 1} was left half-way: {self.torn}")
-        state = super()._state(generators)
-        # A member's tensors may lie inside its pack's: a file would hold all of these.
-        state["model"] = {name: _own(value) for name, value in state["model"].items()}
-        optimizer = state["optimizer"]
-        kept = {key: _own(value) for key, value in optimizer["state"].items()}
-        return {**state, "optimizer": {**optimizer, "state": kept}}
-
-
-def _own(value: Any) -> Any:
-    """The same with tensors that are all of the memory they lie in."""
-    if isinstance(value, torch.Tensor):
-        whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-        return value if whole else value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _own(inner) for key, inner in value.items()}
-    return value
 
 
 class Member:
@@ -285,12 +214,7 @@ class Member:
     def losses(self, batch: Any) -> torch.Tensor:
         """The sum of the losses of a batch's samples, shape []. Raises ValueError for odd losses."""
         losses = self.parts.loss(self.parts.model, own(batch) if self.shares else batch)
-        if losses.ndim > 1 or (losses.ndim == 1 and len(losses) != self.batch):
-            raise ValueError(
-                f"losses of shape {list(losses.shape)} for {self.batch} samples; expected one loss a sample "
-                "(shape [samples]), or their mean (shape [])"
-            )
-        return losses.sum() if losses.ndim else losses * self.batch
+        return summed(losses, self.batch)
 
     def update(self, careful: bool = False) -> None:
         """The second half of a step, when the gradients are there; if it raises, as `step`."""

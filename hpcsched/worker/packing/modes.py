@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from hpcsched.compat import zip
-from hpcsched.worker.packing.data_feed import writes_in
+from hpcsched.worker.packing.batches import writes_in
 from hpcsched.worker.packing.failures import Failed, Failures, Spoiled, out_of_memory
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.stacking import Forward, Stack

@@ -22,12 +22,14 @@ from hpcsched.compat import dataclass
 from hpcsched.contract import variables
 from hpcsched.contract.environment import Reader
 from hpcsched.errors import ConfigError, HpcschedError
-from hpcsched.worker.__main__ import _trainer
+from hpcsched.worker.load import load_trainer
 from hpcsched.worker.process.contract import JobEnv, say, write_atomically
 from hpcsched.worker.process.startup import fewer_collections, run_to_the_end
 
 if TYPE_CHECKING:
-    from hpcsched.worker.packed import Member, Pack
+    from hpcsched.worker.packing.engine import Pack
+    from hpcsched.worker.packing.member import Member
+    from hpcsched.worker.session.data_parallel import DataParallel
     from hpcsched.worker.session.session import Session
     from hpcsched.worker.session.trainer import Parts
 
@@ -116,7 +118,7 @@ class Probe:
 
             from hpcsched.worker.ranks.process_group import own_device
 
-            self._trainers = [_trainer(job["trainer"]) for job in request.jobs]
+            self._trainers = [load_trainer(job["trainer"]) for job in request.jobs]
         self._request, self._env = request, env
         self._torch, self._device = torch, own_device(env)
         self._found = Found(
@@ -158,22 +160,17 @@ class Probe:
 
     def _alone(self, job: int, seconds: float) -> None:
         """Some windows of a job alone; the first time, some of reading its samples as well."""
-        from hpcsched.worker.session.session import Session
+        from hpcsched.worker.session.data_parallel import DataParallel
+        from hpcsched.worker.session.session import session_of
 
         parts = self._build(job)
-        session = Session(
-            model=parts.model,
-            optimizer=parts.optimizer,
-            scheduler=parts.scheduler,
-            dataset_size=parts.size,
-            global_batch=parts.global_batch,
-            seed=parts.seed,
-            total_steps=ENDLESS,
-        )
-        found = self._repeat(_steps(parts, session), parts.global_batch, seconds)
+        strategy = DataParallel(parts)
+        session = session_of(parts, strategy, total_steps=ENDLESS)
+        found = self._repeat(_steps(session, strategy), parts.global_batch, seconds)
         if not self._found.alone_s[job]:
+            batches = strategy.batches(loaders=parts.loaders)
             self._found.batches.append(parts.global_batch)
-            self._found.input_s[job] = self._repeat(_batches(parts, session), parts.global_batch, seconds / 2)
+            self._found.input_s[job] = self._repeat(batches, parts.global_batch, seconds / 2)
             self._tell(job=job, alone_s=median(found) * parts.global_batch)
         self._found.alone_s[job] += found
 
@@ -192,7 +189,9 @@ class Probe:
 
     def _packed(self, jobs: list[int]) -> None:
         """A pack from the loading of its members until one has left it. Raises where there is no room."""
-        from hpcsched.worker.packed import Failed, Pack, free
+        from hpcsched.worker.packing.api import free
+        from hpcsched.worker.packing.engine import Pack
+        from hpcsched.worker.packing.failures import Failed
 
         self._clear()
         members = [self._load(job) for job in jobs]
@@ -233,7 +232,7 @@ class Probe:
 
     def _load(self, job: int) -> Member:
         """The paper's `load`, timed."""
-        from hpcsched.worker.packed import load
+        from hpcsched.worker.packing.api import load
 
         began = self._now()
         member = load(self._build(job), name=f"job {job}", steps=ENDLESS)
@@ -322,22 +321,10 @@ class Probe:
         write_atomically(Path(self._request.result), json.dumps(asdict(self._found)).encode())
 
 
-def _batches(parts: Parts, session: Session) -> Iterator[Any]:
-    from hpcsched.worker.ddp.strategy import _batches
-
-    return _batches(parts, session, None, loaders=parts.loaders)
-
-
-def _steps(parts: Parts, session: Session) -> Iterator[None]:
-    """The loop of `strategies.ddp` on one rank, step by step."""
-    batches = _batches(parts, session)
-    for indices in session.steps():
-        parts.optimizer.zero_grad()
-        for _ in session.shards(indices):
-            session.backward(parts.loss(parts.model, next(batches)))
-        parts.optimizer.step()
-        if parts.scheduler is not None:
-            parts.scheduler.step()
+def _steps(session: Session, strategy: DataParallel) -> Iterator[None]:
+    """The loop of data parallel on one rank, step by step."""
+    for _ in session.steps():
+        strategy.train_step()
         yield
 
 
@@ -361,8 +348,7 @@ def _even(pack: Pack) -> bool:
 
 def _no_room(error: BaseException) -> bool:
     """Whether something has failed for want of memory; what it holds is let go of then."""
-    from hpcsched.worker.packed import OutOfMemory
-    from hpcsched.worker.packing.failures import let_go, out_of_memory
+    from hpcsched.worker.packing.failures import OutOfMemory, let_go, out_of_memory
 
     if not (isinstance(error, OutOfMemory) or out_of_memory(error)):
         return False

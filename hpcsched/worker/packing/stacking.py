@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten
 
 from hpcsched.compat import zip
-from hpcsched.worker.packing.data_feed import mapped, only_tensors, tensors_in
+from hpcsched.worker.packing.batches import mapped, only_tensors, tensors_in
 from hpcsched.worker.packing.failures import Failures, let_go, line_of, out_of_memory
 from hpcsched.worker.packing.graph_passes import simplify
 from hpcsched.worker.packing.member import Member

@@ -17,7 +17,9 @@ from hpcsched.compat import dataclass, zip
 from hpcsched.contract.progress import Usage
 from hpcsched.planning.ps.stability import WINDOW_SAMPLES, Stability
 from hpcsched.worker.process.contract import say
+from hpcsched.worker.ps.cpu_throttle import CpuShare
 from hpcsched.worker.ps.link import Link
+from hpcsched.worker.ps.roles import WiredPeers
 
 SAMPLE_S, SAMPLE_STEPS = 1.0, 5
 """What a sample spans at least: with fewer steps, where it begins and ends would look like noise."""
@@ -172,6 +174,35 @@ class Collector:
             samples=self._stability.samples,
             stable=self._stability.stable,
         )
+
+
+class UsageReports:
+    """A meter in every process, and on the chief what they come to, anew for each attempt.
+
+    Args:
+        peers: the ranks.
+        cpu_share: knows the CPU seconds of this process.
+    """
+
+    def __init__(self, peers: WiredPeers, cpu_share: CpuShare) -> None:
+        self._peers, self._cpu_share = peers, cpu_share
+        self._attempt = 0
+        self._meter: Meter | None = None
+        self._collector: Collector | None = None
+
+    def note(self, step: int, attempt: int, link: Link | None) -> None:
+        """The step of this number has ended; `link` is a server's."""
+        if self._meter is None or self._attempt != attempt:
+            self._attempt = attempt
+            board, first = self._peers.board(attempt), self._peers.rank == 0
+            self._meter = Meter(board, self._peers.rank, lambda: self._cpu_share.used_s, link)
+            self._collector = Collector(board, attempt, self._peers.world_size) if first else None
+        if self._meter.note(step) and self._collector is not None:
+            self._collector.look(step)
+
+    def take(self) -> Usage | None:
+        """What is to be reported and has not been yet."""
+        return self._collector.take() if self._collector is not None else None
 
 
 def _busy(windows: tuple[tuple[int, int], ...]) -> float:

@@ -58,7 +58,7 @@ class Roles:
         return roles
 
 
-class Crew(Peers):
+class WiredPeers(Peers):
     """Peers with a `wire` besides, which is made with each group; the former one stays its owner's to close.
 
     All else goes over one other group: each group connects every rank with all others, which is what takes
@@ -69,20 +69,20 @@ class Crew(Peers):
         super().__init__(rank, world_size, device)
         self.wire: Wire | None = None
 
-    def _meet(self, keys: Any, *, within_s: float = STEP_TIMEOUT_S) -> None:
-        super()._meet(keys, within_s=within_s)
-        self.wire = Wire(self._keys, self.rank, self.world_size, within_s)
+    def meet(self, keys: Any, *, within_s: float = STEP_TIMEOUT_S) -> None:
+        super().meet(keys, within_s=within_s)
+        self.wire = Wire(self.keys, self.rank, self.world_size, within_s)
 
-    def _agreeing(self, patience: timedelta) -> dist.ProcessGroup:
+    def agreeing(self, patience: timedelta) -> dist.ProcessGroup:
         world = dist.group.WORLD
-        return world if world is not None and self.device.type == "cpu" else super()._agreeing(patience)
+        return world if world is not None and self.device.type == "cpu" else super().agreeing(patience)
 
-    def _meet_anew(self, keys: Any) -> None:
+    def meet_anew(self, keys: Any) -> None:
         keys.set(f"meets {self.rank}", "yes")
         others = [f"meets {rank}" for rank in range(self.world_size)]
         keys.wait(others, timedelta(seconds=MEET_TIMEOUT_S))
-        super()._meet_anew(keys)
+        super().meet_anew(keys)
 
     def board(self, attempt: int) -> Any:
         """Where all ranks of an attempt can leave notes for each other."""
-        return dist.PrefixStore(f"board-{attempt}", self._keys)  # type: ignore[attr-defined]
+        return dist.PrefixStore(f"board-{attempt}", self.keys)  # type: ignore[attr-defined]

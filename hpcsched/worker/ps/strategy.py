@@ -6,9 +6,12 @@ import math
 import os
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker.ddp import strategy
+from hpcsched.worker.ddp.strategy import run as run_data_parallel
 from hpcsched.worker.process.contract import JobEnv
-from hpcsched.worker.ps.session import PsSession
+from hpcsched.worker.ps.parameter_server import ParameterServer
+from hpcsched.worker.ps.roles import WiredPeers
+from hpcsched.worker.ranks.process_group import own_device
+from hpcsched.worker.session.session import session_of
 from hpcsched.worker.session.trainer import Trainer, build, evaluate
 
 OPTIONS = ("cpus", "staleness", "servers", "workers", "start", "scale_up", "link")
@@ -31,12 +34,9 @@ def run(trainer: Trainer, env: JobEnv) -> None:
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # all is on the CPU
     if env.world_size == 1 and not env.seats and not env.joining:
-        strategy.run(trainer, env)
+        run_data_parallel(trainer, env)
         return
     parts = build(trainer, env.args)
-    parts.model.train()
-    session = PsSession(parts, env, staleness=staleness, link_mib_s=link)
-    session.end_after(parts.epochs)
-    for _ in session.steps():
-        session.take_step()
-    session.finish(lambda: evaluate(parts))
+    strategy = ParameterServer(parts, env, staleness=staleness, link_mib_s=link)
+    session = session_of(parts, strategy, ranks=WiredPeers.join(env, own_device(env)))
+    session.train(lambda: evaluate(parts))

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hpcsched.compat import zip
-from hpcsched.worker.checkpoint.files import storable
+from hpcsched.worker.process.storable import storable
 from hpcsched.worker.process.typed_json import decoded, encoded
 
 _PIECE_BYTES = 64 << 20

@@ -98,7 +98,7 @@ class Peers:
         self._env: JobEnv | None = None
         self._store: Any = None  # a TCPStore; torch's stubs do not name it
         self._where: tuple[str, int] | None = None  # it is there
-        self._keys: Any = None  # the present group's part of it
+        self.keys: Any = None  # the present group's part of it
         self._endings: list[threading.Thread] = []
 
     @classmethod
@@ -114,12 +114,12 @@ class Peers:
             if alone:
                 listen_towards(LOOPBACK)
                 peers._store = dist.HashStore()  # type: ignore[attr-defined]
-                peers._meet(peers._keys_of(1))
+                peers.meet(peers._keys_of(1))
             return peers
         if not env.joining:
             with _as_launch_error(env):
                 peers._open(_place(env), ranks=env.world_size)
-                peers._meet(peers._keys_of(env.attempt))
+                peers.meet(peers._keys_of(env.attempt))
         return peers
 
     def _open(self, where: tuple[str, int], *, ranks: int = 0, within_s: float = JOIN_TIMEOUT_S) -> None:
@@ -134,33 +134,33 @@ class Peers:
         key = surroundings().get(variables.STORE_KEY, "")
         return dist.PrefixStore(f"{key}{life()}/attempt-{attempt}", self._store)  # type: ignore[attr-defined]
 
-    def _meet_anew(self, keys: Any) -> None:
-        """As `_meet`, where some may have died since they last gave a sign of life."""
+    def meet_anew(self, keys: Any) -> None:
+        """As `meet`, where some may have died since they last gave a sign of life."""
         keys.set(f"meets {self.rank}", "yes")
         # Rank 0 comes last, as it has handed over the state before.
         within_s = MEET_TIMEOUT_S if self.rank == 0 else HAND_OVER_TIMEOUT_S
         keys.wait([f"meets {rank}" for rank in range(self.world_size)], timedelta(seconds=within_s))
         short = self.device.type == "cpu" and _patience_can_change()
-        self._meet(keys, within_s=MEET_TIMEOUT_S if short else STEP_TIMEOUT_S)
+        self.meet(keys, within_s=MEET_TIMEOUT_S if short else STEP_TIMEOUT_S)
 
-    def _meet(self, keys: Any, *, within_s: float = STEP_TIMEOUT_S) -> None:
+    def meet(self, keys: Any, *, within_s: float = STEP_TIMEOUT_S) -> None:
         """Make the group with these keys: all its ranks come here."""
-        self._keys = keys
+        self.keys = keys
         patience = timedelta(seconds=within_s)
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
-            store=self._keys,
+            store=self.keys,
             rank=self.rank,
             world_size=self.world_size,
             timeout=patience,
             device_id=self.device if self.device.type == "cuda" else None,
         )
-        self._control = self._agreeing(patience)
+        self._control = self.agreeing(patience)
         if within_s < STEP_TIMEOUT_S:
             for group in (dist.group.WORLD, self._control):
                 _set_patience(group, timedelta(seconds=STEP_TIMEOUT_S))
 
-    def _agreeing(self, patience: timedelta) -> dist.ProcessGroup:
+    def agreeing(self, patience: timedelta) -> dist.ProcessGroup:
         """The group by which the ranks agree: one of its own, as gradients are on their way meanwhile."""
         group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=patience)
         return group
@@ -199,7 +199,7 @@ class Peers:
         """
         with _as_launch_error(env):
             _hearing_signals(lambda: self._wait_to_be_let_in(env), given_up)
-            self._meet_anew(self._keys_of(env.attempt))
+            self.meet_anew(self._keys_of(env.attempt))
 
     def _wait_to_be_let_in(self, env: JobEnv) -> None:
         """Raises RuntimeError, OSError."""
@@ -220,10 +220,10 @@ class Peers:
             return False
         self._drop()
         self.rank, self.world_size = order.keep.index(self.rank), order.world_size
-        self._keys = None
+        self.keys = None
         if self.world_size > 1:
             self._open(self._place_of(order), within_s=HAND_OVER_TIMEOUT_S)
-            self._meet_anew(self._keys_of(order.attempt))
+            self.meet_anew(self._keys_of(order.attempt))
         return True
 
     def abandon(self) -> None:
@@ -317,12 +317,12 @@ class Peers:
 
         `quick`: the process ends right after this without its interpreter taking anything apart.
         """
-        if self.world_size > 1 and self._keys is not None:
+        if self.world_size > 1 and self.keys is not None:
             # If rank 0, and the store with it, is gone, nobody waits any more either.
             with contextlib.suppress(RuntimeError):
                 self._say_parted()
             self.wait_parted()
-        self._store = self._keys = None
+        self._store = self.keys = None
         if quick:
             return
         # gloo's threads must end before the interpreter does, else the process can abort at exit.
@@ -331,8 +331,8 @@ class Peers:
             ending.join(PART_TIMEOUT_S)
 
     def _say_parted(self) -> None:
-        if self._keys.add("parted", 1) == self.world_size:
-            self._keys.set("all parted", "yes")
+        if self.keys.add("parted", 1) == self.world_size:
+            self.keys.set("all parted", "yes")
 
     def wait_parted(self) -> None:
         """Wait until all ranks of the group have got its last message, at most PART_TIMEOUT_S.
@@ -340,7 +340,7 @@ class Peers:
         Who leaves earlier resets connections on which others still wait for it.
         """
         with contextlib.suppress(RuntimeError):
-            self._keys.wait(["all parted"], timedelta(seconds=PART_TIMEOUT_S))
+            self.keys.wait(["all parted"], timedelta(seconds=PART_TIMEOUT_S))
 
 
 def _place(env: JobEnv) -> tuple[str, int]:

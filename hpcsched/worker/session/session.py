@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from hpcsched.contract import exits
-from hpcsched.errors import StoreError
-from hpcsched.worker.process.contract import say
-from hpcsched.worker.session.boundary import Elastic
-from hpcsched.worker.session.sampler import share
+from hpcsched.worker.process.contract import JobEnv
+from hpcsched.worker.ranks.process_group import Peers
+from hpcsched.worker.session.data_parallel import DataParallel
+from hpcsched.worker.session.lifecycle import Lifecycle, Metrics
+from hpcsched.worker.session.state import Stateful, TrainingState
+from hpcsched.worker.session.strategy import Strategy
+from hpcsched.worker.session.trainer import Parts, Trainer, build, evaluate
 
-Metrics = Mapping[str, float]
 
-
-class Session(Elastic):
+class Session:
     """One training as seen by one rank: restores it at the start, saves it, leaves when asked to.
 
     In a loop::
@@ -55,10 +56,135 @@ class Session(Elastic):
         checkpoint_dir: a folder for checkpoints, for runs without hpcsched, which otherwise save nothing;
             such a run goes on from the newest checkpoint in there.
         checkpoint_every_s: the seconds between these checkpoints.
+        strategy: how the ranks are used; default: data parallel, with this loop's own steps.
 
     Raises ConfigError when the arguments do not fit the environment or the checkpoint, LaunchError
     when the ranks do not find each other.
     """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset_size: int,
+        global_batch: int,
+        total_steps: int | None = None,
+        scheduler: Stateful | None = None,
+        seed: int = 0,
+        also: Mapping[str, Stateful] | None = None,
+        in_place: bool = False,
+        reproducible: bool = False,
+        shards: int | None = None,
+        rehearse: Callable[[Session], object] | None = None,
+        ranks: Peers | None = None,
+        checkpoint_dir: str | Path | None = None,
+        checkpoint_every_s: float = 600.0,
+        strategy: Strategy | None = None,
+    ) -> None:
+        training = TrainingState(
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            also=also,
+            dataset_size=dataset_size,
+            global_batch=global_batch,
+            total_steps=total_steps,
+            seed=seed,
+        )
+        self._strategy = strategy or DataParallel(
+            in_place=in_place,
+            reproducible=reproducible,
+            shards=shards,
+            rehearse=(lambda: rehearse(self)) if rehearse is not None else None,
+        )
+        self._life = Lifecycle(
+            training,
+            self._strategy,
+            ranks=ranks,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every_s=checkpoint_every_s,
+        )
+        self._training, self._context = training, self._life.context
+        self._life.begin()
+
+    # -- what it is -----------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """What is trained."""
+        return self._training.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer over the model's parameters."""
+        return self._training.optimizer
+
+    @property
+    def scheduler(self) -> Stateful | None:
+        """The learning-rate scheduler."""
+        return self._training.scheduler
+
+    @property
+    def also(self) -> dict[str, Stateful]:
+        """What else is saved, by name."""
+        return self._training.also
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order of samples, and of what each rank draws at random."""
+        return self._training.seed
+
+    @property
+    def global_batch(self) -> int:
+        """The samples of a step over all ranks."""
+        return self._training.global_batch
+
+    @property
+    def total_steps(self) -> int | None:
+        """The steps of the whole training; None while nobody has said."""
+        return self._training.total_steps
+
+    @total_steps.setter
+    def total_steps(self, steps: int | None) -> None:
+        self._training.total_steps = steps
+
+    @property
+    def step(self) -> int:
+        """The steps done so far."""
+        return self._training.step
+
+    @property
+    def samples(self) -> int:
+        """The samples seen so far, over all ranks."""
+        return self._training.samples
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it went on from a checkpoint, or from other ranks' state."""
+        return self._training.resumed
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank trains."""
+        return self._context.device
+
+    @property
+    def rank(self) -> int:
+        """This rank's number now; a resize in place may change it between two steps."""
+        return self._context.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks share the global batch now."""
+        return self._context.world_size
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the result is the same to the last bit over any rank counts."""
+        return self._strategy.reproducible
+
+    # -- a training -----------------------------------------------------------------------------------
 
     def steps(self, until: int | None = None) -> Iterator[torch.Tensor]:
         """Yield, for each step up to `until` (default: `total_steps`), this rank's sample indices.
@@ -70,27 +196,24 @@ class Session(Elastic):
         Raises ValueError when neither `until` nor `total_steps` is known, RuntimeError when a step
         of several ranks did not call `backward` for all its samples.
         """
-        last = self._last_step(until)
-        while self.step < last:
-            self._boundary()
-            self._make_alike()
-            indices = self._share_at(self.samples)
-            self._fed, self._share_size = 0, len(indices)
-            self._part_size = self._share_size
+        last = self._training.last_step(until)
+        while self._training.step < last:
+            self._life.between_steps()
+            indices = self._strategy.begin_step()
             try:
                 yield indices
             except GeneratorExit:  # the loop was left with `break`
-                if self._fed == self._share_size:
-                    self._count_step(last)
+                if self._strategy.step_made():
+                    self._life.count_step(last)
                 raise
-            if self._virtual is not None and not self._virtual.complete:
-                raise RuntimeError(f"step {self.step}: go through all of Session.shards(indices), to its end")
-            if self.world_size > 1 and self._fed != self._share_size:
-                raise RuntimeError(
-                    f"step {self.step}: Session.backward got {self._fed} of this rank's "
-                    f"{self._share_size} samples; it needs each of them once"
-                )
-            self._count_step(last)
+            self._strategy.check_step()
+            self._life.count_step(last)
+
+    def train(self, metrics: Metrics | Callable[[], Metrics] | None = None) -> None:
+        """Make all steps as the strategy makes them, then `finish`."""
+        for _ in self.steps():
+            self._life.train_step()
+        self.finish(metrics)
 
     def backward(
         self,
@@ -110,35 +233,14 @@ class Session(Elastic):
 
         Returns the mean of `losses`, detached, shape []. Raises ValueError for other shapes.
         """
-        count = losses.numel() if losses.ndim else self._part_size
-        if losses.ndim > 1 or self._fed + count > self._share_size:
-            raise ValueError(
-                f"losses of shape {list(losses.shape)} after {self._fed} of this rank's {self._share_size} "
-                "samples; expected one loss a sample (shape [samples]), or their mean (shape [])"
-            )
-        total = losses.sum() if losses.ndim else losses * count
-        part = total / self.global_batch
-        self._fed += count
-        complete = self._fed == self._share_size
-        if complete and self.world_size > 1:  # travels while the backward pass computes
-            self._answer = self._peers.ask(*self._wishes())
-        summing = complete and self._virtual is None and not self._spread
-        if summing:
-            self._gradients.expect()
-        (scale(part) if scale else part).backward()  # type: ignore[no-untyped-call]
-        if summing:
-            self._gradients.complete()
-        self._loss = (total / count).detach()
-        return self._loss
+        return self._shared.backward(losses, scale=scale)
 
     def shards(self, indices: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the parts of this rank's `indices` that are to be computed one by one.
 
         All of them at once, unless the training is to be `reproducible`.
         """
-        for part in (indices,) if self._virtual is None else self._virtual.parts(indices):
-            self._part_size = len(part)
-            yield part
+        return self._shared.shards(indices)
 
     def upcoming(self, until: int | None = None) -> Iterator[list[int]]:
         """What `steps` is going to yield, as lists: a DataLoader's `batch_sampler`, to read ahead.
@@ -150,25 +252,16 @@ class Session(Elastic):
 
     def upcoming_places(self, until: int | None = None) -> Iterator[list[list[tuple[int, int]]]]:
         """The same, part by part of `shards`, with the place of each sample in the stream of all samples."""
-        samples, ranks = self.samples, (self.rank, self.world_size)
-        for _ in range(self.step, self._last_step(until)):
-            if ranks != (self.rank, self.world_size):
-                raise RuntimeError("the ranks have changed: ask Session.upcoming for the new shares")
-            batch = self._sampler.batch(samples, self.global_batch).tolist()
-            mine = self._mine(list(enumerate(batch, samples)))
-            yield [mine] if self._virtual is None else self._virtual.split(mine)
-            samples += self.global_batch
+        return self._shared.upcoming_places(until)
 
     def end_after(self, epochs: float | None) -> None:
         """Where nobody has said how many steps to train: for so many passes over the data, as the job says,
         else as given here, else one."""
-        if self.total_steps is None:
-            told = self._env.epochs if self._env is not None else None
-            self.total_steps = self.steps_for(told or epochs or 1)
+        self._life.end_after(epochs)
 
     def steps_for(self, epochs: float) -> int:
         """The steps that cover the dataset this many times, rounded up."""
-        return -int(-epochs * self._sampler.size // self.global_batch)
+        return self._training.steps_for(epochs)
 
     def finish(self, metrics: Metrics | Callable[[], Metrics] | None = None) -> None:
         """Save the final state and part from the other ranks; call it once, after the last step.
@@ -176,50 +269,36 @@ class Session(Elastic):
         `metrics` (numbers by name, or a function that returns them) is asked for on rank 0 only, after
         the other ranks were let go, and goes into STATE.json. Exits with 74 if nothing can be saved.
         """
-        if self._answer is not None:
-            self._answer()  # asked in the last step; whatever it is, there is nothing left to suspend
-        self._save_or_exit()
-        self._part()
-        if self.rank == 0 and self._env is not None and metrics is not None:
-            values = metrics() if callable(metrics) else metrics
-            try:
-                self._saves.record(self.step, self.samples, loss=self._last_loss(), metrics=values)
-            except StoreError as error:
-                say(f"the metrics could not be saved: {error}")
-                raise SystemExit(exits.CANNOT_SAVE) from None
-        self._flag.close()
+        self._life.finish(metrics)
 
-    # How it works.
+    @property
+    def _shared(self) -> DataParallel:
+        assert isinstance(self._strategy, DataParallel), "this strategy makes its steps itself"
+        return self._strategy
 
-    def _last_step(self, until: int | None) -> int:
-        if until is None and self.total_steps is None:
-            raise ValueError("how many steps? give Session total_steps, or steps() an `until`")
-        return min(x for x in (until, self.total_steps) if x is not None)
 
-    def _make_alike(self) -> None:
-        """Before a step: let all ranks begin with what they are to have in common."""
-        if self._virtual is not None:
-            self._virtual.begin(self.step)
-        elif not self._spread:
-            self._peers.copy_from_first(self.model.buffers())
+def session_of(parts: Parts, strategy: Strategy | None = None, **options: Any) -> Session:
+    """A session of these parts, in training mode, which ends when `parts.epochs` are over.
 
-    def _share_at(self, samples: int) -> torch.Tensor:
-        return torch.from_numpy(self._mine(self._sampler.batch(samples, self.global_batch)).copy())
+    `options` are more of `Session`'s arguments.
+    """
+    parts.model.train()
+    session = Session(
+        model=parts.model,
+        optimizer=parts.optimizer,
+        scheduler=parts.scheduler,
+        dataset_size=parts.size,
+        global_batch=parts.global_batch,
+        seed=parts.seed,
+        strategy=strategy,
+        **options,
+    )
+    session.end_after(parts.epochs)
+    return session
 
-    def _mine(self, batch: Any) -> Any:
-        """This rank's share of what belongs to a global batch."""
-        if self._virtual is not None:
-            return batch[self._virtual.place]
-        return share(batch, self.rank, self.world_size)
 
-    def _advance(self, last: int) -> None:
-        """A step is done; `last` is the one after which the training ends."""
-        self.step += 1
-        self.samples += self.global_batch
-
-    def _count_step(self, last: int) -> None:
-        self._advance(last)
-        self._begun += 1
-        if self._begun == 2 and self.rank == 0:  # the optimizer has its state by now
-            self._saves.reserve(self._state([]))
-        self._report(force=self.step in (1, last))
+def train(trainer: Trainer, env: JobEnv, strategy: Callable[[Parts], Strategy], **options: Any) -> None:
+    """Train to the end by the strategy that is made for the trainer's parts; save the final state and its
+    metrics. `options` are more of `Session`'s arguments."""
+    parts = build(trainer, env.args)
+    session_of(parts, strategy(parts), **options).train(lambda: evaluate(parts))

@@ -1,26 +1,18 @@
-"""A training as one rank has it: its state, and how that is saved and taken up again."""
+"""The state of a training: what is trained, how far it is, and what a checkpoint of it holds."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Optional, Protocol, Union
 
 import torch
 
-from hpcsched.contract import exits
-from hpcsched.errors import ConfigError, StoreError
-from hpcsched.worker.checkpoint.saving import Saves
-from hpcsched.worker.checkpoint.shared_memory import Held
-from hpcsched.worker.process import rng
-from hpcsched.worker.process.contract import JobEnv, Progress, say
-from hpcsched.worker.process.startup import exit_quickly
-from hpcsched.worker.ranks.process_group import Peers
-from hpcsched.worker.ranks.reproducible import VirtualShards
+from hpcsched.errors import ConfigError
+from hpcsched.worker.process.storable import storable
 from hpcsched.worker.session.sampler import Sampler
-from hpcsched.worker.session.stopping import StopFlag
+
+Loss = Union[torch.Tensor, Callable[[], Optional[torch.Tensor]], None]
 
 
 class Stateful(Protocol):
@@ -31,109 +23,63 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
-class Training:
-    """The part of a `Session` that is about its state; `Elastic` sets what is declared here."""
+class TrainingState:
+    """A training as this rank has it.
 
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: Stateful | None
-    also: dict[str, Stateful]
-    seed: int
-    step: int
-    samples: int
-    resumed: bool
-    device: torch.device
-    _env: JobEnv | None
-    _flag: StopFlag
-    _peers: Peers
-    _progress: Progress
-    _saves: Saves
-    _sampler: Sampler
-    _virtual: VirtualShards | None
-    _spread: bool
-    _loss: torch.Tensor | None
-    _answer: Callable[[], tuple[bool, ...]] | None
+    `step` and `samples` are done so far. `global_batch` is that of the coming step; `step_samples` is what a
+    step of the job counts for: the batch that the training began with. `made` counts the steps of this
+    process. `loss` is the mean loss of the newest step, shape [], or a function that gives it. `spread`: the
+    model is spread over the ranks (`fully_shard`), so no rank has all of it.
+    """
 
-    @property
-    def rank(self) -> int:
-        """This rank's number now; a resize in place may change it between two steps."""
-        return self._peers.rank
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Stateful | None,
+        also: Mapping[str, Stateful] | None,
+        dataset_size: int,
+        global_batch: int,
+        total_steps: int | None,
+        seed: int,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.also = dict(also or {})
+        self.sampler = Sampler(dataset_size, seed)
+        self.global_batch = self.step_samples = global_batch
+        self.total_steps = total_steps
+        self.seed = seed
+        self.step = 0
+        self.samples = 0
+        self.made = 0
+        self.resumed = False
+        self.loss: Loss = None
+        self.spread = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+        if scheduler is not None:
+            storable(scheduler.state_dict(), "scheduler")  # better now than at the first save
 
-    @property
-    def world_size(self) -> int:
-        """How many ranks share the global batch now."""
-        return self._peers.world_size
+    def last_step(self, until: int | None = None) -> int:
+        """The step after which the training ends, or comes to `until`. Raises ValueError if nobody knows."""
+        if until is None and self.total_steps is None:
+            raise ValueError("how many steps? give Session total_steps, or steps() an `until`")
+        return min(x for x in (until, self.total_steps) if x is not None)
 
-    @property
-    def reproducible(self) -> bool:
-        """Whether the result is the same to the last bit over any rank counts."""
-        return self._virtual is not None
+    def steps_for(self, epochs: float) -> int:
+        """The steps that cover the dataset this many times, rounded up."""
+        return -int(-epochs * self.sampler.size // self.step_samples)
 
-    # -- reporting -------------------------------------------------------------------------------------
+    def last_loss(self) -> float | None:
+        """The loss of the newest step; None where it is not known, or no number."""
+        loss = self.loss() if callable(self.loss) else self.loss
+        number = None if loss is None else float(loss)
+        return number if number is not None and math.isfinite(number) else None  # JSON has no NaN
 
-    def _report(self, *, force: bool) -> None:
-        self._progress.report(self.step, self._last_loss, force=force)
-
-    def _last_loss(self) -> float | None:
-        loss = None if self._loss is None else float(self._loss)
-        return loss if loss is not None and math.isfinite(loss) else None  # JSON has no NaN
-
-    # -- saving and leaving ----------------------------------------------------------------------------
-
-    def _save_or_exit(self, *, quick: bool = False) -> None:
-        """Save for good; if that fails once more with all the room old checkpoints can give, exit 74."""
-        error = self._save(quick=quick)
-        if error and self._saves.store is not None:
-            if self.rank == 0:
-                say(f"{error}; trying again without the older checkpoints")
-                self._saves.store.prune(1, thorough=True)
-            error = self._save()
-        if error:
-            if self.rank == 0:
-                say(f"step {self.step} could not be saved: {error}")
-            self._part()
-            raise SystemExit(exits.CANNOT_SAVE)
-
-    def _save(self, *, quick: bool = False, background: bool = False) -> str | None:
-        """Save the state of this step, all ranks together; returns what went wrong, the same on all.
-
-        `quick`: shared memory is good enough; a keeper makes it durable behind our back. `background`: it
-        need not be durable yet when this returns.
-        """
-        self._gather_state()
-        if self._saves.store is None:
-            return None
-        generators = self._peers.gather_states(rng.capture(self.device))
-        error: str | None = None
-        if self.rank == 0 or self._saves.collective:
-            state = self._state(generators)
-            try:
-                if not (quick and self._hold(state)):
-                    self._saves.save(state, loss=self._last_loss(), background=background)
-            except StoreError as problem:
-                error = str(problem)
-        told: str | None = self._peers.tell(error, Optional[str])
-        return told or None
-
-    def _gather_state(self) -> None:
-        """Bring to rank 0 what only others train, all ranks together. As it is, every rank has everything."""
-
-    def _hold(self, state: dict[str, Any]) -> bool:
-        """Leave the state in memory, if there is an agent to which it belongs from then on."""
-        return not self._flag.agent_gone and self._saves.hold(state) and not self._flag.agent_gone
-
-    def _part(self) -> None:
-        """Leave the other ranks. The signal handlers stay: being told twice must not end us half-way."""
-        self._answer = None
-        self._saves.close()
-        # A trainer's process ends without its interpreter taking anything apart (`run_to_the_end`).
-        self._peers.close(quick=self._env is not None and self._env.trainer is not None)
-        if self._env is not None:
-            exit_quickly()
-
-    # -- the state -------------------------------------------------------------------------------------
-
-    def _state(self, generators: list[Any]) -> dict[str, Any]:
+    def state_dict(self, generators: list[Any], shards: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What a checkpoint holds. `generators` are the random generators by rank; `shards` those of a
+        reproducible training."""
         return {
             "schema": 1,
             "step": self.step,
@@ -141,29 +87,26 @@ class Training:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "sampler": self._sampler.state(self.samples),
+            "sampler": self.sampler.state(self.samples),
             "rng": generators,
-            "shards": None if self._virtual is None else self._virtual.state(),
+            "shards": shards,
             "extra": {name: thing.state_dict() for name, thing in self.also.items()},
         }
 
-    def _own(self) -> dict[str, Any]:
-        """The tensors that a state in memory is copied into: not what the user may hold on to or compare."""
-        parameters = self.model.named_parameters(remove_duplicate=False)
-        model = {name: parameter.detach() for name, parameter in parameters}
-        return {"model": model, "optimizer": {"state": self.optimizer.state_dict()["state"]}}
+    def load_state_dict(self, state: Mapping[str, Any], where: str) -> None:
+        """Put a state in the place of ours; `where` says whence it came.
 
-    def _take(self, state: dict[str, Any], where: str) -> None:
-        """Put a state in the place of ours. Raises ConfigError when it is not of this training."""
+        Raises ConfigError when it is not of this training.
+        """
         sampler = state["sampler"]
-        if sampler["size"] != self._sampler.size:
+        if sampler["size"] != self.sampler.size:
             raise ConfigError(
                 where=where,
                 key="dataset_size",
-                got=f"{self._sampler.size} samples",
+                got=f"{self.sampler.size} samples",
                 accepted=f"{sampler['size']}, as when this checkpoint was saved",
             )
-        if not self._spread:
+        if not self.spread:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None and state["scheduler"] is not None:
@@ -171,43 +114,15 @@ class Training:
         for name, thing in self.also.items():
             if name in state["extra"]:
                 thing.load_state_dict(state["extra"][name])
-        kept = state.get("shards")
-        for line in self._virtual.restore(kept, where) if self._virtual and kept else ():
-            if self.rank == 0:
-                say(line)
-        self._sampler = Sampler(sampler["size"], sampler["seed"])
-        self.step, self.samples, self.resumed = state["step"], sampler["position"], True
+        self.goes_on(sampler, step=state["step"], samples=sampler["position"])
 
-    def _restore(self, *, wanted: bool) -> None:
-        """Go on from the newest good state, if there is one and it is wanted."""
-        found: Path | Held | None = None
-        state: dict[str, Any] | None = None
-        if self.rank == 0:
-            found, state = self._saves.newest(self._own, wanted=wanted)
-            if found is None and self._env is not None and self._env.continues is not None:
-                found, state = self._saves.of_another(self._env.continues)
-        named = os.fsencode(found) if isinstance(found, Path) else found
-        told = self._peers.tell(named, Union[bytes, Held, None])
-        found = Path(os.fsdecode(told)) if isinstance(told, bytes) else told
-        if found is None:
-            if not self._spread:
-                self._peers.copy_from_first([*self.model.parameters(), *self.model.buffers()])
-            if self.world_size > 1:  # else every rank would drop out the same neurons
-                rng.reseed(self.seed, 0, self.rank)
-            return
-        (elsewhere,) = self._peers.agree(not self._saves.has(found))
-        if elsewhere:
-            state = self._peers.broadcast_state(state)
-        elif state is None:
-            state = self._saves.load(found, self._own)
-        self._take(state, str(found))
-        if len(state["rng"]) == self.world_size:
-            rng.restore(state["rng"][self.rank], self.device)
-        else:
-            rng.reseed(self.seed, self.step, self.rank)
-        if self.rank == 0:
-            # Tells the agent which step this attempt goes on from: a damaged checkpoint may be newer.
-            try:
-                self._saves.record(self.step, self.samples, loss=None)
-            except StoreError as error:
-                say(str(error))
+    def goes_on(self, sampler: Mapping[str, Any], *, step: int, samples: int) -> None:
+        """It is at this step of an earlier process from now on; `sampler` is what that one's `state` gave."""
+        self.sampler = Sampler(sampler["size"], sampler["seed"])
+        self.step, self.samples, self.resumed = step, samples, True
+
+    def tensors(self) -> dict[str, Any]:
+        """The tensors that a state in memory is copied into: not what the user may hold on to or compare."""
+        parameters = self.model.named_parameters(remove_duplicate=False)
+        model = {name: parameter.detach() for name, parameter in parameters}
+        return {"model": model, "optimizer": {"state": self.optimizer.state_dict()["state"]}}

@@ -21,7 +21,7 @@ from hpcsched.compat import dataclass
 from hpcsched.contract import variables
 from hpcsched.contract.environment import Reader
 from hpcsched.errors import ConfigError, HpcschedError
-from hpcsched.worker.__main__ import _trainer
+from hpcsched.worker.load import load_trainer
 from hpcsched.worker.process.contract import JobEnv, say, write_atomically
 from hpcsched.worker.process.startup import fewer_collections, run_to_the_end
 
@@ -109,7 +109,7 @@ def _workers(env: JobEnv, request: Request, device: torch.device) -> None:
     from hpcsched.worker.session.trainer import build
     from hpcsched.worker.vsw.probe import MOST_AT_ONCE, Probe
 
-    parts = build(_trainer(env.trainer), env.args)
+    parts = build(load_trainer(env.trainer), env.args)
     sizes = _local_batches(request, parts)
     signs = _Signs(env)
     probe = Probe(parts, device, halves=request.halves, seconds=request.seconds, alive=signs.alive)

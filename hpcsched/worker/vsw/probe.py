@@ -18,13 +18,14 @@ from hpcsched.planning.vsw.costs import BatchTimes, GpuCosts, Times
 from hpcsched.worker.packing.failures import let_go, line_of, out_of_memory
 from hpcsched.worker.ranks.gradient_sum import GradientSum, in_buckets
 from hpcsched.worker.ranks.process_group import Peers
+from hpcsched.worker.session.batches import places_of, summed
 from hpcsched.worker.session.sampler import Sampler
 from hpcsched.worker.session.trainer import Parts, Place, rehearse
 from hpcsched.worker.vsw.clock import KEPT, Clock, Round
 from hpcsched.worker.vsw.gradient_halves import HalvedBucket, HalvedSum
 from hpcsched.worker.vsw.measurements import GAIN
 from hpcsched.worker.vsw.reading import Reader
-from hpcsched.worker.vsw.streams import StreamWorkers, summed
+from hpcsched.worker.vsw.streams import StreamWorkers
 
 MOST_AT_ONCE = 64
 """More workers at once are not tried: the gain has ended long before."""
@@ -243,8 +244,7 @@ class Probe:
     def _pieces(self, local: int) -> Iterator[Sequence[Place]]:
         """Local batches without end."""
         for position in itertools.count(0, local):
-            indices = self._sampler.batch(position, local).tolist()
-            yield list(enumerate(indices, position))
+            yield places_of(self._sampler, position, range(local))
 
     def _let_go(self, error: BaseException) -> None:
         """Free what a point that did not fit still holds."""

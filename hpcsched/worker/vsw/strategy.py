@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hpcsched.planning.vsw import options as workers
 from hpcsched.worker.process.contract import JobEnv
-from hpcsched.worker.session.trainer import Trainer, build, evaluate
-from hpcsched.worker.vsw.session import WorkerSession
+from hpcsched.worker.session.session import train
+from hpcsched.worker.session.trainer import Trainer
+from hpcsched.worker.vsw.adaptive_batches import AdaptiveBatches
 
 OPTIONS = workers.OPTIONS
 
@@ -13,10 +14,4 @@ OPTIONS = workers.OPTIONS
 def run(trainer: Trainer, env: JobEnv) -> None:
     """Train to the end, save the final state and its metrics. Options: see `planning.vsw.options`."""
     options = workers.WorkerOptions.parse(env.strategy)
-    parts = build(trainer, env.args)
-    parts.model.train()
-    session = WorkerSession(parts, options)
-    session.end_after(parts.epochs)
-    for _ in session.steps():
-        session.take_step()
-    session.finish(lambda: evaluate(parts))
+    train(trainer, env, lambda parts: AdaptiveBatches(parts, options))

@@ -103,13 +103,3 @@ def _keep(batch: Any, stream: torch.cuda.Stream) -> None:
     elif isinstance(batch, (list, tuple)):
         for part in batch:
             _keep(part, stream)
-
-
-def summed(loss: torch.Tensor, samples: int) -> torch.Tensor:
-    """The sum of a local batch's losses, of one loss a sample or of their mean."""
-    if loss.ndim > 1 or (loss.ndim == 1 and len(loss) != samples):
-        raise ValueError(
-            f"losses of shape {list(loss.shape)} for {samples} samples; expected one loss a sample (shape "
-            "[samples]), or their mean (shape [])"
-        )
-    return loss.sum() if loss.ndim else loss * samples

@@ -24,7 +24,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from hpcsched.worker.checkpoint import saving  # noqa: E402
-from hpcsched.worker.checkpoint.files import CheckpointStore, load_checkpoint  # noqa: E402
+from hpcsched.worker.checkpoint.files import CheckpointStore  # noqa: E402
+from hpcsched.worker.checkpoint.load import load_checkpoint  # noqa: E402
 from hpcsched.worker.checkpoint.shared_memory import Arena  # noqa: E402
 from hpcsched.worker.keeper import _save  # noqa: E402
 from hpcsched.worker.process.contract import JobEnv  # noqa: E402

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from hpcsched.worker.checkpoint.shared_memory import Arena  # noqa: E402
 from hpcsched.worker.process.contract import JobEnv  # noqa: E402
-from hpcsched.worker.session.boundary import Elastic as Training  # noqa: E402
+from hpcsched.worker.session.agreement import is_wrapped  # noqa: E402
 
 
 @pytest.fixture
@@ -168,8 +168,8 @@ def test_a_state_damaged_in_memory_is_passed_over(job: Elastic) -> None:
     ("old", "new", "victim", "dies", "code"),
     [
         (2, 3, "1", "regroup", 75),
-        (2, 3, "1", "_meet", 75),
-        (1, 2, "1", "_meet", 75),
+        (2, 3, "1", "meet", 75),
+        (1, 2, "1", "meet", 75),
         (2, 3, "1", "broadcast_state", 75),
         (1, 3, "2", "tell", 75),
         (1, 2, "1", "broadcast_state", 75),
@@ -290,12 +290,11 @@ def test_a_loop_that_has_not_said_so_is_not_resized_in_place(job: Elastic) -> No
 
 
 def test_a_model_in_a_wrapper_that_fixes_the_ranks_is_noticed() -> None:
-    training, wrapped = Training.__new__(Training), torch.nn.Linear(1, 1)
-    training._env = JobEnv.from_environ({"HPCSCHED_JOB_ID": "1", "HPCSCHED_RUN_DIR": "/nowhere"})
-    training.model = wrapped
-    assert not training._is_wrapped()
+    wrapped = torch.nn.Linear(1, 1)
+    env = JobEnv.from_environ({"HPCSCHED_JOB_ID": "1", "HPCSCHED_RUN_DIR": "/nowhere"})
+    assert env is not None
+    assert not is_wrapped(wrapped, env)
     wrapper = DistributedDataParallel.__new__(DistributedDataParallel)
     wrapper.__dict__["module"] = wrapped
-    assert training._is_wrapped()
-    training.model = torch.nn.Linear(1, 1)
-    assert not training._is_wrapped(), "it is another model's"
+    assert is_wrapped(wrapped, env)
+    assert not is_wrapped(torch.nn.Linear(1, 1), env), "it is another model's"

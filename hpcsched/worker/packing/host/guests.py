@@ -17,9 +17,9 @@ from hpcsched.contract import exits, variables
 from hpcsched.errors import HpcschedError
 from hpcsched.worker.background.protocol import Line
 from hpcsched.worker.background.rng_isolation import NotHostable, process_settings, put_back
+from hpcsched.worker.packing.environment import common
 from hpcsched.worker.packing.failures import Left, out_of_memory
 from hpcsched.worker.packing.host.session import LiveMember, bring, mode_of
-from hpcsched.worker.packing.host_start import common
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import JobEnv, say
 from hpcsched.worker.process.guest import Gone, Hosted, be_hosted

@@ -24,12 +24,13 @@ import torch
 from hpcsched.contract import exits
 from hpcsched.errors import ConfigError
 from hpcsched.worker.background.output import divide_output
+from hpcsched.worker.load import load_trainer
 from hpcsched.worker.packing.engine import Pack
+from hpcsched.worker.packing.environment import common
 from hpcsched.worker.packing.failures import Failed, OutOfMemory, out_of_memory
 from hpcsched.worker.packing.host.connections import Lines
 from hpcsched.worker.packing.host.guests import NOTHING, Guest, Load, Word
 from hpcsched.worker.packing.host.session import LOOK_S
-from hpcsched.worker.packing.host_start import common
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.process.contract import say
 from hpcsched.worker.process.guest import Gone
@@ -57,12 +58,10 @@ def serve(listener: socket.socket) -> int:
     environ = common(os.environ)
     divide_output()
     with fewer_collections():
-        from hpcsched.worker.__main__ import _trainer as load
-
         leave_torch_as_it_is()
     gc.collect()
     gc.freeze()  # what is collected each time a member leaves is to be what members are made of
-    host = Host(Lines(listener, environ), load=load)
+    host = Host(Lines(listener, environ), load=load_trainer)
     signal.signal(signal.SIGTERM, lambda number, frame: host.end())
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     say(f"process {os.getpid()} is here for a pack")
@@ -320,7 +319,7 @@ class Host:
             return
         for guest in guests:
             self._guests[guest.member], guest.trains = guest, True
-            guest.member.session.lives = self._lines.lives
+            guest.member.session.on_step = self._lines.lives
             say(f"{guest.name} trains here")
             guest.line.say({"begun": True})
 

@@ -13,7 +13,8 @@ import pytest
 from hpcsched.errors import ConfigError
 from hpcsched.worker.background.protocol import Line, connect, listen, peer, take
 from hpcsched.worker.packing import job_process
-from hpcsched.worker.packing.host_start import address_of, common, log_of
+from hpcsched.worker.packing.environment import common
+from hpcsched.worker.packing.host_start import address_of, log_of
 from hpcsched.worker.packing.job_process import Stay
 
 HURRY_S = job_process.ANSWERS_WITHIN_S

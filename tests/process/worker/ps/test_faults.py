@@ -90,7 +90,7 @@ def test_a_joining_rank_that_dies_costs_the_others_nothing(tmp_path: Path) -> No
     alike(job, plain)
 
 
-@pytest.mark.parametrize(("where", "without"), [slow("_meet_anew", None), ("_meet", 1), slow("_take_up", 1)])
+@pytest.mark.parametrize(("where", "without"), [slow("meet_anew", None), ("meet", 1), slow("_take_up", 1)])
 def test_one_that_dies_while_all_meet_costs_no_step(tmp_path: Path, where: str, without: int | None) -> None:
     """The servers that stay still have everything, over the connections that they had before."""
     plain = plain_one(tmp_path / "plain", steps=80)

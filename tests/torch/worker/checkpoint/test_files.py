@@ -20,7 +20,8 @@ pytestmark = pytest.mark.torch
 
 from hpcsched.errors import StoreError  # noqa: E402
 from hpcsched.worker import load_checkpoint  # noqa: E402
-from hpcsched.worker.checkpoint.files import CheckpointStore, storable, temporary_of  # noqa: E402
+from hpcsched.worker.checkpoint.files import CheckpointStore, temporary_of  # noqa: E402
+from hpcsched.worker.process.storable import storable  # noqa: E402
 
 
 def state(step: int) -> dict[str, Any]:

@@ -25,9 +25,11 @@ pytestmark = pytest.mark.torch
 
 from hpcsched.errors import StoreError  # noqa: E402
 from hpcsched.worker.checkpoint import shared_memory as module  # noqa: E402
-from hpcsched.worker.checkpoint.files import CheckpointStore, load_checkpoint, storable  # noqa: E402
+from hpcsched.worker.checkpoint.files import CheckpointStore  # noqa: E402
+from hpcsched.worker.checkpoint.load import load_checkpoint  # noqa: E402
 from hpcsched.worker.checkpoint.shared_memory import Arena, Held  # noqa: E402
 from hpcsched.worker.process import memory  # noqa: E402
+from hpcsched.worker.process.storable import storable  # noqa: E402
 from hpcsched.worker.session.sampler import Sampler  # noqa: E402
 from hpcsched.worker.session.session import Session  # noqa: E402
 
@@ -530,7 +532,7 @@ def test_a_process_forked_meanwhile_does_not_keep_others_from_memory() -> None:
 KILLS = """
 import json, os, random, signal, sys, time
 import torch
-from hpcsched.worker import arena as module
+from hpcsched.worker.checkpoint import shared_memory as module
 
 torch.set_num_threads(1)
 descriptor = int(sys.argv[1])

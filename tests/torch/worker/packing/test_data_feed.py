@@ -25,8 +25,9 @@ from packed_trainings import (
 )
 
 from hpcsched.worker.packed import load
+from hpcsched.worker.packing.batches import mapped, private, tensors_in, writes_in
 from hpcsched.worker.packing.compatibility import Memory, architecture
-from hpcsched.worker.packing.data_feed import mapped, private, same_data, tensors_in, writes_in
+from hpcsched.worker.packing.data_feed import same_data
 from hpcsched.worker.session.trainer import Parts
 
 pytestmark = pytest.mark.torch

@@ -30,8 +30,7 @@ from packed_trainings import (
 from torch import nn
 
 from hpcsched.errors import StoreError
-from hpcsched.worker.packed import Failed, Member, OutOfMemory, Pack, free, load
-from hpcsched.worker.packing import engine
+from hpcsched.worker.packed import Failed, Member, OutOfMemory, Pack, free, load, pack
 from hpcsched.worker.packing import stacking as stacking_module
 from hpcsched.worker.packing.stacked_optimizers import Row
 
@@ -286,7 +285,7 @@ def test_the_last_one_in_leaves_when_memory_ends(moment: str, whose: int) -> Non
     together.leave(made[2])
     assert not any(member.torn for member in made)
     go(together, 20)
-    elsewhere = engine([made[2]])
+    elsewhere = pack([made[2]])
     go(elsewhere, 9)
     for member, build in zip(made, builds, strict=True):
         assert as_alone(member, build)
@@ -306,7 +305,7 @@ def test_memory_may_end_at_any_time_before_the_update(moment: str) -> None:
     go(together, 40)
     assert as_alone(made[0], builds[0])
     again = load(builds[1](), checkpoint=saved)
-    go(engine([again]), 40)
+    go(pack([again]), 40)
     assert as_alone(again, builds[1])
 
 
@@ -429,7 +428,7 @@ def test_a_stack_comes_apart_where_there_is_hardly_any_memory(
     together.leave(made[1])
     assert len(tried) == 2
     go(together, 20)
-    alone = engine([made[1]])
+    alone = pack([made[1]])
     go(alone, 20)
     for member, build in zip(made, builds, strict=True):
         assert distance(state_of(member)["model"], separate(build, 20)["model"]) < 5e-6

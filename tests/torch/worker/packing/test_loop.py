@@ -35,8 +35,7 @@ from packed_trainings import (
     with_noise,
 )
 
-from hpcsched.worker.packed import free, load
-from hpcsched.worker.packing import engine
+from hpcsched.worker.packed import free, load, pack
 from hpcsched.worker.packing.member import WATCHED_EVERY
 
 pytestmark = pytest.mark.torch
@@ -123,7 +122,7 @@ def test_a_checkpoint_goes_on_elsewhere_with_the_same_random_numbers(after: int)
     saved = copy.deepcopy(free(first, together))
     torch.manual_seed(123)
     again = load(build(), checkpoint=saved, steps=STEPS)
-    go(engine([again]), STEPS)
+    go(pack([again]), STEPS)
     assert same(state_of(again), separate(build, STEPS))
 
 

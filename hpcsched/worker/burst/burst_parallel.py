@@ -1,4 +1,4 @@
-"""A training by a burst plan, which can be suspended like any other."""
+"""The burst-parallel strategy: every layer has ranks of its own (DeepPool, section 4)."""
 
 from __future__ import annotations
 
@@ -13,47 +13,62 @@ from hpcsched.worker.burst.channels import Wires
 from hpcsched.worker.burst.engine import Engine
 from hpcsched.worker.burst.feedback import EVERY, FIRST, Timing
 from hpcsched.worker.layers.graph import StandIn, capture_inputs
-from hpcsched.worker.session.session import Session
-from hpcsched.worker.session.trainer import Parts, Place, read
+from hpcsched.worker.session.batches import coming_places, summed
+from hpcsched.worker.session.replicated import NO_INDICES, Replicated
+from hpcsched.worker.session.trainer import Parts, read
 
 Replan = Callable[[list[Timing], BurstPlan, int], Optional[BurstPlan]]
 """On rank 0: of what was measured, the present plan and the steps left, a better plan, if there is one."""
 
 
-class BurstSession(Session):
-    """A `Session` whose steps an `Engine` computes: each rank has some layers, and samples come and go.
+class BurstParallel(Replicated):
+    """A strategy whose steps an `Engine` computes: each rank has some layers, and samples come and go.
 
-        session = BurstSession(model=parts.model, ...)
-        session.run_by(engine, parts)
-        for _ in session.steps():
-            optimizer.zero_grad()
-            session.compute()
-            optimizer.step()
-        session.finish(...)
+        strategy = BurstParallel(parts)
+        session = session_of(parts, strategy)
+        strategy.run_by(engine, wires)
+        session.train(...)
 
     What other ranks train comes to rank 0 before every save. Ranks do not come and go in place.
     """
 
-    _engine: Engine | None = None
-
-    def run_by(self, engine: Engine, parts: Parts, wires: Wires, replan: Replan | None = None) -> None:
-        """Compute with this engine from now on; `replan` is asked at periodic checkpoints, on rank 0."""
-        self._engine, self._parts, self._wires, self._replan = engine, parts, wires, replan
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._engine: Engine | None = None
         self._batches: tuple[Iterator[Any] | None, Iterator[Any] | None] = None, None
+
+    def run_by(self, engine: Engine, wires: Wires, replan: Replan | None = None) -> None:
+        """Compute with this engine from now on; `replan` is asked at periodic checkpoints, on rank 0."""
+        self._engine, self._wires, self._replan = engine, wires, replan
         self._open()
 
-    def tell(self, item: Any, kind: Any) -> Any:
-        """Rank 0's item, of this type, on every rank."""
-        return self._peers.tell(item, kind)
+    def switch(self, plan: BurstPlan) -> None:
+        """Go on by another plan, between two steps, on all ranks. Raises ConfigError if it cannot be."""
+        assert self._engine is not None
+        self._engine.switch(plan)
+        self._open()
 
-    def compute(self) -> None:
+    # -- a step ----------------------------------------------------------------------------------------
+
+    def begin_step(self) -> torch.Tensor:
+        """Each rank keeps what it owns: there is nothing to make alike."""
+        return NO_INDICES
+
+    def train_step(self) -> None:
+        self._parts.optimizer.zero_grad()
+        self._compute()
+        self._parts.optimizer.step()
+        if self._parts.scheduler is not None:
+            self._parts.scheduler.step()
+
+    def _compute(self) -> None:
         """Forward and backward pass of a step; then the gradients are ready for `optimizer.step`."""
-        engine, loss, model = self._engine, self._parts.loss, self.model
+        engine, loss, training = self._engine, self._parts.loss, self.training
         assert engine is not None
-        engine.clock.on = self.step % EVERY == FIRST - 1
-        engine.begin(self.samples)
+        engine.clock.on = training.step % EVERY == FIRST - 1
+        engine.begin(training.samples)
         inputs, results = (batches and next(batches) for batches in self._batches)
-        fed = () if inputs is None else capture_inputs(loss, model, inputs)
+        fed = () if inputs is None else capture_inputs(loss, training.model, inputs)
         mean = None
         if not engine.last_share:
             engine.forward(fed)
@@ -65,22 +80,13 @@ class BurstSession(Session):
                 _check_calls(calls[0])
                 return engine.forward(given if same else fed)
 
-            mean = self._backward_of(loss(StandIn(model, called), results), engine.last_share)
+            mean = self._backward_of(loss(StandIn(training.model, called), results), engine.last_share)
             _check_calls(calls[0])
         reported = self._bring_to_first(mean, engine.last_ranks)
         if self.world_size > 1:  # travels while the backward pass computes
-            self._answer = self._peers.ask(*self._wishes())
+            self.agreement.ask()
         engine.backward()
-        self._loss = reported()
-        self._fed = self._share_size
-
-    def switch(self, plan: BurstPlan) -> None:
-        """Go on by another plan, between two steps, on all ranks. Raises ConfigError if it cannot be."""
-        assert self._engine is not None
-        self._engine.switch(plan)
-        self._open()
-
-    # How it works.
+        training.loss = reported()
 
     def _open(self) -> None:
         """Begin to read batches: for the first layer's inputs, and for the last one's losses."""
@@ -95,31 +101,18 @@ class BurstSession(Session):
             return None
         return read(
             self._parts,
-            self._places(share),
+            coming_places(self.training, share),
             device=self.device,
             loaders=self._parts.loaders,
             seeded=True,
-            step=self.step,
+            step=self.training.step,
         )
-
-    def _places(self, share: range) -> Iterator[list[Place]]:
-        """The samples of this share of all coming steps."""
-        samples = self.samples
-        for _ in range(self.step, self._last_step(None)):
-            batch = self._sampler.batch(samples, self.global_batch).tolist()
-            yield list(enumerate(batch, samples))[share.start : share.stop]
-            samples += self.global_batch
 
     def _backward_of(self, losses: torch.Tensor, share: range) -> torch.Tensor:
         """From the losses back to the model's result; returns their mean."""
-        if losses.ndim > 1 or (losses.ndim == 1 and len(losses) != len(share)):
-            raise ValueError(
-                f"losses of shape {list(losses.shape)} for {len(share)} samples; expected one loss a sample "
-                "(shape [samples]), or their mean (shape [])"
-            )
-        total = losses.sum() if losses.ndim else losses * len(share)
-        (total / self.global_batch).backward()  # type: ignore[no-untyped-call]
-        if self._begun == 0 and any(parameter.grad is not None for parameter in self.model.parameters()):
+        total, training = summed(losses, len(share)), self.training
+        (total / training.global_batch).backward()  # type: ignore[no-untyped-call]
+        if training.made == 0 and any(p.grad is not None for p in training.model.parameters()):
             raise ConfigError(
                 where="loss",
                 got="uses parameters of the model by itself",
@@ -144,28 +137,22 @@ class BurstSession(Session):
 
         return reported
 
-    def _make_alike(self) -> None:
-        """Nothing: each rank keeps what it owns."""
+    # -- its state -------------------------------------------------------------------------------------
 
-    def _mine(self, batch: Any) -> Any:
-        assert self._engine is not None
-        share = self._engine.last_share
-        return batch[share.start : share.stop]
-
-    def _gather_state(self) -> None:
+    def gather_state(self) -> None:
         if self._engine is not None:
             self._engine.gather_state()
 
-    def _look_back(self) -> None:
-        engine = self._engine
+    def checkpointed(self) -> None:
+        engine, peers = self._engine, self.context.peers
         if engine is None or self._replan is None:
             return
-        timings = self._peers.gather(engine.clock.take(), list[Timing])
+        timings = peers.gather(engine.clock.take(), list[Timing])
         plan = None
         if self.rank == 0:
-            steps_left = self._last_step(None) - self.step
+            steps_left = self.training.last_step() - self.training.step
             plan = self._replan([t for found in timings for t in found], engine.plan, steps_left)
-        plan = self._peers.tell(plan, Optional[BurstPlan])
+        plan = peers.tell(plan, Optional[BurstPlan])
         if plan is not None:
             self.switch(plan)
 

@@ -1,4 +1,4 @@
-"""A training by stream workers, whose global batch and configuration change between two steps."""
+"""The strategy of stream workers, whose global batch and configuration change between two steps (JABAS)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import torch
 
 from hpcsched.compat import zip
 from hpcsched.contract.progress import Batching
+from hpcsched.contract.seats import Seat
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.worker.process.contract import Facts, say
 from hpcsched.worker.ranks.gradient_sum import GradientSum, in_buckets
-from hpcsched.worker.session.session import Session
+from hpcsched.worker.session.agreement import Agreement
+from hpcsched.worker.session.batches import places_of, summed
+from hpcsched.worker.session.context import Context
+from hpcsched.worker.session.replicated import NO_INDICES, Replicated
+from hpcsched.worker.session.state import TrainingState
 from hpcsched.worker.session.trainer import Parts, Place, rehearse, to_device
 from hpcsched.worker.vsw.allreduce_cost import measure_line
 from hpcsched.worker.vsw.clock import Clock, Kind
@@ -25,13 +30,11 @@ from hpcsched.worker.vsw.history import History
 from hpcsched.worker.vsw.measurements import Table
 from hpcsched.worker.vsw.memory import remember, remembered
 from hpcsched.worker.vsw.reading import Reader
-from hpcsched.worker.vsw.streams import StreamWorkers, summed
+from hpcsched.worker.vsw.streams import StreamWorkers
 from hpcsched.worker.vsw.updates import ShardOptimizer, can_be_split, scaled
 
 LOOK_SHARE = 0.01
 """Of the time, that looking ahead may take: epochs may be short."""
-
-_NO_INDICES = torch.empty(0, dtype=torch.int64)
 
 _NOTHING = 4
 """Bytes of the gradients of a model of which nothing is trained, at present."""
@@ -40,26 +43,24 @@ LONG_EPOCH_S = 600.0
 """From so long epochs on, forecasts may take seconds."""
 
 
-class WorkerSession(Session):
-    """A `Session` that computes its steps by stream workers: `take_step` is all that a step is.
-
-        session = WorkerSession(parts, options)
-        for _ in session.steps():
-            session.take_step()
-        session.finish(...)
+class AdaptiveBatches(Replicated):
+    """A strategy that computes its steps by stream workers, and adapts the global batch.
 
     A step of the job is the trainer's own global batch, whatever the batch is by now: so many steps are the
-    same samples as ever, `step` is how many of those have been seen, and learning-rate schedules go by it.
+    same samples as ever, `training.step` is how many of those have been seen, and learning-rate schedules go
+    by it.
 
     Args:
         parts: of the training; its `global_batch` is where the batch begins.
         options: what the job file says.
     """
 
+    in_place = True
+
     def __init__(self, parts: Parts, options: WorkerOptions) -> None:
         self._parts = parts
         self._unit = parts.global_batch
-        self._control = Control(options.within(parts.size), self._unit)
+        self.control = Control(options.within(parts.size), self._unit)
         self._trajectory = Trajectory(parts.size)
         self._expectation: Expectation | None = None
         self._looked_at, self._last_look = -1, time.monotonic()
@@ -70,96 +71,104 @@ class WorkerSession(Session):
         self._comparable = True  # as far as is known
         self._course_began, self._course_at = 0, 0.0
         self._warm: set[Kind] = set()
-        super().__init__(
-            model=parts.model,
-            optimizer=parts.optimizer,
-            scheduler=parts.scheduler,
-            dataset_size=parts.size,
-            global_batch=parts.global_batch,
-            seed=parts.seed,
-            also={"vsw": self._control, "batches": self._trajectory},
-            in_place=True,
-            rehearse=lambda session: rehearse(parts, session._example()),
-        )
-        self._clock = Clock(self.device)
-        self._table = self._own_table()
-        if self._control.offset is None:  # others may have trained before, with another batch
-            self._control.offset = self.samples - self.step * self._unit
-        self._trajectory.begin(self.samples)
-        self._workers = StreamWorkers(parts.model, parts.loss, self.device)
-        self._reader = Reader(parts, self.device, lambda: self.step)
-        self._halved = HalvedSum(parts.model.parameters(), self._peers, HalvedBucket)
-        self._shard_optimizer = ShardOptimizer(parts.optimizer)
-        self._splits = can_be_split(parts.optimizer)
-        self._history = History(self._env.job_dir if self._env and self.rank == 0 else None)
+
+    def refuses(self, training: TrainingState, world_size: int, seats: Sequence[Seat]) -> str:
+        # Ranks may be without workers: the batch may grow until all have some.
+        return self.control.cannot_be(world_size) if self._course is not None else ""
+
+    def setup(self, context: Context, agreement: Agreement) -> None:
+        super().setup(context, agreement)
+        context.training.also.update(vsw=self.control, batches=self._trajectory)
+        self._gradients = GradientSum(self._parts.model.parameters(), context.peers)
+        self._clock = Clock(context.device)
+        self._workers = StreamWorkers(self._parts.model, self._parts.loss, context.device)
+        self._reader = Reader(self._parts, context.device, lambda: context.training.step)
+        self._halved = HalvedSum(self._parts.model.parameters(), context.peers, HalvedBucket)
+
+    def warm_up(self) -> None:
+        rehearse(self._parts, self._example())
+        self._gradients.prepare()
+        super().warm_up()
+
+    def start(self) -> None:
+        env, training = self.context.env, self.training
+        self.table = self._own_table()
+        if self.control.offset is None:  # others may have trained before, with another batch
+            self.control.offset = training.samples - training.step * self._unit
+        self._trajectory.begin(training.samples)
+        self._shard_optimizer = ShardOptimizer(self._parts.optimizer)
+        self._splits = can_be_split(self._parts.optimizer)
+        self._history = History(env.job_dir if env and self.rank == 0 else None)
 
     # -- a step ----------------------------------------------------------------------------------------
 
-    def take_step(self) -> None:
+    def train_step(self) -> None:
         """Forward and backward passes of this rank's workers, sums over the ranks, the optimizer's step, and
         as many of the learning-rate schedule."""
+        training = self.training
         while True:
-            self.optimizer.zero_grad()
-            self.model.zero_grad()  # also what no optimizer updates: it must not add up, nor be compared
-            sums = self._halved if self._measures else self._gradients
+            training.optimizer.zero_grad()
+            training.model.zero_grad()  # also what no optimizer updates: it must not add up, nor be compared
+            sums = self._halved if self.measures else self._gradients
             failed = self._compute(sums)
-            if self._course_now.trial and self._peers.agree(failed)[0]:
+            if self.course.trial and self.context.peers.agree(failed)[0]:
                 self._smaller(failed)
                 continue
             break
-        if self.world_size > 1 and self._answer is None:
-            self._answer = self._peers.ask(*self._wishes())
-        course = self._course_now
+        if self.world_size > 1 and not self.agreement.asked:
+            self.agreement.ask()
+        course = self.course
         apart = course.overlap and self._splits and self.world_size > 1 and not course.trial
-        with scaled(self.optimizer, self._control.factor(course, self.global_batch)):
+        with scaled(self.training.optimizer, self.control.factor(course, self.training.global_batch)):
             if course.trial:
                 sums.expect()
             sums.complete(self._shard_optimizer.step if apart else lambda _: None)
             if not apart:
                 begun = self._clock.mark()
-                self.optimizer.step()
+                self.training.optimizer.step()
                 self._clock.update(begun, self._clock.mark())
-        if self._measures:
+        if self.measures:
             self._compare()
-        if self.scheduler is not None:
-            for _ in range(self._steps_at(self.samples + self.global_batch) - self.step):
-                self.scheduler.step()  # type: ignore[attr-defined]
+        if self._parts.scheduler is not None:
+            for _ in range(self._steps_at(training.samples + training.global_batch) - training.step):
+                self._parts.scheduler.step()
 
     def _compare(self) -> None:
-        halves = self._halved.halves(self.global_batch // 2)
-        self._control.saw(halves)
+        halves = self._halved.halves(self.training.global_batch // 2)
+        self.control.saw(halves)
         if not halves.known and self._comparable and self.rank == 0:
-            why = f"their squares are {halves.aa:g} and {halves.bb:g}"
-            say(f"step {self.step}: the gradient's halves cannot be compared, the batch stays: {why}")
+            step, why = self.training.step, f"their squares are {halves.aa:g} and {halves.bb:g}"
+            say(f"step {step}: the gradient's halves cannot be compared, the batch stays: {why}")
         self._comparable = halves.known
 
     def _compute(self, sums: GradientSum) -> bool:
         """This rank's local batches, forward and backward; whether its memory was too small for them."""
-        parts = self._cut(self.global_batch, self._control.updates)
+        parts = self._cut(self.training.global_batch, self.control.updates)
         try:
             self._workers.begin()
             for number, part in enumerate(parts):
                 if number > 0:
                     self._halved.keep_first()
                 self._passes(part, sums, last=number == len(parts) - 1)
-            if self._begun == 0:
+            if self.training.made == 0:
                 self._check_gradients()
             return False
         except torch.OutOfMemoryError as error:
-            kind = self._course_now.kind(self.rank)
-            if not self._course_now.trial or kind is None:
+            kind = self.course.kind(self.rank)
+            if not self.course.trial or kind is None:
                 if kind is not None:
-                    self._remember_too_large(kind)
+                    self.remember_too_large(kind)
                 raise
             why = (str(error) or "out of memory").splitlines()[0]
-            say(f"step {self.step}: no room for {kind[1]} local batches of {kind[0]} at once: {why}")
-            if kind == (self._control.least, 1):
+            say(f"step {self.training.step}: no room for {kind[1]} local batches of {kind[0]} at once: {why}")
+            if kind == (self.control.least, 1):
                 raise
         return True
 
     def _check_gradients(self) -> None:
-        compared = self._control.batching.adapts or self.world_size > 1
-        if compared and any(p.grad is not None and p.grad.is_sparse for p in self.model.parameters()):
+        compared = self.control.batching.adapts or self.world_size > 1
+        parameters = self.training.model.parameters()
+        if compared and any(p.grad is not None and p.grad.is_sparse for p in parameters):
             raise ConfigError(
                 where="model", got="has sparse gradients", accepted="dense ones (Embedding(sparse=False))"
             )
@@ -169,7 +178,7 @@ class WorkerSession(Session):
         for start in range(0, len(pieces), at_once):
             piece = pieces[start : start + at_once]
             self._round(piece, sums, complete=last and start + at_once >= len(pieces))
-        if last and not pieces and not self._course_now.trial:
+        if last and not pieces and not self.course.trial:
             sums.expect()
 
     def _round(self, pieces: list[range], sums: GradientSum, *, complete: bool) -> None:
@@ -180,76 +189,65 @@ class WorkerSession(Session):
         losses = self._workers.forward(batches)
         totals = [summed(loss, len(piece)) for loss, piece in zip(losses, pieces, strict=True)]
         forward = clock.mark()
-        if complete and self.world_size > 1 and not self._course_now.trial:
-            self._answer = self._peers.ask(*self._wishes())  # travels while the backward pass computes
+        if complete and self.world_size > 1 and not self.course.trial:
+            self.agreement.ask()  # travels while the backward pass computes
             sums.expect()
-        torch.autograd.backward([total / self.global_batch for total in totals])
-        local = self._course_now.local_batch
+        torch.autograd.backward([total / self.training.global_batch for total in totals])
+        local = self.course.local_batch
         if all(len(piece) == local for piece in pieces):
             clock.round((local, len(pieces)), begun, read, forward, clock.mark())
-        self._loss = torch.stack([total.detach() for total in totals]).sum() / sum(map(len, pieces))
+        self.training.loss = torch.stack([total.detach() for total in totals]).sum() / sum(map(len, pieces))
 
     # -- what the steps are ----------------------------------------------------------------------------
 
     @property
-    def _course_now(self) -> Course:
+    def course(self) -> Course:
         assert self._course is not None
         return self._course
 
     @property
-    def _measures(self) -> bool:
+    def measures(self) -> bool:
         """Whether the two halves of this step's gradient are compared: never in a shortened last step."""
-        return self._control.measures(self._control.updates) and self.global_batch == self._course_now.batch
+        return self.control.measures(self.control.updates) and self.training.global_batch == self.course.batch
 
     def _steps_at(self, samples: int) -> int:
         """How many of the job's steps so many samples are; all of them at the end."""
-        last, counted = self._last_step(None), samples - self._offset
+        last, counted = self.training.last_step(), samples - self._offset
         return last if counted >= last * self._unit else counted // self._unit
 
-    def _advance(self, last: int) -> None:
-        self._trajectory.add(self.global_batch)
-        self.samples += self.global_batch
-        self.step = self._steps_at(self.samples)
-        self._control.updates += 1
-        kind = self._course_now.kind(self.rank)
+    def advance(self) -> None:
+        self._trajectory.add(self.training.global_batch)
+        self.training.samples += self.training.global_batch
+        self.training.step = self._steps_at(self.training.samples)
+        self.control.updates += 1
+        kind = self.course.kind(self.rank)
         if kind is not None and kind not in self._warm:
             self._warm.add(kind)
             self._clock.forget(kind)  # what is new takes longer the first time
 
-    def _cannot_be(self, world_size: int) -> str:
-        # Ranks may be without workers: the batch may grow until all have some.
-        return self._control.cannot_be(world_size) if self._course is not None else ""
-
-    def steps_for(self, epochs: float) -> int:
-        """Steps of the job that cover the dataset this many times."""
-        return -int(-epochs * self._sampler.size // self._unit)
-
-    def _make_alike(self) -> None:
-        super()._make_alike()
-        attempt = self._env.attempt if self._env else 0
+    def begin_step(self) -> torch.Tensor:
+        super().begin_step()
+        attempt = self.context.env.attempt if self.context.env else 0
         if self._group != (attempt, self.rank, self.world_size):
             self._group = attempt, self.rank, self.world_size
             self._regrouped()
-            self._decide()
-        elif self._control.updates >= self._course_now.until:
-            self._decide()
+            self.decide()
+        elif self.control.updates >= self.course.until:
+            self.decide()
         if self.rank == 0:
             self._look_ahead()
-        self.global_batch = self._next_batch()
-
-    def _share_at(self, samples: int) -> torch.Tensor:
-        """Nothing: `take_step` reads its own."""
-        return _NO_INDICES
+        self.training.global_batch = self._next_batch()
+        return NO_INDICES
 
     def _cut(self, batch: int, update: int) -> list[list[range]]:
         """The parts of a step's global batch that are the local batches of this rank's workers: all of them,
         or in two halves where these are compared. In a shortened step some are shorter, or not there."""
-        course = self._course_now
+        course = self.course
         share, local = course.shares[self.rank], course.local_batch
         first = course.first_worker(self.rank)
         workers = range(first, first + (share.workers if share else 0))
         parts: list[Sequence[int]] = [workers]
-        if self._control.measures(update) and batch == course.batch:
+        if self.control.measures(update) and batch == course.batch:
             parts = [[w for w in workers if w % 2 == 0], [w for w in workers if w % 2]]
         return [
             [range(w * local, min(batch, (w + 1) * local)) for w in part if w * local < batch]
@@ -258,62 +256,61 @@ class WorkerSession(Session):
 
     def _pieces(self) -> Iterator[Sequence[Place]]:
         """This rank's local batches of all coming steps, if the course stays as it is."""
-        samples, update = self.samples, self._control.updates
+        samples, update = self.training.samples, self.control.updates
         end = self._end
         while samples < end:
-            batch = min(self._course_now.batch, end - samples)
+            batch = min(self.course.batch, end - samples)
             for part in self._cut(batch, update):
                 for piece in part:
-                    indices = self._sampler.batch(samples + piece.start, len(piece)).tolist()
-                    yield list(enumerate(indices, samples + piece.start))
+                    yield places_of(self.training.sampler, samples, piece)
             samples, update = samples + batch, update + 1
 
     def _example(self) -> Any:
         """Samples to rehearse with: a smallest local batch, of two at least, as batch norm wants."""
-        count = max(2, self._control.least)
+        count = max(2, self.control.least)
         return to_device(self._parts.batch([i % self._parts.size for i in range(count)]), self.device)
 
     # -- decisions -------------------------------------------------------------------------------------
 
     def _regrouped(self) -> None:
         """There are other ranks than before, or these meet for the first time: all of them come here."""
-        if self._control.batching.adapts:
+        if self.control.batching.adapts:
             self._halved.prepare()  # better now, while a lack of memory can be helped
-        trained = [p for p in reversed(list(self.model.parameters())) if p.requires_grad]
+        trained = [p for p in reversed(list(self.training.model.parameters())) if p.requires_grad]
         buckets = [sum(p.numel() * p.element_size() for p in group) for group in in_buckets(trained)]
-        self._control.buckets = tuple(buckets) or (_NOTHING,)
+        self.control.buckets = tuple(buckets) or (_NOTHING,)
         first = self._course is None
-        if self._peers.tell(self.world_size > 1 and (first or self._control.line is None), bool):
-            self._control.line = measure_line(self._peers, self.device, max(self._control.buckets))
+        if self.context.peers.tell(self.world_size > 1 and (first or self.control.line is None), bool):
+            self.control.line = measure_line(self.context.peers, self.device, max(self.control.buckets))
 
-    def _decide(self) -> None:
+    def decide(self) -> None:
         """Let rank 0 say what to do next; all ranks come here."""
-        self._table.learn(self._clock.take())
-        tables = self._peers.gather(self._table, Table)
+        self.table.learn(self._clock.take())
+        tables = self.context.peers.gather(self.table, Table)
         refusal: ConfigError | None = None
         answer: Course | int = 0
         if self.rank == 0:
-            self._control.tables = tables
-            self._control.adapt()
+            self.control.tables = tables
+            self.control.adapt()
             try:
-                answer = self._control.course(self.world_size)
+                answer = self.control.course(self.world_size)
             except ConfigError as error:
                 refusal, answer = error, error.exit_code
-        course: Course | int = self._peers.tell(answer, Union[Course, int])
+        course: Course | int = self.context.peers.tell(answer, Union[Course, int])
         if refusal is not None:
             raise refusal
         if isinstance(course, int):
             raise SystemExit(course)
         former, past = self._course, self._past()
-        self._course, self._course_began = course, self._control.updates
+        self._course, self._course_began = course, self.control.updates
         self._course_at = time.monotonic()
         self._have_workers(course)
         if former is None or former.order != course.order or self._read_for != self._group:
             self._aim()
-        self.global_batch = self._next_batch()
+        self.training.global_batch = self._next_batch()
         if self.rank == 0 and not course.trial:
-            factor = self._control.factor(course, course.batch)
-            self._history.add({**self._facts(), "loss": self._last_loss(), "factor": factor, **past})
+            factor = self.control.factor(course, course.batch)
+            self._history.add({**self._facts(), "loss": self.training.last_loss(), "factor": factor, **past})
 
     def _have_workers(self, course: Course) -> None:
         share = course.shares[self.rank]
@@ -321,16 +318,16 @@ class WorkerSession(Session):
             why = self._workers.have(share.at_once if share else 1)
         except torch.OutOfMemoryError as error:
             why = str(error).splitlines()[0]
-        if why and self._control.options.pinned:
+        if why and self.control.options.pinned:
             got = f"several at once, of a model that cannot be copied here: {why}"
             raise ConfigError(where="strategy vsw", key="workers", got=got, accepted="1")
-        if why and self._table.streams:
-            self._table.streams = False
+        if why and self.table.streams:
+            self.table.streams = False
             say(f"one worker at a time on this device, as the model cannot be copied here: {why}")
 
     def _past(self) -> dict[str, Any]:
         """How long the steps of the course that ends have taken, and were expected to."""
-        steps = self._control.updates - self._course_began
+        steps = self.control.updates - self._course_began
         if self._course is None or self._course.trial or not steps:
             return {}
         return {
@@ -342,24 +339,24 @@ class WorkerSession(Session):
         """Say what the next epoch is expected to be like: at the beginning, as soon as enough is known, and
         at the end of each epoch."""
         epoch, now = int(self._trajectory.epoch), time.monotonic()
-        if epoch > self._looked_at and not self._course_now.trial and now >= self._next_look:
+        if epoch > self._looked_at and not self.course.trial and now >= self._next_look:
             self._looked_at = epoch
             short = now < self._last_look + LONG_EPOCH_S
-            self._expectation = expect(self._control, self._trajectory, self._sampler.size, quick=short)
+            self._expectation = expect(self.control, self._trajectory, self._parts.size, quick=short)
             self._last_look, took_s = now, time.monotonic() - now
             self._next_look = now + took_s / LOOK_SHARE
 
     def _facts(self) -> dict[str, Any]:
         """Where the training is, for people."""
         return {
-            "attempt": self._env.attempt if self._env else 0,
-            "step": self.step,
-            "samples": self.samples,
+            "attempt": self.context.env.attempt if self.context.env else 0,
+            "step": self.training.step,
+            "samples": self.training.samples,
             **self._batching().table(),
         }
 
     def _batching(self) -> Batching:
-        course, control = self._course_now, self._control
+        course, control = self.course, self.control
         shares = [(share.workers, share.at_once) if share else (0, 0) for share in course.shares]
         metric = control.batching.metric.name.replace("-", "_")
         return Batching(
@@ -371,10 +368,7 @@ class WorkerSession(Session):
             **{metric: control.seen},
         )
 
-    def _report(self, *, force: bool) -> None:
-        self._progress.report(self.step, self._last_loss, force=force, facts=self._told)
-
-    def _told(self) -> Facts:
+    def facts(self) -> Facts:
         """What the agent is told besides."""
         if self._course is None:
             return Facts()
@@ -387,41 +381,41 @@ class WorkerSession(Session):
 
     def _next_batch(self) -> int:
         """The samples of the coming step: the last one has what is left."""
-        return min(self._course_now.batch, self._end - self.samples)
+        return min(self.course.batch, self._end - self.training.samples)
 
     @property
     def _offset(self) -> int:
-        assert self._control.offset is not None
-        return self._control.offset
+        assert self.control.offset is not None
+        return self.control.offset
 
     @property
     def _end(self) -> int:
         """How many samples the training has seen when it is done."""
-        return self._last_step(None) * self._unit + self._offset
+        return self.training.last_step() * self._unit + self._offset
 
     def _smaller(self, failed: bool) -> None:
         """The memory of some rank is too small for this course: find another one for the same step."""
-        kind = self._course_now.kind(self.rank)
+        kind = self.course.kind(self.rank)
         if failed and kind is not None:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self._table.too_large.add(kind)
-            self._remember_too_large(kind)
-        self._decide()
+            self.table.too_large.add(kind)
+            self.remember_too_large(kind)
+        self.decide()
         self._aim()
 
     def _own_table(self) -> Table:
         """What is known of this rank's device: what an earlier attempt has found out of the same one."""
         on_gpu = self.device.type == "cuda"
         name = torch.cuda.get_device_name(self.device) if on_gpu else "cpu"
-        table, known = Table.here(name, streams=on_gpu), self._control.tables
-        joins = self._env is not None and self._env.joining
+        table, known = Table.here(name, streams=on_gpu), self.control.tables
+        joins = self.context.env is not None and self.context.env.joining
         if not joins and self.rank < len(known) and known[self.rank].same_device(table):
             table.rounds, table.update_s = dict(known[self.rank].rounds), known[self.rank].update_s
-        table.too_large |= remembered(self._env.job_dir) if self._env else set()
+        table.too_large |= remembered(self.context.env.job_dir) if self.context.env else set()
         return table
 
-    def _remember_too_large(self, kind: Kind) -> None:
+    def remember_too_large(self, kind: Kind) -> None:
         """Whatever becomes of this attempt: the next one is to know. The smallest has to do in any case."""
-        if self._env is not None and kind != (self._control.least, 1):
-            remember(self._env.job_dir, kind)
+        if self.context.env is not None and kind != (self.control.least, 1):
+            remember(self.context.env.job_dir, kind)

@@ -1,38 +1,37 @@
-"""The state of a parameter-server training: spread over servers, gathered to be saved, and moved when servers
-and workers come and go."""
+"""The parameter-server strategy (NEARCHUS): its state is spread over servers, gathered to be saved, and moved
+when servers and workers come and go."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from hpcsched.compat import dataclass, zip
-from hpcsched.contract import exits
 from hpcsched.contract.orders import Resize
-from hpcsched.contract.words import Ready
+from hpcsched.contract.seats import Seat
 from hpcsched.errors import LaunchError
 from hpcsched.worker.process import rng
-from hpcsched.worker.process.contract import JobEnv, say
+from hpcsched.worker.process.contract import Facts, JobEnv
 from hpcsched.worker.ps.client import Client
 from hpcsched.worker.ps.cpu_throttle import CpuShare
 from hpcsched.worker.ps.link import Link
+from hpcsched.worker.ps.meter import UsageReports
 from hpcsched.worker.ps.placement import Move, Owners, before_leaving, moves, renumbered, share_out
 from hpcsched.worker.ps.protocol import Frame, PeerLost, Wire
-from hpcsched.worker.ps.roles import Crew, Roles
+from hpcsched.worker.ps.roles import Roles, WiredPeers
 from hpcsched.worker.ps.server import Server
 from hpcsched.worker.ps.shard import Fragment, Shard, cannot_be_on, check
 from hpcsched.worker.ps.state_transfer import carry
-from hpcsched.worker.ranks.process_group import own_device
-from hpcsched.worker.session.sampler import Sampler
-from hpcsched.worker.session.session import Session
+from hpcsched.worker.ps.steps import Steps
+from hpcsched.worker.session.agreement import Agreement
+from hpcsched.worker.session.context import Context
+from hpcsched.worker.session.replicated import NO_INDICES, Replicated
+from hpcsched.worker.session.state import TrainingState
+from hpcsched.worker.session.strategy import Stranded
 from hpcsched.worker.session.trainer import Parts, rehearse
-
-if TYPE_CHECKING:
-    from typing import Self  # novermin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,52 +48,116 @@ class _Change:
     samples: int
 
 
-class Changing(Session):
-    """The part of a `PsSession` that is not about steps: its arguments are explained there."""
+class ParameterServer(Replicated):
+    """A strategy of servers, which have the parameters, and of workers, which compute.
 
-    _wire: Wire
-    _shard: Shard
-    _owners: Owners
-    _post: Server | Client
+    `training.step` counts the optimizer's steps on a server, and on a worker those that it has pushed
+    gradients for. Both are the same where all ranks meet: at a step boundary that the chief, rank 0, calls
+    them to.
+
+    Args:
+        parts: of the training.
+        env: with a seat for each rank.
+        staleness: how many steps a worker may be ahead of another one; with 0 the result is that of one
+            process.
+        link_mib_s: what a server's link can take in, and give out, in MiB/s; None: any amount.
+
+    Raises ConfigError for seats and optimizers that cannot be.
+    """
+
+    in_place = True
 
     def __init__(self, parts: Parts, env: JobEnv, *, staleness: int, link_mib_s: float | None) -> None:
         self._parts = parts
         self._staleness, self._link_mib_s = staleness, link_mib_s
-        self._roles = self._coming = Roles.of(env, parts.global_batch)
+        self._roles = Roles.of(env, parts.global_batch)
         check(parts.optimizer, len(self._roles.servers))
-        self._called = False
+        seat = self._roles.seats[env.rank]
+        self._cpu_share = CpuShare(seat.share, seat.cores)
+        self._called = self._stranded = False
         self._generators: list[Any] = []
         self._gathered: list[Fragment] = []
         self._relayed: list[Fragment] = []
         self._fresh: list[int] = []
-        seat = self._roles.seats[env.rank]
-        self._share = CpuShare(seat.share, seat.cores)
-        crew = Crew.join(env, own_device(env))
-        assert isinstance(crew, Crew)
-        self._crew = crew
-        super().__init__(
-            model=parts.model,
-            optimizer=parts.optimizer,
-            scheduler=parts.scheduler,
-            dataset_size=parts.size,
-            global_batch=parts.global_batch,
-            seed=parts.seed,
-            in_place=True,
-            rehearse=lambda _: rehearse(parts, parts.batch([i % parts.size for i in range(2)])),
-            ranks=self._crew,
+        self._post: Server | Client | None = None
+
+    def refuses(self, training: TrainingState, world_size: int, seats: Sequence[Seat]) -> str:
+        coming = Roles(seats)
+        return coming.cannot_be(world_size, training.global_batch) or cannot_be_on(
+            self._parts.optimizer, len(coming.servers)
         )
+
+    def setup(self, context: Context, agreement: Agreement) -> None:
+        super().setup(context, agreement)
+        assert isinstance(context.peers, WiredPeers)
+        self._peers = context.peers
+        self._steps = Steps(self._parts, context, self._cpu_share)
+        self._usage = UsageReports(context.peers, self._cpu_share)
+        self._built = rng.capture(context.device)
+
+    @property
+    def post(self) -> Server | Client:
+        """What this rank is at present."""
+        assert self._post is not None
+        return self._post
 
     @property
     def _attempt(self) -> int:
-        assert self._env is not None
-        return self._env.attempt
+        assert self.context.env is not None
+        return self.context.env.attempt
+
+    # -- a step ----------------------------------------------------------------------------------------
+
+    def begin_step(self) -> torch.Tensor:
+        """What all have in common comes with the answers."""
+        return NO_INDICES
+
+    def train_step(self) -> None:
+        """On a worker gradients of its share of the global batch, pushed and answered; on a server a step of
+        the optimizer, for as many of those as there are workers."""
+        post = self.post
+        try:
+            if isinstance(post, Server):
+                self._steps.serve(post)
+            else:
+                self._steps.work(post, self._shard, self._roles)
+        except PeerLost as error:
+            self._lost(error)
+        link = post.link if isinstance(post, Server) else None
+        self._usage.note(self.training.step + 1, self._attempt, link)
+
+    def facts(self) -> Facts:
+        return Facts(usage=self._usage.take())
+
+    def between_steps(self, meet: Callable[[], None]) -> None:
+        """All ranks meet, if that was called for."""
+        if self.training.step < self.post.meet_at:
+            return
+        self._catch_up()
+        try:
+            meet()
+        except RuntimeError as error:
+            self._lost(error)
+        self._called = False
+        self.post.open(self.training.last_step())
+
+    def _wants_meeting(self) -> bool:
+        """On the chief: whether anybody wants anything of all ranks; only once until they have met."""
+        if not self._called:
+            self._called = any(self.agreement.wishes()) or self.post.stop
+            return self._called
+        return False
+
+    def _catch_up(self) -> None:
+        if isinstance(self._post, Server):
+            self._post.catch_up()
 
     # -- posts -----------------------------------------------------------------------------------------
 
     def _take_post(self) -> None:
         """Be what the seats say, of the present owners."""
-        assert self._crew.wire is not None
-        self._wire = self._crew.wire
+        assert self._peers.wire is not None
+        self._wire = self._peers.wire
         number = self._roles.worker(self.rank)
         if number is not None:
             self._post = Client(
@@ -111,110 +174,95 @@ class Changing(Session):
                 self._wire,
                 self._shard,
                 self._roles.workers,
-                step=self.step,
+                step=self.training.step,
                 staleness=self._staleness,
                 link=Link(self._link_mib_s, time.time()),
                 buffers=self._buffers if chief else list,
                 undo=len(self._roles.servers) > 1 and not self._staleness,
                 schedule=self._schedule,
                 wants_meeting=self._wants_meeting if chief else lambda: False,
-                wants_stop=lambda: self._flag.wanted is not None,
+                wants_stop=lambda: self.context.flag.wanted is not None,
             )
 
     def _buffers(self) -> list[torch.Tensor]:
-        return list(self.model.buffers())
+        return list(self.training.model.buffers())
 
     def _schedule(self) -> None:
-        if self.scheduler is not None:
-            self.scheduler.step()  # type: ignore[attr-defined]
-
-    def _wants_meeting(self) -> bool:
-        """On the chief: whether anybody wants anything of all ranks; only once until they have met."""
-        if not self._called:
-            self._called = any(self._wishes()) or self._post.stop
-            return self._called
-        return False
-
-    def _boundary(self) -> None:
-        """Between two steps: all ranks meet, if that was called for."""
-        if self.step < self._post.meet_at:
-            return
-        self._catch_up()
-        try:
-            super()._boundary()
-        except RuntimeError as error:
-            self._lost(error)
-        self._called = False
-        self._post.open(self._last_step(None))
-
-    def _catch_up(self) -> None:
-        if isinstance(self._post, Server):
-            self._post.catch_up()
+        if self._parts.scheduler is not None:
+            self._parts.scheduler.step()
 
     # -- the state -------------------------------------------------------------------------------------
 
-    def _restore(self, *, wanted: bool) -> None:
-        """Every rank takes up the whole state; then servers keep what is theirs, and workers nothing."""
-        built = rng.capture(self.device)
-        super()._restore(wanted=wanted)
+    def start(self) -> None:
+        """Every rank has taken up the whole state; now servers keep what is theirs, and workers nothing."""
+        if self._post is not None:  # it has joined
+            return
+        training = self.training
         number, workers = self._roles.worker(self.rank), len(self._roles.workers)
         if number is not None:  # as the rank of this number would draw, if there were no servers
             if len(self._generators) == workers:
                 rng.restore(self._generators[number], self.device)
-            elif self.resumed or workers > 1:
-                rng.reseed(self.seed, self.step, number)
+            elif training.resumed or workers > 1:
+                rng.reseed(training.seed, training.step, number)
             else:
-                rng.restore(built, self.device)
-        self._shard = Shard(self.optimizer)
+                rng.restore(self._built, self.device)
+        self._shard = Shard(training.optimizer)
         self._owners = share_out(self._shard.sizes, self._roles.servers, cut=self._shard.cut)
         self._shard.install(self._owners.get(self.rank, ()), self._shard.fragments())
         self._take_post()
 
-    def _take(self, state: dict[str, Any], where: str) -> None:
-        super()._take(state, where)
+    def load_state_dict(self, state: dict[str, Any], where: str) -> None:
+        super().load_state_dict(state, where)
         self._generators = state["rng"]
 
-    def _gather_state(self) -> None:
+    def gather_state(self) -> None:
+        """Servers give the chief what is theirs."""
+        self._catch_up()
         everything = [
             Move(rank, 0, piece) for rank, pieces in self._owners.items() for piece in pieces if rank > 0
         ]
-        self._gathered = carry(self._wire, everything, self._here())
+        try:
+            self._gathered = carry(self._wire, everything, self._here())
+        except PeerLost as error:
+            if not self._stranded:
+                raise
+            raise LaunchError(f"step {self.training.step}: {error}, a server", transient=True) from error
 
     def _here(self) -> list[Fragment]:
         """All that this rank has, also of those that are about to leave."""
         return [*self._shard.fragments(), *self._relayed]
 
-    def _state(self, generators: list[Any]) -> dict[str, Any]:
+    def state_dict(self, generators: list[Any]) -> dict[str, Any]:
         """As every strategy saves it: in the user's own layout, the generators those of the workers."""
         drawing = [
             state for state, seat in zip(generators, self._roles.seats, strict=False) if not seat.server
         ]
-        with self._shard.whole([*self._relayed, *self._gathered]):
-            return super()._state(drawing)
-
-    def _save(self, *, quick: bool = False, background: bool = False) -> str | None:
-        try:
-            return super()._save(quick=quick, background=background)
-        finally:
-            self._gathered = []
+        gathered, self._gathered = self._gathered, []
+        with self._shard.whole([*self._relayed, *gathered]):
+            return super().state_dict(drawing)
 
     # -- who is lost -----------------------------------------------------------------------------------
 
     def _lost(self, error: Exception) -> None:
         """A rank is gone. If that was a worker, nothing is lost: the servers go back to the last step that
         all of them have taken, and the chief saves that."""
-        server = self._post
+        server = self.post
         if not isinstance(server, Server):
-            raise LaunchError(f"step {self.step}: {error}", transient=True) from error
+            raise LaunchError(f"step {self.training.step}: {error}", transient=True) from error
         try:
             step = self._common_step(server.step)
             server.back_to(step)
             server.catch_up()
-            self.samples += (step - self.step) * self.global_batch
-            self.step = step
-            self._stranded(error)
+            training = self.training
+            training.samples += (step - training.step) * training.global_batch
+            training.step = step
         except PeerLost as other:
-            raise LaunchError(f"step {self.step}: {other}, a server", transient=True) from error
+            raise LaunchError(f"step {self.training.step}: {other}, a server", transient=True) from error
+        raise self._ends(error) from error
+
+    def _ends(self, error: Exception) -> Stranded:
+        self._stranded = True
+        return Stranded(f"this attempt ends: {error}")
 
     def _common_step(self, step: int) -> int:
         """The last step that all servers have taken."""
@@ -232,60 +280,27 @@ class Changing(Session):
             wait()
         return int(common)
 
-    def _stranded(self, error: Exception) -> None:
-        """What we have is whole, so save it, and start again from there."""
-        say(f"step {self.step}: this attempt ends: {error}")
-        server, first = isinstance(self._post, Server), self._wire.rank == 0
-        self._peers.abandon()
-        if first:
-            self._save_or_exit()
-            if self._env is not None:
-                self._env.wake_agent()
-        elif server:
-            self._gather_state()
-        raise SystemExit(exits.SUSPENDED)
-
     # -- changes in place ------------------------------------------------------------------------------
 
-    def _ready_to_resize(self, order: Resize | None) -> Resize | None:
-        if order is not None:
-            self._coming = Roles(order.seats)
-        return super()._ready_to_resize(order)
-
-    def _cannot_be(self, world_size: int) -> str:
-        return self._coming.cannot_be(world_size, self.global_batch) or cannot_be_on(
-            self._parts.optimizer, len(self._coming.servers)
-        )
-
-    def _resize(self) -> None:
+    def resize(self, order: Resize) -> bool:
         """Go on with other servers and workers, or with other shares. Nothing of the training changes."""
-        began = time.monotonic()
-        if self.rank == 0 and self._orders.resize is not self._asked:
-            self._asked = None  # taken back since we asked
-        order: Resize | None = self._peers.tell(self._asked, Optional[Resize])
-        self._asked = self._orders.resize = None
-        if order is None:
-            return
         roles = Roles(order.seats)
         alike = order.keep == tuple(range(order.world_size)) and order.world_size == self.world_size
         try:
-            if not (alike and roles.servers == self._roles.servers):
-                self._change(order, roles, alike=alike)
+            same = alike and roles.servers == self._roles.servers
+            if not same and not self._change(order, roles, alike=alike):
+                return False
         except RuntimeError as error:
-            self._stranded(error)
+            raise self._ends(error) from error
         self._roles = roles
         self._hand_out()
-        self._now_is(order.attempt)
-        assert self._env is not None
-        self._env = self._saves.env = replace(self._env, seats=order.seats)
-        self._share.set(roles.seats[self.rank].share, roles.seats[self.rank].cores)
-        if self.rank == 0:
-            stopped_s = time.monotonic() - began
-            self._env.mark_ready(Ready(in_place=True, step=self.step, stopped_s=stopped_s))
-            self._env.wake_agent()
+        self.context.becomes(order.attempt, order.seats)
+        self._cpu_share.set(roles.seats[self.rank].share, roles.seats[self.rank].cores)
+        return True
 
-    def _change(self, order: Resize, roles: Roles, *, alike: bool) -> None:
-        """Those that leave hand over what they have; then the others meet with those that join."""
+    def _change(self, order: Resize, roles: Roles, *, alike: bool) -> bool:
+        """Those that leave hand over what they have; then the others meet with those that join. False: this
+        rank has left."""
         owners = share_out(self._shard.sizes, roles.servers, cut=self._shard.cut)
         between = before_leaving(self._owners, owners, order.keep)
         if handed := moves(self._owners, between):
@@ -296,38 +311,33 @@ class Changing(Session):
             order=order,
             owners=renumbered(between, order.keep),
             workers=tuple(order.keep.index(rank) for rank in self._roles.workers if rank in order.keep),
-            step=self.step,
-            samples=self.samples,
+            step=self.training.step,
+            samples=self.training.samples,
         )
         if not alike:
             if self.rank == 0:
                 self._peers.let_in(order)
             if not self._peers.regroup(order):
-                self._leave_for_good()
+                return False
         self._take_up(change)
+        return True
 
-    def _enter(self, rehearse: Callable[[Self], object] | None) -> None:
-        """On a joining rank: wait until the others let us in, and take over what is ours."""
-        assert self._env is not None
-        if rehearse is not None:
-            rehearse(self)
-        self._shard = Shard(self.optimizer)
+    def warm_up(self) -> None:
+        rehearse(self._parts, self._parts.batch([i % self._parts.size for i in range(2)]))
+        self._shard = Shard(self.training.optimizer)
         self._shard.forget()
-        self._peers.enter(self._env, lambda: self._flag.wanted)
-        try:
-            self._take_up(None)
-            self._hand_out()
-        except RuntimeError as error:
-            raise LaunchError(f"could not join the others: {error}", transient=True) from error
-        self._answer = lambda: (False, False, False)  # we come in the middle of the others' step boundary
+
+    def join(self) -> None:
+        self._take_up(None)
+        self._hand_out()
 
     def _take_up(self, change: _Change | None) -> None:
         """In the new group: those that have just joined (with no `change`) get the state of the others."""
         joined = change is None
         change = self._peers.tell(change, _Change)
         course = self._peers.broadcast_state(self._course() if self.rank == 0 else None)
-        assert change is not None and self._crew.wire is not None
-        roles, wire = Roles(change.order.seats), self._crew.wire
+        assert change is not None and self._peers.wire is not None
+        roles, wire = Roles(change.order.seats), self._peers.wire
         owners = share_out(self._shard.sizes, roles.servers, cut=self._shard.cut)
         came = carry(wire, moves(change.owners, owners), self._here())
         if joined:
@@ -345,7 +355,7 @@ class Changing(Session):
             former.close()
         self._fresh = fresh
         if (number := roles.worker(self.rank)) is not None:  # as after a restart with other workers
-            rng.reseed(self.seed, self.step, number)
+            rng.reseed(self.training.seed, self.training.step, number)
 
     def _hand_out(self) -> None:
         """Those who have just become workers pull the parameters."""
@@ -358,26 +368,27 @@ class Changing(Session):
 
     def _course(self) -> dict[str, Any]:
         """What there is of a training's state beside parameters and what the optimizer has of them."""
-        groups = self.optimizer.param_groups
+        training = self.training
+        groups = training.optimizer.param_groups
         return {
-            "sampler": self._sampler.state(self.samples),
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "sampler": training.sampler.state(training.samples),
+            "scheduler": None if training.scheduler is None else training.scheduler.state_dict(),
             "groups": [{key: value for key, value in g.items() if key != "params"} for g in groups],
         }
 
     def _learn(self, change: _Change, course: dict[str, Any]) -> None:
-        self.step, self.samples, self.resumed = change.step, change.samples, True
-        self._sampler = Sampler(course["sampler"]["size"], course["sampler"]["seed"])
-        if self.scheduler is not None and course["scheduler"] is not None:
-            self.scheduler.load_state_dict(course["scheduler"])
-        for group, told in zip(self.optimizer.param_groups, course["groups"], strict=True):
+        training = self.training
+        training.goes_on(course["sampler"], step=change.step, samples=change.samples)
+        if training.scheduler is not None and course["scheduler"] is not None:
+            training.scheduler.load_state_dict(course["scheduler"])
+        for group, told in zip(training.optimizer.param_groups, course["groups"], strict=True):
             group.update(told)
 
     @torch.no_grad()
     def _untrained(self, wire: Wire, fresh: list[int]) -> None:
         """The chief gives those who have become workers the parameters that no server has."""
         trained = set(self._shard.parameters)
-        rest = [p for p in self.model.parameters() if p not in trained]
+        rest = [p for p in self.training.model.parameters() if p not in trained]
         if not rest or not (self.rank == 0 or self.rank in fresh):
             return
         page = Frame(0, 0, [(p.dtype, p.numel()) for p in rest]).page()
