@@ -125,9 +125,9 @@ def trained(
             assert env is not None
             from hpcsched.worker.load import load_strategy
 
-            module = load_strategy(strategy)
+            run = load_strategy(strategy)
             began = time.process_time()
-            module.run(getattr(import_module(home), name)(), env)
+            run(getattr(import_module(home), name)(), env)
             seconds = time.process_time() - began
         finally:
             for name, value in former.items():

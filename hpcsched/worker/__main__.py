@@ -34,11 +34,11 @@ def main() -> int:
         env = JobEnv.from_environ() or env  # a guest may have come back, to go on from where it was
         with hosting(load_trainer, load_strategy) as watched:
             with fewer_collections():
-                strategy = load_strategy(env.strategy)
+                run = load_strategy(env.strategy)
                 leave_torch_as_it_is()
                 gc.freeze()  # a collection that walks over all of torch stops the training for 0.2 s
                 trainer = watched(load_trainer(env.trainer))
-            strategy.run(trainer, env)
+            run(trainer, env)
     except HpcschedError as error:
         say(str(error))
         return error.exit_code

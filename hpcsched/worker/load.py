@@ -3,76 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any, Callable
 
+from hpcsched import strategies
 from hpcsched.errors import ConfigError
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
-STRATEGIES: Mapping[str, str] = {
-    "ddp": "hpcsched.worker.ddp.strategy",
-    "burst": "hpcsched.worker.burst.strategy",
-    "packed": "hpcsched.worker.packing.strategy",
-    "ps": "hpcsched.worker.ps.strategy",
-    "vsw": "hpcsched.worker.vsw.strategy",
-}
-"""The strategies of this package: the module of each kind. Such a module has `OPTIONS`, the names of its
-options, and `run(trainer, env)`, which trains to the end; see `hpcsched.worker.session.strategy.Strategy`."""
+def load_strategy(table: Mapping[str, Any]) -> Callable[[Any, Any], None]:
+    """What trains by the strategy that a job file describes: called with a trainer and a JobEnv.
 
-GROUP = "hpcsched.worker_strategies"
-"""The entry points by which an installed package adds a strategy: the name is its kind, the value its module.
-What is in `STRATEGIES` cannot be replaced."""
-
-
-def load_strategy(table: Mapping[str, Any], strategies: Mapping[str, str] = STRATEGIES) -> Any:
-    """The module of a strategy whose options, all of `table` but `kind`, it knows.
-
-    Args:
-        table: as a job file has it.
-        strategies: the module of each kind; besides, there are those of installed packages.
-
-    Raises ConfigError.
+    It is the function `run` of the strategy's module, which gets its options besides. Raises ConfigError.
     """
-    kind = str(table.get("kind"))
-    if kind in strategies:
-        module = import_module(strategies[kind])
-    else:
-        installed = _installed()
-        if kind not in installed:
-            accepted = ", ".join((*strategies, *sorted(installed)))
-            raise ConfigError(where="strategy", key="kind", got=repr(table.get("kind")), accepted=accepted)
-        module = _imported(installed[kind])
-    for key in table:
-        if key != "kind" and key not in module.OPTIONS:
-            accepted = ", ".join(module.OPTIONS) or "no options"
-            raise ConfigError(where=f"strategy {kind}", key=key, got="unknown option", accepted=accepted)
-    return module
-
-
-def _installed() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # only for those who need it
-
-    found: Any = entry_points()
-    select = getattr(found, "select", None)  # came with Python 3.10
-    points = select(group=GROUP) if select is not None else found.get(GROUP, ())
-    return {point.name: point for point in points}
-
-
-def _imported(point: EntryPoint) -> Any:
-    accepted = "a module with OPTIONS and run(trainer, env)"
+    strategy = strategies.read(table, where="strategy", trainer=True)
+    name = strategy.module
     try:
-        module = point.load()
-    except Exception as error:  # whatever somebody else's module does
+        return partial(import_module(str(name)).run, options=strategy)
+    except Exception as error:
+        if name is None or name.startswith("hpcsched."):
+            raise
         why = (str(error) or type(error).__name__).splitlines()[0]
-        got = f"{point.value!r} of the entry point {point.name!r} cannot be loaded: {why}"
+        got = f"the module {name!r} of the strategy {table['kind']!r} cannot be loaded: {why}"
+        accepted = "a module with run(trainer, env, options)"
         raise ConfigError(where="strategy", key="kind", got=got, accepted=accepted) from error
-    missing = [name for name in ("OPTIONS", "run") if not hasattr(module, name)]
-    if missing:
-        got = f"{point.value!r} of the entry point {point.name!r} has no {missing[0]}"
-        raise ConfigError(where="strategy", key="kind", got=got, accepted=accepted)
-    return module
 
 
 def load_trainer(name: str | None) -> Any:

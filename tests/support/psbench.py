@@ -206,7 +206,7 @@ class PsJob(Elastic):
     def environment(self, rank: int, world: int, port: int, args: dict[str, Any]) -> dict[str, str]:
         found = super().environment(rank, world, port, args)
         if self.serves:
-            found["HPCSCHED_STRATEGY"] = json.dumps({"kind": "ps", **self.strategy})
+            found["HPCSCHED_STRATEGY"] = json.dumps({"kind": "ps", "cpus": 4, **self.strategy})
             found["HPCSCHED_SEATS"] = json.dumps([{"server": serves, "share": 1.0} for serves in self.serves])
         return found
 

@@ -13,8 +13,6 @@ from hpcsched.contract.strategies import DEFAULT_SIMILARITY, Vsw, batch_bounds, 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.batching import METRICS, BatchRule, worker_count
 
-OPTIONS = tuple(schema.options_of(Vsw))
-
 CHOICES = 32
 """Numbers of workers that are looked at for a batch, from the least one on."""
 
@@ -43,6 +41,11 @@ class WorkerOptions:
         """Read the strategy's table; ConfigError for what makes no sense."""
         said = strategies.read({**table, "kind": "vsw"}, where=where)
         assert isinstance(said, Vsw)
+        return cls.of(said)
+
+    @classmethod
+    def of(cls, said: Vsw) -> WorkerOptions:
+        """The same of options that have been read."""
         by_noise = said.noise_scale is not None
         target = said.noise_scale if by_noise else said.similarity
         return cls(

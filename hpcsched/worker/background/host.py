@@ -287,7 +287,7 @@ class Host:
             before, taken = process_settings(), taken_bytes(self._device)
             stream = background_stream(self._device, self._mode)
             trainer = self._load(guest.env.trainer)
-            strategy = self._strategy(dict(guest.env.strategy))
+            run = self._strategy(dict(guest.env.strategy))
             guest.referee = Referee(Pacer(LIMIT, Duty(guest.pace)), watch.feedback)
 
             def between() -> None:
@@ -318,7 +318,7 @@ class Host:
 
             trainer.build = through_the_lane
             with lane.work():
-                strategy.run(trainer, guest.env)
+                run(trainer, guest.env)
         finally:
             visit.over.set()
 

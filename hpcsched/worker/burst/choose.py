@@ -173,17 +173,6 @@ def pinned(path: Path) -> BurstPlan:
     return BurstPlan.parse(_read(path), where=str(path))
 
 
-def limit_of(value: Any) -> float:
-    """The amplification limit of a job. Raises ConfigError for what is none."""
-    if value is None:
-        return inf
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
-        raise ConfigError(
-            where="strategy", key="amplification", got=repr(value), accepted="a number of at least 1"
-        )
-    return float(value)
-
-
 def measure_network(wires: Wires) -> Interconnect:
     """What the wires between ranks 0 and 1 carry; all ranks may call this, two take part."""
     small, large = (torch.zeros(n, dtype=torch.uint8, device=wires.device) for n in (1, _PING_BYTES))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Union
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hpcsched.contract.strategies import Burst
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.worker.burst.burst_parallel import BurstParallel
 from hpcsched.worker.burst.channels import Wires
-from hpcsched.worker.burst.choose import Chooser, limit_of, measure_network, pinned
+from hpcsched.worker.burst.choose import Chooser, measure_network, pinned
 from hpcsched.worker.burst.engine import Engine
 from hpcsched.worker.burst.ownership import check_norms
 from hpcsched.worker.burst.prepare import EXAMPLE_SAMPLES
@@ -26,24 +28,18 @@ from hpcsched.worker.ranks.process_group import Peers
 from hpcsched.worker.session.session import session_of
 from hpcsched.worker.session.trainer import Parts, Trainer, build, evaluate, to_device
 
-OPTIONS = ("amplification", "batch_norm", "plan", "profile")
-
-NORMS = ("shared", "local")
-"""Batch norm over all samples of a global batch, or over those that each rank has."""
-
 MEASURE_LAYER_S = 0.02
 """For one layer and batch, where the layers are measured at the start."""
 
 
-def run(trainer: Trainer, env: JobEnv) -> None:
+def run(trainer: Trainer, env: JobEnv, options: Burst) -> None:
     """Train to the end, save the final state and its metrics.
 
-    Options: `plan`, a file with the plan to run, for exactly as many ranks. Else one is made, with each
-    layer's `amplification` limited, from the layer `profile` in a file, or as measured here at the start, and
-    made anew at a periodic checkpoint when what was measured since says that this pays. `batch_norm`, one of
-    `NORMS`.
+    The plan is that of a file, for exactly as many ranks. Else one is made, from the layer profile in a file
+    or as measured here at the start, and made anew at a periodic checkpoint when what was measured since says
+    that this pays.
     """
-    local_norms = _local_norms(env)
+    local_norms = options.batch_norm == "local"
     parts = build(trainer, env.args)
     _check_optimizer(parts.optimizer)
     strategy = BurstParallel(parts)
@@ -51,8 +47,8 @@ def run(trainer: Trainer, env: JobEnv) -> None:
     example = _example(parts, session.device)
     layers = trace(parts.model, example)
     wires = Wires(session.rank, session.world_size, session.device)
-    chooser = _chooser(env, parts, layers, wires, local_norms)
-    plan_file = _file(env, "plan")
+    chooser = _chooser(env, options, parts, layers, wires)
+    plan_file = Path(options.plan) if options.plan else None
     plan = _agree(strategy.context.peers, lambda: pinned(plan_file) if plan_file else chooser.first())
     engine = Engine(
         layers,
@@ -101,7 +97,7 @@ def _example(parts: Parts, device: torch.device, samples: int = EXAMPLE_SAMPLES)
         return inputs
 
 
-def _chooser(env: JobEnv, parts: Parts, layers: Layers, wires: Wires, local_norms: bool) -> Chooser:
+def _chooser(env: JobEnv, options: Burst, parts: Parts, layers: Layers, wires: Wires) -> Chooser:
     def measured() -> LayerProfile:
         counts = range(1, wires.world_size + 1)
         batches = sorted({parts.global_batch // n for n in counts if parts.global_batch % n == 0})
@@ -120,37 +116,22 @@ def _chooser(env: JobEnv, parts: Parts, layers: Layers, wires: Wires, local_norm
         assert last.times is not None
         return last.times.profile("measured at the start of the job")
 
-    profile = _file(env, "profile")
     norms = [
         (layer.id, layer.name, [part for part in layer.module.modules() if isinstance(part, _BatchNorm)])
         for layer in layers.layers
     ]
-    alone_of = parts.global_batch if local_norms else None
+    alone_of = parts.global_batch if options.batch_norm == "local" else None
     return Chooser(
         folder=env.job_dir,
         gpus=wires.world_size,
         global_batch=parts.global_batch,
         network=measure_network(wires),
-        amplification=limit_of(env.strategy.get("amplification")),
+        amplification=options.amplification or inf,
         measure=measured,
-        profile_file=profile,
+        profile_file=Path(options.profile) if options.profile else None,
         shape=[(layer.name, layer.prev) for layer in layers.layers],
         fits=lambda plan: check_norms(norms, plan, "plan", alone_of=alone_of),
     )
-
-
-def _local_norms(env: JobEnv) -> bool:
-    kind = env.strategy.get("batch_norm", NORMS[0])
-    if kind not in NORMS:
-        raise ConfigError(where="strategy", key="batch_norm", got=repr(kind), accepted=" or ".join(NORMS))
-    return bool(kind == "local")
-
-
-def _file(env: JobEnv, key: str) -> Path | None:
-    value = env.strategy.get(key)
-    if value is not None and not isinstance(value, str):
-        raise ConfigError(where="strategy", key=key, got=repr(value), accepted="the name of a file")
-    return Path(value) if value else None
 
 
 def _agree(peers: Peers, choose: Callable[[], BurstPlan]) -> BurstPlan:

@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import time
 
+from hpcsched.contract.strategies import Packed
 from hpcsched.errors import ConfigError
 from hpcsched.worker.packing.engine import Pack
 from hpcsched.worker.packing.failures import Failed, Left
-from hpcsched.worker.packing.host.session import LOOK_S, bring, mode_of
+from hpcsched.worker.packing.host.session import LOOK_S, bring
 from hpcsched.worker.process.contract import JobEnv
 from hpcsched.worker.session.trainer import Trainer
 
-OPTIONS = ("mode", "most", "pack")
 
-
-def run(trainer: Trainer, env: JobEnv) -> None:
+def run(trainer: Trainer, env: JobEnv, options: Packed) -> None:
     """Train to the end as a pack of one, save the final state and its metrics.
 
-    Options: `mode`, how the members of a pack make their steps. Which jobs are packed together is for the
-    agent to say: by `most` and `pack`.
+    Which jobs are packed together is for the agent to say.
     """
-    mode = mode_of(dict(env.strategy))
     if env.world_size > 1:
         raise ConfigError(
             where="strategy packed", got=f"{env.world_size} ranks", accepted="1: it shares a device"
         )
     member = bring(trainer, env)
     session = member.session
-    pack = Pack(session.device, mode=mode)
+    pack = Pack(session.device, mode=options.mode)
     pack.join(member)
     next_look = 0.0
     try:

@@ -21,11 +21,10 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, default_collate
 
 from hpcsched.compat import pairwise, zip
+from hpcsched.contract.strategies import DEFAULT_SHARDS
 from hpcsched.errors import ConfigError
 from hpcsched.worker.process import rng
 from hpcsched.worker.ranks.tree_sum import TreeSum, shards_of
-
-DEFAULT_SHARDS = 8
 
 
 class Ranks(Protocol):

@@ -16,8 +16,6 @@ from torch.nn.utils import clip_grad_norm_
 from hpcsched.worker.session.data_parallel import DataParallel
 from hpcsched.worker.session.session import train
 
-OPTIONS = ("norm",)
-
 class Clipped(DataParallel):
     def __init__(self, parts, norm):
         super().__init__(parts)
@@ -27,9 +25,22 @@ class Clipped(DataParallel):
         clip_grad_norm_(self.training.model.parameters(), self.norm)
         super().update()
 
-def run(trainer, env):
-    train(trainer, env, lambda parts: Clipped(parts, env.strategy["norm"]))
+def run(trainer, env, options):
+    train(trainer, env, lambda parts: Clipped(parts, options.norm))
 '''
+
+OPTIONS = """
+from dataclasses import dataclass
+from hpcsched.contract.schema import number, option
+from hpcsched.contract.strategies import Strategy
+
+@dataclass(frozen=True)
+class Options(Strategy):
+    about = "Data parallel with clipped gradients."
+    module = "clipped_strategy"
+
+    norm: float = option(number("a positive number", exclusiveMinimum=0), about="The largest norm.")
+"""
 
 
 def clipped(folder: Path, norm: float) -> Job:
@@ -37,10 +48,11 @@ def clipped(folder: Path, norm: float) -> Job:
     table = json.dumps({"kind": "clipped", "norm": norm})
     job = Job(folder, trainer="training:Exact", env={"HPCSCHED_STRATEGY": table})
     (folder / "clipped_strategy.py").write_text(CLIPPED)
+    (folder / "clipped_options.py").write_text(OPTIONS)
     info = folder / "clipped-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: clipped\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[hpcsched.worker_strategies]\nclipped = clipped_strategy\n")
+    (info / "entry_points.txt").write_text("[hpcsched.strategies]\nclipped = clipped_options:Options\n")
     return job
 
 

@@ -13,13 +13,15 @@ from typing import Any, Optional
 
 import torch
 
+from hpcsched import strategies
 from hpcsched.contract import exits, variables
+from hpcsched.contract.strategies import Packed
 from hpcsched.errors import HpcschedError
 from hpcsched.worker.background.protocol import Line
 from hpcsched.worker.background.rng_isolation import NotHostable, process_settings, put_back
 from hpcsched.worker.packing.environment import common
 from hpcsched.worker.packing.failures import Left, out_of_memory
-from hpcsched.worker.packing.host.session import LiveMember, bring, mode_of
+from hpcsched.worker.packing.host.session import LiveMember, bring
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import JobEnv, say
 from hpcsched.worker.process.guest import Gone, Hosted, be_hosted
@@ -55,7 +57,9 @@ class Guest:
         env = JobEnv.from_environ(theirs)
         if env is None or env.world_size != 1 or not env.trainer or env.strategy.get("kind") != "packed":
             raise NotHostable("only a packed trainer of one rank can be a member")
-        self.line, self.env, self.mode = line, env, mode_of(dict(env.strategy))
+        packed = strategies.read(env.strategy, where="strategy")
+        assert isinstance(packed, Packed)
+        self.line, self.env, self.mode = line, env, packed.mode
         output, errors = (os.fdopen(os.dup(number), "w", buffering=1) for number in line.descriptors[:2])
         self.hosted = Hosted(theirs, output, errors, just_gone=line.hung_up)
         self.context: Context = copy_context()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from contextvars import Context
-from typing import Any
 
-from hpcsched.errors import ConfigError
-from hpcsched.worker.packing.engine import MODES
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.packed_session import PackedSession
 from hpcsched.worker.process.contract import JobEnv
@@ -33,13 +30,3 @@ def bring(trainer: Trainer, env: JobEnv, *, context: Context | None = None) -> L
     """Build a job's training, take its newest checkpoint up if that is wanted, say that it is ready."""
     parts = build(trainer, env.args)
     return LiveMember(parts, PackedSession(parts), name=f"job {env.job_id}", context=context)
-
-
-def mode_of(strategy: dict[str, Any]) -> str:
-    """How members are to make their steps. Raises ConfigError for unknown words."""
-    mode = strategy.get("mode", "auto")
-    if mode not in MODES:
-        raise ConfigError(
-            where="strategy packed", key="mode", got=repr(mode), accepted=", ".join(map(repr, MODES))
-        )
-    return str(mode)
