@@ -31,7 +31,6 @@ def circle(graph: grimp.ImportGraph) -> list[str]:
     return []
 
 
-@pytest.mark.xfail(reason="three circles are left in the worker")
 def test_no_modules_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> None:
     assert circle(graph) == []
 
