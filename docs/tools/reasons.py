@@ -79,6 +79,7 @@ GROUPS: dict[str, dict[Why, str]] = {
     },
     "In a pack": {
         Why.PARTED: "[Packing](packing.md)",
+        Why.ADDED: "Said by a mechanism that another package adds.",
         Why.LEFT_PACK: "It left unasked (exit code 75), as where the memory runs out. It waits for a GPU of "
         "its own.",
     },

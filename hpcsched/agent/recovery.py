@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcsched import mechanisms
 from hpcsched.agent.attempts import read_record
 from hpcsched.agent.job_folder import is_aside
 from hpcsched.contract import files, variables
@@ -36,6 +37,7 @@ class Recovered(NamedTuple):
 
 def open_run(rundir: RunDir, make_policy: PolicyMaker) -> Recovered:
     """Replay the journal, cut a torn tail off, and open it for writing."""
+    mechanisms.load()
     if not rundir.journal.exists():
         return Recovered(Machine(make_policy), journal.Journal(rundir.journal), set())
     machine, length, records, commands = replay(rundir.journal, make_policy)

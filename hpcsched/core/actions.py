@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcsched.contract.seats import Seat
-from hpcsched.core.model import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class Launch(AttemptAction):
     """
 
     gpus: tuple[int, ...]
-    role: Role
+    role: str
     resume: bool
     per_gpu: bool = True
     seats: tuple[Seat, ...] = ()
@@ -62,7 +61,7 @@ class Resize(AttemptAction):
     """
 
     gpus: tuple[int, ...]
-    role: Role
+    role: str
     seats: tuple[Seat, ...] = ()
     keep: tuple[int, ...] = ()
 

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from hpcsched.contract.seats import Seat
-from hpcsched.core.model import NOTHING, Attempt, JobSpec, JobState, Role
+from hpcsched.core.model import NOTHING, Attempt, JobSpec, JobState
 from hpcsched.core.reasons import Note, Reason
 
 STORY_LENGTH = 60
@@ -26,7 +26,7 @@ class Target:
     """
 
     gpus: tuple[int, ...]
-    role: Role
+    role: str
     since: float
     seats: tuple[Seat, ...] = ()
     why: Reason | None = None
@@ -76,7 +76,7 @@ class Job:
     unmet: int = 0
     held: bool = False
     gpus: tuple[int, ...] = ()
-    role: Role | None = None
+    role: str | None = None
     target: Target | None = None
     becoming: Target | None = None
     ready: bool = False

@@ -238,7 +238,7 @@ class Attempt:
 
     number: int
     gpus: tuple[int, ...]
-    role: Role
+    role: str
     start_s: float
     end_s: float | None = None
     ended: Ended | None = None

@@ -67,6 +67,8 @@ class Why(StrEnum):
     ENDS_SOON = "EndsSoon"
     PARTED = "Parted"
     LEFT_PACK = "LeftPack"
+    ADDED = "Added"
+    """Of a mechanism that another package adds: what it says is in its facts."""
     # why a job on CPU cores has the seats it has
     SEATED = "Seated"
     MORE_CORES = "MoreCores"
@@ -195,6 +197,7 @@ _WORDS = {
     Why.ENDS_SOON: "saves before the jobs in the foreground do, as the allocation ends",
     Why.PARTED: "leaves the {others} that it trains with on GPU {gpu} for a GPU that nobody has: done about "
     "{sooner:.0f} s sooner, {cost:.1f} s for saving and going on",
+    Why.ADDED: "{words}",
     Why.LEFT_PACK: "left its pack on GPU {gpu} at step {step} (its output tells why): it is not packed any "
     "more",
     Why.SUBMITTED: "submitted",

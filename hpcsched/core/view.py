@@ -49,7 +49,7 @@ class Resize:
     job: Job
     gpus: int
     hosts: tuple[str, ...]
-    role: Role
+    role: str
     reason: Reason
 
 

@@ -77,7 +77,7 @@ def _scaled(view: View, job: Job, wanted: int, profile: Profile, facts: Mapping[
     return _resize(view, job, gpus, role, profile, Reason(why, {**facts, "gpus": gpus, "gain": gain}))
 
 
-def _resize(view: View, job: Job, gpus: int, role: Role, profile: Profile, reason: Reason) -> Resize | None:
+def _resize(view: View, job: Job, gpus: int, role: str, profile: Profile, reason: Reason) -> Resize | None:
     """The change, unless it costs more than it can still gain."""
     own = view.hosts_of(job)
     _, hosts = view.rooms.pick(gpus, job.spec.nodes, own)

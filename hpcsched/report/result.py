@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hpcsched.core.mechanisms.cpu.layout import cores_of
-from hpcsched.core.model import NOTHING, Attempt, Ended, JobSpec, JobState, Role
+from hpcsched.core.model import NOTHING, Attempt, Ended, JobSpec, JobState
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float
     end_s: float | None
     gpus: tuple[int, ...]
-    role: Role
+    role: str
     ended: Ended | None
     overhead_s: float = 0.0
     suspend_s: float = 0.0

@@ -13,6 +13,7 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
+from hpcsched import mechanisms
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
@@ -105,6 +106,7 @@ class Simulation:
         trainings: Mapping[str, PsTraining] | None = None,
         make: PolicyMaker = make_policy,
     ) -> None:
+        mechanisms.load()
         self.machine = machine or Machine(make, stories=stories)
         self._from_state = machine is not None
         self._stories = stories
@@ -125,8 +127,8 @@ class Simulation:
         """What is to come; None is a look at how far the jobs are."""
         self._sequence = 0
         self._observed_at = -1.0
-        mechanisms = (one.timer for one in self.machine.ledger.mechanisms)
-        self._dues = dict.fromkeys([LOOK, *(key for key in mechanisms if key)], -1.0)
+        timers = (one.timer for one in self.machine.ledger.mechanisms)
+        self._dues = dict.fromkeys([LOOK, *(key for key in timers if key)], -1.0)
         self._looks = False
         self._slowed = False
         """Whether some job does not have all of its own speed."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcsched import mechanisms
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.transitions.decisions import PolicyMaker
@@ -43,6 +44,7 @@ def replay(path: Path, make_policy: PolicyMaker, *, before: int | None = None) -
 
     Raises StoreError: Damaged, Contradiction.
     """
+    mechanisms.load()
     machine, length, records, commands = Machine(make_policy), 0, 0, set[str]()
     void = voided(path)
     for event, end in journal.read(path):

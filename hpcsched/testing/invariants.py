@@ -23,13 +23,18 @@ def check(machine: Machine) -> None:
     _check_cores(machine)
     riders = machine.mechanism(Packing).packs.gpu_of
     others = riders.keys() | machine.mechanism(Cpu).cores.of.keys()
-    foreground = [j for j in machine.run.active.values() if not j.spec.background and j.id not in others]
+    ways = {job.id: machine.ledger.of(job) for job in machine.run.active.values()}
+    assert [i for i, way in ways.items() if not way.foreground] == [
+        job.id for job in machine.run.active.values() if job.spec.background
+    ], "jobs in the background hold by other mechanisms"
+    foreground = [job for job in machine.run.active.values() if ways[job.id].listed]
+    assert not others & {job.id for job in foreground}, "a job holds by two mechanisms"
     in_order = sorted(foreground, key=lambda job: (job.submit_s, job.id))
     assert machine.run.running == in_order, "the jobs that run are not in order"
     assert machine.run.secondaries == [job for job in in_order if job.role is Role.SECONDARY], "secondaries"
     for job in machine.run.active.values():
         assert job.state.active, f"job {job.id} is active in state {job.state}"
-        assert bool(job.gpus) == (job.spec.cpus is None), f"job {job.id} runs without a lease"
+        assert bool(job.gpus) == ways[job.id].on_gpus, f"job {job.id} runs without a lease"
         assert set(job.current.gpus) <= set(machine.ledger.devices) or job.wanted, (
             f"job {job.id} runs on a lost GPU"
         )
@@ -92,17 +97,16 @@ def check(machine: Machine) -> None:
             assert changes, f"job {job.id} has a target while {job.state}"
             assert set(job.target.gpus) <= set(job.gpus), f"job {job.id}'s larger lease is not free"
         waits = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
-        lanes = job.id in machine.mechanism(Background).queue
-        assert job.spec.background or not lanes, f"job {job.id} waits for a background lane"
-        line = machine.own.queue if job.spec.cpus is None else machine.mechanism(Cpu).queue
-        assert job.id not in (machine.mechanism(Cpu).queue if job.spec.cpus is None else machine.own.queue), (
-            "wrong queue"
-        )
-        in_line = lanes if job.spec.background else job.id in line or job.id in machine.waiting.late
+        waiting = machine.ledger.queue_of(job)
+        for mechanism in machine.ledger.mechanisms:
+            assert mechanism is waiting or job.id not in mechanism.queue, f"job {job.id}: wrong queue"
+        late = job.id in machine.waiting.late
+        assert waiting.foreground or not late, f"job {job.id} of the background is late"
+        in_line = job.id in waiting.queue or late
         crowded = machine.waiting.no_space.get(job.id)
         due_s = max(job.submit_s, crowded.until if crowded else 0.0)
         assert in_line == (waits and due_s <= machine.run.now), f"job {job.id} queue"
-        assert not (job.id in line and job.id in machine.waiting.late), f"job {job.id} waits twice"
+        assert not (job.id in waiting.queue and late), f"job {job.id} waits twice"
     policy = machine.decisions.policy
     if policy and policy.work_conserving and not machine.deadline.draining and machine.ledger.free:
         assert not machine.own.queue.any_fits(machine.ledger.free_by_host().fits), (

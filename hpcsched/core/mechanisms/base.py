@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job, Target
-from hpcsched.core.model import Attempt, JobSpec, Role
+from hpcsched.core.model import Attempt, JobSpec
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.queue import WaitingQueue
 
@@ -22,10 +22,12 @@ class Mechanism:
     """
 
     name: ClassVar[str]
-    role: ClassVar[Role | None] = None
+    role: ClassVar[str | None] = None
     """The role of an attempt that holds by this mechanism; None: it gives no leases."""
     foreground: ClassVar[bool] = True
     """Its jobs count for the policy: with False an event about them has it asked nothing."""
+    on_gpus: ClassVar[bool] = True
+    """Its jobs hold GPUs, or a part of one."""
     listed: ClassVar[bool] = False
     """Its jobs stand in `Run.running`."""
     planned: ClassVar[bool] = False
@@ -38,6 +40,8 @@ class Mechanism:
     """A change in place that fails is given up: a restart would bring nothing."""
     timer: ClassVar[tuple[str, int, int] | None] = None
     """Key of the timer with which it asks to look again."""
+    rule: ClassVar[Callable[[Any], object] | None] = None
+    """Of one that another package adds: makes its rule for a policy (None: that is to have none)."""
 
     def __init__(self) -> None:
         self.queue = WaitingQueue()

@@ -33,7 +33,7 @@ class Ledger:
         self._used: list[Mechanism] = []
         self._of_class: dict[type[Mechanism], Mechanism] = {}
         self._hooks: dict[str, tuple[Callable[..., Any], ...]] = {}
-        self._by_role: dict[Role, Mechanism] = {}
+        self._by_role: dict[str, Mechanism] = {}
         self._healthy: Mapping[str, int] = {}
 
     def install(self, own: Mechanism, others: Sequence[Mechanism]) -> None:
@@ -118,7 +118,7 @@ class Ledger:
         """The method of this name of all mechanisms that have one of their own, in order."""
         return self._hooks[name]
 
-    def of_role(self, role: Role) -> Mechanism:
+    def of_role(self, role: str) -> Mechanism:
         """The mechanism by which an attempt in this role holds what it runs on."""
         return self._by_role[role]
 

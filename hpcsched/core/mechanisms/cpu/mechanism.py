@@ -25,6 +25,7 @@ class Cpu(Mechanism):
 
     name = "cpu"
     role = Role.CORES
+    on_gpus = False
     profiled = False
     teaches = False
     settles = True

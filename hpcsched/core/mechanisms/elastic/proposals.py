@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hpcsched.core.model import Role
 from hpcsched.core.profile import Profile
 
 
@@ -25,4 +24,4 @@ class Proposals:
     """
 
     of: dict[int, Proposal] = field(default_factory=dict)
-    grown: dict[int, tuple[int, Role]] = field(default_factory=dict)
+    grown: dict[int, tuple[int, str]] = field(default_factory=dict)
