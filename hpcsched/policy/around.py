@@ -10,19 +10,19 @@ from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.mechanisms.elastic.mechanism import Elastic
 from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.view import Policy
-from hpcsched.policy.background import BackgroundRule
-from hpcsched.policy.cpu.allocation import CpuRule
-from hpcsched.policy.elastic import ElasticRule
-from hpcsched.policy.packing import PackingRule
+from hpcsched.policy.background import FillLanes
+from hpcsched.policy.cpu.allocation import AllotCores
+from hpcsched.policy.elastic import FollowProposals
+from hpcsched.policy.packing import FillPacks
 
 P = TypeVar("P", bound=Policy)
 MakeRule = Callable[[Policy], object]
 
 _rules: dict[str, MakeRule] = {
-    Background.name: lambda policy: BackgroundRule(),
-    Packing.name: lambda policy: PackingRule(moves=policy.moves_packed),
-    Elastic.name: lambda policy: ElasticRule() if policy.reshapes else None,
-    Cpu.name: lambda policy: CpuRule(),
+    Background.name: lambda policy: FillLanes(),
+    Packing.name: lambda policy: FillPacks(moves=policy.moves_packed),
+    Elastic.name: lambda policy: FollowProposals() if policy.reshapes else None,
+    Cpu.name: lambda policy: AllotCores(),
 }
 
 

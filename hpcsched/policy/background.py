@@ -14,7 +14,7 @@ from math import inf, isfinite
 from hpcsched.core.jobs import Job
 from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
 from hpcsched.core.mechanisms.background.lanes import PACES, Guest, Speed, can_be_paced, own_speed, slowdown
-from hpcsched.core.mechanisms.background.view import LaneDecision, LaneView, Pace, Share, Yield
+from hpcsched.core.mechanisms.background.view import LaneDecision, LaneView, SetPace, Share, Yield
 from hpcsched.core.mechanisms.packing.packs import is_packed
 from hpcsched.core.model import JobState, Kind
 from hpcsched.core.profile import cost_at
@@ -45,7 +45,7 @@ LOW = 0.5
 """Below this share of what is tolerated there is room: for a guest to go faster, or for one more."""
 
 
-class BackgroundRule:
+class FillLanes:
     """What makes a policy fill the background lanes; it need not know of them."""
 
     def share(self, view: LaneView) -> list[LaneDecision]:
@@ -189,7 +189,7 @@ def _regulate_all(view: LaneView) -> Iterator[LaneDecision]:
         if host := view.foreground(guest.gpu):
             hosts[host.id] = host
         elif job_id in staying and guest.share != 1:
-            yield Pace(job=view.jobs[job_id], share=1.0)
+            yield SetPace(job=view.jobs[job_id], share=1.0)
     for host in hosts.values():
         guests = view.lanes.beside(host)
         tolerated = all(not why_not_beside(view, host, view.jobs[g.job_id], g.gpu) for g in guests)
@@ -226,7 +226,7 @@ def _regulate(view: LaneView, host: Job, guests: list[Guest]) -> Iterator[LaneDe
     doubtful = speed.own is None or (not slower and (old or not speed.anew))
     pausing = all(can_be_paced(view.jobs[guest.job_id]) for guest in guests)
     if pausing and (old or (too_slow and doubtful)):
-        yield from (Pace(job=view.jobs[guest.job_id], share=0.0) for guest in guests)
+        yield from (SetPace(job=view.jobs[guest.job_id], share=0.0) for guest in guests)
         yield LookAgain(at=view.now + _measured_within_s(view, host))
     elif too_slow and doubtful:
         yield _way_given(job, host, newest.gpu, "its own speed has to be measured", unknown=True)
@@ -279,7 +279,7 @@ def _go_on(view: LaneView, host: Job, guests: list[Guest]) -> Iterator[LaneDecis
     since_s = min(guest.paused_s for guest in guests if guest.paused_s is not None)
     until = since_s + _measured_within_s(view, host)
     if view.now >= until or (speed is not None and len(speed.alone) >= LEAST_SAMPLES):
-        yield from (Pace(job=view.jobs[guest.job_id], share=guest.pace) for guest in guests)
+        yield from (SetPace(job=view.jobs[guest.job_id], share=guest.pace) for guest in guests)
     else:
         yield LookAgain(at=until)
 
@@ -289,8 +289,8 @@ def _facts(host: Job, cost: float) -> dict[str, object]:
     return {"job": host.id, "name": host.spec.name, "slowdown": cost, "limit": limit}
 
 
-def _paced(job: Job, host: Job, share: float, cost: float) -> Pace:
-    return Pace(job=job, share=share, reason=Reason(Why.PACED, {"share": share, **_facts(host, cost)}))
+def _paced(job: Job, host: Job, share: float, cost: float) -> SetPace:
+    return SetPace(job=job, share=share, reason=Reason(Why.PACED, {"share": share, **_facts(host, cost)}))
 
 
 def _parted(

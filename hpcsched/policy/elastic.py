@@ -18,7 +18,7 @@ from hpcsched.core.resources.gpus import Rooms
 from hpcsched.core.view import Resize, View
 
 
-class ElasticRule:
+class FollowProposals:
     """Follows the jobs' proposals."""
 
     def reshape(self, view: View, proposals: Proposals) -> list[Resize]:

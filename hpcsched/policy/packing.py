@@ -39,7 +39,7 @@ assumed where it was not measured."""
 _THERE = (JobState.STARTING, JobState.RUNNING)
 
 
-class PackingRule:
+class FillPacks:
     """Packs jobs that may be packed.
 
     Args:

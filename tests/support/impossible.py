@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpcsched.contract.seats import Seat
-from hpcsched.core.mechanisms.background.view import LaneDecision, LaneView, Pace, Share, Yield
+from hpcsched.core.mechanisms.background.view import LaneDecision, LaneView, SetPace, Share, Yield
 from hpcsched.core.mechanisms.cpu.view import CoresDecision, CoresView, Reseat, StartOnCores
 from hpcsched.core.mechanisms.packing.view import PackDecision, PackView, Part, Ride
 from hpcsched.core.model import Role
@@ -15,10 +15,10 @@ from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import Decision, Policy, Preempt, Resize, Start, View
 from hpcsched.policy import make_policy
 from hpcsched.policy.around import with_rules
-from hpcsched.policy.background import BackgroundRule
-from hpcsched.policy.cpu.allocation import CpuRule
+from hpcsched.policy.background import FillLanes
+from hpcsched.policy.cpu.allocation import AllotCores
 from hpcsched.policy.marble import Marble
-from hpcsched.policy.packing import PackingRule
+from hpcsched.policy.packing import FillPacks
 
 _REASON = Reason(Why.EXCLUSIVE, {"gpus": 1})
 
@@ -57,12 +57,12 @@ class Impossible(Marble):
         guests = [view.jobs[job_id] for job_id in view.lanes.guests]
         for job in guests:
             if self._what == "pace":
-                return [Pace(job=job, share=2.0)]
+                return [SetPace(job=job, share=2.0)]
             if self._what == "share":
                 return [Share(job=job, gpu=0, reason=_REASON)]
             if self._what == "yield twice":
                 return [Yield(job=job, reason=_REASON), Yield(job=job, reason=_REASON)]
-        return BackgroundRule().share(view)
+        return FillLanes().share(view)
 
     def ride(self, view: PackView) -> list[PackDecision]:
         for job_id in view.packs.gpu_of:
@@ -71,10 +71,10 @@ class Impossible(Marble):
         for holder in view.holders.values():
             if self._what == "part from nobody":
                 return [Part(job=holder, reason=_REASON)]
-        return PackingRule().ride(view)
+        return FillPacks().ride(view)
 
     def allot(self, view: CoresView) -> list[CoresDecision]:
-        right = CpuRule().allot(view)
+        right = AllotCores().allot(view)
         match self._what, right:
             case "no such host", [StartOnCores() as start, *_]:
                 return [replace(start, host="nowhere")]

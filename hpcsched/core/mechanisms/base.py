@@ -73,6 +73,10 @@ class Mechanism:
         """Put a job into the queue."""
         self.queue.add(job.id, arrival=job.submit_s, need=1)
 
+    def dequeue(self, job: Job) -> None:
+        """Take a job out of the queue, if it is there."""
+        self.queue.remove(job.id)
+
     def waiting_reason(self, job: Job) -> Reason:
         """Why a job in the queue waits."""
         raise NotImplementedError

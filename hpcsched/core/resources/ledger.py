@@ -168,9 +168,9 @@ class Ledger:
 
     def dequeue(self, job: Job) -> None:
         """Take a job out of the queue, if it is in one."""
-        self._own.queue.remove(job.id)
+        self._own.dequeue(job)
         for one in self._used:
-            one.queue.remove(job.id)
+            one.dequeue(job)
 
     def queued(self, job: Job) -> bool:
         """Whether the job waits in a queue of the foreground."""

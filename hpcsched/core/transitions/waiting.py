@@ -64,7 +64,7 @@ class Waiting:
 
     def set_aside(self, job: Job, reason: Reason) -> None:
         """Take a job that cannot be started any more out of its queue."""
-        self._ledger.queue_of(job).queue.remove(job.id)
+        self._ledger.queue_of(job).dequeue(job)
         self.late.add(job.id)
         self._out.note_news(job, reason)
 

@@ -12,14 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from hpcsched.contract.seats import Seat
 from hpcsched.core.jobs import Job
 from hpcsched.core.mechanisms.cpu.cores import WHOLE, Grant, total
-from hpcsched.core.mechanisms.cpu.view import CoresDecision, CoresView, Note, Reseat, StartOnCores
+from hpcsched.core.mechanisms.cpu.view import CoresDecision, CoresView, Remember, Reseat, StartOnCores
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.planning.ps.cores import lay_out
 from hpcsched.policy.cpu.configurations import KEPT, Rules, Shape
 from hpcsched.policy.cpu.dtconfig import Search, look
 
 
-class CpuRule:
+class AllotCores:
     """Gives CPU cores to jobs that need no GPU."""
 
     def allot(self, view: CoresView) -> list[CoresDecision]:
@@ -84,7 +84,7 @@ class CpuRule:
         if found is None:
             return None
         if found.shape is None:
-            return Note(job=job, memory=found.search, reason=_new(job, found.reason))
+            return Remember(job=job, memory=found.search, reason=_new(job, found.reason))
         numa = view.hosts[allotment.host].numa
         first = view.room(allotment.host, lent=False)
         cores = held if KEPT * held <= found.shape.cores <= held else found.shape.cores

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import inf
 
-from hpcsched.core.actions import Pace as PaceAction
-from hpcsched.core.actions import Suspend, Terminate
+from hpcsched.core.actions import Pace, Suspend, Terminate
 from hpcsched.core.events import AgentStarted
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.mechanisms.background.lanes import Lanes, Speed
-from hpcsched.core.mechanisms.background.view import BackgroundRule, LaneView, Pace, Share, Yield
+from hpcsched.core.mechanisms.background.view import BackgroundRule, LaneView, SetPace, Share, Yield
 from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.model import JobSpec, JobState, Role
 from hpcsched.core.parts import Parts
@@ -177,7 +176,7 @@ class Background(Mechanism):
             match decision:
                 case Share():
                     self._start(decision.job, decision)
-                case Pace():
+                case SetPace():
                     self._pace(decision.job, decision)
                 case Yield():
                     self._yield(decision.job, decision)
@@ -196,7 +195,7 @@ class Background(Mechanism):
         self._out.note(job, decision.reason)
         self._attempts.launch(job, Target((decision.gpu,), Role.BACKGROUND, self._run.now))
 
-    def _pace(self, job: Job, decision: Pace) -> None:
+    def _pace(self, job: Job, decision: SetPace) -> None:
         guest = self.lanes.guests.get(job.id)
         if guest is None or not 0 <= decision.share <= 1:
             raise self._out.invalid(job, f"cannot go at {decision.share} of its speed")
@@ -213,7 +212,7 @@ class Background(Mechanism):
         if decision.reason:
             self._out.note(job, decision.reason)
         self._estimates.disturb(job, job.gpus)
-        self._out.do(PaceAction, job, share=decision.share)
+        self._out.do(Pace, job, share=decision.share)
 
     def _speeds_beside(self, job: Job) -> list[Speed]:
         """What was measured of the foreground job that it shares a GPU with."""

@@ -24,7 +24,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class SetPace:
     """Have a job on a background lane use this share of its own speed; 0: pause, to go on as before later."""
 
     job: Job
@@ -47,7 +47,7 @@ class Yield:
     unknown: bool = False
 
 
-LaneDecision = Share | Pace | Yield | LookAgain
+LaneDecision = Share | SetPace | Yield | LookAgain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ class Reseat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Remember:
     """Nothing changes for a job on CPU cores, but for what the policy remembers of it."""
 
     job: Job
@@ -53,7 +53,7 @@ class Note:
     reason: Reason | None = None
 
 
-CoresDecision = StartOnCores | Reseat | Note
+CoresDecision = StartOnCores | Reseat | Remember
 
 
 class Room(Protocol):

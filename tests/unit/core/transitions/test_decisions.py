@@ -12,7 +12,7 @@ from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
 from hpcsched.core.actions import SetTimer
 from hpcsched.core.jobs import Target
-from hpcsched.core.mechanisms.background.view import Pace, Share, Yield
+from hpcsched.core.mechanisms.background.view import SetPace, Share, Yield
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.mechanisms.cpu.view import Reseat, StartOnCores
 from hpcsched.core.mechanisms.packing.mechanism import Packing
@@ -128,7 +128,7 @@ def test_a_lane_that_is_taken_or_not_there_takes_nobody(name: str, gpu: int) -> 
 @pytest.mark.parametrize(("name", "share"), [("b", 1.5), ("b", -0.1), ("f", 0.5), ("c", 0.5)])
 def test_a_pace_is_a_part_of_the_speed_of_one_on_a_lane(name: str, share: float) -> None:
     driver = beside()
-    refused(driver, "share", Pace(job=driver.job(name), share=share), f"cannot go at {share} of its speed")
+    refused(driver, "share", SetPace(job=driver.job(name), share=share), f"cannot go at {share} of its speed")
 
 
 @pytest.mark.parametrize("name", ["f", "c", "left"])
