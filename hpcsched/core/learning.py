@@ -109,7 +109,7 @@ class _Stretch:
 
 
 @dataclass(slots=True)
-class Lessons:
+class SeenThroughput:
     """What a run has seen of its models' throughput. Counts are on each host of a job."""
 
     seen: dict[Key, dict[int, Seen]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from hpcsched.core.model import Role
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Reason
-from hpcsched.core.resources.gpus import Fits, Rooms
+from hpcsched.core.resources.gpus import Fits, GpusByHost
 from hpcsched.core.resources.queue import WaitingQueue
 
 
@@ -93,7 +93,7 @@ class View:
 
     All GPU counts of jobs, profiles and costs are counts on each host of a job.
 
-    `rooms` are the free GPUs by host, for the policy to take from as it hands them out; `capacity` are all
+    `free` are the free GPUs by host, for the policy to take from as it hands them out; `capacity` are all
     healthy ones. `running` are the jobs that hold GPUs, oldest first, and `secondaries` those of that role.
     `hosts_of(job)` says how many of a running job's GPUs lie on which host, `places(gpus)` how many of these.
     `waiting(fits)` walks the jobs that could start in FIFO order. `queue` are all that wait, in order, and
@@ -113,8 +113,8 @@ class View:
     """
 
     now: float
-    rooms: Rooms
-    capacity: Rooms
+    free: GpusByHost
+    capacity: GpusByHost
     running: list[Job]
     secondaries: list[Job]
     hosts_of: Callable[[Job], Mapping[str, int]]

@@ -14,7 +14,7 @@ from hpcsched.core.mechanisms.elastic.proposals import Proposals
 from hpcsched.core.model import Role
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.resources.gpus import Rooms
+from hpcsched.core.resources.gpus import GpusByHost
 from hpcsched.core.view import Resize, View
 
 
@@ -50,24 +50,24 @@ class FollowProposals:
         return decisions
 
 
-def _with_what_was_grown(view: View, proposals: Proposals) -> Rooms:
+def _with_what_was_grown(view: View, proposals: Proposals) -> GpusByHost:
     """The GPUs that a waiting job could have: those that are free, and those that jobs have grown by, or are
     about to give back."""
-    rooms = Rooms(view.rooms.by_host())
+    free = GpusByHost(view.free.by_host())
     for job in view.running:
         least, _ = proposals.grown.get(job.id, (job.width, None))
         if job.becoming is not None:
             least = len(job.becoming.gpus) // job.spec.nodes
         if job.settled or job.becoming is not None:
-            rooms.give(view.hosts_of(job), max(0, job.width - least))
-    return rooms
+            free.give(view.hosts_of(job), max(0, job.width - least))
+    return free
 
 
 def _scaled(view: View, job: Job, wanted: int, profile: Profile, facts: Mapping[str, Any]) -> Resize | None:
     """The change to what the job wants, or as near to it as there are GPUs, if it pays."""
     gpus = wanted
     if wanted > job.width:
-        have, _ = view.rooms.pick(wanted, job.spec.nodes, view.hosts_of(job))
+        have, _ = view.free.pick(wanted, job.spec.nodes, view.hosts_of(job))
         gpus = profile.optimal(max(have, job.width), job.width)
         if gpus == job.width:
             return None
@@ -80,11 +80,11 @@ def _scaled(view: View, job: Job, wanted: int, profile: Profile, facts: Mapping[
 def _resize(view: View, job: Job, gpus: int, role: str, profile: Profile, reason: Reason) -> Resize | None:
     """The change, unless it costs more than it can still gain."""
     own = view.hosts_of(job)
-    _, hosts = view.rooms.pick(gpus, job.spec.nodes, own)
+    _, hosts = view.free.pick(gpus, job.spec.nodes, own)
     if not _pays(view, job, gpus, profile, view.switch_s(job, gpus, hosts)):
         return None
     if gpus > job.width:
-        view.rooms.take(hosts, gpus, own)
+        view.free.take(hosts, gpus, own)
     return Resize(job=job, gpus=gpus, hosts=hosts, role=role, reason=reason)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Role
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.resources.gpus import Rooms
+from hpcsched.core.resources.gpus import GpusByHost
 from hpcsched.core.view import NO_RULES, Decision, Start, View
 
 
@@ -29,7 +29,7 @@ class Exclusive:
     def decide(self, view: View) -> list[Decision]:
         most = view.capacity.by_host()
         decisions: list[Decision] = []
-        empty = Rooms({host: free for host, free in view.rooms.by_host().items() if free == most[host]})
+        empty = GpusByHost({host: free for host, free in view.free.by_host().items() if free == most[host]})
         if not empty.left:
             return []
         for job in view.waiting(view.capacity.fits):
@@ -38,5 +38,5 @@ class Exclusive:
             gpus, hosts = empty.pick(view.limits(job)[1], job.spec.nodes)
             reason = Reason(Why.EXCLUSIVE, {"gpus": gpus})
             decisions.append(Start(job=job, gpus=gpus, hosts=hosts, role=Role.PRIMARY, reason=reason))
-            empty = Rooms({host: free for host, free in empty.by_host().items() if host not in hosts})
+            empty = GpusByHost({host: free for host, free in empty.by_host().items() if host not in hosts})
         return decisions

@@ -35,7 +35,7 @@ class Marble:
         return self.promote == "pays" and job.role is Role.SECONDARY
 
     def decide(self, view: View) -> list[Decision]:
-        if not view.rooms.left:
+        if not view.free.left:
             return []
         return self._promotions(view) + self._starts(view)
 
@@ -43,7 +43,7 @@ class Marble:
         """Lines 6-8: secondaries, oldest first, that can have their optimal count now."""
         decisions: list[Decision] = []
         for job in view.secondaries:
-            if not view.rooms.left:
+            if not view.free.left:
                 break
             if job.state is not JobState.RUNNING or job.wanted or job.resizing:
                 continue
@@ -54,14 +54,14 @@ class Marble:
                 continue
             # Figure 5 promotes a job on 3 GPUs to 4 when 3 come free: its own ones count as available.
             own = view.hosts_of(job)
-            have, hosts = view.rooms.pick(wanted, job.spec.nodes, own)
+            have, hosts = view.free.pick(wanted, job.spec.nodes, own)
             refusal = self._refusal(view, job, wanted, have, hosts)
             if isinstance(refusal, Reason):
                 decisions.append(Remark(job=job, reason=refusal))
                 continue
             reason = Reason(Why.PROMOTED, {"old": job.width, "gpus": wanted, "gain": refusal})
             decisions.append(Resize(job=job, gpus=wanted, hosts=hosts, role=Role.PRIMARY, reason=reason))
-            view.rooms.take(hosts, wanted, own)
+            view.free.take(hosts, wanted, own)
         return decisions
 
     def _refusal(self, view: View, job: Job, wanted: int, have: int, hosts: tuple[str, ...]) -> Reason | str:
@@ -98,8 +98,8 @@ class Marble:
     def _starts(self, view: View) -> list[Decision]:
         """Lines 15-21: next jobs in FIFO order, on the optimal count or on what is left."""
         decisions: list[Decision] = []
-        waiting, rooms = view.waiting_count, view.rooms
-        for job in view.waiting(rooms.fits):
+        waiting, free = view.waiting_count, view.free
+        for job in view.waiting(free.fits):
             least, most = view.limits(job)
             node = view.capacity.most(1)
             profile = view.profile(job)
@@ -120,17 +120,17 @@ class Marble:
                 reason = Reason(Why.OPTIMAL, facts)
             else:
                 # Unknown: an equal share of what is free, at most half the node.
-                share = min(rooms.left // waiting // job.spec.nodes, node // 2)
+                share = min(free.left // waiting // job.spec.nodes, node // 2)
                 wanted = max(least, min(most, share), 1)
                 facts = {"gpus": wanted, "model": job.spec.model, "total": node}
                 reason = Reason(Why.NO_PROFILE, facts)
-            gpus, hosts = rooms.pick(wanted, job.spec.nodes)
+            gpus, hosts = free.pick(wanted, job.spec.nodes)
             role = Role.PRIMARY if gpus == wanted else Role.SECONDARY
             if role is Role.SECONDARY:
                 facts = {"gpus": gpus, "wanted": wanted, "model": job.spec.model}
                 reason = Reason(Why.LEFT_OVER, facts)
             decisions.append(Start(job=job, gpus=gpus, hosts=hosts, role=role, reason=reason))
-            rooms.take(hosts, gpus)
+            free.take(hosts, gpus)
             waiting -= 1
         return decisions
 

@@ -379,7 +379,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "waiting": list(machine.own.queue.walk(lambda need, nodes: True)),
         "arrivals": sorted(machine.waiting.arrivals),
         "profiles": machine.estimates.profiles,
-        "lessons": machine.estimates.lessons,
+        "observed": machine.estimates.observed,
         "plan": machine.run.plan,
         "news": machine.run.news,
         "costs": machine.estimates.costs,

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, Callable
 
 from hpcsched import strategies
+from hpcsched.contract.strategies import KINDS
 from hpcsched.errors import ConfigError
 
 
@@ -16,7 +17,9 @@ def load_strategy(table: Mapping[str, Any]) -> Callable[[Any, Any], None]:
 
     It is the function `run` of the strategy's module, which gets its options besides. Raises ConfigError.
     """
-    strategy = strategies.read(table, where="strategy", trainer=True)
+    kind = table.get("kind")
+    where = f"strategy {kind}" if isinstance(kind, str) and kind in KINDS else "strategy"
+    strategy = strategies.read(table, where=where, trainer=True)
     name = strategy.module
     try:
         return partial(import_module(str(name)).run, options=strategy)

@@ -98,7 +98,12 @@ def picture(machine: Machine) -> dict[str, Any]:
     known_of, deadline, decisions = m.estimates, m.deadline, m.decisions
     background, packing = m.mechanism(Background), m.mechanism(Packing)
     cpu, elastic = m.mechanism(Cpu), m.mechanism(Elastic)
-    lanes, packed, cores, lessons = background.lanes, packing.packs, cpu.cores, known_of.lessons
+    lanes, packed, cores, observed = (
+        background.lanes,
+        packing.packs,
+        cpu.cores,
+        known_of.observed,
+    )
     view, lane_view, pack_view, cores_view = decisions.view(), background.view(), packing.view(), cpu.view()
     known: dict[int, tuple[Any, Any]] = {}
 
@@ -252,13 +257,13 @@ def picture(machine: Machine) -> dict[str, Any]:
         "parallel": sorted(map(list, known_of.parallel)),
         "seen": [
             [*key, gpus, plain([seen.rates, seen.steps, seen.told])]
-            for key, counts in sorted(lessons.seen.items())
+            for key, counts in sorted(observed.seen.items())
             for gpus, seen in sorted(counts.items())
         ],
-        "beliefs": [[*key, profile(found)] for key, found in sorted(lessons.beliefs.items())],
-        "curves": [[*key, profile(found)] for key, found in sorted(lessons.curves.items())],
+        "beliefs": [[*key, profile(found)] for key, found in sorted(observed.beliefs.items())],
+        "curves": [[*key, profile(found)] for key, found in sorted(observed.curves.items())],
         "stretches": [
-            [job_id, plain([s.attempt, s.step, s.at])] for job_id, s in sorted(lessons._open.items())
+            [job_id, plain([s.attempt, s.step, s.at])] for job_id, s in sorted(observed._open.items())
         ],
         "costs": plain(sorted(known_of.costs.items())),
         "proposals": [

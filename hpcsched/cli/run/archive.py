@@ -97,7 +97,7 @@ def _learnt(machine: Machine, device: str, known: Iterable[Profile]) -> Iterator
         key = (profile.model, profile.nodes)
         if key not in by_key or profile.source != "learned":
             by_key[key] = profile
-    for key, profile in machine.estimates.lessons.beliefs.items():
+    for key, profile in machine.estimates.observed.beliefs.items():
         before, costs = by_key.get(key), machine.estimates.costs.get(profile.model, Costs())
         if before and before.source != "learned":
             continue

@@ -89,7 +89,7 @@ def efficiency(machine: Machine, job: Job, gpu_hours: float) -> float | None:
     None where one GPU has not been measured, or the job tells no steps or held no GPU.
     """
     one_host = (job.spec.model, 1)
-    profile = machine.estimates.profiles.get(one_host) or machine.estimates.lessons.beliefs.get(one_host)
+    profile = machine.estimates.profiles.get(one_host) or machine.estimates.observed.beliefs.get(one_host)
     if profile is None or 1 not in profile.throughput or not job.reports or gpu_hours <= 0:
         return None
     former = machine.run.by_name.get(job.spec.continues or "")

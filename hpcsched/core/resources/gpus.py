@@ -56,7 +56,7 @@ class FreeGpus(MutableSet[int]):
         return dict(self._counts)
 
 
-class Rooms:
+class GpusByHost:
     """GPUs by host, in the order of the hosts; they go down as GPUs are handed out.
 
     A job asks for `count` GPUs on each of `nodes` hosts (MARBLE section VII-B.2: the same count on each).

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.model import Device, JobSpec, Role
-from hpcsched.core.resources.gpus import FreeGpus, Rooms
+from hpcsched.core.resources.gpus import FreeGpus, GpusByHost
 
 M = TypeVar("M", bound=Mechanism)
 
@@ -75,13 +75,13 @@ class Ledger:
         if gpu in self.devices:
             self.free.add(gpu)
 
-    def free_by_host(self) -> Rooms:
+    def free_by_host(self) -> GpusByHost:
         """The free GPUs, host by host; hosts with none are there too."""
-        return Rooms(self.free.by_host())
+        return GpusByHost(self.free.by_host())
 
-    def capacity(self) -> Rooms:
+    def capacity(self) -> GpusByHost:
         """All healthy GPUs, host by host."""
-        return Rooms(self._healthy)
+        return GpusByHost(self._healthy)
 
     def by_host(self, gpus: Iterable[int]) -> Mapping[str, int]:
         """How many of these GPUs, as far as they are healthy, lie on which host."""

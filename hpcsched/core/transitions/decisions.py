@@ -87,7 +87,7 @@ class Decisions:
         """The run as a policy sees it now."""
         return View(
             now=self._run.now,
-            rooms=self._ledger.free_by_host(),
+            free=self._ledger.free_by_host(),
             capacity=self._ledger.capacity(),
             hosts_of=self._ledger.hosts_of,
             places=self._ledger.by_host,

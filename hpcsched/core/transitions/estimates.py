@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from hpcsched.core.jobs import Costs, Job, Target
-from hpcsched.core.learning import Key, Lessons, contradicts, differs
+from hpcsched.core.learning import Key, SeenThroughput, contradicts, differs
 from hpcsched.core.model import Kind
 from hpcsched.core.processes import Because, Program, Shape, program_of, shape_of
 from hpcsched.core.profile import Profile, cost_at
@@ -34,7 +34,7 @@ class Estimates:
         """The profiles that were loaded, by model and number of hosts."""
         self.parallel: set[Program] = set()
         """Programs that have said that they are parallel, in this run or an earlier one."""
-        self.lessons = Lessons()
+        self.observed = SeenThroughput()
         self.costs: dict[str, Costs] = {}
         """What transitions took in this run, by model."""
         self.said: dict[int, Profile] = {}
@@ -48,11 +48,11 @@ class Estimates:
         CPU cores."""
         if not self._ledger.queue_of(job).profiled:
             return None
-        return self.said.get(job.id) or _of_model(job, self.lessons.beliefs, self.profiles)
+        return self.said.get(job.id) or _of_model(job, self.observed.beliefs, self.profiles)
 
     def curve(self, job: Job) -> Profile | None:
         """The same, where counts that nobody has measured are estimated from those that were seen."""
-        return self.said.get(job.id) or _of_model(job, self.lessons.curves, self.profiles)
+        return self.said.get(job.id) or _of_model(job, self.observed.curves, self.profiles)
 
     def loaded(self, job: Job) -> Profile | None:
         """The profile of the job's model that was loaded, whatever was seen since."""
@@ -173,9 +173,9 @@ class Estimates:
         self.profiles.update(loaded)
         # What an earlier run has learnt has the counts that were seen there.
         learned = [key for key, profile in loaded.items() if profile.source == "learned"]
-        for model, nodes in dict.fromkeys([*learned, *self.lessons.seen]):
+        for model, nodes in dict.fromkeys([*learned, *self.observed.seen]):
             known = self.profiles.get((model, nodes)) or self.profiles.get((model, 1))
-            self.lessons.believe((model, nodes), known)
+            self.observed.believe((model, nodes), known)
         self.size_up(self._run.jobs.values())
 
     def size_up(self, jobs: Iterable[Job]) -> None:
@@ -225,14 +225,14 @@ class Estimates:
         """Have no sample go across now: `job` has changed on these GPUs, and others go faster or slower."""
         disturbed = self._ledger.of(job).disturbed(job, gpus)
         if disturbed is None:
-            self.lessons.disturb(self._ledger.hosts_with(gpus), self._run.now)
+            self.observed.disturb(self._ledger.hosts_with(gpus), self._run.now)
         else:
             for other in disturbed:
-                self.lessons.gone(other.id)
+                self.observed.gone(other.id)
 
     def over(self, job: Job) -> None:
         """End the sample of a job whose attempt is over."""
-        self.lessons.gone(job.id)
+        self.observed.gone(job.id)
 
     def learn(self, job: Job, step: int, at: float) -> bool:
         """The job had done `step` steps at `at`: whether that says something new of its model.
@@ -248,19 +248,19 @@ class Estimates:
             return False
         key, gpus = (job.spec.model, job.spec.nodes), job.width
         hosts = self._ledger.hosts_of(job)
-        seen = self.lessons.observe(job.id, job.attempt, key, gpus, hosts, step=step, at=at)
+        seen = self.observed.observe(job.id, job.attempt, key, gpus, hosts, step=step, at=at)
         if seen is None or not seen.enough:
             return False
         loaded, believed = self.loaded(job), self.profile(job)
         if not loaded and believed and gpus not in believed.throughput:
             believed = None  # beyond what was seen a profile of that alone says nothing
-        if key in self.lessons.beliefs and seen.told:
+        if key in self.observed.beliefs and seen.told:
             new = differs(seen)  # noise is no news for ever
         else:
             new = believed is None or contradicts(believed, gpus, seen)
         if not new:
             return False
-        self.lessons.believe(key, loaded)
+        self.observed.believe(key, loaded)
         self._run.count_news()
         before = f"{believed.source} profile: {believed.rate(gpus):.4g}" if believed else "not known before"
         facts = {

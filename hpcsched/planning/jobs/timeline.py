@@ -6,18 +6,18 @@ from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from math import ceil, floor, inf
 
-from hpcsched.core.resources.gpus import Rooms
+from hpcsched.core.resources.gpus import GpusByHost
 from hpcsched.planning.jobs.course import STEP_TOLERANCE
 from hpcsched.planning.jobs.problem import Problem
 
 
-def rooms_of(free: Mapping[str, int]) -> Rooms:
-    """Rooms with these GPUs; the same whatever class they are of."""
-    return _OneRoom(free) if len(free) == 1 else Rooms(free)
+def rooms_of(free: Mapping[str, int]) -> GpusByHost:
+    """GpusByHost with these GPUs; the same whatever class they are of."""
+    return _OneRoom(free) if len(free) == 1 else GpusByHost(free)
 
 
-class _OneRoom(Rooms):
-    """Rooms of a single host, where nothing has to be looked for."""
+class _OneRoom(GpusByHost):
+    """GpusByHost of a single host, where nothing has to be looked for."""
 
     def __init__(self, gpus: Mapping[str, int]) -> None:
         super().__init__(gpus)
@@ -74,7 +74,7 @@ class Timeline:
         works = problem.works
         self._works = works
         self.now = problem.now
-        self.rooms = rooms_of(problem.view.rooms.by_host())
+        self.rooms = rooms_of(problem.view.free.by_host())
         self.ends = [inf] * len(works)
         self.width = [work.width for work in works]
         self.hosts = [work.hosts for work in works]

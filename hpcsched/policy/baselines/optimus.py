@@ -61,7 +61,7 @@ class Optimus:
         old = {job.id for job in view.running if job.current.start_s < plan.at}
         decisions = self._approach(view, {i: n for i, n in plan.caps.items() if n or i in old})
         started = {decision.job.id for decision in decisions if isinstance(decision, Start)}
-        if view.rooms.left and len(started) == len(decisions) and not coming(view):
+        if view.free.left and len(started) == len(decisions) and not coming(view):
             decisions += self._approach(view, _hand_out(view, only_waiting=True, without=started))
         if view.running or decisions:
             decisions.append(LookAgain(at=plan.stages[0].until))

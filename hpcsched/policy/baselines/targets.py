@@ -27,7 +27,7 @@ def least_counts(
     out. It takes time in the jobs that get GPUs, not in the length of the queue.
     """
     counts: dict[int, int] = {}
-    left = view.rooms.left if only_waiting else view.capacity.left
+    left = view.free.left if only_waiting else view.capacity.left
     waiting = (view.jobs[i] for i in view.queue.walk(lambda need, nodes: need * nodes <= left))
     running = () if only_waiting else (j for j in view.running if not j.held and not j.wanted)
     for job in merge(running, waiting, key=lambda j: (j.submit_s, j.id)):
@@ -76,18 +76,18 @@ def approach(
     for job in movable:
         target, own, nodes = targets.get(job.id, 0), view.hosts_of(job), job.spec.nodes
         grows = target > job.width and not _too_late(view, job, target)
-        have, hosts = view.rooms.pick(target, nodes, own) if grows else (0, ())
+        have, hosts = view.free.pick(target, nodes, own) if grows else (0, ())
         if have > job.width and (have == target or not wait) and (words := resizes(job, have)):
             facts = {"old": job.width, "gpus": have, "why": words}
             decisions.append(_resize(view, job, have, hosts, Reason(Why.RESIZED, facts)))
-            view.rooms.take(hosts, have, own)
-    for job in view.waiting(view.rooms.fits):
+            view.free.take(hosts, have, own)
+    for job in view.waiting(view.free.fits):
         target = targets.get(job.id, 0)
-        have, hosts = view.rooms.pick(target, job.spec.nodes)
+        have, hosts = view.free.pick(target, job.spec.nodes)
         if have and (have == target or not wait):
             role = _role(view, job, have)
             decisions.append(Start(job=job, gpus=have, hosts=hosts, role=role, reason=why(job, have)))
-            view.rooms.take(hosts, have)
+            view.free.take(hosts, have)
     return decisions
 
 

@@ -215,11 +215,11 @@ def _carried_on(problem: Problem, old: Plan) -> ListSchedule:
 def _next(view: View, plan: Plan) -> list[Decision]:
     """What a list plan does now."""
     jobs: list[Job] = []
-    fits = view.rooms.fits
+    fits = view.free.fits
     for job_id in plan.order:
-        if job_id in view.queue and view.rooms.left:
+        if job_id in view.queue and view.free.left:
             job = view.jobs[job_id]
-            if fits(job.spec.gpus_min, job.spec.nodes) and view.in_time(job, jobs[: view.rooms.left]):
+            if fits(job.spec.gpus_min, job.spec.nodes) and view.in_time(job, jobs[: view.free.left]):
                 jobs.append(job)
     problem = Problem(view, waiting=jobs)
     caps = tuple(_cap(work, plan) for work in problem.works)

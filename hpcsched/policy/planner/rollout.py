@@ -102,7 +102,7 @@ class _Rollout:
         return replace(
             view,
             now=timeline.now,
-            rooms=rooms_of(timeline.rooms.by_host()),
+            free=rooms_of(timeline.rooms.by_host()),
             capacity=rooms_of(self._capacity),
             running=running,
             secondaries=[job for job in running if job.role is Role.SECONDARY],

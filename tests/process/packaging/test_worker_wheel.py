@@ -67,7 +67,7 @@ def test_the_oldest_python_imports_what_needs_no_torch_and_runs_the_standin(
     python = place / "bin" / "python"
     run(python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", wheel, seconds=INSTALL_S)
     contract = [f"hpcsched.contract.{path.stem}" for path in (ROOT / "hpcsched/contract").glob("[a-z]*.py")]
-    planning = ["batching", "burst.plan", "lanes.pacing", "lanes.admission", "ps.stability", "standin"]
+    planning = ["vsw.batching", "burst.plan", "background.pacing", "ps.stability", "jobs.course"]
     run(
         python,
         "-c",

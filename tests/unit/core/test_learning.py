@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hpcsched.core.learning import (
     LEAST_SAMPLES,
-    Lessons,
     Seen,
+    SeenThroughput,
     _solve,
     as_seen,
     contradicts,
@@ -126,9 +126,9 @@ def test_a_median_takes_no_notice_of_one_sample():
 
 
 def test_too_few_samples_of_an_unknown_model_are_no_belief():
-    lessons = Lessons(seen={("m", 1): {2: seen(10.0, samples=1)}})
-    lessons.believe(("m", 1), None)
-    assert (lessons.beliefs, lessons.curves) == ({}, {})
-    lessons.seen["m", 1][2] = seen(10.0, samples=LEAST_SAMPLES)
-    lessons.believe(("m", 1), None)
-    assert lessons.beliefs["m", 1].throughput == {2: pytest.approx(10.0)}
+    observed = SeenThroughput(seen={("m", 1): {2: seen(10.0, samples=1)}})
+    observed.believe(("m", 1), None)
+    assert (observed.beliefs, observed.curves) == ({}, {})
+    observed.seen["m", 1][2] = seen(10.0, samples=LEAST_SAMPLES)
+    observed.believe(("m", 1), None)
+    assert observed.beliefs["m", 1].throughput == {2: pytest.approx(10.0)}

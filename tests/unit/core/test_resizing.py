@@ -203,10 +203,10 @@ def test_a_job_that_is_being_resized_teaches_nothing_of_its_rate():
     profiles = (THREE, a_profile("wide", [9, 18, 27, 36, 45, 54]))
     driver = promoting(profiles=profiles)
     driver.trains("x", 3.0, seconds=60.0)
-    assert driver.machine.estimates.lessons.seen == {}
+    assert driver.machine.estimates.observed.seen == {}
     driver.resized("x", 200)
     driver.trains("x", 6.0, seconds=60.0)
-    (seen,) = driver.machine.estimates.lessons.seen.values()
+    (seen,) = driver.machine.estimates.observed.seen.values()
     assert set(seen) == {6}
 
 

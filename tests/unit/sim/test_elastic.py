@@ -303,7 +303,7 @@ def test_guests_beside_a_job_that_proposed_are_still_measured() -> None:
     driver.trains("x", 6.0)
     speed = driver.machine.mechanism(Background).lanes.speed(driver.job("x"))
     assert speed is not None
-    assert driver.machine.estimates.lessons.seen == {}, "what it does says nothing of its model"
+    assert driver.machine.estimates.observed.seen == {}, "what it does says nothing of its model"
 
 
 def test_news_of_an_attempt_that_is_over_counts_for_nothing() -> None:

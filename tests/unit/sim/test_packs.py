@@ -109,7 +109,7 @@ def test_what_packed_jobs_do_says_nothing_of_what_their_models_can():
     assert driver.job("b").state is JobState.STARTING
     driver.runs("a", "b")
     driver.trains("a", rate=1.0, seconds=400.0)
-    assert not driver.machine.estimates.lessons.beliefs
+    assert not driver.machine.estimates.observed.beliefs
 
 
 def test_one_that_leaves_its_pack_gets_a_gpu_of_its_own_and_no_company():

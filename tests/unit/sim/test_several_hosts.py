@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hpcsched.core.actions import Launch, Suspend, Terminate
 from hpcsched.core.model import JobState, Role
-from hpcsched.core.resources.gpus import Rooms
+from hpcsched.core.resources.gpus import GpusByHost
 from hpcsched.sim.bounds import BoundJob, lower_bound_s
 from hpcsched.testing.builders import Driver, a_job, a_profile, makespan, simulate
 
@@ -147,7 +147,7 @@ def test_simulated_on_two_hosts():
     nodes=st.integers(1, 4),
 )
 def test_rooms_give_the_most_there_is(free, own, wanted, nodes):
-    rooms = Rooms({f"h{i}": count for i, count in enumerate(free)})
+    rooms = GpusByHost({f"h{i}": count for i, count in enumerate(free)})
     mine = {f"h{i}": count for i, count in enumerate(own) if count and i < len(free)}
     count, hosts = rooms.pick(wanted, nodes, mine)
     sums = sorted((f + mine.get(f"h{i}", 0) for i, f in enumerate(free)), reverse=True)
@@ -160,7 +160,7 @@ def test_rooms_give_the_most_there_is(free, own, wanted, nodes):
 
 
 def test_of_the_hosts_that_fit_its_own_come_first_then_the_fullest_then_the_first():
-    assert Rooms({"a": 6, "b": 3, "c": 4}).pick(3, 1) == (3, ("b",))
-    assert Rooms({"a": 6, "b": 6}).pick(3, 1) == (3, ("a",))
-    assert Rooms({"a": 3, "b": 2}).pick(3, 1, {"b": 1}) == (3, ("b",))
-    assert Rooms({"a": 6, "b": 3, "c": 4}).pick(3, 2) == (3, ("b", "c"))
+    assert GpusByHost({"a": 6, "b": 3, "c": 4}).pick(3, 1) == (3, ("b",))
+    assert GpusByHost({"a": 6, "b": 6}).pick(3, 1) == (3, ("a",))
+    assert GpusByHost({"a": 3, "b": 2}).pick(3, 1, {"b": 1}) == (3, ("b",))
+    assert GpusByHost({"a": 6, "b": 3, "c": 4}).pick(3, 2) == (3, ("b", "c"))

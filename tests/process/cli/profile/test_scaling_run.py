@@ -147,7 +147,7 @@ def test_a_program_that_cannot_resume_is_measured_without_that(program: Path) ->
 
 
 def test_a_program_that_will_not_leave_is_killed(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcsched.profiling.trial.LEAVE_S", 2.0)
+    monkeypatch.setattr("hpcsched.profiling.trial.TERM_GRACE_S", 2.0)
     measure(program, "stubborn", "--gpus", "2")
     assert alive(program.parent) == []
 

@@ -18,11 +18,11 @@ from hpcsched.worker.checkpoint.shared_memory import Held  # noqa: E402
 from hpcsched.worker.ranks import rendezvous  # noqa: E402
 from hpcsched.worker.ranks.messages import packed, packed_state, unpacked, unpacked_state  # noqa: E402
 
-WORKER = Path(rendezvous.__file__).parent
+WORKER = Path(rendezvous.__file__).parents[1]
 
 PICKLES = {
-    "flat.py": "the job's own arena, a memfd: read by an unpickler that knows four types",
-    "packed/stream.py": "compares datasets, and reads nothing",
+    "checkpoint/layout.py": "the job's own arena, a memfd: read by an unpickler that knows four types",
+    "packing/data_feed.py": "compares datasets, and reads nothing",
 }
 
 

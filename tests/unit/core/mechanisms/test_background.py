@@ -433,9 +433,9 @@ def test_a_job_that_is_looked_at_too_seldom_for_a_speed_keeps_its_guest_if_it_go
 def test_what_a_shared_job_does_teaches_nothing_of_its_model():
     run = beside()
     trains(run, "f", 20, costing(0.4))
-    assert not run.machine.estimates.lessons.seen
+    assert not run.machine.estimates.observed.seen
     trains(run, "f", 600, costing(0.01))
-    assert all(abs(rate - 10.0) < 0.01 for rate in run.machine.estimates.lessons.seen["front", 1][1].rates)
+    assert all(abs(rate - 10.0) < 0.01 for rate in run.machine.estimates.observed.seen["front", 1][1].rates)
 
 
 # --- faults -----------------------------------------------------------------------------------------
