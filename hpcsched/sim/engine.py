@@ -108,6 +108,8 @@ class Simulation:
     ) -> None:
         mechanisms.load()
         self.machine = machine or Machine(make, stories=stories)
+        self._background = self.machine.mechanism(Background)
+        self._packing = self.machine.mechanism(Packing)
         self._from_state = machine is not None
         self._stories = stories
         jobs = tuple(jobs)
@@ -240,7 +242,7 @@ class Simulation:
 
     def _look_later(self) -> None:
         self._sequence += 1
-        self._looks = bool(self._runs) and (self._truth.teaches or self.machine.mechanism(Background).busy)
+        self._looks = bool(self._runs) and (self._truth.teaches or self._background.busy)
         if self._looks:
             heappush(self._agenda, (self.machine.run.now + PROGRESS_PERIOD_S, self._sequence, None))
 
@@ -263,7 +265,7 @@ class Simulation:
         if at == self._observed_at:
             return
         self._observed_at = at
-        runs = self._runs if self.machine.mechanism(Background).busy else self._watched
+        runs = self._runs if self._background.busy else self._watched
         progress = tuple(self._progress(i, run, at) for i, run in runs.items() if i != without)
         if progress:
             self._feed(ev.ProgressObserved(at=at, progress=progress))
@@ -271,7 +273,7 @@ class Simulation:
     def _progress(self, job_id: int, run: _Run, at: float) -> Progress:
         course = run.course
         step = course.step_at(at - run.launched)
-        teaches = self._truth.teaches or self.machine.mechanism(Background).busy
+        teaches = self._truth.teaches or self._background.busy
         if not teaches or step == course.from_step:
             return Progress(job_id=job_id, attempt=run.attempt, step=step)
         done_s = run.launched + course.start_s + (step - course.from_step) / course.rate
@@ -288,11 +290,7 @@ class Simulation:
         # What a plan asks for comes after all that was asked for before it was made.
         for action in sorted(actions, key=lambda action: isinstance(action, MakePlan)):
             self._perform(action)
-        if (
-            self.machine.mechanism(Background).busy
-            or self._slowed
-            or self.machine.mechanism(Packing).packs.gpu_of
-        ):
+        if self._background.busy or self._slowed or self._packing.packs.gpu_of:
             self._interfere()
             if not self._looks:
                 self._look_later()
