@@ -8,9 +8,9 @@
 
 The first two leave what tests and real runs told their machines; `play` simulates the job scripts and plays
 scenes. `choose` takes the journals that reach most of the core and of the policies, short ones first, and all
-of real runs and job scripts. After a change that is meant to change what machines do, `again` has the present
-code answer the same events; whoever does that looks at why they differ. `reach` prints which lines no replay
-reaches.
+of real runs and job scripts; `add GROUP` in its place keeps those that are stored. After a change that is meant
+to change what machines do, `again` has the present code answer the same events; whoever does that looks at why
+they differ. `reach` prints which lines no replay reaches.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def _replayed(one: Found) -> set[Any]:
             about = f"{job.spec.kind} {job.spec.strategy['kind']} {job.spec.background}"
             features.add((kind, about, str(job.state), job.wanted[:4], policy))
         features.add((kind, about, told, policy))
-        for job_id in list(machine.changed):
+        for job_id in list(machine.run.changed):
             job = machine.run.jobs[job_id]
             story = job.story[-3:] if one.stories else ()
             news = tuple(str(note.reason.why) for note in story if note.at == machine.run.now)
@@ -270,18 +270,20 @@ def chosen(journals: list[Found]) -> list[Found]:
     return taken
 
 
-def choose(places: list[Path]) -> None:
-    """Choose among what lies there, and store it."""
+def choose(places: list[Path], *, into: str = "") -> None:
+    """Choose among what lies there, and store it; `into` this group, beside those that are stored."""
     journals = found_in(places)
     say(f"{len(journals)} journals, {sum(len(one.events) for one in journals)} events")
     journals = looked_at(journals)
     groups: dict[str, list[Found]] = defaultdict(list)
+    for one in journals if into else ():
+        one.group = into
     whole = [one for one in journals if one.group in ("live", "jobscripts")]
     rest = [one for one in journals if one.group not in ("live", "jobscripts")]
     for one in (*whole, *chosen(rest)):
         groups[one.group].append(one)
     STORED.mkdir(parents=True, exist_ok=True)
-    for old in STORED.glob("*.gz"):
+    for old in () if into else STORED.glob("*.gz"):
         old.unlink()
     for group, those in sorted(groups.items()):
         those.sort(key=lambda one: (one.name, one.events[0], len(one.events)))
@@ -355,6 +357,8 @@ def main(words: list[str]) -> None:
     match words:
         case ["choose", *places]:
             choose([Path(place) for place in places])
+        case ["add", group, *places]:
+            choose([Path(place) for place in places], into=group)
         case ["play"]:
             play()
         case ["again"]:
