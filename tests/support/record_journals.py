@@ -8,9 +8,9 @@
 
 The first two leave what tests and real runs told their machines; `play` simulates the job scripts and plays
 scenes. `choose` takes the journals that reach most of the core and of the policies, short ones first, and all
-of real runs and job scripts; `add GROUP` in its place keeps those that are stored. After a change that is meant
-to change what machines do, `again` has the present code answer the same events; whoever does that looks at why
-they differ. `reach` prints which lines no replay reaches.
+of real runs and job scripts; `add GROUP` in its place keeps those that are stored. After a change that is
+meant to change what machines do, `again` has the present code answer the same events; whoever does that looks
+at why they differ. `reach` prints which lines no replay reaches.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from hpcsched.cli.common import plural
 from hpcsched.core.mechanisms.cpu.cores import WHOLE, most_cores
 from hpcsched.core.mechanisms.cpu.layout import said_seats
-from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import JobState, Usage
 from hpcsched.report.tables import cores_text
 
 if TYPE_CHECKING:
     from hpcsched.core.jobs import Job
     from hpcsched.core.machine import Machine
+    from hpcsched.core.mechanisms.cpu.mechanism import Cpu
     from hpcsched.policy.cpu.dtconfig import Search
     from hpcsched.store.status import CoresStatus, JobStatus
 
@@ -34,11 +34,18 @@ def counts(job: JobStatus) -> str:
     return f"{len(job.cores.servers)}+{len(job.cores.workers)}" if job.cores and job.cores.servers else ""
 
 
+def _cpu(machine: Machine) -> Cpu:
+    """The mechanism, which `status` and `top` need not import."""
+    from hpcsched.core.mechanisms.cpu.mechanism import Cpu
+
+    return machine.mechanism(Cpu)
+
+
 def there(machine: Machine) -> dict[str, float]:
     """The cores for such jobs by host, including those that CPU slots could lend."""
     return {
         name: most_cores([host], machine.ledger.devices.values())
-        for name, host in machine.mechanism(Cpu).cores.hosts.items()
+        for name, host in _cpu(machine).cores.hosts.items()
     }
 
 
@@ -57,14 +64,14 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
     """The next step of a job's search, or what it waits for."""
     from hpcsched.policy.cpu.dtconfig import Search
 
-    if job.id in machine.mechanism(Cpu).queue:
+    if job.id in _cpu(machine).queue:
         return [_before(machine, job)]
     if job.target:
         seats = said_seats(job.target.seats)
         if job.state is JobState.SUSPENDING:
             return [f"it starts again with {seats} cores as soon as it has saved"]
         return [f"it goes on with {seats} cores without a restart, as soon as that is prepared"]
-    allotment = machine.mechanism(Cpu).cores.of.get(job.id)
+    allotment = _cpu(machine).cores.of.get(job.id)
     runs = job.state in (JobState.STARTING, JobState.RUNNING) and not job.wanted
     if not runs or allotment is None or not isinstance(allotment.memory, Search):
         return []
@@ -81,11 +88,10 @@ def _before(machine: Machine, job: Job) -> str:
     from hpcsched.policy.cpu.configurations import Rules
 
     rules = Rules.of(job.spec.strategy)
-    waiting = machine.mechanism(Cpu).queue.walk(lambda need, nodes: True)
+    waiting = _cpu(machine).queue.walk(lambda need, nodes: True)
     before = plural(sum(1 for _ in takewhile(lambda job_id: job_id != job.id, waiting)), "job")
     free = {
-        host: sum(machine.mechanism(Cpu).room(host, lent=True).values()) / WHOLE
-        for host in machine.mechanism(Cpu).cores.hosts
+        host: sum(_cpu(machine).room(host, lent=True).values()) / WHOLE for host in _cpu(machine).cores.hosts
     }
     host = max(free, key=lambda name: free[name], default=None)
     cores = "no CPU cores"
