@@ -78,6 +78,8 @@ class Machine:
             self._handlers.update(part.handlers())
         self._foreground = [one for one in made if one.foreground]
         self._background = [one for one in made if not one.foreground]
+        self._looks = {LOOK, *(one.timer for one in made if one.timer)}
+        self._looks_aside = {one.timer for one in self._background}
 
     def become(self, other: Machine) -> None:
         """Take over the state of another machine, which nobody uses any more."""
@@ -118,7 +120,7 @@ class Machine:
         if isinstance(event, ev.JobsSubmitted):
             return not event.jobs or not all(self._is_background(spec) for spec in event.jobs)
         if isinstance(event, ev.TimerFired):
-            if any(event.key == one.timer for one in self._background):
+            if event.key in self._looks_aside:
                 return False
             job = self.run.jobs.get(event.key[1])
             return job is None or self.ledger.queue_of(job).foreground
@@ -160,7 +162,7 @@ class Machine:
             self._drain.due()
         elif event.key == HURRY:
             self._drain.hurry(event.at)
-        elif event.key == LOOK or any(event.key == one.timer for one in self.ledger.mechanisms):
+        elif event.key in self._looks:
             self._out.ask_policy()
         else:
             self._attempt_timer_fired(*event.key, event.at)
@@ -169,12 +171,13 @@ class Machine:
         job = self.run.active.get(job_id)
         if job is None or job.attempt != attempt or at < job.timers.get(kind, at):
             return
-        grace_s = self._attempts.grace_s(job)
         if kind == "grace":
-            self._out.note(job, Reason(Why.ESCALATED, {"grace": grace_s, "how": "SIGTERM"}))
+            facts = {"grace": self._attempts.grace_s(job), "how": "SIGTERM"}
+            self._out.note(job, Reason(Why.ESCALATED, facts))
             self._attempts.terminate(job)
         elif kind == "term":
-            self._out.note(job, Reason(Why.ESCALATED, {"grace": grace_s / 2, "how": "SIGKILL"}))
+            facts = {"grace": self._attempts.grace_s(job) / 2, "how": "SIGKILL"}
+            self._out.note(job, Reason(Why.ESCALATED, facts))
             self._out.do(Kill, job)
         elif kind == "resize" and job.state is JobState.RUNNING and not job.wanted and job.becoming:
             limit_s = self.run.now - job.becoming.since

@@ -31,6 +31,8 @@ class Ledger:
         self.mechanisms: tuple[Mechanism, ...] = ()
         """All of them, GPUs of one's own first."""
         self._used: list[Mechanism] = []
+        self._unused: list[Mechanism] = []
+        """Those that no job has needed yet; one that no job ever needs is not among them."""
         self._of_class: dict[type[Mechanism], Mechanism] = {}
         self._hooks: dict[str, tuple[Callable[..., Any], ...]] = {}
         self._by_role: dict[str, Mechanism] = {}
@@ -40,6 +42,8 @@ class Ledger:
         """Lease GPUs of one's own by `own`, and all else by the others; called once."""
         self.mechanisms = (own, *others)
         self._own = own
+        plain = Mechanism.needed_by
+        self._unused = [one for one in others if type(one).needed_by is not plain]
         self._by_role = {one.role: one for one in self.mechanisms if one.role is not None}
         self._by_role[Role.SECONDARY] = own
         self._of_class = {type(one): one for one in self.mechanisms}
@@ -103,10 +107,11 @@ class Ledger:
 
     def use(self, spec: JobSpec) -> None:
         """Note the mechanisms that such a job needs."""
-        for one in self.mechanisms:
-            if not one.used and one.needed_by(spec):
+        for one in self._unused:
+            if one.needed_by(spec):
                 one.used = True
                 self._used = [each for each in self.mechanisms if each.used]
+                self._unused = [each for each in self._unused if not each.used]
 
     def mechanism(self, kind: type[M]) -> M:
         """The mechanism of this class. Raises KeyError if it is not there."""
