@@ -39,6 +39,11 @@ def read(given: Mapping[str, Any], *, where: str, key: str = "", trainer: bool |
     return strategies.read(given, where=where, key=key, trainer=trainer)
 
 
+def known(kind: str) -> bool:
+    """Whether there is a strategy of this name, of ours or of a package that is installed."""
+    return kind in KINDS or kind in _added()
+
+
 def _added() -> dict[str, Any]:
     """Entry points by their names."""
     from importlib.metadata import entry_points  # slow, and hardly ever needed
