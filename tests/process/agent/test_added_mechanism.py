@@ -109,3 +109,7 @@ def test_jobs_hold_the_licence_one_after_the_other_over_two_lives(bench: Bench, 
     assert bench.agents[-1].wait() == 0
     assert bench.states() == {"a": "COMPLETED", "b": "COMPLETED"}
     assert bench("journal", "check").returncode == 0
+    for words in (("--run",), (jobs, "--gpus-per-node", "1")):
+        told = bench("simulate", *words)
+        assert "Traceback" not in told.stdout + told.stderr
+        assert "unknown work" in told.stdout + told.stderr or "how fast others are" in told.stderr
