@@ -304,7 +304,8 @@ def _gpus(job: Job, strategy: Strategy, kind: str, refuse: _Refuse) -> tuple[int
         refuse("strategy", kind, f"one that runs on 1 GPU, for {whose}")
     if fixed is not None:
         if job.gpus != "auto" and (fixed, least, most) != (1, 1, 1):
-            none = f"no gpus for {whose}: `cpus` in its strategy is what it may have"
+            cpus = ": `cpus` in its strategy is what it may have" if hasattr(strategy, "cpus") else ""
+            none = f"no gpus for {whose}{cpus}"
             refuse("gpus", job.gpus, f'"auto" or 1 for {whose}' if fixed else none)
         if job.nodes != 1:
             refuse("nodes", job.nodes, f"1 for {whose}")

@@ -24,7 +24,7 @@ def read(given: Mapping[str, Any], *, where: str, key: str = "", trainer: bool |
     kind = given.get("kind")
     if not isinstance(kind, str) or kind in KINDS:
         return strategies.read(given, where=where, key=key, trainer=trainer)
-    others = _added()
+    others = {name: point for name, point in _added().items() if name not in KINDS}
     strategies.kind_of(given, where=where, key=key or "kind", others=tuple(others))
     try:
         strategies.register(kind, others[kind].load())
@@ -37,6 +37,11 @@ def read(given: Mapping[str, Any], *, where: str, key: str = "", trainer: bool |
             accepted="a package that gives one: mend it, or remove it",
         ) from error
     return strategies.read(given, where=where, key=key, trainer=trainer)
+
+
+def known(kind: str) -> bool:
+    """Whether there is a strategy of this name, of ours or of a package that is installed."""
+    return kind in KINDS or kind in _added()
 
 
 def _added() -> dict[str, Any]:

@@ -38,7 +38,7 @@ def _same(spec: JobSpec, found: JobSpec) -> dict[str, str]:
 
 def as_table(spec: JobSpec) -> dict[str, Any]:
     """The [[job]] table that says what the spec does."""
-    on_cores = spec.strategy.get("kind") in ("ps", "cpu") and (spec.gpus_min, spec.gpus_max) == (0, 0)
+    no_gpus = (spec.gpus_min, spec.gpus_max) == (0, 0)
     gpus = {"min": spec.gpus_min, "max": spec.gpus_max}
     table: dict[str, Any] = {
         "name": spec.name,
@@ -51,7 +51,7 @@ def as_table(spec: JobSpec) -> dict[str, Any]:
         "epochs": spec.epochs,
         "continues": spec.continues,
         "after": list(spec.after),
-        "gpus": "auto" if on_cores else {key: value for key, value in gpus.items() if value is not None},
+        "gpus": "auto" if no_gpus else {key: value for key, value in gpus.items() if value is not None},
         "nodes": spec.nodes,
         "strategy": dict(spec.strategy),
         "background": spec.background,

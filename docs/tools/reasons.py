@@ -79,7 +79,6 @@ GROUPS: dict[str, dict[Why, str]] = {
     },
     "In a pack": {
         Why.PARTED: "[Packing](packing.md)",
-        Why.ADDED: "Said by a mechanism that another package adds.",
         Why.LEFT_PACK: "It left unasked (exit code 75), as where the memory runs out. It waits for a GPU of "
         "its own.",
     },
@@ -125,6 +124,9 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.TIME_IS_UP: "It was told to end, or killed. It goes on from its newest checkpoint.",
         Why.BAD_RECORD: "[The contract](contract.md#in-short)",
         Why.VOIDED: "[The journal](#the-journal)",
+    },
+    "What a package adds": {
+        Why.ADDED: "Said by a [mechanism](glossary.md#gpus-and-the-jobs-that-have-them) of another package.",
     },
     "What was learnt of a model": {
         Why.LEARNED: "[Learning](profiles.md#learning)",

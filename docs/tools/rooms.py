@@ -15,9 +15,9 @@ from svg import FILL, PALE, Picture
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "hpcsched"
 INSIDE = ("core", "worker")
-"""GpusByHost that are also drawn from inside."""
+"""Rooms that are also drawn from inside."""
 OPEN = ("core.mechanisms", "core.resources")
-"""GpusByHost of these of which each part is a box of its own: others stand between them."""
+"""Rooms of these of which each part is a box of its own: others stand between them."""
 
 Arrows = Mapping[str, Mapping[str, int]]
 """Each box to those that it imports, and by how many of its modules."""

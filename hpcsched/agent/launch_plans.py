@@ -103,8 +103,11 @@ def launch_plan(
     """The launch plan of a new attempt.
 
     `shared`: there are background jobs in the run. `continues`: the id of the job whose final state it begins
-    with. `pack`: the name of its pack. Raises ValueError for a stand-in without a profile or a step count.
+    with. `pack`: the name of its pack. Raises ValueError for a stand-in without a profile or a step count,
+    and for a job without devices.
     """
+    if not devices:
+        raise ValueError(f"its mechanism ({action.role}) gives it neither GPUs nor seats")
     stand_in = None
     if site.stand_ins or job.spec.kind is Kind.REPLAY:
         stand_in = _course(job, action, profile, site.speed)

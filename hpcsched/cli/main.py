@@ -34,7 +34,7 @@ _COMMANDS = {
     "report": ("run.report:report", "A run as an HTML page: Gantt chart, utilisation, efficiency."),
     "profile": ("profile.group:profile", "Measure how models scale, and look after the profiles."),
     "simulate": ("run.simulate:simulate", "What a job set would take, by the same policies."),
-    "plan": ("plan.group:plan", "The planners on their own: which GPUs each layer of a model gets."),
+    "plan": ("plan.group:plan", "The planners on their own: layers, packs, servers, stream workers."),
     "tune": ("run.tune:tune", "Search hyperparameters: Hyperband, several trials trained as one."),
     "script": ("site.script:script", "Print a batch script for Slurm or LSF that runs job sets."),
     "doctor": ("site.doctor:doctor", "What was found on this machine, and in this allocation."),

@@ -65,6 +65,8 @@ def past_of(machine: Machine, measured: Iterable[Profile] = (), trainings: Colle
                 works[job.id] = replace(job.spec, steps=steps), None
             else:
                 left_out[job.id] = UNKNOWN if steps is None else UNMODELLED
+        elif job.spec.gpus_max == 0:
+            left_out[job.id] = UNKNOWN
         elif (work := _work(machine, job, given)) is not None:
             works[job.id] = work
         elif (work := _as_it_went(machine, job)) is not None:

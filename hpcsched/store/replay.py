@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcsched import mechanisms
+from hpcsched import mechanisms, strategies
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.transitions.decisions import PolicyMaker
@@ -26,6 +26,14 @@ class Contradiction(StoreError):
         super().__init__(f"{path}: {what}; `hpcsched journal repair` voids it, a copy is kept")
 
 
+class NotInstalled(StoreError):
+    """A journal tells of jobs by a strategy of a package that is not here: it is no damage."""
+
+    def __init__(self, path: Path, number: int, kinds: Sequence[str]) -> None:
+        what = f"record {number} can be handled only where the package is installed that adds the strategy"
+        super().__init__(f"{path}: {what} {' and '.join(map(repr, kinds))}")
+
+
 class Replayed(NamedTuple):
     """The machine after the replay of a journal.
 
@@ -42,7 +50,7 @@ class Replayed(NamedTuple):
 def replay(path: Path, make_policy: PolicyMaker, *, before: int | None = None) -> Replayed:
     """Handle all events of a journal but the voided ones (`before`: those before this record).
 
-    Raises StoreError: Damaged, Contradiction.
+    Raises StoreError: Damaged, Contradiction, NotInstalled.
     """
     mechanisms.load()
     machine, length, records, commands = Machine(make_policy), 0, 0, set[str]()
@@ -58,9 +66,19 @@ def replay(path: Path, make_policy: PolicyMaker, *, before: int | None = None) -
         try:
             machine.handle(event)
         except Exception as error:
+            if missing := _not_installed(machine, event):
+                raise NotInstalled(path, records, missing) from error
             why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             raise Contradiction(path, records, event, why) from error
     return Replayed(machine, length, records, commands)
+
+
+def _not_installed(machine: Machine, event: ev.Event) -> list[str]:
+    """The strategies of the jobs there are, and of those that come, that nothing here adds."""
+    specs = [job.spec for job in machine.run.jobs.values()]
+    specs += event.jobs if isinstance(event, ev.JobsSubmitted) else ()
+    kinds = {str(spec.strategy["kind"]) for spec in specs}
+    return sorted(kind for kind in kinds if not strategies.known(kind))
 
 
 def valid_events(path: Path) -> Iterator[ev.Event]:

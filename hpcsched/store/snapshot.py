@@ -152,9 +152,8 @@ class SnapshotWriter:
         step = max(job.step, seen.step) if seen else job.step
         held = job.current.gpus if job.state.active else ()
         hosts = {machine.ledger.devices[g].host for g in held if g in machine.ledger.devices}
+        hosts |= {seat.host for seat in job.current.seats if seat.host} if job.state.active else set()
         cores = cores_status(job)
-        if cores and cores.host:
-            hosts.add(cores.host)
         return JobStatus(
             id=job.id,
             name=job.spec.name,

@@ -91,7 +91,8 @@ def _where(job: Job) -> str:
     if not job.state.active:
         return ""
     if seats := job.current.seats:
-        return f" with {said_seats(seats)} cores on {seats[0].host}"
+        role = "" if job.role is Role.CORES else f" as {job.role}"
+        return f" with {said_seats(seats)} cores on {seats[0].host}{role}"
     gpus = ", ".join(map(str, job.current.gpus))
     return f" on GPU {gpus} as {job.role}" if len(job.current.gpus) == 1 else f" on GPUs {gpus} as {job.role}"
 
@@ -146,7 +147,7 @@ def _changes(machine: Machine, job: Job) -> list[str]:
         what = f"go to {_count(job, gpus)}" if gpus else "save and wait"
         lines.append(f"planned to {what} at {clock(at)} into the run")
     if not job.ready:
-        lines.append("it has not said yet that it can be suspended: until it does it keeps these GPUs")
+        lines.append("it has not said yet that it can be suspended: until it does it keeps what it has")
     return lines
 
 

@@ -109,6 +109,10 @@ class CpuOptions:
         from hpcsched.policy.cpu.configurations import Rules
 
         for job in jobs:
+            if job.cpus is None and job.gpus_max == 0:
+                key, got = f"job {job.name}.strategy", f"{job.strategy['kind']!r}"
+                accepted = "one on GPUs, or ps: how fast others are is not known"
+                raise ConfigError(where=where, key=key, got=got, accepted=accepted)
             if job.cpus is None:
                 continue
             if job.kind is Kind.COMMAND:

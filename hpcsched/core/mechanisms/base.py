@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job, Target
-from hpcsched.core.model import Attempt, JobSpec
+from hpcsched.core.model import Attempt, JobSpec, SeatedAttempt
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.queue import WaitingQueue
 
@@ -27,7 +27,7 @@ class Mechanism:
     foreground: ClassVar[bool] = True
     """Its jobs count for the policy: with False an event about them has it asked nothing."""
     on_gpus: ClassVar[bool] = True
-    """Its jobs hold GPUs, or a part of one."""
+    """Its jobs hold GPUs, or a part of one. Else their targets have `seats`: where they are started."""
     listed: ClassVar[bool] = False
     """Its jobs stand in `Run.running`."""
     planned: ClassVar[bool] = False
@@ -126,6 +126,8 @@ class Mechanism:
 
     def began(self, job: Job, fields: Mapping[str, Any], target: Target) -> Attempt:
         """The attempt that begins on `target`."""
+        if target.seats:
+            return SeatedAttempt(**fields, seats=target.seats, why=target.why)
         return Attempt(**fields)
 
     def changed_to(self, job: Job, target: Target) -> tuple[Why, Mapping[str, Any]]:

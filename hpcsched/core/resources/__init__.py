@@ -1,1 +1,1 @@
-"""What jobs hold or wait for: GPUs, background lanes, packs, CPU cores, the queue."""
+"""What jobs hold or wait for: the GPUs that are free, the ledger of all leases, the queue."""

@@ -24,6 +24,7 @@ _PATH = re.compile(r"`([\w.*-]+(?:/[\w.*-]+)*/?)`")
 _MADE_IN_THE_WALKS = {
     "hpcsched/policy/least.py",
     "hpcsched/worker/clipped/strategy.py",
+    "hpcsched/worker/clipped/__init__.py",
     "hpcsched/batch/pbs.py",
     "hpcsched/cli/jobs/where.py",
 }

@@ -84,3 +84,10 @@ def test_the_versions_are_the_same_everywhere() -> None:
 
 def test_there_is_room_for_what_comes_next() -> None:
     assert "\n## [Unreleased]\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_each_folder_of_modules_is_a_package() -> None:
+    """Without `__init__.py` it is neither in a wheel nor in the table of rooms."""
+    folders = {path.parent for path in (ROOT / "hpcsched").rglob("*.py")}
+    bare = {str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()}
+    assert {name for name in bare if not name.startswith("hpcsched/store/migrations")} == set()

@@ -133,7 +133,7 @@ class Cpu(Mechanism):
 
     def began(self, job: Job, fields: Mapping[str, Any], target: Target) -> Attempt:
         self.allotment(job).seats = target.seats
-        return SeatedAttempt(**fields, seats=target.seats, why=target.why)
+        return super().began(job, fields, target)
 
     def changed_to(self, job: Job, target: Target) -> tuple[Why, Mapping[str, Any]]:
         return Why.RESEATED, {"seats": said_seats(target.seats)}

@@ -1,7 +1,9 @@
 """`hpcsched plan pack`: what it prints, and what it refuses."""
 
 import json
+import re
 from math import nan
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -36,6 +38,17 @@ def pack(tmp_path):
         return CliRunner().invoke(cli, ["plan", "pack", str(tmp_path / "p.json"), *map(str, arguments)])
 
     return run
+
+
+def test_the_examples_of_the_page_are_what_is_printed(pack):
+    page = (Path(__file__).parents[4] / "docs/packing-plans.md").read_text()
+    problem = json.loads(re.search(r"```json\n(.*?)```", page, re.DOTALL)[1])
+    said = "".join(re.findall(r"```console\n(.*?)```", page, re.DOTALL))
+    _, *shown = re.split(r"^\$ hpcsched plan pack packs.json(.*)\n", said, flags=re.MULTILINE)
+    assert len(shown) == 8
+    for options, printed in zip(shown[::2], shown[1::2], strict=True):
+        found = pack(problem, *options.split())
+        assert (found.stdout + found.stderr).strip() == printed.strip()
 
 
 def test_the_plan_as_json(pack):

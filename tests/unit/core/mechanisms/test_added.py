@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hpcsched import mechanisms
+from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.machine import Machine
@@ -63,7 +64,8 @@ class Licences(Mechanism):
         for job_id in [*self.queue.walk(lambda need, nodes: limit is not None)][: limit - len(self.holders)]:
             job = self._parts.run.jobs[job_id]
             self._parts.out.note(job, Reason(Why.ADDED, {"words": "has a licence"}))
-            self._parts.attempts.launch(job, Target((), "licensed", self._parts.run.now))
+            seats = (Seat(server=False, share=1.0, host="n1"),)
+            self._parts.attempts.launch(job, Target((), "licensed", self._parts.run.now, seats=seats))
 
 
 @pytest.fixture
