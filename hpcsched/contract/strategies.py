@@ -39,7 +39,8 @@ class Strategy:
 
     about: one sentence.
     guide: a page of the documentation.
-    module: what runs it in a training's process: a module with `run(trainer, env)`. None for programs.
+    module: what runs it in a training's process: a module with `run(trainer, env, options)`. None for
+        programs.
     gpus: 0 or 1: a job has so many; None: any number, which the policy chooses.
     job: what such a job is called in messages: "a job that is packed".
     in_background: whether such a job may have the background lane of a GPU.

@@ -156,7 +156,7 @@ def test_a_plan_is_made_anew_when_what_was_measured_says_so(tmp_path: Path) -> N
         ({"plan": table(EXACT, [[0], [1, 2]], 2)}, "plan.json: layer '2': ranks: [1, 2]"),
         ({"plan": "none.json"}, "none.json: No such file or directory"),
         ({"profile": "training.py"}, "training.py: not JSON"),
-        ({"amplification": 0.5}, "strategy: amplification: 0.5; accepted: a number of at least 1"),
+        ({"amplification": 0.5}, "strategy burst: amplification: 0.5; accepted: a number of at least 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_run_is_refused_on_all_ranks(
