@@ -21,10 +21,15 @@ def load_strategy(table: Mapping[str, Any]) -> Callable[[Any, Any], None]:
     where = f"strategy {kind}" if isinstance(kind, str) and kind in KINDS else "strategy"
     strategy = strategies.read(table, where=where, trainer=True)
     name = strategy.module
+    if name is None:
+        accepted = "one whose class says which `module` runs it"
+        raise ConfigError(
+            where="strategy", key="kind", got=f"{table['kind']!r}, for no trainer", accepted=accepted
+        )
     try:
-        return partial(import_module(str(name)).run, options=strategy)
+        return partial(import_module(name).run, options=strategy)
     except Exception as error:
-        if name is None or name.startswith("hpcsched."):
+        if name.startswith("hpcsched."):
             raise
         why = (str(error) or type(error).__name__).splitlines()[0]
         got = f"the module {name!r} of the strategy {table['kind']!r} cannot be loaded: {why}"

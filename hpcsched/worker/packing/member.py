@@ -11,7 +11,7 @@ import torch
 
 from hpcsched.compat import zip
 from hpcsched.errors import StoreError
-from hpcsched.worker.packing import rng_hooks as draws
+from hpcsched.worker.packing import rng_hooks
 from hpcsched.worker.packing.batches import own, private
 from hpcsched.worker.packing.compatibility import Memory, architecture
 from hpcsched.worker.packing.packed_session import PackedSession
@@ -137,15 +137,15 @@ class Member:
         others: list[dict[str, Any]] = []
 
         def swap() -> None:
-            draws.listen(None)
+            rng_hooks.listen(None)
             others.append(rng.capture_others())
             rng.restore_others(self._generators)
 
-        draws.listen(swap)
+        rng_hooks.listen(swap)
         try:
             return self._run(function, *args)
         finally:
-            draws.listen(None)
+            rng_hooks.listen(None)
             now = {name: generator.get_state() for name, generator in self._torch}
             if others:
                 now |= rng.capture_others()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hpcsched.errors import ConfigError
 from hpcsched.worker.process.contract import JobEnv
 from hpcsched.worker.ranks.process_group import Peers
 from hpcsched.worker.session.data_parallel import DataParallel
@@ -56,7 +57,8 @@ class Session:
         checkpoint_dir: a folder for checkpoints, for runs without hpcsched, which otherwise save nothing;
             such a run goes on from the newest checkpoint in there.
         checkpoint_every_s: the seconds between these checkpoints.
-        strategy: how the ranks are used; default: data parallel, with this loop's own steps.
+        strategy: how the ranks are used; default: data parallel, with this loop's own steps. `in_place`,
+            `reproducible`, `shards` and `rehearse` are the default one's: another is told when it is made.
 
     Raises ConfigError when the arguments do not fit the environment or the checkpoint, LaunchError
     when the ranks do not find each other.
@@ -92,6 +94,8 @@ class Session:
             total_steps=total_steps,
             seed=seed,
         )
+        if strategy is not None:
+            _refuse_default(in_place=in_place, reproducible=reproducible, shards=shards, rehearse=rehearse)
         self._strategy = strategy or DataParallel(
             in_place=in_place,
             reproducible=reproducible,
@@ -275,6 +279,14 @@ class Session:
     def _shared(self) -> DataParallel:
         assert isinstance(self._strategy, DataParallel), "this strategy makes its steps itself"
         return self._strategy
+
+
+def _refuse_default(**options: Any) -> None:
+    """Refuse what only the default strategy is told by a session; it would be passed over."""
+    for key, value in options.items():
+        if value not in (None, False):
+            got = "given together with a strategy"
+            raise ConfigError(where="training", key=key, got=got, accepted="one or the other")
 
 
 def session_of(parts: Parts, strategy: Strategy | None = None, **options: Any) -> Session:

@@ -22,7 +22,7 @@ class Stranded(Exception):
 class Strategy(Protocol):
     """What a session asks of a strategy, on every rank, in this order:
 
-        refuses, setup, [state is restored], start           # or, on a rank that joins: warm_up, join
+        refuses, setup, [state is restored], start           # on a rank that joins: warm_up, join, start
         between_steps, begin_step, [the step], check_step, advance      # for each step
         gather_state, state_dict                             # to save; state_dict on rank 0 only
         close
@@ -47,7 +47,7 @@ class Strategy(Protocol):
         """
 
     def start(self) -> None:
-        """The state is restored, or there was none: get ready for the first step."""
+        """The state is restored, or taken over, or there was none: get ready for the first step."""
 
     def warm_up(self) -> None:
         """On a rank that is about to join: pay for what a first step costs more. Model and optimizer may be

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.torch
         ("ARGS", "[1]", "environment: HPCSCHED_ARGS: '[1]'; accepted: a JSON object"),
         ("RANK", "first", "environment: HPCSCHED_RANK: 'first'; accepted: a number"),
         ("STRATEGY", '{"kind": "magic"}', "strategy: kind: 'magic'"),
-        ("STRATEGY", '{"kind": "ddp", "micro": 1}', "strategy: micro: unknown option"),
-        ("STRATEGY", '{"kind": "ddp", "micro_batch": 0}', "strategy: micro_batch: 0"),
+        ("STRATEGY", '{"kind": "ddp", "micro": 1}', "strategy ddp: micro: unknown option"),
+        ("STRATEGY", '{"kind": "ddp", "micro_batch": 0}', "strategy ddp: micro_batch: 0"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -62,3 +62,10 @@ def test_a_module_that_cannot_be_loaded_is_one_line(folder: Path, text: str | No
 def test_a_strategy_of_programs_trains_nothing() -> None:
     with pytest.raises(ConfigError, match="cores for jobs with a command only"):
         load_strategy({"kind": "cpu", "cpus": 1})
+
+
+def test_a_strategy_without_a_module_trains_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "module", None)
+    with pytest.raises(ConfigError) as refused:
+        load_strategy({"kind": "toy"})
+    assert str(refused.value).startswith("strategy: kind: 'toy', for no trainer; accepted: one whose class")

@@ -128,7 +128,7 @@ def test_a_plan_is_made_anew_when_what_was_measured_says_so(tmp_path: Path) -> N
     assert plain.run(1, batch=8) == [0], plain.output
     job = burst(tmp_path / "job", trainer="training:Exact", steps=1000, profile="layers.json")
     about = {"parameter_bytes": 100_000_000, "activation_bytes": 100}
-    times = {"4": 3.9e6, "8": 4.0e6}
+    times = {"4": 3.6e6, "8": 4.0e6}  # two ranks pay even at 0.2 GB/s, as measured on a busy machine
     layers = [
         {"id": i, "name": name, "prev": list(range(i)), **about, "forward_us": times, "backward_us": times}
         for i, name in enumerate(EXACT)
@@ -156,7 +156,7 @@ def test_a_plan_is_made_anew_when_what_was_measured_says_so(tmp_path: Path) -> N
         ({"plan": table(EXACT, [[0], [1, 2]], 2)}, "plan.json: layer '2': ranks: [1, 2]"),
         ({"plan": "none.json"}, "none.json: No such file or directory"),
         ({"profile": "training.py"}, "training.py: not JSON"),
-        ({"amplification": 0.5}, "strategy: amplification: 0.5; accepted: a number of at least 1"),
+        ({"amplification": 0.5}, "strategy burst: amplification: 0.5; accepted: a number of at least 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_run_is_refused_on_all_ranks(

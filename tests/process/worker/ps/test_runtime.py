@@ -195,9 +195,9 @@ def test_a_single_rank_without_a_seat_trains_alone(tmp_path: Path) -> None:
     [
         ("Hooked", (2, 1), {}, 7, "optimizer: has hooks at its step"),
         ("LBFGS", (1, 1), {}, 7, "optimizer: LBFGS, which needs all gradients at once"),
-        ("Plain", (1, 2), {"staleness": -1}, 7, "strategy: staleness: -1"),
-        ("Plain", (1, 2), {"staleness": True}, 7, "strategy: staleness: True"),
-        ("Plain", (1, 2), {"link": 0}, 7, "strategy: link: 0; accepted: a positive number of MiB/s"),
+        ("Plain", (1, 2), {"staleness": -1}, 7, "strategy ps: staleness: -1"),
+        ("Plain", (1, 2), {"staleness": True}, 7, "strategy ps: staleness: True"),
+        ("Plain", (1, 2), {"link": 0}, 7, "strategy ps: link: 0; accepted: a positive number of MiB/s"),
         ("Plain", (1, 3), {}, 2, "a global batch of 2 samples is too small for 3 workers"),
         ("Plain", (2, 0), {}, 7, "HPCSCHED_SEATS: there is no worker"),
         ("Plain", (0, 2), {}, 7, "HPCSCHED_SEATS: rank 0 is no server"),
