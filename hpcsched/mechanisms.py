@@ -19,10 +19,12 @@ GROUP = "hpcsched.mechanisms"
 def add(kind: type[Mechanism]) -> None:
     """Make a mechanism known to all machines that are made from now on, and its rule to all policies.
 
-    Raises ValueError for what is none, and for a name that is taken.
+    Raises ValueError for what is none, and for a name or a role that is taken.
     """
     if not (isinstance(kind, type) and issubclass(kind, Mechanism)):
         raise ValueError(f"{kind!r} does not inherit hpcsched.core.mechanisms.base.Mechanism")
+    if not getattr(kind, "name", ""):
+        raise ValueError(f"{kind!r} has no `name`")
     register(kind.name, kind)
     if kind.rule is not None:
         register_rule(kind.name, kind.rule)

@@ -75,6 +75,9 @@ class Machine:
             *made,
         )
         for part in handling:
+            if taken := self._handlers.keys() & part.handlers().keys():
+                names = ", ".join(sorted(kind.__name__ for kind in taken))
+                raise ValueError(f"{type(part).__name__} handles what is handled already: {names}")
             self._handlers.update(part.handlers())
         self._foreground = [one for one in made if one.foreground]
         self._background = [one for one in made if not one.foreground]

@@ -97,7 +97,7 @@ class View:
     healthy ones. `running` are the jobs that hold GPUs, oldest first, and `secondaries` those of that role.
     `hosts_of(job)` says how many of a running job's GPUs lie on which host, `places(gpus)` how many of these.
     `waiting(fits)` walks the jobs that could start in FIFO order. `queue` are all that wait, in order, and
-    `blocked()` those that wait for others to complete, whose names `unmet(job)` gives.
+    `blocked()` those on GPUs of their own that wait for others to complete, whose names `unmet(job)` gives.
     `in_time(job, others)` says whether a waiting job can still be started, together with `others`, before
     the allocation ends.
     `profile(job)` is None for a model never measured; of one that only this run has seen it has just the

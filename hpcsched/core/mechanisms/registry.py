@@ -9,6 +9,7 @@ from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.mechanisms.elastic.mechanism import Elastic
 from hpcsched.core.mechanisms.packing.mechanism import Packing
+from hpcsched.core.model import Role
 from hpcsched.core.parts import Parts
 
 Make = Callable[[Parts], Mechanism]
@@ -19,11 +20,14 @@ _made_by: dict[str, Make] = {one.name: one for one in (Packing, Background, Elas
 def register(name: str, make: Make) -> None:
     """Add a mechanism to all machines made from now on, after those that there are.
 
-    Raises ValueError if there is one of this name. A journal with jobs that use it can be read where it is
-    registered only.
+    Raises ValueError if there is one of this name or with this role. A journal with jobs that use it can be
+    read where it is registered only.
     """
     if name in _made_by:
         raise ValueError(f"there is a mechanism {name!r} already")
+    role, taken = getattr(make, "role", None), {getattr(other, "role", None) for other in _made_by.values()}
+    if role is not None and role in {*Role, *taken}:
+        raise ValueError(f"there is a mechanism with the role {str(role)!r} already")
     _made_by[name] = make
 
 

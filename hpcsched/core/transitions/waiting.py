@@ -132,12 +132,12 @@ class Waiting:
         return [name for name in job.spec.after if jobs[by_name[name]].state is not JobState.COMPLETED]
 
     def blocked(self) -> Iterator[Job]:
-        """The jobs of the foreground that are here and wait for others to complete."""
+        """The jobs that plans are about, are here, and wait for others to complete."""
         seen = {job_id for waiting in self.dependents.values() for job_id in waiting}
         for job_id in sorted(seen):
             job = self._run.jobs[job_id]
             here = job.state is JobState.PENDING and job.submit_s <= self._run.now
-            if here and self._ledger.queue_of(job).foreground:
+            if here and self._ledger.queue_of(job).planned:
                 yield job
 
     # --- disks ------------------------------------------------------------------------------

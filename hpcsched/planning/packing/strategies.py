@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from random import Random
 
 from hpcsched.planning.packing.costs import ModelBatch
@@ -105,8 +106,8 @@ def _begun(problem: PackProblem, members: Sequence[PackMember]) -> tuple[Packs, 
     """The packs that begin when all devices are free, and the members that wait for others to end."""
     speeds, limits = problem.speeds, replace(problem.limits, most=min(problem.limits.most, MAX_MEMBERS))
     packs = [[member] for member in members[: problem.devices]]
-    alike: dict[Shape, list[int]] = {}  # packs that predictions do not tell apart, the last one first
-    for number in reversed(range(len(packs))):
+    alike: dict[Shape, list[int]] = {}  # heaps of packs that predictions do not tell apart
+    for number in range(len(packs)):
         alike.setdefault(speeds.shape(packs[number]), []).append(number)
     waiting = []
     for member in members[problem.devices :]:
@@ -121,11 +122,11 @@ def _begun(problem: PackProblem, members: Sequence[PackMember]) -> tuple[Packs, 
         if shape is None:
             waiting.append(member)
             continue
-        number = alike[shape].pop()
+        number = heappop(alike[shape])
         if not alike[shape]:
             del alike[shape]
         packs[number].append(member)
-        alike.setdefault(grown[shape], []).append(number)
+        heappush(alike.setdefault(grown[shape], []), number)
     return [tuple(pack) for pack in packs], waiting
 
 

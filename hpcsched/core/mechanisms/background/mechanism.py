@@ -127,7 +127,7 @@ class Background(Mechanism):
         """Quarantine the guest: it shares no GPU any more, if it is not over by now."""
         if guest.id in self.lanes.quarantined or guest.state.final:
             return
-        lanes = [attempt.gpus[0] for attempt in reversed(guest.attempts)]
+        lanes = [attempt.gpus[0] for attempt in reversed(guest.attempts) if attempt.gpus]
         gpu = next((gpu for gpu in lanes if gpu in host.current.gpus), lanes[0])
         facts = {"gpu": gpu, "job": host.id, "name": host.spec.name}
         self.lanes.quarantined[guest.id] = Reason(Why.QUARANTINED, facts)

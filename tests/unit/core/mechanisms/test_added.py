@@ -13,7 +13,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms import registry
-from hpcsched.core.mechanisms.base import Mechanism
+from hpcsched.core.mechanisms.base import Handlers, Mechanism
 from hpcsched.core.model import JobSpec, JobState
 from hpcsched.core.parts import Parts
 from hpcsched.core.reasons import Reason, Why
@@ -110,6 +110,30 @@ def test_a_name_that_is_taken_and_what_is_no_mechanism_are_refused(added: None) 
         mechanisms.add(Licences)
     with pytest.raises(ValueError, match="does not inherit"):
         mechanisms.add(dict)  # type: ignore[arg-type]
+
+
+def test_what_would_replace_a_part_of_the_core_is_refused(added: None) -> None:
+    class Nameless(Mechanism):
+        role = "nameless"
+
+    class Again(Licences):
+        name = "licences again"
+
+    class Packs(Licences):
+        name, role = "packs of another kind", "packed"
+
+    class Cancelling(Licences):
+        name, role = "cancelling", "cancelling"
+
+        def handlers(self) -> Handlers:
+            return {ev.CancelRequested: lambda event: None}
+
+    for kind, why in ((Nameless, "no `name`"), (Again, "role 'licensed'"), (Packs, "role 'packed'")):
+        with pytest.raises(ValueError, match=why):
+            mechanisms.add(kind)
+    mechanisms.add(Cancelling)
+    with pytest.raises(ValueError, match="Cancelling handles what is handled already: CancelRequested"):
+        Machine(make_policy)
 
 
 def test_an_entry_point_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

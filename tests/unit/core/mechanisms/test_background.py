@@ -14,7 +14,7 @@ from hpcsched.core.model import JobState, Kind, Progress, Role
 from hpcsched.core.reasons import Why
 from hpcsched.policy import POLICIES
 from hpcsched.policy.background import MEASURED_EVERY_S, SILENT_S, why_waiting
-from hpcsched.testing.builders import Driver, Planned, a_job, a_profile
+from hpcsched.testing.builders import Driver, Planned, a_job, a_profile, a_program
 
 PROFILES = (
     a_profile("front", [10.0, 20.0, 30.0, 40.0], start_s=5.0, suspend_s=5.0),
@@ -452,6 +452,17 @@ def test_after_one_fault_beside_another_job_it_shares_no_gpu_any_more():
     assert run.job("b").gpus == (0,)
     suspend, _ = (run.runs("b"), run.submit(front("g")))[1]
     assert isinstance(suspend, Suspend)
+
+
+def test_a_guest_that_was_on_cpu_cores_before_is_put_in_quarantine_too():
+    run = Driver(front(retries=0), a_program("b", 1.0), gpus=1, profiles=PROFILES, cores=(8,))
+    run.runs("f")
+    run.cancel("b")
+    run.exits("b", 143)
+    run.define(back(), again=["b"])
+    assert [attempt.gpus for attempt in run.job("b").attempts] == [(), (0,)]
+    run.exits("f", 1)
+    assert run.machine.mechanism(Background).lanes.quarantined[2].why is Why.QUARANTINED
 
 
 def test_a_failure_of_the_foreground_beside_a_guest_is_the_guests_and_counts_once():

@@ -19,7 +19,7 @@ from hpcsched.planning.jobs.timeline import Timeline
 from hpcsched.policy import make_policy
 from hpcsched.policy.planner.rollout import rollout
 from hpcsched.sim.engine import Simulation
-from hpcsched.testing.builders import Planned, a_job, a_profile, some_devices
+from hpcsched.testing.builders import Planned, a_core_job, a_job, a_profile, a_program, some_devices
 from hpcsched.testing.families import random_set
 
 # Four GPUs are fastest, but the third and fourth add almost nothing.
@@ -50,6 +50,12 @@ def problem_of(jobs, profiles, gpus):
     machine.handle(ev.ProfilesLoaded(at=0, profiles=profiles))
     machine.handle(ev.JobsSubmitted(at=0, first_id=1, jobs=tuple(jobs)))
     return Problem(machine.decisions.view(), window=100)
+
+
+def test_a_plan_is_not_about_jobs_on_cpu_cores() -> None:
+    jobs = [a_job("a", "flat"), a_program("p", 1.0, after=("a",)), a_core_job("c", 1.0, after=("a",))]
+    problem = problem_of([*jobs, a_job("b", "flat", after=("a",))], (FLAT,), 2)
+    assert [work.job.spec.name for work in problem.works] == ["a", "b"]
 
 
 def test_where_the_last_gpus_add_nothing_jobs_share_them():
