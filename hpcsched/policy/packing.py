@@ -56,15 +56,18 @@ class FillPacks:
     def _rides(self, view: PackView) -> list[Ride]:
         places = {gpu: [holder, *_riders(view, gpu)] for gpu, holder in view.holders.items()}
         places = {gpu: jobs for gpu, jobs in places.items() if _may_ride(view, gpu, jobs)}
+        measured = _Measured(view)
         decisions: list[Ride] = []
         starting: list[Job] = []
         for job in islice(view.waiting(), WINDOW):
             if not places or not is_packed(job.spec) or job.id in view.packs.alone:
                 break
-            found = {gpu: jobs for gpu, jobs in places.items() if not _why_not(view, gpu, jobs, job)}
+            found = {
+                gpu: jobs for gpu, jobs in places.items() if not _why_not(view, measured, gpu, jobs, job)
+            }
             if not found or not view.in_time(job, starting):
                 continue
-            gpu = _best(view, found, job)
+            gpu = measured.best(found, job)
             names = ", ".join(other.spec.name for other in places[gpu])
             facts = {"gpu": gpu, "members": len(places[gpu]) + 1, "others": names}
             decisions.append(Ride(job=job, gpu=gpu, reason=Reason(Why.PACKED, facts)))
@@ -149,10 +152,11 @@ def why_waiting(view: PackView, job: Job) -> Iterator[tuple[int, str]]:
     """GPU by GPU where jobs may be packed, why a waiting job is not packed with those."""
     if job.id in view.packs.alone:
         return
+    measured = _Measured(view)
     for gpu, holder in sorted(view.holders.items()):
         jobs = [holder, *_riders(view, gpu)]
         if _may_ride(view, gpu, jobs):
-            yield gpu, _why_not(view, gpu, jobs, job) or "a job in front of it waits for a GPU"
+            yield gpu, _why_not(view, measured, gpu, jobs, job) or "a job in front of it waits for a GPU"
 
 
 def _may_ride(view: PackView, gpu: int, jobs: list[Job]) -> bool:
@@ -160,7 +164,7 @@ def _may_ride(view: PackView, gpu: int, jobs: list[Job]) -> bool:
     return gpu in view.devices and can_ride(jobs[0].spec, view.devices[gpu])
 
 
-def _why_not(view: PackView, gpu: int, jobs: list[Job], newcomer: Job) -> str:
+def _why_not(view: PackView, measured: _Measured, gpu: int, jobs: list[Job], newcomer: Job) -> str:
     """Why those on a GPU take no more, or not this one; "" if they do."""
     together = [*jobs, newcomer]
     if any(job.id in view.packs.alone for job in together):
@@ -174,7 +178,7 @@ def _why_not(view: PackView, gpu: int, jobs: list[Job], newcomer: Job) -> str:
         return f"{len(jobs)} train there, at most {most} may"
     if not _fits(view, gpu, together):
         return f"{len(together)} of them do not fit into its memory"
-    return "" if _pays(view, together) else "as was measured, one more there gains nothing"
+    return "" if measured.pays(together) else "as was measured, one more there gains nothing"
 
 
 def _riders(view: PackView, gpu: int) -> Iterator[Job]:
@@ -193,38 +197,53 @@ def _fits(view: PackView, gpu: int, jobs: list[Job]) -> bool:
     return need <= RESERVE * memory
 
 
-def _pays(view: PackView, jobs: list[Job]) -> bool:
-    """Whether one more is done sooner there than after the others; where that was never measured the pack
-    finds out, and has its members take turns if not."""
-    if speeds := _speeds(view, jobs):
-        *members, newcomer = (_kind(job) for job in jobs)
-        return pays(speeds, members, newcomer)
-    profile = view.loaded(jobs[-1])
-    if profile is None or any(job.spec.model != jobs[-1].spec.model for job in jobs):
-        return True
-    now_s, then_s = profile.packed_step_s(len(jobs) - 1), profile.packed_step_s(len(jobs))
-    return now_s is None or then_s is None or then_s - now_s < 1 / profile.rate(1)
+class _Measured:
+    """What was measured of packs, for one decision.
 
+    Only packs of one model were measured. None of it counts by the first version of the rules.
+    """
 
-def _best(view: PackView, places: Mapping[int, list[Job]], job: Job) -> int:
-    """The GPU of these that a job is to join: where all are done soonest, as far as that was measured; else,
-    and of those that are equal, where the fewest train, and the most similar ones (section 5.3)."""
-    like = sorted(places, key=lambda gpu: (*_fit(job, places[gpu]), gpu))
-    if speeds := _speeds(view, [job, *(other for jobs in places.values() for other in jobs)]):
-        kinds = {gpu: [_kind(other) for other in places[gpu]] for gpu in like}
-        gpu = best_place(speeds, kinds, _kind(job))
-        assert gpu is not None, "it joins none where that does not pay"
-        return gpu
-    return like[0]
+    def __init__(self, view: PackView) -> None:
+        self._view = view
+        self._speeds: dict[str, Speeds | None] = {}
+        self._pays: dict[tuple[tuple[MemberKind, ...], MemberKind], bool] = {}
 
+    def speeds(self, jobs: list[Job]) -> Speeds | None:
+        """What packs of these jobs take; None if that was not measured, or their work is not known."""
+        model = jobs[0].spec.model
+        other = any(job.remaining is None or job.spec.model != model for job in jobs)
+        if self._view.rules < COST_MODEL or other:
+            return None
+        if model not in self._speeds:
+            costs = costs_of(self._view.loaded(jobs[0]))
+            self._speeds[model] = Speeds([costs]) if costs else None
+        return self._speeds[model]
 
-def _speeds(view: PackView, jobs: list[Job]) -> Speeds | None:
-    """What packs of these jobs take; None if that was not measured, or their work is not known."""
-    if view.rules < COST_MODEL or any(job.remaining is None for job in jobs):
-        return None
-    costs = [costs_of(view.loaded(job)) for job in {job.spec.model: job for job in jobs}.values()]
-    known = [each for each in costs if each is not None]
-    return Speeds(known) if len(known) == len(costs) else None
+    def pays(self, jobs: list[Job]) -> bool:
+        """Whether the last of these jobs is done sooner there than after the others; where that was never
+        measured the pack finds out, and has its members take turns if not."""
+        if speeds := self.speeds(jobs):
+            *members, newcomer = (_kind(job) for job in jobs)
+            key = tuple(members), newcomer
+            if key not in self._pays:
+                self._pays[key] = pays(speeds, members, newcomer)
+            return self._pays[key]
+        profile = self._view.loaded(jobs[-1])
+        if profile is None or any(job.spec.model != jobs[-1].spec.model for job in jobs):
+            return True
+        now_s, then_s = profile.packed_step_s(len(jobs) - 1), profile.packed_step_s(len(jobs))
+        return now_s is None or then_s is None or then_s - now_s < 1 / profile.rate(1)
+
+    def best(self, places: Mapping[int, list[Job]], job: Job) -> int:
+        """The GPU of these that a job is to join: where all are done soonest, as far as that was measured;
+        else, and of those that are equal, where the fewest train, and the most similar ones (section 5.3)."""
+        like = sorted(places, key=lambda gpu: (*_fit(job, places[gpu]), gpu))
+        if speeds := self.speeds([job, *(other for jobs in places.values() for other in jobs)]):
+            kinds = {gpu: [_kind(other) for other in places[gpu]] for gpu in like}
+            gpu = best_place(speeds, kinds, _kind(job))
+            assert gpu is not None, "it joins none where that does not pay"
+            return gpu
+        return like[0]
 
 
 def _kind(job: Job) -> MemberKind:

@@ -1,7 +1,8 @@
 """Which pack a training that waits joins, by what was measured: one rule for `run`, `simulate`, `plan pack`.
 
 Trainings are taken in their order. One joins the device on which it and all that train there are done
-soonest, if that is sooner than if it trained there after them; else it waits.
+soonest, if that is sooner than if it trained there after them; else it waits. That is known of packs of one
+model; of several models together it is not, and the simple rule counts: the fewest members first.
 """
 
 from __future__ import annotations
@@ -51,13 +52,24 @@ def pays(speeds: Speeds, members: Sequence[MemberKind], newcomer: MemberKind) ->
     return saved_s > MIN_REL_GAIN * together_s
 
 
+def measured(members: Sequence[MemberKind], newcomer: MemberKind) -> bool:
+    """Whether measurements say what the newcomer adds: they are of packs of one model."""
+    return all(member.key.model == newcomer.key.model for member in members)
+
+
 def best_place(
     speeds: Speeds, places: Mapping[Place, Sequence[MemberKind]], newcomer: MemberKind
 ) -> Place | None:
-    """The place, of those with room for the newcomer, that it is to join; None: it waits."""
-    good = [
-        (joining_s(speeds, members, newcomer)[0], i, place)
-        for i, (place, members) in enumerate(places.items())
-        if pays(speeds, members, newcomer)
-    ]
-    return min(good, key=lambda found: found[:2])[2] if good else None
+    """The place, of those with room for the newcomer, that it is to join; None: it waits.
+
+    `places` are in the order of the simple rule, the fewest members first: that counts where a place has other
+    models too, and where several are equally good.
+    """
+    good = {
+        place: members
+        for place, members in places.items()
+        if not measured(members, newcomer) or pays(speeds, members, newcomer)
+    }
+    if all(measured(members, newcomer) for members in good.values()):
+        return min(good, key=lambda place: joining_s(speeds, good[place], newcomer)[0], default=None)
+    return next(iter(good))

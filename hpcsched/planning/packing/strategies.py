@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from heapq import heappop, heappush
 from random import Random
 
+from hpcsched.planning.packing.admission import MAX_PACK_SIZE
 from hpcsched.planning.packing.costs import ModelBatch
 from hpcsched.planning.packing.distance import apart, places
 from hpcsched.planning.packing.joining import MAX_MEMBERS, best_place
 from hpcsched.planning.packing.problem import PackProblem
 from hpcsched.planning.packing.search import PackSearch, Shapes
-from hpcsched.planning.packing.speeds import MemberKind, Pack, PackMember, Shape, shaped
+from hpcsched.planning.packing.speeds import MemberKind, Pack, PackMember, Shape, shaped, size
 
 Packs = list[Pack]
 Strategy = Callable[[PackProblem], Packs]
@@ -90,7 +90,8 @@ def measured(problem: PackProblem) -> Packs:
 
 def as_run(problem: PackProblem) -> Packs:
     """The packs of `run` and `simulate`: in the order of the members, each starts on a device that is free,
-    joins one that it pays to join (`joining`), or waits and begins a pack of its own.
+    joins one that it pays to join (`joining`), or waits and begins a pack of its own. A run knows nothing of the
+    factors of pairs, and of those that are equally good takes the one with the most similar arguments.
 
     Members that join when others have left a pack are shown as packs of their own.
     """
@@ -104,7 +105,8 @@ def as_run(problem: PackProblem) -> Packs:
 
 def _begun(problem: PackProblem, members: Sequence[PackMember]) -> tuple[Packs, list[PackMember]]:
     """The packs that begin when all devices are free, and the members that wait for others to end."""
-    speeds, limits = problem.speeds, replace(problem.limits, most=min(problem.limits.most, MAX_MEMBERS))
+    speeds = problem.speeds
+    most = MAX_MEMBERS if problem.limits.most == MAX_PACK_SIZE else problem.limits.most
     packs = [[member] for member in members[: problem.devices]]
     alike: dict[Shape, list[int]] = {}  # heaps of packs that predictions do not tell apart
     for number in range(len(packs)):
@@ -112,22 +114,30 @@ def _begun(problem: PackProblem, members: Sequence[PackMember]) -> tuple[Packs, 
     waiting = []
     for member in members[problem.devices :]:
         kind = speeds.kind(member)
-        grown = {shape: shaped(Counter(dict(shape)) + Counter([kind])) for shape in alike}
-        fitting = {
-            shape: list(Counter(dict(shape)).elements())
-            for shape, more in grown.items()
-            if not limits.refusal(_by_key(more), speeds)
-        }
-        shape = best_place(speeds, fitting, kind)
-        if shape is None:
+        fitting = {}
+        for shape in sorted(alike, key=lambda shape: (size(shape), alike[shape][0])):
+            grown = shaped(Counter(dict(shape)) + Counter([kind]))
+            if size(shape) < most and _may_fit(problem, grown):
+                fitting[shape] = list(Counter(dict(shape)).elements())
+        found = best_place(speeds, fitting, kind)
+        if found is None:
             waiting.append(member)
             continue
-        number = heappop(alike[shape])
-        if not alike[shape]:
-            del alike[shape]
+        number = heappop(alike[found])
+        if not alike[found]:
+            del alike[found]
         packs[number].append(member)
-        heappush(alike.setdefault(grown[shape], []), number)
+        heappush(alike.setdefault(speeds.shape(packs[number]), []), number)
     return [tuple(pack) for pack in packs], waiting
+
+
+def _may_fit(problem: PackProblem, shape: Shape) -> bool:
+    """Not if it is known not to: a run finds out what was not measured."""
+    capacity_mib = problem.limits.capacity_mib
+    if capacity_mib is None:
+        return True
+    known = (problem.speeds.peak_mib(key, n) or 0.0 for key, n in _by_key(shape).items())
+    return sum(known) <= capacity_mib * (1 - problem.limits.reserve)
 
 
 def _by_key(shape: Shape) -> Counter[ModelBatch]:
