@@ -231,7 +231,7 @@ def run(
         unfinished = [job.spec for job in machine.run.jobs.values() if not job.state.final]
         clock = RunClock(at=machine.run.now, speed=hosts.speed)
         started = ev.AgentStarted(
-            rules=ev.RULES,
+            **machine.decides_by,
             at=machine.run.now,
             wall=time.time(),
             devices=hosts.inventory,

@@ -48,7 +48,8 @@ class AgentStarted(Event):
     with: `updated` are definitions taken from it, by job, `kept` the keys of which it says otherwise than the
     run, by job (none: of none), and `again` the jobs that are to run again with what was taken.
 
-    `rules` is the version of the rules by which this life decides: a replay decides by them too.
+    `rules` is the version of the rules by which this life decides: a replay decides by them too, and with the
+    `mechanisms` that other packages have added to it.
     """
 
     wall: float
@@ -68,6 +69,7 @@ class AgentStarted(Event):
     again: tuple[int, ...] = ()
     run_id: str = ""
     rules: int = 1
+    mechanisms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill
 from hpcsched.core.jobs import Job
 from hpcsched.core.mechanisms.base import Handlers, Mechanism
-from hpcsched.core.mechanisms.registry import Make, registered
+from hpcsched.core.mechanisms.registry import Make, added, registered
 from hpcsched.core.model import JobState
 from hpcsched.core.parts import make_parts
 from hpcsched.core.plan import Plan
@@ -205,6 +205,11 @@ class Machine:
         if any(jobs[i].state in (JobState.PENDING, JobState.SUSPENDED) for _, i in self.waiting.arrivals):
             return False
         return not self.own.queue.any_fits(self.ledger.capacity().fits)
+
+    @property
+    def decides_by(self) -> dict[str, Any]:
+        """What a life that begins now decides by: for AgentStarted."""
+        return {"rules": ev.RULES, "mechanisms": added()}
 
     def mechanism(self, kind: type[M]) -> M:
         """The mechanism of this class. Raises KeyError if it is not there."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hpcsched import mechanisms, strategies
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.registry import added
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, StoreError
 from hpcsched.store import journal
@@ -27,11 +28,11 @@ class Contradiction(StoreError):
 
 
 class NotInstalled(StoreError):
-    """A journal tells of jobs by a strategy of a package that is not here: it is no damage."""
+    """A journal needs a strategy or a mechanism of a package that is not here: it is no damage."""
 
-    def __init__(self, path: Path, number: int, kinds: Sequence[str]) -> None:
-        what = f"record {number} can be handled only where the package is installed that adds the strategy"
-        super().__init__(f"{path}: {what} {' and '.join(map(repr, kinds))}")
+    def __init__(self, path: Path, number: int, kind: str, names: Sequence[str]) -> None:
+        what = f"record {number} can be handled only where the package is installed that adds the {kind}"
+        super().__init__(f"{path}: {what} {' and '.join(map(repr, names))}")
 
 
 class Replayed(NamedTuple):
@@ -63,11 +64,14 @@ def replay(path: Path, make_policy: PolicyMaker, *, before: int | None = None) -
             commands.add(event.cause.removeprefix("inbox:"))
         if records in void:
             continue
+        needed = event.mechanisms if isinstance(event, ev.AgentStarted) else ()
+        if missing := [name for name in needed if name not in added()]:
+            raise NotInstalled(path, records, "mechanism", missing)
         try:
             machine.handle(event)
         except Exception as error:
             if missing := _not_installed(machine, event):
-                raise NotInstalled(path, records, missing) from error
+                raise NotInstalled(path, records, "strategy", missing) from error
             why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             raise Contradiction(path, records, event, why) from error
     return Replayed(machine, length, records, commands)

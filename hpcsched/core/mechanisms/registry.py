@@ -15,6 +15,7 @@ from hpcsched.core.parts import Parts
 Make = Callable[[Parts], Mechanism]
 
 _made_by: dict[str, Make] = {one.name: one for one in (Packing, Background, Elastic, Cpu)}
+_BUILT_IN = frozenset(_made_by)
 
 
 def register(name: str, make: Make) -> None:
@@ -29,6 +30,11 @@ def register(name: str, make: Make) -> None:
     if role is not None and role in {*Role, *taken}:
         raise ValueError(f"there is a mechanism with the role {str(role)!r} already")
     _made_by[name] = make
+
+
+def added() -> tuple[str, ...]:
+    """Names of the mechanisms that other packages have added."""
+    return tuple(name for name in _made_by if name not in _BUILT_IN)
 
 
 def registered() -> Sequence[Make]:

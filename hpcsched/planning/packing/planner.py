@@ -87,7 +87,8 @@ def plan(problem: PackProblem, strategy: str = "auto", *, compare: bool = True) 
 
     Args:
         problem: members and devices.
-        strategy: one of `off`, `measured`, `knn`, `batch`, `random`, or `auto`: the best predicted of all.
+        strategy: one of `STRATEGIES`, or `auto`: the best predicted of all but `run`, which tries what was not
+            measured.
         compare: the plan also says what every other strategy would take.
 
     Raises ConfigError for an unknown strategy and for members without costs, NoPackPlan if a member is too
@@ -103,7 +104,8 @@ def plan(problem: PackProblem, strategy: str = "auto", *, compare: bool = True) 
     wanted = [name for name in STRATEGIES if compare or strategy in ("auto", name) or name == "off"]
     choices = {name: STRATEGIES[name](problem) for name in wanted}
     times_s = {name: _time_s(problem, packs) for name, packs in choices.items()}
-    name = min(times_s, key=lambda name: times_s[name]) if strategy == "auto" else strategy
+    best = min((name for name in times_s if name != "run"), key=lambda name: times_s[name])
+    name = best if strategy == "auto" else strategy
     packs = _placed(problem, choices[name])
     return PackPlan(
         strategy=name,

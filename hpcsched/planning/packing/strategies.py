@@ -90,8 +90,8 @@ def measured(problem: PackProblem) -> Packs:
 
 def as_run(problem: PackProblem) -> Packs:
     """The packs of `run` and `simulate`: in the order of the members, each starts on a device that is free,
-    joins one that it pays to join (`joining`), or waits and begins a pack of its own. A run knows nothing of the
-    factors of pairs, and of those that are equally good takes the one with the most similar arguments.
+    joins one that it pays to join (`joining`), or waits and begins a pack of its own. A run knows nothing of
+    the factors of pairs, and of those that are equally good takes the one with the most similar arguments.
 
     Members that join when others have left a pack are shown as packs of their own.
     """

@@ -181,7 +181,10 @@ def test_pairs_that_disturb_one_another_are_kept_apart(pack):
     ]
     pairs = [{"models": ["mlp", "cnn"], "batches": [32, 32], "factor": 4}]
     made = json.loads(
-        pack({**PROBLEM, "members": members, "costs": [COSTS, other], "pairs": pairs}, "--json").stdout
+        pack(
+            {**PROBLEM, "members": members, "costs": [COSTS, other], "pairs": pairs},
+            *("--json", "--strategy", "auto"),
+        ).stdout
     )
     assert sorted(each["members"] for each in made["packs"]) == [["cnn0", "cnn1"], ["mlp0", "mlp1"]]
 

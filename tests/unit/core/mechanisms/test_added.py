@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from hpcsched.core.parts import Parts
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.errors import ConfigError
 from hpcsched.policy import around, make_policy
+from hpcsched.store import journal
+from hpcsched.store.replay import NotInstalled, replay
 from hpcsched.testing.builders import Driver, a_job, some_devices
 from hpcsched.testing.invariants import check
 
@@ -166,3 +169,11 @@ def test_the_core_works_without_any_mechanism_but_gpus_of_ones_own() -> None:
     machine.handle(ev.DrainRequested(at=6.0, cause="SIGTERM"))
     machine.handle(ev.WorkersExited(at=7.0, job_id=2, attempt=1, code=143))
     assert machine.stopped
+
+
+def test_a_journal_that_needs_one_that_is_not_here_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    needs = ev.AgentStarted(at=0.0, wall=1e9, devices=(), policy="marble", mechanisms=("licences",))
+    path.write_bytes(journal.encode(1, needs))
+    with pytest.raises(NotInstalled, match=r"record 1 .* that adds the mechanism 'licences'"):
+        replay(path, make_policy)

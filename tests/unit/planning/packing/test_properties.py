@@ -142,7 +142,12 @@ def test_every_member_is_in_one_pack_and_every_pack_fits(name, problem):
     assert sorted(m.name for pack in packs for m in pack) == sorted(m.name for m in problem.members)
     for pack in packs:
         groups = {m.key: sum(x.key == m.key for x in pack) for m in pack}
-        assert len(pack) == 1 or not problem.limits.refusal(groups, problem.speeds)
+        if name == "run":  # it tries what was not measured, and fewer at a time
+            known = (problem.speeds.peak_mib(key, n) or 0.0 for key, n in groups.items())
+            limit = (problem.limits.capacity_mib or inf) * (1 - problem.limits.reserve)
+            assert len(pack) == 1 or (len(pack) <= problem.limits.most and sum(known) <= limit)
+        else:
+            assert len(pack) == 1 or not problem.limits.refusal(groups, problem.speeds)
     if name in ("batch", "off"):
         assert all(len({m.batch for m in pack}) == 1 for pack in packs)
     if len(problem.members) <= problem.devices:
@@ -175,7 +180,8 @@ def test_auto_is_the_best_predicted_of_all(problem):
     except NoPackPlan:
         return
     assert set(made.strategies) == set(STRATEGIES)
-    assert made.time_s == min(made.strategies.values()) == made.strategies[made.strategy]
+    others = {name: time_s for name, time_s in made.strategies.items() if name != "run"}
+    assert made.time_s == min(others.values()) == made.strategies[made.strategy]
     alone = plan(problem, made.strategy, compare=False)
     assert alone.packs == made.packs
     assert set(alone.strategies) == {"off", made.strategy}
