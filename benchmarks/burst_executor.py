@@ -211,7 +211,7 @@ class _Bench:
         """The same by a plan; the strategy and the layers too."""
 
         from hpcsched.worker.burst.burst_parallel import BurstParallel
-        from hpcsched.worker.burst.channels import Wires
+        from hpcsched.worker.burst.channels import Channels
         from hpcsched.worker.burst.engine import Engine
         from hpcsched.worker.layers.graph import trace
         from hpcsched.worker.session.session import Session
@@ -221,7 +221,7 @@ class _Bench:
         session = Session(**self.arguments(parts), strategy=strategy)
         example = (parts.dataset[0][:2].to(self.peers.device),)
         layers = trace(parts.model, example)
-        wires = Wires(self.peers.rank, RANKS, self.peers.device)
+        wires = Channels(self.peers.rank, RANKS, self.peers.device)
         engine = Engine(
             layers,
             example,

@@ -39,10 +39,10 @@ from hpcsched.planning.background.pacing import Pacer
 from hpcsched.planning.background.referee import Referee
 from hpcsched.worker.background import mps
 from hpcsched.worker.background.chunks import Chunked
-from hpcsched.worker.background.lane import Lane
+from hpcsched.worker.background.lane import StreamLane
 from hpcsched.worker.background.settings import Mode
 from hpcsched.worker.background.streams import background_stream, foreground_stream
-from hpcsched.worker.background.timing import Follower
+from hpcsched.worker.background.timing import ChunkTimer
 
 cuda_api: Any = torch.cuda
 cudnn: Any = torch.backends.cudnn
@@ -99,7 +99,7 @@ class Bench:
             outcome.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-class OpenLane(Lane):
+class OpenLane(StreamLane):
     """No gates: launches as fast as the host can."""
 
     def piece(self, key: object) -> None:
@@ -114,7 +114,7 @@ class FollowedLane(OpenLane):
         order: list[object] = [("forward", index) for index in range(chunks)]
         order += ["loss", *(("backward", index) for index in reversed(range(chunks)))]
         self._index = {key: index for index, key in enumerate(order)}
-        self.follower = Follower([False] * len(order), device)
+        self.follower = ChunkTimer([False] * len(order), device)
 
     def piece(self, key: object) -> None:
         """The chunk `key` begins."""
@@ -134,7 +134,14 @@ class Training:
     """One network in training on random data."""
 
     def __init__(
-        self, model: str, batch: int, device: torch.device, lane: Lane, *, graphs: bool, most: int = CHUNKS
+        self,
+        model: str,
+        batch: int,
+        device: torch.device,
+        lane: StreamLane,
+        *,
+        graphs: bool,
+        most: int = CHUNKS,
     ) -> None:
         torch.manual_seed(0)
         self.batch, self.device, self.lane, self.steps = batch, device, lane, 0
@@ -186,7 +193,7 @@ class Training:
 class Beside:
     """A training that runs in a thread, as a guest does."""
 
-    def __init__(self, make_it: Callable[[], Training], lane: Lane) -> None:
+    def __init__(self, make_it: Callable[[], Training], lane: StreamLane) -> None:
         self._make, self._lane = make_it, lane
         self.training: Training | None = None
         self.error: BaseException | None = None
@@ -255,9 +262,9 @@ def measure(
         if chunks:
             followed = FollowedLane(chunks, bench.device)
         referee = Referee(Pacer(limit or 1), followed.follower.feedback if followed else None)
-        lane: Lane = OpenLane(referee, stream=stream)
+        lane: StreamLane = OpenLane(referee, stream=stream)
         if limit is not None:
-            lane = Lane(referee, stream=stream)
+            lane = StreamLane(referee, stream=stream)
         if followed is not None:
             lane.lock, lane.between = followed.follower.lock, followed.look_back
         own = followed or OpenLane(referee, stream=current(bench.device))
@@ -293,7 +300,7 @@ def compare(outcome: Outcome, alone: tuple[float, float]) -> None:
 def chunks_of(model: str, device: torch.device) -> int:
     """How many chunks a network is cut into."""
     lane = OpenLane(Referee(Pacer(1)))
-    return int(Training(model, 2, device, Lane(lane.referee), graphs=False).call.chunks)
+    return int(Training(model, 2, device, StreamLane(lane.referee), graphs=False).call.chunks)
 
 
 def correctness(bench: Bench, model: str, outcome: Outcome) -> None:
@@ -315,7 +322,7 @@ def correctness(bench: Bench, model: str, outcome: Outcome) -> None:
                     abs(a - b) / abs(b) for a, b in zip(losses(True), eager, strict=True)
                 )
             stream = background_stream(bench.device, Mode.STREAMS)
-            lane = Lane(Referee(Pacer(2)), stream=stream)
+            lane = StreamLane(Referee(Pacer(2)), stream=stream)
             with Beside(lambda: Training(model, 4, bench.device, lane, graphs=False), lane):
                 outcome.facts["same_bits_beside_a_background"] = losses(False) == eager
     finally:
@@ -393,7 +400,7 @@ def longest_chunk_us(model: str, batch: int, device: torch.device) -> float:
             found.append(now_us - self.since_us if took_us is None else took_us)
 
     stream = background_stream(device, Mode.STREAMS)
-    lane = Lane(Noting(Pacer(1)), stream=stream)
+    lane = StreamLane(Noting(Pacer(1)), stream=stream)
     with lane.work():
         training = Training(model, batch, device, lane, graphs=device.type == "cuda")
         for _ in range(WARM_STEPS):

@@ -36,7 +36,7 @@ from hpcsched.core.model import JobState
 from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile
 from hpcsched.policy import POLICIES, make_policy
-from hpcsched.policy.options import Number
+from hpcsched.policy.options import NumberOption
 from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.families import FAMILIES, SIZE_LAWS, JobSet, random_set, wrong
@@ -264,14 +264,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budget", help="the planner's")
     parser.add_argument(
         "--arrivals",
-        type=Number(least=0).read,
+        type=NumberOption(least=0).read,
         nargs="?",
         const=0.5,
         default=0.0,
         help="jobs come over this share of the time their work takes (0.5), not all at once",
     )
     beliefs = parser.add_mutually_exclusive_group()
-    beliefs.add_argument("--wrong", type=Number(least=0).read, default=0.0, help="profiles are wrong by this")
+    beliefs.add_argument(
+        "--wrong", type=NumberOption(least=0).read, default=0.0, help="profiles are wrong by this"
+    )
     beliefs.add_argument("--no-profiles", action="store_true", help="policies know no profiles")
     parser.add_argument("--only-family", choices=sorted(FAMILIES))
     parser.add_argument("--jobs-max", type=int, default=100)

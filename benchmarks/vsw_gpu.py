@@ -31,7 +31,7 @@ from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.worker.session.session import session_of
 from hpcsched.worker.session.trainer import Parts
 from hpcsched.worker.vsw.adaptive_batches import AdaptiveBatches
-from hpcsched.worker.vsw.probe import MOST_AT_ONCE, Found, Point, Probe, doubled
+from hpcsched.worker.vsw.probe import MOST_AT_ONCE, ProbePoint, VswProbe, VswTimes, doubled
 
 CHECKED_BATCH, CHECKED_STEPS, CHECKED_WORKERS = 32, 4, (2, 4)
 CLOSE = 1e-6
@@ -130,10 +130,10 @@ class Bench:
         low, high = QUICK_LOCAL_BATCHES if self.quick else LOCAL_BATCHES
         window_s = QUICK_WINDOW_S if self.quick else WINDOW_S
         parts = network(net, high, small=self.quick, device=self.device)
-        probe = Probe(parts, self.device, halves=True, seconds=window_s)
+        probe = VswProbe(parts, self.device, halves=True, seconds=window_s)
         until = min(self.deadline, time.monotonic() + PROFILE_S)
         most = MOST_AT_ONCE if self.device.type == "cuda" else 1
-        found, ended = Found(), ""
+        found, ended = VswTimes(), ""
         for found in probe.run(doubled(low, high), most):  # noqa: B007 - the last one is wanted
             if time.monotonic() > until:
                 ended = ", not all in time"
@@ -141,7 +141,9 @@ class Bench:
         for local, group in itertools.groupby(found.points, lambda point: point.local_batch):
             self._tell(net, local, list(group), found.costs.speeds[local], ended)
 
-    def _tell(self, net: str, local: int, points: Sequence[Point], speed: BatchTimes, ended: str) -> None:
+    def _tell(
+        self, net: str, local: int, points: Sequence[ProbePoint], speed: BatchTimes, ended: str
+    ) -> None:
         samples_s = [point.samples_s for point in points]
         name = f"{net}_local_{local}"
         self.report.results[f"{name}_samples_per_s"] = samples_s

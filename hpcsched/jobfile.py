@@ -18,7 +18,7 @@ from hpcsched.contract.codec import said
 from hpcsched.contract.schema import either, flag, many, number, one_of, option, text, whole
 from hpcsched.contract.strategies import Strategy, table_of
 from hpcsched.core.model import JobSpec, Kind, PythonEnvironment, Training
-from hpcsched.core.processes import Launcher, launcher_of
+from hpcsched.core.processes import KnownLauncher, launcher_of
 from hpcsched.decoding import is_utf8, not_json
 from hpcsched.durations import parse_duration
 from hpcsched.errors import ConfigError
@@ -323,7 +323,7 @@ def _gpus(job: Job, strategy: Strategy, kind: str, refuse: _Refuse) -> tuple[int
 def _processes(job: Job, refuse: _Refuse) -> int | str:
     """On each host; a launcher in the command is refused where it would start ranks in the wrong place."""
     launcher = launcher_of(tuple(job.command or ()))
-    if launcher is Launcher.SRUN:
+    if launcher is KnownLauncher.SRUN:
         accepted = (
             'torchrun, or the program itself with processes = "per-gpu": srun places tasks by its own rules'
         )

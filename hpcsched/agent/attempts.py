@@ -70,7 +70,7 @@ class Resizing:
 
 
 @dataclass(slots=True)
-class Attempt:
+class WatchedAttempt:
     """The processes of an attempt: those of its launch, rank 0 among them, then those that joined later."""
 
     job_id: int

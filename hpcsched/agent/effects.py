@@ -12,7 +12,7 @@ from selectors import EVENT_READ, BaseSelector, SelectorKey
 from typing import TypedDict
 
 from hpcsched.agent import disk_space
-from hpcsched.agent.attempts import FAILED_GROUP_GRACE_S, Attempt, Resizing, remove_attempt_files
+from hpcsched.agent.attempts import FAILED_GROUP_GRACE_S, Resizing, WatchedAttempt, remove_attempt_files
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.deferred import Deferred
 from hpcsched.agent.gpu_faults import GpuFaults
@@ -61,7 +61,7 @@ class Effects:
     ) -> None:
         self._machine, self._launcher, self._site = machine, launcher, site
         self._clock, self._selector = clock, selector
-        self._attempts: dict[int, Attempt] = {}
+        self._attempts: dict[int, WatchedAttempt] = {}
         self._timers, self._records_due = list[tuple[float, tuple[str, int, int]]](), 0.0
         self._due: dict[tuple[str, int, int], float] = {}
         self._gpu_faults = GpuFaults()
@@ -96,7 +96,7 @@ class Effects:
                     self._ask_to_leave(attempt, action)
         return []
 
-    def _attempt_of(self, action: AttemptAction) -> Attempt | None:
+    def _attempt_of(self, action: AttemptAction) -> WatchedAttempt | None:
         attempt = self._attempts.get(action.job_id)
         return attempt if attempt and attempt.attempt == action.attempt else None
 
@@ -139,7 +139,7 @@ class Effects:
                 said = str(error) if isinstance(error, OSError | ValueError) else repr(error)
                 error = LaunchError(said, transient=False)
             return [self._failed(error, about, no_room=where)]
-        attempt = Attempt(
+        attempt = WatchedAttempt(
             job_id=job.id,
             attempt=action.attempt,
             workers=workers,
@@ -164,12 +164,12 @@ class Effects:
         host = devices[0].host
         return [ev.WorkersSpawned(at=self._clock.now(), processes=workers.processes, host=host, **about)]
 
-    def _watch(self, attempt: Attempt, group: Workers) -> None:
+    def _watch(self, attempt: WatchedAttempt, group: Workers) -> None:
         for descriptor in group.pidfds:
             attempt.watched.add(descriptor)
             self._selector.register(descriptor, EVENT_READ, ("exit", attempt))
 
-    def _ask_to_leave(self, attempt: Attempt, action: Suspend | Terminate | Kill) -> None:
+    def _ask_to_leave(self, attempt: WatchedAttempt, action: Suspend | Terminate | Kill) -> None:
         number = _SIGNALS[type(action)]
         if isinstance(action, Suspend):
             attempt.asked_to_save = time.monotonic()
@@ -179,7 +179,7 @@ class Effects:
         for group in (attempt.workers, *attempt.joined):
             group.signal(number)
 
-    def _resize(self, attempt: Attempt, action: Resize) -> list[ev.Event]:
+    def _resize(self, attempt: WatchedAttempt, action: Resize) -> list[ev.Event]:
         """Start who is to join, and tell rank 0; the training goes on until all are there."""
         if attempt.resizing:
             return []
@@ -243,11 +243,11 @@ class Effects:
         self._unwatch(attempt, key.fd)
         return self._reap(attempt)
 
-    def _unwatch(self, attempt: Attempt, descriptor: int) -> None:
+    def _unwatch(self, attempt: WatchedAttempt, descriptor: int) -> None:
         attempt.watched.remove(descriptor)
         self._selector.unregister(descriptor)
 
-    def _reap(self, attempt: Attempt) -> list[ev.Event]:
+    def _reap(self, attempt: WatchedAttempt) -> list[ev.Event]:
         failure = None
         try:
             code = attempt.reap()
@@ -298,13 +298,13 @@ class Effects:
         )
         return [*news, exited]
 
-    def _outdated(self, record: State, attempt: Attempt) -> bool:
+    def _outdated(self, record: State, attempt: WatchedAttempt) -> bool:
         """Whether a record is an earlier attempt's and behind what is known to be saved, as what that attempt
         left in memory may not be on disk yet. One of this attempt may go back, one of none may be."""
         known = self._machine.run.jobs[attempt.job_id].saved_step or 0
         return record.attempt is not None and record.attempt < attempt.attempt and record.step < known
 
-    def _resized(self, attempt: Attempt) -> Iterator[ev.Event]:
+    def _resized(self, attempt: WatchedAttempt) -> Iterator[ev.Event]:
         """How a resize has ended, if it has."""
         about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
         began = attempt.resizing.began if attempt.resizing else 0.0

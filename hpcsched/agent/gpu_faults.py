@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcsched.agent.attempts import Attempt
+from hpcsched.agent.attempts import WatchedAttempt
 from hpcsched.contract import files, words
 from hpcsched.contract.driver import finds_driver
 from hpcsched.contract.exits import SUSPENDED
@@ -47,7 +47,7 @@ class GpuFaults:
             self._trained.add(spec.environment)
 
     def judge(
-        self, attempt: Attempt, code: int, spec: JobSpec, others: Collection[Attempt]
+        self, attempt: WatchedAttempt, code: int, spec: JobSpec, others: Collection[WatchedAttempt]
     ) -> GpuVerdict | None:
         """The verdict on an attempt that has ended; None if it has reported none of its GPUs.
 
@@ -71,7 +71,9 @@ class GpuFaults:
         self._believed[attempt.job_id] = said.gpu
         return GpuVerdict(said.gpu, why)
 
-    def _fault(self, said: Unusable, attempt: Attempt, spec: JobSpec, others: Collection[Attempt]) -> str:
+    def _fault(
+        self, said: Unusable, attempt: WatchedAttempt, spec: JobSpec, others: Collection[WatchedAttempt]
+    ) -> str:
         """Why the job is to blame; "" if the GPU is."""
         if attempt.ready:
             return "it was ready, so it had a GPU"

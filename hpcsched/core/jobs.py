@@ -152,7 +152,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Measured:
+class MeasuredCost:
     """The newest measured values of a cost, in seconds; what counts is their median."""
 
     values: tuple[float, ...] = ()
@@ -182,9 +182,9 @@ class Costs:
     suspend_s: float | None = None
     longest_suspend_s: float = 0.0
     start_s: float | None = None
-    starts: Measured = field(default_factory=Measured)
-    quick_saves: Measured = field(default_factory=Measured)
-    durable_saves: Measured = field(default_factory=Measured)
-    grows: Measured = field(default_factory=Measured)
-    shrinks: Measured = field(default_factory=Measured)
-    builds: Measured = field(default_factory=Measured)
+    starts: MeasuredCost = field(default_factory=MeasuredCost)
+    quick_saves: MeasuredCost = field(default_factory=MeasuredCost)
+    durable_saves: MeasuredCost = field(default_factory=MeasuredCost)
+    grows: MeasuredCost = field(default_factory=MeasuredCost)
+    shrinks: MeasuredCost = field(default_factory=MeasuredCost)
+    builds: MeasuredCost = field(default_factory=MeasuredCost)

@@ -65,7 +65,7 @@ _OF_NOTHING = _Prior(common=20.0, smooth=0.5, single=0.05)
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenRates:
     """The newest samples of a model on one count."""
 
     rates: list[float] = field(default_factory=list)
@@ -112,7 +112,7 @@ class _Stretch:
 class SeenThroughput:
     """What a run has seen of its models' throughput. Counts are on each host of a job."""
 
-    seen: dict[Key, dict[int, Seen]] = field(default_factory=dict)
+    seen: dict[Key, dict[int, SeenRates]] = field(default_factory=dict)
     beliefs: dict[Key, Profile] = field(default_factory=dict)
     """What to go by instead of the profile: it corrected, or the counts seen where there is none."""
     curves: dict[Key, Profile] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class SeenThroughput:
 
     def observe(
         self, job_id: int, attempt: int, key: Key, gpus: int, hosts: Iterable[str], *, step: int, at: float
-    ) -> Seen | None:
+    ) -> SeenRates | None:
         """The attempt had done `step` steps at `at` (run clock).
 
         Returns all that was seen of this model on this count if that completes a sample.
@@ -145,11 +145,11 @@ class SeenThroughput:
         if step - start.step < LEAST_STEPS or at - start.at < LEAST_S:
             return None
         self._open[job_id] = _Stretch(attempt, step, at)
-        seen = self.seen.setdefault(key, {}).setdefault(gpus, Seen())
+        seen = self.seen.setdefault(key, {}).setdefault(gpus, SeenRates())
         seen.add(step - start.step, at - start.at)
         return seen
 
-    def points(self, key: Key) -> dict[int, Seen]:
+    def points(self, key: Key) -> dict[int, SeenRates]:
         """The counts of a model that enough was seen of."""
         return {gpus: seen for gpus, seen in sorted(self.seen.get(key, {}).items()) if seen.enough}
 
@@ -170,13 +170,13 @@ class SeenThroughput:
             self.curves[key] = estimated(known) if partial else known
 
 
-def contradicts(profile: Profile, gpus: int, seen: Seen) -> bool:
+def contradicts(profile: Profile, gpus: int, seen: SeenRates) -> bool:
     """Whether what was seen differs from the profile by more than both are uncertain."""
     spread = (profile.spread or {}).get(gpus, 0.0) if profile.source != "learned" else 0.0
     return _differ(seen.rate, profile.rate(gpus), max(spread, seen.error))
 
 
-def differs(seen: Seen) -> bool:
+def differs(seen: SeenRates) -> bool:
     """Whether what was seen since a throughput was last believed differs from that."""
     return seen.told is None or _differ(seen.rate, seen.told[0], max(seen.told[1], seen.error))
 
@@ -185,7 +185,7 @@ def _differ(a: float, b: float, error: float) -> bool:
     return abs(log(a) - log(b)) > max(TOLERANCE, 2 * error)
 
 
-def as_seen(key: Key, points: Mapping[int, Seen]) -> Profile:
+def as_seen(key: Key, points: Mapping[int, SeenRates]) -> Profile:
     """A profile of the counts that were seen, and of no others."""
     model, nodes = key
     return Profile(
@@ -198,7 +198,7 @@ def as_seen(key: Key, points: Mapping[int, Seen]) -> Profile:
     )
 
 
-def corrected(key: Key, profile: Profile, points: Mapping[int, Seen]) -> Profile:
+def corrected(key: Key, profile: Profile, points: Mapping[int, SeenRates]) -> Profile:
     """The profile as what was seen makes it most likely, with its uncertainty by count."""
     counts = sorted({*profile.throughput, *points})
     known = {gpus: (seen.rate, seen.error) for gpus, seen in points.items()}

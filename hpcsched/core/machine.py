@@ -81,8 +81,8 @@ class Machine:
             self._handlers.update(part.handlers())
         self._foreground = [one for one in made if one.foreground]
         self._background = [one for one in made if not one.foreground]
-        self._looks = {LOOK, *(one.timer for one in made if one.timer)}
-        self._looks_aside = {one.timer for one in self._background}
+        self._policy_keys = {LOOK, *(one.timer for one in made if one.timer)}
+        self._background_keys = {one.timer for one in self._background}
 
     def become(self, other: Machine) -> None:
         """Take over the state of another machine, which nobody uses any more."""
@@ -123,12 +123,12 @@ class Machine:
         if isinstance(event, ev.JobsSubmitted):
             return not event.jobs or not all(self._is_background(spec) for spec in event.jobs)
         if isinstance(event, ev.TimerFired):
-            if event.key in self._looks_aside:
+            if event.key in self._background_keys:
                 return False
             job = self.run.jobs.get(event.key[1])
-            return job is None or self.ledger.queue_of(job).foreground
+            return job is None or self.ledger.waits_by(job).foreground
         if isinstance(event, ev.JobEvent):
-            return self.ledger.queue_of(self.run.jobs[event.job_id]).foreground
+            return self.ledger.waits_by(self.run.jobs[event.job_id]).foreground
         return True
 
     def _is_background(self, spec: Any) -> bool:
@@ -165,7 +165,7 @@ class Machine:
             self._drain.due()
         elif event.key == HURRY:
             self._drain.hurry(event.at)
-        elif event.key in self._looks:
+        elif event.key in self._policy_keys:
             self._out.ask_policy()
         else:
             self._attempt_timer_fired(*event.key, event.at)
@@ -238,4 +238,4 @@ class Machine:
             return Reason(Why.DRAINING)
         if job.id in self.waiting.late:
             return self.deadline.too_late(job)
-        return self.ledger.queue_of(job).waiting_reason(job)
+        return self.ledger.waits_by(job).waiting_reason(job)

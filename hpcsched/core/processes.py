@@ -24,7 +24,7 @@ _PLACEHOLDER = re.compile(rf"\$\{{+(?:{_NAMES})\}}+|\{{\{{({_NAMES})\}}\}}|\{{({
 _COUNTS = re.compile(r"(?<!\$)(?<!\{)\{(?:gpus|world_size)\}")
 
 
-class Launcher(StrEnum):
+class KnownLauncher(StrEnum):
     """A program that starts the ranks itself: to be started once on each host, or once for all."""
 
     TORCHRUN = "torchrun"
@@ -36,24 +36,24 @@ class Launcher(StrEnum):
     @property
     def once(self) -> bool:
         """Once for the whole job, not once on each host."""
-        return self in (Launcher.MPIRUN, Launcher.SRUN)
+        return self in (KnownLauncher.MPIRUN, KnownLauncher.SRUN)
 
 
 _MODULES = {
-    "torch.distributed.run": Launcher.TORCHRUN,
-    "torch.distributed.launch": Launcher.TORCHRUN,
-    "accelerate.commands.launch": Launcher.ACCELERATE,
+    "torch.distributed.run": KnownLauncher.TORCHRUN,
+    "torch.distributed.launch": KnownLauncher.TORCHRUN,
+    "accelerate.commands.launch": KnownLauncher.ACCELERATE,
 }
 _PROGRAMS = {
-    "torchrun": Launcher.TORCHRUN,
-    "deepspeed": Launcher.DEEPSPEED,
-    "mpirun": Launcher.MPIRUN,
-    "mpiexec": Launcher.MPIRUN,
-    "srun": Launcher.SRUN,
+    "torchrun": KnownLauncher.TORCHRUN,
+    "deepspeed": KnownLauncher.DEEPSPEED,
+    "mpirun": KnownLauncher.MPIRUN,
+    "mpiexec": KnownLauncher.MPIRUN,
+    "srun": KnownLauncher.SRUN,
 }
 
 
-def launcher_of(command: Sequence[str]) -> Launcher | None:
+def launcher_of(command: Sequence[str]) -> KnownLauncher | None:
     """The launcher that a command begins with, if it does; `python -m` and a path before it are seen."""
     name = command[0].rpartition("/")[2] if command else ""
     if re.fullmatch(r"python[\d.]*", name):
@@ -61,7 +61,7 @@ def launcher_of(command: Sequence[str]) -> Launcher | None:
         option = next((word for word in words if word == "-m" or not word.startswith("-")), "")
         return _MODULES.get(next(words, "")) if option == "-m" else None
     if name == "accelerate":
-        return Launcher.ACCELERATE if command[1:2] == ("launch",) else None
+        return KnownLauncher.ACCELERATE if command[1:2] == ("launch",) else None
     if name == "env":
         return launcher_of(command[1 + sum("=" in word for word in command[1:]) :])
     mpi = re.fullmatch(r"(mpirun|mpiexec)\.(openmpi|mpich|hydra)", name)
@@ -71,11 +71,11 @@ def launcher_of(command: Sequence[str]) -> Launcher | None:
 def is_told(spec: JobSpec) -> bool:
     """Whether a launcher is told how many GPUs there are, so that it can be given any number."""
     launcher = launcher_of(spec.command)
-    if launcher is Launcher.TORCHRUN and not any(
+    if launcher is KnownLauncher.TORCHRUN and not any(
         word.startswith(("--nproc-per-node", "--nproc_per_node")) for word in spec.command
     ):
         return True  # by its variable, see `launch.environment`
-    if launcher is Launcher.DEEPSPEED and not chooses_gpus(spec.command):
+    if launcher is KnownLauncher.DEEPSPEED and not chooses_gpus(spec.command):
         return True  # it starts a rank on each GPU that it sees
     texts = (*spec.command, *spec.env.values(), *_texts(spec.args))
     return any(_COUNTS.search(text) for text in texts)
@@ -128,7 +128,7 @@ class Because(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ProcessLayout:
     """The processes of a job.
 
     `per_gpu`: one on each GPU; else `each` on each host, which see all the job's GPUs there. `once`: on its
@@ -169,7 +169,7 @@ def program_of(spec: JobSpec) -> Program:
     return spec.model, " ".join(filter(None, parts))
 
 
-def shape_of(spec: JobSpec, profile: Profile | None, parallel: Collection[Program]) -> Shape:
+def shape_of(spec: JobSpec, profile: Profile | None, parallel: Collection[Program]) -> ProcessLayout:
     """The processes of a job.
 
     `profile` is its model's as it was loaded; `parallel` are the programs that have said that they are.
@@ -178,19 +178,19 @@ def shape_of(spec: JobSpec, profile: Profile | None, parallel: Collection[Progra
     several = profile is not None and profile.source != "learned" and len(profile.throughput) > 1
     asked = spec.gpus_min > 1 or spec.gpus_max is not None
     if spec.kind is not Kind.COMMAND:
-        return Shape(True, Because.TRAINER)
+        return ProcessLayout(True, Because.TRAINER)
     if spec.processes == PER_GPU:
-        return Shape(True, Because.JOB_FILE)
+        return ProcessLayout(True, Because.JOB_FILE)
     if (launcher := launcher_of(spec.command)) and spec.processes in (AUTO, 1):
         free = asked or several or is_told(spec)
-        return Shape(
+        return ProcessLayout(
             False, Because.LAUNCHER if free else Because.UNTOLD, once=launcher.once, most=None if free else 1
         )
     if spec.processes != AUTO:
         each = spec.processes if isinstance(spec.processes, int) else 1  # "one", in journals of 0.1.0
-        return Shape(False, Because.JOB_FILE, each=each, most=None if asked or each == 1 else each)
+        return ProcessLayout(False, Because.JOB_FILE, each=each, most=None if asked or each == 1 else each)
     if program_of(spec) in parallel:
-        return Shape(True, Because.SAID)
+        return ProcessLayout(True, Because.SAID)
     if several:
-        return Shape(True, Because.PROFILE)
-    return Shape(False, Because.UNKNOWN, once=True, most=None if asked else 1)
+        return ProcessLayout(True, Because.PROFILE)
+    return ProcessLayout(False, Because.UNKNOWN, once=True, most=None if asked else 1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hpcsched.contract import variables
 from hpcsched.contract.environment import Environment
 from hpcsched.contract.ranks import TORCHELASTIC, tells_rank
-from hpcsched.core.processes import Launcher
+from hpcsched.core.processes import KnownLauncher
 
 _OF_A_STEP = re.compile(
     # Slurm: https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES". The job's own stay.
@@ -93,7 +93,7 @@ def rank_variables(rank: Rank, environ: Mapping[str, str], where: tuple[str, int
 
 
 def launcher_variables(
-    launcher: Launcher | None, *, gpus: int, node_rank: int, nodes: int, where: tuple[str, int]
+    launcher: KnownLauncher | None, *, gpus: int, node_rank: int, nodes: int, where: tuple[str, int]
 ) -> dict[str, str]:
     """The variables that set a launcher's defaults: the ranks of one host, and their rendezvous `where`.
 
@@ -101,7 +101,7 @@ def launcher_variables(
     kept to this host and to the processes that its user asks for: in a Slurm or LSF job it would take the
     whole allocation.
     """
-    if launcher is Launcher.TORCHRUN:
+    if launcher is KnownLauncher.TORCHRUN:
         told = {
             "NPROC_PER_NODE": gpus,
             "NNODES": nodes,
@@ -110,7 +110,7 @@ def launcher_variables(
             "MASTER_PORT": where[1],
         }
         return {f"PET_{name}": str(value) for name, value in told.items()}
-    if launcher is Launcher.MPIRUN:
+    if launcher is KnownLauncher.MPIRUN:
         not_batch = "^slurm,lsf,tm,gridengine,alps"
         return {
             **{f"{mpi}_MCA_{part}": not_batch for mpi in ("OMPI", "PRTE") for part in ("ras", "plm")},

@@ -22,7 +22,7 @@ from hpcsched.contract import driver, files, variables
 from hpcsched.contract.environment import Environment
 from hpcsched.core.mechanisms.cpu.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
-from hpcsched.core.processes import Launcher, chooses_gpus, launcher_of
+from hpcsched.core.processes import KnownLauncher, chooses_gpus, launcher_of
 from hpcsched.errors import BadEnvironment, LaunchError
 from hpcsched.launch.base import LaunchPlan, RankPlacement
 from hpcsched.launch.cpu_shares import CpuShares
@@ -108,7 +108,7 @@ class LocalLauncher:
         _keep_descriptors_to_ourselves()
 
     def launch(self, plan: LaunchPlan, placement: RankPlacement | None = None) -> LocalWorkers:
-        """Start all ranks of this host, or none; see `Launcher.launch`.
+        """Start all ranks of this host, or none; see `KnownLauncher.launch`.
 
         The numbers of `placement` are among all ranks of the attempt; without it, the plan's count.
         """
@@ -171,7 +171,11 @@ class LocalLauncher:
             env = interpreter.activated(env)
         groups = [(device,) for device in plan.devices] if plan.per_rank else [plan.devices] * plan.processes
         world_size = placement.world_size or len(groups)
-        if env.get("CUDA_VISIBLE_DEVICES") and launcher_of(argv) is Launcher.DEEPSPEED and chooses_gpus(argv):
+        if (
+            env.get("CUDA_VISIBLE_DEVICES")
+            and launcher_of(argv) is KnownLauncher.DEEPSPEED
+            and chooses_gpus(argv)
+        ):
             why = "deepspeed with --num_gpus, --include or --exclude takes GPUs of other jobs: leave that out"
             raise LaunchError(why, transient=False)
         if not plan.parallel:

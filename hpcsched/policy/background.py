@@ -13,7 +13,14 @@ from math import inf, isfinite
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
-from hpcsched.core.mechanisms.background.lanes import PACES, Guest, Speed, can_be_paced, own_speed, slowdown
+from hpcsched.core.mechanisms.background.lanes import (
+    PACES,
+    LaneGuest,
+    Speed,
+    can_be_paced,
+    own_speed,
+    slowdown,
+)
 from hpcsched.core.mechanisms.background.view import LaneDecision, LaneView, SetPace, Share, Yield
 from hpcsched.core.mechanisms.packing.packs import is_packed
 from hpcsched.core.model import JobState, Kind
@@ -197,7 +204,7 @@ def _regulate_all(view: LaneView) -> Iterator[LaneDecision]:
             yield from _regulate(view, host, guests)
 
 
-def _regulate(view: LaneView, host: Job, guests: list[Guest]) -> Iterator[LaneDecision]:
+def _regulate(view: LaneView, host: Job, guests: list[LaneGuest]) -> Iterator[LaneDecision]:
     """What is to be done about the guests of a foreground job: the fastest go slower first, then the one of
     them that came last goes."""
     speed, limit = view.lanes.speed(host), host.spec.max_foreground_slowdown
@@ -251,7 +258,9 @@ def _is_old(view: LaneView, host: Job, speed: Speed) -> bool:
     return view.now >= measured_s + max(MEASURED_EVERY_S, 5 * _measured_within_s(view, host))
 
 
-def _too_slow_to_measure(view: LaneView, host: Job, newest: Guest, speed: Speed) -> Iterator[LaneDecision]:
+def _too_slow_to_measure(
+    view: LaneView, host: Job, newest: LaneGuest, speed: Speed
+) -> Iterator[LaneDecision]:
     """A foreground job that goes on, but for long has not done what a measurement takes: its newest guest
     goes, for good if what it does alone is known well enough."""
     own, job = own_speed(speed, expected(view, host)), view.jobs[newest.job_id]
@@ -273,7 +282,7 @@ def _too_slow_to_measure(view: LaneView, host: Job, newest: Guest, speed: Speed)
         yield Yield(job=job, reason=reason, host=host, costly=True)
 
 
-def _go_on(view: LaneView, host: Job, guests: list[Guest]) -> Iterator[LaneDecision]:
+def _go_on(view: LaneView, host: Job, guests: list[LaneGuest]) -> Iterator[LaneDecision]:
     """After a pause, as soon as the foreground's own speed is known again."""
     speed = view.lanes.speed(host)
     since_s = min(guest.paused_s for guest in guests if guest.paused_s is not None)
@@ -294,7 +303,7 @@ def _paced(job: Job, host: Job, share: float, cost: float) -> SetPace:
 
 
 def _parted(
-    job: Job, host: Job, guest: Guest, cost: float, alone: float | None, beside: float | None
+    job: Job, host: Job, guest: LaneGuest, cost: float, alone: float | None, beside: float | None
 ) -> Reason:
     numbers = {"alone": alone, "beside": beside, "share": guest.pace}
     names = {"guest": f"job {job.id} ({job.spec.name})", "host": f"job {host.id} ({host.spec.name})"}

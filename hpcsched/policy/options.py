@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Number:
+class NumberOption:
     """Finite numbers in [least, most]. `whole`: integers only; `or_inf`: infinity too."""
 
     least: float = -math.inf
@@ -44,13 +44,13 @@ class Number:
         return text + ", or inf" * self.or_inf
 
 
-Accepted = Number | tuple[str, ...]
+Accepted = NumberOption | tuple[str, ...]
 """Numbers, or one of these words."""
 
 
 def read(accepted: Accepted, value: Any) -> Any:
     """The value that is meant; ValueError if it is not accepted."""
-    if isinstance(accepted, Number):
+    if isinstance(accepted, NumberOption):
         return accepted.read(value)
     if value not in accepted:
         raise ValueError("not one of the words")
@@ -59,4 +59,4 @@ def read(accepted: Accepted, value: Any) -> Any:
 
 def said(accepted: Accepted) -> str:
     """What is accepted, in words."""
-    return str(accepted) if isinstance(accepted, Number) else ", ".join(accepted)
+    return str(accepted) if isinstance(accepted, NumberOption) else ", ".join(accepted)

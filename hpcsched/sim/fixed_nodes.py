@@ -32,7 +32,7 @@ from hpcsched.planning.ps.whatif.optimus import (
 from hpcsched.policy import make_policy
 from hpcsched.policy.around import with_rules
 from hpcsched.policy.cpu.allocation import granted, seated
-from hpcsched.policy.cpu.configurations import Shape
+from hpcsched.policy.cpu.configurations import CpuShape
 from hpcsched.policy.marble import Marble
 
 NODE_PARTS = round(WHOLE * NODE_CORES)
@@ -88,7 +88,7 @@ class FixedNodes:
                 job.settled and isinstance(grown, _Grown) and usage and view.now >= grown.at + NODE_INTERVAL_S
             ):
                 continue
-            now = Shape.of(job.current.seats)
+            now = CpuShape.of(job.current.seats)
             counts = self._more(job, (len(now.servers), len(now.workers)))
             shape = _shape(counts) if counts else now
             if shape.cores <= now.cores or shape.cores - now.cores > sum(room.values()):
@@ -172,5 +172,5 @@ def optimus(fits: Mapping[str, Fit]) -> FixedNodes:
     return FixedNodes(begin=lambda job: FIRST_NODES, more=more)
 
 
-def _shape(counts: Counts) -> Shape:
-    return Shape(servers=(NODE_PARTS,) * counts[0], workers=(NODE_PARTS,) * counts[1])
+def _shape(counts: Counts) -> CpuShape:
+    return CpuShape(servers=(NODE_PARTS,) * counts[0], workers=(NODE_PARTS,) * counts[1])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import inf
 
 from hpcsched.planning.burst.costs import HOME, BurstCosts
-from hpcsched.planning.burst.structure import SOURCE, Block, Edge, Knot, Link, Series, structure
+from hpcsched.planning.burst.structure import SOURCE, Edge, Knot, LayerBlock, Link, Series, structure
 
 Times = Mapping[int, float]
 
@@ -66,7 +66,7 @@ class PaperSearch:
         assert not isinstance(link, Knot), "the paper knows no such graphs"
         return {h: self._block(link, before, layer, h) for h in self._choices}
 
-    def _block(self, block: Block, before: int, layer: int, h: int) -> dict[int, float]:
+    def _block(self, block: LayerBlock, before: int, layer: int, h: int) -> dict[int, float]:
         """Linear searches on all branches, with the branching layer on one count; the longest counts."""
         begin = {g: 0.0 if g == h else inf for g in self._choices}
         ends = []

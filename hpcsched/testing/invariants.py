@@ -23,7 +23,7 @@ def check(machine: Machine) -> None:
     _check_cores(machine)
     riders = machine.mechanism(Packing).packs.gpu_of
     others = riders.keys() | machine.mechanism(Cpu).cores.of.keys()
-    ways = {job.id: machine.ledger.of(job) for job in machine.run.active.values()}
+    ways = {job.id: machine.ledger.holds_by(job) for job in machine.run.active.values()}
     assert [i for i, way in ways.items() if not way.foreground] == [
         job.id for job in machine.run.active.values() if job.spec.background
     ], "jobs in the background hold by other mechanisms"
@@ -97,7 +97,7 @@ def check(machine: Machine) -> None:
             assert changes, f"job {job.id} has a target while {job.state}"
             assert set(job.target.gpus) <= set(job.gpus), f"job {job.id}'s larger lease is not free"
         waits = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
-        waiting = machine.ledger.queue_of(job)
+        waiting = machine.ledger.waits_by(job)
         for mechanism in machine.ledger.mechanisms:
             assert mechanism is waiting or job.id not in mechanism.queue, f"job {job.id}: wrong queue"
         late = job.id in machine.waiting.late

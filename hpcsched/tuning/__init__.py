@@ -1,7 +1,16 @@
 """Search spaces and (packed) Hyperband: a source of jobs. No clock, no processes, no hidden state."""
 
 from hpcsched.tuning.search import Search, parse_search, read_search
-from hpcsched.tuning.source import Best, JobSource, Outcome, Outcomes, Progress, RungJob, TrialRow, Tuning
+from hpcsched.tuning.source import (
+    Best,
+    JobSource,
+    Outcomes,
+    RungJob,
+    TrialOutcome,
+    TrialProgress,
+    TrialRow,
+    Tuning,
+)
 
 __all__ = [
     "Search",
@@ -10,9 +19,9 @@ __all__ = [
     "Tuning",
     "JobSource",
     "RungJob",
-    "Outcome",
+    "TrialOutcome",
     "Outcomes",
     "Best",
     "TrialRow",
-    "Progress",
+    "TrialProgress",
 ]

@@ -14,7 +14,7 @@ from hpcsched.core.model import JobSpec, JobState
 from hpcsched.core.reasons import Why
 from hpcsched.errors import ConfigError
 from hpcsched.tuning.grouping import BATCH_KEYS, STRATEGIES, packs_of
-from hpcsched.tuning.source import JobSource, Outcome, RungJob
+from hpcsched.tuning.source import JobSource, RungJob, TrialOutcome
 
 MOST_REFUSED = 3
 """Trials that the trainer may refuse before the search is given up, if none has got any further."""
@@ -26,13 +26,13 @@ _ENDED = {
 }
 
 
-def outcomes_of(machine: Machine) -> dict[str, Outcome]:
+def outcomes_of(machine: Machine) -> dict[str, TrialOutcome]:
     """What a run knows of its jobs, by name."""
-    found: dict[str, Outcome] = {}
+    found: dict[str, TrialOutcome] = {}
     for job in machine.run.jobs.values():
         state: Any = _ENDED.get(job.state)
         metrics = {name: nan if value is None else value for name, value in job.metrics.items()}
-        found[job.spec.name] = Outcome(state, metrics) if state else Outcome()
+        found[job.spec.name] = TrialOutcome(state, metrics) if state else TrialOutcome()
     return found
 
 
@@ -120,7 +120,7 @@ def check_results(source: JobSource, machine: Machine) -> None:
         )
 
 
-def _check_metric(source: JobSource, outcomes: Mapping[str, Outcome]) -> None:
+def _check_metric(source: JobSource, outcomes: Mapping[str, TrialOutcome]) -> None:
     reported = source.missing_metric(outcomes)
     if reported is not None:
         names = ", ".join(reported) or "nothing: the trainer's evaluate reports no number"

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpcsched.errors import ConfigError
 from hpcsched.tuning.hyperband import halving
 from hpcsched.tuning.search import Search
-from hpcsched.tuning.source import UNKNOWN, JobSource, Outcomes, Progress, RungJob, job_name
+from hpcsched.tuning.source import UNKNOWN, JobSource, Outcomes, RungJob, TrialProgress, job_name
 from hpcsched.tuning.space import Axis
 
 _JOB = "hpcsched_job"
@@ -87,7 +87,7 @@ class OptunaTuning(JobSource):
         own = self._own()
         return len(own) >= self._trials and all(trial.state.is_finished() for trial in own)
 
-    def progress(self, outcomes: Outcomes) -> Progress:
+    def progress(self, outcomes: Outcomes) -> TrialProgress:
         """How much is done; totals are for trials that are not pruned, and shrink with each that is."""
         own = self._own()
         full = len(self._budgets)
@@ -95,7 +95,7 @@ class OptunaTuning(JobSource):
         rungs += [full] * (self._trials - len(own))
         done = [job for job in self.existing(outcomes) if outcomes.get(job.name, UNKNOWN).state]
         before = dict(zip(self._budgets, [0, *self._budgets], strict=False))
-        return Progress(
+        return TrialProgress(
             rungs_done=len(done),
             rungs=sum(rungs),
             jobs_done=len(done),

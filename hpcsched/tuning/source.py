@@ -34,17 +34,17 @@ class RungJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """What is known of a job: its final state (None: not finished), and what its trainer's evaluate said."""
 
     state: Literal["completed", "failed", "cancelled"] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-Outcomes = Mapping[str, Outcome]
+Outcomes = Mapping[str, TrialOutcome]
 """By the name of the job. A job that is not in it is not finished; names of other jobs are ignored."""
 
-UNKNOWN = Outcome()
+UNKNOWN = TrialOutcome()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class TrialRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class TrialProgress:
     """How much is done of how much. Totals shrink when so many trials fail that a rung is not full.
 
     `budget` is what is trained in all jobs, in the search's unit.
@@ -110,7 +110,7 @@ class JobSource(ABC):
         return self.jobs(outcomes)
 
     @abstractmethod
-    def progress(self, outcomes: Outcomes) -> Progress:
+    def progress(self, outcomes: Outcomes) -> TrialProgress:
         """How much of the search is done."""
 
     def finished(self, outcomes: Outcomes) -> bool:
@@ -232,7 +232,7 @@ class Tuning(JobSource):
         rungs.sort(key=lambda rung: rung.jobs[0].rung)  # stable: brackets stay in their order
         return [job for rung in rungs for job in rung.jobs]
 
-    def progress(self, outcomes: Outcomes) -> Progress:
+    def progress(self, outcomes: Outcomes) -> TrialProgress:
         """How much of the search is done; rungs to come are taken to be full."""
         rungs = rungs_done = jobs = jobs_done = 0
         budget = budget_done = 0.0
@@ -250,7 +250,7 @@ class Tuning(JobSource):
                 jobs, jobs_done = jobs + size, jobs_done + done
                 budget, budget_done = budget + size * (until - before), budget_done + done * (until - before)
                 before = until
-        return Progress(
+        return TrialProgress(
             rungs_done=rungs_done,
             rungs=rungs,
             jobs_done=jobs_done,

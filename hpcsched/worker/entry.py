@@ -49,8 +49,8 @@ def hosting(
     if settings.lane(os.environ) != "foreground" or not settings.mode(os.environ).hosted:
         yield lambda trainer: trainer
         return
-    from hpcsched.worker.background.host import Host
+    from hpcsched.worker.background.host import GuestHost
 
-    host = Host(os.environ, load=load, strategy=strategy)
+    host = GuestHost(os.environ, load=load, strategy=strategy)
     with host.open():
         yield host.watched

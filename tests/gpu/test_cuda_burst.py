@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from hpcsched.planning.burst.plan import BurstPlan, PlannedLayer  # noqa: E402
-from hpcsched.worker.burst.channels import Wires  # noqa: E402
+from hpcsched.worker.burst.channels import Channels  # noqa: E402
 from hpcsched.worker.burst.engine import Engine  # noqa: E402
 from hpcsched.worker.burst.sample_rng import uniform_bits  # noqa: E402
 from hpcsched.worker.layers.graph import trace  # noqa: E402
@@ -73,7 +73,7 @@ def test_an_engine_on_one_gpu_trains_as_usual_and_times_its_layers() -> None:
     planned = tuple(PlannedLayer(id=layer.id, name=layer.name, ranks=(0,)) for layer in layers.layers)
     plan = BurstPlan(model="small", gpus=1, global_batch=16, layers=planned)
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, plain))
-    engine = Engine(layers, (x[:2],), plan, batch=16, seed=0, wires=Wires(0, 1, device), optimizer=ours)
+    engine = Engine(layers, (x[:2],), plan, batch=16, seed=0, wires=Channels(0, 1, device), optimizer=ours)
     for step in range(6):
         engine.clock.on = step == 4
         ours.zero_grad()

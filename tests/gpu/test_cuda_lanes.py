@@ -29,7 +29,7 @@ from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.planning.background.pacing import Pacer  # noqa: E402
 from hpcsched.planning.background.referee import Referee  # noqa: E402
 from hpcsched.worker.background.chunks import Chunked  # noqa: E402
-from hpcsched.worker.background.lane import Lane  # noqa: E402
+from hpcsched.worker.background.lane import StreamLane  # noqa: E402
 from hpcsched.worker.background.streams import green_stream  # noqa: E402
 
 GPU = {"CUDA_VISIBLE_DEVICES": "0", "HPCSCHED_LANE_MODE": "auto"}
@@ -57,7 +57,7 @@ def test_graphs_in_chunks_train_as_operators_one_by_one_do() -> None:
     plain = convolutions().to(device)
     other = copy.deepcopy(plain)
     x, y = torch.randn(8, 3, 8, 8, device=device), torch.arange(8, device=device)
-    lane = Lane(Referee(Pacer(2)), stream=torch.cuda.Stream(device))
+    lane = StreamLane(Referee(Pacer(2)), stream=torch.cuda.Stream(device))
 
     def train(model: Any, call: Any) -> list[float]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

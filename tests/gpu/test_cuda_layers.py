@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 from hpcsched.examples.models import make  # noqa: E402
 from hpcsched.planning.burst.graph import LayerProfile  # noqa: E402
 from hpcsched.worker.layers.graph import trace  # noqa: E402
-from hpcsched.worker.layers.measure import Measured, measure  # noqa: E402
+from hpcsched.worker.layers.measure import MeasuredLayers, measure  # noqa: E402
 
 SMALL: dict[str, dict[str, Any]] = {
     "vgg16": {"width": 0.25, "image": 64},
@@ -30,7 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def timed(name: str, batches: list[int]) -> tuple[Any, Measured]:
+def timed(name: str, batches: list[int]) -> tuple[Any, MeasuredLayers]:
     network, example = make(name, {**SMALL[name], "classes": 10})
     network.cuda().train()
     inputs = lambda n: tuple(t.cuda() for t in example(n))  # noqa: E731

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from hpcsched.planning.burst.plan import BurstPlan, PlannedLayer
-from hpcsched.worker.burst.channels import Wires
+from hpcsched.worker.burst.channels import Channels
 from hpcsched.worker.burst.engine import Engine
 from hpcsched.worker.layers.graph import Layers, trace
 
@@ -67,7 +67,7 @@ def _serve(line: Connection, rank: int, world_size: int, port: int) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=DEADLINE_S)
     )
-    wires = Wires(rank, world_size, torch.device("cpu"))
+    wires = Channels(rank, world_size, torch.device("cpu"))
     while True:
         try:
             function, arguments = line.recv()
@@ -217,7 +217,7 @@ def step_of(engine: Engine, x: torch.Tensor, y: torch.Tensor, seen: int) -> None
 
 
 def cases(
-    wires: Wires, seeds: list[int], plans: int, dtype: torch.dtype, adam: bool, steps: int = 20
+    wires: Channels, seeds: list[int], plans: int, dtype: torch.dtype, adam: bool, steps: int = 20
 ) -> list[tuple[float, str]]:
     """For each model, with several plans and batches: the largest difference from training in one process.
 
@@ -229,7 +229,7 @@ def cases(
 class _Model:
     """A random model, trained by plans and in one process."""
 
-    def __init__(self, wires: Wires, seed: int, dtype: torch.dtype, adam: bool, steps: int) -> None:
+    def __init__(self, wires: Channels, seed: int, dtype: torch.dtype, adam: bool, steps: int) -> None:
         self.wires, self.seed, self.dtype, self.adam, self.steps = wires, seed, dtype, adam, steps
         self.draw = Draw(seed, dropout=seed % 3 == 0)
         torch.manual_seed(seed)
@@ -256,7 +256,7 @@ class _Model:
         return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
     def engine(
-        self, layers: Layers, plan: BurstPlan, batch: int, wires: Wires, optimizer: torch.optim.Optimizer
+        self, layers: Layers, plan: BurstPlan, batch: int, wires: Channels, optimizer: torch.optim.Optimizer
     ) -> Engine:
         return Engine(
             layers, self.example, plan, batch=batch, seed=self.seed, wires=wires, optimizer=optimizer
@@ -281,7 +281,7 @@ class _Model:
         optimizer = self.optimizer_of(self.plain)
         alone = None
         if self.lone is not None:
-            wires = Wires(0, 1, torch.device("cpu"))
+            wires = Channels(0, 1, torch.device("cpu"))
             alone = self.engine(self.lone, on_one_rank(self.lone, batch), batch, wires, optimizer)
         for number, (x, y) in enumerate(batches(self.seed, self.steps, batch, self.dtype)):
             optimizer.zero_grad()

@@ -15,7 +15,7 @@ from budget import examples
 
 import hpcsched
 from hpcsched import trust
-from hpcsched.agent.attempts import Attempt, read_ready, read_record
+from hpcsched.agent.attempts import WatchedAttempt, read_ready, read_record
 from hpcsched.agent.inbox import Command, Inbox
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.contract.codec import is_deeper
@@ -113,7 +113,7 @@ class Gone:
 
 
 def test_what_programs_write_costs_the_agent_nothing(tmp_path):
-    attempt = Attempt(
+    attempt = WatchedAttempt(
         job_id=1,
         attempt=1,
         workers=Gone(),

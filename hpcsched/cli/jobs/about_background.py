@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.mechanisms.background.lanes import Guest, slowdown
+from hpcsched.core.mechanisms.background.lanes import LaneGuest, slowdown
 from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.model import JobState
 
@@ -30,11 +30,11 @@ def beside(machine: Machine, job: Job) -> list[str]:
     return lines
 
 
-def _guest(machine: Machine, job: Job, guest: Guest) -> str:
+def _guest(machine: Machine, job: Job, guest: LaneGuest) -> str:
     return f"{_name(machine.run.jobs[guest.job_id])} is in the background of GPU {guest.gpu}; {_pace(guest)}"
 
 
-def _pace(guest: Guest) -> str:
+def _pace(guest: LaneGuest) -> str:
     if guest.paused_s is not None:
         return "it pauses, for the speed without it to be measured"
     return "at its own speed" if guest.pace == 1 else f"paced to {guest.pace:.3g} of its own speed"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hpcsched.core.jobs import Job
     from hpcsched.core.machine import Machine
     from hpcsched.core.mechanisms.cpu.mechanism import Cpu
-    from hpcsched.policy.cpu.dtconfig import Search
+    from hpcsched.policy.cpu.dtconfig import ScalingSearch
     from hpcsched.store.status import CoresStatus, JobStatus
 
 
@@ -62,7 +62,7 @@ def as_it_is(status: CoresStatus | None) -> list[str]:
 
 def what_is_next(machine: Machine, job: Job) -> list[str]:
     """The next step of a job's search, or what it waits for."""
-    from hpcsched.policy.cpu.dtconfig import Search
+    from hpcsched.policy.cpu.dtconfig import ScalingSearch
 
     if job.id in _cpu(machine).queue:
         return [_before(machine, job)]
@@ -73,7 +73,7 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
         return [f"it goes on with {seats} cores without a restart, as soon as that is prepared"]
     allotment = _cpu(machine).cores.of.get(job.id)
     runs = job.state in (JobState.STARTING, JobState.RUNNING) and not job.wanted
-    if not runs or allotment is None or not isinstance(allotment.memory, Search):
+    if not runs or allotment is None or not isinstance(allotment.memory, ScalingSearch):
         return []
     if len(job.current.seats) == 1:
         return ["it keeps these cores until it ends"]
@@ -101,12 +101,12 @@ def _before(machine: Machine, job: Job) -> str:
     return f"{before} before it; {cores}; it starts on {first:.4g} of the {budget:.4g} that it may have"
 
 
-def _searches(job: Job, search: Search, usage: Usage | None) -> str:
+def _searches(job: Job, search: ScalingSearch, usage: Usage | None) -> str:
     """The state of a running job's search."""
-    from hpcsched.policy.cpu.configurations import Shape
+    from hpcsched.policy.cpu.configurations import CpuShape
     from hpcsched.policy.cpu.dtconfig import DRIFT, MOST_CHANGES
 
-    if search.trial and search.shape == Shape.of(job.current.seats):
+    if search.trial and search.shape == CpuShape.of(job.current.seats):
         against = f" and compared with {search.base.rate:.4g} steps/s" if search.base else ""
         return f"tries {search.trial}: {search.shape}, until it is measured{against}"
     if usage is None:

@@ -151,7 +151,7 @@ def _way(rule: str, model: str, training: PsTraining, cpus: float) -> _Way | Non
     from hpcsched.planning.ps.whatif.best import NODE_CORES
     from hpcsched.planning.ps.whatif.optimus import NODE_INTERVAL_S
     from hpcsched.policy.cpu.configurations import Rules
-    from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, Search
+    from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, ScalingSearch
     from hpcsched.sim.engine import Simulation
     from hpcsched.sim.fixed_nodes import MIN_CORES, Rule
 
@@ -186,7 +186,7 @@ def _way(rule: str, model: str, training: PsTraining, cpus: float) -> _Way | Non
     return _Way(
         stretches=done.attempts,
         rates=[usage(training.model, each.seats, training.link).rate for each in done.attempts],
-        rests=not isinstance(memory, Search) or memory.rests,
+        rests=not isinstance(memory, ScalingSearch) or memory.rests,
     )
 
 

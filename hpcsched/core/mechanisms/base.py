@@ -25,7 +25,7 @@ class Mechanism:
     role: ClassVar[str | None] = None
     """The role of an attempt that holds by this mechanism; None: it gives no leases."""
     foreground: ClassVar[bool] = True
-    """Its jobs count for the policy: with False an event about them has it asked nothing."""
+    """Its jobs concern the policy. With False, an event about them alone does not have the policy asked."""
     on_gpus: ClassVar[bool] = True
     """Its jobs hold GPUs, or a part of one. Else their targets have `seats`: where they are started."""
     listed: ClassVar[bool] = False
@@ -64,7 +64,7 @@ class Mechanism:
         return False
 
     def has(self, job: Job) -> bool:
-        """Whether the job holds what it runs on by it (a job that waits in its queue does)."""
+        """Whether the job holds what it runs on by it; for most, jobs that wait in its queue are those."""
         return self.waits(job)
 
     # --- jobs that wait ---------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Mechanism:
         """Who may be to blame if the job's attempt has failed, as (guest, host)."""
         return []
 
-    def part(self, guest: Job, host: Job) -> None:
+    def separate(self, guest: Job, host: Job) -> None:
         """A job that used the host's GPU is under suspicion: it shares none any more."""
 
     def left_unasked(self, job: Job) -> str:

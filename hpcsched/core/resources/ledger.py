@@ -123,18 +123,18 @@ class Ledger:
         """The method of this name of all mechanisms that have one of their own, in order."""
         return self._hooks[name]
 
-    def of_role(self, role: str) -> Mechanism:
+    def by_role(self, role: str) -> Mechanism:
         """The mechanism by which an attempt in this role holds what it runs on."""
         return self._by_role[role]
 
-    def queue_of(self, job: Job) -> Mechanism:
+    def waits_by(self, job: Job) -> Mechanism:
         """The mechanism in whose queue the job waits."""
         for one in self._used:
             if one.waits(job):
                 return one
         return self._own
 
-    def of(self, job: Job) -> Mechanism:
+    def holds_by(self, job: Job) -> Mechanism:
         """The mechanism by which the job holds what it runs on."""
         for one in self._used:
             if one.has(job):
@@ -145,23 +145,23 @@ class Ledger:
 
     def hold(self, job: Job, target: Target) -> None:
         """Have a job that starts hold `target`. Raises InvalidTransition if it cannot be had."""
-        self.of_role(target.role).hold(job, target)
+        self.by_role(target.role).hold(job, target)
 
     def change(self, job: Job, target: Target) -> None:
         """Have a job that runs hold `target` too. Raises InvalidTransition if it cannot be had."""
-        self.of(job).change(job, target)
+        self.holds_by(job).change(job, target)
 
     def settle(self, job: Job, target: Target) -> None:
         """Have a job that has gone over to `target` hold that alone."""
-        self.of(job).settle(job, target)
+        self.holds_by(job).settle(job, target)
 
     def keep(self, job: Job) -> None:
         """Have a job hold what it runs on alone."""
-        self.of(job).keep(job)
+        self.holds_by(job).keep(job)
 
     def release(self, job: Job) -> None:
         """Have a job whose attempt is over hold nothing."""
-        self.of(job).release(job)
+        self.holds_by(job).release(job)
 
     def inherit(self, gpu: int) -> bool:
         """Whether somebody who has shared a GPU takes it over from the job that gives it back."""

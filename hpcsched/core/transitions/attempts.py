@@ -50,7 +50,7 @@ class Attempts:
             job.started_s = self._run.now
         self._begin(job, target, job.step)
         self._choose_processes(job)
-        self._out.to(job, JobState.STARTING)
+        self._out.set_state(job, JobState.STARTING)
         self._run.enter(job)
         self._met(job)
         self._estimates.disturb(job, target.gpus)
@@ -63,7 +63,7 @@ class Attempts:
         """The job's next attempt, from this step on."""
         begun: dict[str, Any] = {"number": job.attempt, "role": target.role, "start_s": self._run.now}
         begun |= {"gpus": target.gpus, "from_step": step}
-        attempt = self._ledger.of_role(target.role).began(job, begun, target)
+        attempt = self._ledger.by_role(target.role).began(job, begun, target)
         job.attempts = (*job.attempts, attempt)
         return attempt
 
@@ -82,12 +82,12 @@ class Attempts:
 
     def _list(self, job: Job) -> None:
         assert job.role is not None
-        if self._ledger.of_role(job.role).listed:
+        if self._ledger.by_role(job.role).listed:
             self._run.list_running(job)
 
     def _unlist(self, job: Job) -> None:
         assert job.role is not None
-        if self._ledger.of_role(job.role).listed:
+        if self._ledger.by_role(job.role).listed:
             self._run.unlist_running(job)
 
     # --- leaving ----------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Attempts:
 
     def suspend(self, job: Job) -> None:
         """Have a job save and leave."""
-        self._out.to(job, JobState.SUSPENDING)
+        self._out.set_state(job, JobState.SUSPENDING)
         self.ask_to_save(job)
 
     def ask_to_save(self, job: Job) -> None:
@@ -124,7 +124,7 @@ class Attempts:
         profile = self._estimates.profile(job)
         known = (profile and cost_at(profile.suspend_s, job.width)) or 0.0
         longest = self._estimates.known_costs(job).longest_suspend_s
-        return max(self._run.grace_s, 3 * known, 3 * longest) * self._ledger.of(job).patience(job)
+        return max(self._run.grace_s, 3 * known, 3 * longest) * self._ledger.holds_by(job).patience(job)
 
     # --- changes in place -------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class Attempts:
         old.end_s, old.ended, old.to_step = self._run.now, Ended.RESIZED, step
         old.stopped_s = self._estimates.stand_s(job, job.width, gpus) if stopped_s is None else stopped_s
         job.becoming = None
-        why, facts = self._ledger.of(job).changed_to(job, new)
+        why, facts = self._ledger.holds_by(job).changed_to(job, new)
         self._out.note(job, Reason(why, {"step": step, "stopped_s": stopped_s, **facts}))
         self._ledger.settle(job, new)
         self._unlist(job)

@@ -58,7 +58,7 @@ class Commands:
         job = self._run.jobs[event.job_id]
         if job.state is JobState.PENDING:
             self._waiting.dequeue(job)
-            self._out.to(job, JobState.HELD)
+            self._out.set_state(job, JobState.HELD)
             self._out.note(job, Reason(Why.HELD))
             self._out.ask_policy()  # jobs that came later may have waited for it
         elif job.state is JobState.SUSPENDED:
@@ -93,7 +93,7 @@ class Commands:
         if job.wanted == "suspend" and job.state is not JobState.SUSPENDING:
             job.wanted = ""
         if job.state is JobState.HELD:
-            self._out.to(job, JobState.PENDING)
+            self._out.set_state(job, JobState.PENDING)
         if not (self._ledger.queued(job) or job.id in self._waiting.late):
             self._waiting.enqueue(job)
             self._out.ask_policy()

@@ -69,7 +69,7 @@ class Deadline:
 
         `others` start together with it.
         """
-        mechanism = self._ledger.queue_of(job)
+        mechanism = self._ledger.waits_by(job)
         if mechanism.foreground:
             left = self.left_s(job, *others)
         else:

@@ -86,7 +86,7 @@ class Endings:
         target = job.target
         self._attempts.end(job, Ended.SUSPENDED, keep=target)
         self.back_to_checkpoint(job)
-        self._out.to(job, JobState.SUSPENDED)
+        self._out.set_state(job, JobState.SUSPENDED)
         if target:
             gpus = tuple(sorted(target.gpus))
             self._attempts.launch(job, replace(target, gpus=gpus, since=self._run.now))
@@ -112,8 +112,8 @@ class Endings:
         facts = {"code": code, "detail": f": {detail}" if detail else ""}
         self._out.note(job, Reason(Why.EXITED, facts))
         for guest, host in suspects:
-            for part in self._ledger.hooks("part"):
-                part(guest, host)
+            for separate in self._ledger.hooks("separate"):
+                separate(guest, host)
         if guests := [guest for guest, host in suspects if host is job]:
             job.excuses += tuple(guest.id for guest in guests)
             self._out.note(job, Reason(Why.EXCUSED, {"job": guests[0].id, "name": guests[0].spec.name}))
@@ -173,12 +173,12 @@ class Endings:
 
     def back_to_waiting(self, job: Job) -> None:
         """Have a job whose attempt is over wait, at its newest checkpoint."""
-        self._run.count_news(self._ledger.queue_of(job).foreground)
+        self._run.count_news(self._ledger.waits_by(job).foreground)
         self.back_to_checkpoint(job)
-        self._out.to(job, JobState.PENDING if job.saved_step is None else JobState.SUSPENDED)
+        self._out.set_state(job, JobState.PENDING if job.saved_step is None else JobState.SUSPENDED)
         if job.held and job.state is JobState.PENDING:
             job.held = False
-            self._out.to(job, JobState.HELD)
+            self._out.set_state(job, JobState.HELD)
         self._waiting.enqueue(job)
 
     # --- jobs -------------------------------------------------------------------------------
@@ -208,13 +208,13 @@ class Endings:
 
     def _finish(self, job: Job, state: JobState, reason: Reason) -> None:
         self._waiting.dequeue(job)
-        self._out.to(job, state)
+        self._out.set_state(job, state)
         self._estimates.forget(job)
         for forget in self._ledger.hooks("forget"):
             forget(job)
         self._waiting.has_room(job)
         self._run.ended()
-        plan = self._run.plan if self._ledger.queue_of(job).foreground else None
+        plan = self._run.plan if self._ledger.waits_by(job).foreground else None
         if plan and not (state is JobState.COMPLETED and plan.foresaw(job.id, self._run.now)):
             self._run.count_news()
         job.ended_s = self._run.now

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from hpcsched.core.jobs import Costs, Job, Target
 from hpcsched.core.learning import Key, SeenThroughput, contradicts, differs
 from hpcsched.core.model import Kind
-from hpcsched.core.processes import Because, Program, Shape, program_of, shape_of
+from hpcsched.core.processes import Because, ProcessLayout, Program, program_of, shape_of
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.ledger import Ledger
@@ -46,7 +46,7 @@ class Estimates:
         """What the job has said of its next epoch; else what is known of its model: the profile loaded,
         corrected by what this run has seen, or just what it has seen. None where profiles say nothing, as on
         CPU cores."""
-        if not self._ledger.queue_of(job).profiled:
+        if not self._ledger.waits_by(job).profiled:
             return None
         return self.said.get(job.id) or _of_model(job, self.observed.beliefs, self.profiles)
 
@@ -58,7 +58,7 @@ class Estimates:
         """The profile of the job's model that was loaded, whatever was seen since."""
         return _of_model(job, {}, self.profiles)
 
-    def shape(self, job: Job) -> Shape:
+    def shape(self, job: Job) -> ProcessLayout:
         """How many processes the job's next attempt is started as, and why."""
         return shape_of(job.spec, self.loaded(job), self.parallel)
 
@@ -74,11 +74,11 @@ class Estimates:
 
     def costs_of(self, job: Job) -> Costs:
         """What transitions of the job's model took, to be added to."""
-        return self.costs.setdefault(self._ledger.of(job).costs_key(job), Costs())
+        return self.costs.setdefault(self._ledger.holds_by(job).costs_key(job), Costs())
 
     def known_costs(self, job: Job) -> Costs:
         """What transitions of the job's model took so far."""
-        return self.costs.get(self._ledger.of(job).costs_key(job)) or Costs()
+        return self.costs.get(self._ledger.holds_by(job).costs_key(job)) or Costs()
 
     def in_place(self, job: Job, gpus: int, hosts: Collection[str] | None = None) -> bool:
         """Whether a resize to `gpus` GPUs on each of these hosts would go in place.
@@ -223,7 +223,7 @@ class Estimates:
 
     def disturb(self, job: Job, gpus: Iterable[int]) -> None:
         """Have no sample go across now: `job` has changed on these GPUs, and others go faster or slower."""
-        disturbed = self._ledger.of(job).disturbed(job, gpus)
+        disturbed = self._ledger.holds_by(job).disturbed(job, gpus)
         if disturbed is None:
             self.observed.disturb(self._ledger.hosts_with(gpus), self._run.now)
         else:
@@ -240,7 +240,7 @@ class Estimates:
         What it does while it shares its GPU does not, nor what jobs do whose speed their GPUs alone do not
         say, nor what jobs do that say it themselves.
         """
-        if step < job.current.from_step or not self._ledger.of(job).teaches:
+        if step < job.current.from_step or not self._ledger.holds_by(job).teaches:
             return False  # in the first case it has not yet said where it goes on
         if job.width > 1 and not job.traits.per_gpu and self.shape(job).because is Because.UNKNOWN:
             return False  # it sees several GPUs: nobody knows how many it uses

@@ -53,7 +53,7 @@ class Outcome:
 
     # --- jobs -------------------------------------------------------------------------------
 
-    def to(self, job: Job, state: JobState) -> None:
+    def set_state(self, job: Job, state: JobState) -> None:
         """Bring a job into another state. Raises InvalidTransition for one that cannot follow."""
         if state not in NEXT_STATES[job.state]:
             raise self.invalid(job, f"{job.state} -> {state}")

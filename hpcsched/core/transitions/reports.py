@@ -72,7 +72,7 @@ class Reports:
             job.processes = event.processes
             self._run.spawned(job, event.host)
             if job.state is JobState.STARTING:
-                self._out.to(job, JobState.RUNNING)
+                self._out.set_state(job, JobState.RUNNING)
 
     def _workers_ready(self, event: ev.WorkersReady) -> None:
         job = self._run.about(event)
@@ -142,7 +142,7 @@ class Reports:
                 self._run.count_stale()
             return
         gpus = len(job.becoming.gpus) // job.spec.nodes if job.becoming else 0
-        settles = self._ledger.of(job).settles
+        settles = self._ledger.holds_by(job).settles
         if event.refused and gpus > job.width:
             job.has(most_gpus=max(job.width, gpus - 1))
             job.target = None

@@ -125,7 +125,7 @@ class Submissions:
         for job in jobs:
             self._waiting.wait_no_more(job)
             self._waiting.wait_for_others(job)
-            self._run.count_news(self._ledger.queue_of(job).foreground)
+            self._run.count_news(self._ledger.waits_by(job).foreground)
             self._waiting.enqueue(job)
         self._out.ask_policy(bool(jobs))
 
@@ -136,7 +136,7 @@ class Submissions:
         job.ended_s = job.reason = None
         job.metrics = NOTHING
         self._run.reopened(job)
-        self._out.to(job, JobState.PENDING if job.saved_step is None else JobState.SUSPENDED)
+        self._out.set_state(job, JobState.PENDING if job.saved_step is None else JobState.SUSPENDED)
         facts = {
             "how": f"from step {job.step}" if job.step else "from its beginning",
             "because": "" if because is None else f", with {because.spec.name}",

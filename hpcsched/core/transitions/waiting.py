@@ -49,7 +49,7 @@ class Waiting:
         if not ready or job.submit_s > self._run.now or (crowded and crowded.until > self._run.now):
             return
         self._run.touch(job.id)
-        mechanism = self._ledger.queue_of(job)
+        mechanism = self._ledger.waits_by(job)
         if mechanism.foreground:
             self._out.wake()
             self.late.discard(job.id)
@@ -64,7 +64,7 @@ class Waiting:
 
     def set_aside(self, job: Job, reason: Reason) -> None:
         """Take a job that cannot be started any more out of its queue."""
-        self._ledger.queue_of(job).dequeue(job)
+        self._ledger.waits_by(job).dequeue(job)
         self.late.add(job.id)
         self._out.note_news(job, reason)
 
@@ -86,7 +86,7 @@ class Waiting:
         while self.arrivals and self.arrivals[0][0] <= self._run.now:
             job = self._run.jobs[heappop(self.arrivals)[1]]
             self.enqueue(job)
-            arrived |= self._ledger.queue_of(job).foreground
+            arrived |= self._ledger.waits_by(job).foreground
         return arrived
 
     def begin_life(self) -> None:
@@ -137,7 +137,7 @@ class Waiting:
         for job_id in sorted(seen):
             job = self._run.jobs[job_id]
             here = job.state is JobState.PENDING and job.submit_s <= self._run.now
-            if here and self._ledger.queue_of(job).planned:
+            if here and self._ledger.waits_by(job).planned:
                 yield job
 
     # --- disks ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from hpcsched.compat import dataclass
 from hpcsched.planning.burst.costs import AWAY, HOME, Array, BurstCosts, Spot
-from hpcsched.planning.burst.structure import SOURCE, Block, Edge, Knot, Link, Series
+from hpcsched.planning.burst.structure import SOURCE, Edge, Knot, LayerBlock, Link, Series
 
 PAID, FREE = 0, 1
 """Whether the transfer at an end of a part counts."""
@@ -122,7 +122,7 @@ class BurstSearch:
         if isinstance(link, Edge):
             return self._edge(first, last)
         if id(link) not in self._tables:
-            make = self._block_table if isinstance(link, Block) else self._knot_table
+            make = self._block_table if isinstance(link, LayerBlock) else self._knot_table
             self._tables[id(link)] = make(link, first, last)  # type: ignore[arg-type]
         return self._tables[id(link)]
 
@@ -170,7 +170,7 @@ class BurstSearch:
         read = {before for earlier in self._costs.prev for before in earlier}
         return tuple(before for before in range(self._costs.sink) if before not in read)
 
-    def _block_table(self, block: Block, first: int, last: int) -> Array:
+    def _block_table(self, block: LayerBlock, first: int, last: int) -> Array:
         singles = [self._branch_table(branch, first, last) for branch in block.branches]
         groups = self._groups[id(block)] = {1 << i: table for i, table in enumerate(singles)}
         for group in _groups(len(singles)):
@@ -210,7 +210,7 @@ class BurstSearch:
         """Put the link's layers where the cost at `at` comes from, on ranks from `rank` on."""
         if isinstance(link, Edge):
             return
-        if isinstance(link, Block):
+        if isinstance(link, LayerBlock):
             everything = (1 << len(link.branches)) - 1
             self._place_group(link, everything, first, last, at, rank, into)
             return
@@ -240,7 +240,7 @@ class BurstSearch:
         return float(enter_us + body_us + leave_us)
 
     def _place_group(
-        self, block: Block, group: int, first: int, last: int, at: _At, rank: int, into: Placement
+        self, block: LayerBlock, group: int, first: int, last: int, at: _At, rank: int, into: Placement
     ) -> None:
         groups = self._groups[id(block)]
         if group & (group - 1) == 0:

@@ -22,7 +22,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LayerBlock:
     """Branches from one layer to another; `skip`: there is also an edge between these two."""
 
     branches: tuple[Series, ...]
@@ -36,7 +36,7 @@ class Knot:
     layers: tuple[int, ...]
 
 
-Link = Union[Edge, Block, Knot]
+Link = Union[Edge, LayerBlock, Knot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _link(first: int, last: int, inner: list[int], reads: dict[int, tuple[int, .
     skip = first in reads[last]
     if len(parts) == 1 and not skip:
         return Knot(tuple(inner))
-    return Block(tuple(_series(first, last, part, reads) for part in parts), skip)
+    return LayerBlock(tuple(_series(first, last, part, reads) for part in parts), skip)
 
 
 def _components(layers: list[int], reads: dict[int, tuple[int, ...]]) -> list[list[int]]:

@@ -62,8 +62,8 @@ def best_place(
 ) -> Place | None:
     """The place, of those with room for the newcomer, that it is to join; None: it waits.
 
-    `places` are in the order of the simple rule, the fewest members first: that counts where a place has other
-    models too, and where several are equally good.
+    `places` are in the order of the simple rule, the fewest members first: that counts where a place has
+    other models too, and where several are equally good.
     """
     good = {
         place: members

@@ -87,8 +87,8 @@ def plan(problem: PackProblem, strategy: str = "auto", *, compare: bool = True) 
 
     Args:
         problem: members and devices.
-        strategy: one of `STRATEGIES`, or `auto`: the best predicted of all but `run`, which tries what was not
-            measured.
+        strategy: one of `STRATEGIES`, or `auto`: the best predicted of all but `run`, which tries what was
+            not measured.
         compare: the plan also says what every other strategy would take.
 
     Raises ConfigError for an unknown strategy and for members without costs, NoPackPlan if a member is too

@@ -15,7 +15,7 @@ from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import NO_RULES, Decision, LookAgain, Replan, Start, View
 from hpcsched.planning.jobs.costs import time_left
 from hpcsched.policy.baselines.targets import approach, coming, least_counts
-from hpcsched.policy.options import Number
+from hpcsched.policy.options import NumberOption
 
 
 class Optimus:
@@ -43,7 +43,7 @@ class Optimus:
     moves_packed = True
     reshapes = False
     rules = NO_RULES
-    OPTIONS = {"interval": Number(least=1)}  # noqa: RUF012 - read, never written
+    OPTIONS = {"interval": NumberOption(least=1)}  # noqa: RUF012 - read, never written
 
     def __init__(self, *, interval: float = 600.0) -> None:
         self.interval = interval

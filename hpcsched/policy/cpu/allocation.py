@@ -15,8 +15,8 @@ from hpcsched.core.mechanisms.cpu.cores import WHOLE, Grant, total
 from hpcsched.core.mechanisms.cpu.view import CoresDecision, CoresView, Remember, Reseat, StartOnCores
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.planning.ps.cores import lay_out
-from hpcsched.policy.cpu.configurations import KEPT, Rules, Shape
-from hpcsched.policy.cpu.dtconfig import Search, look
+from hpcsched.policy.cpu.configurations import KEPT, CpuShape, Rules
+from hpcsched.policy.cpu.dtconfig import ScalingSearch, look
 
 
 class AllotCores:
@@ -46,9 +46,9 @@ class AllotCores:
         self, view: CoresView, job: Job, rooms: dict[str, dict[int, int]], starting: Sequence[Job]
     ) -> StartOnCores | bool:
         """The start of a job; else whether it waits for cores."""
-        rules, search = Rules.of(job.spec.strategy), Search()
+        rules, search = Rules.of(job.spec.strategy), ScalingSearch()
         allotment = view.of.get(job.id)
-        if allotment is not None and isinstance(allotment.memory, Search):
+        if allotment is not None and isinstance(allotment.memory, ScalingSearch):
             search = allotment.memory.anew()
         host, room = max(rooms.items(), key=lambda entry: sum(entry[1].values()), default=("", {}))
         there = sum(room.values())
@@ -71,7 +71,12 @@ class AllotCores:
     ) -> CoresDecision | None:
         allotment = view.of[job.id]
         usage, search = allotment.usage, allotment.memory
-        if not job.settled or usage is None or not isinstance(search, Search) or allotment.host not in rooms:
+        if (
+            not job.settled
+            or usage is None
+            or not isinstance(search, ScalingSearch)
+            or allotment.host not in rooms
+        ):
             return None
         room = rooms[allotment.host] if not waits else {}
         if room and view.slots_wanted:
@@ -134,7 +139,7 @@ def granted(
 
 
 def seated(
-    seats: Sequence[Seat], shape: Shape, host: str, grant: Grant, numa: Mapping[int, int]
+    seats: Sequence[Seat], shape: CpuShape, host: str, grant: Grant, numa: Mapping[int, int]
 ) -> tuple[tuple[Seat, ...], tuple[int, ...]]:
     """The seats of a configuration by rank, and the ranks that stay of those that there are.
 

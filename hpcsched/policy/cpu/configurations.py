@@ -45,7 +45,7 @@ KEPT = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class CpuShape:
     """A DT-config: the cores of each server and each worker, in hundredths."""
 
     servers: tuple[int, ...]
@@ -57,13 +57,13 @@ class Shape:
         return sum(self.servers) + sum(self.workers)
 
     @classmethod
-    def even(cls, servers: int, workers: int, cores: int) -> Shape:
+    def even(cls, servers: int, workers: int, cores: int) -> CpuShape:
         """The same share for every process, of so many cores at most."""
         share = cores // (servers + workers)
         return cls(servers=(share,) * servers, workers=(share,) * workers)
 
     @classmethod
-    def of(cls, seats: Sequence[Seat]) -> Shape:
+    def of(cls, seats: Sequence[Seat]) -> CpuShape:
         """The configuration of these seats."""
         shares = [(seat.server, round(WHOLE * seat.share)) for seat in seats]
         return cls(
@@ -109,30 +109,30 @@ class Rules:
         """Servers and workers to begin with: (1, 2), if nothing else was said."""
         return self.servers or DEFAULT_SERVERS, self.workers or DEFAULT_WORKERS
 
-    def first(self) -> Shape:
+    def first(self) -> CpuShape:
         """The configuration to begin with: (1, 2, R_0/3, 2 R_0/3)."""
         if self.fixed:
-            return Shape(servers=(), workers=(self.budget,))
+            return CpuShape(servers=(), workers=(self.budget,))
         ranks = sum(self.counts)
-        return Shape.even(*self.counts, max(LEAST * ranks, int(self.budget * self.start)))
+        return CpuShape.even(*self.counts, max(LEAST * ranks, int(self.budget * self.start)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SeenUsage:
     """A configuration, and what was measured of it: cores used by server and by worker, full links by
     server."""
 
-    shape: Shape
+    shape: CpuShape
     usage: Usage
     servers: tuple[float, ...]
     workers: tuple[float, ...]
     links: tuple[float, ...]
 
     @classmethod
-    def of(cls, seats: Sequence[Seat], usage: Usage) -> Seen:
+    def of(cls, seats: Sequence[Seat], usage: Usage) -> SeenUsage:
         used = list(zip(seats, usage.cpu, usage.net, strict=True))
         return cls(
-            shape=Shape.of(seats),
+            shape=CpuShape.of(seats),
             usage=usage,
             servers=tuple(cpu for seat, cpu, _ in used if seat.server),
             workers=tuple(cpu for seat, cpu, _ in used if not seat.server),
@@ -155,7 +155,7 @@ class Seen:
         return full if full > FULL_LINK else 0.0
 
 
-def with_servers(shape: Shape, there: int) -> Shape | None:
+def with_servers(shape: CpuShape, there: int) -> CpuShape | None:
     """Half as many servers again, one at least, with as much each as the others have where that is free; else
     all share what they have."""
     count, held = len(shape.servers), sum(shape.servers)
@@ -163,10 +163,10 @@ def with_servers(shape: Shape, there: int) -> Shape | None:
     free = shape.cores + (more - count) * (held // count) <= there
     servers = (max(LEAST, held // (count if free else more)),) * more
     left = min(sum(shape.workers), there - sum(servers)) // len(shape.workers)
-    return Shape(servers=servers, workers=(left,) * len(shape.workers)) if left >= LEAST else None
+    return CpuShape(servers=servers, workers=(left,) * len(shape.workers)) if left >= LEAST else None
 
 
-def with_workers(base: Seen, there: int) -> Shape | None:
+def with_workers(base: SeenUsage, there: int) -> CpuShape | None:
     """The workers' cores over more of them: half as many again, or as many as use what each then has."""
     shares, count = base.shape.workers, len(base.shape.workers)
     used = WHOLE * sum(base.workers) / sum(shares)
@@ -176,7 +176,7 @@ def with_workers(base: Seen, there: int) -> Shape | None:
     return replace(base.shape, workers=(share,) * more) if more > count else None
 
 
-def with_all(shape: Shape, rules: Rules, there: int) -> Shape | None:
+def with_all(shape: CpuShape, rules: Rules, there: int) -> CpuShape | None:
     """Half as many processes again, of the same size where there are cores for that."""
     servers, workers = (_more(len(kind), rules.scale_up) for kind in (shape.servers, shape.workers))
     each = [sum(kind) // len(kind) for kind in (shape.servers, shape.workers)]
@@ -184,28 +184,28 @@ def with_all(shape: Shape, rules: Rules, there: int) -> Shape | None:
     shares = [int(share * factor) for share in each]
     if min(shares) < LEAST:
         return None
-    return Shape(servers=(shares[0],) * servers, workers=(shares[1],) * workers)
+    return CpuShape(servers=(shares[0],) * servers, workers=(shares[1],) * workers)
 
 
 def _more(count: int, by: float) -> int:
     return count + max(1, round(count * by))
 
 
-def with_fewer(shape: Shape) -> Shape | None:
+def with_fewer(shape: CpuShape) -> CpuShape | None:
     """The workers' cores for two thirds of them: each costs messages, and time of its own."""
     count = len(shape.workers) * 2 // 3
     return replace(shape, workers=(sum(shape.workers) // count,) * count) if count else None
 
 
-def scaled(shape: Shape, factor: float) -> Shape:
+def scaled(shape: CpuShape, factor: float) -> CpuShape:
     """Every process gets as many times what it has."""
-    return Shape(
+    return CpuShape(
         servers=tuple(int(share * factor) for share in shape.servers),
         workers=tuple(int(share * factor) for share in shape.workers),
     )
 
 
-def idle_facts(base: Seen) -> dict[str, Any]:
+def idle_facts(base: SeenUsage) -> dict[str, Any]:
     """Who can spare cores that another one uses (Resource Optimizer: nodes of a kind, then the kinds)."""
     for kind, used, shares in (
         ("servers", base.servers, base.shape.servers),
@@ -232,17 +232,17 @@ def _uneven(least: float, most: float) -> bool:
     return least < IDLE <= most or least < EFFICIENT <= most
 
 
-def balanced(base: Seen) -> Shape | None:
+def balanced(base: SeenUsage) -> CpuShape | None:
     """The same cores, in proportion to what each process uses; None if that gives nobody much more."""
     used = [*(SLACK * cpu for cpu in base.servers), *base.workers]
     shares, before = _apportioned(used, base.shape.cores), [*base.shape.servers, *base.shape.workers]
     if max(new / old for new, old in zip(shares, before, strict=True)) < LEAST_FACTOR:
         return None
     count = len(base.servers)
-    return Shape(servers=tuple(shares[:count]), workers=tuple(shares[count:]))
+    return CpuShape(servers=tuple(shares[:count]), workers=tuple(shares[count:]))
 
 
-def trimmed(base: Seen) -> Shape | None:
+def trimmed(base: SeenUsage) -> CpuShape | None:
     """As many cores as are used, and a little more."""
     used = [*(SLACK * cpu for cpu in base.servers), *base.workers]
     shares = [max(LEAST, round(WHOLE * cpu / EFFICIENT)) for cpu in used]
@@ -250,7 +250,7 @@ def trimmed(base: Seen) -> Shape | None:
     shares = [min(pair) for pair in zip(shares, before, strict=True)]
     count = len(base.servers)
     smaller = sum(shares) < KEPT * sum(before)
-    return Shape(servers=tuple(shares[:count]), workers=tuple(shares[count:])) if smaller else None
+    return CpuShape(servers=tuple(shares[:count]), workers=tuple(shares[count:])) if smaller else None
 
 
 def _apportioned(used: Sequence[float], cores: int) -> list[int]:

@@ -23,9 +23,9 @@ from hpcsched.policy.cpu.configurations import (
     IDLE,
     LEAST_FACTOR,
     SCALE_UP,
+    CpuShape,
     Rules,
-    Seen,
-    Shape,
+    SeenUsage,
     balanced,
     idle_facts,
     scaled,
@@ -62,7 +62,7 @@ PATIENCE = 3
 """After so many measurements at rest all is tried again, then after twice as many, and so on."""
 
 
-class Move(StrEnum):
+class ScalingMove(StrEnum):
     """What can be changed."""
 
     UP = "more cores"
@@ -76,7 +76,7 @@ class Move(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class ScalingSearch:
     """What is remembered of a job's search.
 
     `base` is the configuration from which moves are tried, `best` the fastest seen; `trial` the move that led
@@ -88,13 +88,13 @@ class Search:
     measurement taken in; of `patience` measurements at rest there were `rested`.
     """
 
-    base: Seen | None = None
-    best: Seen | None = None
-    trial: Move | None = None
-    shape: Shape | None = None
-    tried: frozenset[Move] = frozenset()
+    base: SeenUsage | None = None
+    best: SeenUsage | None = None
+    trial: ScalingMove | None = None
+    shape: CpuShape | None = None
+    tried: frozenset[ScalingMove] = frozenset()
     doubted: bool = False
-    raised: Seen | None = None
+    raised: SeenUsage | None = None
     stride: int = 1
     changes: int = 0
     rests: bool = False
@@ -103,23 +103,28 @@ class Search:
     rested: int = 0
     patience: int = PATIENCE
 
-    def anew(self) -> Search:
+    def anew(self) -> ScalingSearch:
         """The search of a job that starts again: what it was about to try is forgotten."""
-        return Search(base=self.base, best=self.best, tried=self.tried)
+        return ScalingSearch(base=self.base, best=self.best, tried=self.tried)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ScalingStep:
     """What a search says: the configuration to go to (None: stay), and why."""
 
-    search: Search
-    shape: Shape | None = None
+    search: ScalingSearch
+    shape: CpuShape | None = None
     reason: Reason | None = None
 
 
 def look(
-    search: Search, seats: Sequence[Seat], usage: Usage, rules: Rules, room: int, held: int | None = None
-) -> Found | None:
+    search: ScalingSearch,
+    seats: Sequence[Seat],
+    usage: Usage,
+    rules: Rules,
+    room: int,
+    held: int | None = None,
+) -> ScalingStep | None:
     """What to do with a job that has these seats and was measured so; None: nothing, and nothing is new.
 
     Args:
@@ -127,18 +132,18 @@ def look(
         held: those that it has, if its seats do not need all of them.
     """
     # A change that was not made waits for the next measurement: the job may be about to end.
-    fresh = usage != search.looked_at or search.shape == Shape.of(seats)
+    fresh = usage != search.looked_at or search.shape == CpuShape.of(seats)
     if not fresh and not (search.waits and room > 0):
         return None
-    now = Seen.of(seats, usage)
+    now = SeenUsage.of(seats, usage)
     if fresh:
         search = _judged(replace(search, looked_at=usage, waits=False), now)
         if search.rests:
-            return Found(search=search)
+            return ScalingStep(search=search)
     return _next(search, now, rules, min(rules.budget, (held or now.shape.cores) + room))
 
 
-def _next(search: Search, now: Seen, rules: Rules, there: int) -> Found:
+def _next(search: ScalingSearch, now: SeenUsage, rules: Rules, there: int) -> ScalingStep:
     """The move to try, the way back, or rest; on `there` hundredths at most."""
     base, best = search.base or now, search.best or now
     for move, why in _moves(search, base, rules) if search.changes < MOST_CHANGES else ():
@@ -146,7 +151,7 @@ def _next(search: Search, now: Seen, rules: Rules, there: int) -> Found:
         if shape is not None and shape not in (now.shape, base.shape):
             count = search.changes + 1
             changed = replace(search, trial=move, shape=shape, changes=count, waits=False)
-            return Found(search=changed, shape=shape, reason=_said(why, shape, now, base))
+            return ScalingStep(search=changed, shape=shape, reason=_said(why, shape, now, base))
     goals = [best, base] if base.rate < best.rate * (1 - NO_WORSE) else [base]
     goal = next((seen for seen in goals if seen.shape == now.shape or seen.shape.cores <= there), None)
     if goal is None:  # others have its cores
@@ -154,18 +159,18 @@ def _next(search: Search, now: Seen, rules: Rules, there: int) -> Found:
     if now.shape == goal.shape:
         return _at_rest(search, now, rules)
     facts = {"old": str(now.shape), "seats": str(goal.shape), "best": goal.rate, "rate": now.rate}
-    count, tried = search.changes + 1, frozenset(Move)
+    count, tried = search.changes + 1, frozenset(ScalingMove)
     back = replace(search, base=goal, shape=goal.shape, changes=count, tried=tried, waits=False)
-    return Found(search=back, shape=goal.shape, reason=Reason(Why.BEST_SEEN, facts))
+    return ScalingStep(search=back, shape=goal.shape, reason=Reason(Why.BEST_SEEN, facts))
 
 
-def _from_here(search: Search, now: Seen) -> Search:
+def _from_here(search: ScalingSearch, now: SeenUsage) -> ScalingSearch:
     """The search begins anew where the job stands."""
     anew = replace(search, base=now, best=now, tried=frozenset(), raised=None, trial=None, shape=None)
     return replace(anew, rests=False, rested=0, stride=1)
 
 
-def _judged(search: Search, now: Seen) -> Search:
+def _judged(search: ScalingSearch, now: SeenUsage) -> ScalingSearch:
     """What was measured says of the move that led here."""
     base, move, best = search.base, search.trial, search.best
     if base is None or best is None:
@@ -182,22 +187,26 @@ def _judged(search: Search, now: Seen) -> Search:
         best = now
     search = replace(search, trial=None, shape=None, best=best)
     if not helps:
-        if came and move is Move.UP and search.stride > 1:
+        if came and move is ScalingMove.UP and search.stride > 1:
             return replace(search, stride=1)  # fewer of them may help
-        doubted = search.doubted or move is Move.WORKER
-        raised = now if came and move is Move.UP else search.raised
+        doubted = search.doubted or move is ScalingMove.WORKER
+        raised = now if came and move is ScalingMove.UP else search.raised
         return replace(search, tried=search.tried | {move}, doubted=doubted, raised=raised)
-    tried = {move} if move in (Move.BALANCE, Move.TRIM) and now.rate < base.rate * (1 + BETTER) else set()
-    doubted = search.doubted and move is not Move.WORKER
+    tried = (
+        {move}
+        if move in (ScalingMove.BALANCE, ScalingMove.TRIM) and now.rate < base.rate * (1 + BETTER)
+        else set()
+    )
+    doubted = search.doubted and move is not ScalingMove.WORKER
     search = replace(search, base=now, tried=frozenset(tried), doubted=doubted)
     stride = search.stride
-    if move is Move.UP:
+    if move is ScalingMove.UP:
         paid = now.rate / base.rate - 1 >= PAID * (now.shape.cores / base.shape.cores - 1)
         stride = 2 * stride if paid else 1
     return replace(search, raised=None, patience=PATIENCE, stride=stride)
 
 
-def _still_good(search: Search, base: Seen, now: Seen) -> Search:
+def _still_good(search: ScalingSearch, base: SeenUsage, now: SeenUsage) -> ScalingSearch:
     """What it says that the same configuration was measured once more: at rest all is tried anew when the
     training has changed, and now and then, ever more seldom, as what was measured may have been disturbed."""
     if not search.rests:
@@ -210,22 +219,22 @@ def _still_good(search: Search, base: Seen, now: Seen) -> Search:
     return replace(_from_here(search, now), patience=2 * search.patience)
 
 
-def _helps(move: Move, base: Seen, now: Seen) -> bool:
+def _helps(move: ScalingMove, base: SeenUsage, now: SeenUsage) -> bool:
     """Whether a move was a good one."""
     gain = now.rate / base.rate - 1
-    if move is Move.SERVER and now.full < base.full:
+    if move is ScalingMove.SERVER and now.full < base.full:
         return gain >= -NO_WORSE
     if _more_cores(base, now):
         return gain >= max(BETTER, WORTH * (now.shape.cores / base.shape.cores - 1) / SCALE_UP)
-    used_better = move is Move.WORKER and now.efficiency >= base.efficiency + MORE_USED
-    return gain >= (-NO_WORSE if used_better or move in (Move.BALANCE, Move.TRIM) else BETTER)
+    used_better = move is ScalingMove.WORKER and now.efficiency >= base.efficiency + MORE_USED
+    return gain >= (-NO_WORSE if used_better or move in (ScalingMove.BALANCE, ScalingMove.TRIM) else BETTER)
 
 
-def _more_cores(base: Seen, now: Seen) -> bool:
+def _more_cores(base: SeenUsage, now: SeenUsage) -> bool:
     return now.shape.cores > base.shape.cores * LEAST_FACTOR
 
 
-def _moves(search: Search, base: Seen, rules: Rules) -> list[tuple[Move, Reason]]:
+def _moves(search: ScalingSearch, base: SeenUsage, rules: Rules) -> list[tuple[ScalingMove, Reason]]:
     """What can be tried from a configuration: what its bottleneck asks for, then what else may help."""
     facts: dict[str, Any] = {
         "old": str(base.shape),
@@ -233,59 +242,64 @@ def _moves(search: Search, base: Seen, rules: Rules) -> list[tuple[Move, Reason]
         "rate": base.rate,
         "efficiency": base.efficiency,
     }
-    up, both = (Move.UP, Reason(Why.MORE_CORES, facts)), Reason(Why.AT_ONCE, facts)
-    wider, out = (Move.WIDER, both), (Move.OUT, both)
+    up, both = (ScalingMove.UP, Reason(Why.MORE_CORES, facts)), Reason(Why.AT_ONCE, facts)
+    wider, out = (ScalingMove.WIDER, both), (ScalingMove.OUT, both)
     full, used = base.full, base.efficiency >= EFFICIENT
-    worker = Move.WORKER, Reason(Why.MORE_WORKERS if full or used else Why.UTILISATION_BOTTLENECK, facts)
-    server = Move.SERVER, Reason(Why.MORE_SERVERS, facts)
-    fewer = Move.FEWER, Reason(Why.FEWER_WORKERS, facts)
+    worker = (
+        ScalingMove.WORKER,
+        Reason(Why.MORE_WORKERS if full or used else Why.UTILISATION_BOTTLENECK, facts),
+    )
+    server = ScalingMove.SERVER, Reason(Why.MORE_SERVERS, facts)
+    fewer = ScalingMove.FEWER, Reason(Why.FEWER_WORKERS, facts)
     if full:
         where = {"server": base.links.index(full), "net": full}
-        server = Move.SERVER, Reason(Why.NETWORK_BOTTLENECK, {**facts, **where})
+        server = ScalingMove.SERVER, Reason(Why.NETWORK_BOTTLENECK, {**facts, **where})
     idle = idle_facts(base)
-    found = [(Move.BALANCE, Reason(Why.BALANCED, {**facts, **idle}))] if idle else []
+    found = [(ScalingMove.BALANCE, Reason(Why.BALANCED, {**facts, **idle}))] if idle else []
     whole = base.shape.cores * LEAST_FACTOR >= rules.budget
-    if used and not (full or search.raised or whole or Move.UP in search.tried):
+    if used and not (full or search.raised or whole or ScalingMove.UP in search.tried):
         return [*found, up, wider]  # without free cores it waits for some
     cores_first = used or search.doubted or search.stride > 1
     others = [up, wider, worker] if cores_first else [worker, up, wider]
     found += [server, *others] if full else [*others, server]
     found += [out, fewer]
     if base.efficiency < IDLE:
-        found.append((Move.TRIM, Reason(Why.TRIMMED, facts)))
+        found.append((ScalingMove.TRIM, Reason(Why.TRIMMED, facts)))
     fixed = set()
     if rules.servers is not None:
-        fixed |= {Move.SERVER, Move.OUT}
+        fixed |= {ScalingMove.SERVER, ScalingMove.OUT}
     if rules.workers is not None:
-        fixed |= {Move.WORKER, Move.OUT, Move.FEWER}
+        fixed |= {ScalingMove.WORKER, ScalingMove.OUT, ScalingMove.FEWER}
     return [(move, why) for move, why in found if move not in fixed]
 
 
-def _moved(move: Move, search: Search, base: Seen, rules: Rules, there: int) -> Shape | None:
+def _moved(
+    move: ScalingMove, search: ScalingSearch, base: SeenUsage, rules: Rules, there: int
+) -> CpuShape | None:
     """The configuration after a move, on `there` hundredths at most; None if it cannot be done."""
     shape = base.shape
-    if move is Move.UP:
+    if move is ScalingMove.UP:
         factor = min(1 + rules.scale_up * search.stride, there / shape.cores)
         return scaled(shape, factor) if factor >= LEAST_FACTOR else None
-    if move is Move.WIDER:
+    if move is ScalingMove.WIDER:
         return _widened(search.raised, rules, there)
-    if move is Move.OUT:
+    if move is ScalingMove.OUT:
         return with_all(shape, rules, there)
     if shape.cores > there:
         return None  # it has given cores back since, and others have them
     match move:
-        case Move.BALANCE:
+        case ScalingMove.BALANCE:
             return balanced(base)
-        case Move.TRIM:
+        case ScalingMove.TRIM:
             return trimmed(base)
-        case Move.SERVER:
+        case ScalingMove.SERVER:
             return with_servers(shape, there)
-        case Move.FEWER:
+        case ScalingMove.FEWER:
             return with_fewer(shape)
     return with_workers(base, there)
 
 
-def _widened(raised: Seen | None, rules: Rules, there: int) -> Shape | None:
+def _widened(raised: SeenUsage | None, rules: Rules, there: int) -> CpuShape | None:
     """More cores alone were no use: with what their bottleneck asks for they may be (as in the paper, which
     takes the one after the other)."""
     if raised is None or raised.shape.cores > there:
@@ -295,7 +309,7 @@ def _widened(raised: Seen | None, rules: Rules, there: int) -> Shape | None:
     return with_workers(raised, there) if rules.workers is None else None
 
 
-def _said(why: Reason, shape: Shape, now: Seen, base: Seen) -> Reason:
+def _said(why: Reason, shape: CpuShape, now: SeenUsage, base: SeenUsage) -> Reason:
     """The reason in full: where the job stands elsewhere, that did not help."""
     facts = {**why.facts, "seats": str(shape)}
     if now.shape != base.shape:
@@ -303,7 +317,7 @@ def _said(why: Reason, shape: Shape, now: Seen, base: Seen) -> Reason:
     return replace(why, facts=facts)
 
 
-def _at_rest(search: Search, now: Seen, rules: Rules) -> Found:
+def _at_rest(search: ScalingSearch, now: SeenUsage, rules: Rules) -> ScalingStep:
     """Nothing is left to try: the job stays as it is, or waits for more cores."""
     whole = now.shape.cores * LEAST_FACTOR >= rules.budget
     facts = {
@@ -312,12 +326,12 @@ def _at_rest(search: Search, now: Seen, rules: Rules) -> Found:
         "rate": now.rate,
         "efficiency": now.efficiency,
     }
-    if Move.UP not in search.tried and not whole and search.changes < MOST_CHANGES:
-        return Found(search=replace(search, waits=True), reason=Reason(Why.WANTS_CORES, facts))
+    if ScalingMove.UP not in search.tried and not whole and search.changes < MOST_CHANGES:
+        return ScalingStep(search=replace(search, waits=True), reason=Reason(Why.WANTS_CORES, facts))
     because = "nothing else that was tried is faster"
     if whole:
         because = f"it uses {now.efficiency:.0%} of its whole budget, and {because}"
     if search.changes >= MOST_CHANGES:
         because = f"its configuration has been changed {search.changes} times"
     facts["because"] = because
-    return Found(search=replace(search, rests=True), reason=Reason(Why.SETTLED, facts))
+    return ScalingStep(search=replace(search, rests=True), reason=Reason(Why.SETTLED, facts))

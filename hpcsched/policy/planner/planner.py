@@ -26,7 +26,7 @@ from hpcsched.planning.jobs.stage_schedules import best_stages
 from hpcsched.planning.jobs.timeline import Timeline
 from hpcsched.policy.exclusive import Exclusive
 from hpcsched.policy.marble import Marble
-from hpcsched.policy.options import Number
+from hpcsched.policy.options import NumberOption
 from hpcsched.policy.planner.rollout import rollout
 from hpcsched.policy.planner.stages import next_stage, promised
 
@@ -63,9 +63,9 @@ class Planner:
     rules = NO_RULES
     OPTIONS = {  # noqa: RUF012 - read, never written
         "goal": ("both", "makespan", "jct"),
-        "eps": Number(least=0, or_inf=True),
-        "budget": Number(least=0, most=100_000, whole=True),
-        "seed": Number(whole=True),
+        "eps": NumberOption(least=0, or_inf=True),
+        "budget": NumberOption(least=0, most=100_000, whole=True),
+        "seed": NumberOption(whole=True),
     }
 
     def __init__(self, *, goal: str = "both", eps: float = 1.0, budget: int = 200, seed: int = 1) -> None:

@@ -24,7 +24,7 @@ _LOOK_S = 0.05
 
 
 @dataclass(eq=False, slots=True)
-class Visit:
+class GuestBuild:
     """One guest's being built, while the foreground stands still.
 
     `given_up`: whether the guest is wanted no more. `sent_away`: the foreground has gone on without it.
@@ -55,11 +55,11 @@ class Visit:
             self._tracing.release()
 
 
-class Stand:
+class BuildGate:
     """Shared by the foreground's thread, which comes by between its steps, and one waiting guest's."""
 
     def __init__(self) -> None:
-        self._visit: Visit | None = None
+        self._visit: GuestBuild | None = None
 
     def stand_still(self) -> None:
         """Of the foreground: if a guest waits to be built, wait until it is.
@@ -79,7 +79,7 @@ class Stand:
         with contextlib.suppress(NotHostable):  # the guest, if it is at it still, learns that we have gone on
             put_back(before)
 
-    def wait(self, visit: Visit) -> bool:
+    def wait(self, visit: GuestBuild) -> bool:
         """Of a guest: wait until the foreground stands still; False if the guest is wanted no more.
 
         What is the process's may be used until `visit.over` is set, to be done in any case. Raises

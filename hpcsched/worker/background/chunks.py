@@ -15,7 +15,7 @@ from torch import nn
 from hpcsched.compat import pairwise, zip
 from hpcsched.errors import ConfigError
 from hpcsched.worker.background.graphs import Graphs
-from hpcsched.worker.background.lane import Lane
+from hpcsched.worker.background.lane import StreamLane
 from hpcsched.worker.layers.graph import Layer, Value, capture_inputs, trace
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import say
@@ -87,7 +87,7 @@ class Chunked:
         self,
         model: nn.Module,
         example: tuple[torch.Tensor, ...],
-        lane: Lane,
+        lane: StreamLane,
         *,
         most: int = CHUNKS,
         graphs: bool = False,
@@ -130,7 +130,7 @@ class Chunked:
         return result
 
 
-def _on_backward(tensors: Sequence[torch.Tensor], lane: Lane, key: object) -> None:
+def _on_backward(tensors: Sequence[torch.Tensor], lane: StreamLane, key: object) -> None:
     """Have the piece `key` begin once the gradient of one of these tensors is there.
 
     Of the first, as those that other chunks read too have theirs only later. By hooks, as functions of our
@@ -141,7 +141,7 @@ def _on_backward(tensors: Sequence[torch.Tensor], lane: Lane, key: object) -> No
         torch.autograd.graph.register_multi_grad_hook(wanted, lambda _: lane.piece(key), mode="any")
 
 
-def chunked_loss(parts: Parts, samples: int, lane: Lane, device: torch.device, *, graphs: bool) -> Loss:
+def chunked_loss(parts: Parts, samples: int, lane: StreamLane, device: torch.device, *, graphs: bool) -> Loss:
     """The losses of a training, the model's part of them chunk by chunk; a batch has so many samples.
 
     A model that cannot be cut is one piece, from one loss to the next. To be called while no other thread

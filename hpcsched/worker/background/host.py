@@ -28,11 +28,11 @@ from hpcsched.planning.background.admission import Footprint, admit
 from hpcsched.planning.background.pacing import Duty, Pacer, share_of
 from hpcsched.planning.background.referee import Referee
 from hpcsched.worker.background import settings
-from hpcsched.worker.background.build_gate import Stand, Visit
+from hpcsched.worker.background.build_gate import BuildGate, GuestBuild
 from hpcsched.worker.background.chunks import chunked_loss
-from hpcsched.worker.background.lane import Lane
+from hpcsched.worker.background.lane import StreamLane
 from hpcsched.worker.background.output import divide_output
-from hpcsched.worker.background.protocol import Line, is_ours, listen
+from hpcsched.worker.background.protocol import GuestConnection, is_ours, listen
 from hpcsched.worker.background.rng_isolation import (
     Generators,
     NotHostable,
@@ -42,9 +42,9 @@ from hpcsched.worker.background.rng_isolation import (
     put_back,
 )
 from hpcsched.worker.background.streams import background_stream, foreground_stream
-from hpcsched.worker.background.timing import Watch
+from hpcsched.worker.background.timing import StepTimer
 from hpcsched.worker.process.contract import JobEnv, say
-from hpcsched.worker.process.guest import Gone, Hosted, be_hosted
+from hpcsched.worker.process.guest import GuestGone, HostedGuest, be_hosted
 from hpcsched.worker.ranks.process_group import own_device
 
 LIMIT = 2
@@ -67,8 +67,8 @@ class _Guest:
     """A job that is here. `asked`: its own process wants it to leave; `end`: what that is told at the end."""
 
     env: JobEnv
-    hosted: Hosted
-    line: Line
+    hosted: HostedGuest
+    line: GuestConnection
     pace: float = 1.0
     asked: bool = False
     referee: Referee | None = None
@@ -93,7 +93,7 @@ class _Guest:
                 self.referee.pacer.duty.share = self.pace
 
 
-class Host:
+class GuestHost:
     """Awaits guests from `open` to `close`.
 
     Args:
@@ -104,14 +104,14 @@ class Host:
         self._environ, self._load, self._strategy = dict(environ), load, strategy
         self._mode = settings.mode(environ)
         self._device = own_device(JobEnv.from_environ(environ))
-        self._watch: Watch | None = None
+        self._watch: StepTimer | None = None
         self._listener: Any = None
         self._faulted: set[int] = set()
         self._guest: _Guest | None = None
         self._awaiting = threading.Thread(target=self._await_guests, name="awaits guests", daemon=True)
         self._leaving = threading.Event()
         self._steps = 0
-        self._stand = Stand()
+        self._stand = BuildGate()
         self._last: threading.Thread | None = None
 
     # -- the foreground's thread -------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Host:
         def build_and_watch(args: dict[str, Any]) -> Any:
             parts = build(args)
             sums = int(self._environ.get(variables.WORLD_SIZE) or 1) > 1
-            self._watch = Watch(parts.model, parts.optimizer, self._device, sums=sums)
+            self._watch = StepTimer(parts.model, parts.optimizer, self._device, sums=sums)
             parts.optimizer.register_step_post_hook(lambda *_: self._between_steps())
             return parts
 
@@ -181,12 +181,12 @@ class Host:
             if not is_ours(connection):
                 connection.close()
                 continue
-            line = Line(connection)
+            line = GuestConnection(connection)
             with contextlib.suppress(HpcschedError, OSError, ValueError, KeyError, TypeError):
                 self._receive(line)
             line.close()
 
-    def _receive(self, line: Line) -> None:
+    def _receive(self, line: GuestConnection) -> None:
         """One guest, from its greeting to its end."""
         greeting = line.hear(5.0)
         if greeting is None:
@@ -199,7 +199,7 @@ class Host:
             line.say({"refused": str(error)})
             return
         output, errors = (os.fdopen(os.dup(number), "w", buffering=1) for number in line.descriptors[:2])
-        guest = self._guest = _Guest(env, Hosted(environ, output, errors), line)
+        guest = self._guest = _Guest(env, HostedGuest(environ, output, errors), line)
         line.say({"accepted": True})
         training = threading.Thread(target=self._run, args=(guest,), name=f"guest {env.job_id}", daemon=True)
         training.start()
@@ -253,7 +253,7 @@ class Host:
                 # In the device's thread of the autograd engine its gates would hold the foreground up too.
                 self._train(guest)
             guest.end = {"exit": 0}
-        except Gone:
+        except GuestGone:
             pass
         except NotHostable as error:
             guest.end = {"refused": str(error)}
@@ -278,9 +278,9 @@ class Host:
                     torch.cuda.empty_cache()
 
     def _train(self, guest: _Guest) -> None:
-        visit = Visit(guest.given_up)
+        visit = GuestBuild(guest.given_up)
         if not self._stand.wait(visit):
-            raise Gone if guest.hosted.gone else SystemExit(exits.SUSPENDED)
+            raise GuestGone if guest.hosted.gone else SystemExit(exits.SUSPENDED)
         watch = self._watch
         assert watch is not None
         try:
@@ -292,12 +292,12 @@ class Host:
 
             def between() -> None:
                 if guest.hosted.gone:
-                    raise Gone
+                    raise GuestGone
                 lane.open_gates = guest.hosted.stop is not None
                 with watch.lock:
                     watch.look()
 
-            lane = Lane(guest.referee, stream=stream, lock=watch.lock, between=between)
+            lane = StreamLane(guest.referee, stream=stream, lock=watch.lock, between=between)
             build = trainer.build
 
             def through_the_lane(args: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ def now_us() -> float:
     return time.perf_counter() * 1e6
 
 
-class Lane:
+class StreamLane:
     """Runs pieces of work one after another, each once the referee allows it.
 
     On a GPU a piece is all that is launched between two calls of `piece`; events tell when it has completed.

@@ -32,7 +32,7 @@ DESCRIPTORS = ("output", "errors", "progress")
 
 
 @dataclass(slots=True)
-class Line:
+class GuestConnection:
     """One end. `closed`: the other end has gone."""
 
     socket: socket.socket
@@ -88,7 +88,7 @@ class Line:
                 os.close(self.descriptors.pop())
 
 
-def connect(address: str) -> Line | None:
+def connect(address: str) -> GuestConnection | None:
     """Reach a host; None if there is none at this address, or it is somebody else's."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -102,7 +102,7 @@ def connect(address: str) -> Line | None:
     if not is_ours(line):
         line.close()
         return None
-    return Line(line)
+    return GuestConnection(line)
 
 
 def listen(address: str) -> socket.socket | None:

@@ -24,8 +24,8 @@ from typing import Any
 from hpcsched.contract import exits, variables
 from hpcsched.contract.orders import Pace
 from hpcsched.worker.background import settings
-from hpcsched.worker.background.protocol import Line, connect
-from hpcsched.worker.process.contract import JobEnv, Orders, say
+from hpcsched.worker.background.protocol import GuestConnection, connect
+from hpcsched.worker.process.contract import JobEnv, OrderReader, say
 
 HOST_WITHIN_S = 20.0
 """How long to look for a host: the foreground may be starting, or starting again."""
@@ -133,7 +133,7 @@ class _Proxy(Proxy):
     def __init__(self, env: JobEnv, address: str, environ: MutableMapping[str, str]) -> None:
         super().__init__(env, environ)
         self._address = address
-        self._orders = Orders(env.control_fd)
+        self._orders = OrderReader(env.control_fd)
         self._pace = 1.0
         self._begun = False
         self._accepted = False
@@ -173,14 +173,14 @@ class _Proxy(Proxy):
             else:
                 self._await((), _LOOK_S)
 
-    def _find(self) -> Line | None:
+    def _find(self) -> GuestConnection | None:
         while self._stop is None and time.monotonic() < self._found_by:
             if (line := connect(self._address)) is not None:
                 return line
             self._await((), _LOOK_S)
         return None
 
-    def _follow(self, line: Line) -> tuple[int | None, bool]:
+    def _follow(self, line: GuestConnection) -> tuple[int | None, bool]:
         """Be a guest; returns the exit code (None: go on in this process), and whether the host has gone."""
         self._accepted, self._pace = False, 1.0
         if not line.say({"guest": self._guest()}, self._descriptors()):
@@ -223,7 +223,7 @@ class _Proxy(Proxy):
     def _control(self) -> list[int]:
         return [] if self._orders.descriptor is None else [self._orders.descriptor]
 
-    def _pass_on_pace(self, line: Line) -> None:
+    def _pass_on_pace(self, line: GuestConnection) -> None:
         self._orders.look()
         if self._orders.pace != self._pace:
             self._pace = self._orders.pace

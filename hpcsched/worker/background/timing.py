@@ -23,7 +23,7 @@ PARTS = 8
 MOST_PENDING = 4096
 
 
-class Follower:
+class ChunkTimer:
     """Tells a referee which chunk of the foreground's step the device is in.
 
     Args:
@@ -81,7 +81,7 @@ class Follower:
             self._last = index, mark
 
 
-class Watch(Follower):
+class StepTimer(ChunkTimer):
     """Follows an ordinary training by hooks at some of its model's modules, and at its optimizer.
 
     A step is n chunks forward, n backward, one until the optimizer begins (what remains of the gradients' sum

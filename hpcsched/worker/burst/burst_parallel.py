@@ -9,10 +9,10 @@ import torch
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.plan import BurstPlan
-from hpcsched.worker.burst.channels import Wires
+from hpcsched.worker.burst.channels import Channels
 from hpcsched.worker.burst.engine import Engine
 from hpcsched.worker.burst.feedback import EVERY, FIRST, Timing
-from hpcsched.worker.layers.graph import StandIn, capture_inputs
+from hpcsched.worker.layers.graph import TracedModel, capture_inputs
 from hpcsched.worker.session.batches import coming_places, summed
 from hpcsched.worker.session.replicated import NO_INDICES, Replicated
 from hpcsched.worker.session.trainer import Parts, read
@@ -37,7 +37,7 @@ class BurstParallel(Replicated):
         self._engine: Engine | None = None
         self._batches: tuple[Iterator[Any] | None, Iterator[Any] | None] = None, None
 
-    def run_by(self, engine: Engine, wires: Wires, replan: Replan | None = None) -> None:
+    def run_by(self, engine: Engine, wires: Channels, replan: Replan | None = None) -> None:
         """Compute with this engine from now on; `replan` is asked at periodic checkpoints, on rank 0."""
         self._engine, self._wires, self._replan = engine, wires, replan
         self._open()
@@ -80,7 +80,7 @@ class BurstParallel(Replicated):
                 _check_calls(calls[0])
                 return engine.forward(given if same else fed)
 
-            mean = self._backward_of(loss(StandIn(training.model, called), results), engine.last_share)
+            mean = self._backward_of(loss(TracedModel(training.model, called), results), engine.last_share)
             _check_calls(calls[0])
         reported = self._bring_to_first(mean, engine.last_ranks)
         if self.world_size > 1:  # travels while the backward pass computes

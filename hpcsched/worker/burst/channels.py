@@ -17,7 +17,7 @@ Message = tuple[int, torch.Tensor]
 """The rank at the other end, and the tensor to send, or to receive into; dense in memory."""
 
 
-class Wires:
+class Channels:
     """One rank's connections in torch's default process group; alone in its world it needs no such group.
 
     Everything here must be called in one order on all ranks that take part: then no two wait for each other.

@@ -20,7 +20,7 @@ from hpcsched.planning.burst.costs import Interconnect, ModelCosts, Spot
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.planning.burst.timeline import timeline
-from hpcsched.worker.burst.channels import Wires
+from hpcsched.worker.burst.channels import Channels
 from hpcsched.worker.burst.feedback import Timing, corrected, pays
 from hpcsched.worker.process.contract import say, write_atomically
 
@@ -173,7 +173,7 @@ def pinned(path: Path) -> BurstPlan:
     return BurstPlan.parse(_read(path), where=str(path))
 
 
-def measure_network(wires: Wires) -> Interconnect:
+def measure_network(wires: Channels) -> Interconnect:
     """What the wires between ranks 0 and 1 carry; all ranks may call this, two take part."""
     small, large = (torch.zeros(n, dtype=torch.uint8, device=wires.device) for n in (1, _PING_BYTES))
     if wires.world_size == 1:

@@ -9,13 +9,13 @@ from torch import nn
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.plan import BurstPlan
-from hpcsched.worker.burst.channels import Wires, as_it_lies
+from hpcsched.worker.burst.channels import Channels, as_it_lies
 from hpcsched.worker.burst.feedback import LayerClock
 from hpcsched.worker.burst.ownership import OwnerSums, belongings, check_norms
-from hpcsched.worker.burst.prepare import Form, describe, prepare
-from hpcsched.worker.burst.program import Exchange, Key, Program, Stage, check, program
+from hpcsched.worker.burst.prepare import ValueShape, describe, prepare
+from hpcsched.worker.burst.program import Key, Program, ProgramStage, ValueExchange, check, program
 from hpcsched.worker.burst.state_transfer import hand_over, to_first, to_new_owners
-from hpcsched.worker.burst.transfers import Moves, share_of
+from hpcsched.worker.burst.transfers import SampleTransfers, share_of
 from hpcsched.worker.layers.graph import Layers, Value
 
 _Wait = Callable[[], None]
@@ -53,7 +53,7 @@ class Engine:
         *,
         batch: int,
         seed: int,
-        wires: Wires,
+        wires: Channels,
         optimizer: torch.optim.Optimizer,
         local_norms: bool = False,
         where: str = "plan",
@@ -171,7 +171,7 @@ class Engine:
         self._held.clear()
         self._made.clear()
 
-    def _forward_of(self, stage: Stage) -> None:
+    def _forward_of(self, stage: ProgramStage) -> None:
         """Compute the stage's layers, of which those within read each other's outputs themselves."""
         made: dict[Value, torch.Tensor] = {}
         for layer in stage.layers:
@@ -185,7 +185,7 @@ class Engine:
             self._made[value] = made[value]
             self._hold((value, stage.ranks), made[value])
 
-    def _backward_of(self, stage: Stage) -> None:
+    def _backward_of(self, stage: ProgramStage) -> None:
         """The backward pass of a stage, from what its readers here, and exchanges, have added up."""
         returned = [(exchange.value, self._wait_for(exchange.key)) for exchange in stage.departs]
         outputs, gradients = [], []
@@ -247,12 +247,12 @@ class Engine:
             wait()
         return tensor
 
-    def _depart(self, exchange: Exchange) -> None:
+    def _depart(self, exchange: ValueExchange) -> None:
         if not exchange.out.idle:
             tensor = self._made[exchange.value].detach() if exchange.out.had else None
             self._coming[exchange.key] = self._carry(exchange.out, tensor, self._forms[exchange.value])
 
-    def _return(self, exchange: Exchange) -> None:
+    def _return(self, exchange: ValueExchange) -> None:
         """Send the gradient of what an exchange has brought the other way."""
         form = self._forms[exchange.value]
         if exchange.back.idle or not form.differentiable:
@@ -264,7 +264,7 @@ class Engine:
         self._coming[exchange.key] = self._carry(exchange.back, gradient, form)
 
     def _carry(
-        self, moves: Moves, tensor: torch.Tensor | None, form: Form
+        self, moves: SampleTransfers, tensor: torch.Tensor | None, form: ValueShape
     ) -> tuple[torch.Tensor | None, _Wait]:
         """Start to carry samples as `moves` says; returns what comes, and how to wait for it."""
         sends, kept = [], None

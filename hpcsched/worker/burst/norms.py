@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm
 
 from hpcsched.worker.burst.channels import format_of
-from hpcsched.worker.burst.placement import Seat
+from hpcsched.worker.burst.placement import LayerPlacement
 from hpcsched.worker.burst.transfers import share_of
 
 
@@ -21,7 +21,7 @@ class SharedBatchNorm(nn.Module):
     the last bit, on all of these ranks. With the seat's `local_norms` it is that module, on each rank alone.
     """
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, seat: Seat) -> None:
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, seat: LayerPlacement) -> None:
         super().__init__()
         self.norm = norm
         self._seat = seat
@@ -62,7 +62,7 @@ class _Normalise(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         eps: float,
-        seat: Seat,
+        seat: LayerPlacement,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
         channels = x.shape[1]
         exact = torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -12,13 +12,13 @@ from torch import nn
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.plan import BurstPlan
-from hpcsched.worker.burst.channels import Ranks, Wires
-from hpcsched.worker.burst.prepare import Unit
+from hpcsched.worker.burst.channels import Channels, Ranks
+from hpcsched.worker.burst.prepare import RankLayer
 from hpcsched.worker.ranks.gradient_sum import Bucket, in_buckets
 
 
 @dataclass(frozen=True, eq=False)
-class Belonging:
+class OwnedTensor:
     """A parameter or buffer, and the layers that use it. All ranks list them in the same order."""
 
     tensor: torch.Tensor
@@ -29,13 +29,13 @@ class Belonging:
         return tuple(sorted({rank for at in plan.layers if at.id in self.layers for rank in at.ranks}))
 
 
-def belongings(units: Sequence[Unit]) -> tuple[Belonging, ...]:
+def belongings(units: Sequence[RankLayer]) -> tuple[OwnedTensor, ...]:
     """Everything that is trained or kept by these layers, each thing once."""
     found: dict[torch.Tensor, dict[int, None]] = defaultdict(dict)
     for unit in units:
         for tensor in (*unit.module.parameters(), *unit.module.buffers()):
             found[tensor][unit.id] = None
-    return tuple(Belonging(tensor, tuple(layers)) for tensor, layers in found.items())
+    return tuple(OwnedTensor(tensor, tuple(layers)) for tensor, layers in found.items())
 
 
 def check_norms(
@@ -83,7 +83,7 @@ class OwnerSums:
     it is complete, in an order that all ranks know, and no later than at a turn that they all know.
     """
 
-    def __init__(self, things: Iterable[Belonging], plan: BurstPlan, wires: Wires) -> None:
+    def __init__(self, things: Iterable[OwnedTensor], plan: BurstPlan, wires: Channels) -> None:
         turn = {at.id: number for number, at in enumerate(plan.layers)}
         by_owners: dict[Ranks, list[tuple[int, nn.Parameter]]] = defaultdict(list)
         for thing in things:

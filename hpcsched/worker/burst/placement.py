@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcsched.worker.burst.channels import Ranks, Wires
+from hpcsched.worker.burst.channels import Channels, Ranks
 
 
 @dataclass(eq=False)
-class Seat:
+class LayerPlacement:
     """One layer's place in the plan, as this rank sees it.
 
     `ranks` compute the layer for global batches of `batch` samples; `places` are those of this rank's samples
@@ -19,7 +19,7 @@ class Seat:
 
     name: str
     seed: int
-    wires: Wires
+    wires: Channels
     ranks: Ranks = (0,)
     batch: int = 0
     places: range = range(0)

@@ -14,9 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from hpcsched.compat import zip
 from hpcsched.errors import ConfigError
-from hpcsched.worker.burst.channels import Wires, format_of
+from hpcsched.worker.burst.channels import Channels, format_of
 from hpcsched.worker.burst.norms import SharedBatchNorm
-from hpcsched.worker.burst.placement import Seat
+from hpcsched.worker.burst.placement import LayerPlacement
 from hpcsched.worker.burst.sample_rng import SampleDropout
 from hpcsched.worker.layers.graph import Layers, Value
 from hpcsched.worker.process import rng
@@ -40,7 +40,7 @@ _DROPOUT_CALLS: dict[Any, bool] = {
 
 
 @dataclass(frozen=True)
-class Form:
+class ValueShape:
     """What every rank knows of a value before it comes: one sample's shape, and whether gradients return."""
 
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Form:
     differentiable: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Form:
+    def of(cls, tensor: torch.Tensor) -> ValueShape:
         return cls(tuple(tensor.shape[1:]), tensor.dtype, format_of(tensor), tensor.requires_grad)
 
     def room(self, samples: int, device: torch.device) -> torch.Tensor:
@@ -59,14 +59,14 @@ class Form:
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class RankLayer:
     """A layer as this rank runs it; `module` shares parameters, buffers and modes with the model."""
 
     id: int
     name: str
     module: nn.Module
     inputs: tuple[Value, ...]
-    seat: Seat
+    seat: LayerPlacement
     copies: tuple[tuple[nn.Module, nn.Module], ...]
     """Modules that had to be copied, each with the one of the model, whose mode it has to follow."""
 
@@ -82,23 +82,25 @@ class Unit:
         return self.module(*inputs)  # type: ignore[no-any-return]
 
 
-def prepare(layers: Layers, wires: Wires, seed: int, *, local_norms: bool = False) -> tuple[Unit, ...]:
+def prepare(
+    layers: Layers, wires: Channels, seed: int, *, local_norms: bool = False
+) -> tuple[RankLayer, ...]:
     """The layers, with what depends on the other samples of a batch replaced.
 
     Raises ConfigError naming a module that cannot be.
     """
     units = []
     for layer in layers.layers:
-        swap = _Swap(Seat(name=layer.name, seed=seed, wires=wires, local_norms=local_norms))
+        swap = _Swap(LayerPlacement(name=layer.name, seed=seed, wires=wires, local_norms=local_norms))
         module = swap.graph(layer.module)
-        units.append(Unit(layer.id, layer.name, module, layer.inputs, swap.seat, tuple(swap.copies)))
+        units.append(RankLayer(layer.id, layer.name, module, layer.inputs, swap.seat, tuple(swap.copies)))
     return tuple(units)
 
 
 class _Swap:
     """Replaces modules and calls in one layer."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: LayerPlacement) -> None:
         self.seat = seat
         self.copies: list[tuple[nn.Module, nn.Module]] = []
 
@@ -151,14 +153,14 @@ def _of_one_sample(norm: _NormBase) -> bool:
     return isinstance(norm, (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d))
 
 
-def describe(units: tuple[Unit, ...], example: tuple[torch.Tensor, ...]) -> dict[Value, Form]:
+def describe(units: tuple[RankLayer, ...], example: tuple[torch.Tensor, ...]) -> dict[Value, ValueShape]:
     """The form of every value, found by computing all layers on an example: `EXAMPLE_SAMPLES` samples.
 
     Leaves everything as it was. Raises ConfigError naming a layer that cannot be computed by itself, that
     draws random numbers other than by dropout, or that keeps something other than batch norm's statistics.
     """
     tensors = {Value(-1, i): tensor.detach() for i, tensor in enumerate(example)}
-    forms = {value: Form.of(tensor) for value, tensor in tensors.items()}
+    forms = {value: ValueShape.of(tensor) for value, tensor in tensors.items()}
     device = example[0].device
     generators = rng.capture(device)
     for unit in units:
@@ -193,12 +195,12 @@ def describe(units: tuple[Unit, ...], example: tuple[torch.Tensor, ...]) -> dict
         _check_samples(unit, inputs)
         for i, output in enumerate(outputs):
             tensors[Value(unit.id, i)] = output
-            forms[Value(unit.id, i)] = Form.of(output)
+            forms[Value(unit.id, i)] = ValueShape.of(output)
     return forms
 
 
 @torch.no_grad()
-def _check_samples(unit: Unit, inputs: list[torch.Tensor]) -> None:
+def _check_samples(unit: RankLayer, inputs: list[torch.Tensor]) -> None:
     """Raise ConfigError for a layer that does to a sample what depends on the others, on its place among
     them, or on how many there are; but for batch norm."""
     first, second = ([tensor.detach()[i] for tensor in inputs] for i in (0, 1))
@@ -231,7 +233,7 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, rtol=coarse, atol=coarse / 100, equal_nan=True)
 
 
-def _kept_by_norms(unit: Unit) -> Iterator[str]:
+def _kept_by_norms(unit: RankLayer) -> Iterator[str]:
     for path, module in unit.module.named_modules():
         if isinstance(module, SharedBatchNorm):
             yield from (f"{path}.norm.{name}" for name, _ in module.norm.named_buffers())

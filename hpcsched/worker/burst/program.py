@@ -16,7 +16,7 @@ from hpcsched.compat import dataclass, pairwise
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.worker.burst.channels import Ranks
-from hpcsched.worker.burst.transfers import Moves, moves
+from hpcsched.worker.burst.transfers import SampleTransfers, moves
 from hpcsched.worker.layers.graph import Layers, Value
 
 Key = tuple[Value, Ranks]
@@ -24,13 +24,13 @@ Key = tuple[Value, Ranks]
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ValueExchange:
     """A value's way to the ranks of some of its readers (`out`), its gradient's way back (`back`)."""
 
     value: Value
     target: Ranks
-    out: Moves
-    back: Moves
+    out: SampleTransfers
+    back: SampleTransfers
 
     @property
     def key(self) -> Key:
@@ -38,7 +38,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ProgramStage:
     """The turn of some layers, all on the same ranks, that nothing interrupts.
 
     `turns`: their places in the plan, one after the other. `exports`: what they make that is read later.
@@ -51,8 +51,8 @@ class Stage:
     ranks: Ranks
     mine: bool
     exports: tuple[Value, ...]
-    departs: tuple[Exchange, ...]
-    returns: tuple[Exchange, ...]
+    departs: tuple[ValueExchange, ...]
+    returns: tuple[ValueExchange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class Program:
 
     home: Ranks
     last: Ranks
-    enters: tuple[Exchange, ...]
-    stages: tuple[Stage, ...]
+    enters: tuple[ValueExchange, ...]
+    stages: tuple[ProgramStage, ...]
 
 
 def program(
@@ -83,7 +83,7 @@ def program(
     stage_of = {plan.layers[turn].id: number for number, run in enumerate(runs) for turn in run}
     order = [planned.id for planned in plan.layers]
     home = next(ranks[layer] for layer in order if any(value.layer < 0 for value in inputs[layer]))
-    exchanges: dict[Key, Exchange] = {}
+    exchanges: dict[Key, ValueExchange] = {}
     first: dict[Key, int] = {}
     exported = {result: None}
     for layer in order:
@@ -96,13 +96,13 @@ def program(
                     moves(batch, source, ranks[layer], rank),
                     moves(batch, ranks[layer], source, rank),
                 )
-                exchanges[key], first[key] = Exchange(value, ranks[layer], there, back), stage_of[layer]
+                exchanges[key], first[key] = ValueExchange(value, ranks[layer], there, back), stage_of[layer]
     # Exchanges of a value come in the order of their first readers, as a dict keeps its order.
     stages = []
     for number, run in enumerate(runs):
         own = tuple(plan.layers[turn].id for turn in run)
         stages.append(
-            Stage(
+            ProgramStage(
                 turns=run,
                 layers=own,
                 ranks=ranks[own[0]],

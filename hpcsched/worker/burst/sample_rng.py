@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker.burst.placement import Seat
+from hpcsched.worker.burst.placement import LayerPlacement
 
 _GOLDEN = -0x61C8864680B583EB  # 2**64 over the golden ratio, odd, as a signed number
 _MIX_1 = -0x40A7B892E31B1A47
@@ -50,7 +50,7 @@ class SampleDropout(nn.Module):
     rate and mode are that module's, else they come with each call.
     """
 
-    def __init__(self, seat: Seat, *, whole: bool, source: nn.Module | None = None) -> None:
+    def __init__(self, seat: LayerPlacement, *, whole: bool, source: nn.Module | None = None) -> None:
         super().__init__()
         self._seat, self._whole, self._source = seat, whole, (source,)  # a tuple: not a submodule
 

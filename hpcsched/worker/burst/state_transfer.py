@@ -10,20 +10,20 @@ import torch
 
 from hpcsched.compat import zip
 from hpcsched.planning.burst.plan import BurstPlan
-from hpcsched.worker.burst.channels import Wires
-from hpcsched.worker.burst.ownership import Belonging
+from hpcsched.worker.burst.channels import Channels
+from hpcsched.worker.burst.ownership import OwnedTensor
 from hpcsched.worker.ranks.messages import packed_state, unpacked_state
 
 _Row = tuple[dict[str, tuple[tuple[int, ...], torch.dtype]], dict[str, Any]]
 """Describes a thing's optimizer state: shapes and types of what travels by itself, and the rest as it is."""
 
-Ways = Mapping[tuple[int, int], Sequence[Belonging]]
+Ways = Mapping[tuple[int, int], Sequence[OwnedTensor]]
 """What goes from one rank to another."""
 
 
-def to_first(things: Iterable[Belonging], plan: BurstPlan) -> Ways:
+def to_first(things: Iterable[OwnedTensor], plan: BurstPlan) -> Ways:
     """All that rank 0 does not own, to rank 0."""
-    ways: dict[tuple[int, int], list[Belonging]] = defaultdict(list)
+    ways: dict[tuple[int, int], list[OwnedTensor]] = defaultdict(list)
     for thing in things:
         owners = thing.owners(plan)
         if 0 not in owners:
@@ -31,9 +31,9 @@ def to_first(things: Iterable[Belonging], plan: BurstPlan) -> Ways:
     return ways
 
 
-def to_new_owners(things: Iterable[Belonging], old: BurstPlan, new: BurstPlan) -> Ways:
+def to_new_owners(things: Iterable[OwnedTensor], old: BurstPlan, new: BurstPlan) -> Ways:
     """All that a rank owns by the new plan and did not by the old one."""
-    ways: dict[tuple[int, int], list[Belonging]] = defaultdict(list)
+    ways: dict[tuple[int, int], list[OwnedTensor]] = defaultdict(list)
     for thing in things:
         had = thing.owners(old)
         for number, rank in enumerate(sorted(set(thing.owners(new)) - set(had))):
@@ -42,7 +42,7 @@ def to_new_owners(things: Iterable[Belonging], old: BurstPlan, new: BurstPlan) -
 
 
 @torch.no_grad()
-def hand_over(ways: Ways, optimizer: torch.optim.Optimizer, wires: Wires) -> None:
+def hand_over(ways: Ways, optimizer: torch.optim.Optimizer, wires: Channels) -> None:
     """Carry things along `ways`; all ranks call this with the same ones.
 
     Each pair of ranks exchanges a description, as a rank may never have had a state for a parameter, and
@@ -72,12 +72,12 @@ def hand_over(ways: Ways, optimizer: torch.optim.Optimizer, wires: Wires) -> Non
         unpack.put(optimizer)
 
 
-def _by_pair(ways: Ways) -> list[tuple[tuple[int, int], Sequence[Belonging]]]:
+def _by_pair(ways: Ways) -> list[tuple[tuple[int, int], Sequence[OwnedTensor]]]:
     return [(pair, things) for pair, things in ways.items() if things]
 
 
 def _pack(
-    things: Sequence[Belonging], optimizer: torch.optim.Optimizer, device: torch.device
+    things: Sequence[OwnedTensor], optimizer: torch.optim.Optimizer, device: torch.device
 ) -> tuple[list[_Row], list[torch.Tensor]]:
     """Of each thing the forms of its optimizer state, or its value; and all tensors, flat by dtype."""
     header: list[_Row] = []
@@ -98,7 +98,7 @@ def _pack(
 class _Unpacking:
     """Room for what a description announces, in `flats`; then `put` where it belongs."""
 
-    def __init__(self, things: Sequence[Belonging], header: list[_Row], device: torch.device) -> None:
+    def __init__(self, things: Sequence[OwnedTensor], header: list[_Row], device: torch.device) -> None:
         self._things, self._header = things, header
         self._order: dict[torch.dtype, list[int]] = defaultdict(list)
         for thing, row in zip(things, header, strict=True):

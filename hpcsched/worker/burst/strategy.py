@@ -15,7 +15,7 @@ from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.worker.burst.burst_parallel import BurstParallel
-from hpcsched.worker.burst.channels import Wires
+from hpcsched.worker.burst.channels import Channels
 from hpcsched.worker.burst.choose import Chooser, measure_network, pinned
 from hpcsched.worker.burst.engine import Engine
 from hpcsched.worker.burst.ownership import check_norms
@@ -46,7 +46,7 @@ def run(trainer: Trainer, env: JobEnv, options: Burst) -> None:
     session = session_of(parts, strategy)
     example = _example(parts, session.device)
     layers = trace(parts.model, example)
-    wires = Wires(session.rank, session.world_size, session.device)
+    wires = Channels(session.rank, session.world_size, session.device)
     chooser = _chooser(env, options, parts, layers, wires)
     plan_file = Path(options.plan) if options.plan else None
     plan = _agree(strategy.context.peers, lambda: pinned(plan_file) if plan_file else chooser.first())
@@ -97,7 +97,7 @@ def _example(parts: Parts, device: torch.device, samples: int = EXAMPLE_SAMPLES)
         return inputs
 
 
-def _chooser(env: JobEnv, options: Burst, parts: Parts, layers: Layers, wires: Wires) -> Chooser:
+def _chooser(env: JobEnv, options: Burst, parts: Parts, layers: Layers, wires: Channels) -> Chooser:
     def measured() -> LayerProfile:
         counts = range(1, wires.world_size + 1)
         batches = sorted({parts.global_batch // n for n in counts if parts.global_batch % n == 0})

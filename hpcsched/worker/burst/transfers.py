@@ -14,7 +14,7 @@ def share_of(batch: int, ranks: Sequence[int], rank: int) -> range:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SamplePiece:
     """Samples that go to, or come from, another rank: places in this rank's share, `stop` not included."""
 
     peer: int
@@ -23,7 +23,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class SampleTransfers:
     """What one rank does when a batch goes from `source` ranks to `target` ranks.
 
     `had` and `gets` count the samples of its old and its new share. The `kept` ones that are in both begin at
@@ -35,8 +35,8 @@ class Moves:
     kept: int
     kept_from: int
     kept_at: int
-    sends: tuple[Piece, ...]
-    receives: tuple[Piece, ...]
+    sends: tuple[SamplePiece, ...]
+    receives: tuple[SamplePiece, ...]
 
     @property
     def idle(self) -> bool:
@@ -44,21 +44,23 @@ class Moves:
         return not (self.had or self.gets)
 
 
-def moves(batch: int, source: Sequence[int], target: Sequence[int], rank: int) -> Moves:
+def moves(batch: int, source: Sequence[int], target: Sequence[int], rank: int) -> SampleTransfers:
     """What `rank` sends, receives and keeps; no sample moves that is where it is needed."""
     old, new = share_of(batch, source, rank), share_of(batch, target, rank)
     kept = _both(old, new)
     sends = [(peer, _both(old, share_of(batch, target, peer))) for peer in target if peer != rank]
     receives = [(peer, _both(new, share_of(batch, source, peer))) for peer in source if peer != rank]
-    return Moves(
+    return SampleTransfers(
         had=len(old),
         gets=len(new),
         kept=len(kept),
         kept_from=kept.start - old.start if kept else 0,
         kept_at=kept.start - new.start if kept else 0,
-        sends=tuple(Piece(p, part.start - old.start, part.stop - old.start) for p, part in sends if part),
+        sends=tuple(
+            SamplePiece(p, part.start - old.start, part.stop - old.start) for p, part in sends if part
+        ),
         receives=tuple(
-            Piece(p, part.start - new.start, part.stop - new.start) for p, part in receives if part
+            SamplePiece(p, part.start - new.start, part.stop - new.start) for p, part in receives if part
         ),
     )
 

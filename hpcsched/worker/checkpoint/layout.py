@@ -23,7 +23,7 @@ Place = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
+class FlatState:
     """A state taken apart: where its tensors go, and the pickle of the rest."""
 
     tensors: list[tuple[torch.Tensor, Place]]
@@ -35,12 +35,12 @@ class Flat:
         return self.area + len(self.skeleton)
 
 
-def flatten(state: Mapping[str, Any]) -> Flat:
+def flatten(state: Mapping[str, Any]) -> FlatState:
     """Raises StoreError for tensors that are more than bytes in a row."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(dict(state))
-    return Flat(pickler.tensors, file.getvalue(), round_up(pickler.end, BLOCK))
+    return FlatState(pickler.tensors, file.getvalue(), round_up(pickler.end, BLOCK))
 
 
 class _Pickler(pickle.Pickler):

@@ -30,7 +30,7 @@ from hpcsched.compat import dataclass
 from hpcsched.errors import StoreError
 from hpcsched.worker.checkpoint.layout import (
     BLOCK,
-    Flat,
+    FlatState,
     Place,
     bytes_of,
     copied,
@@ -143,7 +143,7 @@ class Arena:
         if capacity:
             self._write(_HEAD.pack(_MAGIC, 0, capacity), 0)
 
-    def _reserve(self, packed: Flat) -> bool:
+    def _reserve(self, packed: FlatState) -> bool:
         generation, capacity = self._head()
         if packed.size <= capacity:
             return True

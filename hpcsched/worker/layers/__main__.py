@@ -1,6 +1,6 @@
 """`python -m hpcsched.worker.layers`: measure the layers of the trainer that the environment names.
 
-The environment tells what is wanted, as a JSON object (see `Request`). After each batch the file `result` is
+The environment has the request as a JSON object (see `LayerProbeRequest`). After each batch the file `result` is
 replaced by {"profile": the layer profile so far, "left_out": {batch: reason}}.
 """
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     import torch
 
     from hpcsched.worker.layers.graph import Layer
-    from hpcsched.worker.layers.measure import Measured
+    from hpcsched.worker.layers.measure import MeasuredLayers
     from hpcsched.worker.session.trainer import Parts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class LayerProbeRequest:
     """What to measure: `batches` (empty: 1, 2, 4, ... up to the global batch), for `seconds` each layer.
 
     `model`, `device` and `note` go into the profile.
@@ -61,14 +61,14 @@ def main() -> int:
                 got="not set",
                 accepted="a start by `hpcsched profile layers`, which sets it",
             )
-        _probe(env, Request(**asked))
+        _probe(env, LayerProbeRequest(**asked))
     except HpcschedError as error:
         say(str(error))
         return error.exit_code
     return 0
 
 
-def _probe(env: JobEnv, request: Request) -> None:
+def _probe(env: JobEnv, request: LayerProbeRequest) -> None:
     with fewer_collections():
         import torch
 
@@ -142,7 +142,7 @@ def _watch(env: JobEnv, total: int) -> Callable[[int, Layer], None]:
     return watch
 
 
-def _about(found: Measured, device: torch.device) -> str:
+def _about(found: MeasuredLayers, device: torch.device) -> str:
     """What the times depend on."""
     import torch
 

@@ -36,7 +36,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass
-class Piece:
+class LayerPiece:
     """One layer: `graph` takes the values of the recorded nodes `inputs` and returns those of `outputs`."""
 
     name: str
@@ -46,7 +46,7 @@ class Piece:
     graph: fx.Graph = field(default_factory=fx.Graph)
 
 
-def cut(model: nn.Module, graph: fx.Graph, root: nn.Module) -> tuple[list[Piece], list[fx.Node]]:
+def cut(model: nn.Module, graph: fx.Graph, root: nn.Module) -> tuple[list[LayerPiece], list[fx.Node]]:
     """The pieces of a recorded pass, in an order they can run in, and the nodes of the model's inputs.
 
     Only tensors made from the model's inputs travel between pieces. All else (sizes, masks, positions, what
@@ -62,7 +62,7 @@ class _Cut:
         self.carried: set[fx.Node] = set()  # tensors made from the model's inputs
         self.weights: set[fx.Node] = set()  # tensors made from parameters only
         self.modal: set[fx.Node] = set()  # what differs between training and evaluation
-        self.drawn: dict[fx.Node, Piece] = {}
+        self.drawn: dict[fx.Node, LayerPiece] = {}
         for node in graph.nodes:
             if node.op != "output":
                 self._classify(node)
@@ -70,7 +70,7 @@ class _Cut:
         self.ops = [node for node in graph.nodes if node in self.carried and node.op != "placeholder"]
         self.result = self._result(next(iter(reversed(graph.nodes))))
 
-    def pieces(self) -> tuple[list[Piece], list[fx.Node]]:
+    def pieces(self) -> tuple[list[LayerPiece], list[fx.Node]]:
         number = {node: i for i, node in enumerate(self.ops)}
         ops = []
         for node in self.ops:
@@ -78,7 +78,7 @@ class _Cut:
             tied = frozenset(number[n] for n in reads if n in number and not _travels(n))
             ops.append(Op(tuple(number.get(n, -1) for n in reads), self._weighted(node), tied))
         groups = [[self.ops[i] for i in group] for group in fuse(ops)]
-        pieces = [Piece(*named) for named in zip(self._names(groups), groups, strict=True)]
+        pieces = [LayerPiece(*named) for named in zip(self._names(groups), groups, strict=True)]
         for piece in pieces:
             inside = set(piece.members)
             piece.inputs = list(
@@ -195,7 +195,7 @@ class _Cut:
 
     # The pieces
 
-    def _fill(self, piece: Piece) -> None:
+    def _fill(self, piece: LayerPiece) -> None:
         """Write the piece's graph."""
         graph, members = piece.graph, set(piece.members)
         made: dict[fx.Node, Any] = {node: graph.placeholder(node.name) for node in piece.inputs}
@@ -216,7 +216,7 @@ class _Cut:
             value(node)
         graph.output(tuple(made[node] for node in piece.outputs))
 
-    def _check_drawn(self, node: fx.Node, piece: Piece) -> None:
+    def _check_drawn(self, node: fx.Node, piece: LayerPiece) -> None:
         """Random numbers that are not the samples' own cannot be drawn anew in every layer."""
         random = isinstance(self._module(node), (_DropoutNd, _NormBase)) or _name(node) in _RANDOM
         if random and node not in self.carried and self.drawn.setdefault(node, piece) is not piece:

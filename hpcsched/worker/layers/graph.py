@@ -110,7 +110,7 @@ class _Called(BaseException):
     """Ends the loss once the model has been called; no Exception, which a loss may catch."""
 
 
-class StandIn(nn.Module):
+class TracedModel(nn.Module):
     """Behaves like the model until it is called, and then as `run` does, with the same arguments."""
 
     def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
@@ -146,7 +146,7 @@ def capture_inputs(
         raise _Called
 
     with contextlib.suppress(_Called):
-        loss(StandIn(model, note), batch)
+        loss(TracedModel(model, note), batch)
     accepted = "a loss that calls model(...) once, with tensors as positional arguments"
 
     def refuse(got: str) -> NoReturn:

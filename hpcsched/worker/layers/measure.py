@@ -33,7 +33,7 @@ Inputs = Callable[[int], Tensors]
 
 
 @dataclass(kw_only=True)
-class Measured:
+class MeasuredLayers:
     """What was found so far.
 
     Attributes:
@@ -59,14 +59,14 @@ def measure(
     device: str,
     seconds: float = 0.05,
     watch: Callable[[int, Layer], None] = lambda batch, layer: None,
-) -> Iterator[Measured]:
+) -> Iterator[MeasuredLayers]:
     """Time all layers in their present mode at each of `batches`, ascending; what there is after each.
 
     `seconds` is what the measured runs of a layer at a batch may take; at least 5 runs are made. `watch` is
     told before each. A batch that fails is left out; with it the larger ones, if it did not fit into memory.
     Raises ConfigError when none worked. Parameters, buffers and gradients stay as they are.
     """
-    found = Measured()
+    found = MeasuredLayers()
     for batch in sorted(set(batches)):
         times = found.times
         try:

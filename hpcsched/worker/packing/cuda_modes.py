@@ -15,7 +15,7 @@ import torch
 
 from hpcsched.compat import zip
 from hpcsched.worker.packing.batches import mapped, only_tensors, tensors_in
-from hpcsched.worker.packing.failures import Failures, Refused, line_of, out_of_memory
+from hpcsched.worker.packing.failures import Failures, ModeRefused, line_of, out_of_memory
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.modes import Batches, Runner, step_of
 from hpcsched.worker.packing.reference import alone
@@ -71,7 +71,7 @@ def gpu_of(members: Sequence[Member]) -> Gpu:
     """The GPU that these members are on. Raises Refused if they are on none."""
     device = members[0].session.device
     if device.type != "cuda":
-        raise Refused("it needs a GPU")
+        raise ModeRefused("it needs a GPU")
     return Cuda(device)
 
 
@@ -185,13 +185,13 @@ class Graph(Runner):
     def _fill(self, batches: Batches) -> None:
         """Put the samples where the graph looks for them."""
         if _sharing(batches) != self._sharing:
-            raise Refused("the models do not see the same samples any more")
+            raise ModeRefused("the models do not see the same samples any more")
         for number, first in enumerate(self._sharing):
             if number != first:
                 continue
             there, here = tensors_in(self._inputs[number]), tensors_in(batches[number])
             if [tensor.shape for tensor in there] != [tensor.shape for tensor in here]:
-                raise Refused("the batches are not of one shape")
+                raise ModeRefused("the batches are not of one shape")
             torch._foreach_copy_(there, here)
 
     def _capture(self) -> Any:
@@ -202,7 +202,7 @@ class Graph(Runner):
             self._forget_gradients()
             if out_of_memory(error):
                 raise
-            raise Refused(f"it cannot be captured: {line_of(error)}") from error
+            raise ModeRefused(f"it cannot be captured: {line_of(error)}") from error
 
     def _work(self) -> None:
         """What the graph does."""
@@ -229,15 +229,15 @@ def _can_be_captured(member: Member, batch: Any) -> None:
     """Raise Refused for what is known not to work without being told anew in each step."""
     optimizer = member.parts.optimizer
     if why := member.differs_by_step():
-        raise Refused(why)
+        raise ModeRefused(why)
     if not only_tensors(batch):
-        raise Refused("there is more in a batch than tensors")
+        raise ModeRefused("there is more in a batch than tensors")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        raise Refused("an optimizer has hooks")
+        raise ModeRefused("an optimizer has hooks")
     if type(optimizer) not in _CAPTURABLE and not all(g.get("capturable") for g in optimizer.param_groups):
-        raise Refused(f"{type(optimizer).__name__} is not `capturable`")
+        raise ModeRefused(f"{type(optimizer).__name__} is not `capturable`")
     if type(optimizer) in _CAPTURABLE and any(torch.is_tensor(g["lr"]) for g in optimizer.param_groups):
-        raise Refused(f"the learning rate of {type(optimizer).__name__} is a tensor, which it reads")
+        raise ModeRefused(f"the learning rate of {type(optimizer).__name__} is a tensor, which it reads")
     names = [name for name, p in member.parts.model.named_parameters() if p.requires_grad]
     alone(member, batch, names)  # raises for what the model changes besides parameters and buffers
 

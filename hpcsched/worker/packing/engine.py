@@ -19,11 +19,11 @@ from hpcsched.worker.packing import rng_hooks
 from hpcsched.worker.packing.cuda_modes import Graph, Streams
 from hpcsched.worker.packing.data_feed import Feed, same_data
 from hpcsched.worker.packing.failures import (
+    DeviceFull,
     Failed,
-    Full,
+    ModeRefused,
     OutOfMemory,
-    Refused,
-    Spoiled,
+    SharedBatchChanged,
     let_go,
     line_of,
     out_of_memory,
@@ -31,7 +31,7 @@ from hpcsched.worker.packing.failures import (
 )
 from hpcsched.worker.packing.group import CAREFUL_STEPS, Group, alike
 from hpcsched.worker.packing.member import Member
-from hpcsched.worker.packing.modes import Batches, Loop, Runner, Stacks, Trial, Turns, widths
+from hpcsched.worker.packing.modes import Batches, LoopMode, ModeTrial, Runner, Stacks, TurnsMode, widths
 from hpcsched.worker.packing.stacking import Forward
 
 __all__ = ["MODES", "Failed", "OutOfMemory", "Pack"]
@@ -190,7 +190,7 @@ class Pack:
             return
         except ConfigError:
             raise
-        except Spoiled as spoiled:
+        except SharedBatchChanged as spoiled:
             self._ragged = True
             for feed in self._feeds:
                 feed.drop(spoiled.args[0])
@@ -198,18 +198,18 @@ class Pack:
         except Failed:
             self._ragged = True
             raise
-        except Full as error:
+        except DeviceFull as error:
             full, why, told = True, str(error), error.told
         except Exception as error:
             if not isinstance(group.runner, (Stacks, Graph)):
                 raise
-            if isinstance(error, Refused) and self.mode != "auto":
+            if isinstance(error, ModeRefused) and self.mode != "auto":
                 raise _cannot(self.mode, str(error)) from error
             # As one, nobody has made the step, and nobody can tell who is to blame: each by itself now.
             full, why, told = out_of_memory(error), line_of(error), told_of(error)
             let_go(error)
         self._ragged = True
-        lean = isinstance(group.runner, (Loop, Turns))
+        lean = isinstance(group.runner, (LoopMode, TurnsMode))
         self._to_loop(group, why)
         self._give_room()
         if not full or (self.mode == "auto" and not lean):  # one by one, they need less
@@ -228,7 +228,7 @@ class Pack:
         elif group.mode != "loop":
             group.trial.refused[group.mode] = why
         group.runner.apart()
-        group.runner, group.mode = Loop(group.members), "loop"
+        group.runner, group.mode = LoopMode(group.members), "loop"
 
     def _give_room(self) -> None:
         self._traced.clear()
@@ -254,7 +254,7 @@ class Pack:
                 group.wanted = stacks[0] if whole else known[measured]
                 return
         devices = ["streams", "graph"] if self.device.type == "cuda" else []
-        group.trial = Trial(["loop", *devices, *stacks, "turns"])
+        group.trial = ModeTrial(["loop", *devices, *stacks, "turns"])
 
     def _try(self, group: Group, batches: Batches, read_s: float) -> None:
         """One step in the mode that is being measured; its samples have taken so long to be read."""
@@ -263,7 +263,7 @@ class Pack:
         while (name := trial.current) is not None and name != group.mode:
             try:
                 self._go_over(group, name, batches)
-            except (Refused, Full) as error:
+            except (ModeRefused, DeviceFull) as error:
                 trial.refused[name] = str(error)
         if name is None:
             group.trial, group.wanted = None, trial.best
@@ -291,11 +291,11 @@ class Pack:
         """
         try:
             self._go_over(group, mode or "loop", batches)
-        except (Refused, Full) as error:
+        except (ModeRefused, DeviceFull) as error:
             if self.mode == "auto":
                 group.wanted = "loop"
                 self._known.setdefault(group.key, {})[len(group.members)] = "loop"
-            elif isinstance(error, Full):
+            elif isinstance(error, DeviceFull):
                 raise
             else:
                 raise _cannot(self.mode, str(error)) from error
@@ -304,32 +304,32 @@ class Pack:
         """Make a group's steps in another way. Raises Refused or Full where that cannot be: it loops then."""
         group.runner.settle()
         group.runner.apart()
-        group.runner, group.mode = Loop(group.members), "loop"
+        group.runner, group.mode = LoopMode(group.members), "loop"
         try:
             group.runner = self._runner(group, mode, batches)
-        except Refused:
+        except ModeRefused:
             raise
         except (Exception, SystemExit) as error:
             if not out_of_memory(error):  # nothing has been changed, and there are other ways
-                raise Refused(f"{type(error).__name__}: {error}") from error
+                raise ModeRefused(f"{type(error).__name__}: {error}") from error
             reason, told = line_of(error), told_of(error)
             let_go(error)
         else:
             group.mode = mode
             return
         self._give_room()
-        raise Full(reason, told)
+        raise DeviceFull(reason, told)
 
     def _runner(self, group: Group, mode: str, batches: Batches) -> Runner:
         if mode == "turns":
-            return Turns(group.members)
+            return TurnsMode(group.members)
         if mode == "streams":
             return Streams(group.members)
         if mode == "graph":
             return Graph(group.members, batches)
         if mode.startswith("stacked/"):
             return Stacks(group.members, int(mode.partition("/")[2]), batches, self._traced)
-        return Loop(group.members)
+        return LoopMode(group.members)
 
 
 def _cannot(mode: str, why: str) -> ConfigError:

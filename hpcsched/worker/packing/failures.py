@@ -31,7 +31,7 @@ class OutOfMemory(Exception):
         self.member, self.why = member, why
 
 
-class Full(Exception):
+class DeviceFull(Exception):
     """The device has no more memory. Some members may have made a step more than others.
 
     `told` is where that was found, as Python tells it.
@@ -42,15 +42,15 @@ class Full(Exception):
         self.told = told
 
 
-class Refused(Exception):
+class ModeRefused(Exception):
     """A way of making steps cannot be had by these members, and why."""
 
 
-class Spoiled(Exception):
+class SharedBatchChanged(Exception):
     """A member has written into its batch, which others are still to be given."""
 
 
-class Left(Exception):
+class MemberExited(Exception):
     """A member's own code has ended the process, as far as that is its own: `end` is how."""
 
     def __init__(self, end: SystemExit) -> None:
@@ -97,7 +97,7 @@ class Failures:
     def add(self, member: Member, error: Exception | SystemExit) -> None:
         """A member's step has raised this; whom it has left in the middle of a step is to blame himself."""
         if isinstance(error, SystemExit):
-            error = Left(error)
+            error = MemberExited(error)
         if out_of_memory(error) and not member.torn:
             self._full = line_of(error), told_of(error)
             let_go(error)
@@ -109,4 +109,4 @@ class Failures:
         if self._errors:
             raise Failed(self._errors)
         if self._full is not None:
-            raise Full(*self._full)
+            raise DeviceFull(*self._full)

@@ -8,7 +8,7 @@ from hpcsched.compat import zip
 from hpcsched.worker.packing.data_feed import Feed
 from hpcsched.worker.packing.failures import Failures
 from hpcsched.worker.packing.member import Member
-from hpcsched.worker.packing.modes import Batches, Loop, Runner, Trial
+from hpcsched.worker.packing.modes import Batches, LoopMode, ModeTrial, Runner
 
 FIRST_STEPS = 3
 """So many steps a new group makes one by one: its optimizers get their state, and what it draws is seen."""
@@ -24,14 +24,14 @@ class Group:
     def __init__(self, members: list[Member]) -> None:
         self.members = members
         self.feeds: list[Feed] = []
-        self.runner: Runner = Loop(members)
+        self.runner: Runner = LoopMode(members)
         self.mode = "loop"
         self.wanted: str | None = None
         """The mode to go over to when that can be; None: it has to be found."""
         known = all(member.started and member.draws is not None for member in members)
         self.first = 0 if known else FIRST_STEPS
         self.careful = 0
-        self.trial: Trial | None = None
+        self.trial: ModeTrial | None = None
         kinds = tuple(sorted({type(member.parts.optimizer).__name__ for member in members}))
         self.key = members[0].architecture, members[0].batch, kinds
         """What decides which mode is the best for it, besides the number of its members."""

@@ -21,7 +21,7 @@ from hpcsched.compat import dataclass
 from hpcsched.contract import exits, files
 from hpcsched.contract.state import State
 from hpcsched.errors import BadInput
-from hpcsched.worker.background.protocol import Line, connect, peer, take
+from hpcsched.worker.background.protocol import GuestConnection, connect, peer, take
 from hpcsched.worker.background.proxy import Proxy
 from hpcsched.worker.packing.host_start import address_of, start_host
 from hpcsched.worker.process.contract import JobEnv, say
@@ -65,7 +65,7 @@ def be_member(environ: MutableMapping[str, str]) -> int | None:
 class _Host:
     """The pack's process, as it is spoken to, and as it can be ended without mistaking it for another."""
 
-    line: Line
+    line: GuestConnection
     pidfd: int
 
     def end(self) -> None:
@@ -77,7 +77,7 @@ class _Host:
         os.close(self.pidfd)
 
 
-class Stay:
+class HostLink:
     """What a job knows of how it stands with its host, from what it hears and when. Times are in seconds.
 
     `begun`: it trains there. `ends_host`: who gives up waiting must not leave the host as it is, for the
@@ -228,7 +228,7 @@ class _Guest(Proxy):
         line = host.line
         if not line.say({"guest": self._guest()}, self._descriptors()):
             return {}
-        stay = Stay(time.monotonic())
+        stay = HostLink(time.monotonic())
         while True:
             now = time.monotonic()
             if self._agent_gone:

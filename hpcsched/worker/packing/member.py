@@ -15,7 +15,7 @@ from hpcsched.worker.packing import rng_hooks
 from hpcsched.worker.packing.batches import own, private
 from hpcsched.worker.packing.compatibility import Memory, architecture
 from hpcsched.worker.packing.packed_session import PackedSession
-from hpcsched.worker.packing.rollback import Buffers, Habits, Weights, differing, homes_of
+from hpcsched.worker.packing.rollback import Buffers, StepEffects, Weights, differing, homes_of
 from hpcsched.worker.process import rng
 from hpcsched.worker.session.batches import summed
 from hpcsched.worker.session.trainer import Parts, evaluate
@@ -56,7 +56,7 @@ class Member:
         if self._device.type == "cuda":
             self._torch += [("cuda", torch.cuda.default_generators[self._device.index or 0])]
         self._gradients = True
-        self._habits = Habits()
+        self._habits = StepEffects()
         self.steady = True
         """Whether its steps leave nothing behind but parameters, buffers and the optimizer's state, as far as
         they were watched: what is traced or captured once then holds for all of them."""
@@ -187,7 +187,7 @@ class Member:
                 buffers.put_back()
             raise
         if watched:
-            seen = Habits(differing(generators, self._generators), buffers.changed())
+            seen = StepEffects(differing(generators, self._generators), buffers.changed())
             self._habits = self._habits.and_those(seen)
             self._watched += 1
         if memory is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcsched.compat import zip
 from hpcsched.worker.packing.batches import writes_in
-from hpcsched.worker.packing.failures import Failed, Failures, Spoiled, out_of_memory
+from hpcsched.worker.packing.failures import Failed, Failures, SharedBatchChanged, out_of_memory
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.stacking import Forward, Stack
 
@@ -79,7 +79,7 @@ class Runner(ABC):
         """Give each member what is its own: this way is over."""
 
 
-class Loop(Runner):
+class LoopMode(Runner):
     """One after another, each to the end of its step."""
 
     def step(self, batches: Batches, *, careful: bool = False) -> None:
@@ -91,7 +91,7 @@ class Loop(Runner):
         failures.check()
 
 
-class Turns(Runner):
+class TurnsMode(Runner):
     """One after another, each some steps to the end: what one works with stays in the caches."""
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -127,7 +127,7 @@ def step_of(member: Member, batch: Any, careful: bool, failures: Failures) -> bo
         made = False
     if writes_in(batch) != before:
         member.writes = True
-        raise Spoiled(batch)
+        raise SharedBatchChanged(batch)
     return made
 
 
@@ -141,12 +141,12 @@ class Stacks(Runner):
         self, members: Sequence[Member], width: int, batches: Batches, traced: dict[Any, Forward]
     ) -> None:
         super().__init__(members)
-        self._runners: list[tuple[slice, Stack | Loop]] = []
+        self._runners: list[tuple[slice, Stack | LoopMode]] = []
         try:
             for start in range(0, len(members), width):
                 part = slice(start, start + width)
                 some = members[part]
-                runner = Stack(some, batches[part], traced) if len(some) > 1 else Loop(some)
+                runner = Stack(some, batches[part], traced) if len(some) > 1 else LoopMode(some)
                 self._runners.append((part, runner))
         except BaseException:
             self.apart()
@@ -171,7 +171,7 @@ def widths(members: int) -> list[int]:
 
 
 @dataclass
-class Trial:
+class ModeTrial:
     """Measures modes one after another, and those that are close to the best some times more, in turns.
 
     `names` are the modes, the simplest first. Say `took` after each step that was made in `current`.

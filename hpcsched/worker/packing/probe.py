@@ -1,7 +1,7 @@
 """`python -m hpcsched.worker.packing.probe`: what steps take alone and packed (pack, section 4.2).
 
-The environment tells what is wanted, as a JSON object (see `Request`). After each finding the file `result`
-is replaced by all that is known so far (see `Found`).
+The environment has the request as a JSON object (see `PackProbeRequest`). After each finding the file `result`
+is replaced by all that is known so far (see `PackTimes`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SIGN_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class PackProbeRequest:
     """What to measure, each for `seconds`: every job alone, then the `packs`, lists of numbers of jobs.
 
     A job is a table with its `trainer` and `args`.
@@ -67,7 +67,7 @@ class Request:
 
 
 @dataclass(kw_only=True)
-class Found:
+class PackTimes:
     """What was measured. By job: `batches` in samples, and in windows the seconds a sample takes alone
     (`alone_s`) and to be read (`input_s`). `load_s` are seconds of bringing each member to the device.
 
@@ -102,17 +102,17 @@ def main() -> int:
             )
         # Its sessions are those of programs by themselves: nothing is saved, and a signal ends them.
         del os.environ[variables.JOB_ID]
-        Probe(Request(**asked), env).run()
+        PackProbe(PackProbeRequest(**asked), env).run()
     except HpcschedError as error:
         say(str(error))
         return error.exit_code
     return 0
 
 
-class Probe:
+class PackProbe:
     """Measures on this process's device."""
 
-    def __init__(self, request: Request, env: JobEnv) -> None:
+    def __init__(self, request: PackProbeRequest, env: JobEnv) -> None:
         with fewer_collections():
             import torch
 
@@ -121,7 +121,7 @@ class Probe:
             self._trainers = [load_trainer(job["trainer"]) for job in request.jobs]
         self._request, self._env = request, env
         self._torch, self._device = torch, own_device(env)
-        self._found = Found(
+        self._found = PackTimes(
             alone_s=[[] for _ in request.jobs],
             input_s=[[] for _ in request.jobs],
             about=f"torch {torch.__version__}"

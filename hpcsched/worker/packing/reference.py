@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from hpcsched.compat import zip
 from hpcsched.worker.packing.compatibility import Memory
-from hpcsched.worker.packing.failures import Refused, line_of, out_of_memory
+from hpcsched.worker.packing.failures import ModeRefused, line_of, out_of_memory
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.rollback import Buffers, homes_of
 
@@ -27,7 +27,7 @@ NOISE = 1e-3
 """A gradient that differs by this much of its own size is rounding errors."""
 
 
-class NotStackable(Refused):
+class NotStackable(ModeRefused):
     """These models cannot be computed as one, and why."""
 
 

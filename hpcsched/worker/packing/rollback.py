@@ -16,7 +16,7 @@ Home = tuple[dict[str, Optional[torch.Tensor]], str]
 
 
 @dataclass(frozen=True)
-class Habits:
+class StepEffects:
     """What is known of a member's steps: which generators they draw from, which buffers they change."""
 
     draws: frozenset[str] = frozenset()
@@ -27,11 +27,11 @@ class Habits:
         """Whether they draw from other generators than torch's."""
         return not self.draws <= {"torch", "cuda"}
 
-    def and_those(self, other: Habits) -> Habits:
+    def and_those(self, other: StepEffects) -> StepEffects:
         """Both together."""
         known = {(id(home), name) for home, name in self.changes}
         more = tuple(home for home in other.changes if (id(home[0]), home[1]) not in known)
-        return Habits(self.draws | other.draws, self.changes + more)
+        return StepEffects(self.draws | other.draws, self.changes + more)
 
 
 class Buffers:

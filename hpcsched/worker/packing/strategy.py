@@ -10,7 +10,7 @@ import time
 from hpcsched.contract.strategies import Packed
 from hpcsched.errors import ConfigError
 from hpcsched.worker.packing.engine import Pack
-from hpcsched.worker.packing.failures import Failed, Left
+from hpcsched.worker.packing.failures import Failed, MemberExited
 from hpcsched.worker.packing.host.session import LOOK_S, bring
 from hpcsched.worker.process.contract import JobEnv
 from hpcsched.worker.session.trainer import Trainer
@@ -42,5 +42,5 @@ def run(trainer: Trainer, env: JobEnv, options: Packed) -> None:
         pack.leave(member)
     except Failed as failed:
         error = failed.errors[0][1]
-        raise (error.end if isinstance(error, Left) else error) from None
+        raise (error.end if isinstance(error, MemberExited) else error) from None
     member.finish()

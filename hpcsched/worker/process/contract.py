@@ -242,7 +242,7 @@ class JobEnv:
                 os.kill(self.notify_pid, signal.SIGUSR1)
 
 
-class Orders:
+class OrderReader:
     """What the agent asks of rank 0 beyond signals: JSON objects, one a line. Reading never blocks.
 
     `quick`: the devices are wanted at once, so the state may be left in shared memory when suspended.
@@ -315,7 +315,7 @@ class Facts(NamedTuple):
 NOTHING_ELSE = Facts()
 
 
-class Progress:
+class ProgressWriter:
     """Progress lines to the agent; a slow, full or closed pipe never holds training up.
 
     At most about 20 lines a second, unless `force` is set.

@@ -10,12 +10,12 @@ from typing import TextIO
 from hpcsched.compat import dataclass
 
 
-class Gone(BaseException):
+class GuestGone(BaseException):
     """The guest's own process has ended: nobody is there who could answer for what the guest does."""
 
 
 @dataclass(eq=False, slots=True)
-class Hosted:
+class HostedGuest:
     """One guest: the environment that its own process was given, and what that process hears.
 
     `stop`: why the guest is to save and leave, once it is. `gone`: that process has ended, so another attempt
@@ -31,15 +31,15 @@ class Hosted:
     just_gone: Callable[[], bool] = lambda: False
 
 
-_hosted: ContextVar[Hosted | None] = ContextVar("hosted", default=None)
+_hosted: ContextVar[HostedGuest | None] = ContextVar("hosted", default=None)
 
 
-def hosted() -> Hosted | None:
+def hosted() -> HostedGuest | None:
     """The guest that the calling thread works for; None in an ordinary process."""
     return _hosted.get()
 
 
-def be_hosted(guest: Hosted) -> None:
+def be_hosted(guest: HostedGuest) -> None:
     """From now on the calling thread works for this guest."""
     _hosted.set(guest)
 
@@ -48,7 +48,7 @@ def check_not_gone() -> None:
     """To be called before anything is written. Raises Gone if the calling thread's guest must not."""
     guest = _hosted.get()
     if guest is not None and (guest.gone or guest.just_gone()):
-        raise Gone
+        raise GuestGone
 
 
 def surroundings() -> Mapping[str, str]:

@@ -11,10 +11,10 @@ import torch
 
 from hpcsched.compat import zip
 from hpcsched.worker.process.contract import say
-from hpcsched.worker.ps.placement import Owners, Piece
-from hpcsched.worker.ps.protocol import Frame, Page, Wire
+from hpcsched.worker.ps.placement import Owners, ParameterPiece
+from hpcsched.worker.ps.protocol import Frame, MessageBuffer, PeerChannels
 from hpcsched.worker.ps.server import BYTES, CLOCK, LOSS, MEET, SENT_NS, STOP, frames
-from hpcsched.worker.ps.shard import Shard
+from hpcsched.worker.ps.shard import ServerShard
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class _Line:
     """To one server."""
 
     rank: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ParameterPiece, ...]
     frame: Frame
-    push: Page
-    pull: Page
+    push: MessageBuffer
+    pull: MessageBuffer
 
 
-class Client:
+class PsClient:
     """Pushes this worker's gradients to the servers, and pulls parameters into the model.
 
     Args:
@@ -41,8 +41,8 @@ class Client:
 
     def __init__(
         self,
-        wire: Wire,
-        shard: Shard,
+        wire: PeerChannels,
+        shard: ServerShard,
         owners: Owners,
         *,
         number: int,

@@ -17,7 +17,7 @@ Span = tuple[float, float]
 """From when to when."""
 
 
-class Lane:
+class LinkDirection:
     """One direction: a token bucket that saves nothing up, so that one transfer begins when another ends.
 
     `mib_s` is its capacity in MiB/s, None if it is not known: transfers then take no time. Times are seconds
@@ -46,7 +46,7 @@ class Lane:
         return [(max(a, start), min(b, stop)) for a, b in self._transfers if a < stop]
 
 
-class Link:
+class ServerLink:
     """Both directions of a server's link, and how many windows were seen, and were busy, since `now`.
 
     In a synchronous step the directions take turns: so what counts is when there is anything under way.
@@ -54,8 +54,8 @@ class Link:
 
     def __init__(self, mib_s: float | None, now: float) -> None:
         self.known = mib_s is not None
-        self.inward = Lane(mib_s)
-        self.outward = Lane(mib_s)
+        self.inward = LinkDirection(mib_s)
+        self.outward = LinkDirection(mib_s)
         self._next = now
         self.windows = self.busy_windows = 0
 

@@ -18,7 +18,7 @@ from hpcsched.contract.progress import Usage
 from hpcsched.planning.ps.stability import WINDOW_SAMPLES, Stability
 from hpcsched.worker.process.contract import say
 from hpcsched.worker.ps.cpu_throttle import CpuShare
-from hpcsched.worker.ps.link import Link
+from hpcsched.worker.ps.link import ServerLink
 from hpcsched.worker.ps.roles import WiredPeers
 
 SAMPLE_S, SAMPLE_STEPS = 1.0, 5
@@ -35,7 +35,7 @@ PAUSES_S = 5.0, 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class UsageNote:
     """What a process has used so far, at the end of a step: `at_s` by its own clock.
 
     `windows` are those in which its link was looked at, `busy` those of them in which it was fully used.
@@ -62,7 +62,7 @@ class Meter:
         board: Any,
         rank: int,
         used_s: Callable[[], float],
-        link: Link | None,
+        link: ServerLink | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._board, self._rank, self._used_s, self._link, self._clock = board, rank, used_s, link, clock
@@ -77,11 +77,13 @@ class Meter:
         if self._link is not None:
             self._link.look(time.time())
         windows, busy = (self._link.windows, self._link.busy_windows) if self._link else (0, 0)
-        self._board.set(str(self._rank), json.dumps(astuple(Note(step, now, self._used_s(), windows, busy))))
+        self._board.set(
+            str(self._rank), json.dumps(astuple(UsageNote(step, now, self._used_s(), windows, busy)))
+        )
         return True
 
 
-class Collector:
+class UsageCollector:
     """On the chief: makes samples of the notes, and of those what the agent is told.
 
     Args:
@@ -100,8 +102,8 @@ class Collector:
             clock,
         )
         self._stability = Stability()
-        self._from: list[Note] = []
-        self._heard: list[tuple[Note | None, float, int | None]] = [(None, clock(), None)] * ranks
+        self._from: list[UsageNote] = []
+        self._heard: list[tuple[UsageNote | None, float, int | None]] = [(None, clock(), None)] * ranks
         self._missed = False
         self._samples: deque[tuple[list[float], list[tuple[int, int]]]] = deque(maxlen=WINDOW_SAMPLES)
         self._told: tuple[float, ...] = ()
@@ -131,14 +133,14 @@ class Collector:
         usage, self._usage = self._usage, None
         return usage
 
-    def _read(self, step: int) -> list[Note] | None:
+    def _read(self, step: int) -> list[UsageNote] | None:
         """Everybody's note; None if somebody has none, or nothing new for long although we go on."""
         now = self._clock()
         there = self._keys
         if not self._board.check(there):  # all at once, as a rule
             there = [key for key in there if self._board.check([key])]
         texts = dict(zip(there, self._board.multi_get(there), strict=True)) if there else {}
-        notes = [Note(*json.loads(texts[key])) if key in texts else None for key in self._keys]
+        notes = [UsageNote(*json.loads(texts[key])) if key in texts else None for key in self._keys]
         silent = []
         for rank, (note, (former, heard, since)) in enumerate(zip(notes, self._heard, strict=True)):
             if since is None or note != former:
@@ -188,15 +190,15 @@ class UsageReports:
         self._peers, self._cpu_share = peers, cpu_share
         self._attempt = 0
         self._meter: Meter | None = None
-        self._collector: Collector | None = None
+        self._collector: UsageCollector | None = None
 
-    def note(self, step: int, attempt: int, link: Link | None) -> None:
+    def note(self, step: int, attempt: int, link: ServerLink | None) -> None:
         """The step of this number has ended; `link` is a server's."""
         if self._meter is None or self._attempt != attempt:
             self._attempt = attempt
             board, first = self._peers.board(attempt), self._peers.rank == 0
             self._meter = Meter(board, self._peers.rank, lambda: self._cpu_share.used_s, link)
-            self._collector = Collector(board, attempt, self._peers.world_size) if first else None
+            self._collector = UsageCollector(board, attempt, self._peers.world_size) if first else None
         if self._meter.note(step) and self._collector is not None:
             self._collector.look(step)
 

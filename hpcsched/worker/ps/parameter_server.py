@@ -15,17 +15,17 @@ from hpcsched.contract.seats import Seat
 from hpcsched.errors import LaunchError
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import Facts, JobEnv
-from hpcsched.worker.ps.client import Client
+from hpcsched.worker.ps.client import PsClient
 from hpcsched.worker.ps.cpu_throttle import CpuShare
-from hpcsched.worker.ps.link import Link
+from hpcsched.worker.ps.link import ServerLink
 from hpcsched.worker.ps.meter import UsageReports
-from hpcsched.worker.ps.placement import Move, Owners, before_leaving, moves, renumbered, share_out
-from hpcsched.worker.ps.protocol import Frame, PeerLost, Wire
+from hpcsched.worker.ps.placement import Owners, PieceMove, before_leaving, moves, renumbered, share_out
+from hpcsched.worker.ps.protocol import Frame, PeerChannels, PeerLost
 from hpcsched.worker.ps.roles import Roles, WiredPeers
-from hpcsched.worker.ps.server import Server
-from hpcsched.worker.ps.shard import Fragment, Shard, cannot_be_on, check
+from hpcsched.worker.ps.server import PsServer
+from hpcsched.worker.ps.shard import Fragment, ServerShard, cannot_be_on, check
 from hpcsched.worker.ps.state_transfer import carry
-from hpcsched.worker.ps.steps import Steps
+from hpcsched.worker.ps.steps import ThrottledSteps
 from hpcsched.worker.session.agreement import Agreement
 from hpcsched.worker.session.context import Context
 from hpcsched.worker.session.replicated import NO_INDICES, Replicated
@@ -79,7 +79,7 @@ class ParameterServer(Replicated):
         self._gathered: list[Fragment] = []
         self._relayed: list[Fragment] = []
         self._fresh: list[int] = []
-        self._post: Server | Client | None = None
+        self._post: PsServer | PsClient | None = None
 
     def refuses(self, training: TrainingState, world_size: int, seats: Sequence[Seat]) -> str:
         coming = Roles(seats)
@@ -91,12 +91,12 @@ class ParameterServer(Replicated):
         super().setup(context, agreement)
         assert isinstance(context.peers, WiredPeers)
         self._peers = context.peers
-        self._steps = Steps(self._parts, context, self._cpu_share)
+        self._steps = ThrottledSteps(self._parts, context, self._cpu_share)
         self._usage = UsageReports(context.peers, self._cpu_share)
         self._built = rng.capture(context.device)
 
     @property
-    def post(self) -> Server | Client:
+    def post(self) -> PsServer | PsClient:
         """What this rank is at present."""
         assert self._post is not None
         return self._post
@@ -117,13 +117,13 @@ class ParameterServer(Replicated):
         the optimizer, for as many of those as there are workers."""
         post = self.post
         try:
-            if isinstance(post, Server):
+            if isinstance(post, PsServer):
                 self._steps.serve(post)
             else:
                 self._steps.work(post, self._shard, self._roles)
         except PeerLost as error:
             self._lost(error)
-        link = post.link if isinstance(post, Server) else None
+        link = post.link if isinstance(post, PsServer) else None
         self._usage.note(self.training.step + 1, self._attempt, link)
 
     def facts(self) -> Facts:
@@ -149,7 +149,7 @@ class ParameterServer(Replicated):
         return False
 
     def _catch_up(self) -> None:
-        if isinstance(self._post, Server):
+        if isinstance(self._post, PsServer):
             self._post.catch_up()
 
     # -- posts -----------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class ParameterServer(Replicated):
         self._wire = self._peers.wire
         number = self._roles.worker(self.rank)
         if number is not None:
-            self._post = Client(
+            self._post = PsClient(
                 self._wire,
                 self._shard,
                 self._owners,
@@ -170,13 +170,13 @@ class ParameterServer(Replicated):
             )
         else:
             chief = self.rank == 0
-            self._post = Server(
+            self._post = PsServer(
                 self._wire,
                 self._shard,
                 self._roles.workers,
                 step=self.training.step,
                 staleness=self._staleness,
-                link=Link(self._link_mib_s, time.time()),
+                link=ServerLink(self._link_mib_s, time.time()),
                 buffers=self._buffers if chief else list,
                 undo=len(self._roles.servers) > 1 and not self._staleness,
                 schedule=self._schedule,
@@ -206,7 +206,7 @@ class ParameterServer(Replicated):
                 rng.reseed(training.seed, training.step, number)
             else:
                 rng.restore(self._built, self.device)
-        self._shard = Shard(training.optimizer)
+        self._shard = ServerShard(training.optimizer)
         self._owners = share_out(self._shard.sizes, self._roles.servers, cut=self._shard.cut)
         self._shard.install(self._owners.get(self.rank, ()), self._shard.fragments())
         self._take_post()
@@ -219,7 +219,7 @@ class ParameterServer(Replicated):
         """Servers give the chief what is theirs."""
         self._catch_up()
         everything = [
-            Move(rank, 0, piece) for rank, pieces in self._owners.items() for piece in pieces if rank > 0
+            PieceMove(rank, 0, piece) for rank, pieces in self._owners.items() for piece in pieces if rank > 0
         ]
         try:
             self._gathered = carry(self._wire, everything, self._here())
@@ -247,7 +247,7 @@ class ParameterServer(Replicated):
         """A rank is gone. If that was a worker, nothing is lost: the servers go back to the last step that
         all of them have taken, and the chief saves that."""
         server = self.post
-        if not isinstance(server, Server):
+        if not isinstance(server, PsServer):
             raise LaunchError(f"step {self.training.step}: {error}", transient=True) from error
         try:
             step = self._common_step(server.step)
@@ -324,7 +324,7 @@ class ParameterServer(Replicated):
 
     def warm_up(self) -> None:
         rehearse(self._parts, self._parts.batch([i % self._parts.size for i in range(2)]))
-        self._shard = Shard(self.training.optimizer)
+        self._shard = ServerShard(self.training.optimizer)
         self._shard.forget()
 
     def join(self) -> None:
@@ -348,7 +348,7 @@ class ParameterServer(Replicated):
         former = None if joined else self._wire
         self._shard.install(owners.get(self.rank, ()), [*self._here(), *came])
         self._relayed, self._roles, self._owners = [], roles, owners
-        if not joined and isinstance(self._post, Server):
+        if not joined and isinstance(self._post, PsServer):
             self._post.close()
         self._take_post()
         if former is not None and former is not wire:
@@ -360,9 +360,9 @@ class ParameterServer(Replicated):
     def _hand_out(self) -> None:
         """Those who have just become workers pull the parameters."""
         fresh, self._fresh = self._fresh, []
-        if isinstance(self._post, Server) and fresh:
+        if isinstance(self._post, PsServer) and fresh:
             self._post.hand_out(fresh)
-        elif isinstance(self._post, Client) and self.rank in fresh:
+        elif isinstance(self._post, PsClient) and self.rank in fresh:
             self._post.expect()
             self._post.pull(fresh=True)
 
@@ -385,7 +385,7 @@ class ParameterServer(Replicated):
             group.update(told)
 
     @torch.no_grad()
-    def _untrained(self, wire: Wire, fresh: list[int]) -> None:
+    def _untrained(self, wire: PeerChannels, fresh: list[int]) -> None:
         """The chief gives those who have become workers the parameters that no server has."""
         trained = set(self._shard.parameters)
         rest = [p for p in self.training.model.parameters() if p not in trained]

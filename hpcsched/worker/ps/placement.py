@@ -8,7 +8,7 @@ from hpcsched.compat import dataclass, zip
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Piece:
+class ParameterPiece:
     """Some elements of a parameter, as they lie in memory: from `start` on, `stop` not included."""
 
     parameter: int
@@ -19,15 +19,15 @@ class Piece:
     def size(self) -> int:
         return self.stop - self.start
 
-    def both(self, other: Piece) -> Piece | None:
+    def both(self, other: ParameterPiece) -> ParameterPiece | None:
         """What is in both of them."""
         start, stop = max(self.start, other.start), min(self.stop, other.stop)
         if self.parameter != other.parameter or start >= stop:
             return None
-        return Piece(self.parameter, start, stop)
+        return ParameterPiece(self.parameter, start, stop)
 
 
-Owners = Mapping[int, tuple[Piece, ...]]
+Owners = Mapping[int, tuple[ParameterPiece, ...]]
 """The pieces that each server has, by its rank, in their order; every element is in one of them."""
 
 
@@ -44,12 +44,12 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Move:
+class PieceMove:
     """A piece goes from one rank to another."""
 
     source: int
     target: int
-    piece: Piece
+    piece: ParameterPiece
 
 
 def share_out(sizes: Sequence[Size], servers: Sequence[int], *, cut: bool) -> Owners:
@@ -64,32 +64,32 @@ def share_out(sizes: Sequence[Size], servers: Sequence[int], *, cut: bool) -> Ow
 def _stretches(sizes: Sequence[Size], servers: Sequence[int]) -> Owners:
     total = sum(size.bytes for size in sizes)
     bounds = [total * number // len(servers) for number in range(len(servers) + 1)]
-    found: dict[int, list[Piece]] = {rank: [] for rank in servers}
+    found: dict[int, list[ParameterPiece]] = {rank: [] for rank in servers}
     before = 0
     for parameter, size in enumerate(sizes):
         cuts = [min(size.elements, max(0, -(-(bound - before) // size.width))) for bound in bounds]
         for rank, start, stop in zip(servers, cuts[:-1], cuts[1:], strict=True):
             if start < stop:
-                found[rank].append(Piece(parameter, start, stop))
+                found[rank].append(ParameterPiece(parameter, start, stop))
         before += size.bytes
     return {rank: tuple(pieces) for rank, pieces in found.items()}
 
 
 def _wholes(sizes: Sequence[Size], servers: Sequence[int]) -> Owners:
     loads = dict.fromkeys(servers, 0)
-    found: dict[int, list[Piece]] = {rank: [] for rank in servers}
+    found: dict[int, list[ParameterPiece]] = {rank: [] for rank in servers}
     for parameter in sorted(range(len(sizes)), key=lambda at: (-sizes[at].bytes, at)):
         rank = min(servers, key=loads.__getitem__)
         loads[rank] += sizes[parameter].bytes
         if sizes[parameter].elements:
-            found[rank].append(Piece(parameter, 0, sizes[parameter].elements))
+            found[rank].append(ParameterPiece(parameter, 0, sizes[parameter].elements))
     return {rank: tuple(sorted(pieces)) for rank, pieces in found.items()}
 
 
-def moves(old: Owners, new: Owners) -> list[Move]:
+def moves(old: Owners, new: Owners) -> list[PieceMove]:
     """What has to go where: nothing that is there already."""
     return sorted(
-        Move(source, target, piece) for source, target, piece in _overlaps(old, new) if source != target
+        PieceMove(source, target, piece) for source, target, piece in _overlaps(old, new) if source != target
     )
 
 
@@ -99,7 +99,9 @@ def before_leaving(old: Owners, new: Owners, keep: Sequence[int]) -> Owners:
     What they have goes to its new owner, or to rank 0 if that has yet to come. `keep` are the old numbers of
     those that stay, in the order of their new ones.
     """
-    found: dict[int, list[Piece]] = {rank: list(pieces) for rank, pieces in old.items() if rank in keep}
+    found: dict[int, list[ParameterPiece]] = {
+        rank: list(pieces) for rank, pieces in old.items() if rank in keep
+    }
     leaving = {rank: pieces for rank, pieces in old.items() if rank not in keep}
     for _, target, piece in _overlaps(leaving, new):
         found.setdefault(keep[target] if target < len(keep) else 0, []).append(piece)
@@ -111,8 +113,8 @@ def renumbered(owners: Owners, keep: Sequence[int]) -> Owners:
     return {keep.index(rank): pieces for rank, pieces in owners.items()}
 
 
-def _overlaps(old: Owners, new: Owners) -> Iterator[tuple[int, int, Piece]]:
-    wanted: dict[int, list[tuple[int, Piece]]] = {}
+def _overlaps(old: Owners, new: Owners) -> Iterator[tuple[int, int, ParameterPiece]]:
+    wanted: dict[int, list[tuple[int, ParameterPiece]]] = {}
     for rank, pieces in new.items():
         for piece in pieces:
             wanted.setdefault(piece.parameter, []).append((rank, piece))

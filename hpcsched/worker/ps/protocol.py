@@ -23,7 +23,7 @@ class PeerLost(RuntimeError):
     """A peer is gone, or was silent for STEP_TIMEOUT_S."""
 
 
-class Wire:
+class PeerChannels:
     """One rank's connections to all others: a gloo group of its own, beside that of the collective calls.
 
     Messages from one rank to another come in the order in which they were sent, and may be shorter than the
@@ -74,7 +74,7 @@ def _waiting(work: Any, peer: int) -> Callable[[], None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class MessageBuffer:
     """A message's memory, and its parts as views of it.
 
     `flats` are the tensors of one type each, in a row, `tensors` the single ones, flat.
@@ -120,7 +120,7 @@ class Frame:
         begin, self._end = self._end, round_up(self._end + size, _ALIGNMENT)
         return begin
 
-    def page(self) -> Page:
+    def page(self) -> MessageBuffer:
         """A new message, all zero."""
         data = torch.zeros(self.size, dtype=torch.uint8)
         flats = {dtype: _view(data, at, dtype, n) for dtype, (at, n) in self._flats.items()}
@@ -130,7 +130,7 @@ class Frame:
             tensors.append(flats[dtype][places[dtype] : places[dtype] + elements])
             places[dtype] += elements
         words, flags = self._at
-        return Page(
+        return MessageBuffer(
             data=data,
             words=_view(data, words, torch.int64, self._words),
             flags=_view(data, flags, torch.uint8, self._flags),

@@ -14,7 +14,7 @@ from hpcsched.contract import variables
 from hpcsched.contract.seats import Seat
 from hpcsched.errors import ConfigError
 from hpcsched.worker.process.contract import JobEnv
-from hpcsched.worker.ps.protocol import Wire
+from hpcsched.worker.ps.protocol import PeerChannels
 from hpcsched.worker.ranks.process_group import MEET_TIMEOUT_S, STEP_TIMEOUT_S, Peers
 
 
@@ -67,11 +67,11 @@ class WiredPeers(Peers):
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         super().__init__(rank, world_size, device)
-        self.wire: Wire | None = None
+        self.wire: PeerChannels | None = None
 
     def meet(self, keys: Any, *, within_s: float = STEP_TIMEOUT_S) -> None:
         super().meet(keys, within_s=within_s)
-        self.wire = Wire(self.keys, self.rank, self.world_size, within_s)
+        self.wire = PeerChannels(self.keys, self.rank, self.world_size, within_s)
 
     def agreeing(self, patience: timedelta) -> dist.ProcessGroup:
         world = dist.group.WORLD

@@ -12,9 +12,9 @@ import torch
 
 from hpcsched.compat import zip
 from hpcsched.worker.packing.rollback import Weights
-from hpcsched.worker.ps.link import Link
-from hpcsched.worker.ps.protocol import Frame, PeerLost, Wire
-from hpcsched.worker.ps.shard import Shard
+from hpcsched.worker.ps.link import ServerLink
+from hpcsched.worker.ps.protocol import Frame, PeerChannels, PeerLost
+from hpcsched.worker.ps.shard import ServerShard
 
 CLOCK, MEET, STOP, LOSS, SENT_NS, BYTES = range(6)
 """The words of a push: the worker's step, when to meet, whether to leave, its loss (the bits of a float64),
@@ -33,7 +33,7 @@ def frames(
     return Frame(PUSH_WORDS, len(forms), forms, buffers), Frame(DUE_NS + workers, 0, forms, buffers)
 
 
-class Server:
+class PsServer:
     """Adds up what workers push, takes the optimizer's step, and answers with parameters.
 
     A step is one for as many pushes as there are workers. Who has pushed for step c is answered as soon as
@@ -52,13 +52,13 @@ class Server:
 
     def __init__(
         self,
-        wire: Wire,
-        shard: Shard,
+        wire: PeerChannels,
+        shard: ServerShard,
         workers: Sequence[int],
         *,
         step: int,
         staleness: int,
-        link: Link,
+        link: ServerLink,
         buffers: Callable[[], list[torch.Tensor]] = list,
         undo: bool = False,
         schedule: Callable[[], object] = lambda: None,

@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcsched.compat import dataclass, zip
 from hpcsched.errors import ConfigError
-from hpcsched.worker.ps.placement import Piece, Size
+from hpcsched.worker.ps.placement import ParameterPiece, Size
 from hpcsched.worker.vsw.updates import can_be_split
 
 
@@ -19,12 +19,12 @@ from hpcsched.worker.vsw.updates import can_be_split
 class Fragment:
     """A piece's values and optimizer state: what there is one of for each element, flat, and the rest."""
 
-    piece: Piece
+    piece: ParameterPiece
     values: torch.Tensor
     elements: dict[str, torch.Tensor]
     rest: dict[str, Any]
 
-    def part(self, piece: Piece) -> Fragment:
+    def part(self, piece: ParameterPiece) -> Fragment:
         """Some of it."""
         start, stop = piece.start - self.piece.start, piece.stop - self.piece.start
         elements = {key: value[start:stop] for key, value in self.elements.items()}
@@ -48,7 +48,7 @@ def cannot_be_on(optimizer: torch.optim.Optimizer, servers: int) -> str:
     return ""
 
 
-class Shard:
+class ServerShard:
     """The optimizer's parameters that are trained, as far as they are here; whole at first.
 
     `optimizer` stays the user's own object: its parameters become the pieces, which are the model's memory,
@@ -64,7 +64,9 @@ class Shard:
         self.sizes = [Size(p.numel(), p.element_size()) for p in self.parameters]
         self.cut = can_be_split(optimizer)
         self._frozen = {p: s for p, s in optimizer.state.items() if not p.requires_grad}
-        self.pieces = tuple(Piece(i, 0, p.numel()) for i, p in enumerate(self.parameters) if p.numel())
+        self.pieces = tuple(
+            ParameterPiece(i, 0, p.numel()) for i, p in enumerate(self.parameters) if p.numel()
+        )
         self.tensors = [self.parameters[piece.parameter] for piece in self.pieces]
 
     def forget(self) -> None:
@@ -73,7 +75,7 @@ class Shard:
         self.pieces, self.tensors = (), []
         self._arrange()
 
-    def flat(self, piece: Piece) -> torch.Tensor:
+    def flat(self, piece: ParameterPiece) -> torch.Tensor:
         """The piece's elements in the model's own memory."""
         return self.parameters[piece.parameter].detach().view(-1)[piece.start : piece.stop]
 
@@ -92,7 +94,7 @@ class Shard:
         return found
 
     @torch.no_grad()
-    def install(self, pieces: Sequence[Piece], fragments: Iterable[Fragment]) -> None:
+    def install(self, pieces: Sequence[ParameterPiece], fragments: Iterable[Fragment]) -> None:
         """From now on have `pieces`, made of these fragments; what was here already stays where it is."""
         had = dict(zip(self.pieces, self.tensors, strict=True))
         kept = {piece: self.optimizer.state.get(tensor) for piece, tensor in had.items()}
@@ -113,7 +115,7 @@ class Shard:
         self.pieces, self.tensors = tuple(pieces), tensors
         self._arrange()
 
-    def _made(self, piece: Piece, fragments: list[Fragment]) -> tuple[nn.Parameter, dict[str, Any]]:
+    def _made(self, piece: ParameterPiece, fragments: list[Fragment]) -> tuple[nn.Parameter, dict[str, Any]]:
         whole = self.parameters[piece.parameter]
         room = self.flat(piece)
         tensor = whole if piece.size == whole.numel() else nn.Parameter(room)
@@ -155,7 +157,7 @@ class Shard:
         with torch.no_grad():
             for number, parameter in enumerate(self.parameters):
                 if 0 < known[number] == parameter.numel() and parameter not in state:
-                    _, found = self._made(Piece(number, 0, parameter.numel()), fragments)
+                    _, found = self._made(ParameterPiece(number, 0, parameter.numel()), fragments)
                     if found:
                         optimizer.state[parameter] = found
         for tensor in self.tensors:
@@ -173,7 +175,7 @@ class Shard:
 
 
 def joined(
-    piece: Piece, fragments: Sequence[Fragment], room: torch.Tensor
+    piece: ParameterPiece, fragments: Sequence[Fragment], room: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The optimizer state of a piece, made of fragments that cover it; their values go into `room`."""
     parts = sorted(

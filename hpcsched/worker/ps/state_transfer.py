@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from hpcsched.compat import zip
-from hpcsched.worker.ps.placement import Move, Piece
-from hpcsched.worker.ps.protocol import Frame, Wire
+from hpcsched.worker.ps.placement import ParameterPiece, PieceMove
+from hpcsched.worker.ps.protocol import Frame, PeerChannels
 from hpcsched.worker.ps.shard import Fragment
 from hpcsched.worker.ranks.messages import packed_state, unpacked_state
 
@@ -20,7 +20,7 @@ _Row = tuple[tuple[int, int, int], _Form, dict[str, _Form], dict[str, Any]]
 """Describes a fragment: its piece, its values, what there is for each element, and all the rest as it is."""
 
 
-def carry(wire: Wire, moves: Sequence[Move], held: Iterable[Fragment]) -> list[Fragment]:
+def carry(wire: PeerChannels, moves: Sequence[PieceMove], held: Iterable[Fragment]) -> list[Fragment]:
     """Do this rank's part of `moves`, out of what is held here; returns what has come.
 
     All ranks that one of the moves is about call this with the same moves. From one rank to another goes a
@@ -59,7 +59,7 @@ def carry(wire: Wire, moves: Sequence[Move], held: Iterable[Fragment]) -> list[F
     return came
 
 
-def _part(found: dict[Piece, Fragment], piece: Piece) -> Fragment:
+def _part(found: dict[ParameterPiece, Fragment], piece: ParameterPiece) -> Fragment:
     if piece in found:
         return found[piece]
     return next(f.part(piece) for f in found.values() if f.piece.both(piece) == piece)
@@ -81,6 +81,6 @@ def _frame(rows: Sequence[_Row]) -> Frame:
 def _fragments(rows: Sequence[_Row], tensors: Sequence[torch.Tensor]) -> list[Fragment]:
     left = iter(tensors)
     return [
-        Fragment(Piece(*piece), next(left), {key: next(left) for key in elements}, rest)
+        Fragment(ParameterPiece(*piece), next(left), {key: next(left) for key in elements}, rest)
         for piece, _, elements, rest in rows
     ]

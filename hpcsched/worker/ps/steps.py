@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from hpcsched.worker.ps.client import Client
+from hpcsched.worker.ps.client import PsClient
 from hpcsched.worker.ps.cpu_throttle import CpuShare
 from hpcsched.worker.ps.roles import Roles
-from hpcsched.worker.ps.server import Server
-from hpcsched.worker.ps.shard import Shard
+from hpcsched.worker.ps.server import PsServer
+from hpcsched.worker.ps.shard import ServerShard
 from hpcsched.worker.session.batches import coming_places, summed
 from hpcsched.worker.session.context import Context
 from hpcsched.worker.session.sampler import share
 from hpcsched.worker.session.trainer import Parts, read
 
 
-class Steps:
+class ThrottledSteps:
     """Makes steps, within a share of the CPU cores.
 
     Args:
@@ -32,14 +32,14 @@ class Steps:
         self._batches: Iterator[Any] = iter(())
         self._read_for: tuple[int | None, int] | None = None
 
-    def serve(self, server: Server) -> None:
+    def serve(self, server: PsServer) -> None:
         """On a server: a step of the optimizer, for as many pushes as there are workers. Raises PeerLost."""
         training = self._context.training
         server.take_step()
         training.loss = torch.tensor(server.loss / training.global_batch, dtype=torch.float64)
         self._rest()
 
-    def work(self, client: Client, shard: Shard, roles: Roles) -> None:
+    def work(self, client: PsClient, shard: ServerShard, roles: Roles) -> None:
         """On a worker: gradients of its share of the global batch, pushed and answered. Raises PeerLost."""
         training, number = self._context.training, roles.worker(self._context.rank)
         assert number is not None

@@ -27,7 +27,7 @@ from hpcsched.worker.process import rng
 from hpcsched.worker.ranks.tree_sum import TreeSum, shards_of
 
 
-class Ranks(Protocol):
+class ShardRanks(Protocol):
     """Who takes part; asked anew in every step, so it may change between two."""
 
     @property
@@ -102,7 +102,7 @@ class VirtualShards:
     """
 
     def __init__(
-        self, model: torch.nn.Module, ranks: Ranks, *, count: int | None, global_batch: int, seed: int
+        self, model: torch.nn.Module, ranks: ShardRanks, *, count: int | None, global_batch: int, seed: int
     ) -> None:
         self.count = min(DEFAULT_SHARDS, global_batch) if count is None else count
         self.global_batch = global_batch

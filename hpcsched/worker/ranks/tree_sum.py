@@ -17,7 +17,7 @@ def owner_of(shard: int, world_size: int, count: int) -> int:
     return ((shard + 1) * world_size - 1) // count
 
 
-class Hands(Protocol[T]):
+class TreeOperations(Protocol[T]):
     """What a tree does with values. Each call but `receive` takes over the values it is given."""
 
     def add(self, left: T, right: T) -> T: ...
@@ -35,7 +35,7 @@ class TreeSum(Generic[T]):
     side of the tree. A node whose halves lie with two ranks is added by the owner of the left one.
     """
 
-    def __init__(self, count: int, hands: Hands[T]) -> None:
+    def __init__(self, count: int, hands: TreeOperations[T]) -> None:
         self.count = count
         self._hands = hands
         self._held: dict[tuple[int, int], T] = {}

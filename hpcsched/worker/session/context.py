@@ -11,7 +11,7 @@ import torch
 from hpcsched.contract.environment import Environment
 from hpcsched.contract.seats import Seat
 from hpcsched.worker.checkpoint.saving import Saves
-from hpcsched.worker.process.contract import JobEnv, Orders, Progress
+from hpcsched.worker.process.contract import JobEnv, OrderReader, ProgressWriter
 from hpcsched.worker.ranks.process_group import Peers
 from hpcsched.worker.session.state import TrainingState
 from hpcsched.worker.session.stopping import StopFlag
@@ -40,8 +40,8 @@ class Context:
         peers: Peers,
         saves: Saves,
         flag: StopFlag,
-        orders: Orders,
-        progress: Progress,
+        orders: OrderReader,
+        progress: ProgressWriter,
     ) -> None:
         self.training, self.env, self.device = training, env, device
         self.peers, self.saves, self.flag = peers, saves, flag

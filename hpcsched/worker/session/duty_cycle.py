@@ -15,7 +15,7 @@ def rest_s(worked_s: float, share: float) -> float:
     return worked_s * (1.0 / share - 1.0) if share > 0 else inf
 
 
-class Rest:
+class DutyCycle:
     """To be taken between two steps."""
 
     def __init__(

@@ -12,13 +12,13 @@ from hpcsched.contract import exits
 from hpcsched.contract.words import Ready
 from hpcsched.errors import ConfigError, LaunchError, StoreError
 from hpcsched.worker.checkpoint.saving import Saves, ShardedSaves
-from hpcsched.worker.process.contract import JobEnv, Orders, Progress, say
+from hpcsched.worker.process.contract import JobEnv, OrderReader, ProgressWriter, say
 from hpcsched.worker.ranks.process_group import Peers, own_device
 from hpcsched.worker.ranks.reproducible import deterministic
 from hpcsched.worker.session.agreement import Agreement
 from hpcsched.worker.session.checkpoints import Checkpoints
 from hpcsched.worker.session.context import Context
-from hpcsched.worker.session.duty_cycle import Rest
+from hpcsched.worker.session.duty_cycle import DutyCycle
 from hpcsched.worker.session.state import TrainingState
 from hpcsched.worker.session.stopping import StopFlag
 from hpcsched.worker.session.strategy import Stranded, Strategy
@@ -56,15 +56,15 @@ class Lifecycle:
             training.total_steps = env.steps
         flag = StopFlag(env.notify_pid, env.stop_file) if env else StopFlag(None)
         self._can_stop = env is None or flag.install()
-        self._rest = Rest()
-        orders = Orders(env.control_fd if env else None)
+        self._rest = DutyCycle()
+        orders = OrderReader(env.control_fd if env else None)
         device = own_device(env)
         if strategy.reproducible:
             deterministic(device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         peers = ranks or Peers.join(env, device)
-        progress = Progress(env.progress_fd if env else None)
+        progress = ProgressWriter(env.progress_fd if env else None)
         self.training, self.strategy = training, strategy
         self.context = Context(
             training,

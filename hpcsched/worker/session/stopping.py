@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from hpcsched.worker.process.contract import say
-from hpcsched.worker.process.guest import Gone, Hosted, hosted
+from hpcsched.worker.process.guest import GuestGone, HostedGuest, hosted
 
 _PARENT_CHECK_S = 2.0
 _FILE_CHECK_S = 0.5
@@ -33,7 +33,7 @@ class StopFlag:
         self._next_check = 0.0
         self._child = os.getppid() == notify_pid
         self._former: dict[int, Any] = {}
-        self._hosted: Hosted | None = None
+        self._hosted: HostedGuest | None = None
 
     def install(self) -> bool:
         """Take SIGTSTP and SIGTERM over; False, with a warning, where Python does not allow it.
@@ -64,7 +64,7 @@ class StopFlag:
         """
         now = time.monotonic()
         if self._hosted is not None and self._hosted.gone:
-            raise Gone
+            raise GuestGone
         if self._reason is None and self._hosted is not None:
             self._reason = self._hosted.stop
         if self._reason is None and self._stop_file is not None and now >= self._next_look:

@@ -1,6 +1,6 @@
 """`python -m hpcsched.worker.vsw`: what the workers of the trainer that the environment names take here.
 
-The environment tells what is wanted, as a JSON object (see `Request`). After each point the file `result` is
+The environment has the request as a JSON object (see `VswProbeRequest`). After each point the file `result` is
 replaced by {"profile": all that is known so far, "global_batch": the trainer's own}; after sums over several
 ranks by {"line": {"per_byte_s": ..., "latency_s": ...}}.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from hpcsched.worker.session.trainer import Parts
-    from hpcsched.worker.vsw.probe import Found
+    from hpcsched.worker.vsw.probe import VswTimes
 
 SIGN_S = 0.5
 """Between two signs of life."""
@@ -39,7 +39,7 @@ LINES = 9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class VswProbeRequest:
     """What to measure, and the file for what is found.
 
     Of workers: local batches in a range (None: from 1 to the trainer's global batch), at most `at_once`
@@ -72,7 +72,7 @@ def main() -> int:
                 got="not set",
                 accepted="a start by `hpcsched profile vsw`, which sets it",
             )
-        request = Request(**asked)
+        request = VswProbeRequest(**asked)
         with fewer_collections():
             import torch
 
@@ -90,7 +90,7 @@ def main() -> int:
     return 0
 
 
-def _sums(env: JobEnv, request: Request, device: torch.device) -> None:
+def _sums(env: JobEnv, request: VswProbeRequest, device: torch.device) -> None:
     from hpcsched.worker.ranks.process_group import Peers
     from hpcsched.worker.vsw.allreduce_cost import measure_line
 
@@ -105,14 +105,14 @@ def _sums(env: JobEnv, request: Request, device: torch.device) -> None:
     peers.close()
 
 
-def _workers(env: JobEnv, request: Request, device: torch.device) -> None:
+def _workers(env: JobEnv, request: VswProbeRequest, device: torch.device) -> None:
     from hpcsched.worker.session.trainer import build
-    from hpcsched.worker.vsw.probe import MOST_AT_ONCE, Probe
+    from hpcsched.worker.vsw.probe import MOST_AT_ONCE, VswProbe
 
     parts = build(load_trainer(env.trainer), env.args)
     sizes = _local_batches(request, parts)
     signs = _Signs(env)
-    probe = Probe(parts, device, halves=request.halves, seconds=request.seconds, alive=signs.alive)
+    probe = VswProbe(parts, device, halves=request.halves, seconds=request.seconds, alive=signs.alive)
     told, found = 0, None
     most = 1 if device.type == "cpu" else request.at_once or MOST_AT_ONCE
     for found in probe.run(sizes, most):
@@ -127,7 +127,7 @@ def _workers(env: JobEnv, request: Request, device: torch.device) -> None:
     _say_ends(found, device)
 
 
-def _local_batches(request: Request, parts: Parts) -> list[int]:
+def _local_batches(request: VswProbeRequest, parts: Parts) -> list[int]:
     from hpcsched.worker.vsw.probe import doubled
 
     low, high = request.local_batch or (1, parts.global_batch)
@@ -139,7 +139,7 @@ def _local_batches(request: Request, parts: Parts) -> list[int]:
     return doubled(low, min(high, parts.size))
 
 
-def _say_ends(found: Found, device: torch.device) -> None:
+def _say_ends(found: VswTimes, device: torch.device) -> None:
     from hpcsched.worker.vsw.measurements import GAIN
 
     if device.type == "cpu":
@@ -155,7 +155,9 @@ def _say_ends(found: Found, device: torch.device) -> None:
         say(f"local batches end with {last}: the last two gained less than {GAIN:.0%} each")
 
 
-def _write(request: Request, found: Found, buckets: list[int], parts: Parts, device: torch.device) -> None:
+def _write(
+    request: VswProbeRequest, found: VswTimes, buckets: list[int], parts: Parts, device: torch.device
+) -> None:
     """Replace the result by all that is known."""
     from hpcsched.planning.vsw.costs import AllReduceCosts, VswCosts
     from hpcsched.planning.vsw.profile import VswProfile
@@ -174,7 +176,7 @@ def _write(request: Request, found: Found, buckets: list[int], parts: Parts, dev
     write_atomically(Path(request.result), json.dumps(answer).encode())
 
 
-def _about(found: Found, device: torch.device) -> str:
+def _about(found: VswTimes, device: torch.device) -> str:
     """What the times depend on."""
     import torch
 

@@ -22,14 +22,14 @@ from hpcsched.worker.session.replicated import NO_INDICES, Replicated
 from hpcsched.worker.session.state import TrainingState
 from hpcsched.worker.session.trainer import Parts, Place, rehearse, to_device
 from hpcsched.worker.vsw.allreduce_cost import measure_line
-from hpcsched.worker.vsw.clock import Clock, Kind
-from hpcsched.worker.vsw.control import Control, Course
+from hpcsched.worker.vsw.clock import DeviceClock, Kind
+from hpcsched.worker.vsw.control import BatchControl, BatchCourse
 from hpcsched.worker.vsw.epoch_forecast import Expectation, Trajectory, expect
 from hpcsched.worker.vsw.gradient_halves import HalvedBucket, HalvedSum
 from hpcsched.worker.vsw.history import History
-from hpcsched.worker.vsw.measurements import Table
+from hpcsched.worker.vsw.measurements import DeviceTimes
 from hpcsched.worker.vsw.memory import remember, remembered
-from hpcsched.worker.vsw.reading import Reader
+from hpcsched.worker.vsw.reading import BatchReader
 from hpcsched.worker.vsw.streams import StreamWorkers
 from hpcsched.worker.vsw.updates import ShardOptimizer, can_be_split, scaled
 
@@ -60,14 +60,14 @@ class AdaptiveBatches(Replicated):
     def __init__(self, parts: Parts, options: WorkerOptions) -> None:
         self._parts = parts
         self._unit = parts.global_batch
-        self.control = Control(options.within(parts.size), self._unit)
+        self.control = BatchControl(options.within(parts.size), self._unit)
         self._trajectory = Trajectory(parts.size)
         self._expectation: Expectation | None = None
         self._looked_at, self._last_look = -1, time.monotonic()
         self._next_look = 0.0
         self._group: tuple[int, int, int] | None = None
         self._read_for: tuple[int, int, int] | None = None
-        self._course: Course | None = None
+        self._course: BatchCourse | None = None
         self._comparable = True  # as far as is known
         self._course_began, self._course_at = 0, 0.0
         self._warm: set[Kind] = set()
@@ -80,9 +80,9 @@ class AdaptiveBatches(Replicated):
         super().setup(context, agreement)
         context.training.also.update(vsw=self.control, batches=self._trajectory)
         self._gradients = GradientSum(self._parts.model.parameters(), context.peers)
-        self._clock = Clock(context.device)
+        self._clock = DeviceClock(context.device)
         self._workers = StreamWorkers(self._parts.model, self._parts.loss, context.device)
-        self._reader = Reader(self._parts, context.device, lambda: context.training.step)
+        self._reader = BatchReader(self._parts, context.device, lambda: context.training.step)
         self._halved = HalvedSum(self._parts.model.parameters(), context.peers, HalvedBucket)
 
     def warm_up(self) -> None:
@@ -201,7 +201,7 @@ class AdaptiveBatches(Replicated):
     # -- what the steps are ----------------------------------------------------------------------------
 
     @property
-    def course(self) -> Course:
+    def course(self) -> BatchCourse:
         assert self._course is not None
         return self._course
 
@@ -286,9 +286,9 @@ class AdaptiveBatches(Replicated):
     def decide(self) -> None:
         """Let rank 0 say what to do next; all ranks come here."""
         self.table.learn(self._clock.take())
-        tables = self.context.peers.gather(self.table, Table)
+        tables = self.context.peers.gather(self.table, DeviceTimes)
         refusal: ConfigError | None = None
-        answer: Course | int = 0
+        answer: BatchCourse | int = 0
         if self.rank == 0:
             self.control.tables = tables
             self.control.adapt()
@@ -296,7 +296,7 @@ class AdaptiveBatches(Replicated):
                 answer = self.control.course(self.world_size)
             except ConfigError as error:
                 refusal, answer = error, error.exit_code
-        course: Course | int = self.context.peers.tell(answer, Union[Course, int])
+        course: BatchCourse | int = self.context.peers.tell(answer, Union[BatchCourse, int])
         if refusal is not None:
             raise refusal
         if isinstance(course, int):
@@ -312,7 +312,7 @@ class AdaptiveBatches(Replicated):
             factor = self.control.factor(course, course.batch)
             self._history.add({**self._facts(), "loss": self.training.last_loss(), "factor": factor, **past})
 
-    def _have_workers(self, course: Course) -> None:
+    def _have_workers(self, course: BatchCourse) -> None:
         share = course.shares[self.rank]
         try:
             why = self._workers.have(share.at_once if share else 1)
@@ -404,11 +404,11 @@ class AdaptiveBatches(Replicated):
         self.decide()
         self._aim()
 
-    def _own_table(self) -> Table:
+    def _own_table(self) -> DeviceTimes:
         """What is known of this rank's device: what an earlier attempt has found out of the same one."""
         on_gpu = self.device.type == "cuda"
         name = torch.cuda.get_device_name(self.device) if on_gpu else "cpu"
-        table, known = Table.here(name, streams=on_gpu), self.control.tables
+        table, known = DeviceTimes.here(name, streams=on_gpu), self.control.tables
         joins = self.context.env is not None and self.context.env.joining
         if not joins and self.rank < len(known) and known[self.rank].same_device(table):
             table.rounds, table.update_s = dict(known[self.rank].rounds), known[self.rank].update_s

@@ -22,7 +22,7 @@ Mark = Union[float, torch.cuda.Event]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class RoundTime:
     """What a round took, in seconds: to read the batches, forward pass, backward pass."""
 
     read_s: float
@@ -35,16 +35,16 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class RoundsTaken:
     """What one rank has measured since it was last asked: rounds by kind and how many there were of each, and
     the optimizer's step."""
 
-    rounds: Mapping[Kind, Round]
+    rounds: Mapping[Kind, RoundTime]
     counts: Mapping[Kind, int]
     update_s: float | None
 
 
-class Clock:
+class DeviceClock:
     """Collects marks, four a round; they become seconds only when somebody asks."""
 
     def __init__(self, device: torch.device) -> None:
@@ -72,17 +72,17 @@ class Clock:
         """What was measured of this kind does not count: the first ones take longer."""
         self._rounds.pop(kind, None)
 
-    def take(self) -> Taken:
+    def take(self) -> RoundsTaken:
         """What it took since this was last asked for; waits for what the GPU has not come to yet."""
         rounds = {kind: _usual(found) for kind, found in self._rounds.items()}
         counts = {kind: len(found) for kind, found in self._rounds.items()}
         update_s = median(_between(*marks) for marks in self._updates) if self._updates else None
         self._rounds.clear()
         self._updates.clear()
-        return Taken(rounds=rounds, counts=counts, update_s=update_s)
+        return RoundsTaken(rounds=rounds, counts=counts, update_s=update_s)
 
 
-def _usual(rounds: Iterable[tuple[Mark, ...]]) -> Round:
+def _usual(rounds: Iterable[tuple[Mark, ...]]) -> RoundTime:
     """The mean of some rounds, without the longest one of four or more.
 
     Not the median: who shares a core with others is as fast as ever in most rounds, and stands still in some.
@@ -91,7 +91,7 @@ def _usual(rounds: Iterable[tuple[Mark, ...]]) -> Round:
     if len(times) >= 4:
         times.remove(max(times, key=sum))
     read_s, forward_s, backward_s = map(fmean, zip(*times, strict=True))
-    return Round(read_s=read_s, forward_s=forward_s, backward_s=backward_s)
+    return RoundTime(read_s=read_s, forward_s=forward_s, backward_s=backward_s)
 
 
 def _between(begun: Mark, done: Mark) -> float:

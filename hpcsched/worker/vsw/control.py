@@ -14,7 +14,7 @@ from hpcsched.planning.vsw.configure import ClusterGpu, GpuShare, NoConfiguratio
 from hpcsched.planning.vsw.costs import AllReduceCost, sync_method
 from hpcsched.planning.vsw.options import WorkerOptions, local_batches
 from hpcsched.worker.vsw.clock import Kind
-from hpcsched.worker.vsw.measurements import Table, Tables
+from hpcsched.worker.vsw.measurements import DeviceTimes, Measurements
 
 TRIAL_STEPS = 4
 """So long is a configuration tried whose speed is not known; its first step counts for nothing."""
@@ -24,7 +24,7 @@ GUESSED = AllReduceCost(per_byte_s=1e-9, latency_s=2e-4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class BatchCourse:
     """What all ranks do until rank 0 says something else.
 
     `shares` are the workers of the ranks; a step is expected to take `step_s` (None: not known). `overlap`:
@@ -56,7 +56,7 @@ class Course:
         return (self.local_batch, share.at_once) if share else None
 
 
-class Control:
+class BatchControl:
     """What the decisions go by; the same on all ranks, but for what only rank 0 is told. Saved in
     checkpoints.
 
@@ -76,7 +76,7 @@ class Control:
         self.halves: Halves | None = None
         self.value: float | None = None
         self.seen: float | None = None
-        self.tables: list[Table] = []
+        self.tables: list[DeviceTimes] = []
         self.line: AllReduceCost | None = None
         self.buckets: tuple[int, ...] = ()
 
@@ -85,7 +85,7 @@ class Control:
         """The smallest local batch that the job file allows; 0 where it pins the workers instead."""
         return self.options.local_batch[0] if self.options.local_batch else 0
 
-    def factor(self, course: Course, batch: int) -> float:
+    def factor(self, course: BatchCourse, batch: int) -> float:
         """What goes onto the learning rates in a step of so many samples: a shortened last one has less."""
         rule = RULES[self.options.learning_rate]
         return min(rule(b / self.base, course.halves, self.base) for b in (batch, course.batch))
@@ -111,11 +111,11 @@ class Control:
             self.wish = self.batching.next(self.wish, self.value)
             self.value = None
 
-    def course(self, ranks: int) -> Course:
+    def course(self, ranks: int) -> BatchCourse:
         """What to do from here on. Raises ConfigError if the batch cannot be computed by these ranks."""
         if self.options.pinned:
             return self._pinned(ranks, *self.options.pinned)
-        tables = Tables(self.tables)
+        tables = Measurements(self.tables)
         if len(tables.tables) != ranks or not tables.known or self.batch // self.least < ranks:
             return self._equal(ranks, tables)
         limits = (2 * tables.largest, 2**31)  # what is near comes first, else what there is
@@ -152,13 +152,15 @@ class Control:
             step_s=made.iter_s,
         )
 
-    def _try_more(self, rank: int, share: GpuShare | None, local: int, tables: Tables) -> GpuShare | None:
+    def _try_more(
+        self, rank: int, share: GpuShare | None, local: int, tables: Measurements
+    ) -> GpuShare | None:
         more = tables.next_at_once(rank, local) if share else None
         if share is None or more is None or more > share.workers:
             return share
         return GpuShare(workers=share.workers, at_once=more)
 
-    def _equal(self, ranks: int, tables: Tables) -> Course:
+    def _equal(self, ranks: int, tables: Measurements) -> BatchCourse:
         """As nothing is known yet, or there are hardly any workers: the smallest local batches, as many for
         each rank; the first ones have one more. Rank 0 has one in any case: its buffers are those that
         count."""
@@ -170,7 +172,7 @@ class Control:
         known = known and all(tables.has_room(rank, (local, 1)) for rank in range(ranks) if counts[rank])
         return self._make(total * local, local, shares, overlap=self._overlaps, trial=not known)
 
-    def _pinned(self, ranks: int, workers: int, more: int) -> Course:
+    def _pinned(self, ranks: int, workers: int, more: int) -> BatchCourse:
         count = workers * (1 + more)
         if why := self.cannot_be(ranks):
             accepted = f"a divisor of {self.base}"
@@ -203,10 +205,10 @@ class Control:
         overlap: bool,
         trial: bool,
         step_s: float | None = None,
-    ) -> Course:
+    ) -> BatchCourse:
         every = self.batching.every
         until = (self.updates // every + 1) * every
-        return Course(
+        return BatchCourse(
             batch=batch,
             local_batch=local,
             shares=shares,
@@ -242,6 +244,6 @@ class Control:
         self.value, self.seen = state["value"], state["seen"]
         halves = state["halves"]
         self.halves = halves and Halves(aa=halves[0], bb=halves[1], ab=halves[2], samples=halves[3])
-        self.tables = [Table.of_state(table) for table in state["tables"]]
+        self.tables = [DeviceTimes.of_state(table) for table in state["tables"]]
         line = state["line"]
         self.line = line and AllReduceCost(per_byte_s=line[0], latency_s=line[1])

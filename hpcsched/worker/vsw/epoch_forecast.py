@@ -13,8 +13,8 @@ from hpcsched.contract.progress import Scaling
 from hpcsched.planning.vsw.configure import ClusterGpu, NoConfiguration, scale
 from hpcsched.planning.vsw.forecast import forecast, with_fluctuations
 from hpcsched.planning.vsw.options import local_batches
-from hpcsched.worker.vsw.control import GUESSED, Control
-from hpcsched.worker.vsw.measurements import Tables
+from hpcsched.worker.vsw.control import GUESSED, BatchControl
+from hpcsched.worker.vsw.measurements import Measurements
 
 CELLS = 20
 """Into so many parts is an epoch cut: each has a global batch, that of its samples in the mean."""
@@ -89,13 +89,15 @@ class Expectation:
         return Scaling(rates, round(self.batch, 1))
 
 
-def expect(control: Control, trajectory: Trajectory, size: int, *, quick: bool = False) -> Expectation | None:
+def expect(
+    control: BatchControl, trajectory: Trajectory, size: int, *, quick: bool = False
+) -> Expectation | None:
     """The speed in the coming epoch, by how many devices compute it; None if nothing can be said.
 
     On as many as there are by what was measured of each, on more as if these were like the usual one.
     `quick`: with the forecasts that take milliseconds only.
     """
-    tables = Tables(control.tables)
+    tables = Measurements(control.tables)
     if control.options.pinned or not tables.largest:
         return None
     rule = control.batching

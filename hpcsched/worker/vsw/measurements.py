@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcsched.compat import dataclass
 from hpcsched.planning.vsw.costs import AllReduceCost, AllReduceCosts, BatchTimes, GpuCosts, Times, VswCosts
-from hpcsched.worker.vsw.clock import Kind, Round, Taken
+from hpcsched.worker.vsw.clock import Kind, RoundsTaken, RoundTime
 
 TRUST = 8
 """So many rounds, measured since the last decision, count as much as all that was known before."""
@@ -25,7 +25,7 @@ largest one gains it over one half as large."""
 
 
 @dataclass(kw_only=True)
-class Table:
+class DeviceTimes:
     """One device's times by kind of round; `too_large` are the kinds for which its memory was too small.
     `device` is what its model is called, `counts` are how many rounds of each kind there were.
 
@@ -35,26 +35,26 @@ class Table:
     host: str
     device: str
     streams: bool
-    rounds: dict[Kind, Round] = field(default_factory=dict)
+    rounds: dict[Kind, RoundTime] = field(default_factory=dict)
     counts: dict[Kind, int] = field(default_factory=dict)
     update_s: float | None = None
     too_large: set[Kind] = field(default_factory=set)
 
     @classmethod
-    def here(cls, device: str, *, streams: bool) -> Table:
+    def here(cls, device: str, *, streams: bool) -> DeviceTimes:
         """An empty one of such a device on this host."""
         return cls(host=os.uname().nodename, device=device, streams=streams)
 
-    def same_device(self, other: Table) -> bool:
+    def same_device(self, other: DeviceTimes) -> bool:
         """Whether both may be of one device, by all that can be told."""
         return (self.host, self.device) == (other.host, other.device)
 
-    def learn(self, taken: Taken) -> None:
+    def learn(self, taken: RoundsTaken) -> None:
         """Bring it nearer to what was measured: the nearer, the more was."""
         for kind, seen in taken.rounds.items():
             known, weight = self.rounds.get(kind, seen), _weight(taken.counts[kind])
             self.counts[kind] = self.counts.get(kind, 0) + taken.counts[kind]
-            self.rounds[kind] = Round(
+            self.rounds[kind] = RoundTime(
                 read_s=_nearer(known.read_s, seen.read_s, weight),
                 forward_s=_nearer(known.forward_s, seen.forward_s, weight),
                 backward_s=_nearer(known.backward_s, seen.backward_s, weight),
@@ -83,10 +83,10 @@ class Table:
         }
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Table:
+    def of_state(cls, state: Mapping[str, Any]) -> DeviceTimes:
         """What `state_dict` gave."""
         rounds = {
-            (local, count): Round(read_s=read_s, forward_s=forward_s, backward_s=backward_s)
+            (local, count): RoundTime(read_s=read_s, forward_s=forward_s, backward_s=backward_s)
             for local, count, read_s, forward_s, backward_s, _ in state["rounds"]
         }
         counts = {(local, count): times for local, count, *_, times in state["rounds"]}
@@ -110,14 +110,14 @@ def _nearer(known: float, seen: float, weight: float) -> float:
     return (1 - weight) * known + weight * seen
 
 
-class Tables:
+class Measurements:
     """The tables of all ranks, as rank 0 sees them."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[DeviceTimes]) -> None:
         self.tables = list(tables)
         known = sorted({kind for table in tables for kind in table.rounds})
         self._usual = {
-            kind: Round(
+            kind: RoundTime(
                 read_s=median(t.rounds[kind].read_s for t in tables if kind in t.rounds),
                 forward_s=median(t.rounds[kind].forward_s for t in tables if kind in t.rounds),
                 backward_s=median(t.rounds[kind].backward_s for t in tables if kind in t.rounds),
@@ -137,7 +137,7 @@ class Tables:
         like the others (called "usual"). The local batch `guess` is in it even if it was never measured."""
         gpus = {str(rank): self._costs_of(table, guess) for rank, table in enumerate(self.tables)}
         streams = any(table.streams for table in self.tables)
-        usual = Table(host="", device="", streams=streams, rounds=dict(self._usual))
+        usual = DeviceTimes(host="", device="", streams=streams, rounds=dict(self._usual))
         usual.too_large = {kind for table in self.tables for kind in table.too_large}
         gpus["usual"] = self._costs_of(usual, guess)
         return VswCosts(gpus=gpus, buckets=buckets, network=AllReduceCosts(within=line, between=line))
@@ -174,7 +174,7 @@ class Tables:
         return any(batch >= local and n >= count for batch, n in self.tables[rank].rounds)
 
     @property
-    def _alone(self) -> dict[int, Round]:
+    def _alone(self) -> dict[int, RoundTime]:
         return {batch: each for (batch, count), each in self._usual.items() if count == 1}
 
     def next_at_once(self, rank: int, local: int) -> int | None:
@@ -191,7 +191,7 @@ class Tables:
         speeds = [count / table.rounds[local, count].all_s for count in (most, most - 1)]
         return most + 1 if speeds[0] >= (1 + GAIN) * speeds[1] else None
 
-    def _costs_of(self, table: Table, guess: int) -> GpuCosts:
+    def _costs_of(self, table: DeviceTimes, guess: int) -> GpuCosts:
         common = [table.rounds[kind].all_s / self._usual[kind].all_s for kind in table.rounds]
         slower = median(common) if common else 1.0
         speeds = {}
@@ -214,7 +214,7 @@ class Tables:
         return GpuCosts(speeds=speeds, update_s=update_s)
 
 
-def _times(each: Round, scale: float = 1.0) -> Times:
+def _times(each: RoundTime, scale: float = 1.0) -> Times:
     return _scaled(Times(data_s=each.read_s, forward_s=each.forward_s, backward_s=each.backward_s), scale)
 
 

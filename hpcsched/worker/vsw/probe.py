@@ -21,10 +21,10 @@ from hpcsched.worker.ranks.process_group import Peers
 from hpcsched.worker.session.batches import places_of, summed
 from hpcsched.worker.session.sampler import Sampler
 from hpcsched.worker.session.trainer import Parts, Place, rehearse
-from hpcsched.worker.vsw.clock import KEPT, Clock, Round
+from hpcsched.worker.vsw.clock import KEPT, DeviceClock, RoundTime
 from hpcsched.worker.vsw.gradient_halves import HalvedBucket, HalvedSum
 from hpcsched.worker.vsw.measurements import GAIN
-from hpcsched.worker.vsw.reading import Reader
+from hpcsched.worker.vsw.reading import BatchReader
 from hpcsched.worker.vsw.streams import StreamWorkers
 
 MOST_AT_ONCE = 64
@@ -41,13 +41,13 @@ FLAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ProbePoint:
     """Rounds of one kind, `update_s` of the optimizer's step and `begin_s` of bringing the workers' buffers
     together, medians all; `memory_mib` of a GPU that was allocated at the peak."""
 
     local_batch: int
     at_once: int
-    round: Round
+    round: RoundTime
     update_s: float
     begin_s: float
     memory_mib: float | None
@@ -59,7 +59,7 @@ class Point:
 
 
 @dataclass(kw_only=True)
-class Found:
+class VswTimes:
     """What is known so far.
 
     `most`: the workers at once that fit, by local batch, where one more did not; `too_large`: the local batch
@@ -67,7 +67,7 @@ class Found:
     cannot be copied. `flat`: larger local batches would gain nothing.
     """
 
-    points: list[Point] = field(default_factory=list)
+    points: list[ProbePoint] = field(default_factory=list)
     most: dict[int, int] = field(default_factory=dict)
     too_large: int | None = None
     why: str = ""
@@ -89,7 +89,7 @@ class Found:
         )
 
 
-class Probe:
+class VswProbe:
     """Trains on this device, to measure it; weights and random numbers are spoilt by that.
 
     Args:
@@ -128,7 +128,7 @@ class Probe:
             raise _no_room("the model", line_of(error)) from error
         self._workers = StreamWorkers(parts.model, parts.loss, device)
         self._sampler = Sampler(parts.size, parts.seed)
-        self._reader = Reader(parts, device, lambda: 0)
+        self._reader = BatchReader(parts, device, lambda: 0)
 
     @property
     def buckets(self) -> list[int]:
@@ -136,14 +136,14 @@ class Probe:
         trained = [p for p in reversed(list(self._parts.model.parameters())) if p.requires_grad]
         return [sum(p.numel() * p.element_size() for p in group) for group in in_buckets(trained)]
 
-    def run(self, local_batches: Sequence[int], at_once: int) -> Iterator[Found]:
+    def run(self, local_batches: Sequence[int], at_once: int) -> Iterator[VswTimes]:
         """Measure; gives what is known so far after each point, and once more at the end.
 
         Local batches grow until one does not fit or, on a CPU, larger ones gain nothing; workers at once up
         to `at_once`, until one more does not fit or the last one gained nothing. Raises ConfigError if not
         even one worker with the first local batch fits.
         """
-        found = Found()
+        found = VswTimes()
         for local in local_batches:
             for count in range(1, at_once + 1):
                 try:
@@ -180,14 +180,14 @@ class Probe:
         self._reader.aim(self._pieces(local))
         rehearse(self._parts, self._reader.next())
 
-    def _point(self, local: int, count: int) -> Point:
+    def _point(self, local: int, count: int) -> ProbePoint:
         if why := self._workers.have(count):
             raise ConfigError(where="model", got=f"cannot be copied: {why}", accepted="one worker at once")
         self._reader.aim(self._pieces(local))
         if self._cuda:
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
-        clock, begins = Clock(self._device), Clock(self._device)
+        clock, begins = DeviceClock(self._device), DeviceClock(self._device)
 
         def step() -> None:
             self._step(local, count, clock, begins)
@@ -205,10 +205,10 @@ class Probe:
                     break
             windows.append((clock.take(), begins.take()))
         rounds = [taken.rounds[local, count] for taken, _ in windows]
-        return Point(
+        return ProbePoint(
             local_batch=local,
             at_once=count,
-            round=Round(
+            round=RoundTime(
                 read_s=median(each.read_s for each in rounds),
                 forward_s=median(each.forward_s for each in rounds),
                 backward_s=median(each.backward_s for each in rounds),
@@ -218,7 +218,7 @@ class Probe:
             memory_mib=torch.cuda.max_memory_allocated(self._device) / 2**20 if self._cuda else None,
         )
 
-    def _step(self, local: int, count: int, clock: Clock, begins: Clock) -> None:
+    def _step(self, local: int, count: int, clock: DeviceClock, begins: DeviceClock) -> None:
         """As in a training of one rank."""
         self._alive()
         self._parts.optimizer.zero_grad()
@@ -231,7 +231,7 @@ class Probe:
         self._parts.optimizer.step()
         clock.update(begun, clock.mark())
 
-    def _round(self, local: int, count: int, clock: Clock) -> None:
+    def _round(self, local: int, count: int, clock: DeviceClock) -> None:
         begun = clock.mark()
         batches = [self._reader.next() for _ in range(count)]
         read = clock.mark()
@@ -266,15 +266,15 @@ def doubled(low: int, high: int) -> list[int]:
     return [*sizes, high]
 
 
-def _times(each: Round) -> Times:
+def _times(each: RoundTime) -> Times:
     return Times(data_s=each.read_s, forward_s=each.forward_s, backward_s=each.backward_s)
 
 
-def _gains(former: Point, point: Point) -> bool:
+def _gains(former: ProbePoint, point: ProbePoint) -> bool:
     return point.samples_s >= (1 + GAIN) * former.samples_s
 
 
-def _flat(points: Sequence[Point]) -> bool:
+def _flat(points: Sequence[ProbePoint]) -> bool:
     """Whether the last local batches gained nothing, each over the one before."""
     alone = [point for point in points if point.at_once == 1][-FLAT - 1 :]
     return len(alone) > FLAT and not any(map(_gains, alone, alone[1:]))

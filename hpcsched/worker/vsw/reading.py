@@ -13,7 +13,7 @@ from hpcsched.worker.session.trainer import Parts, Place, read
 Pieces = Iterator[Sequence[Place]]
 
 
-class Reader:
+class BatchReader:
     """Reads a dataset's local batches; what was read ahead for another plan is passed over.
 
     Processes that read ahead stay: to start them anew at every change would cost more than what they read in

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.agent.attempts import Attempt, Resizing
+from hpcsched.agent.attempts import Resizing, WatchedAttempt
 from hpcsched.contract.orders import Forget, Resize
 from hpcsched.contract.words import Ready
 from hpcsched.testing.launch import FIRST_PID, FakeWorkers, Script
@@ -21,8 +21,8 @@ def crew(*pids: int) -> FakeWorkers:
 
 
 @pytest.fixture
-def attempt(tmp_path: Path) -> Attempt:
-    return Attempt(
+def attempt(tmp_path: Path) -> WatchedAttempt:
+    return WatchedAttempt(
         job_id=1,
         attempt=1,
         workers=crew(0),
@@ -35,18 +35,18 @@ def attempt(tmp_path: Path) -> Attempt:
 
 
 @pytest.fixture
-def joining(attempt: Attempt) -> FakeWorkers:
+def joining(attempt: WatchedAttempt) -> FakeWorkers:
     """Two ranks that are to join it."""
     workers = crew(1, 2)
     attempt.resize(Resizing(2, (4, 0, 1), 3, workers), ORDER)
     return workers
 
 
-def says(attempt: Attempt, **facts: object) -> None:
+def says(attempt: WatchedAttempt, **facts: object) -> None:
     (attempt.folder / "ready.2").write_text(json.dumps(facts))
 
 
-def test_a_resize_is_done_when_rank_0_says_so(attempt: Attempt, joining: FakeWorkers) -> None:
+def test_a_resize_is_done_when_rank_0_says_so(attempt: WatchedAttempt, joining: FakeWorkers) -> None:
     assert attempt.workers.told == [ORDER]
     assert attempt.resized() is None
     says(attempt, in_place=True, step=7, stopped_s=0.5)
@@ -59,7 +59,7 @@ def test_a_resize_is_done_when_rank_0_says_so(attempt: Attempt, joining: FakeWor
     assert attempt.reap() == 0
 
 
-def test_a_shrink_is_done_when_those_who_leave_have_left(attempt: Attempt) -> None:
+def test_a_shrink_is_done_when_those_who_leave_have_left(attempt: WatchedAttempt) -> None:
     attempt.workers = workers = crew(0, 1, 2)
     attempt.resize(Resizing(2, (4,), 1, None), ORDER)
     says(attempt, step=7)
@@ -73,7 +73,7 @@ def test_a_shrink_is_done_when_those_who_leave_have_left(attempt: Attempt) -> No
 
 
 def test_a_job_that_ends_before_anybody_has_looked_has_not_failed_to_resize(
-    attempt: Attempt, joining: FakeWorkers
+    attempt: WatchedAttempt, joining: FakeWorkers
 ) -> None:
     says(attempt, step=7)
     joining.end(0, 0)
@@ -85,7 +85,7 @@ def test_a_job_that_ends_before_anybody_has_looked_has_not_failed_to_resize(
 
 
 def test_a_joining_rank_that_fails_takes_only_those_that_join_with_it(
-    attempt: Attempt, joining: FakeWorkers
+    attempt: WatchedAttempt, joining: FakeWorkers
 ) -> None:
     joining.end(0, 1)
     assert attempt.reap() is None
@@ -101,7 +101,7 @@ def test_a_joining_rank_that_fails_takes_only_those_that_join_with_it(
 
 
 def test_what_rank_0_refuses_is_told_once_nobody_waits_to_join(
-    attempt: Attempt, joining: FakeWorkers
+    attempt: WatchedAttempt, joining: FakeWorkers
 ) -> None:
     (attempt.folder / "refused.2").write_text("too few samples")
     assert attempt.resized() is None
@@ -113,7 +113,7 @@ def test_what_rank_0_refuses_is_told_once_nobody_waits_to_join(
     assert isinstance(failed, Resizing) and failed.refused and failed.failed == "too few samples"
 
 
-def test_whoever_waits_to_join_is_not_left_behind(attempt: Attempt, joining: FakeWorkers) -> None:
+def test_whoever_waits_to_join_is_not_left_behind(attempt: WatchedAttempt, joining: FakeWorkers) -> None:
     attempt.workers.end(0, 75)
     assert attempt.reap() is None, "their GPUs are not free yet"
     assert joining.signals == [signal.SIGKILL]
@@ -122,14 +122,18 @@ def test_whoever_waits_to_join_is_not_left_behind(attempt: Attempt, joining: Fak
     assert attempt.reap() == 75
 
 
-def test_nobody_asks_how_a_resize_ends_that_was_given_up(attempt: Attempt, joining: FakeWorkers) -> None:
+def test_nobody_asks_how_a_resize_ends_that_was_given_up(
+    attempt: WatchedAttempt, joining: FakeWorkers
+) -> None:
     attempt.give_up_resizing(signal.SIGTERM)
     assert joining.signals == [signal.SIGTERM]
     says(attempt, step=7)
     assert attempt.resized() is None
 
 
-def test_a_rank_that_has_joined_and_fails_ends_the_attempt(attempt: Attempt, joining: FakeWorkers) -> None:
+def test_a_rank_that_has_joined_and_fails_ends_the_attempt(
+    attempt: WatchedAttempt, joining: FakeWorkers
+) -> None:
     says(attempt, step=7)
     attempt.resized()
     joining.end(1, 1)
@@ -141,7 +145,7 @@ def test_a_rank_that_has_joined_and_fails_ends_the_attempt(attempt: Attempt, joi
 
 
 def test_the_state_of_a_quick_suspend_is_that_of_the_newest_attempt(
-    attempt: Attempt, joining: FakeWorkers
+    attempt: WatchedAttempt, joining: FakeWorkers
 ) -> None:
     assert attempt.held_step() is None
     (attempt.folder / "held.1").write_text('{"step": 5, "samples": 10}')

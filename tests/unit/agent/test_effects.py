@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcsched.agent.attempts import Attempt
+from hpcsched.agent.attempts import WatchedAttempt
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
 from hpcsched.testing.builders import Driver, a_job
@@ -49,7 +49,7 @@ def saved_step_after(folder, record):
             clock=RunClock(),
             selector=selector,
         )
-        attempt = Attempt(
+        attempt = WatchedAttempt(
             job_id=1,
             attempt=2,
             workers=Ended(),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcsched.agent.attempts import Attempt
+from hpcsched.agent.attempts import WatchedAttempt
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
 from hpcsched.contract.driver import changed
@@ -55,11 +55,11 @@ class Agent:
             selector=selectors.DefaultSelector(),
         )
 
-    def runs(self, job: int, gpu: int, *, code: int = NO_GPU, ready: bool = False) -> Attempt:
+    def runs(self, job: int, gpu: int, *, code: int = NO_GPU, ready: bool = False) -> WatchedAttempt:
         self._attempts += 1
         folder = self._root / str(job)
         folder.mkdir(exist_ok=True)
-        attempt = Attempt(
+        attempt = WatchedAttempt(
             job_id=job,
             attempt=self._attempts,
             workers=Ended(code),

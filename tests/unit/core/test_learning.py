@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpcsched.core.learning import (
     LEAST_SAMPLES,
-    Seen,
+    SeenRates,
     SeenThroughput,
     _solve,
     as_seen,
@@ -24,8 +24,8 @@ from hpcsched.core.profile import Profile
 LINE = Profile(model="m", device="d", throughput={g: 10.0 * g for g in range(1, 9)})
 
 
-def seen(rate: float, *, spread: float = 0.0, samples: int = 4) -> Seen:
-    found = Seen()
+def seen(rate: float, *, spread: float = 0.0, samples: int = 4) -> SeenRates:
+    found = SeenRates()
     for i in range(samples):
         found.add(1000, 1000 / (rate * (1 + spread * (-1) ** i)))
     return found

@@ -11,7 +11,15 @@ from hpcsched.cli.profile.lookup import parallel_programs
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, MakePlan
 from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind
-from hpcsched.core.processes import Because, Launcher, is_told, launcher_of, program_of, shape_of, substituted
+from hpcsched.core.processes import (
+    Because,
+    KnownLauncher,
+    is_told,
+    launcher_of,
+    program_of,
+    shape_of,
+    substituted,
+)
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Why
 from hpcsched.errors import ConfigError
@@ -40,21 +48,21 @@ def program(**rest) -> JobSpec:
 @pytest.mark.parametrize(
     ("command", "launcher"),
     [
-        (["torchrun", "t.py"], Launcher.TORCHRUN),
-        (["/opt/env/bin/torchrun", "t.py"], Launcher.TORCHRUN),
-        (["python3.12", "-m", "torch.distributed.run", "t.py"], Launcher.TORCHRUN),
-        (["python", "-u", "-m", "torch.distributed.launch", "t.py"], Launcher.TORCHRUN),
+        (["torchrun", "t.py"], KnownLauncher.TORCHRUN),
+        (["/opt/env/bin/torchrun", "t.py"], KnownLauncher.TORCHRUN),
+        (["python3.12", "-m", "torch.distributed.run", "t.py"], KnownLauncher.TORCHRUN),
+        (["python", "-u", "-m", "torch.distributed.launch", "t.py"], KnownLauncher.TORCHRUN),
         (["python", "-m", "pytest", "torchrun"], None),
         (["python", "torch.distributed.run"], None),
         (["python", "t.py", "-m", "torch.distributed.run"], None),
         (["python", "-m"], None),
-        (["accelerate", "launch", "t.py"], Launcher.ACCELERATE),
+        (["accelerate", "launch", "t.py"], KnownLauncher.ACCELERATE),
         (["accelerate", "config"], None),
-        (["deepspeed", "t.py"], Launcher.DEEPSPEED),
-        (["mpirun.openmpi", "-np", "2", "t"], Launcher.MPIRUN),
-        (["mpiexec", "t"], Launcher.MPIRUN),
-        (["srun", "t"], Launcher.SRUN),
-        (["env", "A=1", "B=2", "torchrun", "t.py"], Launcher.TORCHRUN),
+        (["deepspeed", "t.py"], KnownLauncher.DEEPSPEED),
+        (["mpirun.openmpi", "-np", "2", "t"], KnownLauncher.MPIRUN),
+        (["mpiexec", "t"], KnownLauncher.MPIRUN),
+        (["srun", "t"], KnownLauncher.SRUN),
+        (["env", "A=1", "B=2", "torchrun", "t.py"], KnownLauncher.TORCHRUN),
         (["./torchrun.sh", "t.py"], None),
         (["sh", "-c", "torchrun t.py"], None),
         ([], None),

@@ -10,12 +10,12 @@ import pytest
 from hpcsched.core import events as ev
 from hpcsched.errors import ConfigError
 from hpcsched.policy import POLICIES, make_policy
-from hpcsched.policy.options import Number, read, said
+from hpcsched.policy.options import NumberOption, read, said
 from hpcsched.store import journal
 
-EPS = Number(least=0, or_inf=True)
-BUDGET = Number(least=0, most=100_000, whole=True)
-SEED = Number(whole=True)
+EPS = NumberOption(least=0, or_inf=True)
+BUDGET = NumberOption(least=0, most=100_000, whole=True)
+SEED = NumberOption(whole=True)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_is_accepted_is_read(accepted, given, meant):
             (EPS, value)
             for value in ("-0.1", -0.1, "nan", math.nan, -math.inf, "-inf", "much", "", True, [1])
         ),
-        *((Number(least=0), value) for value in ("inf", math.inf, None, "1e999")),
+        *((NumberOption(least=0), value) for value in ("inf", math.inf, None, "1e999")),
         *((BUDGET, value) for value in ("1.5", 1.5, -1, "100001", math.inf, math.nan, "inf", None, False)),
         *((("both", "jct"), value) for value in ("", "bot", 1, None, ["both"])),
     ],
@@ -67,7 +67,7 @@ def test_anything_else_is_not(accepted, given):
         (EPS, "a number of at least 0, or inf"),
         (BUDGET, "a whole number from 0 to 100000"),
         (SEED, "a whole number"),
-        (Number(most=0.5), "a number of at most 0.5"),
+        (NumberOption(most=0.5), "a number of at most 0.5"),
         (("both", "jct"), "both, jct"),
     ],
 )

@@ -20,7 +20,7 @@ from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote.workers import part_launches
 from hpcsched.planning.ps.training import PsTraining
-from hpcsched.policy.cpu.configurations import Seen, trimmed
+from hpcsched.policy.cpu.configurations import SeenUsage, trimmed
 from hpcsched.profiling.sweep import counts_for
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_core_job, a_program
@@ -96,11 +96,11 @@ def test_it_is_not_profiled() -> None:
 def test_a_little_less_is_not_given_back() -> None:
     """The policy would leave the job what it has, and the change would be for nothing."""
 
-    def seen(used: float) -> Seen:
+    def seen(used: float) -> SeenUsage:
         driver = Driver(a_core_job("a", 3, start=1.0), gpus=0, cores=range(4))
         seats = driver.job("a").current.seats
         cpu = tuple(used * seat.share for seat in seats)
-        return Seen.of(seats, Usage(rate=1.0, cpu=cpu, net=(0.0,) * 3, samples=30, stable=True))
+        return SeenUsage.of(seats, Usage(rate=1.0, cpu=cpu, net=(0.0,) * 3, samples=30, stable=True))
 
     assert trimmed(seen(0.87)) is None
     assert trimmed(seen(0.5)) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcsched.errors import ConfigError
-from hpcsched.tuning import Outcome, parse_search
+from hpcsched.tuning import TrialOutcome, parse_search
 
 optuna = pytest.importorskip("optuna")
 
@@ -45,7 +45,7 @@ def study(direction="maximize", storage=None, pruner=None):
 
 
 def done(value, state="completed"):
-    return Outcome(state, {"acc": value})
+    return TrialOutcome(state, {"acc": value})
 
 
 def states(of):
@@ -85,7 +85,7 @@ def test_the_pruner_decides_after_each_rung_and_results_are_told():
     assert (jobs[2].budget, jobs[2].continues) == (3, "t0001-b0-r0")
     assert jobs[2].args == jobs[1].args
     assert states(found) == [PRUNED, RUNNING, RUNNING]
-    outcomes |= {"t0001-b0-r1": done(0.7), "t0002-b0-r0": Outcome("failed")}
+    outcomes |= {"t0001-b0-r1": done(0.7), "t0002-b0-r0": TrialOutcome("failed")}
     tuning.jobs(outcomes)
     assert not tuning.finished(outcomes)
     outcomes["t0001-b0-r2"] = done(0.8)
@@ -118,7 +118,7 @@ def test_a_trial_without_a_finite_metric_is_told_as_failed(value):
     tuning = OptunaTuning(found, search(), trials=1)
     tuning.jobs({})
     metrics = {} if value is None else {"acc": value}
-    tuning.jobs({"t0000-b0-r0": Outcome("completed", metrics)})
+    tuning.jobs({"t0000-b0-r0": TrialOutcome("completed", metrics)})
     assert states(found) == [FAIL]
 
 

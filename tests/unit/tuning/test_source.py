@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsched.tuning import Outcome, Tuning, parse_search
+from hpcsched.tuning import TrialOutcome, Tuning, parse_search
 from hpcsched.tuning.hyperband import brackets
 
 INFINITE = "lr = { log = [1e-4, 1e-1] }"
@@ -27,7 +27,7 @@ def search(R=27, space=INFINITE, mode="max", lines=""):  # noqa: N803
 
 
 def done(value, state="completed"):
-    return Outcome(state, {"acc": value} if value is not None else {})
+    return TrialOutcome(state, {"acc": value} if value is not None else {})
 
 
 def run(tuning, result, *, order=None):
@@ -46,7 +46,7 @@ def results(seed):
         generator = random.Random(f"{seed}/{job.name}")
         draw = generator.random()
         if draw < 0.1:
-            return Outcome(generator.choice(["failed", "cancelled"]), {"acc": 99.0})
+            return TrialOutcome(generator.choice(["failed", "cancelled"]), {"acc": 99.0})
         if draw < 0.2:
             return done(generator.choice([NAN, math.inf, -math.inf, None]))
         return done(float(generator.randint(0, 5)))
@@ -181,8 +181,8 @@ def test_a_trial_without_a_finite_metric_never_survives(bad, mode):
     tuning = Tuning(search(R=9, mode=mode))
     outcomes = {f"t000{t}-b2-r0": done(bad) for t in range(9)}
     outcomes["t0004-b2-r0"] = done(0.5)
-    outcomes["t0005-b2-r0"] = Outcome("failed", {"acc": 0.9})
-    outcomes["t0006-b2-r0"] = Outcome("cancelled", {"acc": 0.9})
+    outcomes["t0005-b2-r0"] = TrialOutcome("failed", {"acc": 0.9})
+    outcomes["t0006-b2-r0"] = TrialOutcome("cancelled", {"acc": 0.9})
     more = [job.name for job in tuning.jobs(outcomes) if job.rung]
     assert more == ["t0004-b2-r1"]
     assert tuning.best(outcomes).job.trial == 4
@@ -190,7 +190,7 @@ def test_a_trial_without_a_finite_metric_never_survives(bad, mode):
 
 def test_a_bracket_of_which_nothing_worked_ends():
     tuning = Tuning(search(R=9))
-    outcomes = {f"t000{t}-b2-r0": Outcome("failed") for t in range(9)}
+    outcomes = {f"t000{t}-b2-r0": TrialOutcome("failed") for t in range(9)}
     assert not any(job.rung for job in tuning.jobs(outcomes))
     assert tuning.best(outcomes) is None
     rest = run(tuning, lambda job: outcomes.get(job.name, done(1.0)))
@@ -249,8 +249,8 @@ def test_the_best_is_the_best_ever_seen_then_the_longer_then_the_earlier():
 def test_rows_say_where_each_trial_is():
     tuning = Tuning(search(R=9))
     outcomes = {f"t000{t}-b2-r0": done(t / 10) for t in range(8)}
-    outcomes["t0001-b2-r0"] = Outcome("failed")
-    outcomes["t0002-b2-r0"] = Outcome("cancelled")
+    outcomes["t0001-b2-r0"] = TrialOutcome("failed")
+    outcomes["t0002-b2-r0"] = TrialOutcome("cancelled")
     outcomes["t0003-b2-r0"] = done(NAN)
     outcomes["t0014-b0-r0"] = done(0.2)
     rows = tuning.trials(outcomes)
@@ -273,7 +273,7 @@ def test_rows_say_where_each_trial_is():
     assert [row.state for row in rows[4:9]] == ["stopped", "stopped", "running", "running", "running"]
     assert (rows[8].job, rows[8].budget, rows[8].metric, rows[8].best) == ("t0008-b2-r1", 1, 0.8, True)
 
-    outcomes["t0008-b2-r1"] = Outcome("failed")
+    outcomes["t0008-b2-r1"] = TrialOutcome("failed")
     row = tuning.trials(outcomes)[8]
     assert (row.state, row.job, row.budget, row.metric, row.best) == (
         "failed",
@@ -288,10 +288,10 @@ def test_rows_say_where_each_trial_is():
 def test_a_metric_that_the_trainer_does_not_report_is_noticed_at_once():
     tuning = Tuning(search(R=9))
     assert tuning.missing_metric({}) is None
-    assert tuning.missing_metric({"t0000-b2-r0": Outcome("failed", {"loss": 1.0})}) is None
-    wrong = {"t0000-b2-r0": Outcome("completed", {"loss": 1.0, "accuracy": 0.5})}
+    assert tuning.missing_metric({"t0000-b2-r0": TrialOutcome("failed", {"loss": 1.0})}) is None
+    wrong = {"t0000-b2-r0": TrialOutcome("completed", {"loss": 1.0, "accuracy": 0.5})}
     assert tuning.missing_metric(wrong) == ["accuracy", "loss"]
-    assert tuning.missing_metric({"t0000-b2-r0": Outcome("completed")}) == []
+    assert tuning.missing_metric({"t0000-b2-r0": TrialOutcome("completed")}) == []
     assert tuning.missing_metric(wrong | {"t0001-b2-r0": done(NAN)}) is None
 
 

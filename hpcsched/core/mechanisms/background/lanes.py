@@ -24,7 +24,7 @@ MOST_RATES = 9
 
 
 @dataclass(slots=True)
-class Guest:
+class LaneGuest:
     """A job on a background lane. Times are in the run's clock.
 
     `pace` is the share of its own speed that it has been told to keep to, `most` the largest that it may be
@@ -111,7 +111,7 @@ class Lanes:
     """
 
     holder: dict[int, int] = field(default_factory=dict)
-    guests: dict[int, Guest] = field(default_factory=dict)
+    guests: dict[int, LaneGuest] = field(default_factory=dict)
     speeds: dict[int, Speed] = field(default_factory=dict)
     costly: dict[tuple[str, str], Reason] = field(default_factory=dict)
     quarantined: dict[int, Reason] = field(default_factory=dict)
@@ -123,9 +123,9 @@ class Lanes:
         for gpu in gpus:
             assert gpu not in self.holder, f"the background lane of GPU {gpu} is taken"
             self.holder[gpu] = job_id
-            self.guests[job_id] = Guest(job_id, gpu, now)
+            self.guests[job_id] = LaneGuest(job_id, gpu, now)
 
-    def beside(self, job: Job) -> list[Guest]:
+    def beside(self, job: Job) -> list[LaneGuest]:
         """Who is on the background lanes of a foreground job's GPUs, those that came first in front."""
         there = {self.holder[gpu] for gpu in job.gpus if gpu in self.holder}
         return sorted((self.guests[i] for i in there), key=lambda guest: (guest.since_s, guest.job_id))

@@ -123,7 +123,7 @@ class Background(Mechanism):
             return [(job, host) for host in self.hosts(job)]
         return [(self._run.jobs[i], job) for i in job.current.guests if i not in job.excuses]
 
-    def part(self, guest: Job, host: Job) -> None:
+    def separate(self, guest: Job, host: Job) -> None:
         """Quarantine the guest: it shares no GPU any more, if it is not over by now."""
         if guest.id in self.lanes.quarantined or guest.state.final:
             return

@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from hpcsched.errors import HpcschedError
-from hpcsched.worker.background.protocol import Line, is_ours
-from hpcsched.worker.packing.host.guests import Guest
+from hpcsched.worker.background.protocol import GuestConnection, is_ours
+from hpcsched.worker.packing.host.guests import PackGuest
 from hpcsched.worker.process.contract import say
 
 GREETS_WITHIN_S = 5.0
@@ -33,7 +33,7 @@ STUCK = 1
 """Exit code of a process that was stuck so."""
 
 
-class Lines:
+class Connections:
     """The lines to the own processes of guests; `look` hears them.
 
     Args:
@@ -45,9 +45,9 @@ class Lines:
         self._listener, self._environ = listener, environ
         listener.setblocking(False)
         self._listens_at: int | None = listener.fileno()
-        self._callers: dict[int, tuple[Line, float]] = {}
+        self._callers: dict[int, tuple[GuestConnection, float]] = {}
         """Who has not said yet who it is, and until when that is waited for."""
-        self._guests: dict[int, Guest] = {}
+        self._guests: dict[int, PackGuest] = {}
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         self._alive_at = time.monotonic()
@@ -61,7 +61,7 @@ class Lines:
         """Whether nobody is there."""
         return not (self._callers or self._guests)
 
-    def look(self, within_s: float) -> list[Guest]:
+    def look(self, within_s: float) -> list[PackGuest]:
         """Take in all that has come, or wait for it so long; returns new guests, who have been accepted."""
         came = []
         for descriptor, _ in self._poll.poll(within_s * 1000):
@@ -77,7 +77,7 @@ class Lines:
                 self._drop(descriptor)
         return came
 
-    def end(self, guest: Guest, word: Mapping[str, object]) -> None:
+    def end(self, guest: PackGuest, word: Mapping[str, object]) -> None:
         """Tell a guest's process how it has ended."""
         descriptor = guest.line.socket.fileno()
         with contextlib.suppress(KeyError, ValueError):  # it has gone by itself
@@ -122,19 +122,19 @@ class Lines:
                 return
             if is_ours(connection):
                 until = time.monotonic() + GREETS_WITHIN_S
-                self._callers[connection.fileno()] = Line(connection), until
+                self._callers[connection.fileno()] = GuestConnection(connection), until
                 self._poll.register(connection, select.POLLIN)
             else:
                 connection.close()
 
-    def _greet(self, descriptor: int) -> Guest | None:
+    def _greet(self, descriptor: int) -> PackGuest | None:
         """Somebody says who it is."""
         line, _ = self._callers[descriptor]
         greeting = line.hear(0.0)
         if greeting is None:
             return None
         try:
-            guest = Guest(line, greeting["guest"], self._environ)
+            guest = PackGuest(line, greeting["guest"], self._environ)
         except HpcschedError as error:
             line.say({"refused": str(error)})
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -147,7 +147,7 @@ class Lines:
         self._drop(descriptor)
         return None
 
-    def _hear(self, guest: Guest) -> None:
+    def _hear(self, guest: PackGuest) -> None:
         while (word := guest.line.hear(0.0)) is not None:
             if "stop" in word:
                 guest.asked = True

@@ -17,14 +17,14 @@ from hpcsched import strategies
 from hpcsched.contract import exits, variables
 from hpcsched.contract.strategies import Packed
 from hpcsched.errors import HpcschedError
-from hpcsched.worker.background.protocol import Line
+from hpcsched.worker.background.protocol import GuestConnection
 from hpcsched.worker.background.rng_isolation import NotHostable, process_settings, put_back
 from hpcsched.worker.packing.environment import common
-from hpcsched.worker.packing.failures import Left, out_of_memory
+from hpcsched.worker.packing.failures import MemberExited, out_of_memory
 from hpcsched.worker.packing.host.session import LiveMember, bring
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import JobEnv, say
-from hpcsched.worker.process.guest import Gone, Hosted, be_hosted
+from hpcsched.worker.process.guest import GuestGone, HostedGuest, be_hosted
 from hpcsched.worker.session.trainer import Trainer
 
 Load = Callable[[Optional[str]], Trainer]
@@ -37,7 +37,7 @@ NO_ROOM = "out of memory in the pack"
 """What the output of a member says that had to make room for the others."""
 
 
-class Guest:
+class PackGuest:
     """One job in here, from its greeting to its end.
 
     Args:
@@ -47,7 +47,7 @@ class Guest:
     Raises HpcschedError when it cannot be one of them (NotHostable: but by itself).
     """
 
-    def __init__(self, line: Line, facts: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    def __init__(self, line: GuestConnection, facts: Mapping[str, Any], environ: Mapping[str, str]) -> None:
         theirs = {str(name): str(value) for name, value in facts["environ"].items()}
         _check_alike((str(facts["cwd"]), str(facts["python"]), common(theirs)), environ)
         for name in (variables.CONTROL_FD, variables.ARENA_FD, variables.PROGRESS_FD, variables.PACE):
@@ -61,7 +61,7 @@ class Guest:
         assert isinstance(packed, Packed)
         self.line, self.env, self.mode = line, env, packed.mode
         output, errors = (os.fdopen(os.dup(number), "w", buffering=1) for number in line.descriptors[:2])
-        self.hosted = Hosted(theirs, output, errors, just_gone=line.hung_up)
+        self.hosted = HostedGuest(theirs, output, errors, just_gone=line.hung_up)
         self.context: Context = copy_context()
         self.context.run(be_hosted, self.hosted)
         self.trains = False
@@ -145,7 +145,7 @@ class Guest:
             return {"exit": exits.SUSPENDED}
         if isinstance(error, NotHostable):
             return {"refused": str(error)}
-        if isinstance(error, Left):
+        if isinstance(error, MemberExited):
             return _word_of(error.end)
         if isinstance(error, HpcschedError):
             self._say(str(error))
@@ -169,7 +169,7 @@ class Guest:
 def _word_of(end: BaseException) -> Word:
     if isinstance(end, SystemExit):
         return {"exit": end.code if isinstance(end.code, int) else int(end.code is not None)}
-    if isinstance(end, Gone):
+    if isinstance(end, GuestGone):
         return NOTHING
     raise end
 

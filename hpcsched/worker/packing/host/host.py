@@ -28,12 +28,12 @@ from hpcsched.worker.load import load_trainer
 from hpcsched.worker.packing.engine import Pack
 from hpcsched.worker.packing.environment import common
 from hpcsched.worker.packing.failures import Failed, OutOfMemory, out_of_memory
-from hpcsched.worker.packing.host.connections import Lines
-from hpcsched.worker.packing.host.guests import NOTHING, Guest, Load, Word
+from hpcsched.worker.packing.host.connections import Connections
+from hpcsched.worker.packing.host.guests import NOTHING, Load, PackGuest, Word
 from hpcsched.worker.packing.host.session import LOOK_S
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.process.contract import say
-from hpcsched.worker.process.guest import Gone
+from hpcsched.worker.process.guest import GuestGone
 from hpcsched.worker.process.startup import fewer_collections, leave_torch_as_it_is
 from hpcsched.worker.ranks.process_group import own_device
 
@@ -61,7 +61,7 @@ def serve(listener: socket.socket) -> int:
         leave_torch_as_it_is()
     gc.collect()
     gc.freeze()  # what is collected each time a member leaves is to be what members are made of
-    host = Host(Lines(listener, environ), load=load_trainer)
+    host = PackHost(Connections(listener, environ), load=load_trainer)
     signal.signal(signal.SIGTERM, lambda number, frame: host.end())
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     say(f"process {os.getpid()} is here for a pack")
@@ -77,23 +77,23 @@ def _end_children() -> None:
         os.killpg(0, signal.SIGTERM)
 
 
-class Host:
+class PackHost:
     """Trains all who come, until nobody does any more.
 
     Args:
         load: makes a trainer of its name.
     """
 
-    def __init__(self, lines: Lines, *, load: Load) -> None:
+    def __init__(self, lines: Connections, *, load: Load) -> None:
         self._lines, self._load = lines, load
         self._device = own_device(None)
         self._pack = Pack(self._device)
-        self._guests: dict[Member, Guest] = {}
+        self._guests: dict[Member, PackGuest] = {}
         """Who is in the pack."""
-        self._ends: dict[Guest, End] = {}
+        self._ends: dict[PackGuest, End] = {}
         """Who is to leave it before anybody makes another step."""
-        self._waiting: deque[Guest] = deque()
-        self._built: list[Guest] = []
+        self._waiting: deque[PackGuest] = deque()
+        self._built: list[PackGuest] = []
         """Who is to join it."""
         self._came_at = self._built_at = 0.0
         self._agent: int | None = None
@@ -179,7 +179,7 @@ class Host:
         ends.clear()
         self._clear_away()
 
-    def _dismiss(self, guest: Guest, word: Word) -> None:
+    def _dismiss(self, guest: PackGuest, word: Word) -> None:
         if self._told_to_end and word.get("exit") == exits.SUSPENDED and not guest.asked:
             word = {"left": _TOLD_TO_END}
         say(f"{guest.name} leaves: {word or 'its own process has gone'}")
@@ -248,9 +248,9 @@ class Host:
         if self._ends:
             self._let_go()
 
-    def _is_due(self, guest: Guest) -> bool:
+    def _is_due(self, guest: PackGuest) -> bool:
         """Whether there is something to do for a guest; one that has gone is brought to its end."""
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(GuestGone):
             return guest.member.session.due
         self._ends[guest] = partial(dict, NOTHING)
         return False
@@ -274,7 +274,7 @@ class Host:
             built, self._built = self._built, []
             self._join([guest for guest in built if not self._gives_up(guest)])
 
-    def _build(self, guest: Guest) -> Word | None:
+    def _build(self, guest: PackGuest) -> Word | None:
         """Make a guest's training; None, or how it has ended."""
         crowded = bool(self._guests or self._built)
         if guest.hosted.gone:
@@ -292,7 +292,7 @@ class Host:
                 word = guest.finish(crowded=crowded)
         return word
 
-    def _gives_up(self, guest: Guest) -> bool:
+    def _gives_up(self, guest: PackGuest) -> bool:
         """Whether a guest that was built is not to train any more."""
         if guest.hosted.gone:
             self._dismiss(guest, NOTHING)
@@ -302,7 +302,7 @@ class Host:
             return False
         return True
 
-    def _join(self, guests: Sequence[Guest]) -> None:
+    def _join(self, guests: Sequence[PackGuest]) -> None:
         """Let guests join the others, together: those that begin at the same place read the same samples."""
         members = [guest.member for guest in guests]
         try:

@@ -15,11 +15,11 @@ import pytest
 
 from hpcsched.errors import ConfigError
 from hpcsched.worker.background import mps, proxy, settings
-from hpcsched.worker.background.protocol import Line, connect, listen
+from hpcsched.worker.background.protocol import GuestConnection, connect, listen
 from hpcsched.worker.background.settings import Mode
-from hpcsched.worker.process.contract import JobEnv, Orders
-from hpcsched.worker.process.guest import Hosted, be_hosted
-from hpcsched.worker.session.duty_cycle import Rest, rest_s
+from hpcsched.worker.process.contract import JobEnv, OrderReader
+from hpcsched.worker.process.guest import HostedGuest, be_hosted
+from hpcsched.worker.session.duty_cycle import DutyCycle, rest_s
 from hpcsched.worker.session.stopping import StopFlag
 
 # -- how a GPU is shared -----------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_only_guests_of_the_same_run_and_device_find_a_host() -> None:
 
 def test_the_agent_can_set_the_pace_and_nonsense_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
     read, write = os.pipe()
-    orders = Orders(read)
+    orders = OrderReader(read)
     assert orders.pace == 1.0
     os.write(write, b'{"pace": 0.25}\n{"pace": 7}\n{"pace": "fast"}\n')
     orders.look()
@@ -85,7 +85,7 @@ class Time:
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25, 0.1])
 def test_a_training_rests_so_that_it_works_for_its_share(share: float) -> None:
     time = Time()
-    rest = Rest(clock=lambda: time.now, sleep=time.sleep)
+    rest = DutyCycle(clock=lambda: time.now, sleep=time.sleep)
     for _ in range(20):
         time.now += 0.3
         rest.take(lambda: share, lambda: False)
@@ -94,7 +94,7 @@ def test_a_training_rests_so_that_it_works_for_its_share(share: float) -> None:
 
 def test_a_training_at_a_share_of_nothing_rests_until_that_changes_or_it_is_to_stop() -> None:
     time = Time()
-    rest = Rest(clock=lambda: time.now, sleep=time.sleep)
+    rest = DutyCycle(clock=lambda: time.now, sleep=time.sleep)
     time.now += 1.0
     rest.take(lambda: 0.0 if time.now < 100 else 1.0, lambda: False)
     assert time.now == pytest.approx(100, abs=0.1)
@@ -105,7 +105,7 @@ def test_a_training_at_a_share_of_nothing_rests_until_that_changes_or_it_is_to_s
 
 def test_what_a_gpu_still_computes_counts_as_work() -> None:
     time = Time()
-    rest = Rest(clock=lambda: time.now, sleep=time.sleep)
+    rest = DutyCycle(clock=lambda: time.now, sleep=time.sleep)
 
     def settle() -> None:
         time.now += 2.0
@@ -120,13 +120,13 @@ def test_what_a_gpu_still_computes_counts_as_work() -> None:
 
 
 @pytest.fixture
-def guest() -> Iterator[Hosted]:
+def guest() -> Iterator[HostedGuest]:
     with Path(os.devnull).open("w") as nowhere:
-        found = Hosted({"HPCSCHED_JOB_ID": "7", "HPCSCHED_JOB_DIR": "/tmp/seven"}, nowhere, nowhere)
+        found = HostedGuest({"HPCSCHED_JOB_ID": "7", "HPCSCHED_JOB_DIR": "/tmp/seven"}, nowhere, nowhere)
         yield found
 
 
-def test_a_guest_has_its_own_environment_and_hears_of_a_stop_without_signals(guest: Hosted) -> None:
+def test_a_guest_has_its_own_environment_and_hears_of_a_stop_without_signals(guest: HostedGuest) -> None:
     from contextvars import copy_context
 
     def inside() -> tuple[JobEnv | None, StopFlag]:
@@ -177,7 +177,7 @@ def test_messages_and_descriptors_pass_between_processes_of_one_user() -> None:
     assert listener is not None and listen(address) is None
     ours = connect(address)
     assert ours is not None
-    theirs = Line(listener.accept()[0])
+    theirs = GuestConnection(listener.accept()[0])
     read, write = os.pipe()
     assert ours.say({"guest": {"environ": {"LONG": "x" * 100_000}}}, [write])
     heard = theirs.hear(5.0)
@@ -206,7 +206,7 @@ def test_a_host_of_another_user_is_none(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_is_no_message_closes_the_line() -> None:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    line = Line(a)
+    line = GuestConnection(a)
     b.send(b"not json")
     assert line.hear(1.0) is None and line.closed
     line.close()
@@ -251,7 +251,7 @@ def test_a_host_under_which_the_training_does_not_begin_is_left(
     environ, listener = waiting
 
     def accept_only() -> None:
-        line = Line(listener.accept()[0])
+        line = GuestConnection(listener.accept()[0])
         line.say({"accepted": True})
         while not line.closed:
             line.hear(5.0)
@@ -295,7 +295,7 @@ def test_a_job_that_goes_on_by_itself_keeps_the_pace_it_was_told(
     environ["HPCSCHED_CONTROL_FD"] = str(read)
     assert proxy.be_guest(environ) is None
     monkeypatch.setenv("HPCSCHED_PACE", environ["HPCSCHED_PACE"])
-    assert Orders(read).pace == pace
+    assert OrderReader(read).pace == pace
     os.close(write)
     os.close(read)
 
@@ -305,7 +305,7 @@ def test_a_pace_in_the_environment_that_is_none_is_passed_over(
 ) -> None:
     for nonsense in ("fast", "7", "{"):
         monkeypatch.setenv("HPCSCHED_PACE", nonsense)
-        assert Orders(None).pace == 1.0
+        assert OrderReader(None).pace == 1.0
     assert capsys.readouterr().err.count("makes no sense") == 3
 
 

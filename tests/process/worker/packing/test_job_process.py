@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker.background.protocol import Line, connect, listen, peer, take
+from hpcsched.worker.background.protocol import GuestConnection, connect, listen, peer, take
 from hpcsched.worker.packing import job_process
 from hpcsched.worker.packing.environment import common
 from hpcsched.worker.packing.host_start import address_of, log_of
-from hpcsched.worker.packing.job_process import Stay
+from hpcsched.worker.packing.job_process import HostLink
 
 HURRY_S = job_process.ANSWERS_WITHIN_S
 
 
-def begun(now: float = 0.0) -> Stay:
-    stay = Stay(now)
+def begun(now: float = 0.0) -> HostLink:
+    stay = HostLink(now)
     for word in ({"accepted": True}, {"building": True}, {"begun": True}):
         assert not stay.hears(word, now)
     return stay
@@ -40,7 +40,7 @@ def test_the_last_word_is_known(last: str) -> None:
 
 
 def test_a_host_that_does_not_come_is_given_up_and_only_who_holds_it_up_ends_it() -> None:
-    stay = Stay(0.0)
+    stay = HostLink(0.0)
     assert stay.over(job_process.ACCEPTED_WITHIN_S - 1) is None
     assert stay.over(job_process.ACCEPTED_WITHIN_S)
     assert not stay.ends_host
@@ -92,7 +92,7 @@ def test_a_host_that_has_said_that_it_is_busy_is_given_more_time() -> None:
 
 
 def test_a_job_that_has_not_begun_leaves_without_ending_the_host_of_others() -> None:
-    stay = Stay(0.0)
+    stay = HostLink(0.0)
     stay.hears({"accepted": True}, 0.0)
     stay.hears({"building": True}, 0.0)
     stay.asks(1.0, "SIGTERM", HURRY_S)
@@ -135,7 +135,7 @@ def test_an_address_that_is_taken_is_nobodys_until_somebody_listens() -> None:
     line = connect(address)
     assert line is not None
     assert peer(line.socket) == (os.getpid(), os.getuid())
-    other = Line(listener.accept()[0])
+    other = GuestConnection(listener.accept()[0])
     assert not line.hung_up()
     other.say({"last": 1})
     other.close()

@@ -17,7 +17,7 @@ import pytest
 
 from hpcsched.errors import ConfigError
 from hpcsched.launch.environment import descriptor_identities
-from hpcsched.worker.process.contract import JobEnv, Progress
+from hpcsched.worker.process.contract import JobEnv, ProgressWriter
 from hpcsched.worker.session import stopping
 from hpcsched.worker.session.stopping import StopFlag
 
@@ -69,7 +69,7 @@ def test_the_state_is_strict_json(tmp_path: Path) -> None:
 
 def test_progress_never_blocks_nor_fails() -> None:
     read, write = os.pipe()
-    progress = Progress(write)
+    progress = ProgressWriter(write)
     for step in range(10_000):  # more than a pipe holds
         progress.report(step, lambda: 0.5, force=True)
     lines = os.read(read, 1 << 20).splitlines()
@@ -78,13 +78,13 @@ def test_progress_never_blocks_nor_fails() -> None:
     progress.report(1, lambda: None, force=True)
     progress.report(2, lambda: None, force=True)
     os.close(write)
-    Progress(write).report(3, lambda: None, force=True)
-    Progress(None).report(4, lambda: None, force=True)
+    ProgressWriter(write).report(3, lambda: None, force=True)
+    ProgressWriter(None).report(4, lambda: None, force=True)
 
 
 def test_progress_does_not_flood() -> None:
     read, write = os.pipe()
-    progress = Progress(write)
+    progress = ProgressWriter(write)
     asked = []
     for step in range(1000):
         progress.report(step, lambda: asked.append(1))  # type: ignore[func-returns-value]

@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from hpcsched.worker.background import build_gate  # noqa: E402
-from hpcsched.worker.background.build_gate import Stand, Visit  # noqa: E402
+from hpcsched.worker.background.build_gate import BuildGate, GuestBuild  # noqa: E402
 from hpcsched.worker.background.rng_isolation import NotHostable  # noqa: E402
 from hpcsched.worker.checkpoint.saving import Saves  # noqa: E402
 from hpcsched.worker.process.contract import JobEnv  # noqa: E402
-from hpcsched.worker.process.guest import Gone, Hosted, be_hosted  # noqa: E402
+from hpcsched.worker.process.guest import GuestGone, HostedGuest, be_hosted  # noqa: E402
 from hpcsched.worker.session.stopping import StopFlag  # noqa: E402
 
 DEADLINE_S = 10.0
@@ -48,7 +48,7 @@ def test_a_guest_that_takes_too_long_is_sent_away_and_holds_no_later_step_up(
     monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Callable[[], object]], threading.Thread]
 ) -> None:
     monkeypatch.setattr(build_gate, "BUILT_WITHIN_S", 0.1)
-    place, visit, came = Stand(), Visit(never), []
+    place, visit, came = BuildGate(), GuestBuild(never), []
     guest = meanwhile(lambda: came.append(place.wait(visit)))
     deadline = time.monotonic() + DEADLINE_S
     while not visit.sent_away:
@@ -68,7 +68,7 @@ def test_the_foreground_does_not_go_on_while_a_model_is_traced(
     monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Callable[[], object]], threading.Thread]
 ) -> None:
     monkeypatch.setattr(build_gate, "BUILT_WITHIN_S", 0.0)
-    place, visit = Stand(), Visit(never)
+    place, visit = BuildGate(), GuestBuild(never)
     stands = meanwhile(lambda: place.wait(visit))
     with pytest.raises(NotHostable), visit.tracing():
         while stands.is_alive() and not visit.stands.is_set():
@@ -83,8 +83,8 @@ def test_the_foreground_does_not_go_on_while_a_model_is_traced(
 def test_a_foreground_goes_on_at_once_when_the_guest_is_wanted_no_more(
     meanwhile: Callable[[Callable[[], object]], threading.Thread],
 ) -> None:
-    place, unwanted = Stand(), threading.Event()
-    visit = Visit(unwanted.is_set)
+    place, unwanted = BuildGate(), threading.Event()
+    visit = GuestBuild(unwanted.is_set)
     meanwhile(lambda: place.wait(visit))
 
     def change_of_mind() -> None:
@@ -102,11 +102,11 @@ def test_a_guest_does_not_wait_for_ever_for_a_foreground_that_makes_no_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(build_gate, "STANDS_WITHIN_S", 0.0)
-    place = Stand()
+    place = BuildGate()
     with pytest.raises(NotHostable, match="in no state to take it in"):
-        place.wait(Visit(never))
+        place.wait(GuestBuild(never))
     place.stand_still()  # and is not waited for
-    assert not place.wait(Visit(lambda: True))
+    assert not place.wait(GuestBuild(lambda: True))
 
 
 def test_a_guest_whose_own_process_has_gone_writes_nothing_more(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_guest_whose_own_process_has_gone_writes_nothing_more(tmp_path: Path) 
 
     def inside() -> None:
         with Path("/dev/null").open("w") as nowhere:
-            guest = Hosted(environ, nowhere, nowhere)
+            guest = HostedGuest(environ, nowhere, nowhere)
         be_hosted(guest)
         saves, flag = Saves(JobEnv.from_environ(environ), None), StopFlag(None)
         assert flag.install()
@@ -123,11 +123,11 @@ def test_a_guest_whose_own_process_has_gone_writes_nothing_more(tmp_path: Path) 
         assert flag.wanted is None
         written = (tmp_path / "7" / "STATE.json").read_bytes()
         guest.gone = True
-        with pytest.raises(Gone):
+        with pytest.raises(GuestGone):
             saves.save({**state, "step": 4}, loss=None)
-        with pytest.raises(Gone):
+        with pytest.raises(GuestGone):
             saves.record(4, 40, loss=None)
-        with pytest.raises(Gone):
+        with pytest.raises(GuestGone):
             _ = flag.wanted
         assert (tmp_path / "7" / "STATE.json").read_bytes() == written
         assert saves.store is not None and saves.store.newest_step() == 3

@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 from hpcsched.planning.background.pacing import Pacer  # noqa: E402
 from hpcsched.planning.background.referee import Referee  # noqa: E402
 from hpcsched.worker.background.chunks import LOSS, WHOLE, Chunked, chunked_loss, segments_of  # noqa: E402
-from hpcsched.worker.background.lane import Lane  # noqa: E402
+from hpcsched.worker.background.lane import StreamLane  # noqa: E402
 from hpcsched.worker.background.rng_isolation import (  # noqa: E402
     Generators,
     NotHostable,
@@ -30,7 +30,7 @@ from hpcsched.worker.background.rng_isolation import (  # noqa: E402
     process_settings,
     put_back,
 )
-from hpcsched.worker.background.timing import Watch  # noqa: E402
+from hpcsched.worker.background.timing import StepTimer  # noqa: E402
 from hpcsched.worker.process import rng  # noqa: E402
 from hpcsched.worker.session.trainer import Parts  # noqa: E402
 
@@ -52,7 +52,7 @@ class Skipping(nn.Module):
         return self.last(self.left(x) + self.right(x) + x)
 
 
-class Shouting(Lane):
+class Shouting(StreamLane):
     """A lane that notes the pieces that go through it."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ def test_trying_a_model_out_changes_nothing_that_is_drawn_and_evaluation_passes_
 
 
 def test_on_the_cpu_a_piece_has_completed_when_the_next_one_begins() -> None:
-    lane = Lane(Referee(Pacer(1)))
+    lane = StreamLane(Referee(Pacer(1)))
     with lane.work():
         for index in range(5):
             lane.piece(index)
@@ -173,7 +173,7 @@ def test_on_the_cpu_a_piece_has_completed_when_the_next_one_begins() -> None:
 
 
 def test_a_held_lane_waits_and_open_gates_let_it_through_unpaced() -> None:
-    lane = Lane(Referee(Pacer(1)))
+    lane = StreamLane(Referee(Pacer(1)))
     lane.referee.pacer.held = True
     passed = threading.Event()
 
@@ -198,7 +198,7 @@ def test_a_lane_that_waits_can_be_given_up() -> None:
     def enough() -> None:
         raise Enough
 
-    lane = Lane(Referee(Pacer(1)), between=enough)
+    lane = StreamLane(Referee(Pacer(1)), between=enough)
     with pytest.raises(Enough):
         lane.piece("a")
 
@@ -219,10 +219,10 @@ class Listening(Referee):
         self.heard.append(f"-{chunk}")
 
 
-def watched(model: nn.Module, steps: int) -> tuple[list[str], Watch, list[Any]]:
+def watched(model: nn.Module, steps: int) -> tuple[list[str], StepTimer, list[Any]]:
     torch.manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watch, referee = Watch(model, optimizer, CPU, sums=True), Listening()
+    watch, referee = StepTimer(model, optimizer, CPU, sums=True), Listening()
     watch.tell(referee)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -262,7 +262,7 @@ def test_evaluations_and_unused_modules_do_not_confuse_it() -> None:
 
     model = Odd()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watch, referee = Watch(model, optimizer, CPU, sums=False), Listening()
+    watch, referee = StepTimer(model, optimizer, CPU, sums=False), Listening()
     watch.tell(referee)
     with torch.no_grad():
         model(torch.randn(5, 4))
@@ -283,7 +283,7 @@ def test_evaluations_and_unused_modules_do_not_confuse_it() -> None:
 def test_a_foreground_by_itself_learns_its_times_in_isolation() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watch = Watch(model, optimizer, CPU, sums=False)
+    watch = StepTimer(model, optimizer, CPU, sums=False)
     for _ in range(5):
         model(torch.randn(5, 4)).sum().backward()
         optimizer.step()

@@ -21,17 +21,17 @@ from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.planning.burst.costs import Interconnect  # noqa: E402
 from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer  # noqa: E402
 from hpcsched.planning.burst.plan import BurstPlan, PlannedLayer  # noqa: E402
-from hpcsched.worker.burst.channels import Wires  # noqa: E402
+from hpcsched.worker.burst.channels import Channels  # noqa: E402
 from hpcsched.worker.burst.choose import Chooser, pinned  # noqa: E402
 from hpcsched.worker.burst.engine import Engine  # noqa: E402
 from hpcsched.worker.burst.feedback import Timing, corrected, pays  # noqa: E402
-from hpcsched.worker.burst.placement import Seat  # noqa: E402
+from hpcsched.worker.burst.placement import LayerPlacement  # noqa: E402
 from hpcsched.worker.burst.program import Program, program  # noqa: E402
 from hpcsched.worker.burst.sample_rng import SampleDropout, uniform_bits  # noqa: E402
 from hpcsched.worker.burst.transfers import moves, share_of  # noqa: E402
 from hpcsched.worker.layers.graph import Value, trace  # noqa: E402
 
-ALONE = Wires(0, 1, torch.device("cpu"))
+ALONE = Channels(0, 1, torch.device("cpu"))
 
 
 # -- moves and programs --------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ def test_bits_belong_to_seed_sample_and_drawer_and_to_nothing_else() -> None:
     assert len(found.unique()) == len(found)
 
 
-def seat(samples: int) -> Seat:
-    return Seat(name="layer", seed=1, wires=ALONE, places=range(100, 100 + samples))
+def seat(samples: int) -> LayerPlacement:
+    return LayerPlacement(name="layer", seed=1, wires=ALONE, places=range(100, 100 + samples))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])

@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.planning.burst.plan import BurstPlan, PlannedLayer  # noqa: E402
-from hpcsched.worker.burst.channels import Wires  # noqa: E402
+from hpcsched.worker.burst.channels import Channels  # noqa: E402
 from hpcsched.worker.burst.ownership import check_norms  # noqa: E402
 from hpcsched.worker.burst.prepare import describe, prepare  # noqa: E402
 from hpcsched.worker.burst.strategy import _check_optimizer, _example  # noqa: E402
@@ -107,7 +107,7 @@ class Softmax0(nn.Module):
 )
 def test_layers_that_mix_the_samples_of_a_batch(inner):
     example = (torch.rand(2, 5, 6),)
-    units = prepare(trace(Mixing(inner), example), Wires(0, 1, torch.device("cpu")), seed=0)
+    units = prepare(trace(Mixing(inner), example), Channels(0, 1, torch.device("cpu")), seed=0)
     with pytest.raises(ConfigError, match="mixes the samples of a batch"):
         describe(units, example)
 
@@ -144,7 +144,7 @@ def test_what_is_done_to_a_sample_must_not_depend_on_the_others_their_number_or_
     with pytest.raises(
         ConfigError, match=r"mixes the samples of a batch|one tensor of all samples|batch size"
     ):
-        describe(prepare(trace(Inner(does), example), Wires(0, 1, torch.device("cpu")), seed=0), example)
+        describe(prepare(trace(Inner(does), example), Channels(0, 1, torch.device("cpu")), seed=0), example)
 
 
 def test_shapes_may_have_the_batch_size_and_dropout_may_draw():
@@ -153,7 +153,7 @@ def test_shapes_may_have_the_batch_size_and_dropout_may_draw():
         return noise + torch.zeros(h.shape[0], 6)
 
     example = (torch.rand(2, 6),)
-    units = prepare(trace(Inner(does), example), Wires(0, 1, torch.device("cpu")), seed=0)
+    units = prepare(trace(Inner(does), example), Channels(0, 1, torch.device("cpu")), seed=0)
     assert describe(units, example)
 
 
@@ -204,7 +204,7 @@ def test_embeddings_that_look_at_the_whole_batch_or_have_sparse_gradients(option
     model = nn.Sequential(nn.Embedding(9, 4, **option), nn.Linear(4, 2))
     with pytest.raises(ConfigError, match=f"layer 0: an Embedding with {next(iter(option))}"):
         prepare(
-            trace(model, (torch.zeros(2, 3, dtype=torch.long),)), Wires(0, 1, torch.device("cpu")), seed=0
+            trace(model, (torch.zeros(2, 3, dtype=torch.long),)), Channels(0, 1, torch.device("cpu")), seed=0
         )
 
 
@@ -220,7 +220,7 @@ def test_a_loss_that_changes_the_model():
 def test_batch_norm_and_layer_norm_are_not_taken_for_mixing():
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2))
     example = (torch.rand(2, 6),)
-    units = prepare(trace(model, example), Wires(0, 1, torch.device("cpu")), seed=0)
+    units = prepare(trace(model, example), Channels(0, 1, torch.device("cpu")), seed=0)
     before = model[1].running_mean.clone()
     assert describe(units, example)
     assert torch.equal(model[1].running_mean, before)

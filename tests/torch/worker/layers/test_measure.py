@@ -15,7 +15,7 @@ from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer  # noqa: E402
 from hpcsched.worker.layers import measure as measuring  # noqa: E402
 from hpcsched.worker.layers.graph import trace  # noqa: E402
-from hpcsched.worker.layers.measure import Measured, describe, measure  # noqa: E402
+from hpcsched.worker.layers.measure import MeasuredLayers, describe, measure  # noqa: E402
 from hpcsched.worker.layers.times import LayerTimes  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -30,7 +30,7 @@ def images(samples: int) -> tuple[Any, ...]:
     return (torch.rand(samples, 3, 6, 6),)
 
 
-def last(model: nn.Module, batches: list[int], inputs: Any = images, **how: Any) -> Measured:
+def last(model: nn.Module, batches: list[int], inputs: Any = images, **how: Any) -> MeasuredLayers:
     *_, found = measure(trace(model, images(2)), inputs, batches, model="m", device="cpu", seconds=0.0, **how)
     return found
 

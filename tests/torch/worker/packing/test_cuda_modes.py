@@ -32,7 +32,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.worker.packed import Failed, Member, OutOfMemory, Pack
 from hpcsched.worker.packing import cuda_modes as devices_module
 from hpcsched.worker.packing.cuda_modes import REAL_STEPS, Cuda, Graph, Streams
-from hpcsched.worker.packing.failures import Refused
+from hpcsched.worker.packing.failures import ModeRefused
 from hpcsched.worker.packing.rollback import Buffers, Weights, homes_of
 
 pytestmark = pytest.mark.torch
@@ -368,7 +368,7 @@ def test_without_a_gpu_both_are_refused() -> None:
     together, made = packed(training(1), training(2), mode="loop")
     go(together, 4)
     for refused in (lambda: Streams(made), lambda: Graph(made, together.groups[0].batches())):
-        with pytest.raises(Refused, match="needs a GPU"):
+        with pytest.raises(ModeRefused, match="needs a GPU"):
             refused()
 
 

@@ -27,7 +27,17 @@ from packed_trainings import (
 from hpcsched.errors import ConfigError
 from hpcsched.worker.packed import Pack
 from hpcsched.worker.packing.group import CAREFUL_STEPS, FIRST_STEPS
-from hpcsched.worker.packing.modes import TURN, VISITS, WARM_UP, WORTH, Loop, Stacks, Trial, Turns, widths
+from hpcsched.worker.packing.modes import (
+    TURN,
+    VISITS,
+    WARM_UP,
+    WORTH,
+    LoopMode,
+    ModeTrial,
+    Stacks,
+    TurnsMode,
+    widths,
+)
 
 pytestmark = pytest.mark.torch
 __all__ = ["one_thread"]
@@ -38,7 +48,7 @@ class Hours:
 
     def __init__(self, patch: pytest.MonkeyPatch, **seconds: float) -> None:
         self.now, self.seconds, self.made = 0.0, seconds, []  # type: ignore[var-annotated]
-        for kind in (Loop, Stacks, Turns):
+        for kind in (LoopMode, Stacks, TurnsMode):
             patch.setattr(kind, "step", self._timed(kind, kind.step))
 
     def _timed(self, kind: Any, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +60,7 @@ class Hours:
             inside, self.now = self.now, self.now
             step(runner, *args, **options)
             self.now = inside  # what a stack's parts have added
-            if kind is not Turns:
+            if kind is not TurnsMode:
                 self.now += self.seconds[name]
             elif runner.ahead <= ahead:
                 self.now += TURN * self.seconds[name]
@@ -152,7 +162,7 @@ def test_turns_end_where_a_member_ends_and_when_somebody_comes() -> None:
     together, made = packed(*builds, mode="loop", steps=37)
     go(together, 5)
     group = together.groups[0]
-    group.runner, group.mode, group.wanted = Turns(group.members), "turns", "turns"
+    group.runner, group.mode, group.wanted = TurnsMode(group.members), "turns", "turns"
     for _ in range(7):
         together.step()
     assert [member.session.step for member in made] == [5, 5]
@@ -192,7 +202,7 @@ def test_a_trial_ends_with_something_that_nothing_known_is_clearly_faster_than(
     seconds: dict[str, float], refused: set[str]
 ) -> None:
     seconds = {"loop": 1.0, **{name: s for name, s in seconds.items() if name not in refused}}
-    trial = Trial(["loop", "a", "b", "c"], refused=dict.fromkeys({"a", "b", "c"} - seconds.keys(), ""))
+    trial = ModeTrial(["loop", "a", "b", "c"], refused=dict.fromkeys({"a", "b", "c"} - seconds.keys(), ""))
     steps: Counter[str] = Counter()
     before = ""
     while (name := trial.current) is not None:
@@ -210,7 +220,7 @@ def test_a_trial_ends_with_something_that_nothing_known_is_clearly_faster_than(
 
 def test_what_is_close_is_measured_again_in_turns() -> None:
     """A machine that was busy for a while does not decide."""
-    trial = Trial(["loop", "stacked/2", "turns"])
+    trial = ModeTrial(["loop", "stacked/2", "turns"])
     order: list[str] = []
     while (name := trial.current) is not None:
         if order[-1:] != [name]:

@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy, huber_loss
 from hpcsched.errors import ConfigError
 from hpcsched.worker.packed import Failed
 from hpcsched.worker.packing import rng_hooks
-from hpcsched.worker.packing.failures import Left
+from hpcsched.worker.packing.failures import MemberExited
 from hpcsched.worker.packing.stacked_optimizers import NotTogether, Row, update_for
 from hpcsched.worker.session.trainer import Parts
 
@@ -390,5 +390,5 @@ def test_exit_is_the_end_of_whose_code_calls_it(where: str) -> None:
             together.step()
     ((member, error),) = failed.value.errors
     assert member is made[1]
-    assert isinstance(error, Left)
+    assert isinstance(error, MemberExited)
     assert error.end.code == 5

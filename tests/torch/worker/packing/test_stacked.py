@@ -43,7 +43,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.examples.models import make
 from hpcsched.worker.packed import free, load
 from hpcsched.worker.packing import compatibility
-from hpcsched.worker.packing.modes import Loop, Stacks
+from hpcsched.worker.packing.modes import LoopMode, Stacks
 from hpcsched.worker.packing.stacking import Stack
 
 pytestmark = pytest.mark.torch
@@ -490,4 +490,4 @@ def test_an_odd_one_beside_stacks_of_two_goes_by_itself() -> None:
     runner.step(batches)
     runner.apart()
     assert [member.session.step for member in made] == [step + 1 for step in before]
-    assert [type(one) for _, one in runner._runners] == [Stack, Loop]
+    assert [type(one) for _, one in runner._runners] == [Stack, LoopMode]

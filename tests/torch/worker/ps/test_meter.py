@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from hpcsched.contract.progress import Usage  # noqa: E402
-from hpcsched.worker.ps.link import MIB, Link  # noqa: E402
-from hpcsched.worker.ps.meter import Collector, Meter  # noqa: E402
+from hpcsched.worker.ps.link import MIB, ServerLink  # noqa: E402
+from hpcsched.worker.ps.meter import Meter, UsageCollector  # noqa: E402
 
 
 class Board(dict[str, str]):
@@ -38,13 +38,13 @@ class Bench:
         self.board = Board()
         self.told: list[Usage] = []
         self.at: list[float] = []
-        links = [Link(capacity, 0.0), *[None] * (ranks - 1)]
+        links = [ServerLink(capacity, 0.0), *[None] * (ranks - 1)]
         self.meters = [
             Meter(self.board, rank, self._used(rank), links[rank], clock=lambda: self.now)
             for rank in range(ranks)
         ]
         self.link = links[0]
-        self.collector = Collector(self.board, 7, ranks, clock=lambda: self.now)
+        self.collector = UsageCollector(self.board, 7, ranks, clock=lambda: self.now)
 
     def _used(self, rank: int) -> Callable[[], float]:
         return lambda: self.used[rank]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from hpcsched.worker.ps.link import MIB, WINDOW_S, Lane, Link, covered  # noqa: E402
+from hpcsched.worker.ps.link import MIB, WINDOW_S, LinkDirection, ServerLink, covered  # noqa: E402
 from hpcsched.worker.ps.protocol import Frame  # noqa: E402
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.complex64]
@@ -38,7 +38,7 @@ def test_the_parts_of_a_message_are_apart_aligned_and_as_large_as_asked_for(
 
 
 def test_transfers_in_one_direction_come_one_after_the_other() -> None:
-    lane = Lane(2.0)
+    lane = LinkDirection(2.0)
     assert lane.transfer(MIB, 10.0) == pytest.approx(10.5)
     assert lane.transfer(MIB, 10.1) == pytest.approx(11.0), "it waits for the first one"
     assert lane.transfer(MIB, 20.0) == pytest.approx(20.5), "and an idle link saves nothing up"
@@ -46,14 +46,14 @@ def test_transfers_in_one_direction_come_one_after_the_other() -> None:
 
 
 def test_a_link_without_a_capacity_takes_no_time_and_is_never_busy() -> None:
-    link = Link(None, 0.0)
+    link = ServerLink(None, 0.0)
     assert link.inward.transfer(10**12, 3.0) == 3.0
     link.look(100.0)
     assert (link.windows, link.busy_windows, link.inward.bytes) == (0, 0, 10**12)
 
 
 def test_windows_are_busy_when_something_is_under_way_in_either_direction() -> None:
-    link = Link(1.0, 0.0)
+    link = ServerLink(1.0, 0.0)
     end = link.inward.transfer(MIB // 2, 0.0)
     link.outward.transfer(MIB // 2, end)
     link.look(0.99)
@@ -67,7 +67,7 @@ def test_windows_are_busy_when_something_is_under_way_in_either_direction() -> N
     st.floats(0.2, 50),
 )
 def test_a_lane_never_carries_more_than_its_capacity(sent: list[tuple[float, int]], mib_s: float) -> None:
-    link, at, last = Link(mib_s, 0.0), 0.0, 0.0
+    link, at, last = ServerLink(mib_s, 0.0), 0.0, 0.0
     for pause, size in sent:
         at += pause
         end = link.inward.transfer(size, at)

@@ -12,7 +12,7 @@ from torch import nn, optim  # noqa: E402
 
 from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.worker.ps.placement import share_out  # noqa: E402
-from hpcsched.worker.ps.shard import Shard, check  # noqa: E402
+from hpcsched.worker.ps.shard import ServerShard, check  # noqa: E402
 from hpcsched.worker.vsw.updates import BY_PARAMETER  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -34,7 +34,7 @@ def gradients(seed: int, like: list[nn.Parameter]) -> list[torch.Tensor]:
     return [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in like]
 
 
-def train(shards: list[Shard], steps: range) -> None:
+def train(shards: list[ServerShard], steps: range) -> None:
     for number in steps:
         for shard in shards:
             whole = gradients(number, shard.parameters)
@@ -44,7 +44,7 @@ def train(shards: list[Shard], steps: range) -> None:
             shard.step()
 
 
-def spread(shards: list[Shard]) -> None:
+def spread(shards: list[ServerShard]) -> None:
     """From all of them to all of them."""
     owners = share_out(shards[0].sizes, range(len(shards)), cut=shards[0].cut)
     everything = [copy.deepcopy(fragment) for shard in shards for fragment in shard.fragments()]
@@ -55,13 +55,13 @@ def spread(shards: list[Shard]) -> None:
 @pytest.mark.parametrize("kind", [*BY_PARAMETER, optim.Adafactor], ids=lambda kind: kind.__name__)
 def test_any_number_of_servers_takes_the_steps_of_one(kind: Any) -> None:
     one = made(kind)
-    plain = Shard(one)
+    plain = ServerShard(one)
     train([plain], range(9))
 
-    first = Shard(made(kind))
+    first = ServerShard(made(kind))
     train([first], range(3))
     for count in (3, 2):
-        others = [Shard(made(kind)) for _ in range(count - 1)]
+        others = [ServerShard(made(kind)) for _ in range(count - 1)]
         for other in others:
             other.forget()
         shards = [first, *others]
@@ -85,7 +85,7 @@ def test_any_number_of_servers_takes_the_steps_of_one(kind: Any) -> None:
 
 
 def test_pieces_are_the_models_own_memory() -> None:
-    shard = Shard(made(optim.SGD))
+    shard = ServerShard(made(optim.SGD))
     owners = share_out(shard.sizes, [0, 1], cut=True)
     shard.install(owners[0], shard.fragments())
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_pieces_are_the_models_own_memory() -> None:
 
 
 def test_the_users_optimizer_is_as_it_was_again_for_its_state_and_then_not() -> None:
-    shard = Shard(made(optim.Adam))
+    shard = ServerShard(made(optim.Adam))
     train([shard], range(2))
     everything = copy.deepcopy(shard.fragments())
     owners = share_out(shard.sizes, [0, 1], cut=True)
@@ -120,7 +120,7 @@ def test_frozen_parameters_keep_their_state_and_are_nobodys() -> None:
     optimizer.step()
     before = copy.deepcopy(optimizer.state_dict())
     parts[1].requires_grad_(False)
-    shard = Shard(optimizer)
+    shard = ServerShard(optimizer)
     assert len(shard.parameters) == 4
     shard.install(shard.pieces, shard.fragments())
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 4

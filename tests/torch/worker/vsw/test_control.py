@@ -13,18 +13,18 @@ from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.planning.vsw.batching import Halves  # noqa: E402
 from hpcsched.planning.vsw.costs import AllReduceCost  # noqa: E402
 from hpcsched.planning.vsw.options import WorkerOptions  # noqa: E402
-from hpcsched.worker.vsw.clock import Round  # noqa: E402
-from hpcsched.worker.vsw.control import TRIAL_STEPS, Control, Course  # noqa: E402
+from hpcsched.worker.vsw.clock import RoundTime  # noqa: E402
+from hpcsched.worker.vsw.control import TRIAL_STEPS, BatchControl, BatchCourse  # noqa: E402
 from hpcsched.worker.vsw.epoch_forecast import CELLS, Trajectory, expect  # noqa: E402
-from hpcsched.worker.vsw.measurements import Table  # noqa: E402
+from hpcsched.worker.vsw.measurements import DeviceTimes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 ADAPTIVE = {"local_batch": 8, "global_batch": [64, 512], "similarity": 0.2, "every": 10, "rate": 0.25}
 
 
-def control(base: int = 64, **options: Any) -> Control:
-    made = Control(WorkerOptions.parse(options or ADAPTIVE), base)
+def control(base: int = 64, **options: Any) -> BatchControl:
+    made = BatchControl(WorkerOptions.parse(options or ADAPTIVE), base)
     made.buckets = (4000,)
     made.line = AllReduceCost(per_byte_s=1e-9, latency_s=1e-5)
     return made
@@ -32,21 +32,23 @@ def control(base: int = 64, **options: Any) -> Control:
 
 def measured(
     *speeds: float, host: str = "here", streams: bool = False, rounds_of_each: int = 100, **more: float
-) -> list[Table]:
+) -> list[DeviceTimes]:
     """Ranks that take so many seconds for a local batch of 8, and `more` by local batch (`b16=`)."""
     tables = []
     for second in speeds:
-        rounds = {(8, 1): Round(read_s=0.0, forward_s=second / 3, backward_s=second * 2 / 3)}
+        rounds = {(8, 1): RoundTime(read_s=0.0, forward_s=second / 3, backward_s=second * 2 / 3)}
         for name, factor in more.items():
-            rounds[int(name[1:]), 1] = Round(read_s=0.0, forward_s=0.0, backward_s=second * factor)
+            rounds[int(name[1:]), 1] = RoundTime(read_s=0.0, forward_s=0.0, backward_s=second * factor)
         counts = dict.fromkeys(rounds, rounds_of_each)
         tables.append(
-            Table(host=host, device="a device", streams=streams, rounds=rounds, counts=counts, update_s=0.001)
+            DeviceTimes(
+                host=host, device="a device", streams=streams, rounds=rounds, counts=counts, update_s=0.001
+            )
         )
     return tables
 
 
-def workers(course: Course) -> list[int]:
+def workers(course: BatchCourse) -> list[int]:
     return [share.workers if share else 0 for share in course.shares]
 
 
@@ -103,11 +105,11 @@ def test_a_bad_moment_of_the_machine_does_not_end_the_search() -> None:
 def test_where_nothing_is_within_twice_the_next_one_above_is_tried() -> None:
     one = control(96, local_batch=[16, 256], global_batch=[96, 960], rate=0.1, every=10)
     one.tables = [
-        Table(
+        DeviceTimes(
             host="here",
             device="x",
             streams=False,
-            rounds={(16, 1): Round(read_s=0, forward_s=0.01, backward_s=0.02)},
+            rounds={(16, 1): RoundTime(read_s=0, forward_s=0.01, backward_s=0.02)},
             counts={(16, 1): 100},
         )
     ]
@@ -128,7 +130,7 @@ def test_a_gpu_tries_more_at_once_and_keeps_what_is_fastest() -> None:
     course = one.course(1)
     assert (course.shares[0].at_once, course.trial) == (2, True)  # type: ignore[union-attr]
     for count, factor in ((2, 1.4), (3, 2.4), (4, 3.6)):
-        one.tables[0].rounds[8, count] = Round(read_s=0.0, forward_s=0.0, backward_s=0.01 * factor)
+        one.tables[0].rounds[8, count] = RoundTime(read_s=0.0, forward_s=0.0, backward_s=0.01 * factor)
     course = one.course(1)
     # 8 workers: 4 rounds of 2 take 5.6 times as long as one, 3 and 3 and 2 take 6.2, twice 4 take 7.2.
     assert course.shares[0].at_once == 2  # type: ignore[union-attr]
@@ -168,11 +170,11 @@ def test_the_learning_rate_goes_by_the_batch() -> None:
 def test_more_ranks_than_workers_leave_some_without() -> None:
     one = control(**{**ADAPTIVE, "local_batch": 32})
     one.tables = [
-        Table(
+        DeviceTimes(
             host="here",
             device="a device",
             streams=False,
-            rounds={(32, 1): Round(read_s=0, forward_s=0.01, backward_s=s)},
+            rounds={(32, 1): RoundTime(read_s=0, forward_s=0.01, backward_s=s)},
         )
         for s in (0.02, 0.01, 0.03)
     ]
@@ -210,11 +212,11 @@ def test_steps_of_another_size_are_counted_from_where_it_goes_on() -> None:
 def test_thousands_of_workers_on_one_device_are_no_problem() -> None:
     one = control(local_batch=1, global_batch=[64, 8192])
     one.tables = [
-        Table(
+        DeviceTimes(
             host="here",
             device="x",
             streams=False,
-            rounds={(1, 1): Round(read_s=0, forward_s=1, backward_s=1)},
+            rounds={(1, 1): RoundTime(read_s=0, forward_s=1, backward_s=1)},
         )
     ]
     one.wish = 4096.0

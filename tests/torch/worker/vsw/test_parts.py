@@ -15,12 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: E402
 
 from hpcsched.worker.ranks.process_group import Peers  # noqa: E402
 from hpcsched.worker.session.trainer import Parts  # noqa: E402
-from hpcsched.worker.vsw.clock import Clock, Round, Taken  # noqa: E402
+from hpcsched.worker.vsw.clock import DeviceClock, RoundsTaken, RoundTime  # noqa: E402
 from hpcsched.worker.vsw.epoch_forecast import CELLS, Trajectory  # noqa: E402
 from hpcsched.worker.vsw.gradient_halves import HalvedBucket, HalvedSum  # noqa: E402
-from hpcsched.worker.vsw.measurements import TRUST, Table, Tables  # noqa: E402
+from hpcsched.worker.vsw.measurements import TRUST, DeviceTimes, Measurements  # noqa: E402
 from hpcsched.worker.vsw.memory import remember, remembered  # noqa: E402
-from hpcsched.worker.vsw.reading import Reader  # noqa: E402
+from hpcsched.worker.vsw.reading import BatchReader  # noqa: E402
 from hpcsched.worker.vsw.streams import StreamWorkers  # noqa: E402
 from hpcsched.worker.vsw.updates import BY_PARAMETER, ShardOptimizer, can_be_split, scaled  # noqa: E402
 
@@ -211,7 +211,7 @@ def test_after_a_change_of_plan_the_next_batch_is_the_new_plans(loaders: int) ->
         loss=loss,
         loaders=loaders,
     )
-    reader = Reader(parts, CPU, lambda: 0)
+    reader = BatchReader(parts, CPU, lambda: 0)
     reader.aim(pieces(0, 400, 4))
     assert [reader.next().tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     reader.aim(pieces(8, 20, 6))
@@ -228,17 +228,17 @@ def test_after_a_change_of_plan_the_next_batch_is_the_new_plans(loaders: int) ->
 
 def test_a_clock_gives_means_without_the_worst_and_forgets_what_was_new() -> None:
     """A core that is shared is as fast as ever in most rounds, and stands still in some: that counts."""
-    clock = Clock(CPU)
+    clock = DeviceClock(CPU)
     for seconds in (1.0, 1.0, 4.0, 30.0):
         clock.round((8, 1), 0.0, 0.5, 0.5 + seconds, 0.5 + 3 * seconds)
     clock.round((8, 2), 0.0, 0.0, 9.0, 99.0)
     clock.forget((8, 2))
     clock.update(1.0, 1.25)
     taken = clock.take()
-    assert taken.rounds == {(8, 1): Round(read_s=0.5, forward_s=2.0, backward_s=4.0)}
+    assert taken.rounds == {(8, 1): RoundTime(read_s=0.5, forward_s=2.0, backward_s=4.0)}
     assert taken.update_s == 0.25
     assert taken.counts == {(8, 1): 4}
-    assert clock.take() == Taken(rounds={}, counts={}, update_s=None)
+    assert clock.take() == RoundsTaken(rounds={}, counts={}, update_s=None)
 
 
 def test_the_trajectory_has_each_cells_own_mean() -> None:
@@ -264,20 +264,20 @@ def test_what_was_too_large_is_known_to_the_next_attempt(tmp_path: Any) -> None:
     assert remembered(tmp_path) == set()
 
 
-def table(*, streams: bool = False, slow: float = 1.0, **rounds: float) -> Table:
+def table(*, streams: bool = False, slow: float = 1.0, **rounds: float) -> DeviceTimes:
     """Times by `bLOCAL_NUMBER`, all of it backward pass."""
     found = {}
     for name, seconds in rounds.items():
         local, count = name[1:].split("_")
-        found[int(local), int(count)] = Round(read_s=0.0, forward_s=0.0, backward_s=slow * seconds)
-    return Table(host="here", device="a device", streams=streams, rounds=found)
+        found[int(local), int(count)] = RoundTime(read_s=0.0, forward_s=0.0, backward_s=slow * seconds)
+    return DeviceTimes(host="here", device="a device", streams=streams, rounds=found)
 
 
 def test_what_is_measured_counts_the_more_the_more_it_is() -> None:
-    three = {(8, 1): Round(read_s=0.0, forward_s=0.0, backward_s=3.0)}
+    three = {(8, 1): RoundTime(read_s=0.0, forward_s=0.0, backward_s=3.0)}
     for count, expected in ((TRUST, 2.0), (99 * TRUST, 2.98)):
         known = table(b8_1=1.0)
-        known.learn(Taken(rounds=three, counts={(8, 1): count}, update_s=0.5))
+        known.learn(RoundsTaken(rounds=three, counts={(8, 1): count}, update_s=0.5))
         assert known.rounds[8, 1].backward_s == pytest.approx(expected)
         assert known.update_s == 0.5
 
@@ -286,13 +286,13 @@ def test_a_table_survives_a_checkpoint() -> None:
     known = table(streams=True, b8_1=1.0, b16_2=2.5)
     known.too_large.add((32, 1))
     known.counts = {(8, 1): 5, (16, 2): 7}
-    assert Table.of_state(known.state_dict()) == known
+    assert DeviceTimes.of_state(known.state_dict()) == known
 
 
 def test_a_local_batch_that_one_rank_has_not_tried_is_as_slow_there_as_others_are() -> None:
     from hpcsched.planning.vsw.costs import AllReduceCost
 
-    tables = Tables([table(b8_1=1.0, b16_1=1.5), table(slow=2.0, b8_1=1.0)])
+    tables = Measurements([table(b8_1=1.0, b16_1=1.5), table(slow=2.0, b8_1=1.0)])
     costs = tables.costs((1,), AllReduceCost(per_byte_s=0.0, latency_s=0.0))
     assert costs.gpus["0"].speeds[16].at(1).total_s == 1.5
     # Of (1, 2) seconds with 8 the usual is 1.5: the second rank takes 4/3 of that, so of 1.5 with 16 too.
@@ -301,13 +301,13 @@ def test_a_local_batch_that_one_rank_has_not_tried_is_as_slow_there_as_others_ar
 
 
 def test_ranks_that_are_about_as_fast_count_as_alike() -> None:
-    tables = Tables([table(b8_1=1.0), table(b8_1=1.05), table(b8_1=2.0)])
+    tables = Measurements([table(b8_1=1.0), table(b8_1=1.05), table(b8_1=2.0)])
     assert [tables.is_usual(rank) for rank in range(3)] == [True, True, False]
 
 
 def test_a_local_batch_twice_as_large_as_the_largest_is_tried_next() -> None:
-    assert Tables([table(b8_1=1.0)]).next_local([4, 8, 16]) == 4, "the smallest first"
-    known = Tables([table(b4_1=0.6, b8_1=1.0, b16_1=1.7)])
+    assert Measurements([table(b8_1=1.0)]).next_local([4, 8, 16]) == 4, "the smallest first"
+    known = Measurements([table(b4_1=0.6, b8_1=1.0, b16_1=1.7)])
     assert known.next_local([4, 8, 12, 24, 32, 40]) == 32
     assert known.next_local([4, 8, 40, 48]) == 40
     assert known.next_local([4, 8, 16]) is None
@@ -318,7 +318,7 @@ def test_larger_local_batches_are_tried_as_long_as_the_largest_gains() -> None:
         known = table(b4_1=0.4, b8_1=1.0, b16_1=seconds)
         for count, believed in ((23, False), (24, True)):
             known.counts = {(16, 1): count}
-            assert (Tables([known]).next_local([4, 32]) is None) is (believed and not gains)
+            assert (Measurements([known]).next_local([4, 32]) is None) is (believed and not gains)
 
 
 def test_what_has_become_too_large_is_not_planned_with() -> None:
@@ -327,7 +327,7 @@ def test_what_has_become_too_large_is_not_planned_with() -> None:
     for streams in (False, True):
         full = table(streams=streams, b8_1=1.0, b16_1=1.5)
         full.too_large.add((16, 1))
-        both = Tables([full, table(streams=streams, b8_1=1.0, b16_1=1.5, b32_1=2.0)])
+        both = Measurements([full, table(streams=streams, b8_1=1.0, b16_1=1.5, b32_1=2.0)])
         costs = both.costs((1,), AllReduceCost(per_byte_s=0.0, latency_s=0.0))
         assert set(costs.gpus["0"].speeds) == {8}
         assert both.largest == 8
@@ -337,16 +337,16 @@ def test_what_has_become_too_large_is_not_planned_with() -> None:
 def test_a_guess_is_made_from_the_nearest_that_is_known() -> None:
     from hpcsched.planning.vsw.costs import AllReduceCost
 
-    known = Tables([table(b8_1=1.0, b16_1=1.5)])
+    known = Measurements([table(b8_1=1.0, b16_1=1.5)])
     guessed = known.costs((1,), AllReduceCost(per_byte_s=0.0, latency_s=0.0), 32).gpus["0"].speeds[32]
     assert guessed.at(1).total_s == pytest.approx(3.0)
 
 
 def test_more_at_once_is_tried_while_it_gains_and_fits() -> None:
-    assert Tables([table(streams=True, b8_1=1.0)]).next_at_once(0, 8) == 2
-    assert Tables([table(streams=True, b8_1=1.0, b8_2=1.5)]).next_at_once(0, 8) == 3
-    assert Tables([table(streams=True, b8_1=1.0, b8_2=1.99)]).next_at_once(0, 8) is None
+    assert Measurements([table(streams=True, b8_1=1.0)]).next_at_once(0, 8) == 2
+    assert Measurements([table(streams=True, b8_1=1.0, b8_2=1.5)]).next_at_once(0, 8) == 3
+    assert Measurements([table(streams=True, b8_1=1.0, b8_2=1.99)]).next_at_once(0, 8) is None
     full = table(streams=True, b8_1=1.0, b8_2=1.5)
     full.too_large.add((8, 3))
-    assert Tables([full]).next_at_once(0, 8) is None
-    assert Tables([table(b8_1=1.0)]).next_at_once(0, 8) is None  # a CPU slot takes turns
+    assert Measurements([full]).next_at_once(0, 8) is None
+    assert Measurements([table(b8_1=1.0)]).next_at_once(0, 8) is None  # a CPU slot takes turns

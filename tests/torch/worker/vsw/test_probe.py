@@ -26,8 +26,8 @@ from hpcsched.profiling.probing import ProbeFailed  # noqa: E402
 from hpcsched.testing.launch import FakeLauncher, FakeWorkers  # noqa: E402
 from hpcsched.worker.session.trainer import Parts  # noqa: E402
 from hpcsched.worker.vsw import probe as probing  # noqa: E402
-from hpcsched.worker.vsw.clock import Round  # noqa: E402
-from hpcsched.worker.vsw.probe import Found, Point, Probe, doubled  # noqa: E402
+from hpcsched.worker.vsw.clock import RoundTime  # noqa: E402
+from hpcsched.worker.vsw.probe import ProbePoint, VswProbe, VswTimes, doubled  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -88,15 +88,15 @@ def parts(loss: Callable[..., Any] | None = None, *, model: nn.Module | None = N
     )
 
 
-def probe(made: Parts, *, halves: bool = False, **changed: Any) -> Probe:
-    return Probe(made, CPU, halves=halves, seconds=0.0, **changed)
+def probe(made: Parts, *, halves: bool = False, **changed: Any) -> VswProbe:
+    return VswProbe(made, CPU, halves=halves, seconds=0.0, **changed)
 
 
-def last(found: Iterator[Found]) -> Found:
+def last(found: Iterator[VswTimes]) -> VswTimes:
     return [*found][-1]
 
 
-def kinds(found: Found) -> list[tuple[int, int]]:
+def kinds(found: VswTimes) -> list[tuple[int, int]]:
     return [(point.local_batch, point.at_once) for point in found.points]
 
 
@@ -143,14 +143,14 @@ def test_what_is_not_tried_is_not_known_not_to_fit() -> None:
     assert [speed.most for speed in found.costs.speeds.values()] == [None, None]
 
 
-def made_up(local: int, count: int, samples_s: float, **changed: Any) -> Point:
+def made_up(local: int, count: int, samples_s: float, **changed: Any) -> ProbePoint:
     half_s = 0.5 * local * count / samples_s
-    each = Round(read_s=0.0, forward_s=half_s, backward_s=half_s)
+    each = RoundTime(read_s=0.0, forward_s=half_s, backward_s=half_s)
     rest: dict[str, Any] = {"update_s": 0.01, "begin_s": 0.0, "memory_mib": None}
-    return Point(local_batch=local, at_once=count, round=each, **{**rest, **changed})
+    return ProbePoint(local_batch=local, at_once=count, round=each, **{**rest, **changed})
 
 
-def run_on(monkeypatch: pytest.MonkeyPatch, rates: dict[tuple[int, int], float], at_once: int) -> Found:
+def run_on(monkeypatch: pytest.MonkeyPatch, rates: dict[tuple[int, int], float], at_once: int) -> VswTimes:
     """What is measured where the samples a second are these."""
     made = probe(parts())
     monkeypatch.setattr(made, "_point", lambda local, count: made_up(local, count, rates[local, count]))
@@ -265,7 +265,7 @@ def test_times_are_those_of_reading_both_passes_and_the_update(monkeypatch: pyte
 
 def test_each_point_is_measured_for_so_long_by_its_own_rounds() -> None:
     memory, alive = Memory(10**6), []
-    made = Probe(parts(memory.loss), CPU, halves=False, seconds=0.2, alive=lambda: alive.append(1))
+    made = VswProbe(parts(memory.loss), CPU, halves=False, seconds=0.2, alive=lambda: alive.append(1))
     began = time.monotonic()
     last(made.run([4, 8], 1))
     assert time.monotonic() - began >= 0.4
@@ -280,7 +280,7 @@ def test_buckets_are_those_in_which_gradients_travel() -> None:
 
 
 def test_costs_are_medians_with_buffers_by_worker() -> None:
-    found = Found(
+    found = VswTimes(
         points=[
             made_up(4, 1, 100, update_s=0.01, begin_s=9.0),
             made_up(4, 2, 100, update_s=0.03, begin_s=0.2),

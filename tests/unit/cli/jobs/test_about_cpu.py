@@ -20,7 +20,7 @@ from hpcsched.cli.run.live import LiveTable, sentences
 from hpcsched.core.actions import Action
 from hpcsched.core.mechanisms.cpu.layout import cores_of, counted
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
-from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, Move, Search
+from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, ScalingMove, ScalingSearch
 from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.snapshot import SnapshotWriter, cores_status
@@ -223,7 +223,7 @@ def test_where_the_search_stands_from_the_start_to_its_rest() -> None:
     until = "its speed changes by 10%, or for 3 more measurements: then all is tried anew"
     assert following(driver, "a")[-1] == f"stays with these cores until {until}"
     rests = driver.machine.mechanism(Cpu).cores.of[1].memory
-    assert isinstance(rests, Search)
+    assert isinstance(rests, ScalingSearch)
     driver.machine.mechanism(Cpu).cores.of[1].memory = replace(rests, changes=MOST_CHANGES)
     assert following(driver, "a")[-1] == "stays with these cores: it has been changed 60 times by now"
 
@@ -241,7 +241,9 @@ def test_a_change_that_failed_is_not_promised() -> None:
     driver.uses("a", 2.0)
     driver.stays("a")
     memory = driver.machine.mechanism(Cpu).cores.of[1].memory
-    assert isinstance(memory, Search) and memory.trial is Move.UP and not driver.job("a").resizing
+    assert (
+        isinstance(memory, ScalingSearch) and memory.trial is ScalingMove.UP and not driver.job("a").resizing
+    )
     assert following(driver, "a")[-1] == "what it tries next is decided with the next measurement"
     driver.uses("a", 2.001)
     assert "3 workers" in following(driver, "a")[-1]

@@ -13,7 +13,7 @@ from hpcsched.core.events import WorkersExited
 from hpcsched.errors import HpcschedError
 from hpcsched.report.trials import trials_svg
 from hpcsched.testing.builders import Driver
-from hpcsched.tuning import Outcome, Tuning, parse_search
+from hpcsched.tuning import TrialOutcome, Tuning, parse_search
 from hpcsched.tuning.feeding import Feeder
 
 SEARCH = """
@@ -69,7 +69,8 @@ def finished(search, source):
             failed = job.trial == 3
             state = "failed" if failed else "completed"
             outcomes.setdefault(
-                job.name, Outcome(state, {} if failed else {search.metric: job.args["lr"] + job.budget / 1e3})
+                job.name,
+                TrialOutcome(state, {} if failed else {search.metric: job.args["lr"] + job.budget / 1e3}),
             )
     return outcomes
 

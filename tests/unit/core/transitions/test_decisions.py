@@ -101,7 +101,7 @@ def test_a_job_cannot_go_where_its_state_does_not_lead() -> None:
     driver = Driver(a_job("a"), gpus=1)
     driver.runs("a")
     with pytest.raises(InvalidTransition, match=r"RUNNING -> STARTING(.|\n)*submitted"):
-        driver.machine._out.to(driver.job("a"), JobState.STARTING)
+        driver.machine._out.set_state(driver.job("a"), JobState.STARTING)
     assert driver.job("a").state is JobState.RUNNING
 
 

@@ -10,7 +10,7 @@ from hpcsched.cli.run.archive import _learnt
 from hpcsched.cli.run.results import overhead_s
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
-from hpcsched.core.jobs import MOST_MEASURED, Measured
+from hpcsched.core.jobs import MOST_MEASURED, MeasuredCost
 from hpcsched.core.transitions.estimates import DEFAULT_RESIZE_S, DEFAULT_START_S, DEFAULT_SUSPEND_S
 from hpcsched.planning.jobs.costs import lost_s
 from hpcsched.sim.past_run import past_of
@@ -57,7 +57,7 @@ def view(driver):
 
 
 def test_the_newest_values_count_by_their_median():
-    costs = Measured()
+    costs = MeasuredCost()
     assert costs.median is None
     for value in [100.0, None, 1.0, 3.0]:
         costs.add(value)

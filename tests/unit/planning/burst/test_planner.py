@@ -17,7 +17,7 @@ from hpcsched.planning.burst.costs import Interconnect, ModelCosts, Spot
 from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer, time_at
 from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.planning.burst.planner import NoBurstPlan, plan, solve
-from hpcsched.planning.burst.structure import Block, Edge, Knot, Series, structure
+from hpcsched.planning.burst.structure import Edge, Knot, LayerBlock, Series, structure
 from hpcsched.testing.deeppool import PaperSearch
 
 SHIPPED = ROOT / "profiles" / "layers"
@@ -54,12 +54,12 @@ def test_a_chain_is_a_series_of_layers_with_nothing_between_them():
 def test_branches_that_part_and_meet_are_a_block():
     found = structure([[], [0], [0], [1, 2]])
     branches = tuple(Series((i,), (Edge(), Edge())) for i in (1, 2))
-    assert found == Series((0, 3), (Edge(), Block(branches, skip=False), Edge()))
+    assert found == Series((0, 3), (Edge(), LayerBlock(branches, skip=False), Edge()))
 
 
 def test_a_skip_connection_is_a_branch_without_layers():
     found = structure([[], [0], [1], [0, 2]])
-    assert found.links[1] == Block((Series((1, 2), (Edge(), Edge(), Edge())),), skip=True)
+    assert found.links[1] == LayerBlock((Series((1, 2), (Edge(), Edge(), Edge())),), skip=True)
 
 
 def test_layers_that_cannot_be_told_apart_into_branches_are_a_knot():
@@ -68,9 +68,9 @@ def test_layers_that_cannot_be_told_apart_into_branches_are_a_knot():
 
 def test_blocks_are_found_inside_of_blocks():
     outer = structure(burstbench.BLOCKS["nested in a residual"]).links[1]
-    assert isinstance(outer, Block)
+    assert isinstance(outer, LayerBlock)
     assert outer.skip
-    assert isinstance(outer.branches[0].links[0], Block)
+    assert isinstance(outer.branches[0].links[0], LayerBlock)
 
 
 # -- the best plan -------------------------------------------------------------------------------------

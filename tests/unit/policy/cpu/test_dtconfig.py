@@ -10,8 +10,8 @@ import pytest
 from hpcsched.contract.seats import Seat
 from hpcsched.core.model import Usage
 from hpcsched.core.reasons import Why
-from hpcsched.policy.cpu.configurations import Rules, Seen, Shape, balanced
-from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, Found, Move, Search, look
+from hpcsched.policy.cpu.configurations import CpuShape, Rules, SeenUsage, balanced
+from hpcsched.policy.cpu.dtconfig import MOST_CHANGES, ScalingMove, ScalingSearch, ScalingStep, look
 
 RULES = Rules(budget=10_000)
 
@@ -39,12 +39,12 @@ class Job:
     def __init__(
         self, servers: Sequence[int] = (100,), workers: Sequence[int] = (100, 100), **rules: int
     ) -> None:
-        self.seats, self.search = seats_of(servers, workers), Search()
+        self.seats, self.search = seats_of(servers, workers), ScalingSearch()
         self.rules = Rules(budget=rules.pop("budget", 10_000), **rules)
 
     def measured(
         self, used: Sequence[float] | float, rate: float, *full: float, room: int = 10_000, goes: bool = True
-    ) -> Found | None:
+    ) -> ScalingStep | None:
         usage = usage_of(self.seats, used, rate, *full)
         found = look(self.search, self.seats, usage, self.rules, room)
         if found is not None:
@@ -54,18 +54,18 @@ class Job:
         return found
 
     @property
-    def shape(self) -> Shape:
-        return Shape.of(self.seats)
+    def shape(self) -> CpuShape:
+        return CpuShape.of(self.seats)
 
 
-def why(found: Found | None) -> Why | None:
+def why(found: ScalingStep | None) -> Why | None:
     return found.reason.why if found and found.reason else None
 
 
 def test_it_starts_with_one_server_two_workers_and_r0_of_the_budget() -> None:
-    assert RULES.first() == Shape(servers=(500,), workers=(500, 500))
-    assert Rules(budget=10_000, servers=2, workers=3, start=0.5).first() == Shape.even(2, 3, 5_000)
-    assert Rules(budget=30).first() == Shape(servers=(10,), workers=(10, 10))
+    assert RULES.first() == CpuShape(servers=(500,), workers=(500, 500))
+    assert Rules(budget=10_000, servers=2, workers=3, start=0.5).first() == CpuShape.even(2, 3, 5_000)
+    assert Rules(budget=30).first() == CpuShape(servers=(10,), workers=(10, 10))
 
 
 @pytest.mark.parametrize(("used", "expected"), [(0.901, Why.MORE_CORES), (0.89, Why.UTILISATION_BOTTLENECK)])
@@ -89,11 +89,11 @@ def test_a_full_link_is_a_bottleneck_however_well_cores_are_used() -> None:
 def test_more_cores_that_paid_are_followed_by_twice_as_many_more_before_more_workers() -> None:
     job = Job(budget=10_000)
     job.measured(1.0, 1.0)
-    assert job.shape == Shape.even(1, 2, 450)
+    assert job.shape == CpuShape.even(1, 2, 450)
     found = job.measured(0.85, 1.45)  # a bottleneck shows, but half as many cores again brought 45 %
-    assert why(found) is Why.MORE_CORES and job.shape == Shape.even(1, 2, 900)
+    assert why(found) is Why.MORE_CORES and job.shape == CpuShape.even(1, 2, 900)
     job.measured(0.85, 2.8)
-    assert job.shape == Shape.even(1, 2, 2700)
+    assert job.shape == CpuShape.even(1, 2, 2700)
     found = job.measured(0.85, 3.6)  # three times as many brought 29 %: kept, but they have not paid
     assert why(found) is Why.UTILISATION_BOTTLENECK
 
@@ -148,7 +148,7 @@ def test_a_few_saturated_servers_get_cores_of_workers_that_use_most_of_theirs() 
 def test_scaling_up_gives_every_process_half_as_much_again() -> None:
     job = Job(servers=(50,), workers=(100, 200))
     job.measured(1.0, 1.0)
-    assert job.shape == Shape(servers=(75,), workers=(150, 300))
+    assert job.shape == CpuShape(servers=(75,), workers=(150, 300))
 
 
 def test_scaling_up_ends_at_the_budget_and_at_what_is_free() -> None:
@@ -157,7 +157,7 @@ def test_scaling_up_ends_at_the_budget_and_at_what_is_free() -> None:
     assert job.shape.cores == pytest.approx(400, abs=3)
     job = Job()
     job.measured(1.0, 1.0, room=60)
-    assert job.shape == Shape(servers=(120,), workers=(120, 120))
+    assert job.shape == CpuShape(servers=(120,), workers=(120, 120))
 
 
 def test_a_change_that_failed_when_cores_came_free_is_judged_by_the_next_measurement() -> None:
@@ -170,7 +170,7 @@ def test_a_change_that_failed_when_cores_came_free_is_judged_by_the_next_measure
     job.search = found.search
     assert look(job.search, job.seats, usage, job.rules, 200) is None
     found = job.measured(1.0, 1.001)
-    assert Move.UP in job.search.tried and why(found) is not Why.MORE_CORES
+    assert ScalingMove.UP in job.search.tried and why(found) is not Why.MORE_CORES
 
 
 def test_the_way_back_is_asked_for_once_when_cores_came_free() -> None:
@@ -178,10 +178,10 @@ def test_the_way_back_is_asked_for_once_when_cores_came_free() -> None:
     here, fastest = seats_of((100,), (100, 100)), seats_of((110,), (100, 100))
     usage = usage_of(here, 0.99, 1.0)
     job = Job()
-    search = Search(
-        base=Seen.of(here, usage),
-        best=Seen.of(fastest, usage_of(fastest, 0.99, 1.2)),
-        tried=frozenset(Move) - {Move.UP},
+    search = ScalingSearch(
+        base=SeenUsage.of(here, usage),
+        best=SeenUsage.of(fastest, usage_of(fastest, 0.99, 1.2)),
+        tried=frozenset(ScalingMove) - {ScalingMove.UP},
         waits=True,
         looked_at=usage,
     )
@@ -202,16 +202,16 @@ def test_without_free_cores_it_waits_and_goes_on_when_there_are_some() -> None:
 def test_a_new_worker_brings_no_cores_and_a_new_server_as_much_as_the_others_have() -> None:
     job = Job(servers=(40,), workers=(100, 100))
     job.measured(0.89, 1.0)
-    assert job.shape == Shape(servers=(40,), workers=(66, 66, 66))
+    assert job.shape == CpuShape(servers=(40,), workers=(66, 66, 66))
     job = Job(servers=(40,), workers=(100, 100))
     job.measured(0.9, 1.0, 0.5)
-    assert job.shape == Shape(servers=(40, 40), workers=(100, 100))
+    assert job.shape == CpuShape(servers=(40, 40), workers=(100, 100))
 
 
 def test_servers_share_what_they_have_where_nothing_is_free_for_one_more() -> None:
     job = Job(servers=(40,), workers=(100, 100))
     job.measured(0.9, 1.0, 0.5, room=0)
-    assert job.shape == Shape(servers=(20, 20), workers=(100, 100))
+    assert job.shape == CpuShape(servers=(20, 20), workers=(100, 100))
 
 
 def test_servers_that_idle_give_their_cores_to_workers_that_do_not() -> None:
@@ -268,7 +268,7 @@ def test_after_workers_that_did_not_help_more_cores_come_first() -> None:
     assert why(job.measured(0.89, 1.0)) is Why.UTILISATION_BOTTLENECK
     assert why(job.measured(0.89, 0.9)) is Why.MORE_CORES
     assert why(job.measured(0.89, 1.3)) is Why.MORE_CORES
-    assert job.shape == Shape(servers=(225,), workers=(225, 225))
+    assert job.shape == CpuShape(servers=(225,), workers=(225, 225))
 
 
 def test_cores_that_are_no_use_alone_may_be_with_what_they_ask_for() -> None:
@@ -276,7 +276,7 @@ def test_cores_that_are_no_use_alone_may_be_with_what_they_ask_for() -> None:
     job = Job()
     job.measured(0.99, 1.0)
     found = job.measured(0.66, 1.0)  # with half as many cores again it uses no more
-    assert job.shape == Shape(servers=(150,), workers=(100, 100, 100)) and why(found) is Why.AT_ONCE
+    assert job.shape == CpuShape(servers=(150,), workers=(100, 100, 100)) and why(found) is Why.AT_ONCE
     job.measured(0.9, 1.4)
     assert job.search.base is not None and job.search.base.shape.cores == 450
 
@@ -286,7 +286,7 @@ def test_fewer_workers_are_tried_when_nothing_that_is_more_helps() -> None:
     while not job.search.rests:
         seen.append(why(job.measured(0.97, 1.3 if len(job.shape.workers) == 1 else 1.0)))
     assert Why.FEWER_WORKERS in seen
-    assert job.shape == Shape(servers=(100,), workers=(200,))
+    assert job.shape == CpuShape(servers=(100,), workers=(200,))
 
 
 def test_when_nothing_helps_it_goes_back_to_the_best_and_rests() -> None:
@@ -312,7 +312,7 @@ def test_a_training_that_changes_at_rest_is_looked_at_anew() -> None:
 
 
 def test_at_rest_all_is_tried_again_ever_more_seldom() -> None:
-    job, first = Job(budget=600), Shape.even(1, 2, 300)
+    job, first = Job(budget=600), CpuShape.even(1, 2, 300)
     rests: list[int] = []
     for k in range(200):
         job.measured(0.85, (1.0 if job.shape == first else 0.9) + 1e-6 * k)
@@ -374,7 +374,7 @@ def test_a_job_that_starts_again_on_fewer_cores_than_it_had_grows_again() -> Non
     again.search = at_rest(300).search.anew()
     assert why(again.measured(0.99, 0.2, room=0)) is Why.WANTS_CORES
     assert why(again.measured(0.99, 0.2, room=300)) is Why.MORE_CORES
-    assert again.shape == Shape(servers=(15,), workers=(15, 15))
+    assert again.shape == CpuShape(servers=(15,), workers=(15, 15))
 
 
 def test_who_cannot_go_back_goes_on_from_where_it_is() -> None:
@@ -401,7 +401,7 @@ def test_a_way_back_that_fails_is_not_tried_for_ever() -> None:
         asked += found is not None and found.shape is not None
         if job.search.rests:
             break
-    assert asked <= len(Move) and job.search.rests and job.search.base is not None
+    assert asked <= len(ScalingMove) and job.search.rests and job.search.base is not None
     assert job.search.base.shape == job.shape
 
 
@@ -409,14 +409,18 @@ def test_from_what_it_has_not_any_more_it_tries_nothing() -> None:
     """It has come down from there, and others have the cores by now."""
     job = Job(servers=(100,), workers=(300, 300), budget=900)
     large, small = job.seats, seats_of((100,), (100, 100))
-    base = Seen.of(large, usage_of(large, 0.5, 1.0))
-    job.search = Search(
-        base=base, best=base, trial=Move.TRIM, shape=Shape.of(small), tried=frozenset({Move.OUT})
+    base = SeenUsage.of(large, usage_of(large, 0.5, 1.0))
+    job.search = ScalingSearch(
+        base=base,
+        best=base,
+        trial=ScalingMove.TRIM,
+        shape=CpuShape.of(small),
+        tried=frozenset({ScalingMove.OUT}),
     )
     job.seats = small
     found = job.measured(0.7, 0.5, room=0)  # half as fast: back, if it could
     assert found is not None and job.search.base is not None
-    assert job.search.base.shape == Shape.of(small)
+    assert job.search.base.shape == CpuShape.of(small)
     assert job.shape.cores <= 300
 
 
@@ -424,4 +428,4 @@ def test_the_smallest_processes_have_nothing_to_share_out() -> None:
     """In proportion each would get the least there is, and a little less as numbers are rounded."""
     seats = seats_of((10,), (10,) * 7)
     used = {"servers": (0.0008 / 1.1,), "workers": (0.0008,) * 7}  # a server counts for a tenth more
-    assert balanced(replace(Seen.of(seats, usage_of(seats, 0.5, 1.0)), **used)) is None
+    assert balanced(replace(SeenUsage.of(seats, usage_of(seats, 0.5, 1.0)), **used)) is None

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsched.worker.ps.placement import (
-    Move,
     Owners,
-    Piece,
+    ParameterPiece,
+    PieceMove,
     Size,
     before_leaving,
     moves,
@@ -58,10 +58,13 @@ def test_whole_tensors_are_balanced_up_to_the_largest(sizes: list[Size], servers
 
 def test_the_largest_goes_to_whoever_has_least() -> None:
     owners = share_out([Size(n, 4) for n in (1, 8, 4, 3)], [0, 2], cut=False)
-    assert owners == {0: (Piece(1, 0, 8),), 2: (Piece(0, 0, 1), Piece(2, 0, 4), Piece(3, 0, 3))}
+    assert owners == {
+        0: (ParameterPiece(1, 0, 8),),
+        2: (ParameterPiece(0, 0, 1), ParameterPiece(2, 0, 4), ParameterPiece(3, 0, 3)),
+    }
 
 
-def carried(owners: Owners, ways: list[Move]) -> dict[tuple[int, int], set[int]]:
+def carried(owners: Owners, ways: list[PieceMove]) -> dict[tuple[int, int], set[int]]:
     """Who has each element after these moves, the senders too."""
     found = {element: {rank} for element, rank in elements(owners).items()}
     for move in ways:
