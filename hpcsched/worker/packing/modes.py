@@ -20,7 +20,17 @@ from hpcsched.worker.packing.failures import Failed, Failures, SharedBatchChange
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.stacking import Forward, Stack
 
-__all__ = ["Failed", "Loop", "Runner", "Stacks", "Trial", "Turns", "out_of_memory", "step_of", "widths"]
+__all__ = [
+    "Failed",
+    "LoopMode",
+    "Runner",
+    "Stacks",
+    "ModeTrial",
+    "TurnsMode",
+    "out_of_memory",
+    "step_of",
+    "widths",
+]
 
 TURN = 10
 """Steps of a turn."""

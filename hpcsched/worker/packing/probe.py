@@ -1,6 +1,6 @@
 """`python -m hpcsched.worker.packing.probe`: what steps take alone and packed (pack, section 4.2).
 
-The environment has the request as a JSON object (see `PackProbeRequest`). After each finding the file `result`
+The environment has the request, a JSON object (see `PackProbeRequest`). After each finding the file `result`
 is replaced by all that is known so far (see `PackTimes`).
 """
 
