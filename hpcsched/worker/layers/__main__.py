@@ -1,6 +1,6 @@
 """`python -m hpcsched.worker.layers`: measure the layers of the trainer that the environment names.
 
-The environment has the request, a JSON object (see `LayerProbeRequest`). After each batch the file `result` is
+The environment has the request as JSON (see `LayerProbeRequest`). After each batch the file `result` is
 replaced by {"profile": the layer profile so far, "left_out": {batch: reason}}.
 """
 

@@ -1,6 +1,6 @@
 """`python -m hpcsched.worker.vsw`: what the workers of the trainer that the environment names take here.
 
-The environment has the request as a JSON object (see `VswProbeRequest`). After each point the file `result` is
+The environment has the request as JSON (see `VswProbeRequest`). After each point the file `result` is
 replaced by {"profile": all that is known so far, "global_batch": the trainer's own}; after sums over several
 ranks by {"line": {"per_byte_s": ..., "latency_s": ...}}.
 """
