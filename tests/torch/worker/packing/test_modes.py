@@ -53,7 +53,7 @@ class Hours:
 
     def _timed(self, kind: Any, step: Callable[..., Any]) -> Callable[..., Any]:
         def timed(runner: Any, *args: Any, **options: Any) -> None:
-            name = kind.__name__.lower()
+            name = kind.__name__.removesuffix("Mode").lower()
             if kind is Stacks:
                 name += str(runner._runners[0][0].stop)
             ahead = runner.ahead
