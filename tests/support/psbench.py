@@ -19,7 +19,7 @@ from hpcsched.worker import Parts, Trainer
 from hpcsched.worker.ps import meter
 from hpcsched.worker.ps.parameter_server import ParameterServer
 from hpcsched.worker.ps.roles import WiredPeers
-from hpcsched.worker.ps.protocol import Wire
+from hpcsched.worker.ps.protocol import PeerChannels
 
 usual = ParameterServer.close
 
@@ -67,13 +67,13 @@ class Base(Trainer):
 
     def dies_before_it_pushes(self, step, server):
         """The gradients of this step to this server; those before have got theirs."""
-        send = Wire.send
+        send = PeerChannels.send
         def dying(wire, data, to):
             if to == server and self.seen == step:
                 time.sleep(0.2)
                 os.kill(os.getpid(), signal.SIGKILL)
             return send(wire, data, to)
-        Wire.send = dying
+        PeerChannels.send = dying
 
     def network(self):
         return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))

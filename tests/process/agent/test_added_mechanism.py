@@ -100,7 +100,7 @@ def test_jobs_hold_the_licence_one_after_the_other_over_two_lives(bench: Bench, 
     for words in (("explain", "a"), ("journal", "repair"), ("run", "--resume", "--devices", "cpu:1")):
         refused = bench(*words)
         assert refused.returncode != 0
-        assert "where the package is installed that adds the strategy 'licensed'" in refused.stderr
+        assert "where the package is installed that adds the mechanism 'licences'" in refused.stderr
     bench.env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site), without)))
 
     bench.start("--resume", "--devices", "cpu:1")

@@ -29,10 +29,10 @@ assert not {"torch", "hpcsched.cli", "hpcsched.core"} & set(sys.modules)
 
 WAITS = """
 import socket
-from hpcsched.worker.background.protocol import Line
+from hpcsched.worker.background.protocol import GuestConnection
 
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-line = Line(ours)
+line = GuestConnection(ours)
 assert line.hear(0.01) is None and not line.closed, "silence was taken for a line that is closed"
 """
 
