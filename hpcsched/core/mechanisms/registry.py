@@ -21,7 +21,8 @@ _BUILT_IN = frozenset(_made_by)
 def register(name: str, make: Make) -> None:
     """Add a mechanism to all machines made from now on, after those that there are.
 
-    Raises ValueError if there is one of this name or with this role. A journal with jobs that use it can be
+    Raises ValueError if there is one of this name or with this role, and for one that gives leases without
+    `hold` and `release`. A journal with jobs that use it can be
     read where it is registered only.
     """
     if name in _made_by:
@@ -29,6 +30,9 @@ def register(name: str, make: Make) -> None:
     role, taken = getattr(make, "role", None), {getattr(other, "role", None) for other in _made_by.values()}
     if role is not None and role in {*Role, *taken}:
         raise ValueError(f"there is a mechanism with the role {str(role)!r} already")
+    for needed in ("hold", "release") if role is not None else ():
+        if getattr(make, needed, None) is getattr(Mechanism, needed):
+            raise ValueError(f"mechanism {name!r} gives leases, and has no `{needed}`")
     _made_by[name] = make
 
 

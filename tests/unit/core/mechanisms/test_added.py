@@ -119,6 +119,12 @@ def test_what_would_replace_a_part_of_the_core_is_refused(added: None) -> None:
     class Nameless(Mechanism):
         role = "nameless"
 
+    class Keeps(Mechanism):
+        name, role = "keeps", "keeps"
+
+        def hold(self, job: Job, target: Target) -> None:
+            pass
+
     class Again(Licences):
         name = "licences again"
 
@@ -131,7 +137,10 @@ def test_what_would_replace_a_part_of_the_core_is_refused(added: None) -> None:
         def handlers(self) -> Handlers:
             return {ev.CancelRequested: lambda event: None}
 
-    for kind, why in ((Nameless, "no `name`"), (Again, "role 'licensed'"), (Packs, "role 'packed'")):
+    for kind, why in (
+        *((Nameless, "no `name`"), (Keeps, "'keeps' gives leases, and has no `release`")),
+        *((Again, "role 'licensed'"), (Packs, "role 'packed'")),
+    ):
         with pytest.raises(ValueError, match=why):
             mechanisms.add(kind)
     mechanisms.add(Cancelling)
