@@ -118,7 +118,7 @@ def test_the_scene_in_place_is_cut_in_the_middle_of_resizes(tmp_path):
     under_way = 0
     for records in range(rehearsal.records):
         before, _ = rehearsal.crash(records, torn=False)
-        under_way += any(job.resizing for job in before.active.values())
+        under_way += any(job.resizing for job in before.run.active.values())
     assert under_way > 10
 
 
