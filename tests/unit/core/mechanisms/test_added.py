@@ -125,6 +125,12 @@ def test_what_would_replace_a_part_of_the_core_is_refused(added: None) -> None:
         def hold(self, job: Job, target: Target) -> None:
             pass
 
+    class Mute(Mechanism):
+        name = "mute"
+
+        def waits(self, job: Job) -> bool:
+            return False
+
     class Again(Licences):
         name = "licences again"
 
@@ -138,7 +144,7 @@ def test_what_would_replace_a_part_of_the_core_is_refused(added: None) -> None:
             return {ev.CancelRequested: lambda event: None}
 
     for kind, why in (
-        *((Nameless, "no `name`"), (Keeps, "'keeps' gives leases, and has no `release`")),
+        *((Nameless, "no `name`"), (Keeps, "'keeps' has no `release`"), (Mute, "no `waiting_reason`")),
         *((Again, "role 'licensed'"), (Packs, "role 'packed'")),
     ):
         with pytest.raises(ValueError, match=why):
