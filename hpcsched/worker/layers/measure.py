@@ -17,6 +17,7 @@ import torch
 from hpcsched.compat import dataclass, zip
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst import graph as profiles
+from hpcsched.worker.cuda_graphs import capture
 from hpcsched.worker.layers.graph import Layer, Layers, Value
 from hpcsched.worker.layers.times import LayerTimes
 
@@ -200,7 +201,6 @@ def _on_gpu(layer: Layer, given: Tensors) -> Iterator[tuple[float, float]]:
 
 def _captured(layer: Layer, given: Tensors) -> Iterator[tuple[float, float]] | None:
     """The same, replayed as CUDA graphs; None for a layer that cannot be captured."""
-    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     stream, now = torch.cuda.Stream(), torch.cuda.current_stream()
     try:
         stream.wait_stream(now)
@@ -208,12 +208,8 @@ def _captured(layer: Layer, given: Tensors) -> Iterator[tuple[float, float]] | N
             for _ in range(WARMUP):
                 _backward(layer, given, layer.module(*given))()
         now.wait_stream(stream)
-        with torch.cuda.graph(forward):
-            outputs = layer.module(*given)
-        run = _backward(layer, given, outputs)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(backward, pool=forward.pool()):
-            gradients = run()
+        forward, outputs = capture(lambda: layer.module(*given), stream)
+        backward, gradients = capture(_backward(layer, given, outputs), stream, pool=forward.pool())
     except RuntimeError as error:
         if _no_memory(error):
             raise

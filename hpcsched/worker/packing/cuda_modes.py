@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from hpcsched.compat import zip
+from hpcsched.worker.cuda_graphs import capture
 from hpcsched.worker.packing.batches import mapped, only_tensors, tensors_in
 from hpcsched.worker.packing.failures import Failures, ModeRefused, line_of, out_of_memory
 from hpcsched.worker.packing.member import Member
@@ -40,7 +41,10 @@ class Gpu(Protocol):
         """Inside, work is given to this stream."""
 
     def record(self, work: Callable[[], None], stream: Any) -> Any:
-        """A graph of what `work` launches, none of which is done now; its method `replay` does it."""
+        """A graph of what `work` launches, none of which is done now; its method `replay` does it.
+
+        Inside, generators are not to be read or set. If it raises, the device's state is as before.
+        """
 
 
 class Cuda:
@@ -48,7 +52,6 @@ class Cuda:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = None
 
     def current(self) -> Any:
         return torch.cuda.current_stream(self._device)
@@ -60,10 +63,7 @@ class Cuda:
         return torch.cuda.stream(stream)
 
     def record(self, work: Callable[[], None], stream: Any) -> Any:
-        graph = torch.cuda.CUDAGraph()
-        # In this thread only: what another thread allocates in the meantime is none of our business.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            work()
+        graph, _ = capture(work, stream)
         return graph
 
 
@@ -208,7 +208,7 @@ class Graph(Runner):
         """What the graph does."""
         for number, (member, batch) in enumerate(zip(self.members, self._inputs, strict=True)):
             with self._branches(number):
-                member.call_quickly(self._step, member, batch, self._totals[number])
+                member.call_without_draws(self._step, member, batch, self._totals[number])
         self._branches.join()
 
     @staticmethod
