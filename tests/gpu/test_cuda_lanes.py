@@ -19,9 +19,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
 ]
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "live"))
-
 from lanesparty import Party, code_of, models_same  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -32,6 +29,7 @@ from hpcsched.worker.background.chunks import Chunked  # noqa: E402
 from hpcsched.worker.background.lane import StreamLane  # noqa: E402
 from hpcsched.worker.background.streams import green_stream  # noqa: E402
 
+ROOT = Path(__file__).parents[2]
 GPU = {"CUDA_VISIBLE_DEVICES": "0", "HPCSCHED_LANE_MODE": "auto"}
 
 
@@ -49,6 +47,37 @@ def convolutions() -> nn.Sequential:
         nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True),
         nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16 * 64, 10),
     )  # fmt: skip
+
+
+class Waiting(nn.Linear):  # type: ignore[misc]
+    """Waits for the GPU. In a module of torch's, as others are looked into."""
+
+    __module__ = "torch.nn.waiting"
+
+    def forward(self, x: Any) -> Any:
+        torch.cuda.synchronize()
+        return super().forward(x)
+
+
+def test_a_guest_that_cannot_be_captured_leaves_the_process_as_it_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """First in this file: generators and memory are those of the foreground, too."""
+    device = torch.device("cuda", 0)
+    guest = nn.Sequential(nn.Linear(8, 8), Waiting(8, 8), nn.Linear(8, 4)).to(device)
+    lane = StreamLane(Referee(Pacer(2)), stream=torch.cuda.Stream(device))
+    torch.cuda.manual_seed(5)
+    expected = torch.rand(16, device=device)
+    torch.cuda.manual_seed(5)
+    here = torch.cuda.current_stream()
+    with lane.work():
+        chunked = Chunked(guest, (torch.randn(4, 8).to(device),), lane, most=3, graphs=True)
+        assert chunked._graphs is None
+        chunked(torch.ones(4, 8, device=device)).sum().backward()
+    assert "launched without CUDA graphs" in capsys.readouterr().err
+    assert torch.cuda.current_stream() == here
+    assert torch.equal(torch.rand(16, device=device), expected)
+    torch.cuda.empty_cache()
 
 
 def test_graphs_in_chunks_train_as_operators_one_by_one_do() -> None:

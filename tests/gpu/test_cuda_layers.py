@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ if not torch.cuda.is_available():
 
 from hpcsched.examples.models import make  # noqa: E402
 from hpcsched.planning.burst.graph import LayerProfile  # noqa: E402
+from hpcsched.worker.layers import measure as measuring  # noqa: E402
 from hpcsched.worker.layers.graph import trace  # noqa: E402
 from hpcsched.worker.layers.measure import MeasuredLayers, measure  # noqa: E402
 
@@ -36,6 +38,45 @@ def timed(name: str, batches: list[int]) -> tuple[Any, MeasuredLayers]:
     inputs = lambda n: tuple(t.cuda() for t in example(n))  # noqa: E731
     *_, found = measure(trace(network, inputs(2)), inputs, batches, model=name, device="gpu", seconds=0.005)
     return network, found
+
+
+class Waiting(torch.nn.Linear):  # type: ignore[misc]
+    """Waits for the GPU. In a module of torch's, as others are looked into."""
+
+    __module__ = "torch.nn.waiting"
+
+    def forward(self, x: Any) -> Any:
+        torch.cuda.synchronize()
+        return super().forward(x)
+
+
+def test_a_layer_that_cannot_be_captured_leaves_those_after_it_as_they_were() -> None:
+    """First in this file: what it left behind would be in the way of the others."""
+    network = torch.nn.Sequential(
+        Waiting(64, 64), torch.nn.Linear(64, 64), torch.nn.Dropout(), torch.nn.Linear(64, 8)
+    ).cuda()
+    inputs = lambda n: (torch.ones(n, 64, device="cuda"),)  # noqa: E731
+    state, here = torch.cuda.get_rng_state(), torch.cuda.current_stream()
+    expected = torch.rand(8, device="cuda")
+    layers = trace(network, inputs(2))
+    *_, found = measure(layers, inputs, [2, 8], model="m", device="gpu", seconds=0.0)
+    assert (found.eager, found.left_out) == (2, {})
+    assert torch.cuda.current_stream() == here
+    torch.cuda.empty_cache()
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(torch.rand(8, device="cuda"), expected)
+
+
+def test_inputs_in_turn_come_from_memory_and_not_from_the_cache() -> None:
+    properties = torch.cuda.get_device_properties(0)
+    given = (torch.ones(properties.L2_cache_size // 12, device="cuda", requires_grad=True),)  # a third
+    layer: Any = SimpleNamespace(module=torch.nn.ReLU().cuda())
+    took = []
+    for copies in (measuring._copies(given)[:1], measuring._copies(given)):
+        passes = measuring._captured(layer, copies, torch.cuda.Stream())
+        assert passes is not None
+        took.append(min(next(passes)[0] for _ in range(20)))
+    assert took[1] > took[0]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -89,3 +130,7 @@ def test_profile_layers_runs_on_a_gpu(tmp_path: Path) -> None:
     profile = LayerProfile.parse(json.loads(done.stdout), where="stdout")
     assert "as CUDA graphs" in profile.note
     assert len(profile.layers) == 16
+    told = profile.conditions
+    assert {"torch", "cuda", "gpu", "cudnn_allow_tf32", "matmul_allow_tf32", "cudnn_benchmark"} <= told.keys()
+    assert int(told["l2_bytes"]) > 1 << 20
+    assert 0 < int(told.get("sm_clock_mhz", 1)) <= 1.1 * int(told["max_sm_clock_mhz"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import field
+from typing import Any, Union
 
 from hpcsched.compat import dataclass
 from hpcsched.planning.json_reader import JsonReader
@@ -13,8 +14,14 @@ from hpcsched.planning.json_reader import JsonReader
 Times = Mapping[int, float]
 """Microseconds by the number of samples on one GPU."""
 
+Fact = Union[bool, int, float, str]
+"""One of the conditions of a measurement."""
+
 MAX_US, MAX_GPUS = 1e15, 2**20
 """The largest numbers that are taken for meant (chosen): microseconds, and GPUs."""
+
+_MOST_FACTS, _MOST_TEXT = 64, 200
+"""Of the conditions: how many are read, and how long one of them may be."""
 
 _COUNT = re.compile(r"[1-9]\d{0,17}", re.ASCII)
 
@@ -48,7 +55,8 @@ class ProfiledLayer:
 class LayerProfile:
     """The layers of a model in topological order, as measured on one GPU of type `device`.
 
-    `input_bytes` are those of one sample.
+    `input_bytes` are those of one sample. `conditions` are what the times depend on besides: versions,
+    settings, clocks; earlier versions kept none.
     """
 
     model: str
@@ -56,6 +64,7 @@ class LayerProfile:
     source: str = "measured"
     note: str = ""
     input_bytes: int = 0
+    conditions: Mapping[str, Fact] = field(default_factory=dict)
     layers: tuple[ProfiledLayer, ...]
 
     @property
@@ -84,6 +93,7 @@ class LayerProfile:
             source=_text(read, table, "", "source", "measured"),
             note=_text(read, table, "", "note", ""),
             input_bytes=_whole(read, table, "", "input_bytes", 0),
+            conditions=_conditions(read, table.get("conditions", {})),
             layers=layers,
         )
 
@@ -96,6 +106,7 @@ class LayerProfile:
             "source": self.source,
             "note": self.note,
             "input_bytes": self.input_bytes,
+            **({"conditions": dict(self.conditions)} if self.conditions else {}),
             "layers": [
                 {
                     "id": layer.id,
@@ -153,6 +164,16 @@ def _whole(
     if type(value) is not int or not 0 <= value < 2**63:
         read.refuse(f"{place}{key}", value, "0 or a positive whole number")
     return value
+
+
+def _conditions(read: JsonReader, value: Any) -> dict[str, Fact]:
+    if not isinstance(value, Mapping) or len(value) > _MOST_FACTS:
+        read.refuse("conditions", value, f"a table of at most {_MOST_FACTS} facts")
+    for name, fact in value.items():
+        right = isinstance(name, str) and isinstance(fact, (bool, int, float, str))
+        if not right or len(name) > _MOST_TEXT or len(str(fact)) > _MOST_TEXT:
+            read.refuse(f"conditions.{name}", fact, "true, false, a number or a short text")
+    return dict(value)
 
 
 def _layer(read: JsonReader, row: Any, number: int) -> ProfiledLayer:

@@ -11,6 +11,7 @@ from torch import nn
 
 from hpcsched.compat import zip
 from hpcsched.worker.background.rng_isolation import draws_so_far
+from hpcsched.worker.cuda_graphs import capture
 
 WARM_UPS = 3
 """Passes before a capture: libraries choose their kernels and make their work areas in the first ones."""
@@ -125,10 +126,7 @@ class Graphs:
             if index in self._drawing:
                 captured.append(None)
                 return chunk(*inputs)
-            graph = torch.cuda.CUDAGraph()
-            # In this thread only: the other job's allocations in the meantime are none of our business.
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                outputs = chunk(*static)
+            graph, outputs = capture(lambda: chunk(*static), stream, pool=pool)
             captured.append(_Captured(static, _parameters(chunk), outputs, graph))
             return tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
 
@@ -147,12 +145,13 @@ def _capture_backward(one: _Captured, pool: Any, stream: Any) -> None:
     if not ends or not one.wanted:
         return
     one.given = tuple(torch.zeros_like(end) for end in ends)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        one.gradients = torch.autograd.grad(
+
+    def gradients() -> Sequence[torch.Tensor | None]:
+        return torch.autograd.grad(
             ends, [sources[index] for index in one.wanted], one.given, allow_unused=True
         )
-    one.backward = graph
+
+    one.backward, one.gradients = capture(gradients, stream, pool=pool)
 
 
 def _replaying(one: _Captured) -> Callable[..., Tensors]:

@@ -231,16 +231,15 @@ def process_settings() -> dict[str, Any]:
         "torch.backends.cudnn.benchmark": torch.backends.cudnn.benchmark,
         "torch.backends.cudnn.deterministic": torch.backends.cudnn.deterministic,
         "torch.backends.cudnn.enabled": torch.backends.cudnn.enabled,
-        "torch.set_float32_matmul_precision": _precision(),
+        "torch.backends.cudnn.allow_tf32": _known(lambda: torch.backends.cudnn.allow_tf32),
+        "torch.set_float32_matmul_precision": _known(torch.get_float32_matmul_precision),
     }
 
 
-def _precision() -> str | None:
+def _known(setting: Callable[[], Any]) -> Any:
     try:
-        return torch.get_float32_matmul_precision()
-    except (
-        RuntimeError
-    ):  # somebody has set it by another of torch's ways, between which it does not translate
+        return setting()
+    except RuntimeError:  # it was set by another of torch's ways, between which that does not translate
         return None
 
 
@@ -250,6 +249,8 @@ def put_back(settings: dict[str, Any]) -> None:
     changed = [name for name, value in settings.items() if found[name] != value]
     for name in changed:
         value = settings[name]
+        if value is None:
+            continue
         if name.startswith("torch.backends.cudnn."):
             setattr(torch.backends.cudnn, name.rpartition(".")[2], value)
         elif name == "torch.use_deterministic_algorithms":

@@ -72,6 +72,7 @@ def _probe(env: JobEnv, request: LayerProbeRequest) -> None:
     with fewer_collections():
         import torch
 
+        from hpcsched.worker.layers.conditions import conditions
         from hpcsched.worker.layers.graph import trace
         from hpcsched.worker.layers.measure import measure
         from hpcsched.worker.ranks.process_group import own_device
@@ -94,7 +95,10 @@ def _probe(env: JobEnv, request: LayerProbeRequest) -> None:
         watch=_watch(env, len(layers.layers) * len(set(batches))),
     ):
         if found.times is not None:
-            profile = found.times.profile(f"{request.note}; {_about(found, device)}")
+            clock = {} if found.sm_clock_mhz is None else {"sm_clock_mhz": found.sm_clock_mhz}
+            profile = found.times.profile(
+                f"{request.note}; {_about(found, device)}", {**conditions(device), **clock}
+            )
             answer = {"profile": profile.to_table(), "left_out": found.left_out}
             write_atomically(Path(request.result), json.dumps(answer).encode())
     for batch, why in found.left_out.items():

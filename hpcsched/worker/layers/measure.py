@@ -2,21 +2,27 @@
 
 Every layer gets the very inputs that it has in the model, cut off from what made them, so that its own
 backward pass can be measured. On a GPU a layer's passes are captured as CUDA graphs and replayed between
-events, where that works: what is measured is the device, not how fast Python launches.
+events, where that works: what is measured is the device, not how fast Python launches. There a layer is given
+copies of its inputs in turn, which together are larger than the L2 cache: else it would find in there what in
+a training comes from the memory.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
+from typing import Any
 
 import torch
 
 from hpcsched.compat import dataclass, zip
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst import graph as profiles
+from hpcsched.worker.cuda_graphs import capture
+from hpcsched.worker.layers.conditions import sm_clock_mhz
 from hpcsched.worker.layers.graph import Layer, Layers, Value
 from hpcsched.worker.layers.times import LayerTimes
 
@@ -26,6 +32,10 @@ WARMUP = 2
 """Runs before those: the first ones choose algorithms and get memory."""
 REPLAYED_S = 0.001
 """Short passes are replayed so often in a row that it takes about this long."""
+MOST_COPIES = 16
+"""Of a layer's inputs. Very small ones stay in the cache all the same, as they do in a training."""
+L2_BYTES = 2**26
+"""The cache of a GPU whose torch does not say how large it is: more than most have."""
 
 Tensors = tuple[torch.Tensor, ...]
 Inputs = Callable[[int], Tensors]
@@ -42,12 +52,14 @@ class MeasuredLayers:
         eager: how many pairs of layer and batch could not be captured as CUDA graphs; their times hold the
             time it takes to launch what they do.
         peak_mib: the most memory of a GPU that was used.
+        sm_clock_mhz: the slowest clock of its processors at the end of a batch; None where it is not known.
     """
 
     times: LayerTimes | None = None
     left_out: dict[int, str] = field(default_factory=dict)
     eager: int = 0
     peak_mib: float | None = None
+    sm_clock_mhz: int | None = None
 
 
 def measure(
@@ -78,6 +90,8 @@ def measure(
             found.times = times
             if given[0].is_cuda:
                 found.peak_mib = torch.cuda.max_memory_allocated(given[0].device) / 2**20
+                clocks = [found.sm_clock_mhz, sm_clock_mhz(given[0].device)]
+                found.sm_clock_mhz = min((clock for clock in clocks if clock is not None), default=None)
         except (RuntimeError, ValueError, MemoryError) as error:
             if times is not None:
                 times.drop(batch)
@@ -129,15 +143,16 @@ def _measure_batch(
 ) -> int:
     """Time all layers on these inputs; returns how many could not be captured."""
     batch, eager = len(inputs[0]), 0
+    stream = torch.cuda.Stream(inputs[0].device) if inputs[0].is_cuda else None
     for layer, given, _ in _walk(layers, inputs):
         watch(batch, layer)
         with _unchanged(layer.module):
             found: Iterator[tuple[float, float]] | None = None
-            if not inputs[0].is_cuda:
+            if stream is None:
                 found = _on_cpu(layer, given)
-            elif (found := _captured(layer, given)) is None:
+            elif (found := _in_graphs(layer, given, stream)) is None:
                 eager += 1
-                found = _on_gpu(layer, given)
+                found = _on_gpu(layer, _copies(given))
             for _ in range(WARMUP):
                 next(found)
             began, runs = time.perf_counter(), 0
@@ -182,10 +197,24 @@ def _on_cpu(layer: Layer, given: Tensors) -> Iterator[tuple[float, float]]:
         yield forward_s, backward_s
 
 
-def _on_gpu(layer: Layer, given: Tensors) -> Iterator[tuple[float, float]]:
+def _copies(given: Tensors) -> list[Tensors]:
+    """These inputs and copies of them, as many as do not fit into the GPU's L2 cache together."""
+    properties = torch.cuda.get_device_properties(given[0].device)
+    cache = getattr(properties, "L2_cache_size", L2_BYTES)
+    number = min(MOST_COPIES, 1 + cache // max(1, _bytes(given)))
+    return [
+        given,
+        *(
+            tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in given)
+            for _ in range(number - 1)
+        ),
+    ]
+
+
+def _on_gpu(layer: Layer, copies: Sequence[Tensors]) -> Iterator[tuple[float, float]]:
     """The same on a GPU, launched from Python."""
     begin, middle, start, end = (torch.cuda.Event(enable_timing=True) for _ in range(4))
-    while True:
+    for given in itertools.cycle(copies):
         begin.record()
         outputs = layer.module(*given)
         middle.record()
@@ -198,22 +227,39 @@ def _on_gpu(layer: Layer, given: Tensors) -> Iterator[tuple[float, float]]:
         yield begin.elapsed_time(middle) / 1e3, start.elapsed_time(end) / 1e3
 
 
-def _captured(layer: Layer, given: Tensors) -> Iterator[tuple[float, float]] | None:
-    """The same, replayed as CUDA graphs; None for a layer that cannot be captured."""
-    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    stream, now = torch.cuda.Stream(), torch.cuda.current_stream()
+def _in_graphs(layer: Layer, given: Tensors, stream: Any) -> Iterator[tuple[float, float]] | None:
+    """The same, replayed as CUDA graphs; None for a layer that cannot be captured.
+
+    What does not fit into the memory once for each copy of the inputs is measured with one.
+    """
+    copies = _copies(given)
+    if len(copies) > 1:
+        try:
+            return _captured(layer, copies, stream)
+        except RuntimeError as error:
+            if not _no_memory(error):
+                raise
+        copies = copies[:1]
+        torch.cuda.empty_cache()
+    return _captured(layer, copies, stream)
+
+
+def _captured(layer: Layer, copies: Sequence[Tensors], stream: Any) -> Iterator[tuple[float, float]] | None:
+    """The passes of all copies, one after the other, as one graph forward and one backward."""
+    now = torch.cuda.current_stream()
     try:
         stream.wait_stream(now)
         with torch.cuda.stream(stream):
             for _ in range(WARMUP):
-                _backward(layer, given, layer.module(*given))()
+                _backward(layer, copies[0], layer.module(*copies[0]))()
         now.wait_stream(stream)
-        with torch.cuda.graph(forward):
-            outputs = layer.module(*given)
-        run = _backward(layer, given, outputs)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(backward, pool=forward.pool()):
-            gradients = run()
+        forward, outputs = capture(lambda: [layer.module(*given) for given in copies], stream)
+        # What the forward passes have kept has to stay: a replay would find something else in its place.
+        runs = [_backward(layer, *each, keep=True) for each in zip(copies, outputs, strict=True)]
+        backward: Any = None
+        gradients: list[Tensors] = []
+        if runs[0] is not _nothing:
+            backward, gradients = capture(lambda: [run() for run in runs], stream, pool=forward.pool())
     except RuntimeError as error:
         if _no_memory(error):
             raise
@@ -227,13 +273,15 @@ def _captured(layer: Layer, given: Tensors) -> Iterator[tuple[float, float]] | N
             took = [_replay(graph, count) for graph, count in zip((forward, backward), times, strict=True)]
             # Enough of them in a row that starting them does not count.
             times = [min(20, max(1, round(REPLAYED_S / max(s, 1e-9)))) for s in took]
-            yield took[0], took[1]
+            yield took[0] / len(copies), took[1] / len(copies)
 
     return replays()
 
 
-def _replay(graph: torch.cuda.CUDAGraph, count: int) -> float:
-    """Seconds of one replay, of so many in a row."""
+def _replay(graph: torch.cuda.CUDAGraph | None, count: int) -> float:
+    """Seconds of one replay, of so many in a row; None: of a graph of nothing."""
+    if graph is None:
+        return 0.0
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(count):
@@ -243,14 +291,22 @@ def _replay(graph: torch.cuda.CUDAGraph, count: int) -> float:
     return float(begin.elapsed_time(end)) / 1e3 / count
 
 
-def _backward(layer: Layer, given: Tensors, outputs: Tensors) -> Callable[[], Tensors]:
-    """What runs the backward pass for gradients of one; it leaves no gradient behind."""
+def _backward(layer: Layer, given: Tensors, outputs: Tensors, *, keep: bool = False) -> Callable[[], Tensors]:
+    """What runs the backward pass for gradients of one; it leaves no gradient behind.
+
+    `keep`: what the forward pass has kept for it is there afterwards too.
+    """
     ends = tuple(tensor for tensor in outputs if tensor.requires_grad)
     wanted = [t for t in (*given, *layer.module.parameters()) if t.requires_grad]
     ones = tuple(torch.ones_like(tensor) for tensor in ends)
     if not (ends and wanted):
-        return lambda: ()
-    return lambda: torch.autograd.grad(ends, wanted, ones, allow_unused=True)
+        return _nothing
+    return lambda: torch.autograd.grad(ends, wanted, ones, retain_graph=keep, allow_unused=True)
+
+
+def _nothing() -> Tensors:
+    """The backward pass of what gets no gradient."""
+    return ()
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer
+from hpcsched.planning.burst.graph import Fact, LayerProfile, ProfiledLayer
 
 
 class LayerTimes:
@@ -32,7 +32,7 @@ class LayerTimes:
         """Those that every layer was measured with, ascending."""
         return tuple(sorted(n for n, found in self._times.items() if len(found) == len(self._layers)))
 
-    def profile(self, note: str = "") -> LayerProfile:
+    def profile(self, note: str = "", conditions: Mapping[str, Fact] | None = None) -> LayerProfile:
         """Medians at those batches. Raises ValueError where there is none."""
         if not self.batches:
             raise ValueError("no batch was measured with every layer")
@@ -41,6 +41,7 @@ class LayerTimes:
             source="measured",
             note=note,
             input_bytes=self._input_bytes,
+            conditions=conditions or {},
             layers=tuple(
                 replace(layer, forward_us=self._medians(layer.id, 0), backward_us=self._medians(layer.id, 1))
                 for layer in self._layers

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import deque
 from collections.abc import Callable, Mapping
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +23,39 @@ def tensors_in(batch: Any) -> list[torch.Tensor]:
     if isinstance(batch, (list, tuple)):
         return [tensor for value in batch for tensor in tensors_in(value)]
     return []
+
+
+def tensors_within(batch: Any) -> list[torch.Tensor]:
+    """All tensors of a batch, each once, also those in attributes of objects such as dataclasses.
+
+    The nearest first, and not beyond `MOST_VALUES`: an object may know the whole dataset.
+    """
+    found: dict[int, torch.Tensor] = {}
+    seen: dict[int, Any] = {}  # by identity; kept, so that no other object gets it
+    left = deque([batch])
+    while left and len(seen) < MOST_VALUES:
+        value = left.popleft()
+        if id(value) in seen or isinstance(value, _NO_PART):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            found[id(value)] = value
+        elif isinstance(value, Mapping):
+            left += value.values()
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            left += value
+        else:
+            left += getattr(value, "__dict__", {}).values()
+            slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
+            names = (name for some in slots for name in ((some,) if isinstance(some, str) else some))
+            left += [getattr(value, name) for name in names if hasattr(value, name)]
+    return list(found.values())
+
+
+MOST_VALUES = 10_000
+
+_NO_PART = (*PLAIN, type, ModuleType, FunctionType, MethodType, torch.nn.Module, torch.dtype, torch.device)
+"""What a batch may refer to and has no tensors of its own in."""
 
 
 def only_tensors(batch: Any) -> bool:

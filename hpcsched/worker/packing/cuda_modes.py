@@ -14,11 +14,13 @@ from typing import Any, Protocol
 import torch
 
 from hpcsched.compat import zip
+from hpcsched.worker.cuda_graphs import capture
 from hpcsched.worker.packing.batches import mapped, only_tensors, tensors_in
 from hpcsched.worker.packing.failures import Failures, ModeRefused, line_of, out_of_memory
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.modes import Batches, Runner, step_of
 from hpcsched.worker.packing.reference import alone
+from hpcsched.worker.process.startup import Terminated
 
 REAL_STEPS = 3
 """Steps before a capture: libraries choose their kernels and make their work areas in the first ones."""
@@ -40,7 +42,10 @@ class Gpu(Protocol):
         """Inside, work is given to this stream."""
 
     def record(self, work: Callable[[], None], stream: Any) -> Any:
-        """A graph of what `work` launches, none of which is done now; its method `replay` does it."""
+        """A graph of what `work` launches, none of which is done now; its method `replay` does it.
+
+        Inside, generators are not to be read or set. If it raises, the device's state is as before.
+        """
 
 
 class Cuda:
@@ -48,7 +53,6 @@ class Cuda:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = None
 
     def current(self) -> Any:
         return torch.cuda.current_stream(self._device)
@@ -60,10 +64,7 @@ class Cuda:
         return torch.cuda.stream(stream)
 
     def record(self, work: Callable[[], None], stream: Any) -> Any:
-        graph = torch.cuda.CUDAGraph()
-        # In this thread only: what another thread allocates in the meantime is none of our business.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            work()
+        graph, _ = capture(work, stream)
         return graph
 
 
@@ -198,6 +199,8 @@ class Graph(Runner):
         self._forget_gradients()
         try:
             return self._gpu.record(self._work, self._stream)
+        except Terminated:
+            raise
         except (Exception, SystemExit) as error:  # whatever waits for the GPU, or cannot be captured
             self._forget_gradients()
             if out_of_memory(error):
@@ -208,7 +211,7 @@ class Graph(Runner):
         """What the graph does."""
         for number, (member, batch) in enumerate(zip(self.members, self._inputs, strict=True)):
             with self._branches(number):
-                member.call_quickly(self._step, member, batch, self._totals[number])
+                member.call_without_draws(self._step, member, batch, self._totals[number])
         self._branches.join()
 
     @staticmethod

@@ -113,13 +113,16 @@ class Member:
         before = rng.capture(self._device)
         rng.restore(self._generators, self._device)
         try:
-            return self._run(function, *args)
+            return self.call_without_draws(function, *args)
         finally:
             self._generators = rng.capture(self._device)
             rng.restore(before, self._device)
 
-    def _run(self, function: Callable[..., _T], *args: Any) -> _T:
-        """As the guest that it is; whoever switches gradients off does so for himself."""
+    def call_without_draws(self, function: Callable[..., _T], *args: Any) -> _T:
+        """As `call`, for code that draws nothing: generators are left alone, as they have to be in a capture.
+
+        Whoever switches gradients off does so for himself.
+        """
         before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(self._gradients)
         try:
@@ -143,7 +146,7 @@ class Member:
 
         rng_hooks.listen(swap)
         try:
-            return self._run(function, *args)
+            return self.call_without_draws(function, *args)
         finally:
             rng_hooks.listen(None)
             now = {name: generator.get_state() for name, generator in self._torch}

@@ -25,10 +25,10 @@ from hpcsched.worker.vsw.clock import KEPT, DeviceClock, RoundTime
 from hpcsched.worker.vsw.gradient_halves import HalvedBucket, HalvedSum
 from hpcsched.worker.vsw.measurements import GAIN
 from hpcsched.worker.vsw.reading import BatchReader
-from hpcsched.worker.vsw.streams import StreamWorkers
+from hpcsched.worker.vsw.streams import MOST_STREAMS, StreamWorkers
 
-MOST_AT_ONCE = 64
-"""More workers at once are not tried: the gain has ended long before."""
+MOST_AT_ONCE = MOST_STREAMS
+"""More workers at once are not tried: they would share streams, and the gain has ended long before."""
 
 ROUNDS = 2
 """In a step: the first makes the gradients, the second adds to them, which needs more memory."""
@@ -181,6 +181,8 @@ class VswProbe:
         rehearse(self._parts, self._reader.next())
 
     def _point(self, local: int, count: int) -> ProbePoint:
+        if count < self._workers.count:
+            self._give_back_work_areas()
         if why := self._workers.have(count):
             raise ConfigError(where="model", got=f"cannot be copied: {why}", accepted="one worker at once")
         self._reader.aim(self._pieces(local))
@@ -252,9 +254,18 @@ class VswProbe:
         self._parts.optimizer.zero_grad()
         self._workers.have(1)
         gc.collect()
+        self._give_back_work_areas()
         if self._cuda:
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
+
+    def _give_back_work_areas(self) -> None:
+        """Of cuBLAS, on all streams: else the memory of fewer workers would have those of more in it.
+
+        A training does not: there may be graphs in its process, which were captured with them.
+        """
+        if self._cuda:
+            torch._C._cuda_clearCublasWorkspaces()
 
 
 def doubled(low: int, high: int) -> list[int]:

@@ -85,6 +85,7 @@ def test_a_trainers_layers_are_measured_shown_kept_and_written(here: Path) -> No
     profile = LayerProfile.parse(json.loads((here / "mine.json").read_text()), where="mine.json")
     assert [layer.parameter_bytes for layer in profile.layers] == [4 * (6 * 8 + 8), 4 * (8 * 3 + 3)]
     assert list(profile.layers[0].forward_us) == [1, 2, 4, 6]
+    assert profile.conditions.keys() == {"torch", "float32_matmul_precision", "threads"}
     assert "mine:Mine; torch " in profile.note
     with Database(here / "h.db") as db:
         assert db.layers("Mine", "cpu") == (profile.to_table(),)

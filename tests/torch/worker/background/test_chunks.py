@@ -435,6 +435,7 @@ def test_settings_of_the_whole_process_are_put_back_and_the_guest_is_told_which_
     put_back(before)
     torch.set_default_dtype(torch.float64)
     torch.backends.cudnn.benchmark = not before["torch.backends.cudnn.benchmark"]
+    torch.backends.cudnn.allow_tf32 = not before["torch.backends.cudnn.allow_tf32"]
     torch.use_deterministic_algorithms(True, warn_only=True)
     with pytest.raises(NotHostable, match=r"torch\.set_default_dtype is used"):
         put_back(before)

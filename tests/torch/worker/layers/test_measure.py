@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
+from capturerules import CaptureRules, torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from hpcsched.errors import ConfigError  # noqa: E402
-from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer  # noqa: E402
-from hpcsched.worker.layers import measure as measuring  # noqa: E402
-from hpcsched.worker.layers.graph import trace  # noqa: E402
-from hpcsched.worker.layers.measure import MeasuredLayers, describe, measure  # noqa: E402
-from hpcsched.worker.layers.times import LayerTimes  # noqa: E402
+from hpcsched.errors import ConfigError
+from hpcsched.planning.burst.graph import LayerProfile, ProfiledLayer
+from hpcsched.worker.layers import measure as measuring
+from hpcsched.worker.layers.conditions import conditions, sm_clock_mhz
+from hpcsched.worker.layers.graph import trace
+from hpcsched.worker.layers.measure import MeasuredLayers, describe, measure
+from hpcsched.worker.layers.times import LayerTimes
 
 pytestmark = pytest.mark.torch
 
@@ -164,24 +163,171 @@ def test_a_profile_has_the_medians_of_the_batches_that_all_layers_have() -> None
         times.profile()
 
 
+# On a GPU that is none
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> CaptureRules:
+    return CaptureRules(monkeypatch)
+
+
+def with_cache(patch: pytest.MonkeyPatch, **properties: int) -> None:
+    patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**properties))
+
+
+def first(model: nn.Module, samples: int = 1) -> tuple[Any, tuple[Any, ...]]:
+    """A model's first layer, and what it is given."""
+    inputs = (torch.ones(samples, 3, requires_grad=True),)
+    layer, given, _ = next(measuring._walk(trace(model, inputs), inputs))
+    return layer, given
+
+
+@pytest.mark.parametrize("copies", [1, 4])
 @pytest.mark.parametrize(("took_s", "times"), [(0.0, 20), (1e-5, 20), (2e-4, 5), (0.0007, 1), (0.5, 1)])
 def test_short_passes_are_replayed_so_often_in_a_row_that_starting_them_does_not_count(
-    monkeypatch: pytest.MonkeyPatch, took_s: float, times: int
+    cuda: CaptureRules, monkeypatch: pytest.MonkeyPatch, took_s: float, times: int, copies: int
 ) -> None:
-    """On a GPU that is none: captured is nothing, and a replay takes as long as is said here."""
+    """Captured is nothing, and a replay takes as long as is said here: that of all copies."""
     asked: list[int] = []
 
     def replay(graph: object, count: int) -> float:
         asked.append(count)
         return took_s
 
-    for name in ("CUDAGraph", "Stream", "current_stream", "stream", "graph", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, MagicMock())
     monkeypatch.setattr(measuring, "_replay", replay)
-    layer, given, _ = next(
-        measuring._walk(trace(nn.Sequential(nn.Linear(3, 2)), (torch.ones(2, 3),)), (torch.ones(2, 3),))
-    )
-    found = measuring._captured(layer, given)
+    layer, given = first(nn.Sequential(nn.Linear(3, 2)))
+    found = measuring._captured(layer, [given] * copies, cuda.stream())
     assert found is not None
-    assert [next(found) for _ in range(3)] == [(took_s, took_s)] * 3
+    assert [next(found) for _ in range(3)] == [(took_s / copies, took_s / copies)] * 3
     assert asked == [1, 1, *[times] * 4], "forward and backward, first once"
+
+
+@pytest.mark.parametrize(("cache", "number"), [(0, 1), (23, 1), (24, 2), (25, 2), (100, 5), (10**9, 16)])
+def test_a_layer_gets_so_many_inputs_in_turn_that_the_cache_does_not_hold_them(
+    monkeypatch: pytest.MonkeyPatch, cache: int, number: int
+) -> None:
+    with_cache(monkeypatch, L2_cache_size=cache)
+    given = (torch.ones(2, 3, requires_grad=True),)  # 24 bytes
+    copies = measuring._copies(given)
+    assert len(copies) == number
+    assert len({copy[0].data_ptr() for copy in copies}) == number
+    assert all(torch.equal(copy[0], given[0]) and copy[0].requires_grad for copy in copies)
+    assert number == 16 or number * 24 > cache
+
+
+def test_all_copies_are_in_one_graph_forward_and_one_backward(
+    cuda: CaptureRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_cache(monkeypatch)  # of a torch that does not know the cache
+    seen: list[int] = []
+    layer, given = first(nn.Sequential(nn.Linear(3, 2)))
+    layer.module.register_forward_pre_hook(lambda module, args: seen.append(args[0].data_ptr()))
+    found = measuring._in_graphs(layer, given, cuda.stream())
+    assert found is not None
+    assert len(seen) == measuring.WARMUP + measuring.MOST_COPIES
+    assert len(set(seen)) == measuring.MOST_COPIES
+    assert list(cuda.pools.values()) == [2], "forward and backward"
+
+
+def test_a_captured_backward_pass_leaves_what_it_reads() -> None:
+    """Memory that it gave back would be written to by later operations, and read by the next replay."""
+    layer, given = first(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
+    run = measuring._backward(layer, given, layer.module(*given), keep=True)
+    assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
+
+
+class Waiting(nn.Linear):
+    """Cannot be captured. In a module of torch's, as others are looked into."""
+
+    __module__ = "torch.nn.waiting"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+        return super().forward(x)
+
+
+def test_a_layer_that_cannot_be_captured_leaves_those_after_it_as_they_were(
+    cuda: CaptureRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_cache(monkeypatch, L2_cache_size=30)
+    cuda.draw()
+    layer, given = first(nn.Sequential(Waiting(3, 2)))
+    assert measuring._in_graphs(layer, given, cuda.stream()) is None
+    assert cuda.draw() == 8
+    assert (cuda.here, cuda.held) == (cuda.main, 0)
+    cuda.empty_cache()
+    cuda.allocate()
+    layer, given = first(nn.Sequential(nn.Linear(3, 2), nn.Dropout()))
+    assert measuring._in_graphs(layer, given, cuda.stream()) is not None
+
+
+def test_a_layer_for_whose_copies_there_is_no_memory_is_measured_with_one(
+    cuda: CaptureRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_cache(monkeypatch, L2_cache_size=30)
+    layer, given = first(nn.Sequential(nn.Linear(3, 2)))
+    captured: list[int] = []
+
+    def pre(module: nn.Module, args: Any) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            captured.append(args[0].data_ptr())
+            if captured[0] != captured[-1]:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+    layer.module.register_forward_pre_hook(pre)
+    assert measuring._in_graphs(layer, given, cuda.stream()) is not None
+    assert len(captured) == 3
+    cuda.empty_cache()
+
+
+def test_what_gets_no_gradient_takes_no_time_backward(cuda: CaptureRules) -> None:
+    layer, given = first(nn.Sequential(nn.Linear(3, 2).requires_grad_(False)))
+    given = (given[0].detach(),)
+    found = measuring._captured(layer, [given], cuda.stream())
+    assert found is not None
+    assert list(cuda.pools.values()) == [1]
+    assert measuring._replay(None, 5) == 0.0
+
+
+# What times depend on
+
+
+def test_the_conditions_of_a_measurement_are_those_of_this_torch_and_this_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert conditions(torch.device("cpu")) == {
+        "torch": str(torch.__version__),
+        "float32_matmul_precision": "highest",
+        "threads": torch.get_num_threads(),
+    }
+    with_cache(monkeypatch, L2_cache_size=50, clock_rate=1_980_000, name="G")
+    found = conditions(torch.device("cuda", 0))
+    assert (found["gpu"], found["l2_bytes"], found["max_sm_clock_mhz"]) == ("G", 50, 1980)
+    assert (found["matmul_allow_tf32"], found["cudnn_allow_tf32"], found["cudnn_benchmark"]) == (
+        False,
+        True,
+        False,
+    )
+    with_cache(monkeypatch, name="G")
+    assert "max_sm_clock_mhz" not in conditions(torch.device("cuda", 0)), "a torch that does not tell"
+
+
+def test_a_clock_that_is_not_known_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_nvml(device: object) -> int:
+        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
+
+    assert sm_clock_mhz(torch.device("cpu")) is None
+    monkeypatch.setattr(torch.cuda, "clock_rate", without_nvml)
+    assert sm_clock_mhz(torch.device("cuda", 0)) is None
+    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: 1410)
+    assert sm_clock_mhz(torch.device("cuda", 0)) == 1410
+
+
+def test_a_profile_has_its_conditions() -> None:
+    times = LayerTimes([layer(0)], model="m", device="d", input_bytes=7)
+    times.add(0, 4, 1.0, 2.0)
+    found = times.profile("note", {"torch": "2.11", "cudnn_benchmark": False})
+    assert found.to_table()["conditions"] == {"torch": "2.11", "cudnn_benchmark": False}
+    assert LayerProfile.parse(found.to_table(), where="here") == found
+    assert "conditions" not in times.profile().to_table()

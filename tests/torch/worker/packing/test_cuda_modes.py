@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from capturerules import WAITED, CaptureRules
 from packed_trainings import (
     Augmented,
     by_sample,
@@ -34,6 +35,7 @@ from hpcsched.worker.packing import cuda_modes as devices_module
 from hpcsched.worker.packing.cuda_modes import REAL_STEPS, Cuda, Graph, Streams
 from hpcsched.worker.packing.failures import ModeRefused
 from hpcsched.worker.packing.rollback import Buffers, Weights, homes_of
+from hpcsched.worker.process.startup import Terminated
 
 pytestmark = pytest.mark.torch
 __all__ = ["one_thread"]
@@ -63,8 +65,22 @@ class Recorded:
         self.work()
 
 
+class CudaGenerator:
+    """The generator of the GPU: CUDA's rule for captures."""
+
+    def __init__(self, gpu: StandIn) -> None:
+        self.gpu = gpu
+
+    def get_state(self) -> None:
+        assert not self.gpu.capturing, "Cannot call CUDAGeneratorImpl::current_seed during capture"
+
+    def set_state(self, state: None) -> None:
+        assert not self.gpu.capturing, "Cannot call CUDAGeneratorImpl::set_state during capture"
+
+
 class StandIn:
-    """Streams that are names; graphs that are called again. Capturing launches nothing."""
+    """Streams that are names; graphs that are called again. Capturing launches nothing, and the state of the
+    GPU's generator must not be read or set meanwhile."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []
@@ -72,7 +88,8 @@ class StandIn:
         self.options: Any = None
         self.main = self.here = Stream("main", self.log)
         self.streams = self.records = self.replays = 0
-        self.trouble: Exception | None = None
+        self.capturing = False
+        self.trouble: BaseException | None = None
 
     def current(self) -> Stream:
         return self.here
@@ -95,12 +112,14 @@ class StandIn:
             (Weights(m.parts.optimizer), Buffers(homes_of(m.parts.model)), m._generators)
             for m in self.members
         ]
+        self.capturing = True
         try:
             with self.on(stream):
                 work()
             if self.trouble is not None:
                 raise self.trouble
         finally:
+            self.capturing = False
             for member, (weights, buffers, generators) in zip(self.members, kept, strict=True):
                 weights.put_back()
                 buffers.put_back()
@@ -115,6 +134,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
     def gpu_of(members: Any) -> StandIn:
         found.members = list(members)
+        for member in members:
+            member._torch = [*member._torch[:1], ("cuda", CudaGenerator(found))]
         return found
 
     monkeypatch.setattr(devices_module, "gpu_of", gpu_of)
@@ -280,6 +301,13 @@ def test_optimizers_that_cannot_be_captured_are_refused(gpu: StandIn) -> None:
             go(together, 6)
 
 
+def test_a_signal_that_ends_the_process_in_a_capture_is_no_refusal(gpu: StandIn) -> None:
+    gpu.trouble = Terminated(143)
+    together, _ = packed(training(1), training(2), mode="graph")
+    with pytest.raises(Terminated):
+        go(together, 12)
+
+
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -361,6 +389,47 @@ def test_a_trial_goes_on_with_the_others_when_a_mode_is_refused_in_a_step(
     assert refused["graph"].startswith("it cannot be captured")
 
 
+def waiting(model: Any, batch: Any) -> Any:
+    if torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize()
+    return by_sample(model, batch)
+
+
+def hungry(model: Any, batch: Any) -> Any:
+    if torch.cuda.is_current_stream_capturing():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return by_sample(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"), [(waiting, f"it cannot be captured: {WAITED}"), (hungry, "CUDA out of memory")]
+)
+def test_members_whose_graph_is_refused_leave_their_neighbours_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, loss: Any, why: str
+) -> None:
+    """A neighbour with dropout draws what it would draw without them, and the pack goes on."""
+    cuda = CaptureRules(monkeypatch)
+    monkeypatch.setattr(devices_module, "gpu_of", lambda members: Cuda(torch.device("cuda", 0)))
+    drawn: list[int] = []
+
+    def dropping_out(model: Any, batch: Any) -> Any:
+        drawn.append(cuda.draw())
+        return by_sample(model, batch)
+
+    builds = [training(1, loss=loss), training(2, loss=loss), training(3, net=normed, loss=dropping_out)]
+    together, made = packed(*builds, mode="auto", steps=80, clock=partial(next, itertools.count()))
+    together.device = torch.device("cuda", 0)
+    refused: dict[str, str] = {}
+    while not all(member.done for member in made):
+        together.step()
+        for group in together.groups:
+            refused |= {} if group.trial is None else group.trial.refused
+    assert refused["graph"] == why
+    assert drawn == [4 * step for step in range(1, 81)]
+    cuda.empty_cache()
+    assert cuda.held == 0
+
+
 # -- the real thing, where there is none -------------------------------------------------------------------
 
 
@@ -373,26 +442,13 @@ def test_without_a_gpu_both_are_refused() -> None:
 
 
 def test_what_is_asked_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-
-    @contextlib.contextmanager
-    def graph(made: Any, **options: Any) -> Iterator[None]:
-        calls.append(("capture", options))
-        yield
-        calls.append("captured")
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
-    monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("current", device))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: ("new", device))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: ("on", stream))
-    device = torch.device("cuda", 3)
-    cuda = Cuda(device)
-    assert cuda.current() == ("current", device)
-    assert cuda.on(cuda.stream()) == ("on", ("new", device))
-    assert cuda.record(lambda: calls.append("work"), "stream") == "graph"
-    assert calls == [
-        ("capture", {"stream": "stream", "capture_error_mode": "thread_local"}),
-        "work",
-        "captured",
-    ]
+    rules = CaptureRules(monkeypatch)
+    cuda = Cuda(torch.device("cuda", 0))
+    assert cuda.current() is rules.main
+    stream = cuda.stream()
+    seen: list[Any] = []
+    graph = cuda.record(lambda: seen.append((rules.here, rules.here.capture is not None)), stream)
+    graph.replay()
+    assert seen == [(stream, True)]
+    with cuda.on(stream):
+        assert cuda.current() is stream

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import copy
+from collections import UserDict
 from collections.abc import Iterator
-from types import MethodType
+from dataclasses import dataclass
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import pytest
+from capturerules import CaptureRules, torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: E402
-
-from hpcsched.worker.ranks.process_group import Peers  # noqa: E402
-from hpcsched.worker.session.trainer import Parts  # noqa: E402
-from hpcsched.worker.vsw.clock import DeviceClock, RoundsTaken, RoundTime  # noqa: E402
-from hpcsched.worker.vsw.epoch_forecast import CELLS, Trajectory  # noqa: E402
-from hpcsched.worker.vsw.gradient_halves import HalvedBucket, HalvedSum  # noqa: E402
-from hpcsched.worker.vsw.measurements import TRUST, DeviceTimes, Measurements  # noqa: E402
-from hpcsched.worker.vsw.memory import remember, remembered  # noqa: E402
-from hpcsched.worker.vsw.reading import BatchReader  # noqa: E402
-from hpcsched.worker.vsw.streams import StreamWorkers  # noqa: E402
-from hpcsched.worker.vsw.updates import BY_PARAMETER, ShardOptimizer, can_be_split, scaled  # noqa: E402
+from hpcsched.worker.packing.batches import tensors_within
+from hpcsched.worker.ranks.process_group import Peers
+from hpcsched.worker.session.trainer import Parts
+from hpcsched.worker.vsw import streams as streams_module
+from hpcsched.worker.vsw.clock import DeviceClock, RoundsTaken, RoundTime
+from hpcsched.worker.vsw.epoch_forecast import CELLS, Trajectory
+from hpcsched.worker.vsw.gradient_halves import HalvedBucket, HalvedSum
+from hpcsched.worker.vsw.measurements import TRUST, DeviceTimes, Measurements
+from hpcsched.worker.vsw.memory import remember, remembered
+from hpcsched.worker.vsw.reading import BatchReader
+from hpcsched.worker.vsw.streams import StreamWorkers
+from hpcsched.worker.vsw.updates import BY_PARAMETER, ShardOptimizer, can_be_split, scaled
 
 pytestmark = pytest.mark.torch
 
@@ -88,6 +91,64 @@ def test_a_model_that_cannot_be_copied_has_one_worker() -> None:
     workers = StreamWorkers(model, loss, CPU)
     assert "generator" in workers.have(3)
     assert workers.count == 1
+
+
+@dataclass
+class Graph:
+    """A batch as libraries for graphs have it."""
+
+    x: Any
+    more: Any = None
+
+
+class Slotted:
+    __slots__ = ("empty", "y")
+
+    def __init__(self, y: Any) -> None:
+        self.y = y
+
+
+def ones(number: int) -> list[Any]:
+    return [torch.ones(1) for _ in range(number)]
+
+
+def test_the_memory_of_a_batch_is_kept_wherever_its_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is recorded once, on the stream that reads it: else it is written to while that still reads."""
+    recorded: list[tuple[int, object]] = []
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: recorded.append((id(tensor), stream))
+    )
+    a, b, c, d, e, f = ones(6)
+    graph = Graph(x=a, more=UserDict(b=b, own=[c, (d, None, 3)]))
+    graph.more["back"] = graph
+    given = (MappingProxyType({"g": graph, "again": a}), [Slotted(e), {f}], nn.Linear(1, 1), "text")
+    stream: Any = object()
+    streams_module._keep(given, stream)
+    assert sorted(recorded) == sorted((id(tensor), stream) for tensor in (a, b, c, d, e, f))
+
+
+def test_an_object_that_knows_a_whole_dataset_costs_no_walk_through_it() -> None:
+    near = torch.ones(1)
+    assert tensors_within(Graph(x=[[number] for number in range(10**5)], more=near)) == [near]
+
+
+def test_workers_beyond_the_streams_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = CaptureRules(monkeypatch)
+    monkeypatch.setattr(streams_module, "MOST_STREAMS", 2)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    seen: list[str] = []
+
+    def watched(model: Any, given: Any) -> Any:
+        seen.append(cuda.here.name)
+        return loss(model, given)
+
+    workers = StreamWorkers(network(), watched, torch.device("cuda", 0))
+    workers.have(5)
+    losses = workers.forward([batch(seed=seed) for seed in range(5)])
+    assert len(losses) == 5
+    assert seen == ["s1", "s2", "s1", "s2", "s1"]
+    assert len(workers._streams) == 2
 
 
 # -- halves --------------------------------------------------------------------------------------------

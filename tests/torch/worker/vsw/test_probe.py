@@ -311,9 +311,17 @@ def test_a_gpus_peak_is_that_of_each_point_and_what_failed_is_given_back(
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peaks.clear())
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: max(peaks) * 2**20)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(memory.used))
+    cleared: list[int] = []
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: cleared.append(made._workers.count), raising=False
+    )
     made = probe(parts(watched))
     made._cuda = True
     found = last(made.run([4, 8, 16, 32], 8))
+    assert cleared == [1, 1, 1, 1], "work areas of streams that are not measured any more"
+    made._workers.have(3)
+    made._point(4, 1)
+    assert cleared[4:] == [3]
     assert [point.memory_mib for point in found.points] == [4, 8, 12, 16, 20, 24, 8, 16, 24, 16]
     assert emptied == [0, 0, 0, 0]  # nothing held what had not fitted
 

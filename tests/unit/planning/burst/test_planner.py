@@ -342,6 +342,30 @@ def test_a_profile_comes_back_from_its_json_as_it_was():
     assert LayerProfile.parse(json.loads(json.dumps(vgg.to_table())), where="again") == vgg
 
 
+def test_what_a_profile_was_measured_under_is_read_where_it_is_known():
+    table = shipped("vgg16").to_table()
+    assert "conditions" not in table
+    told = {"torch": "2.11.0", "cudnn_benchmark": False, "sm_clock_mhz": 1410}
+    found = LayerProfile.parse(json.loads(json.dumps({**table, "conditions": told})), where="p")
+    assert found.conditions == told
+    assert LayerProfile.parse(found.to_table(), where="again") == found
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ([], "conditions: "),
+        ({"clocks": [1, 2]}, "conditions.clocks: "),
+        ({"torch": None}, "conditions.torch: missing"),
+        ({"torch": "2" * 201}, "conditions.torch: "),
+        ({str(number): 1 for number in range(65)}, "conditions: "),
+    ],
+)
+def test_conditions_that_are_no_table_of_facts_are_refused(told, why):
+    with pytest.raises(ConfigError, match=f"p: {why}"):
+        LayerProfile.parse({**shipped("vgg16").to_table(), "conditions": told}, where="p")
+
+
 def test_a_profile_whose_layer_lacks_a_time_is_refused_with_the_layers_name():
     broken = shipped("vgg16").to_table()
     del broken["layers"][3]["backward_us"]["4"]
