@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from hpcsched.worker.ranks.backend import GLOO
+from hpcsched.worker.ranks.process_group import STEP_TIMEOUT_S
 
 Message = tuple[int, torch.Tensor]
 """The rank at the other end, and the tensor to send, or to receive into; dense in memory."""
@@ -27,10 +29,13 @@ def post(
     todo = [dist.P2POp(dist.isend, tensor, peer, group) for peer, tensor in outgoing]
     todo += [dist.P2POp(dist.irecv, room, peer, group) for peer, _, room in incoming]
     works = dist.batch_isend_irecv(todo)
+    # For messages gloo goes by the patience with which the group was made, whatever was set later. Over NCCL
+    # a limit would keep the CPU waiting.
+    limit = (timedelta(seconds=STEP_TIMEOUT_S),) if dist.get_backend(group) == GLOO else ()
 
     def wait() -> None:
         for work in works:
-            work.wait()
+            work.wait(*limit)
         for _, tensor, room in incoming:
             if room is not tensor:
                 tensor.copy_(room)
