@@ -29,7 +29,7 @@ _LOOK_S = 0.001
 
 
 def backend_for(device: torch.device) -> str:
-    """The backend for tensors on this device, or the one that HPCSCHED_RANKS_BACKEND names.
+    """The backend for tensors on this device, or the one that `variables.RANKS_BACKEND` names.
 
     Raises ConfigError for one that this torch does not have.
     """
@@ -44,7 +44,7 @@ def backend_for(device: torch.device) -> str:
 
 
 def ranks_share_gpus() -> bool:
-    """Whether several ranks may be on one GPU: only where HPCSCHED_RANKS_BACKEND says `gloo`."""
+    """Whether several ranks may be on one GPU: only where `variables.RANKS_BACKEND` says `gloo`."""
     return surroundings().get(variables.RANKS_BACKEND) == GLOO
 
 

@@ -57,7 +57,7 @@ def own_device(env: JobEnv | None) -> torch.device:
     """The GPU of this rank, or the CPU where the launcher left no GPU visible.
 
     Ends the process, with exits.NO_GPU, where it was given a GPU that torch cannot use. Raises LaunchError
-    where there are fewer GPUs than ranks, unless HPCSCHED_RANKS_BACKEND lets ranks share them.
+    where there are fewer GPUs than ranks, unless `variables.RANKS_BACKEND` lets ranks share them.
     """
     number = env.local_rank if env else 0
     names = gpu.given()
