@@ -1,6 +1,7 @@
-"""Two ranks on one GPU, over gloo: all of the GPU code that several ranks run, but for NCCL itself.
+"""Two ranks on one GPU, over gloo: all of the GPU code that several ranks run, but for NCCL itself. And the
+same over NCCL, where there are two GPUs.
 
-Each test trains on two ranks, and compares with one rank on the same GPU.
+Each test trains on two ranks, and compares with one rank.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ pytestmark = [
 from elasticjobs import WATCHED, Elastic, expected_samples  # noqa: E402
 from rankjobs import Job, same, wait, woken_by  # noqa: E402
 
-SHARED = {"CUDA_VISIBLE_DEVICES": "0", "HPCSCHED_RANKS_BACKEND": "gloo"}
+ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0", "HPCSCHED_RANKS_BACKEND": "gloo"}
+TWO_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+@pytest.fixture(params=[ONE_GPU, TWO_GPUS], ids=["one GPU", "two GPUs"])
+def place(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The GPUs of the ranks."""
+    if request.param == TWO_GPUS and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    return dict(request.param)
+
 
 ON_GPU = '''
 import training
@@ -42,10 +53,10 @@ class Noisy(OnGpu, training.Noisy):
 '''
 
 
-def shared(job: Job, **strategy: Any) -> Any:
-    """The job on the GPU that its ranks share."""
+def on(place: dict[str, str], job: Job, **strategy: Any) -> Any:
+    """The job, its ranks on these GPUs."""
     (job.folder / "ongpu.py").write_text(ON_GPU)
-    job.env |= SHARED | {"HPCSCHED_STRATEGY": json.dumps(strategy)}
+    job.env |= place | {"HPCSCHED_STRATEGY": json.dumps(strategy)}
     (job.folder / "watched.py").write_text(WATCHED)
     return job
 
@@ -64,14 +75,15 @@ def largest_difference(a: Job, b: Job) -> float:
     ids=["ddp", "reproducible"],
 )
 def test_a_training_grows_and_shrinks_in_place(
+    place: dict[str, str],
     tmp_path: Path,
     record_property: Callable[[str, object], None],
     trainer: str,
     strategy: dict[str, Any],
     most: float,
 ) -> None:
-    plain = shared(Elastic(tmp_path / "plain", steps=120), **strategy)
-    job = shared(Elastic(tmp_path / "elastic", steps=120), **strategy)
+    plain = on(place, Elastic(tmp_path / "plain", steps=120), **strategy)
+    job = on(place, Elastic(tmp_path / "elastic", steps=120), **strategy)
     plain.trainer = job.trainer = f"ongpu:{trainer}"
     assert plain.run() == [0], plain.output
     with woken_by():
@@ -84,9 +96,9 @@ def test_a_training_grows_and_shrinks_in_place(
             record_property(f"stopped_s {old} to {new}", word["stopped_s"])
         job.go()
         assert wait(ranks) == [0] * 3, job.output
-    for place in (plain, job):
-        os.close(place.control)
-        os.close(place.arena)
+    for one in (plain, job):
+        os.close(one.control)
+        os.close(one.arena)
     assert job.samples_seen() == expected_samples(job)
     assert largest_difference(plain, job) <= most
     if not most:
@@ -102,32 +114,34 @@ def plan(ranks: list[list[int]], gpus: int) -> dict[str, Any]:
     return {"schema": 1, "model": "Noisy", "gpus": gpus, "global_batch": 8, "layers": layers}
 
 
-def by_plan(folder: Path, ranks: list[list[int]], gpus: int) -> Job:
+def by_plan(place: dict[str, str], folder: Path, ranks: list[list[int]], gpus: int) -> Job:
     folder.mkdir()
     (folder / "plan.json").write_text(json.dumps(plan(ranks, gpus)))
-    job = shared(Job(folder, "ongpu:Noisy", steps=20), kind="burst", plan=str(folder / "plan.json"))
+    job = on(place, Job(folder, "ongpu:Noisy", steps=20), kind="burst", plan=str(folder / "plan.json"))
     assert job.run(gpus, batch=8) == [0] * gpus, job.output
     return job
 
 
-def test_layers_on_ranks_of_their_own(tmp_path: Path) -> None:
-    alone = by_plan(tmp_path / "alone", [[0], [0], [0]], 1)
+def test_layers_on_ranks_of_their_own(place: dict[str, str], tmp_path: Path) -> None:
+    alone = by_plan(place, tmp_path / "alone", [[0], [0], [0]], 1)
     for number, ranks in enumerate(([[0, 1], [1], [0, 1]], [[1], [0], [1]])):
-        two = by_plan(tmp_path / f"two-{number}", ranks, 2)
+        two = by_plan(place, tmp_path / f"two-{number}", ranks, 2)
         assert largest_difference(alone, two) < 1e-12
 
 
-def test_a_plan_is_made_and_run(tmp_path: Path) -> None:
-    job = shared(Job(tmp_path, "ongpu:Noisy", steps=150), kind="burst")
+def test_a_plan_is_made_and_run(place: dict[str, str], tmp_path: Path) -> None:
+    job = on(place, Job(tmp_path, "ongpu:Noisy", steps=150), kind="burst")
     assert job.run(2, batch=8) == [0, 0], job.output
     assert json.loads((job.dir / "plan.json").read_text())["gpus"] == 2
 
 
 @pytest.mark.parametrize(("workers", "accumulation"), [(1, 2), (3, 0)])
-def test_stream_workers_in_both_ranks(tmp_path: Path, workers: int, accumulation: int) -> None:
-    plain = shared(Job(tmp_path / "plain", "ongpu:Exact", steps=30), kind="ddp")
+def test_stream_workers_in_both_ranks(
+    place: dict[str, str], tmp_path: Path, workers: int, accumulation: int
+) -> None:
+    plain = on(place, Job(tmp_path / "plain", "ongpu:Exact", steps=30), kind="ddp")
     assert plain.run(1, batch=12) == [0], plain.output
     strategy = {"kind": "vsw", "workers": workers, "accumulation": accumulation}
-    job = shared(Job(tmp_path / "two", "ongpu:Exact", steps=30), **strategy)
+    job = on(place, Job(tmp_path / "two", "ongpu:Exact", steps=30), **strategy)
     assert job.run(2, batch=12) == [0, 0], job.output
     assert largest_difference(plain, job) < 1e-6

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.torch
 import ncclrules  # noqa: E402
 from elasticjobs import Elastic, eventually, expected_samples  # noqa: E402
 from rankjobs import Job, same, wait, woken_by  # noqa: E402
+from vswtrainings import ADAPTIVE  # noqa: E402
 
 RULES = '''
 
@@ -39,6 +41,11 @@ class Late(ncclrules.Nccl):
         super().__init__(store, rank, size, timeout)
 
 ncclrules.Nccl = Late
+def settled(device, within_s):
+    """What the GPU is waited for: here it has never anything to do."""
+    ncclrules.Nccl.words["settled"] += 1
+
+process_group.backend.settle = settled
 process_group.CONNECT_TIMEOUT_S = float(os.environ.get("CONNECT_S", "20"))
 '''
 
@@ -77,6 +84,7 @@ def test_all_ranks_abort_the_old_group_and_nobody_destroys_it(job: Elastic) -> N
     calls, words = found(job)
     assert [one["made"] for one in words] and all("destroyed" not in one for one in words), words
     assert [one["aborted"] for one in words] == [one["made"] for one in words], "leavers too"
+    assert [one["settled"] for one in words] == [one["aborted"] for one in words], "before each"
     assert sorted(one["made"] for one in words) == [1, 2, 2]
     assert ncclrules.deadlock(calls) == ""
 
@@ -138,3 +146,18 @@ def test_two_ranks_on_one_gpu_are_refused_by_nccl(tmp_path: Path) -> None:
     codes = job.run(2)
     assert 0 not in codes
     assert "Duplicate GPU" in job.output
+
+
+@pytest.mark.parametrize(
+    ("trainer", "strategy"),
+    [("Branches", {"kind": "ddp"}), ("Noisy", ADAPTIVE)],
+    ids=["gradients that some ranks lack", "adaptive batches"],
+)
+def test_whatever_ranks_train_is_worked_off(tmp_path: Path, trainer: str, strategy: dict[str, Any]) -> None:
+    job = over_standin(tmp_path / "job", HPCSCHED_STRATEGY=json.dumps(strategy))
+    (job.folder / "also.py").write_text(f"import training, watched\nclass It(training.{trainer}): pass\n")
+    job.trainer, job.steps = "also:It", 25
+    assert job.run(3, batch=12) == [0, 0, 0], job.output
+    calls, _ = found(job)
+    assert all(len(one) >= 25 for one in calls.values())
+    assert ncclrules.deadlock(calls) == ""
