@@ -50,6 +50,14 @@ class Exact(OnGpu, watched.WatchedExact): pass
 class Convolutional(OnGpu, watched.Convolutional): pass
 class Noisy(OnGpu, training.Noisy):
     dtype = training.torch.float64
+class Tied(OnGpu, training.Exact):
+    """Two layers have the same weights."""
+    def network(self):
+        nn = training.nn
+        first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+        second.weight = first.weight
+        layers = [nn.Linear(6, 16), nn.Tanh(), first, nn.Tanh(), second, nn.Tanh(), nn.Linear(16, 3)]
+        return nn.Sequential(*layers)
 '''
 
 
@@ -106,27 +114,36 @@ def test_a_training_grows_and_shrinks_in_place(
         assert same(job.final()["optimizer"], plain.final()["optimizer"])
 
 
-def plan(ranks: list[list[int]], gpus: int) -> dict[str, Any]:
-    """Of `Noisy`: its layers that have weights, each on ranks of its own."""
-    layers = [
-        {"id": i, "name": name, "ranks": own} for i, (name, own) in enumerate(zip("046", ranks, strict=True))
-    ]
-    return {"schema": 1, "model": "Noisy", "gpus": gpus, "global_batch": 8, "layers": layers}
-
-
-def by_plan(place: dict[str, str], folder: Path, ranks: list[list[int]], gpus: int) -> Job:
+def by_plan(place: dict[str, str], folder: Path, model: str, names: str, ranks: list[list[int]]) -> Job:
+    """The model trained by a plan: its layers that have weights, each on ranks of its own."""
     folder.mkdir()
-    (folder / "plan.json").write_text(json.dumps(plan(ranks, gpus)))
-    job = on(place, Job(folder, "ongpu:Noisy", steps=20), kind="burst", plan=str(folder / "plan.json"))
+    gpus = 1 + max(rank for own in ranks for rank in own)
+    layers = [
+        {"id": i, "name": name, "ranks": own} for i, (name, own) in enumerate(zip(names, ranks, strict=True))
+    ]
+    plan = {"schema": 1, "model": model, "gpus": gpus, "global_batch": 8, "layers": layers}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    job = Job(folder, f"ongpu:{model}", steps=20)
+    on(place, job, kind="burst", plan=str(folder / "plan.json"))
     assert job.run(gpus, batch=8) == [0] * gpus, job.output
     return job
 
 
-def test_layers_on_ranks_of_their_own(place: dict[str, str], tmp_path: Path) -> None:
-    alone = by_plan(place, tmp_path / "alone", [[0], [0], [0]], 1)
-    for number, ranks in enumerate(([[0, 1], [1], [0, 1]], [[1], [0], [1]])):
-        two = by_plan(place, tmp_path / f"two-{number}", ranks, 2)
-        assert largest_difference(alone, two) < 1e-12
+@pytest.mark.parametrize(
+    ("model", "names", "ranks"),
+    [
+        ("Noisy", "046", [[0, 1], [1], [0, 1]]),
+        ("Noisy", "046", [[1], [0], [1]]),
+        ("Tied", "0246", [[1], [0], [1], [0, 1]]),  # over NCCL a sum out of turn would never end
+    ],
+    ids=["shared batch norm", "in turn", "tied weights"],
+)
+def test_layers_on_ranks_of_their_own(
+    place: dict[str, str], tmp_path: Path, model: str, names: str, ranks: list[list[int]]
+) -> None:
+    alone = by_plan(place, tmp_path / "alone", model, names, [[0]] * len(names))
+    two = by_plan(place, tmp_path / "two", model, names, ranks)
+    assert largest_difference(alone, two) < 1e-12
 
 
 def test_a_plan_is_made_and_run(place: dict[str, str], tmp_path: Path) -> None:

@@ -355,10 +355,10 @@ class Peers:
 
         `quick`: the process ends right after this without its interpreter taking anything apart.
         """
+        if not quick:  # what is on its way would be lost with the group
+            with contextlib.suppress(LaunchError):
+                backend.settle(self.device, PART_TIMEOUT_S)
         if self.world_size > 1 and self.keys is not None:
-            if not quick:  # what is on its way to others would be lost with the group
-                with contextlib.suppress(LaunchError):
-                    backend.settle(self.device, PART_TIMEOUT_S)
             # If rank 0, and the store with it, is gone, nobody waits any more either.
             with contextlib.suppress(RuntimeError):
                 self._say_parted()
