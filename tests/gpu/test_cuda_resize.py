@@ -17,7 +17,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU here", allow_module_level=True)
 
+import torch.distributed as dist  # noqa: E402
+
 from hpcsched.worker.checkpoint.shared_memory import Arena  # noqa: E402
+from hpcsched.worker.ranks import backend  # noqa: E402
 
 HPCSCHED = [sys.executable, "-m", "hpcsched"]
 
@@ -118,3 +121,23 @@ def test_two_gpus_give_the_bits_of_one(tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     assert torch.equal(run(tmp_path / "two", 2), run(tmp_path / "one", 1))
+
+
+def test_a_group_over_nccl_is_made_and_aborted_again_and_again() -> None:
+    """Of one rank, which is all that NCCL takes on one GPU. An abort leaves nothing behind."""
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    free = []
+    for number in range(5):
+        store = dist.PrefixStore(f"group {number}", dist.HashStore())
+        dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
+        backend.connect_now(device)
+        backend.set_patience(dist.group.WORLD, 60.0)
+        tensor = torch.full((1 << 20,), 3.0, device=device)
+        dist.all_reduce(tensor)
+        backend.settle(device, 60.0)
+        backend.end_groups()
+        assert not dist.is_initialized()
+        assert bool((tensor == 3).all())
+        free.append(torch.cuda.mem_get_info(device)[0])
+    assert free[1] - free[-1] < 64 << 20, free

@@ -11,6 +11,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+import ncclrules
 import torch
 import torch.distributed as dist
 from forkserver import SERVER
@@ -26,16 +27,16 @@ DEADLINE_S = 120.0
 
 
 class Ranks:
-    """Processes in one gloo group that do what they are asked to, all together."""
+    """Processes in one group, of gloo or NCCL's stand-in, that do what they are asked to, all together."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, backend: str = "gloo") -> None:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
         pairs = [SERVER.Pipe() for _ in range(world_size)]
         self._lines = [ours for ours, _ in pairs]
         self._processes = [
-            SERVER.Process(target=_serve, args=(theirs, rank, world_size, port), daemon=True)
+            SERVER.Process(target=_serve, args=(theirs, rank, world_size, port, backend), daemon=True)
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process in self._processes:
@@ -61,11 +62,12 @@ class Ranks:
             process.kill()
 
 
-def _serve(line: Connection, rank: int, world_size: int, port: int) -> None:
+def _serve(line: Connection, rank: int, world_size: int, port: int, backend: str) -> None:
     torch.set_num_threads(1)
+    ncclrules.use()
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=DEADLINE_S)
+        backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=DEADLINE_S)
     )
     wires = Channels(rank, world_size, torch.device("cpu"))
     while True:

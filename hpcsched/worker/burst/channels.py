@@ -8,19 +8,19 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from hpcsched.worker.ranks.point_to_point import Message, post
 from hpcsched.worker.ranks.process_group import STEP_TIMEOUT_S
 
 Ranks = tuple[int, ...]
 """Sorted, each once."""
 
-Message = tuple[int, torch.Tensor]
-"""The rank at the other end, and the tensor to send, or to receive into; dense in memory."""
-
 
 class Channels:
-    """One rank's connections in torch's default process group; alone in its world it needs no such group.
+    """One rank's connections to those of torch's default process group; alone in its world it has none.
 
-    Everything here must be called in one order on all ranks that take part: then no two wait for each other.
+    All ranks make theirs together. Samples travel in a group of their own, as NCCL works off what a group is
+    given in the order of calls: a sum that waits for a late rank would hold them up. Everything here must be
+    called in one order on all ranks that take part: then no two wait for each other.
     """
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
@@ -28,6 +28,11 @@ class Channels:
         self.world_size = world_size
         self.device = device
         self._groups: dict[Ranks, dist.ProcessGroup | None] = {}
+        self._samples: dist.ProcessGroup | None = None
+        if world_size > 1:
+            self._samples = dist.new_group(timeout=timedelta(seconds=STEP_TIMEOUT_S))
+            # torch: all ranks take part in the first message of a group over NCCL.
+            dist.all_reduce(torch.zeros(1, device=device), group=self._samples)
 
     def connect(self, sets: Iterable[Ranks]) -> None:
         """Make a process group of each set of several ranks that has none yet.
@@ -48,16 +53,7 @@ class Channels:
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         """Start to send and receive; the result must be called, to wait until all has come and gone."""
-        todo = [dist.P2POp(dist.isend, tensor, peer) for peer, tensor in sends]
-        todo += [dist.P2POp(dist.irecv, tensor, peer) for peer, tensor in receives]
-        works = dist.batch_isend_irecv(todo) if todo else []
-
-        def wait() -> None:
-            for work in works:
-                work.wait()
-            todo.clear()  # the tensors were kept for the transport
-
-        return wait
+        return post(sends, receives, self._samples)
 
     def gather(self, row: torch.Tensor, ranks: Ranks) -> torch.Tensor:
         """The rows of all `ranks`, one each, in their order: shape [ranks, *row.shape].

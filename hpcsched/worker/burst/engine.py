@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.plan import BurstPlan
@@ -69,9 +68,6 @@ class Engine:
         self._trained = tuple(thing.tensor.requires_grad for thing in self._things)
         self.clock = LayerClock(wires.device)
         self._adopt(plan, where)
-        for thing in self._things:
-            if isinstance(thing.tensor, nn.Parameter) and thing.tensor.requires_grad:
-                thing.tensor.register_post_accumulate_grad_hook(self._arrived)
 
     def _adopt(self, plan: BurstPlan, where: str) -> None:
         check(plan, self._layers, world_size=self._wires.world_size, batch=self._batch, where=where)
@@ -79,11 +75,12 @@ class Engine:
         check_norms(norms, plan, where, alone_of=self._batch if self._local_norms else None)
         self.plan = plan
         reads = [(unit.id, unit.inputs) for unit in self._units]
+        self._sums = OwnerSums(self._things, plan, self._wires)
         self._whole, self._apart = (
-            program(reads, plan, self._batch, self._wires.rank, apart=apart) for apart in (False, True)
+            program(reads, plan, self._batch, self._wires.rank, cuts=cuts)
+            for cuts in (self._sums.turns, range(len(plan.layers)))
         )
         self._program: Program = self._whole
-        self._sums = OwnerSums(self._things, plan, self._wires)
         self._wires.connect(self._sums.ranks)
         for at in plan.layers:
             seat = self._units[at.id].seat
@@ -159,8 +156,6 @@ class Engine:
         self._sums.begin()
         for stage in reversed(self._program.stages):
             if stage.mine:
-                if not self.clock.on:  # else starting a sum would count as the layer's time
-                    self._sums.passing(stage.turns)
                 self._backward_of(stage)
             for exchange in stage.returns:
                 self._return(exchange)
@@ -201,10 +196,6 @@ class Engine:
             layer = stage.layers[0]
             with self.clock.backward(layer, len(self._units[layer].seat.places)):
                 torch.autograd.backward(outputs, gradients)
-
-    def _arrived(self, parameter: torch.Tensor) -> None:
-        assert isinstance(parameter, nn.Parameter)
-        self._sums.arrived(parameter)
 
     def _check_input(self, number: int, tensor: torch.Tensor) -> None:
         """Raise ConfigError for an input of another form than the example's, which all ranks count on."""

@@ -79,8 +79,9 @@ def check_norms(
 class OwnerSums:
     """Replaces gradients by their sums over the owners, while the backward pass still runs.
 
-    A parameter is complete when the first layer that uses it has passed backward. A bucket starts when all in
-    it is complete, in an order that all ranks know, and no later than at a turn that they all know.
+    A parameter is complete when the first layer that uses it has passed backward. A bucket starts at the turn
+    at which all in it is: one that all ranks know, whether they have gradients for it or not, as NCCL works
+    off sums and samples in the order of calls, and waits for ever where ranks differ in it.
     """
 
     def __init__(self, things: Iterable[OwnedTensor], plan: BurstPlan, wires: Channels) -> None:
@@ -92,55 +93,34 @@ class OwnerSums:
                 by_owners[owners].append((min(turn[layer] for layer in thing.layers), thing.tensor))
         self.ranks = tuple(sorted(by_owners))
         self._wires = wires
-        self._home: dict[nn.Parameter, tuple[int, Bucket]] = {}
         self._buckets: list[tuple[int, Ranks, Bucket]] = []
+        turns: set[int] = set()
         for owners in self.ranks:
-            if wires.rank in owners:
-                known = sorted(by_owners[owners], key=lambda pair: -pair[0])
-                ready = {parameter: at for at, parameter in known}
-                for group in in_buckets(parameter for _, parameter in known):
-                    bucket = Bucket(group)
-                    self._buckets.append((min(map(ready.__getitem__, group)), owners, bucket))
-                    self._home.update((parameter, (ready[parameter], bucket)) for parameter in group)
+            known = sorted(by_owners[owners], key=lambda pair: -pair[0])
+            complete = {parameter: at for at, parameter in known}
+            for group in in_buckets(parameter for _, parameter in known):
+                at = min(map(complete.__getitem__, group))
+                turns.add(at)
+                if wires.rank in owners:
+                    self._buckets.append((at, owners, Bucket(group)))
+        self.turns = frozenset(turns)
+        """After whose backward pass sums start, here or on other ranks: there a stage must begin."""
         self._buckets.sort(key=lambda found: -found[0])  # the last turn is the first to come back
         self._launched = 0
-        self._now = range(0)
 
     def begin(self) -> None:
         """Before a backward pass."""
-        for _, _, bucket in self._buckets:
-            bucket.missing = len(bucket.parameters)
         self._launched = 0
-
-    def passing(self, turns: range) -> None:
-        """The backward pass of these turns begins on this rank."""
-        self._now = turns
-
-    def arrived(self, parameter: nn.Parameter) -> None:
-        """A gradient was added to: start what is complete with it."""
-        turn, bucket = self._home.get(parameter, (-1, None))
-        if bucket is None or turn not in self._now:
-            return
-        bucket.missing -= 1
-        ready = self._launched
-        while ready < len(self._buckets) and self._buckets[ready][2].missing <= 0:
-            ready += 1
-        self._launch(ready)
 
     def passed(self, turns: range) -> None:
         """The backward pass of these turns is done, by whichever ranks compute them."""
-        self._now = range(0)
-        ready = self._launched
-        while ready < len(self._buckets) and self._buckets[ready][0] >= turns.start:
-            ready += 1
-        self._launch(ready)
+        for at, owners, bucket in self._buckets[self._launched :]:
+            if at < turns.start:
+                break
+            bucket.launch(partial(self._wires.sum, ranks=owners))
+            self._launched += 1
 
     def complete(self) -> None:
         """Wait for all sums."""
         for _, _, bucket in self._buckets:
             bucket.complete()
-
-    def _launch(self, until: int) -> None:
-        for _, owners, bucket in self._buckets[self._launched : until]:
-            bucket.launch(partial(self._wires.sum, ranks=owners))
-        self._launched = max(self._launched, until)

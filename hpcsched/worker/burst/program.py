@@ -1,16 +1,16 @@
 """What a plan asks of one rank: which layers to compute, and which samples to send and receive between them.
 
-Layers that follow each other on the same ranks are one stage. The order of exchanges is the same on every
-rank: those of a value follow the stage that made it, in the order in which they are needed. So both branches
-of a block have their inputs on the way before either is computed, and two ranks never wait for each other:
-each waits only for exchanges that all who take part in them come to before anything that comes later. The
-backward pass goes through the stages in reverse, and a gradient leaves as soon as the first reader of its
-value, the last to add to it, is done.
+Layers that follow each other on the same ranks are one stage, unless sums start in between. The order of
+exchanges is the same on every rank: those of a value follow the stage that made it, in the order in which
+they are needed. So both branches of a block have their inputs on the way before either is computed, and two
+ranks never wait for each other: each waits only for exchanges that all who take part in them come to before
+anything that comes later. The backward pass goes through the stages in reverse, and a gradient leaves as soon
+as the first reader of its value, the last to add to it, is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hpcsched.compat import dataclass, pairwise
 from hpcsched.errors import ConfigError
@@ -69,17 +69,22 @@ class Program:
 
 
 def program(
-    layers: Sequence[tuple[int, tuple[Value, ...]]], plan: BurstPlan, batch: int, rank: int, *, apart: bool
+    layers: Sequence[tuple[int, tuple[Value, ...]]],
+    plan: BurstPlan,
+    batch: int,
+    rank: int,
+    *,
+    cuts: Collection[int] = (),
 ) -> Program:
     """What `rank` does for global batches of `batch` samples.
 
     `layers`: the id and inputs of each layer, by id; the last one makes the result. The plan is one of these
-    (see `check`). `apart`: every layer has a stage of its own, so that it can be timed.
+    (see `check`). `cuts`: turns at which a stage begins in any case, as something happens before or after it.
     """
     ranks = {planned.id: planned.ranks for planned in plan.layers}
     inputs = dict(layers)
     result = Value(len(layers) - 1, 0)
-    runs = _runs(plan, apart=apart)
+    runs = _runs(plan, cuts)
     stage_of = {plan.layers[turn].id: number for number, run in enumerate(runs) for turn in run}
     order = [planned.id for planned in plan.layers]
     home = next(ranks[layer] for layer in order if any(value.layer < 0 for value in inputs[layer]))
@@ -116,15 +121,15 @@ def program(
     return Program(home=home, last=ranks[result.layer], enters=enters, stages=tuple(stages))
 
 
-def _runs(plan: BurstPlan, *, apart: bool) -> list[range]:
-    """The places in the plan of layers that follow each other on the same ranks."""
+def _runs(plan: BurstPlan, cuts: Collection[int]) -> list[range]:
+    """The places in the plan of layers that follow each other on the same ranks, and are not cut apart."""
     count = len(plan.layers)
-    cuts = [
+    starts = [
         turn
         for turn in range(count)
-        if apart or turn == 0 or plan.layers[turn].ranks != plan.layers[turn - 1].ranks
+        if turn in cuts or turn == 0 or plan.layers[turn].ranks != plan.layers[turn - 1].ranks
     ]
-    return [range(start, stop) for start, stop in pairwise([*cuts, count])]
+    return [range(start, stop) for start, stop in pairwise([*starts, count])]
 
 
 def check(plan: BurstPlan, layers: Layers, *, world_size: int, batch: int, where: str) -> None:

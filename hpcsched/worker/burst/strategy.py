@@ -24,6 +24,7 @@ from hpcsched.worker.layers.graph import Layers, capture_inputs, trace
 from hpcsched.worker.layers.measure import measure
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import JobEnv
+from hpcsched.worker.ranks.backend import order_launches
 from hpcsched.worker.ranks.process_group import Peers
 from hpcsched.worker.session.session import session_of
 from hpcsched.worker.session.trainer import Parts, Trainer, build, evaluate, to_device
@@ -43,6 +44,7 @@ def run(trainer: Trainer, env: JobEnv, options: Burst) -> None:
     parts = build(trainer, env.args)
     _check_optimizer(parts.optimizer)
     strategy = BurstParallel(parts)
+    order_launches()
     session = session_of(parts, strategy)
     example = _example(parts, session.device)
     layers = trace(parts.model, example)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -77,11 +77,11 @@ class WiredPeers(Peers):
         world = dist.group.WORLD
         return world if world is not None and self.device.type == "cpu" else super().agreeing(patience)
 
-    def meet_anew(self, keys: Any) -> None:
+    def meet_anew(self, keys: Any, given_up: Callable[[], object] = lambda: False) -> None:
         keys.set(f"meets {self.rank}", "yes")
         others = [f"meets {rank}" for rank in range(self.world_size)]
         keys.wait(others, timedelta(seconds=MEET_TIMEOUT_S))
-        super().meet_anew(keys)
+        super().meet_anew(keys, given_up)
 
     def board(self, attempt: int) -> Any:
         """Where all ranks of an attempt can leave notes for each other."""

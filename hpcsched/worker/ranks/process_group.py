@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -19,6 +20,7 @@ from hpcsched.errors import LaunchError
 from hpcsched.worker import gpu
 from hpcsched.worker.process.contract import JobEnv, say
 from hpcsched.worker.process.guest import surroundings
+from hpcsched.worker.ranks import backend
 from hpcsched.worker.ranks.messages import (
     from_first,
     packed,
@@ -37,31 +39,41 @@ PART_TIMEOUT_S = 30.0
 """How long to wait for the other ranks at the end, when all that is left is to exit."""
 MEET_TIMEOUT_S = 3.0
 """How long rank 0 waits in a resize for ranks that were just there: the agent gives it 5 s to save."""
+CONNECT_TIMEOUT_S = 20.0
+"""How long ranks that have met wait for their group: NCCL takes seconds over many hosts, and has no limit of
+its own. The agent allows a resize a minute, and tells ranks of a death by a signal."""
 HAND_OVER_TIMEOUT_S = 120.0
 """How long the others wait for rank 0 meanwhile, which copies the state first."""
 
 T = TypeVar("T")
 
 _SIGNAL_CHECK_S = 0.2
-"""How often a joining rank looks whether it is still wanted."""
+"""How often a rank that waits for others looks whether it still should."""
+
+_ALL_PARTED = "all parted"
 
 
 def own_device(env: JobEnv | None) -> torch.device:
     """The GPU of this rank, or the CPU where the launcher left no GPU visible.
 
     Ends the process, with exits.NO_GPU, where it was given a GPU that torch cannot use. Raises LaunchError
-    where there are fewer GPUs than ranks.
+    where there are fewer GPUs than ranks, unless `variables.RANKS_BACKEND` lets ranks share them.
     """
     number = env.local_rank if env else 0
     names = gpu.given()
     if (others := gpu.chosen()) is not None:
         say(f"the program has set CUDA_VISIBLE_DEVICES to {others!r}: its GPUs may be another job's")
     shown = 1 if names and names[0].startswith("MIG-") else len(names)  # CUDA shows a process one instance
+    if shown and backend.ranks_share_gpus():
+        number %= shown
     if number < shown and (why := gpu.why_unusable(number)) is not None:
         gpu.leave_unusable(env, number, why)
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    if number >= (seen := torch.cuda.device_count()):
+    seen = torch.cuda.device_count()
+    if seen and backend.ranks_share_gpus():
+        number %= seen
+    if number >= seen:
         raise LaunchError(f"no GPU for local rank {number}: CUDA shows this process {seen}", transient=False)
     return torch.device("cuda", number)
 
@@ -82,8 +94,8 @@ def join() -> Peers:
 class Peers:
     """The process group; with one rank every call returns at once and touches no network.
 
-    Gradients go over NCCL on GPUs and gloo on CPUs. Agreement always goes over gloo, so it never
-    waits for a GPU. A peer that is gone, or silent for STEP_TIMEOUT_S, raises RuntimeError.
+    Gradients go over NCCL on GPUs and gloo on CPUs (see `backend`). Agreement always goes over gloo, so it
+    never waits for a GPU. A peer that is gone, or silent for STEP_TIMEOUT_S, raises RuntimeError.
 
     The ranks meet at a store in rank 0's process, opened when there are others to come; it lives as long as
     rank 0 does. Each group has keys of its own there, by the number of its attempt: a resize in place
@@ -134,31 +146,48 @@ class Peers:
         key = surroundings().get(variables.STORE_KEY, "")
         return dist.PrefixStore(f"{key}{life()}/attempt-{attempt}", self._store)  # type: ignore[attr-defined]
 
-    def meet_anew(self, keys: Any) -> None:
-        """As `meet`, where some may have died since they last gave a sign of life."""
+    def meet_anew(self, keys: Any, given_up: Callable[[], object] = lambda: False) -> None:
+        """As `meet`, where some may have died since they last gave a sign of life.
+
+        Raises RuntimeError if they do not come, or when `given_up` is true.
+        """
         keys.set(f"meets {self.rank}", "yes")
-        # Rank 0 comes last, as it has handed over the state before.
-        within_s = MEET_TIMEOUT_S if self.rank == 0 else HAND_OVER_TIMEOUT_S
-        keys.wait([f"meets {rank}" for rank in range(self.world_size)], timedelta(seconds=within_s))
-        short = self.device.type == "cpu" and _patience_can_change()
-        self.meet(keys, within_s=MEET_TIMEOUT_S if short else STEP_TIMEOUT_S)
+        keys.wait([f"meets {rank}" for rank in range(self.world_size)], self._patience)
+        until = time.monotonic() + CONNECT_TIMEOUT_S
+        _hearing_signals(
+            lambda: self.meet(keys, within_s=MEET_TIMEOUT_S),
+            lambda: given_up() or time.monotonic() > until,
+            "the others have not come to the new group",
+        )
+        for group in (dist.group.WORLD, self._control):
+            backend.set_patience(group, STEP_TIMEOUT_S)
+
+    @property
+    def _patience(self) -> timedelta:
+        """How long to wait for others in a resize: rank 0 comes last, as it hands the state over before."""
+        return timedelta(seconds=MEET_TIMEOUT_S if self.rank == 0 else HAND_OVER_TIMEOUT_S)
 
     def meet(self, keys: Any, *, within_s: float = STEP_TIMEOUT_S) -> None:
-        """Make the group with these keys: all its ranks come here."""
+        """Make the group with these keys, ready for use: all its ranks come here.
+
+        A silence of `within_s` is an error, from then on too; NCCL ends the process then, and knows no
+        limit while a group is made, so there it is always that of training.
+        """
         self.keys = keys
-        patience = timedelta(seconds=within_s)
+        name, patience = backend.backend_for(self.device), timedelta(seconds=within_s)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # of this thread
         dist.init_process_group(
-            "nccl" if self.device.type == "cuda" else "gloo",
+            name,
             store=self.keys,
             rank=self.rank,
             world_size=self.world_size,
-            timeout=patience,
-            device_id=self.device if self.device.type == "cuda" else None,
+            timeout=patience if name == backend.GLOO else timedelta(seconds=STEP_TIMEOUT_S),
+            device_id=self.device if name == backend.NCCL else None,
         )
+        if name != backend.GLOO:
+            backend.connect_now(self.device)
         self._control = self.agreeing(patience)
-        if within_s < STEP_TIMEOUT_S:
-            for group in (dist.group.WORLD, self._control):
-                _set_patience(group, timedelta(seconds=STEP_TIMEOUT_S))
 
     def agreeing(self, patience: timedelta) -> dist.ProcessGroup:
         """The group by which the ranks agree: one of its own, as gradients are on their way meanwhile."""
@@ -198,8 +227,8 @@ class Peers:
         Raises LaunchError when nobody lets it in, within JOIN_TIMEOUT_S or until `given_up` is true.
         """
         with _as_launch_error(env):
-            _hearing_signals(lambda: self._wait_to_be_let_in(env), given_up)
-            self.meet_anew(self._keys_of(env.attempt))
+            _hearing_signals(lambda: self._wait_to_be_let_in(env), given_up, "nobody lets this rank in")
+            self.meet_anew(self._keys_of(env.attempt), given_up)
 
     def _wait_to_be_let_in(self, env: JobEnv) -> None:
         """Raises RuntimeError, OSError."""
@@ -208,22 +237,31 @@ class Peers:
         keys.add("built", 1)
         keys.wait(["come"], timedelta(seconds=JOIN_TIMEOUT_S))
 
-    def regroup(self, order: Resize) -> bool:
+    def settle(self) -> None:
+        """Wait until nothing of the old group is on its way here: to be called before `regroup`.
+
+        Raises LaunchError if that does not end: then what is on the GPU must not be saved.
+        """
+        if self.world_size > 1:
+            backend.settle(self.device, STEP_TIMEOUT_S)
+
+    def regroup(self, order: Resize, given_up: Callable[[], object] = lambda: False) -> bool:
         """Become the group of `order`, together with the ranks let in; False: this rank is to leave.
 
-        All ranks of the old group come here, after the last message of that group. Raises RuntimeError when
-        the new group cannot be made.
+        All ranks of the old group come here, after the last message of that group, and leave it together.
+        Raises RuntimeError when the new group cannot be made, or is given up.
         """
         if self.world_size > 1:
             self._say_parted()
+            self.keys.wait([_ALL_PARTED], self._patience)
+        self._drop()
         if self.rank not in order.keep:
             return False
-        self._drop()
         self.rank, self.world_size = order.keep.index(self.rank), order.world_size
         self.keys = None
         if self.world_size > 1:
             self._open(self._place_of(order), within_s=HAND_OVER_TIMEOUT_S)
-            self.meet_anew(self._keys_of(order.attempt))
+            self.meet_anew(self._keys_of(order.attempt), given_up)
         return True
 
     def abandon(self) -> None:
@@ -235,10 +273,10 @@ class Peers:
         """Forget the present group at once; its threads take their 40 ms to end behind our back."""
         if self._control is None:
             return
-        # Whoever holds the last reference waits for gloo's threads: so not the call that destroys it.
+        # Whoever holds the last reference waits for gloo's threads: so not the call that ends it.
         held = [dist.group.WORLD, self._control]
         self._control = None
-        dist.destroy_process_group()
+        backend.end_groups()
         ending = threading.Thread(target=held.clear, name="old process group")
         ending.start()
         self._endings = [*(thread for thread in self._endings if thread.is_alive()), ending]
@@ -317,6 +355,9 @@ class Peers:
 
         `quick`: the process ends right after this without its interpreter taking anything apart.
         """
+        if not quick:  # what is on its way would be lost with the group
+            with contextlib.suppress(LaunchError):
+                backend.settle(self.device, PART_TIMEOUT_S)
         if self.world_size > 1 and self.keys is not None:
             # If rank 0, and the store with it, is gone, nobody waits any more either.
             with contextlib.suppress(RuntimeError):
@@ -332,7 +373,7 @@ class Peers:
 
     def _say_parted(self) -> None:
         if self.keys.add("parted", 1) == self.world_size:
-            self.keys.set("all parted", "yes")
+            self.keys.set(_ALL_PARTED, "yes")
 
     def wait_parted(self) -> None:
         """Wait until all ranks of the group have got its last message, at most PART_TIMEOUT_S.
@@ -340,7 +381,7 @@ class Peers:
         Who leaves earlier resets connections on which others still wait for it.
         """
         with contextlib.suppress(RuntimeError):
-            self.keys.wait(["all parted"], timedelta(seconds=PART_TIMEOUT_S))
+            self.keys.wait([_ALL_PARTED], timedelta(seconds=PART_TIMEOUT_S))
 
 
 def _place(env: JobEnv) -> tuple[str, int]:
@@ -348,11 +389,11 @@ def _place(env: JobEnv) -> tuple[str, int]:
     return env.master_addr, env.master_port
 
 
-def _hearing_signals(wait: Callable[[], object], given_up: Callable[[], object]) -> None:
-    """Wait in a thread until `wait` returns; raises what it raises, RuntimeError when given up.
+def _hearing_signals(wait: Callable[[], object], given_up: Callable[[], object], why: str) -> None:
+    """Wait in a thread until `wait` returns; raises what it raises, RuntimeError (`why`) when given up.
 
     Python's signal handlers do not run inside a wait for the store, or for its host to listen, and many short
-    waits would each write a warning.
+    waits would each write a warning. What is given up is left to itself: nothing ends NCCL's beginning.
     """
     failed: list[BaseException] = []
 
@@ -362,26 +403,14 @@ def _hearing_signals(wait: Callable[[], object], given_up: Callable[[], object])
         except BaseException as error:
             failed.append(error)
 
-    waiting = threading.Thread(target=waits, name="waits to be let in", daemon=True)
+    waiting = threading.Thread(target=waits, name="waits for other ranks", daemon=True)
     waiting.start()
     while waiting.is_alive():
         waiting.join(_SIGNAL_CHECK_S)
         if waiting.is_alive() and given_up():
-            raise RuntimeError("nobody lets this rank in")
+            raise RuntimeError(why)
     if failed:
         raise failed[0]
-
-
-def _patience_can_change() -> bool:
-    """Whether this torch has what `_set_patience` needs, which is not public: else a resize in which a rank
-    dies is ended by the agent, and not by ourselves."""
-    gloo = getattr(dist, "ProcessGroupGloo", None)
-    return hasattr(gloo, "_set_default_timeout") and hasattr(dist.ProcessGroup, "_get_backend")
-
-
-def _set_patience(group: Any, patience: timedelta) -> None:
-    """From now on wait so long for the ranks of a gloo group."""
-    group._get_backend(torch.device("cpu"))._set_default_timeout(patience)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from hpcsched.compat import pairwise, zip
 from hpcsched.contract.strategies import DEFAULT_SHARDS
 from hpcsched.errors import ConfigError
 from hpcsched.worker.process import rng
+from hpcsched.worker.ranks.point_to_point import post
 from hpcsched.worker.ranks.tree_sum import TreeSum, shards_of
 
 
@@ -205,14 +206,12 @@ class VirtualShards:
         return left
 
     def send(self, value: _Flat, rank: int) -> None:
-        for buffer in value.buffers.values():
-            dist.send(buffer, dst=rank)
+        post([(rank, buffer) for buffer in value.buffers.values()], [])()
         self._spare.append(value)
 
     def receive(self, rank: int) -> _Flat:
         value = self._room()
-        for buffer in value.buffers.values():
-            dist.recv(buffer, src=rank)
+        post([], [(rank, buffer) for buffer in value.buffers.values()])()
         return value
 
     # How it works.

@@ -177,6 +177,7 @@ class Lifecycle:
         order = self.agreement.order()
         if order is None:
             return
+        context.peers.settle()
         if not self.strategy.resize(order):
             context.peers.wait_parted()
             self.checkpoints.part()

@@ -109,7 +109,7 @@ class Replicated:
                 if order.joining and order.one_host:
                     held = context.saves.hand_over(self.state_dict([]))
                 context.peers.let_in(order)
-            if not context.peers.regroup(order):
+            if not context.peers.regroup(order, lambda: context.flag.wanted):
                 return False
             context.becomes(order.attempt)
             self._exchange(held, order)

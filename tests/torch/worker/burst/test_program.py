@@ -106,7 +106,8 @@ def test_no_two_ranks_wait_for_each_other_and_messages_meet_in_order(seed: int, 
     draw = random.Random(seed)
     world = draw.randint(1, 5)
     layers, plan = random_graph(draw, world)
-    programs = [program(layers, plan, 12, rank, apart=apart) for rank in range(world)]
+    cuts = range(len(plan.layers)) if apart else ()
+    programs = [program(layers, plan, 12, rank, cuts=cuts) for rank in range(world)]
     todo = {rank: list(doings(found, dict(layers))) for rank, found in enumerate(programs)}
     parts: dict[Any, set[int]] = defaultdict(set)
     for rank, steps in todo.items():
