@@ -156,10 +156,8 @@ class Agent:
         self._pump()
         events += self._r.ending.events()
         events += self._r.effects.collect()
-        events += self._samples()
-        for event in events:
-            if isinstance(event, ev.DeviceLost):
-                self._tell(f"GPU {event.gpu} was lost: {event.why}")
+        events += self._r.gpu_health.look(self._clock.now(), events)
+        self._tell_of_gpus(events)
         events += self._hosts_lost()  # which has been told already
         now = time.monotonic()
         if now >= self._progress_due:
@@ -219,13 +217,12 @@ class Agent:
         progress = self._r.effects.progress()
         return [ev.ProgressObserved(at=self._clock.now(), progress=progress)] if progress else []
 
-    def _samples(self) -> list[ev.Event]:
-        samples = self._r.monitor.take() if self._r.monitor else None
-        if samples is None:
-            return []
-        self._r.snapshot.samples = {s.gpu: (s.utilisation, s.memory_mib) for s in samples}
-        lost = [s for s in samples if not s.healthy and s.gpu in self._machine.ledger.devices]
-        return [ev.DeviceLost(at=self._clock.now(), gpu=s.gpu, why=s.why) for s in lost]
+    def _tell_of_gpus(self, events: Sequence[ev.Event]) -> None:
+        for event in events:
+            if isinstance(event, ev.DeviceLost):
+                self._tell(f"GPU {event.gpu} was lost: {event.why}")
+            elif isinstance(event, ev.DeviceFound):
+                self._tell(f"GPU {event.gpu} is used again: {event.why}")
 
     # --- the allocation ---------------------------------------------------------------------
 

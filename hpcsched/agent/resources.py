@@ -12,8 +12,8 @@ from hpcsched.agent.admission import Admission
 from hpcsched.agent.allocation.ending import AllocationEnd
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
+from hpcsched.agent.gpu_health import GpuHealth
 from hpcsched.agent.inbox import Inbox
-from hpcsched.agent.monitor import Monitor
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
 from hpcsched.core.machine import Machine
@@ -66,7 +66,7 @@ class Resources:
     effects: Effects
     inbox: Inbox
     snapshot: SnapshotWriter
-    monitor: Monitor | None
+    gpu_health: GpuHealth
     clock: RunClock
     selector: selectors.BaseSelector
     observer: Observer

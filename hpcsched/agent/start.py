@@ -24,6 +24,7 @@ from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.cpu_cores import CPUS_PER_GPU
 from hpcsched.agent.effects import Effects
+from hpcsched.agent.gpu_health import GpuHealth
 from hpcsched.agent.hosts import Hosts, describe_allocation, node_agents, this_host
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.launch_plans import FindLayers, Site, output_path
@@ -278,7 +279,7 @@ def run(
         for job in machine.run.jobs.values():
             if job.attempt:
                 snapshot.output_of(job.id, str(output_path(job, site, job.attempt, _host_of(job, hosts))))
-        monitor = Monitor(hosts.sample, interval_s=request.monitor_s, wake=lambda: None)
+        monitor = Monitor(hosts.sample, interval_s=request.monitor_s)
         watch = None
         if allocation.kind != "none":
             watch = AllocationWatch(
@@ -301,7 +302,12 @@ def run(
             effects=effects,
             inbox=Inbox(rundir),
             snapshot=snapshot,
-            monitor=monitor,
+            gpu_health=GpuHealth(
+                monitor,
+                machine.ledger,
+                publish=lambda samples: setattr(snapshot, "samples", samples),
+                tell=say,
+            ),
             clock=clock,
             selector=selector,
             observer=observer,

@@ -13,7 +13,8 @@ from hpcsched.core.model import Device
 class Sample:
     """One device at one moment: utilisation 0..1 and used memory in MiB, None where it is not measured.
 
-    An unhealthy device must not be used any more; `why` is the reason.
+    An unhealthy device must not be used any more; `why` is the reason. `age_s`: how many seconds ago this was
+    measured, where it has come from another host.
     """
 
     gpu: int
@@ -21,6 +22,7 @@ class Sample:
     memory_mib: float | None = None
     healthy: bool = True
     why: str = ""
+    age_s: float = 0.0
 
 
 class Devices(Protocol):

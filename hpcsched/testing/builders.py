@@ -265,6 +265,9 @@ class Driver:
     def lose(self, gpu: int) -> list[Action]:
         return self.tell(ev.DeviceLost, gpu=gpu, why="Xid 79")
 
+    def find(self, gpu: int) -> list[Action]:
+        return self.tell(ev.DeviceFound, gpu=gpu, why="well for 30 s")
+
     def due(self, kind: str, job: int | str) -> float:
         """The time at which the newest timer of a kind, for a job's newest attempt, runs out."""
         about = self.job(job)

@@ -78,7 +78,7 @@ class NodeAgent:
         """Launches that wait until their interpreters are checked, and later orders for these parts."""
         self._muted: dict[int, PartWatcher] = {}  # by progress descriptor: not to be read before its time
         self._readings: tuple[protocol.Reading, ...] = tuple(protocol.Reading() for _ in self._inventory)
-        self._monitor = Monitor(devices.sample, interval_s=protocol.BEAT_S, wake=lambda: None)
+        self._monitor = Monitor(devices.sample, interval_s=protocol.BEAT_S)
         self._began = time.monotonic()
         self._welcome = False
         self._beat_due = 0.0
@@ -165,7 +165,8 @@ class NodeAgent:
                     0.0,
                 )
             return
-        self._connection.send(self._channel.unnumbered(protocol.Beat(time.time(), self._readings)))
+        beat = protocol.Beat(time.time(), self._readings, self._monitor.age_s)
+        self._connection.send(self._channel.unnumbered(beat))
         for data in self._channel.resends(now):
             self._connection.send(data)
         gone_s = self._connection.gone_s(now)

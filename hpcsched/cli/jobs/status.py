@@ -254,3 +254,19 @@ def note(found: Status) -> None:
     for why, gpus_ in by_reason.items():
         lost = f"GPU {gpus_[0]} was" if len(gpus_) == 1 else f"GPUs {','.join(gpus_)} were"
         click.echo(f"hpcsched: {lost} lost: {why}", err=True)
+    for line in silent_gpus(found):
+        click.echo(f"hpcsched: {line}", err=True)
+
+
+def silent_gpus(found: Status) -> list[str]:
+    """Lines about GPUs whose samples are too old, as the driver does not answer: one by health."""
+    ages: dict[str, dict[int, float]] = {}
+    for gpu in found.gpus:
+        if gpu.sample_age_s is not None:
+            ages.setdefault(gpu.health, {})[gpu.index] = gpu.sample_age_s
+    return [
+        f"no sample of {'GPU' if len(of) == 1 else 'GPUs'} {','.join(map(str, of))} for "
+        f"{clock(max(of.values()))}: the driver does not answer"
+        + (f"; {'its' if len(of) == 1 else 'their'} health is unknown" if health == "unknown" else "")
+        for health, of in ages.items()
+    ]

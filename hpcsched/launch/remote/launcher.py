@@ -226,6 +226,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
                     memory_mib=reading.memory_mib,
                     healthy=reading.healthy,
                     why=reading.why,
+                    age_s=node.age_s,
                 )
             )
         return samples

@@ -14,7 +14,7 @@ import msgspec
 from hpcsched.core.model import Device, HostCores, PythonEnvironment
 from hpcsched.decoding import decode_message
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised with every change of a message; both ends must have the same."""
 
 RESEND_S = 2.5
@@ -90,10 +90,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """The node agent lives; its Unix time and devices."""
+    """The node agent lives; its Unix time and devices, as they were `age_s` seconds ago."""
 
     wall: float
     readings: tuple[Reading, ...]
+    age_s: float = 0.0
 
 
 class Launched(msgspec.Struct, frozen=True, tag="launched"):
