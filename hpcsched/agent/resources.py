@@ -44,6 +44,9 @@ class NodeAgents(Protocol):
     def pump(self) -> None:
         """Receive and send the messages that are there; never blocks."""
 
+    def drain(self) -> None:
+        """Tell them that nothing starts any more; may be called repeatedly."""
+
     def lost(self) -> Mapping[str, str]:
         """The reason why each lost host was lost, by host."""
 

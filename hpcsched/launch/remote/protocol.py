@@ -187,6 +187,12 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
     why: str
 
 
+class Said(msgspec.Struct, frozen=True, tag="said"):
+    """A line that people should see."""
+
+    line: str
+
+
 NodeMessage = (
     Coming
     | Hello
@@ -203,6 +209,7 @@ NodeMessage = (
     | Keeping
     | Leaving
     | Gone
+    | Said
 )
 
 # --- from the head ----------------------------------------------------------------------------------
@@ -281,13 +288,17 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     job_id: int
 
 
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Nothing starts any more: nobody waits for what ends."""
+
+
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """Have all workers save and leave within `grace_s` seconds (0: kill them now), then leave too."""
 
     grace_s: float
 
 
-HeadMessage = Welcome | Heard | Launch | Signal | Order | Expect | Forget | Leave
+HeadMessage = Welcome | Heard | Launch | Signal | Order | Expect | Forget | Drain | Leave
 
 
 class ToHead(msgspec.Struct, frozen=True, array_like=True):

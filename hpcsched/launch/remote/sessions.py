@@ -164,6 +164,9 @@ class HeadSessions:
             if not node.why:
                 self._lose(node, f"node agent leaves: {message.why}")
             return
+        if isinstance(message, protocol.Said):
+            self._say(f"host {node.name}, by its own numbers: {message.line}")
+            return
         if isinstance(message, protocol.Keeping):
             node.told_keeping = frozenset(message.jobs)
             return
