@@ -13,9 +13,10 @@ from hpcsched.core.model import Device
 class Sample:
     """One device at one moment: utilisation 0..1 and used memory in MiB, None where it is not measured.
 
-    An unhealthy device must not be used any more; `why` is the reason. `age_s`: how many seconds ago this was
-    measured, where it has come from another host.
-    """
+            An unhealthy device must not be used; `why` is the reason. It may be healthy again in a later sample: the
+        backend asks again whether what was wrong has passed, and says so only when it has. `age_s`: how many seconds
+    ago this was measured, where it has come from another host.
+        """
 
     gpu: int
     utilisation: float | None = None
@@ -48,6 +49,14 @@ class Devices(Protocol):
 
     def sample(self) -> list[Sample]:
         """One sample for each device, in order of index; never blocks, never raises."""
+
+    def free(self, device: Device) -> bool | None:
+        """Whether the memory of what ran on this device is free again; None: nobody can say here.
+
+        Processes that have been killed, and those that they started, hold it until they are gone. False is
+        "not yet", and what a driver that does not answer leaves us with: ask again, with a deadline. Takes at
+        most some tenths of a second, also where the driver hangs; never raises; from any thread.
+        """
 
     def close(self) -> None:
         """Close libraries and handles; may be called twice."""

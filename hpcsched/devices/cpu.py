@@ -70,6 +70,10 @@ class CpuSlots:
             for i, cores in enumerate(self._slots)
         ]
 
+    def free(self, device: Device) -> bool | None:
+        """True: a core keeps nothing of what ran there."""
+        return True
+
     def close(self) -> None:
         """Does nothing: nothing is open."""
 

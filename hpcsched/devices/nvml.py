@@ -14,9 +14,17 @@ from typing import Any
 
 from hpcsched.contract.variables import CUDA_DEVICES
 from hpcsched.core.model import Device
+from hpcsched.devices.bounded_call import BoundedCalls
 from hpcsched.devices.base import Sample
 
 MIB = 2.0**20
+
+FREE_SLACK_MIB = 64.0
+"""Memory above the least ever seen at which a device still counts as free (chosen): less than the smallest
+CUDA context takes (100 MiB and more), more than what the driver, or an MPS server without clients, keeps."""
+
+_ANSWER_WITHIN_S = 0.2
+"""How long `free` waits for the driver (chosen)."""
 
 _WORD_BITS = 64
 """The bits of C's unsigned long on Linux, in which NVML writes sets of cores."""
@@ -35,6 +43,8 @@ class _Gpu:
     board: str
     """UUID of the physical GPU: a MIG instance's errors are reported there."""
     ecc_at_start: int | None = None
+    idle_mib: float | None = None
+    """The least memory that has been seen in use: what the driver keeps, and others who share the GPU."""
     broken: str = ""
 
 
@@ -54,6 +64,7 @@ class NvmlDevices:
         self._inventory: tuple[Device, ...] = ()
         self._events: Any = None
         self._open = False
+        self._calls = BoundedCalls("nvml")
         try:
             import pynvml
         except ImportError as error:
@@ -115,6 +126,24 @@ class NvmlDevices:
         """One sample a device; a device that NVML failed on, or with a fatal error, stays unhealthy."""
         self._drain_events()
         return [self._sample(i, gpu) for i, gpu in enumerate(self._gpus)]
+
+    def free(self, device: Device) -> bool | None:
+        gpu = self._gpus[device.index]
+        answered, used = self._calls.call(lambda: self._used_mib(gpu), _ANSWER_WITHIN_S)
+        if not answered:
+            return False
+        if used is None or gpu.idle_mib is None:
+            return None
+        return used <= gpu.idle_mib + FREE_SLACK_MIB
+
+    def _used_mib(self, gpu: _Gpu) -> float | None:
+        """The memory in use; None where NVML does not say."""
+        memory = self._ask("nvmlDeviceGetMemoryInfo", gpu.handle)
+        if memory is None:
+            return None
+        used = float(memory.used / MIB)
+        gpu.idle_mib = used if gpu.idle_mib is None else min(used, gpu.idle_mib)
+        return used
 
     def close(self) -> None:
         if not self._open:
@@ -251,6 +280,7 @@ class NvmlDevices:
     def _watch(self) -> None:
         """Take what happened before us as given, and ask to be told of Xid errors where NVML can."""
         for gpu in self._gpus:
+            self._used_mib(gpu)
             # The site left this GPU in service with the errors it had; only new ones count.
             with contextlib.suppress(self._nvml.NVMLError):
                 gpu.ecc_at_start = self._uncorrected(gpu)

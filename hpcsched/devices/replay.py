@@ -32,5 +32,9 @@ class ReplayDevices:
         """Healthy samples without measurements."""
         return [Sample(gpu=device.index) for device in self._inventory]
 
+    def free(self, device: Device) -> bool | None:
+        """True: nothing is held."""
+        return True
+
     def close(self) -> None:
         """Does nothing: nothing is open."""

@@ -43,6 +43,9 @@ class DevicesConformance:
                 assert sample.memory_mib is None or sample.memory_mib >= 0
                 assert sample.healthy == (sample.why == "")
 
+    def test_devices_that_nobody_used_are_free_or_nobody_can_say(self, devices: Devices) -> None:
+        assert all(devices.free(device) is not False for device in devices.inventory())
+
     def test_close_twice(self, devices: Devices) -> None:
         devices.close()
         devices.close()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ class Gpu:
     ecc: int | None = 0
     lost: bool = False
     near: list[int] | None = None
+    used_mib: float | None = 512
 
 
 @dataclass
@@ -47,6 +49,7 @@ class FakeNvml:
     registered: list[str] = field(default_factory=list)
     shut: int = 0
     broken_driver: bool = False
+    hanging: threading.Event | None = None
     NVMLError: type[NvmlError] = NvmlError
     NVML_ERROR_NOT_SUPPORTED: int = NOT_SUPPORTED
     NVML_ERROR_NO_PERMISSION: int = NO_PERMISSION
@@ -93,7 +96,11 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> Any:
         self._alive(gpu)
-        return SimpleNamespace(total=int(140_000 * MIB), used=int(512 * MIB))
+        if self.hanging:
+            assert self.hanging.wait(60)
+        if gpu.used_mib is None:
+            raise NvmlError(NOT_SUPPORTED)
+        return SimpleNamespace(total=int(140_000 * MIB), used=int(gpu.used_mib * MIB))
 
     def nvmlDeviceGetUtilizationRates(self, gpu: Gpu) -> Any:
         if self._alive(gpu).busy is None:
@@ -331,3 +338,40 @@ def test_the_site_order_is_kept(install: Install, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     devices = NvmlDevices("h")
     assert devices.environment(devices.inventory())["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
+def test_a_gpu_is_free_when_its_memory_is_what_it_was(install: Install) -> None:
+    fake = install(four())
+    fake.gpus[1].used_mib = 900  # somebody else's, or of a process that is just leaving
+    devices = NvmlDevices("h")
+    gpu, other = devices.inventory()[:2]
+    assert devices.free(gpu) is True
+    fake.gpus[0].used_mib = 512 + 400  # a context is still there
+    assert devices.free(gpu) is False and devices.free(other) is True
+    fake.gpus[0].used_mib = 512 + 30  # what the driver keeps
+    assert devices.free(gpu) is True
+    fake.gpus[1].used_mib = 512
+    assert devices.free(other) is True
+    fake.gpus[1].used_mib = 900
+    assert devices.free(other) is False, "by now it is known what it needs without that process"
+
+
+def test_a_gpu_that_does_not_say_its_memory(install: Install) -> None:
+    fake = install(four())
+    devices = NvmlDevices("h")
+    fake.gpus[0].used_mib = None
+    fake.gpus[1].lost = True
+    assert devices.free(devices.inventory()[0]) is None
+    assert devices.free(devices.inventory()[1]) is None
+
+
+def test_a_hanging_driver_does_not_hold_up_who_asks_for_free_memory(install: Install) -> None:
+    fake = install(four())
+    devices = NvmlDevices("h")
+    go_on = threading.Event()
+    fake.hanging = go_on
+    assert devices.free(devices.inventory()[0]) is False
+    assert devices.free(devices.inventory()[1]) is False, "one call hangs, not one a question"
+    fake.hanging = None
+    go_on.set()
+    assert devices.free(devices.inventory()[0]) is True
