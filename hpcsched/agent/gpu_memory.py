@@ -46,10 +46,10 @@ class _Wait:
 
 
 class GpuMemory:
-    """Asks whether GPUs can be given on, in a thread of its own while somebody waits: drivers may hang.
+    """Asks whether GPUs can be given on, in a thread of its own while somebody waits.
 
     A GPU that was given on with memory in use is not waited for again until it has been seen free: somebody
-    else has it, and each job would pay for that. None is waited for while the driver hangs.
+    else has it, or the driver hangs, and each job would pay for that.
 
     Args:
         free: `Devices.free`.
@@ -72,7 +72,6 @@ class GpuMemory:
         self._in_use: set[int] = set()
         """GPUs that were given on with memory in use."""
         self._thread: threading.Thread | None = None
-        self._asking_since: float | None = None
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def fileno(self) -> int:
@@ -96,7 +95,7 @@ class GpuMemory:
         wait = self._waits.get(who)
         if wait is None:
             gpus = {device.index: device for device in devices if device.memory_mib is not None}
-            if not gpus or within_s <= 0 or self._hangs():
+            if not gpus or within_s <= 0:
                 return True
             self._begin(who, _Wait(gpus, left, self._clock()))
             return False
@@ -122,10 +121,6 @@ class GpuMemory:
             fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def _hangs(self) -> bool:
-        since = self._asking_since
-        return since is not None and self._clock() - since > FREE_WITHIN_S
 
     def _given_on(self, wait: _Wait) -> str:
         """Note what is given on in use, and say so."""
@@ -173,10 +168,7 @@ class GpuMemory:
         if wait.left():
             return False
         for gpu, device in wait.gpus.items():
-            self._asking_since = self._clock()
-            free = self._free(device)
-            self._asking_since = None
-            if free is not False:
+            if self._free(device) is not False:
                 self._in_use.discard(gpu)
             elif gpu not in self._in_use:
                 return False

@@ -13,10 +13,10 @@ from hpcsched.core.model import Device
 class Sample:
     """One device at one moment: utilisation 0..1 and used memory in MiB, None where it is not measured.
 
-            An unhealthy device must not be used; `why` is the reason. It may be healthy again in a later sample: the
-        backend asks again whether what was wrong has passed, and says so only when it has. `age_s`: how many seconds
-    ago this was measured, where it has come from another host.
-        """
+    An unhealthy device must not be used; `why` is the reason. It may be healthy again in a later sample: the
+    backend asks again whether what was wrong has passed, and says so only when it has. `age_s`: how many
+    seconds ago this was measured, where it has come from another host.
+    """
 
     gpu: int
     utilisation: float | None = None
