@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from livebench import Bench, job
 from places import DATA
+
+from hpcsched.agent.gpu_memory import FREE_WITHIN_S
+from hpcsched.launch.base import LaunchPlan
+from hpcsched.testing.nodes import code_of, local_hosts, pump_until
 
 
 @pytest.fixture
@@ -31,3 +36,34 @@ def test_the_next_job_finds_the_memory_free_that_a_child_of_the_last_one_still_h
     done = bench("run", jobs, "--devices", "cuda:1")
     assert done.returncode == 0, done.stderr
     assert "given on" not in done.stderr
+
+
+def test_so_it_is_on_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = tmp_path / "used"
+    used.write_text("0")
+    monkeypatch.setenv("NVML_PLAYED", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(DATA / "gpu"), *sys.path[1:]]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with local_hosts(tmp_path, ["a"], devices="cuda") as hosts:
+        argv = ("sh", "-c", f"echo 500 > {used}")
+        first = LaunchPlan(
+            job_id=1,
+            attempt=1,
+            argv=argv,
+            cwd=tmp_path,
+            folder=tmp_path,
+            output=tmp_path / "out",
+            devices=hosts.inventory()[:1],
+        )
+        workers = hosts.launch(first)
+        pump_until(hosts, lambda: used.read_text() == "500\n")
+        with pytest.raises(TimeoutError):
+            code_of(hosts, workers, deadline_s=0.5)
+        used.unlink()
+        assert code_of(hosts, workers) == 0
+        workers.close()
+        used.write_text("500")
+        hosts.drain()
+        workers = hosts.launch(first)
+        assert code_of(hosts, workers, deadline_s=FREE_WITHIN_S / 2) == 0, "nobody gets it in a drain"
+        workers.close()
