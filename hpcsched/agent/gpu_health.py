@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hpcsched.core import events as ev
+from hpcsched.core.model import ComputeMode, Device
 from hpcsched.store.status import MeasuredGpu
 
 if TYPE_CHECKING:
@@ -136,6 +137,34 @@ class GpuHealth:
         if back := (self._late - late) & self._ledger.devices.keys():
             self._tell(f"samples of {_named(back)} come again")
         self._late = late
+
+
+def compute_modes(devices: Iterable[Device]) -> dict[ComputeMode, str]:
+    """A line for each compute mode in which GPUs let fewer processes in than usual."""
+    of: dict[ComputeMode, set[int]] = {}
+    for device in devices:
+        of.setdefault(device.compute_mode, set()).add(device.index)
+    means = {
+        ComputeMode.PROHIBITED: "no process can use {it}",
+        ComputeMode.EXCLUSIVE_PROCESS: "one process at a time: no job shares {it} with a background job in "
+        "a process of its own",
+    }
+    return {
+        mode: f"{_named(of[mode])}: compute mode {mode}: "
+        + said.format(it="it" if len(of[mode]) == 1 else "them")
+        for mode, said in means.items()
+        if mode in of
+    }
+
+
+def prohibited(devices: Iterable[Device], at: float) -> list[ev.Event]:
+    """The loss of the GPUs that no process can use; `at`: now, on the run's clock."""
+    why = f"its compute mode is {ComputeMode.PROHIBITED}"
+    return [
+        ev.DeviceLost(at=at, gpu=device.index, why=why)
+        for device in devices
+        if device.compute_mode is ComputeMode.PROHIBITED
+    ]
 
 
 def _named(gpus: frozenset[int] | set[int]) -> str:

@@ -23,7 +23,7 @@ from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.cpu_cores import CPUS_PER_GPU
 from hpcsched.agent.effects import Effects
-from hpcsched.agent.gpu_health import GpuHealth
+from hpcsched.agent.gpu_health import GpuHealth, compute_modes, prohibited
 from hpcsched.agent.gpu_memory import GpuMemory
 from hpcsched.agent.hosts import Hosts, describe_allocation, node_agents, this_host
 from hpcsched.agent.inbox import Inbox
@@ -283,12 +283,14 @@ def run(
             say(note)
         for job_id, what in edits.said.items():
             say(f"job {machine.run.jobs[job_id].spec.name}: {what}")
+        for line in compute_modes(hosts.inventory).values():
+            say(line)
         if allocation.kind != "none":
             say(describe_allocation(allocation, hosts))
             if _without_exec(os.environ):
                 say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:
-            outcome = agent.run([started, *new_jobs])
+            outcome = agent.run([started, *prohibited(hosts.inventory, started.at), *new_jobs])
             if outcome is RunOutcome.STOPPED:
                 # From here on the batch system's signals would only keep us from coming back.
                 for number in allocation.ends_by:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcsched.contract.variables import CUDA_DEVICES
-from hpcsched.core.model import Device
+from hpcsched.core.model import ComputeMode, Device
 from hpcsched.devices.bounded_call import BoundedCalls
 from hpcsched.devices.base import Sample
 
@@ -31,6 +31,10 @@ _WORD_BITS = 64
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Xid errors that a program causes; the device stays usable (NVIDIA's list of Xid errors)."""
+
+
+_COMPUTE_MODES = {2: ComputeMode.PROHIBITED, 3: ComputeMode.EXCLUSIVE_PROCESS}
+"""NVML_COMPUTEMODE_*."""
 
 
 @dataclass(slots=True)
@@ -219,6 +223,9 @@ class NvmlDevices:
             kind=_text(name) if name is not None else "cuda",
             handle=gpu.name,
             memory_mib=None if memory is None else memory.total / MIB,
+            compute_mode=_COMPUTE_MODES.get(
+                self._ask("nvmlDeviceGetComputeMode", gpu.handle), ComputeMode.DEFAULT
+            ),
         )
 
     def _cores_near(self, gpu: _Gpu) -> frozenset[int] | None:

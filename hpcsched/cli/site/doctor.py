@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from hpcsched.errors import BadEnvironment, BatchError, HpcschedError
 
 if TYPE_CHECKING:
     from hpcsched.batch.base import Allocation, BatchSystem
-    from hpcsched.core.model import PythonEnvironment
+    from hpcsched.core.model import Device, PythonEnvironment
     from hpcsched.launch.interpreters import Interpreter, Interpreters
 
 _BUNDLE = f"Write all that a ticket needs ({USUAL}), at most 16 MiB before compression."
@@ -204,9 +204,18 @@ def _devices(spec: str, environment: PythonEnvironment | None, *, granted: int) 
         gpus = opened.environment(inventory).get("CUDA_VISIBLE_DEVICES")
         interpreter = _trainers(environment) if gpus else None
         checked = check_gpus(opened, inventory, interpreter) if interpreter else []
-        return [("devices", bool(inventory), text), *checked]
+        return [("devices", bool(inventory), text), *_compute_modes(inventory), *checked]
     finally:
         opened.close()
+
+
+def _compute_modes(devices: Sequence[Device]) -> Iterator[Finding]:
+    """What GPUs do not let processes do."""
+    from hpcsched.agent.gpu_health import compute_modes
+    from hpcsched.core.model import ComputeMode
+
+    for mode, line in compute_modes(devices).items():
+        yield "compute mode", mode is not ComputeMode.PROHIBITED, line
 
 
 def _allocation(system: BatchSystem, findings: list[Finding]) -> Allocation | None:

@@ -1,7 +1,7 @@
 """NVML as it is on a host with two GPUs, for processes that find it before the real one.
 
 Where the variable NVML_PLAYED names a folder, its file `used` has the MiB that are in use on each GPU, and a
-GPU is lost while there is a file of its number.
+GPU is lost while there is a file of its number; `compute_mode` has NVML's number of the mode of all.
 """
 
 import os
@@ -43,6 +43,11 @@ def _memory(index):
     return SimpleNamespace(total=80 << 30, used=_used_mib() << 20)
 
 
+def _compute_mode(index):
+    modes = _played("compute_mode")
+    return int(modes.read_text()) if modes and modes.exists() else 0
+
+
 _ANSWERS = {
     "nvmlInit": lambda: None,
     "nvmlShutdown": lambda: None,
@@ -51,6 +56,7 @@ _ANSWERS = {
     "nvmlDeviceGetUUID": lambda index: f"GPU-{index}",
     "nvmlDeviceGetName": lambda index: "NVIDIA H100",
     "nvmlDeviceGetMemoryInfo": _memory,
+    "nvmlDeviceGetComputeMode": _compute_mode,
 }
 
 

@@ -1,4 +1,4 @@
-"""Runs on GPUs that NVML, which is played, sees: their memory is free before they are given on."""
+"""Runs on GPUs that NVML, which is played, sees: what it says of their memory and of their compute mode."""
 
 from __future__ import annotations
 
@@ -67,3 +67,14 @@ def test_so_it_is_on_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         workers = hosts.launch(first)
         assert code_of(hosts, workers, deadline_s=FREE_WITHIN_S / 2) == 0, "nobody gets it in a drain"
         workers.close()
+
+
+@pytest.mark.parametrize(("number", "mode"), [(2, "PROHIBITED"), (3, "EXCLUSIVE_PROCESS")])
+def test_a_run_says_in_which_compute_mode_its_gpus_are(
+    bench: Bench, nvml: Path, number: int, mode: str
+) -> None:
+    (nvml / "compute_mode").write_text(str(number))
+    done = bench("run", bench.set_of(job("a", "exit 0", gpus=1)), "--devices", "cuda")
+    assert f"GPUs 0,1: compute mode {mode}: " in done.stderr
+    lost = {} if number == 3 else dict.fromkeys("01", "its compute mode is PROHIBITED")
+    assert (done.returncode, bench.status()["run"]["lost_gpus"]) == (75 if lost else 0, lost)

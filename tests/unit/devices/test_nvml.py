@@ -38,6 +38,7 @@ class Gpu:
     lost: bool = False
     near: list[int] | None = None
     used_mib: float | None = 512
+    compute_mode: int = 0
 
 
 @dataclass
@@ -93,6 +94,11 @@ class FakeNvml:
 
     def nvmlDeviceGetName(self, gpu: Gpu) -> str | bytes:
         return gpu.name
+
+    def nvmlDeviceGetComputeMode(self, gpu: Gpu) -> int:
+        if gpu.parent:
+            raise NvmlError(NOT_SUPPORTED)
+        return gpu.compute_mode
 
     def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> Any:
         self._alive(gpu)
@@ -375,3 +381,9 @@ def test_a_hanging_driver_does_not_hold_up_who_asks_for_free_memory(install: Ins
     fake.hanging = None
     go_on.set()
     assert devices.free(devices.inventory()[0]) is True
+
+
+def test_the_compute_mode_is_known(install: Install) -> None:
+    install(gpus=[Gpu(f"GPU-{mode}", compute_mode=mode) for mode in range(4)])
+    modes = [device.compute_mode.value for device in NvmlDevices("here").inventory()]
+    assert modes == ["DEFAULT", "DEFAULT", "PROHIBITED", "EXCLUSIVE_PROCESS"], "1 is of before CUDA 8"

@@ -203,6 +203,18 @@ def test_gpus_that_torch_cannot_use_are_a_problem(monkeypatch: pytest.MonkeyPatc
     assert not found["GPU 0"]["ok"] and found["GPU 0"]["found"].startswith(f"torch {torch.__version__}")
 
 
+@pytest.mark.parametrize(("number", "mode", "ok"), [(2, "PROHIBITED", False), (3, "EXCLUSIVE_PROCESS", True)])
+def test_a_compute_mode_that_keeps_processes_out_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, mode: str, ok: bool
+) -> None:
+    two_gpus(monkeypatch)
+    monkeypatch.setenv("NVML_PLAYED", str(tmp_path))
+    (tmp_path / "compute_mode").write_text(str(number))
+    monkeypatch.setattr(gpu_check, "PROGRAM", ("-c", "print('{}')"))
+    found = findings("--devices", "cuda", code=1)["compute mode"]
+    assert found["ok"] is ok and found["found"].startswith(f"GPUs 0,1: compute mode {mode}: ")
+
+
 @pytest.mark.parametrize(
     ("program", "ok", "says"),
     [
