@@ -155,7 +155,7 @@ class Agent:
         self._pump()
         events += self._r.ending.events()
         events += self._r.effects.collect()
-        events += self._r.gpu_health.look(self._clock.now(), events)
+        events += self._r.gpu_watch.look(self._clock.now(), events)
         self._tell_of_gpus(events)
         events += self._hosts_lost()  # which has been told already
         now = time.monotonic()

@@ -12,7 +12,7 @@ from hpcsched.agent.admission import Admission
 from hpcsched.agent.allocation.ending import AllocationEnd
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
-from hpcsched.agent.gpu_health import GpuHealth
+from hpcsched.agent.gpu_watch import GpuWatch
 from hpcsched.agent.inbox import Inbox
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
@@ -69,7 +69,7 @@ class Resources:
     effects: Effects
     inbox: Inbox
     snapshot: SnapshotWriter
-    gpu_health: GpuHealth
+    gpu_watch: GpuWatch
     clock: RunClock
     selector: selectors.BaseSelector
     observer: Observer

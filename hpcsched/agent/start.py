@@ -23,8 +23,8 @@ from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.cpu_cores import CPUS_PER_GPU
 from hpcsched.agent.effects import Effects
-from hpcsched.agent.gpu_health import GpuHealth, compute_modes, prohibited
 from hpcsched.agent.gpu_memory import GpuMemory
+from hpcsched.agent.gpu_watch import GpuWatch, compute_modes, prohibited
 from hpcsched.agent.hosts import Hosts, describe_allocation, node_agents, this_host
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.launch_plans import FindLayers, Site, output_path
@@ -227,13 +227,13 @@ def run(
             if job.attempt:
                 snapshot.output_of(job.id, str(output_path(job, site, job.attempt, _host_of(job, hosts))))
         monitor = Monitor(hosts.sample, interval_s=request.monitor_s)
-        gpu_health = GpuHealth(
+        gpu_watch = GpuWatch(
             monitor,
             machine.ledger,
             publish=lambda samples: setattr(snapshot, "samples", samples),
             tell=say,
         )
-        memory = GpuMemory(hosts.free, tell=say, used_mib=gpu_health.used_mib) if hosts.free else None
+        memory = GpuMemory(hosts.free, tell=say, used_mib=gpu_watch.used_mib) if hosts.free else None
         if memory:
             stack.callback(memory.close)
         effects = Effects(
@@ -266,7 +266,7 @@ def run(
             effects=effects,
             inbox=Inbox(rundir),
             snapshot=snapshot,
-            gpu_health=gpu_health,
+            gpu_watch=gpu_watch,
             clock=clock,
             selector=selector,
             observer=observer,

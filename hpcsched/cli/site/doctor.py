@@ -211,7 +211,7 @@ def _devices(spec: str, environment: PythonEnvironment | None, *, granted: int) 
 
 def _compute_modes(devices: Sequence[Device]) -> Iterator[Finding]:
     """What GPUs do not let processes do."""
-    from hpcsched.agent.gpu_health import compute_modes
+    from hpcsched.agent.gpu_watch import compute_modes
     from hpcsched.core.model import ComputeMode
 
     for mode, line in compute_modes(devices).items():

@@ -31,7 +31,7 @@ MOST_LOSSES = 2
 costs an attempt each time."""
 
 
-class GpuHealth:
+class GpuWatch:
     """Turns samples into events, and into what `status` shows.
 
     A driver that hangs is no proof of a dead GPU: it may wait for a reset of another one, and trainings go on

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpcsched.agent.gpu_health import MOST_LOSSES, OLD_AFTER_S, UNKNOWN_AFTER_S, WELL_FOR_S, GpuHealth
+from hpcsched.agent.gpu_watch import MOST_LOSSES, OLD_AFTER_S, UNKNOWN_AFTER_S, WELL_FOR_S, GpuWatch
 from hpcsched.core import events as ev
 from hpcsched.devices import Sample
 from hpcsched.store.status import MeasuredGpu
@@ -28,7 +28,7 @@ class Played:
         self.shown: dict[int, MeasuredGpu] = {}
         self._next: list[Sample] | None = None
         self.machine = Driver(gpus=gpus).machine
-        self.health = GpuHealth(
+        self.health = GpuWatch(
             self,  # type: ignore[arg-type]
             self.machine.ledger,
             publish=lambda samples: setattr(self, "shown", samples),
