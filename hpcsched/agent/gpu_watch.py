@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcsched.core import events as ev
 from hpcsched.core.model import ComputeMode, Device
+from hpcsched.printing import gpus
 from hpcsched.store.status import MeasuredGpu
 
 if TYPE_CHECKING:
@@ -131,11 +132,11 @@ class GpuWatch:
         late = frozenset(ages)
         if new := late - self._late:
             self._tell(
-                f"no sample of {_named(new)} for {max(ages[gpu] for gpu in new):.0f} s: the driver does not "
+                f"no sample of {gpus(new)} for {max(ages[gpu] for gpu in new):.0f} s: the driver does not "
                 f"answer; jobs go on, and {_their(new)} health is unknown if it still does not"
             )
         if back := (self._late - late) & self._ledger.devices.keys():
-            self._tell(f"samples of {_named(back)} come again")
+            self._tell(f"samples of {gpus(back)} come again")
         self._late = late
 
 
@@ -150,7 +151,7 @@ def compute_modes(devices: Iterable[Device]) -> dict[ComputeMode, str]:
         "a process of its own",
     }
     return {
-        mode: f"{_named(of[mode])}: compute mode {mode}: "
+        mode: f"{gpus(of[mode])}: compute mode {mode}: "
         + said.format(it="it" if len(of[mode]) == 1 else "them")
         for mode, said in means.items()
         if mode in of
@@ -167,9 +168,5 @@ def prohibited(devices: Iterable[Device], at: float) -> list[ev.Event]:
     ]
 
 
-def _named(gpus: frozenset[int] | set[int]) -> str:
-    return f"GPU{'s' * (len(gpus) > 1)} {','.join(map(str, sorted(gpus)))}"
-
-
-def _their(gpus: frozenset[int]) -> str:
-    return "their" if len(gpus) > 1 else "its"
+def _their(numbers: frozenset[int]) -> str:
+    return "their" if len(numbers) > 1 else "its"

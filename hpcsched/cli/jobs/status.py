@@ -15,6 +15,7 @@ from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, jso
 from hpcsched.cli.jobs import about_batches, about_cpu
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
+from hpcsched.printing import gpus as named
 from hpcsched.store.status import (
     JobStatus,
     RunStatus,
@@ -265,8 +266,7 @@ def silent_gpus(found: Status) -> list[str]:
         if gpu.sample_age_s is not None:
             ages.setdefault(gpu.health, {})[gpu.index] = gpu.sample_age_s
     return [
-        f"no sample of {'GPU' if len(of) == 1 else 'GPUs'} {','.join(map(str, of))} for "
-        f"{clock(max(of.values()))}: the driver does not answer"
+        f"no sample of {named(of)} for {clock(max(of.values()))}: the driver does not answer"
         + (f"; {'its' if len(of) == 1 else 'their'} health is unknown" if health == "unknown" else "")
         for health, of in ages.items()
     ]

@@ -75,6 +75,6 @@ def test_a_run_says_in_which_compute_mode_its_gpus_are(
 ) -> None:
     (nvml / "compute_mode").write_text(str(number))
     done = bench("run", bench.set_of(job("a", "exit 0", gpus=1)), "--devices", "cuda")
-    assert f"GPUs 0,1: compute mode {mode}: " in done.stderr
+    assert f"GPUs 0-1: compute mode {mode}: " in done.stderr
     lost = {} if number == 3 else dict.fromkeys("01", "its compute mode is PROHIBITED")
     assert (done.returncode, bench.status()["run"]["lost_gpus"]) == (75 if lost else 0, lost)

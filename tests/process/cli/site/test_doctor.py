@@ -212,7 +212,7 @@ def test_a_compute_mode_that_keeps_processes_out_is_said(
     (tmp_path / "compute_mode").write_text(str(number))
     monkeypatch.setattr(gpu_check, "PROGRAM", ("-c", "print('{}')"))
     found = findings("--devices", "cuda", code=1)["compute mode"]
-    assert found["ok"] is ok and found["found"].startswith(f"GPUs 0,1: compute mode {mode}: ")
+    assert found["ok"] is ok and found["found"].startswith(f"GPUs 0-1: compute mode {mode}: ")
 
 
 @pytest.mark.parametrize(
