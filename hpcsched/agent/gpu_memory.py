@@ -37,11 +37,15 @@ def time_to_wait_s(deadline: Deadline, clock: RunClock) -> float:
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """One that waits: the GPUs by number, and how many killed processes have not ended."""
+    """One that waits, for these GPUs and for what was killed.
+
+    `left`: how many of those processes have not ended. `busy`: the GPUs that are not known to be free.
+    """
 
     gpus: dict[int, Device]
     left: Callable[[], int]
     since: float
+    busy: tuple[int, ...]
     over: bool = False
 
 
@@ -97,7 +101,7 @@ class GpuMemory:
             gpus = {device.index: device for device in devices if device.memory_mib is not None}
             if not gpus or within_s <= 0:
                 return True
-            self._begin(who, _Wait(gpus, left, self._clock()))
+            self._begin(who, _Wait(gpus, left, self._clock(), tuple(gpus)))
             return False
         late = self._clock() - wait.since >= within_s
         if not (wait.over or late):
@@ -124,17 +128,17 @@ class GpuMemory:
 
     def _given_on(self, wait: _Wait) -> str:
         """Note what is given on in use, and say so."""
-        if left := wait.left():
-            rest = f"{left} killed process{'es have' if left > 1 else ' has'} not ended"
-        else:
-            rest = "no process of its job is left"
-        said = []
+        left, said = wait.left(), []
         for gpu in wait.gpus:
-            self._in_use.add(gpu)
             used = self._used_mib(gpu)
-            said.append(f"GPU {gpu} ({'memory' if used is None else f'{used:.0f} MiB'} in use)")
-        waited_s = self._clock() - wait.since
-        return f"{', '.join(said)} given on after {waited_s:.0f} s: {rest}"
+            in_use = " (memory in use)" if used is None else f" ({used:.0f} MiB in use)"
+            said.append(f"GPU {gpu}{in_use if gpu in wait.busy else ''}")
+        self._in_use.update(wait.busy)
+        after_s = self._clock() - wait.since
+        rest = {0: "no killed process has", 1: "a killed process has"}.get(
+            left, f"{left} killed processes have"
+        )
+        return f"{', '.join(said)} given on after {after_s:.0f} s: {rest} yet to end"
 
     # --- the thread -------------------------------------------------------------------------
 
@@ -165,11 +169,7 @@ class GpuMemory:
             time.sleep(max(period_s, took_s * IDLE_FRACTION / (1 - IDLE_FRACTION)))
 
     def _is_free(self, wait: _Wait) -> bool:
-        if wait.left():
-            return False
-        for gpu, device in wait.gpus.items():
-            if self._free(device) is not False:
-                self._in_use.discard(gpu)
-            elif gpu not in self._in_use:
-                return False
-        return True
+        busy = {gpu for gpu, device in wait.gpus.items() if self._free(device) is False}
+        self._in_use -= wait.gpus.keys() - busy
+        wait.busy = tuple(sorted(busy - self._in_use))
+        return not wait.busy and not wait.left()
