@@ -135,10 +135,9 @@ class GpuMemory:
             said.append(f"GPU {gpu}{in_use if gpu in wait.busy else ''}")
         self._in_use.update(wait.busy)
         after_s = self._clock() - wait.since
-        rest = {0: "no killed process has", 1: "a killed process has"}.get(
-            left, f"{left} killed processes have"
+        return (
+            f"{', '.join(said)} given on after {after_s:.0f} s; killed processes that have not ended: {left}"
         )
-        return f"{', '.join(said)} given on after {after_s:.0f} s: {rest} yet to end"
 
     # --- the thread -------------------------------------------------------------------------
 

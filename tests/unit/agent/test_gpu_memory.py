@@ -112,7 +112,7 @@ def test_after_the_deadline_it_is_given_on_and_said(driver: Played) -> None:
     driver.killed = 2
     assert driver.free("a", gpu(0), gpu(3))
     assert driver.said == [
-        "GPU 0 (1234 MiB in use), GPU 3 given on after 10 s: 2 killed processes have yet to end"
+        "GPU 0 (1234 MiB in use), GPU 3 given on after 10 s; killed processes that have not ended: 2"
     ]
 
 
