@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hpcsched.contract.visibility import Visibility
 from hpcsched.core.model import Device
 
 
@@ -34,6 +35,10 @@ class Devices(Protocol):
         """Seconds of the profile that pass in one second of the clock; 1.0 except for `replay`."""
 
     @property
+    def visibility(self) -> Visibility:
+        """How devices of this kind are shown to a process."""
+
+    @property
     def kind(self) -> str:
         """The device type that profiles are looked up by, e.g. "NVIDIA H200", "cpu", "replay"."""
 
@@ -43,6 +48,10 @@ class Devices(Protocol):
     def environment(self, devices: Sequence[Device]) -> dict[str, str]:
         """The variables that show these devices, and no other GPU, to the workers of one group, and that set
         the threads of a rank on one of them."""
+
+    def numbered(self, devices: Sequence[Device]) -> dict[str, str]:
+        """The variables of `environment` that name the devices, for programs that read these names as
+        numbers; empty where devices have none, or are not shown."""
 
     def cpus(self, device: Device) -> frozenset[int] | None:
         """The cores to pin this device's worker to; None: leave it where it is."""

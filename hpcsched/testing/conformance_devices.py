@@ -26,7 +26,11 @@ class DevicesConformance:
     def test_environment_always_says_which_gpus(self, devices: Devices) -> None:
         for chosen in (devices.inventory()[:1], devices.inventory()[1::-1]):
             env = devices.environment(chosen)
-            assert env["CUDA_VISIBLE_DEVICES"] in ("", ",".join(d.handle for d in chosen))
+            names = env[devices.visibility.variable]
+            assert names in devices.visibility.none or names == ",".join(d.handle for d in chosen)
+            numbers = devices.numbered(chosen)
+            assert numbers.keys() <= env.keys()
+            assert not numbers or len(numbers[devices.visibility.variable].split(",")) == len(chosen)
             assert all(isinstance(k, str) and isinstance(v, str) for k, v in env.items())
 
     def test_cpus_are_cores_we_may_use(self, devices: Devices) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcsched.contract.visibility import CUDA
 from hpcsched.core.model import Device
 from hpcsched.devices.base import Sample
 
@@ -14,6 +15,8 @@ class FakeDevices:
     `lose` breaks a device, whatever the script says, and `mend` mends it. `memory_free` is what `free`
     answers by index, True for those that it does not name. `closed` counts the calls of `close`.
     """
+
+    visibility = CUDA
 
     def __init__(
         self,
@@ -46,7 +49,10 @@ class FakeDevices:
         return self._inventory
 
     def environment(self, devices: Sequence[Device]) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": ""}
+        return CUDA.hidden()
+
+    def numbered(self, devices: Sequence[Device]) -> dict[str, str]:
+        return {}
 
     def cpus(self, device: Device) -> frozenset[int] | None:
         return self._cores[device.index] if self._cores else None

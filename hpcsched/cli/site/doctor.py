@@ -201,7 +201,7 @@ def _devices(spec: str, environment: PythonEnvironment | None, *, granted: int) 
         if spec == "auto" and granted and opened.kind == "cpu":
             said = f"{plural(granted, 'GPU')} granted, but NVML sees none: it would be {text}"
             return [("devices", False, said)]
-        gpus = opened.environment(inventory).get("CUDA_VISIBLE_DEVICES")
+        gpus = opened.environment(inventory).get(opened.visibility.variable)
         interpreter = _trainers(environment) if gpus else None
         checked = check_gpus(opened, inventory, interpreter) if interpreter else []
         return [("devices", bool(inventory), text), *_compute_modes(inventory), *checked]
