@@ -63,8 +63,8 @@ class GpuHealth:
     """Whether one GPU, or MIG instance, may be used. Times are seconds of any clock that does not go back.
 
     What passes: an error of NVML, when it answers again; what the driver asked for, when it asks no more;
-    counted memory errors, when the count is back (a reset clears it). A fatal Xid passes only with what the
-    driver asked for: without that nobody can see that a reset has been.
+    counted memory errors, when the count is back (a reset clears it). A fatal Xid passes only together with
+    one of the first two: without that nobody can see that the GPU has been reset.
     """
 
     def __init__(self, first: Reading | None = None) -> None:
@@ -75,8 +75,8 @@ class GpuHealth:
         self._errors_at_start = first.memory_errors or 0
         self._remap_failed_at_start = bool(first.remap_failed)
         self._driver_says = first.recovery is not None
-        self._asked_for_recovery = False
-        self._lasting = False
+        self._reset_shows = False  # the driver, or NVML, says itself that it cannot be used now
+        self._lasting = False  # a fatal Xid
         self._unknown = 0
         self._ask_at, self._period_s = 0.0, ASK_AGAIN_S
 
@@ -101,15 +101,16 @@ class GpuHealth:
         self._driver_says = reading.recovery is not None
         if complaint := self._complaint(reading):
             self._condemn(complaint, now)
-        elif self.why and self._lasting and not self._asked_for_recovery:
+        elif self.why and self._lasting and not self._reset_shows:
             self._put_off(now)
         else:
-            self.why, self._lasting, self._asked_for_recovery = "", False, False
+            self.why, self._lasting, self._reset_shows = "", False, False
 
     def failed(self, trouble: Trouble, said: str, now: float, *, alone: bool) -> None:
         """NVML has answered with an error; `alone`: about this GPU, and not about all others that it was
         asked about just now."""
         self._unknown = self._unknown + 1 if trouble is Trouble.UNKNOWN and alone else 0
+        self._reset_shows |= trouble is Trouble.GONE
         if trouble is Trouble.GONE or self._unknown >= UNKNOWN_IN_A_ROW:
             self._condemn(f"NVML: {said}", now)
         elif self.why:
@@ -117,7 +118,7 @@ class GpuHealth:
 
     def _complaint(self, reading: Reading) -> str:
         if reading.recovery in RECOVERY:
-            self._asked_for_recovery = True
+            self._reset_shows = True
             return f"the driver asks for {RECOVERY[reading.recovery]}"
         if reading.recovery is not None:
             return ""  # it knows of all memory errors, and which of them were contained

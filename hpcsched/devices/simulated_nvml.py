@@ -24,6 +24,7 @@ DRIVER_NOT_LOADED, TIMEOUT, NO_FUNCTION, LOST, RESET_REQUIRED, UNKNOWN = 9, 10, 
 _NO_INSTANCE = 0xFFFFFFFF
 _RECOVERY_ACTION = 230
 _OFF_THE_BUS = 79
+_RESET, _DRAIN_AND_RESET = 1, 4
 _SAID = {
     INVALID_ARGUMENT: "Invalid Argument",
     NOT_SUPPORTED: "Not Supported",
@@ -172,7 +173,8 @@ class SimulatedNvml:
     def _xid(self, board: SimulatedGpu, gpu: SimulatedGpu, number: int) -> None:
         self.events.append((board, number, *gpu.numbers))
         if number in FATAL_XIDS and board.recovery is not None:
-            board.recovery = 2 if number == _OFF_THE_BUS else 1
+            # After one in a MIG instance the others go on, and the board is to be reset when they are done.
+            board.recovery = _RESET if gpu is board else _DRAIN_AND_RESET
         if number == _OFF_THE_BUS:
             for one in (board, *board.instances):
                 one.error = LOST

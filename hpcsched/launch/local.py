@@ -67,8 +67,7 @@ class LocalLauncher:
 
     Args:
         cpus: the cores to pin a device's rank to, or None (`Devices.cpus`).
-        device_env: the variables that show devices to a program (`Devices.environment`).
-        numbered: the same for programs that read the names as numbers (`Devices.numbered`).
+        device_env, numbered: the variables that show devices to a program (see `Devices`).
         shielded: signals that a batch system sends to all of a job's processes, and that only we
             understand. Workers ignore them, and so does what they start, unless they say otherwise
             themselves; but for SIGTERM, by which we and many programs end processes of ours and theirs.

@@ -41,7 +41,10 @@ Finding = tuple[str, bool, str]
 @click.command()
 @dir_option
 @option(
-    "--devices", metavar="SPEC", default="auto", help="Devices: auto, cuda[:N], cpu:N or replay:N[@SPEED]."
+    "--devices",
+    metavar="SPEC",
+    default="auto",
+    help="Devices: auto, cuda[:N], cpu:N, replay:N[@SPEED] or replay:NODE.toml[@SPEED].",
 )
 @option("--batch", metavar="KIND", default="auto", help="Batch system: auto, slurm, lsf or none.")
 @option(
