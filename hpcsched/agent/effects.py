@@ -166,8 +166,6 @@ class Effects:
             attempt.watched.add(workers.progress_fd)
             self._selector.register(workers.progress_fd, EVENT_READ, ("progress", attempt))
         self._attempts[job.id] = attempt
-        if self._memory:
-            self._memory.taken(action.gpus)
         self._launched.add(job.id)
         self.outputs[job.id] = plan.output
         host = devices[0].host

@@ -92,31 +92,28 @@ class GpuMemory:
     ) -> bool:
         """Whether `who` may give these devices on; to be called again until it is so. Never blocks.
 
-        `left`: how many processes have not ended that were killed. Devices without memory of their own (CPU
-        slots, simulated GPUs) are given on at once. `within_s`: seconds since the first call after which they
-        are given on anyway; it may become less.
+        `devices` may become fewer: those that somebody else has got meanwhile, or that were lost, are waited
+        for no more. Those without memory of their own (CPU slots, simulated GPUs) are given on at once.
+        `left`: how many processes have not ended that were killed. `within_s`: seconds since the first call
+        after which they are given on anyway; it may become less.
         """
+        gpus = {device.index: device for device in devices if device.memory_mib is not None}
         wait = self._waits.get(who)
         if wait is None:
-            gpus = {device.index: device for device in devices if device.memory_mib is not None}
             if not gpus or within_s <= 0:
                 return True
             self._begin(who, _Wait(gpus, left, self._clock(), tuple(gpus)))
             return False
+        if gpus.keys() < wait.gpus.keys():
+            wait.gpus = gpus
         late = self._clock() - wait.since >= within_s
         if not (wait.over or late):
             return False
         with self._lock:
             del self._waits[who]
-        if not wait.over and within_s > 0:
+        if not wait.over and within_s > 0 and wait.gpus:
             self._tell(self._given_on(wait))
         return True
-
-    def taken(self, gpus: Iterable[int]) -> None:
-        """Note that these GPUs have somebody else already: nobody waits for their memory any more."""
-        with self._lock:
-            for wait in self._waits.values():
-                wait.gpus = {gpu: device for gpu, device in wait.gpus.items() if gpu not in gpus}
 
     def close(self) -> None:
         """Ask no more. A thread that hangs in the driver is left behind."""

@@ -266,7 +266,6 @@ class NodeAgent:
             self._send(protocol.LaunchFailed(order.part, str(error), error.transient))
             return
         watcher = self._parts[order.part] = PartWatcher(order, workers, time.monotonic())
-        self._memory.taken(order.devices)
         for descriptor in workers.pidfds:
             self._selector.register(descriptor, selectors.EVENT_READ, ("exit", watcher))
         if workers.progress_fd is not None:

@@ -39,8 +39,6 @@ class Memory:
         self.asked = [device.index for device in devices], within_s
         return self.is_free or not self.asked[0]
 
-    def taken(self, gpus: Iterable[int]) -> None: ...
-
     def fileno(self) -> int:
         return 0
 
