@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_SHORT = len("GPU-") + 8
+"""The first of the five parts of a UUID."""
+
 
 @dataclass(frozen=True)
 class Visibility:
@@ -30,6 +33,10 @@ class Visibility:
     part: str
     hides: tuple[tuple[str, str], ...]
     device_files: tuple[str, ...]
+
+    def short(self, name: str) -> str:
+        """A device's name for people: of a UUID the beginning, which the runtime takes too."""
+        return name[:_SHORT] if name.startswith((self.whole, self.part)) else name
 
     def hidden(self) -> dict[str, str]:
         """The variables that hide all devices from a process."""

@@ -199,7 +199,7 @@ def _devices(spec: str, environment: PythonEnvironment | None, *, granted: int) 
         return [("devices", False, str(error))]
     try:
         inventory = opened.inventory()
-        handles = ", ".join(device.handle for device in inventory)
+        handles = ", ".join(opened.visibility.short(device.handle) for device in inventory)
         text = f"{len(inventory)} x {opened.kind} ({handles})"
         if spec == "auto" and granted and opened.kind == "cpu":
             said = f"{plural(granted, 'GPU')} granted, but NVML sees none: it would be {text}"

@@ -30,6 +30,11 @@ def test_the_search_finds_them() -> None:
     assert len(LITERALS.findall(PLACE.read_text())) >= 6
 
 
+def test_a_uuid_is_told_by_its_beginning() -> None:
+    names = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "MIG-5a", "3", "4-7,12-15,20-23")
+    assert [CUDA.short(name) for name in names] == ["GPU-8932f937", "MIG-5a", "3", "4-7,12-15,20-23"]
+
+
 def test_what_hides_gpus() -> None:
     assert CUDA.hidden()[CUDA.variable] in CUDA.none
     assert CUDA.hidden()["HIP_VISIBLE_DEVICES"] == "-1", "HIP takes an empty list for all"
