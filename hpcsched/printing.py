@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _ODD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -14,6 +15,23 @@ def printable(text: str, *, lines: bool = False) -> str:
     """The text with control characters written as escapes; `lines`: ends of lines and tabs stay."""
     text = _ODD.sub(_escaped, text)
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Such as 0-3,6 for 0, 1, 2, 3 and 6; "-" for none."""
+    parts: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1] = (parts[-1][0], number)
+        else:
+            parts.append((number, number))
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts) or "-"
+
+
+def gpus(numbers: Iterable[int]) -> str:
+    """Such as "GPU 3", or "GPUs 0-3,6"."""
+    found = list(numbers)
+    return f"GPU{'s' * (len(found) != 1)} {spans(found)}"
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -116,8 +116,9 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.LOST: "No fault of the job's; it goes on by itself.",
         Why.FELL_BACK: "Its newest checkpoint is damaged or incomplete; it goes on from an older one.",
         Why.LAUNCH_FAILED: "The sentence says why. [When something goes wrong](troubleshooting.md)",
-        Why.DEVICE_LOST: "The GPU is used no more in this life of the run. "
+        Why.DEVICE_LOST: "The GPU is used no more in this life of the run, unless NVML finds it well again. "
         "[When something goes wrong](troubleshooting.md)",
+        Why.DEVICE_FOUND: "It had been lost. Nothing to do.",
         Why.CORES_LOST: "The host is used no more in this life of the run.",
         Why.ESCALATED: "It was told to end (SIGTERM), or killed. Save faster, or give more "
         "time with `--grace`.",

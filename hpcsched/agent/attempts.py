@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,6 +96,8 @@ class WatchedAttempt:
     began: float = field(default_factory=time.monotonic)
     asked_to_save: float | None = None
     kill_at: float | None = None
+    over: int | LaunchError | None = None
+    """How it has ended, for all of its groups; its GPUs may still be in use by what was killed."""
     unreadable: str = ""
     """Why the newest STATE.json cannot be read; "" if it can, or there is none."""
     _record_seen: int | bytes = 0
@@ -109,6 +112,15 @@ class WatchedAttempt:
         """All groups of processes, also the one that joins in a resize that is not done."""
         group = self.resizing.joining if self.resizing else None
         return [self.workers, *self.joined, *([group] if group else [])]
+
+    @property
+    def held_gpus(self) -> set[int]:
+        """The GPUs that it has, and in a resize also those that it is to have."""
+        return {*self.gpus, *(self.resizing.gpus if self.resizing else ())}
+
+    def left(self) -> int:
+        """How many processes have not ended yet that were killed as their rank had."""
+        return sum(group.left() for group in self.groups)
 
     @property
     def written_folders(self) -> list[Path]:
@@ -211,10 +223,11 @@ class WatchedAttempt:
             if self.resizing.joining:
                 self.resizing.joining.signal(sig)
 
-    def resized(self) -> Ready | Resizing | None:
+    def resized(self, free: Callable[[set[int]], bool] = lambda gpus: True) -> Ready | Resizing | None:
         """The end of the resize: the report of rank 0, or the Resizing that failed; None while it goes on.
 
-        It is done when the leaving ranks have ended; it has failed when the joining ranks have ended.
+        It is done when the leaving ranks have ended, and their GPUs are `free`; it has failed when the
+        joining ranks have ended.
         """
         resizing = self.resizing
         if resizing is None or resizing.given_up:
@@ -222,6 +235,8 @@ class WatchedAttempt:
         self._look_if_done()
         if resizing.done is not None:
             if sum(group.living for group in self.groups) > resizing.ranks:
+                return None
+            if not free(set(self.gpus) - set(resizing.gpus)):
                 return None
             self._adopt(resizing)
             return resizing.done

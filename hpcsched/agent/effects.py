@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
 from itertools import chain
 from pathlib import Path
 from selectors import EVENT_READ, BaseSelector, SelectorKey
@@ -15,15 +14,16 @@ from hpcsched.agent import disk_space
 from hpcsched.agent.attempts import FAILED_GROUP_GRACE_S, Resizing, WatchedAttempt, remove_attempt_files
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.deferred import Deferred
+from hpcsched.agent.exits import exited
 from hpcsched.agent.gpu_faults import GpuFaults
-from hpcsched.agent.job_folder import gpus_named, last_line, mark_attempt, put_aside
+from hpcsched.agent.gpu_memory import GpuMemory, time_to_wait_s
+from hpcsched.agent.job_folder import gpus_named, mark_attempt, put_aside
 from hpcsched.agent.launch_plans import Site, joining_plan, launch_plan, pack_name, put_layers, seat_devices
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.rendezvous_check import NOT_MET_AFTER_S, RendezvousCheck
+from hpcsched.agent.timers import Timers
 from hpcsched.contract import orders
-from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.progress import Batching
-from hpcsched.contract.state import State
 from hpcsched.core import events as ev
 from hpcsched.core.actions import (
     Action,
@@ -57,13 +57,21 @@ class Effects:
     """Performs the core's actions on this host. Doing one twice does no harm."""
 
     def __init__(
-        self, *, machine: Machine, launcher: Launcher, site: Site, clock: RunClock, selector: BaseSelector
+        self,
+        *,
+        machine: Machine,
+        launcher: Launcher,
+        site: Site,
+        clock: RunClock,
+        selector: BaseSelector,
+        memory: GpuMemory | None = None,
     ) -> None:
         self._machine, self._launcher, self._site = machine, launcher, site
-        self._clock, self._selector = clock, selector
+        self._clock, self._selector, self._memory = clock, selector, memory
+        if memory:
+            selector.register(memory, EVENT_READ, ("memory", None))
         self._attempts: dict[int, WatchedAttempt] = {}
-        self._timers, self._records_due = list[tuple[float, tuple[str, int, int]]](), 0.0
-        self._due: dict[tuple[str, int, int], float] = {}
+        self._timers, self._records_due = Timers(), 0.0
         self._gpu_faults = GpuFaults()
         self._deferred = Deferred(self.perform)  # while it is being found out what their interpreters have
         self._launched: set[int] = set()
@@ -83,8 +91,7 @@ class Effects:
             case MakePlan():
                 return [ev.PlanMade(at=self._clock.now(), plan=self._machine.make_plan())]
             case SetTimer(key=key, due=due):
-                self._due[key] = due
-                heappush(self._timers, (due, key))
+                self._timers.set(key, due)
             case Resize():
                 attempt = self._attempt_of(action)
                 return self._resize(attempt, action) if attempt else []
@@ -234,6 +241,10 @@ class Effects:
     def on_readable(self, key: SelectorKey) -> list[ev.Event]:
         """The events of a readable descriptor of an attempt: a rank has ended, or progress was reported."""
         kind, attempt = key.data
+        if kind == "memory":  # `collect` sees whose GPUs have become free
+            assert self._memory is not None
+            self._memory.heard()
+            return []
         if key.fd not in attempt.watched:
             return []  # told together with what ended the attempt
         if kind == "progress":
@@ -248,67 +259,57 @@ class Effects:
         self._selector.unregister(descriptor)
 
     def _reap(self, attempt: WatchedAttempt) -> list[ev.Event]:
-        failure = None
+        """Look whether an attempt is over; its end is told once its GPUs can be given on."""
         try:
-            code = attempt.reap()
+            attempt.over = attempt.reap()
         except LaunchError as error:
-            code, failure = 1, error
-        if code is None:
+            attempt.over = error
+        if attempt.over is None:
             return list(self._resized(attempt))
         if attempt.meter:
             attempt.meter.read()
-        last = attempt.meter.last if attempt.meter else None
         for descriptor in list(attempt.watched):
             self._unwatch(attempt, descriptor)
+        return self._end(attempt)
+
+    def _end(self, attempt: WatchedAttempt) -> list[ev.Event]:
+        """The end of an attempt that is over; none yet while its GPUs are still in use."""
+        if not self._can_give_on(attempt, attempt.held_gpus, "end"):
+            return []
         news = list(self._resized(attempt))
         attempt.close()
         del self._attempts[attempt.job_id]
-        about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
-        if failure is not None:
-            return [self._failed(failure, about, no_room=disk_space.full_directory(failure, attempt.folder))]
-        record = attempt.record()
-        saved, held = None if record is None or self._outdated(record, attempt) else record.step, False
-        if code == SUSPENDED and (step := attempt.held_step()) is not None:
-            held, saved = step > (saved or 0), max(step, saved or 0)
-        steps = [] if last is None else [last.step]
-        if saved is not None and code in (0, SUSPENDED):
-            steps.append(saved)
-        asked = attempt.asked_to_save if attempt.measured and code == SUSPENDED else None
-        spec, others = self._machine.run.jobs[attempt.job_id].spec, self._attempts.values()
-        unusable = self._gpu_faults.judge(attempt, code, spec, others)
+        if isinstance(attempt.over, LaunchError):
+            about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
+            no_room = disk_space.full_directory(attempt.over, attempt.folder)
+            return [*news, self._failed(attempt.over, about, no_room=no_room)]
+        assert attempt.over is not None
+        job, at = self._machine.run.jobs[attempt.job_id], self._clock.now()
+        unusable = self._gpu_faults.judge(attempt, attempt.over, job.spec, self._attempts.values())
         if unusable and unusable.lost is not None:  # before the end, which is no failure of the job then
-            news.append(ev.DeviceLost(at=self._clock.now(), gpu=unusable.lost, why=unusable.why))
-        last_words = unusable.why if unusable else printable(last_line(attempt.output))
-        unreadable = attempt.unreadable if code in (0, SUSPENDED) and not held else ""
-        exited = ev.WorkersExited(
-            at=self._clock.now(),
-            **about,
-            code=code,
-            step=max(steps, default=None),
-            saved_step=saved,
-            detail="" if code in (0, SUSPENDED) else last_words,
-            metrics=record.metrics if record and code == 0 else {},
-            unreadable=unreadable,
-            no_room=""
-            if code == 0 or (code == SUSPENDED and not unreadable)
-            else disk_space.first_full_directory(attempt.written_folders),
-            took_s=None if asked is None else time.monotonic() - asked,
-            lasted_s=time.monotonic() - attempt.began if attempt.measured else None,
-            held=held,
-        )
-        return [*news, exited]
+            news.append(ev.DeviceLost(at=at, gpu=unusable.lost, why=unusable.why))
+        known, blamed = job.saved_step or 0, unusable.why if unusable else ""
+        return [*news, exited(attempt, attempt.over, at=at, known_step=known, blamed=blamed)]
 
-    def _outdated(self, record: State, attempt: WatchedAttempt) -> bool:
-        """Whether a record is an earlier attempt's and behind what is known to be saved, as what that attempt
-        left in memory may not be on disk yet. One of this attempt may go back, one of none may be."""
-        known = self._machine.run.jobs[attempt.job_id].saved_step or 0
-        return record.attempt is not None and record.attempt < attempt.attempt and record.step < known
+    def _can_give_on(self, attempt: WatchedAttempt, gpus: set[int], what: str) -> bool:
+        """Whether what an attempt has had can be given on: the memory of its GPUs is free, or time is up.
+
+        GPUs that another attempt uses are not asked, nor those that were lost.
+        """
+        if self._memory is None:
+            return True
+        within_s = time_to_wait_s(self._machine.deadline, self._clock)
+        others = (other for other in self._attempts.values() if other is not attempt and other.over is None)
+        own = gpus.difference(*(other.held_gpus for other in others))
+        devices = [self._machine.ledger.devices[gpu] for gpu in own & self._machine.ledger.devices.keys()]
+        return self._memory.free((attempt.job_id, what), devices, attempt.left, within_s=within_s)
 
     def _resized(self, attempt: WatchedAttempt) -> Iterator[ev.Event]:
         """How a resize has ended, if it has."""
         about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
         began = attempt.resizing.began if attempt.resizing else 0.0
-        end = attempt.resized()
+        over = attempt.over is not None
+        end = attempt.resized(lambda gpus: over or self._can_give_on(attempt, gpus, "resize"))
         while attempt.ended:
             group = attempt.ended.pop()
             for descriptor in attempt.watched.intersection(group.pidfds):
@@ -330,18 +331,17 @@ class Effects:
     def collect(self) -> Iterator[ev.Event]:
         """Events that no descriptor reports: due timers, ready files, periodic checkpoints."""
         now = self._clock.now()
-        while self._timers and self._timers[0][0] <= now:
-            due, key = heappop(self._timers)
-            if self._due.get(key) == due:  # else a later one has replaced it
-                del self._due[key]
-                yield ev.TimerFired(at=now, key=key)
+        yield from (ev.TimerFired(at=now, key=key) for key in self._timers.rings(now))
         yield from chain.from_iterable(self._deferred.again())
         self._launcher.keeping()  # it begins what is due, and sees to what hangs
         look_at_records = time.monotonic() >= self._records_due
         if look_at_records:
             self._records_due = time.monotonic() + RECORD_PERIOD_S
             self._forget_the_finished()
-        for attempt in self._attempts.values():
+        for attempt in list(self._attempts.values()):
+            if attempt.over is not None:
+                yield from self._end(attempt)
+                continue
             yield from self._resized(attempt)
             about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
             if not attempt.ready and (word := attempt.ready_report()):
@@ -402,8 +402,8 @@ class Effects:
         now = time.monotonic()
         soon = self._deferred or any(attempt.news_expected(now) for attempt in self._attempts.values())
         soonest = 0.05 if soon else 0.25
-        if self._timers:
-            soonest = min(soonest, self._clock.until(self._timers[0][0]))
+        if (first := self._timers.first) is not None:
+            soonest = min(soonest, self._clock.until(first))
         return soonest
 
     def kill(self) -> None:

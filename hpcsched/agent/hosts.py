@@ -41,6 +41,8 @@ class Hosts:
     launcher: Launcher
     sample: Callable[[], Sequence[Sample]]
     close: Callable[[], object]
+    free: Callable[[Device], bool | None] | None = None
+    """Whether the memory of a device is free (`Devices.free`); None where node agents ask on their hosts."""
     cores: tuple[HostCores, ...] = ()
     remote: RemoteLauncher[Sample] | None = None
     interpreters: Interpreters | None = None
@@ -90,6 +92,7 @@ def this_host(
     launcher = LocalLauncher(
         cpus=devices.cpus,
         device_env=devices.environment,
+        numbered=devices.numbered,
         shielded=allocation.signals_all,
         devices=devices.inventory(),
         standbys=standbys,
@@ -107,6 +110,7 @@ def this_host(
         interpreters=launcher.interpreters,
         sample=devices.sample,
         close=close,
+        free=devices.free,
         cores=(
             host_cores(devices, name, cpus_per_gpu=cpus_per_gpu, granted=granted.cpus if granted else None),
         ),

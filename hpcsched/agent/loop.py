@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
-import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from enum import StrEnum
-from types import FrameType
 
 from hpcsched.agent.command_outcomes import command_outcome
 from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.recorder import Recorder, lead_to_decisions, tell_of_ends
 from hpcsched.agent.resources import Resources
+from hpcsched.agent.wakeup import arrived, signals_wake
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, MakePlan
@@ -156,10 +155,8 @@ class Agent:
         self._pump()
         events += self._r.ending.events()
         events += self._r.effects.collect()
-        events += self._samples()
-        for event in events:
-            if isinstance(event, ev.DeviceLost):
-                self._tell(f"GPU {event.gpu} was lost: {event.why}")
+        events += self._r.gpu_watch.look(self._clock.now(), events)
+        self._tell_of_gpus(events)
         events += self._hosts_lost()  # which has been told already
         now = time.monotonic()
         if now >= self._progress_due:
@@ -167,6 +164,8 @@ class Agent:
             events += self._progress()
         if events:
             self._process(events)
+        if self._r.hosts and self._machine.deadline.draining:
+            self._r.hosts.drain()
         self._ask_for_jobs()
         if self.killed:
             # Only now: the machine has been told to drain, and takes no end for a failure.
@@ -219,13 +218,12 @@ class Agent:
         progress = self._r.effects.progress()
         return [ev.ProgressObserved(at=self._clock.now(), progress=progress)] if progress else []
 
-    def _samples(self) -> list[ev.Event]:
-        samples = self._r.monitor.take() if self._r.monitor else None
-        if samples is None:
-            return []
-        self._r.snapshot.samples = {s.gpu: (s.utilisation, s.memory_mib) for s in samples}
-        lost = [s for s in samples if not s.healthy and s.gpu in self._machine.ledger.devices]
-        return [ev.DeviceLost(at=self._clock.now(), gpu=s.gpu, why=s.why) for s in lost]
+    def _tell_of_gpus(self, events: Sequence[ev.Event]) -> None:
+        for event in events:
+            if isinstance(event, ev.DeviceLost):
+                self._tell(f"GPU {event.gpu} was lost: {event.why}")
+            elif isinstance(event, ev.DeviceFound):
+                self._tell(f"GPU {event.gpu} is used again: {event.why}")
 
     # --- the allocation ---------------------------------------------------------------------
 
@@ -256,39 +254,19 @@ class Agent:
 
     # --- signals ----------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> AbstractContextManager[None]:
         """SIGINT, SIGTERM and SIGHUP drain; SIGUSR2 is the batch system's warning.
 
         SIGUSR1 wakes the loop up, as workers send it when they have saved; where none was asked to,
         it is taken for a warning too. SIGCONT, which Slurm adds to others, means nothing.
         """
-        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         watched = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
             watched.append(signal.SIGHUP)
-
-        def nothing(number: int, frame: FrameType | None) -> None:
-            """The number arrives through the wake-up descriptor."""
-
-        before = {number: signal.signal(number, nothing) for number in watched}
-        old_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        self._r.selector.register(reader, selectors.EVENT_READ, ("wake", None))
-        try:
-            yield
-        finally:
-            self._r.selector.unregister(reader)
-            signal.set_wakeup_fd(old_descriptor)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            os.close(reader)
-            os.close(writer)
+        return signals_wake(self._r.selector, watched)
 
     def _signalled(self, descriptor: int) -> list[ev.Event]:
-        with contextlib.suppress(BlockingIOError):
-            numbers = os.read(descriptor, 4096)
-            return [event for number in numbers for event in self._signal(signal.Signals(number))]
-        return []
+        return [event for number in arrived(descriptor) for event in self._signal(signal.Signals(number))]
 
     def _signal(self, number: signal.Signals) -> list[ev.Event]:
         match number:

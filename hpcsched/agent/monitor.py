@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcsched.devices.base import Sample
+
+STALL_S = 5.0
+"""The most time between two calls of `take` that counts as silence of the driver (chosen): where it is longer
+all of us were stopped, its thread too."""
 
 
 class UtilisationHistory:
@@ -42,13 +47,20 @@ class Monitor:
     """Calls `sample` every `interval_s` seconds; results are picked up by `take`.
 
     Args:
-        wake: called from the thread when a sample that reports an unhealthy device is there.
+        clock: monotonic seconds.
     """
 
     def __init__(
-        self, sample: Callable[[], Sequence[Sample]], *, interval_s: float, wake: Callable[[], None]
+        self,
+        sample: Callable[[], Sequence[Sample]],
+        *,
+        interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sample, self._interval_s, self._wake = sample, interval_s, wake
+        self._sample, self.interval_s, self._clock = sample, interval_s, clock
+        self.age_s = 0.0
+        """Seconds since the newest samples came, at the last `take`."""
+        self._taken_at = clock()
         self._results: SimpleQueue[Sequence[Sample]] = SimpleQueue()
         self._stop = threading.Event()
         self.history: dict[int, UtilisationHistory] = {}
@@ -57,21 +69,22 @@ class Monitor:
 
     def _run(self) -> None:
         while True:
-            samples = self._sample()
-            self._results.put(samples)
-            if not all(s.healthy for s in samples):
-                self._wake()
-            if self._stop.wait(self._interval_s):
+            self._results.put(self._sample())
+            if self._stop.wait(self.interval_s):
                 return
 
     def take(self) -> Sequence[Sample] | None:
         """The newest samples since the last call, or None."""
-        newest = None
+        newest, now = None, self._clock()
+        self.age_s += min(now - self._taken_at, STALL_S)
+        self._taken_at = now
         while not self._results.empty():
             newest = self._results.get()
             for sample in newest:
                 if sample.utilisation is not None:
                     self.history.setdefault(sample.gpu, UtilisationHistory()).add(sample.utilisation)
+        if newest is not None:
+            self.age_s = 0.0
         return newest
 
     def close(self) -> bool:

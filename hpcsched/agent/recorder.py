@@ -32,6 +32,7 @@ _DECISIVE = (
     ev.ScalingProposed,
     ev.UsageMeasured,
     ev.DeviceLost,
+    ev.DeviceFound,
     ev.CoresLost,
     ev.DeadlineMoved,
     ev.ResumeRequested,

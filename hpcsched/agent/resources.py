@@ -12,8 +12,8 @@ from hpcsched.agent.admission import Admission
 from hpcsched.agent.allocation.ending import AllocationEnd
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
+from hpcsched.agent.gpu_watch import GpuWatch
 from hpcsched.agent.inbox import Inbox
-from hpcsched.agent.monitor import Monitor
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
 from hpcsched.core.machine import Machine
@@ -44,6 +44,9 @@ class NodeAgents(Protocol):
     def pump(self) -> None:
         """Receive and send the messages that are there; never blocks."""
 
+    def drain(self) -> None:
+        """Tell them that nothing starts any more; may be called repeatedly."""
+
     def lost(self) -> Mapping[str, str]:
         """The reason why each lost host was lost, by host."""
 
@@ -66,7 +69,7 @@ class Resources:
     effects: Effects
     inbox: Inbox
     snapshot: SnapshotWriter
-    monitor: Monitor | None
+    gpu_watch: GpuWatch
     clock: RunClock
     selector: selectors.BaseSelector
     observer: Observer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import selectors
 import signal
@@ -24,9 +23,12 @@ from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.cpu_cores import CPUS_PER_GPU
 from hpcsched.agent.effects import Effects
+from hpcsched.agent.gpu_memory import GpuMemory
+from hpcsched.agent.gpu_watch import GpuWatch, compute_modes, prohibited
 from hpcsched.agent.hosts import Hosts, describe_allocation, node_agents, this_host
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.launch_plans import FindLayers, Site, output_path
+from hpcsched.agent.life import LifeResult, attempts_made
 from hpcsched.agent.loop import Agent, RunOutcome
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.recovery import (
@@ -40,7 +42,6 @@ from hpcsched.agent.recovery import (
 from hpcsched.agent.resources import FindJobs, Observer, Resources
 from hpcsched.agent.run_lock import refuse_other_run, take_run_lock
 from hpcsched.batch.base import Allocation, BatchSystem
-from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
@@ -99,58 +100,6 @@ class RunRequest:
     source: FindJobs | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LifeResult:
-    """The result of an agent's life: its outcome, the machine, and what the report needs besides."""
-
-    outcome: RunOutcome
-    machine: Machine
-    run: RunRecord
-    speed: float
-    device_kind: str
-    outputs: Mapping[int, Path]
-    checkpoints: Mapping[int, Path]
-    """The folder of each job's checkpoints."""
-    before: RunProgress
-    """The progress of the run when this life began."""
-    edits: JobEdits
-    """The jobs of the job file that the run had already, and what became of their differences."""
-    attempts_before: int
-    """The number of attempts of all jobs before this life."""
-    short_of_hosts: bool = False
-    """Whether hosts of the allocation did not join, or were lost."""
-    requeued_when_preempted: bool = False
-    """Whether the batch system requeues this job by itself when it preempts it."""
-    killed: bool = False
-
-    @property
-    def downtime_s(self) -> float:
-        """Real seconds between the lives of the run's agents."""
-        lives = self.machine.run.lives
-        return sum(
-            max(0.0, new.wall - old.wall - (new.at - old.at) / self.speed)
-            for old, new in itertools.pairwise(lives)
-        )
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of `hpcsched run`.
-
-        0: all jobs completed; 1: a job failed; 2: an edit of the job file was not taken; WORK_LEFT: stopped
-        with work left; 130: killed by the user. An edit that was not taken goes before a 0, and before a 1
-        if this life ran nothing.
-        """
-        if self.killed:
-            return 128 + signal.SIGINT
-        if self.outcome is RunOutcome.STOPPED and not self.machine.run.finished:
-            return WORK_LEFT
-        failed = any(job.state == "FAILED" for job in self.machine.run.jobs.values())
-        idle = _attempts(self.machine) == self.attempts_before
-        if (idle and self.edits.said) or (self.edits.ignored and not failed):
-            return 2
-        return int(failed)
-
-
 def run(
     request: RunRequest,
     *,
@@ -188,7 +137,7 @@ def run(
         before = rundir.read_record() if rundir.begun else None
         machine, journal, commands = open_run(rundir, make_policy)
         stack.callback(journal.close)
-        standing, attempts_before = RunProgress.of(machine), _attempts(machine)
+        standing, attempts_before = RunProgress.of(machine), attempts_made(machine)
         count = max(1, len(allocation.hosts))
         end_orphans(rundir, machine, before, host=host, grace_s=request.grace_s, hosts=count)
         run_id = before.id if before else machine.run.run_id or uuid.uuid4().hex
@@ -265,7 +214,6 @@ def run(
         selector = stack.enter_context(selectors.DefaultSelector())
         if hosts.remote:
             selector.register(hosts.remote.fileno(), selectors.EVENT_READ, ("hosts", None))
-        effects = Effects(machine=machine, launcher=hosts.launcher, site=site, clock=clock, selector=selector)
         snapshot = SnapshotWriter(
             rundir,
             machine,
@@ -278,7 +226,24 @@ def run(
         for job in machine.run.jobs.values():
             if job.attempt:
                 snapshot.output_of(job.id, str(output_path(job, site, job.attempt, _host_of(job, hosts))))
-        monitor = Monitor(hosts.sample, interval_s=request.monitor_s, wake=lambda: None)
+        monitor = Monitor(hosts.sample, interval_s=request.monitor_s)
+        gpu_watch = GpuWatch(
+            monitor,
+            machine.ledger,
+            publish=lambda samples: setattr(snapshot, "samples", samples),
+            tell=say,
+        )
+        memory = GpuMemory(hosts.free, tell=say, used_mib=gpu_watch.used_mib) if hosts.free else None
+        if memory:
+            stack.callback(memory.close)
+        effects = Effects(
+            machine=machine,
+            launcher=hosts.launcher,
+            site=site,
+            clock=clock,
+            selector=selector,
+            memory=memory,
+        )
         watch = None
         if allocation.kind != "none":
             watch = AllocationWatch(
@@ -301,7 +266,7 @@ def run(
             effects=effects,
             inbox=Inbox(rundir),
             snapshot=snapshot,
-            monitor=monitor,
+            gpu_watch=gpu_watch,
             clock=clock,
             selector=selector,
             observer=observer,
@@ -318,12 +283,14 @@ def run(
             say(note)
         for job_id, what in edits.said.items():
             say(f"job {machine.run.jobs[job_id].spec.name}: {what}")
+        for line in compute_modes(hosts.inventory).values():
+            say(line)
         if allocation.kind != "none":
             say(describe_allocation(allocation, hosts))
             if _without_exec(os.environ):
                 say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:
-            outcome = agent.run([started, *new_jobs])
+            outcome = agent.run([started, *prohibited(hosts.inventory, started.at), *new_jobs])
             if outcome is RunOutcome.STOPPED:
                 # From here on the batch system's signals would only keep us from coming back.
                 for number in allocation.ends_by:
@@ -420,10 +387,6 @@ def _edits(request: RunRequest, machine: Machine, admission: Admission, hosts: H
         where=request.where,
         living=False,
     )
-
-
-def _attempts(machine: Machine) -> int:
-    return sum(job.attempt for job in machine.run.jobs.values())
 
 
 def _host_of(job: Job, hosts: Hosts) -> str:

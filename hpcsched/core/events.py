@@ -313,6 +313,14 @@ class DeviceLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFound(Event):
+    """A device that was lost is well again, and is used again."""
+
+    gpu: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventVoided(Event):
     """The event in this record of the journal could not be handled, and counts for nothing: now and in every
     replay.

@@ -170,12 +170,22 @@ class JobSpec:
         return self.training.continues if self.training else None
 
 
+class ComputeMode(StrEnum):
+    """What a GPU lets processes do, in NVML's words; one that nothing is known of counts as DEFAULT."""
+
+    DEFAULT = "DEFAULT"
+    EXCLUSIVE_PROCESS = "EXCLUSIVE_PROCESS"
+    """One process at a time."""
+    PROHIBITED = "PROHIBITED"
+    """None at all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One GPU (or CPU slot, or pretended GPU) of the allocation.
 
-    `handle` is what a worker's environment needs to find it: an index, a UUID or a MIG name for
-    CUDA_VISIBLE_DEVICES, a CPU list for a slot.
+    `handle` is what a worker's environment needs to find it: a UUID of a GPU or of a MIG
+    instance (an index where it has none), a CPU list for a slot.
     """
 
     index: int
@@ -183,6 +193,7 @@ class Device:
     kind: str
     handle: str
     memory_mib: float | None = None
+    compute_mode: ComputeMode = ComputeMode.DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,7 @@ class Why(StrEnum):
     FELL_BACK = "FellBack"
     LAUNCH_FAILED = "LaunchFailed"
     DEVICE_LOST = "DeviceLost"
+    DEVICE_FOUND = "DeviceFound"
     CORES_LOST = "CoresLost"
     ESCALATED = "Escalated"
     TIME_IS_UP = "TimeIsUp"
@@ -214,6 +215,7 @@ _WORDS = {
     Why.FELL_BACK: "its checkpoint of step {expected} cannot be used; goes on from step {step}",
     Why.LAUNCH_FAILED: "could not be started: {error}",
     Why.DEVICE_LOST: "GPU {gpu} was lost: {why}",
+    Why.DEVICE_FOUND: "GPU {gpu} is used again: {why}",
     Why.CORES_LOST: "the cores of host {host} were lost: {why}",
     Why.ESCALATED: "did not leave within {grace:.0f} s: {how}",
     Why.TIME_IS_UP: "the allocation ends in {left:.0f} s: {how}",

@@ -140,6 +140,9 @@ class Workers(Protocol):
         only after `launch`.
         """
 
+    def left(self) -> int:
+        """How many processes have not ended yet that were killed as their rank had. Any thread may ask."""
+
     def close(self) -> None:
         """Close the descriptors; ends no process; may be called twice."""
 

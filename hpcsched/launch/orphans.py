@@ -32,17 +32,20 @@ def find_orphans(run_id: str, known: Iterable[Process], *, by: str = variables.R
     return _ours(lambda pid, start: expected.get(pid) == start or entry in _environment(pid))
 
 
-def kill_marked(marks: Mapping[str, str]) -> None:
-    """Kill the live processes of this user on this host that were started with all variables of `marks`.
+def kill_marked(marks: Mapping[str, str]) -> list[Process]:
+    """Kill the live processes of this user on this host that were started with all variables of `marks`, and
+    return them.
 
     A launcher that was killed leaves its ranks behind, in sessions of their own. Does not wait for their end.
     """
     entries = {f"{name}={value}".encode() for name, value in marks.items()}
-    targets = _Targets(_ours(lambda pid, start: bool(entries) and entries <= set(_environment(pid))))
+    found = _ours(lambda pid, start: bool(entries) and entries <= set(_environment(pid)))
+    targets = _Targets(found)
     try:
         targets.send(signal.SIGKILL)
     finally:
         targets.close()
+    return found
 
 
 def _ours(wanted: Callable[[int, int], bool]) -> list[Process]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 
@@ -28,6 +29,27 @@ def stat(pid: int) -> Stat | None:
     # The name in parentheses may itself hold spaces and parentheses; fields are counted after the last one.
     fields = text[text.rindex(b")") + 2 :].split()
     return Stat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[19]))
+
+
+def group_exists(group: int) -> bool:
+    """Whether a process group has processes, zombies too, that we could signal."""
+    try:
+        os.killpg(group, 0)
+    except OSError:
+        return False
+    return True
+
+
+def living(groups: Collection[int], processes: Iterable[tuple[int, int]]) -> int:
+    """How many processes live, zombies not, in these process groups, and of these (pid, start time)."""
+    alone = dict(processes)
+    pids = os.listdir("/proc") if groups else map(str, alone)  # noqa: PTH208 - names are all that is needed
+    found = [(int(name), stat(int(name))) for name in pids if name.isdecimal()]
+    return sum(
+        seen.state not in "ZX" and (seen.group in groups or alone.get(pid) == seen.start_ticks)
+        for pid, seen in found
+        if seen is not None
+    )
 
 
 def wait_ended(pidfds: Iterable[int], timeout_s: float) -> set[int]:

@@ -17,7 +17,7 @@ from hpcsched.contract.words import Stop
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput
 from hpcsched.launch.base import LOST, LaunchPlan, RankPlacement, attempt_code
-from hpcsched.launch.proc import stat
+from hpcsched.launch.proc import group_exists, living, stat
 from hpcsched.launch.spawn import lift_idle_priority
 
 LEAVE_SIGNALS = (signal.SIGTSTP, signal.SIGTERM)
@@ -49,8 +49,8 @@ class LocalWorkers:
         """Called, once all have ended, with the attempt that has left its state in shared memory."""
         self.before_leaving: list[Callable[[], object]] = []
         """Called when they are about to be asked to save and leave, and when they have all ended."""
-        self.after_failure: list[Callable[[], object]] = []
-        """Called once all have ended, if not with 0 or 75: processes that they left may do harm."""
+        self.after_failure: list[Callable[[], list[tuple[int, int]]]] = []
+        """Called once all have ended, if not with 0 or 75: kill what they left, and return that."""
         self.at_end: list[Callable[[], object]] = []
         """Called once, when all have ended."""
         if plan and plan.joins:
@@ -66,6 +66,8 @@ class LocalWorkers:
         self._ended: list[int] = []  # exit codes in order of time
         self._ours: set[int] = set()  # leaders not reaped: nobody else can have their pids
         self._code: int | None = None
+        self._killed: list[tuple[int, int]] = []
+        """Processes outside of the ranks' groups that were killed when all had ended."""
 
     @property
     def where(self) -> str:
@@ -77,6 +79,11 @@ class LocalWorkers:
         """The number of processes that live."""
         self._look()
         return len(self._running)
+
+    @property
+    def ended(self) -> list[int]:
+        """Which ranks have ended, the first of this host being 0."""
+        return [rank for rank, (pid, _) in enumerate(self.processes) if pid not in self._running]
 
     # -- being started -------------------------------------------------------------------------------
 
@@ -198,9 +205,16 @@ class LocalWorkers:
             self._code = attempt_code(self._ended)
             if self._code == SUSPENDED:
                 self._find_held()
-            for call in (*(self.after_failure if self._code not in (0, SUSPENDED) else ()), *self.at_end):
+            for kill in self.after_failure if self._code not in (0, SUSPENDED) else ():
+                self._killed += kill()
+            for call in self.at_end:
                 call()
         return self._code
+
+    def left(self) -> int:
+        """How many processes have not ended yet that were killed as their rank had. Any thread may ask."""
+        groups = [self.processes[rank][0] for rank in self.ended]
+        return living({group for group in groups if group_exists(group)}, self._killed)
 
     def close(self) -> None:
         """Close the descriptors; ends no process."""

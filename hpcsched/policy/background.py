@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from math import inf, isfinite
 
+from hpcsched.contract.variables import LANE_MODE
 from hpcsched.core.jobs import Job
 from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
 from hpcsched.core.mechanisms.background.lanes import (
@@ -23,7 +24,7 @@ from hpcsched.core.mechanisms.background.lanes import (
 )
 from hpcsched.core.mechanisms.background.view import LaneDecision, LaneView, SetPace, Share, Yield
 from hpcsched.core.mechanisms.packing.packs import is_packed
-from hpcsched.core.model import JobState, Kind
+from hpcsched.core.model import ComputeMode, JobState, Kind
 from hpcsched.core.profile import cost_at
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import LookAgain
@@ -82,11 +83,24 @@ def why_not_beside(view: LaneView, host: Job, guest: Job, gpu: int) -> str:
         return "after a fault beside another job it shares no GPU"
     if (host.spec.model, guest.spec.model) in view.lanes.costly:
         return f"{guest.spec.model} slows {host.spec.model} down too much"
+    if _alone(view, host, guest, gpu):
+        return f"GPU {gpu} is in compute mode EXCLUSIVE_PROCESS, and they are processes of their own"
     if full := _too_full(view, host, guest, gpu):
         return full
     if own_speed(view.lanes.speed(host), expected(view, host)) is None:
         return f"what job {host.id} ({host.spec.name}) does alone is not known yet"
     return ""
+
+
+def _alone(view: LaneView, host: Job, guest: Job, gpu: int) -> bool:
+    """Whether a GPU lets only one of them in. With a guest in the foreground's process, and under MPS, it is
+    one process that has it open."""
+    device = view.devices.get(gpu)
+    if device is None or device.compute_mode is not ComputeMode.EXCLUSIVE_PROCESS:
+        return False
+    modes = [job.spec.env.get(LANE_MODE) for job in (host, guest)]
+    commands = Kind.COMMAND in (host.spec.kind, guest.spec.kind)
+    return modes != ["mps", "mps"] and (commands or "process" in modes)
 
 
 def _too_full(view: LaneView, host: Job, guest: Job, gpu: int) -> str:

@@ -28,6 +28,7 @@ from hpcsched.store.status import (
     CoresStatus,
     GpuStatus,
     JobStatus,
+    MeasuredGpu,
     RunStatus,
     StatusPage,
     read_page,
@@ -60,8 +61,8 @@ class SnapshotWriter:
         self._spare = SpareFile(rundir.status)
         before = last_status(rundir)
         self.seq = before.seq if before else 0
-        self.samples: Mapping[int, tuple[float | None, float | None]] = {}
-        """Newest (utilisation, memory MiB) by GPU."""
+        self.samples: Mapping[int, MeasuredGpu] = {}
+        """What samples say, by GPU."""
         self.progress: Mapping[int, Progress] = {}
         """The progress of the running jobs, newer than in the journal, by job."""
         self.batchings: Mapping[int, Batching] = {}
@@ -128,7 +129,7 @@ class SnapshotWriter:
         )
         loans = self._machine.mechanism(Cpu).cores.loans
         for index, device in sorted(self._machine.ledger.devices.items()):
-            utilisation, memory = self.samples.get(index, (None, None))
+            seen = self.samples.get(index, MeasuredGpu())
             lanes = [("foreground", foreground.get(index))]
             if index in background:
                 lanes.append(("background", background[index]))
@@ -138,9 +139,11 @@ class SnapshotWriter:
                     host=device.host,
                     job=job,
                     lane=lane,
-                    utilisation=utilisation,
-                    memory_mib=memory,
+                    utilisation=seen.utilisation,
+                    memory_mib=seen.memory_mib,
                     loan=index in loans,
+                    sample_age_s=seen.sample_age_s,
+                    health=seen.health,
                 )
 
     def _job(self, job: Job, now: float) -> JobStatus:

@@ -52,7 +52,8 @@ class GpuStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A lane of a GPU, `foreground` or `background`: a GPU with a background job is listed twice.
 
     `loan`: it is a CPU slot whose cores are lent to jobs that need no GPU; no other job can have it
-    meanwhile.
+    meanwhile. `sample_age_s`: how old its newest sample is, where that is too old to be shown (the driver
+    does not answer); `health` is "ok", or "unknown" once it is much too old.
     """
 
     index: int
@@ -62,6 +63,17 @@ class GpuStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
     utilisation: float | None
     memory_mib: float | None
     loan: bool = False
+    sample_age_s: float | None = None
+    health: str = "ok"
+
+
+class MeasuredGpu(msgspec.Struct, kw_only=True, frozen=True):
+    """What samples say of a GPU: the fields of its `GpuStatus`."""
+
+    utilisation: float | None = None
+    memory_mib: float | None = None
+    sample_age_s: float | None = None
+    health: str = "ok"
 
 
 class CoresStatus(msgspec.Struct, kw_only=True, frozen=True):

@@ -155,11 +155,13 @@ class Driver:
         *,
         hosts: int = 1,
         deadline: float | None = None,
+        devices: Sequence[Device] = (),
     ) -> list[Action]:
+        """An agent begins with so many GPUs on each host, or with these `devices`."""
         return self.tell(
             ev.AgentStarted,
             wall=1e9 + self.now,
-            devices=some_devices(gpus, hosts, self._kind),
+            devices=tuple(devices) or some_devices(gpus, hosts, self._kind),
             cores=tuple(HostCores(host=f"n{i + 1}", own=self._cores) for i in range(hosts)),
             deadline=deadline,
             reserve_s=self._reserve_s,
@@ -264,6 +266,9 @@ class Driver:
 
     def lose(self, gpu: int) -> list[Action]:
         return self.tell(ev.DeviceLost, gpu=gpu, why="Xid 79")
+
+    def find(self, gpu: int) -> list[Action]:
+        return self.tell(ev.DeviceFound, gpu=gpu, why="well for 30 s")
 
     def due(self, kind: str, job: int | str) -> float:
         """The time at which the newest timer of a kind, for a job's newest attempt, runs out."""

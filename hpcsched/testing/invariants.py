@@ -56,6 +56,7 @@ def check(machine: Machine) -> None:
             held[gpu] = job.id
     assert held == machine.own.holder, "leases and holders differ"
     assert not machine.ledger.free & set(held), "a leased GPU is free"
+    assert not machine.ledger.lost.keys() & machine.ledger.devices.keys(), "a lost GPU is used"
     hosts = {device.host: 0 for device in machine.ledger.devices.values()}
     for kept, counted in (
         (machine.ledger.free_by_host(), machine.ledger.free),

@@ -125,6 +125,9 @@ class FakeWorkers:
         done = len(self._codes) == len(self.processes)
         return attempt_code(list(self._codes.values())) if done else None
 
+    def left(self) -> int:
+        return 0
+
     def close(self) -> None:
         if not self.closed:
             self.closed = True

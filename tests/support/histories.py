@@ -303,6 +303,10 @@ class AnythingGoes(_Run):
     def device_lost(self, gpu):
         self.driver.lose(gpu)
 
+    @rule(gpu=st.integers(0, 17))
+    def device_found(self, gpu):
+        self.driver.find(gpu)
+
     @rule()
     def drain(self):
         self.driver.drain()

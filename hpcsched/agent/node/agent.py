@@ -15,17 +15,20 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType
 
 from hpcsched.agent.cpu_cores import host_cores
 from hpcsched.agent.deferred import Deferred
+from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.node import guard
 from hpcsched.agent.node.connection import HeadConnection
+from hpcsched.agent.node.held_back import End, HeldBack
 from hpcsched.agent.node.own_host import address_towards, end_orphans, own_name, show_granted
 from hpcsched.agent.node.workers import PartWatcher, sweep_answers
+from hpcsched.agent.wakeup import arrived, signals_wake
 from hpcsched.contract import orders, variables
 from hpcsched.devices import Devices, open_devices
 from hpcsched.errors import BadInput, ConfigError, LaunchError
@@ -58,6 +61,7 @@ class NodeAgent:
         self._launcher = LocalLauncher(
             cpus=devices.cpus,
             device_env=devices.environment,
+            numbered=devices.numbered,
             shielded=frozenset(map(signal.Signals, join.shielded)),
             environ={
                 **os.environ,
@@ -76,9 +80,13 @@ class NodeAgent:
         self._parts: dict[int, PartWatcher] = {}
         self._deferred = Deferred(self._obey)
         """Launches that wait until their interpreters are checked, and later orders for these parts."""
+        self._memory = GpuMemory(devices.free, tell=self._tell_of_memory, used_mib=self._used_mib)
+        self._selector.register(self._memory, selectors.EVENT_READ, ("memory", None))
+        self._held_back = HeldBack(self._memory, self._inventory, self._parts.values())
+        self._draining = False
         self._muted: dict[int, PartWatcher] = {}  # by progress descriptor: not to be read before its time
         self._readings: tuple[protocol.Reading, ...] = tuple(protocol.Reading() for _ in self._inventory)
-        self._monitor = Monitor(devices.sample, interval_s=protocol.BEAT_S, wake=lambda: None)
+        self._monitor = Monitor(devices.sample, interval_s=protocol.BEAT_S)
         self._began = time.monotonic()
         self._welcome = False
         self._beat_due = 0.0
@@ -109,6 +117,7 @@ class NodeAgent:
     def close(self) -> bool:
         """Close all descriptors; False if a driver hangs."""
         self._launcher.close()
+        self._memory.close()
         self._selector.close()
         self._connection.close()
         for watcher in self._parts.values():
@@ -127,6 +136,8 @@ class NodeAgent:
                 self._rank_ended(key.fd, watcher)
             elif kind == "progress":
                 self._progress(key.fd, watcher)
+            elif kind == "memory":
+                self._memory.heard()
         for data in self._connection.receive():
             self._take(data)
         deque(self._deferred.again(), maxlen=0)
@@ -139,6 +150,7 @@ class NodeAgent:
                 del self._muted[descriptor]
                 self._selector.register(descriptor, selectors.EVENT_READ, ("progress", watcher))
         self._look_after_keepers()
+        self._tell_ends()
         if now >= self._beat_due:
             self._beat_due = now + protocol.BEAT_S
             self._beat(now)
@@ -148,7 +160,8 @@ class NodeAgent:
         dues = [self._beat_due, self._serve_until, *(watcher.due() for watcher in self._parts.values())]
         dues += [watcher.progress_due for watcher in self._muted.values()]
         dues += [self._leave[0][0]] if self._leave else []
-        dues += [time.monotonic() + KEEPING_PERIOD_S] if self._keeping or self._deferred else []
+        soon = self._keeping or self._deferred or self._held_back
+        dues += [time.monotonic() + KEEPING_PERIOD_S] if soon else []
         return min(dues)
 
     def _beat(self, now: float) -> None:
@@ -165,7 +178,8 @@ class NodeAgent:
                     0.0,
                 )
             return
-        self._connection.send(self._channel.unnumbered(protocol.Beat(time.time(), self._readings)))
+        beat = protocol.Beat(time.time(), self._readings, self._monitor.age_s)
+        self._connection.send(self._channel.unnumbered(beat))
         for data in self._channel.resends(now):
             self._connection.send(data)
         gone_s = self._connection.gone_s(now)
@@ -230,6 +244,8 @@ class NodeAgent:
                     self._parts[part].expect(attempt, time.monotonic())
             case protocol.Forget(job_id=job_id):
                 self._launcher.forget(job_id)
+            case protocol.Drain():
+                self._draining = True
             case protocol.Leave(grace_s=grace_s):
                 self._go("the head says so", grace_s)
 
@@ -262,9 +278,21 @@ class NodeAgent:
         if watcher.order.part not in self._parts:
             return  # told together with the rank that ended last
         self._selector.unregister(descriptor)
+        if self._held_back.over(watcher):
+            return
         messages = list(watcher.ended())
         self._look_after_keepers()  # first: else the job seems to hang on nothing any more
         for message in messages:
+            if isinstance(message, End):
+                self._held_back.add(watcher, message)
+            else:
+                self._send(message)
+        self._tell_ends()
+
+    def _tell_ends(self) -> None:
+        """Tell of ranks that have ended, once their GPUs can be given on; at once where nobody gets them."""
+        nobody = self.left or self._told_at or self._draining
+        for watcher, message in self._held_back.free(0.0 if nobody else FREE_WITHIN_S):
             self._send(message)
             if isinstance(message, protocol.Exited):
                 self._release(watcher)
@@ -295,6 +323,13 @@ class NodeAgent:
             self._send(message)
         if more:
             self._muted[descriptor] = watcher
+
+    def _used_mib(self, gpu: int) -> float | None:
+        return self._readings[gpu].memory_mib
+
+    def _tell_of_memory(self, line: str) -> None:
+        say(f"{self._name}: {line}")
+        self._send(protocol.Said(line))
 
     # -- leaving ---------------------------------------------------------------------------------------
 
@@ -329,36 +364,17 @@ class NodeAgent:
                 if number is not None:
                     watcher.workers.signal(number)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> AbstractContextManager[None]:
         """SIGTERM, SIGINT and SIGHUP: see `_signalled`; SIGUSR1 (a worker has news) only wakes up.
 
         SIGUSR2 is a warning of the batch system to the whole job, which the head sees to.
         """
-        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-
-        def nothing(number: int, frame: FrameType | None) -> None:
-            """The number arrives through the wake-up descriptor."""
-
         watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-        before = {number: signal.signal(number, nothing) for number in watched}
-        old_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        self._selector.register(reader, selectors.EVENT_READ, ("wake", None))
-        try:
-            yield
-        finally:
-            self._selector.unregister(reader)
-            signal.set_wakeup_fd(old_descriptor)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            os.close(reader)
-            os.close(writer)
+        return signals_wake(self._selector, watched)
 
     def _signalled(self, descriptor: int) -> None:
         """A batch system ends everything at once; the head is in charge of an orderly end: give it time."""
-        numbers = b""
-        with contextlib.suppress(BlockingIOError):
-            numbers = os.read(descriptor, 4096)
+        numbers = arrived(descriptor)
         if signal.SIGUSR1 in numbers:
             for watcher in self._parts.values():
                 watcher.wake()

@@ -15,6 +15,7 @@ from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, jso
 from hpcsched.cli.jobs import about_batches, about_cpu
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
+from hpcsched.printing import gpus as named
 from hpcsched.store.status import (
     JobStatus,
     RunStatus,
@@ -254,3 +255,18 @@ def note(found: Status) -> None:
     for why, gpus_ in by_reason.items():
         lost = f"GPU {gpus_[0]} was" if len(gpus_) == 1 else f"GPUs {','.join(gpus_)} were"
         click.echo(f"hpcsched: {lost} lost: {why}", err=True)
+    for line in silent_gpus(found):
+        click.echo(f"hpcsched: {line}", err=True)
+
+
+def silent_gpus(found: Status) -> list[str]:
+    """Lines about GPUs whose samples are too old, as the driver does not answer: one by health."""
+    ages: dict[str, dict[int, float]] = {}
+    for gpu in found.gpus:
+        if gpu.sample_age_s is not None:
+            ages.setdefault(gpu.health, {})[gpu.index] = gpu.sample_age_s
+    return [
+        f"no sample of {named(of)} for {clock(max(of.values()))}: the driver does not answer"
+        + (f"; {'its' if len(of) == 1 else 'their'} health is unknown" if health == "unknown" else "")
+        for health, of in ages.items()
+    ]

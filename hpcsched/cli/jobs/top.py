@@ -17,9 +17,10 @@ import click
 
 from hpcsched.cli.common import Number, code_of, dir_option, find_run, hint_at_runs, option, plural
 from hpcsched.cli.jobs import about_cpu, batch_job_status
-from hpcsched.cli.jobs.status import asked, clock, steps, where
+from hpcsched.cli.jobs.status import asked, clock, silent_gpus, steps, where
 from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError
+from hpcsched.printing import spans
 from hpcsched.store.status import GpuStatus, JobStatus, Status, age_s, is_old, left_s, read_status
 
 PAGE_WIDTH = 100
@@ -222,6 +223,8 @@ class Screen:
         lines = ["  ".join(first), ", ".join(second), self._short(run.dir)]
         if saying := batch_job_status.sentence(run, clock(age_s(run))):
             lines += self._wrapped(f"! {saying}")
+        for line in silent_gpus(status):
+            lines += self._wrapped(f"! {line}")
         return lines
 
     def _gpus(self, status: Status, room: int | None) -> list[str]:
@@ -325,14 +328,3 @@ def _fit(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     return f"{text[: (width - 1) // 2]}~{text[len(text) - (width - 1 - (width - 1) // 2) :]}"
-
-
-def spans(numbers: list[int]) -> str:
-    """Such as 0-3,6 for 0, 1, 2, 3 and 6; "-" for none."""
-    parts: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1] = (parts[-1][0], number)
-        else:
-            parts.append((number, number))
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts) or "-"

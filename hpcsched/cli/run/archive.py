@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcsched.agent.start import LifeResult
+from hpcsched.agent.life import LifeResult
 from hpcsched.cli.run.results import Bounds, result_of
 from hpcsched.core.jobs import Costs
 from hpcsched.core.machine import Machine

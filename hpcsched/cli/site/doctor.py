@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from hpcsched.errors import BadEnvironment, BatchError, HpcschedError
 
 if TYPE_CHECKING:
     from hpcsched.batch.base import Allocation, BatchSystem
-    from hpcsched.core.model import PythonEnvironment
+    from hpcsched.core.model import Device, PythonEnvironment
     from hpcsched.launch.interpreters import Interpreter, Interpreters
 
 _BUNDLE = f"Write all that a ticket needs ({USUAL}), at most 16 MiB before compression."
@@ -41,7 +41,10 @@ Finding = tuple[str, bool, str]
 @click.command()
 @dir_option
 @option(
-    "--devices", metavar="SPEC", default="auto", help="Devices: auto, cuda[:N], cpu:N or replay:N[@SPEED]."
+    "--devices",
+    metavar="SPEC",
+    default="auto",
+    help="Devices: auto, cuda[:N], cpu:N, replay:N[@SPEED] or replay:NODE.toml[@SPEED].",
 )
 @option("--batch", metavar="KIND", default="auto", help="Batch system: auto, slurm, lsf or none.")
 @option(
@@ -196,17 +199,26 @@ def _devices(spec: str, environment: PythonEnvironment | None, *, granted: int) 
         return [("devices", False, str(error))]
     try:
         inventory = opened.inventory()
-        handles = ", ".join(device.handle for device in inventory)
+        handles = ", ".join(opened.visibility.short(device.handle) for device in inventory)
         text = f"{len(inventory)} x {opened.kind} ({handles})"
         if spec == "auto" and granted and opened.kind == "cpu":
             said = f"{plural(granted, 'GPU')} granted, but NVML sees none: it would be {text}"
             return [("devices", False, said)]
-        gpus = opened.environment(inventory).get("CUDA_VISIBLE_DEVICES")
+        gpus = opened.environment(inventory).get(opened.visibility.variable)
         interpreter = _trainers(environment) if gpus else None
         checked = check_gpus(opened, inventory, interpreter) if interpreter else []
-        return [("devices", bool(inventory), text), *checked]
+        return [("devices", bool(inventory), text), *_compute_modes(inventory), *checked]
     finally:
         opened.close()
+
+
+def _compute_modes(devices: Sequence[Device]) -> Iterator[Finding]:
+    """What GPUs do not let processes do."""
+    from hpcsched.agent.gpu_watch import compute_modes
+    from hpcsched.core.model import ComputeMode
+
+    for mode, line in compute_modes(devices).items():
+        yield "compute mode", mode is not ComputeMode.PROHIBITED, line
 
 
 def _allocation(system: BatchSystem, findings: list[Finding]) -> Allocation | None:

@@ -27,6 +27,7 @@ class Ledger:
         """The healthy devices."""
         self.lost: dict[int, str] = {}
         """By lost device, why."""
+        self._lost_devices: dict[int, Device] = {}
         self.free = FreeGpus({}, ())
         self.mechanisms: tuple[Mechanism, ...] = ()
         """All of them, GPUs of one's own first."""
@@ -56,15 +57,24 @@ class Ledger:
 
     def begin_life(self, devices: Iterable[Device]) -> None:
         """Begin with these devices; nobody holds any."""
-        self.lost = {}
+        self.lost, self._lost_devices = {}, {}
         healthy = {device.index: device for device in devices}
         self._have(healthy, healthy)
 
     def lose(self, gpu: int, why: str) -> None:
         """Use this device no more."""
         left = {index: device for index, device in self.devices.items() if index != gpu}
+        self._lost_devices[gpu] = self.devices[gpu]
         self._have(left, self.free - {gpu})
         self.lost[gpu] = why
+
+    def find(self, gpu: int) -> None:
+        """Use a lost device again; it is free unless a job that ends because of the loss still has it."""
+        device = self._lost_devices.pop(gpu)
+        del self.lost[gpu]
+        all_of_them = {**self.devices, gpu: device}
+        free = self.free if self._own.on(gpu) else self.free | {gpu}
+        self._have({index: all_of_them[index] for index in sorted(all_of_them)}, free)
 
     def _have(self, devices: dict[int, Device], free: Iterable[int]) -> None:
         self.devices, self.free = devices, FreeGpus(devices, free)

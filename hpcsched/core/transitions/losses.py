@@ -1,4 +1,4 @@
-"""What is lost under jobs: devices, and events that could not be handled."""
+"""What is lost under jobs, and found again: devices; and events that could not be handled."""
 
 from __future__ import annotations
 
@@ -33,10 +33,16 @@ class Losses:
     ) -> None:
         self._run, self._out, self._ledger = run, out, ledger
         self._attempts, self._endings = attempts, endings
+        self._under: dict[int, list[int]] = {}
+        """By lost device, the jobs that had it."""
 
     def handlers(self) -> Handlers:
         """The events that it handles."""
-        return {ev.DeviceLost: self._device_lost, ev.EventVoided: self._event_voided}
+        return {
+            ev.DeviceLost: self._device_lost,
+            ev.DeviceFound: self._device_found,
+            ev.EventVoided: self._event_voided,
+        }
 
     def _device_lost(self, event: ev.DeviceLost) -> None:
         if event.gpu not in self._ledger.devices:
@@ -44,11 +50,23 @@ class Losses:
         self._ledger.lose(event.gpu, event.why)
         self._run.count_news()
         self._out.ask_policy()
-        for job_id in self._ledger.on(event.gpu):
+        self._under[event.gpu] = self._ledger.on(event.gpu)
+        for job_id in self._under[event.gpu]:
             if job := self._run.active.get(job_id):
                 self._lost_under(job, event)
         for lost in self._ledger.hooks("lost"):
             lost(event.gpu, event.why)
+
+    def _device_found(self, event: ev.DeviceFound) -> None:
+        """Use a lost device again. A job that still ends because of it does so all the same."""
+        if event.gpu not in self._ledger.lost:
+            return
+        self._ledger.find(event.gpu)
+        self._run.count_news()
+        self._out.ask_policy()
+        for job_id in self._under.pop(event.gpu):
+            if not (job := self._run.jobs[job_id]).state.final:
+                self._out.note(job, Reason(Why.DEVICE_FOUND, {"gpu": event.gpu, "why": event.why}))
 
     def _lost_under(self, job: Job, event: ev.DeviceLost) -> None:
         """End the attempt of a job that has lost a GPU that it holds, or what it was to change to."""

@@ -28,7 +28,14 @@ class MakeSample(Protocol[SampleT]):
     """`devices.Sample`, which this package must not import."""
 
     def __call__(
-        self, *, gpu: int, utilisation: float | None, memory_mib: float | None, healthy: bool, why: str
+        self,
+        *,
+        gpu: int,
+        utilisation: float | None,
+        memory_mib: float | None,
+        healthy: bool,
+        why: str,
+        age_s: float,
     ) -> SampleT: ...
 
 
@@ -52,9 +59,10 @@ class GrantedHost(Protocol):
 class RemoteHost:
     """A host. It has not joined while `hello` is None; `why` is the reason of its loss, which is final.
 
-    `first_device`: the global index of its first device. Times by the monotonic clock: `heard_at` of the last
-    message of its node agent, `lost_at` of its loss, `join_by` the earliest at which it counts as absent,
-    `broke_at` of the break of its connection (None while there is one; `closed`: not by silence).
+    `first_device`: the global index of its first device. `age_s`: how many seconds old its readings were when
+    they were sent. Times by the monotonic clock: `heard_at` of the last message of its node agent, `lost_at`
+    of its loss, `join_by` the earliest at which it counts as absent, `broke_at` of the break of its
+    connection (None while there is one; `closed`: not by silence).
     `leaving`: lost, but its node agent ends its jobs in good order and reports. `gone`: the node agent has
     sent its last message. `fenced`: no process of the run can live there any more. `told_keeping`: the jobs
     whose state is being made durable there, by its last message about that.
@@ -68,6 +76,7 @@ class RemoteHost:
     heard_at: float = 0.0
     first_device: int = 0
     readings: tuple[protocol.Reading, ...] = ()
+    age_s: float = 0.0
     why: str = ""
     lost_at: float = 0.0
     join_by: float = 0.0

@@ -78,6 +78,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         self._join, self._log = join_file(run_dir, self._life), log or run_dir / "nodes.log"
         self._inventory: tuple[Device, ...] = ()
         self._next_part = 1
+        self._draining = False
         self._ran_on: dict[int, dict[str, None]] = {}
         """By job: the hosts that may keep shared memory for its next attempt; rank 0's first."""
         self.kind, self.speed = "", 1.0
@@ -226,6 +227,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
                     memory_mib=reading.memory_mib,
                     healthy=reading.healthy,
                     why=reading.why,
+                    age_s=node.age_s,
                 )
             )
         return samples
@@ -233,6 +235,13 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
     def lost(self) -> Mapping[str, str]:
         """The reason of the loss of each lost host, by host."""
         return {node.name: node.why for node in self._nodes.values() if node.why}
+
+    def drain(self) -> None:
+        """Tell the node agents that nothing starts any more; may be called repeatedly."""
+        if not self._draining:
+            self._draining = True
+            for node in self._nodes.values():
+                self._send(node.name, protocol.Drain())
 
     # -- launching -------------------------------------------------------------------------------------
 

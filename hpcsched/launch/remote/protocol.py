@@ -14,7 +14,7 @@ import msgspec
 from hpcsched.core.model import Device, HostCores, PythonEnvironment
 from hpcsched.decoding import decode_message
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised with every change of a message; both ends must have the same."""
 
 RESEND_S = 2.5
@@ -90,10 +90,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """The node agent lives; its Unix time and devices."""
+    """The node agent lives; its Unix time and devices, as they were `age_s` seconds ago."""
 
     wall: float
     readings: tuple[Reading, ...]
+    age_s: float = 0.0
 
 
 class Launched(msgspec.Struct, frozen=True, tag="launched"):
@@ -186,6 +187,12 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
     why: str
 
 
+class Said(msgspec.Struct, frozen=True, tag="said"):
+    """A line that people should see."""
+
+    line: str
+
+
 NodeMessage = (
     Coming
     | Hello
@@ -202,6 +209,7 @@ NodeMessage = (
     | Keeping
     | Leaving
     | Gone
+    | Said
 )
 
 # --- from the head ----------------------------------------------------------------------------------
@@ -280,13 +288,17 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     job_id: int
 
 
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Nothing starts any more: nobody waits for what ends."""
+
+
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """Have all workers save and leave within `grace_s` seconds (0: kill them now), then leave too."""
 
     grace_s: float
 
 
-HeadMessage = Welcome | Heard | Launch | Signal | Order | Expect | Forget | Leave
+HeadMessage = Welcome | Heard | Launch | Signal | Order | Expect | Forget | Drain | Leave
 
 
 class ToHead(msgspec.Struct, frozen=True, array_like=True):

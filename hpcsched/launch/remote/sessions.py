@@ -152,7 +152,7 @@ class HeadSessions:
 
     def _told(self, node: RemoteHost, message: protocol.NodeMessage) -> None:
         if isinstance(message, protocol.Beat):
-            node.readings = message.readings
+            node.readings, node.age_s = message.readings, message.age_s
             ahead_s = message.wall - time.time()
             self.skew_s[node.name] = max(self.skew_s[node.name] - SLEW_S, ahead_s)
             if node.channel.owes_ack and self._head_socket is not None:
@@ -163,6 +163,9 @@ class HeadSessions:
             node.leaving = not node.gone
             if not node.why:
                 self._lose(node, f"node agent leaves: {message.why}")
+            return
+        if isinstance(message, protocol.Said):
+            self._say(f"host {node.name}, by its own numbers: {message.line}")
             return
         if isinstance(message, protocol.Keeping):
             node.told_keeping = frozenset(message.jobs)

@@ -219,6 +219,10 @@ class RemoteWorkers:
         failures = [part.code for part in self._failing]
         return attempt_code([code for code in (*failures, *(p.code for p in self.parts)) if code is not None])
 
+    def left(self) -> int:
+        """0: each node agent waits for them on its host."""
+        return 0
+
     def close(self) -> None:
         """Close the descriptors; ends no process."""
         self._end_progress()

@@ -112,6 +112,12 @@ class ChangesInPlace(_Run):
         gpus = self.pick_resizing(number).gpus
         self.driver.lose(gpus[number % len(gpus)])
 
+    @precondition(lambda self: self.machine.ledger.lost)
+    @rule(number=some_job)
+    def device_found(self, number):
+        lost = sorted(self.machine.ledger.lost)
+        self.driver.find(lost[number % len(lost)])
+
     @precondition(lambda self: any(job.resizing for job in self.machine.run.active.values()))
     @rule(again=st.booleans(), saved=st.booleans())
     def drain_or_crash(self, again, saved):
@@ -308,6 +314,12 @@ class OnCores(_Run):
     @rule(gpu=st.integers(0, 7))
     def slot_lost(self, gpu):
         self.driver.lose(gpu)
+
+    @precondition(lambda self: self.machine.ledger.lost)
+    @rule(number=some_job)
+    def slot_found(self, number):
+        lost = sorted(self.machine.ledger.lost)
+        self.driver.find(lost[number % len(lost)])
 
     @precondition(lambda self: len(self.machine.mechanism(Cpu).cores.hosts) > 1)
     @rule()

@@ -50,6 +50,7 @@ def test_auto_without_a_gpu_is_a_slot_a_core() -> None:
     assert len(devices.inventory()) == len(os.sched_getaffinity(0))
     assert devices.environment(devices.inventory()) == {
         "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "-1",  # HIP takes an empty list for all
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }

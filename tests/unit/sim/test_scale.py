@@ -57,8 +57,9 @@ def job_sets(draw, *, after: bool):
 
 happenings = st.lists(
     st.builds(ev.CancelRequested, at=BETWEEN, job_id=st.just(1))
-    | st.builds(ev.DeviceLost, at=BETWEEN, gpu=st.integers(0, 3), why=st.just("gone")),
-    max_size=2,
+    | st.builds(ev.DeviceLost, at=BETWEEN, gpu=st.integers(0, 3), why=st.just("gone"))
+    | st.builds(ev.DeviceFound, at=BETWEEN, gpu=st.integers(0, 3), why=st.just("well")),
+    max_size=3,
 )
 
 

@@ -12,7 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcsched.core.events import RULES, AgentStarted
-from hpcsched.core.model import Device, HostCores, JobSpec, Kind, Progress, PythonEnvironment, Training
+from hpcsched.core.model import (
+    ComputeMode,
+    Device,
+    HostCores,
+    JobSpec,
+    Kind,
+    Progress,
+    PythonEnvironment,
+    Training,
+)
 from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.profile import Profile
 from hpcsched.store import journal
@@ -53,6 +62,7 @@ BY_TYPE = {
     tuple[tuple[str, str], ...]: st.lists(st.tuples(text, text), max_size=3).map(tuple),
     tuple[tuple[int, int], ...]: st.lists(st.tuples(number, number), max_size=3).map(tuple),
     Kind: st.sampled_from(Kind),
+    ComputeMode: st.sampled_from(ComputeMode),
 }
 
 

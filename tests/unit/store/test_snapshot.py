@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from hpcsched.cli.jobs.status import silent_gpus
 from hpcsched.core import events as ev
 from hpcsched.errors import NoSuchRun, StoreError
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.snapshot import SnapshotWriter
-from hpcsched.store.status import read_status
+from hpcsched.store.status import MeasuredGpu, read_status
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 PROFILES = (a_profile("m", [1, 2, 3, 2.5]), a_profile("wide", [1, 2, 3, 4, 5, 6]))
@@ -134,6 +135,31 @@ def test_a_lost_gpu_is_named(rundir):
     assert status.run.lost_gpus == {"5": "Xid 79"}
     assert [gpu.index for gpu in status.gpus] == [0, 1, 2, 3, 4]
     assert [gpu.job for gpu in status.gpus] == [1, 1, 1, None, None]
+
+
+def test_what_is_known_of_a_gpu_and_what_is_not(rundir):
+    watched = Watched(rundir, a_job("a", "m"))
+    writer = watched.new_writer()
+    writer.samples = {
+        0: MeasuredGpu(utilisation=0.5, memory_mib=1024.0),
+        1: MeasuredGpu(sample_age_s=36.0),
+        2: MeasuredGpu(sample_age_s=156.0, health="unknown"),
+    }
+    writer.write("STOPPED", 0.0)
+    gpus = msgspec.json.decode(rundir.status.read_bytes())["gpus"]
+    seen = [{key: gpu[key] for key in gpu.keys() - {"index", "host", "job", "lane"}} for gpu in gpus[:4]]
+    assert seen == [
+        {"utilisation": 0.5, "memory_mib": 1024.0},
+        {"utilisation": None, "memory_mib": None, "sample_age_s": 36.0},
+        {"utilisation": None, "memory_mib": None, "sample_age_s": 156.0, "health": "unknown"},
+        {"utilisation": None, "memory_mib": None},
+    ]
+    found = read_status(rundir)
+    assert [gpu.health for gpu in found.gpus[:3]] == ["ok", "ok", "unknown"]
+    assert silent_gpus(found) == [
+        "no sample of GPU 1 for 0:36: the driver does not answer",
+        "no sample of GPU 2 for 2:36: the driver does not answer; its health is unknown",
+    ]
 
 
 def test_a_job_that_was_resized_in_place_says_so(rundir):

@@ -203,6 +203,18 @@ def test_gpus_that_torch_cannot_use_are_a_problem(monkeypatch: pytest.MonkeyPatc
     assert not found["GPU 0"]["ok"] and found["GPU 0"]["found"].startswith(f"torch {torch.__version__}")
 
 
+@pytest.mark.parametrize(("number", "mode", "ok"), [(2, "PROHIBITED", False), (3, "EXCLUSIVE_PROCESS", True)])
+def test_a_compute_mode_that_keeps_processes_out_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, mode: str, ok: bool
+) -> None:
+    two_gpus(monkeypatch)
+    monkeypatch.setenv("NVML_PLAYED", str(tmp_path))
+    (tmp_path / "compute_mode").write_text(str(number))
+    monkeypatch.setattr(gpu_check, "PROGRAM", ("-c", "print('{}')"))
+    found = findings("--devices", "cuda", code=1)["compute mode"]
+    assert found["ok"] is ok and found["found"].startswith(f"GPUs 0-1: compute mode {mode}: ")
+
+
 @pytest.mark.parametrize(
     ("program", "ok", "says"),
     [
@@ -221,13 +233,13 @@ def test_each_gpu_is_tried_in_a_process_of_its_own(
     devices = open_devices("cuda:2", "here")
     within_s = 1.0 if "sleep" in program else 60.0
     found = gpu_check.check_gpus(devices, devices.inventory(), OWN, within_s=within_s)
-    assert found == [(f"GPU {gpu}", ok, says.format(gpu)) for gpu in (0, 1)]
+    assert found == [(f"GPU {gpu}", ok, says.format(f"GPU-{gpu}")) for gpu in (0, 1)]
 
 
 def test_a_gpu_that_hangs_takes_nothing_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     two_gpus(monkeypatch)
     program = (
-        "import os, time; os.environ['CUDA_VISIBLE_DEVICES'] == '0' and time.sleep(60);"
+        "import os, time; os.environ['CUDA_VISIBLE_DEVICES'] == 'GPU-0' and time.sleep(60);"
         'print(\'{"ok": true, "found": "computes"}\')'
     )
     monkeypatch.setattr(gpu_check, "PROGRAM", ("-S", "-c", program))

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from rundirs import a_status
 
-from hpcsched.cli.jobs.top import Screen, _Watch, spans
+from hpcsched.cli.jobs.top import Screen, _Watch
 from hpcsched.errors import NoSuchRun
+from hpcsched.printing import spans
 from hpcsched.store.status import RunStatus, Status
 
 
@@ -31,6 +32,14 @@ def test_the_page_says_what_one_looks_for() -> None:
     assert [row[0] for row in rows] == ["2", "3", "4", "5"]
     assert rows[0][2:] == ["R", "primary", "0-3", "50/100", "50%", "1:00", "1:00", "node0"]
     assert rows[1][-1] == "(Resources)"
+
+
+def test_gpus_without_samples_are_named() -> None:
+    status = a_status()
+    for gpu in status.gpus[1:]:
+        gpu.sample_age_s, gpu.health = 150.0, "unknown"
+    text = "\n".join(Screen(width=120, height=None).lines(status))
+    assert "! no sample of GPUs 1-3 for 2:30: the driver does not answer; their health is unknown" in text
 
 
 def test_what_does_not_fit_is_counted() -> None:

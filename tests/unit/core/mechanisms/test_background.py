@@ -10,11 +10,11 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Pace, SetTimer, Suspend, Terminate
 from hpcsched.core.mechanisms.background.lanes import PACES
 from hpcsched.core.mechanisms.background.mechanism import Background
-from hpcsched.core.model import JobState, Kind, Progress, Role
+from hpcsched.core.model import ComputeMode, JobState, Kind, Progress, Role
 from hpcsched.core.reasons import Why
 from hpcsched.policy import POLICIES
 from hpcsched.policy.background import MEASURED_EVERY_S, SILENT_S, why_waiting
-from hpcsched.testing.builders import Driver, Planned, a_job, a_profile, a_program
+from hpcsched.testing.builders import Driver, Planned, a_job, a_profile, a_program, some_devices
 
 PROFILES = (
     a_profile("front", [10.0, 20.0, 30.0, 40.0], start_s=5.0, suspend_s=5.0),
@@ -614,3 +614,25 @@ def test_what_is_measured_of_a_background_job_says_nothing_of_its_model_in_the_f
 
 def test_the_shares_go_down_by_halves():
     assert PACES == (1.0, 0.5, 0.25, 0.125)
+
+
+@pytest.mark.parametrize(
+    ("mode", "alone", "together"),
+    [
+        (ComputeMode.DEFAULT, {}, True),
+        (ComputeMode.EXCLUSIVE_PROCESS, {}, True),
+        (ComputeMode.EXCLUSIVE_PROCESS, {"kind": Kind.COMMAND, "command": ("x",)}, False),
+        (ComputeMode.EXCLUSIVE_PROCESS, {"env": {"HPCSCHED_LANE_MODE": "process"}}, False),
+        (ComputeMode.DEFAULT, {"env": {"HPCSCHED_LANE_MODE": "process"}}, True),
+    ],
+)
+def test_on_a_gpu_that_lets_one_process_in_a_guest_must_be_in_it(mode, alone, together):
+    run = Driver(gpus=1, profiles=PROFILES)
+    run.start_agent(1, devices=[replace(some_devices(1)[0], compute_mode=mode)])
+    run.submit(front(), replace(back(), **alone))
+    run.runs("f")
+    trains(run, "f", 400, lambda shares: 10.0)
+    assert (run.job("b").state is not JobState.PENDING) == together
+    if not together:
+        view = run.machine.mechanism(Background).view()
+        assert "EXCLUSIVE_PROCESS" in dict(why_waiting(view, run.job("b")))[0]

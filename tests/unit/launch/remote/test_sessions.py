@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from hpcsched.batch.base import AllocatedHost
+from hpcsched.devices import Sample
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.host import RemoteHost
+from hpcsched.launch.remote.launcher import RemoteLauncher
 from hpcsched.launch.remote.sessions import SLEW_S, STALL_S, HeadSessions
+from hpcsched.testing.builders import some_devices
 
 
 @pytest.fixture
@@ -20,6 +25,25 @@ def test_a_device_without_a_reading_counts_as_healthy() -> None:
     sick = protocol.Reading(healthy=False, why="test")
     host = RemoteHost("n1", readings=(sick,))
     assert [host.reading(device) for device in (0, 1)] == [sick, protocol.Reading()]
+
+
+def test_samples_are_as_old_as_the_node_agent_says(tmp_path: Path) -> None:
+    launcher = RemoteLauncher(
+        hosts=[AllocatedHost(name="n1")],
+        commands=lambda hosts, argv: [],
+        run_id="r",
+        run_dir=tmp_path,
+        devices="cuda",
+        address="127.0.0.1",
+        make_sample=Sample,
+        say=lambda line: None,
+    )
+    launcher._inventory = some_devices(1)
+    launcher.skew_s["n1"] = 0.0
+    readings = (protocol.Reading(0.5, 100.0),)
+    for age_s in (0.0, 40.0):
+        launcher._told(launcher._nodes["n1"], protocol.Beat(0.0, readings, age_s))
+        assert launcher.sample() == [Sample(gpu=0, utilisation=0.5, memory_mib=100.0, age_s=age_s)]
 
 
 def test_how_far_a_clock_is_ahead_falls_slowly_and_rises_at_once(sessions: HeadSessions) -> None:

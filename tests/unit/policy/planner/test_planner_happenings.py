@@ -48,7 +48,9 @@ def happenings(rng, jobs, hosts, options, span_s):
                 yield ev.HoldRequested(at=at, job_id=job_id)
                 yield ev.ReleaseRequested(at=at + later, job_id=job_id)
             case "lost":
-                yield ev.DeviceLost(at=at, gpu=rng.randrange(len(devices)), why="test")
+                gpu = rng.randrange(len(devices))
+                yield ev.DeviceLost(at=at, gpu=gpu, why="test")
+                yield ev.DeviceFound(at=at + later, gpu=gpu, why="test")
             case "deadline":
                 yield ev.DeadlineMoved(at=at, deadline=at + later)
                 yield ev.DeadlineMoved(at=at + 0.5 * later, deadline=None)

@@ -1,0 +1,59 @@
+"""What the end of an attempt's processes says: what it has saved, and why it failed."""
+
+from __future__ import annotations
+
+import time
+
+from hpcsched.agent import disk_space
+from hpcsched.agent.attempts import WatchedAttempt
+from hpcsched.agent.job_folder import last_line
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.state import State
+from hpcsched.core.events import WorkersExited
+from hpcsched.printing import printable
+
+
+def exited(
+    attempt: WatchedAttempt, code: int, *, at: float, known_step: int, blamed: str = ""
+) -> WorkersExited:
+    """The event of an attempt that has ended with `code`.
+
+    `at`: now, on the run's clock. `known_step`: the newest step that the job is known to have saved.
+    `blamed`: why it failed, where something else than its output says so. Measured seconds are those until
+    now: who is to go on with its GPUs has waited for their memory too.
+    """
+    last = attempt.meter.last if attempt.meter else None
+    record = attempt.record()
+    old = record is None or _outdated(record, attempt.attempt, known_step)
+    saved, held = None if record is None or old else record.step, False
+    if code == SUSPENDED and (step := attempt.held_step()) is not None:
+        held, saved = step > (saved or 0), max(step, saved or 0)
+    steps = [] if last is None else [last.step]
+    if saved is not None and code in (0, SUSPENDED):
+        steps.append(saved)
+    asked = attempt.asked_to_save if attempt.measured and code == SUSPENDED else None
+    last_words = blamed or printable(last_line(attempt.output))
+    unreadable = attempt.unreadable if code in (0, SUSPENDED) and not held else ""
+    return WorkersExited(
+        at=at,
+        job_id=attempt.job_id,
+        attempt=attempt.attempt,
+        code=code,
+        step=max(steps, default=None),
+        saved_step=saved,
+        detail="" if code in (0, SUSPENDED) else last_words,
+        metrics=record.metrics if record and code == 0 else {},
+        unreadable=unreadable,
+        no_room=""
+        if code == 0 or (code == SUSPENDED and not unreadable)
+        else disk_space.first_full_directory(attempt.written_folders),
+        took_s=None if asked is None else time.monotonic() - asked,
+        lasted_s=time.monotonic() - attempt.began if attempt.measured else None,
+        held=held,
+    )
+
+
+def _outdated(record: State, attempt: int, known_step: int) -> bool:
+    """Whether a record is an earlier attempt's and behind what is known to be saved, as what that attempt
+    left in memory may not be on disk yet. One of this attempt may go back, one of none may be."""
+    return record.attempt is not None and record.attempt < attempt and record.step < known_step

@@ -1,0 +1,210 @@
+"""The end of an attempt is told when what it had can be given on, whoever tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from hpcsched.agent.attempts import Resizing, WatchedAttempt
+from hpcsched.agent.clock import RunClock
+from hpcsched.agent.effects import Effects
+from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
+from hpcsched.agent.node.held_back import HeldBack
+from hpcsched.agent.node.workers import PartWatcher
+from hpcsched.contract.words import Ready
+from hpcsched.core import events as ev
+from hpcsched.core.model import Device
+from hpcsched.launch.base import Workers
+from hpcsched.launch.remote import protocol
+from hpcsched.launch.workers import LocalWorkers
+from hpcsched.testing.builders import Driver, a_job, a_profile
+from hpcsched.testing.launch import FIRST_PID, FakeWorkers, Script
+
+PROFILES = (a_profile("m", [1.0, 2.0]),)
+
+
+class Memory:
+    """Is asked for GPUs, and says what the test wants. `asked`: the GPUs and seconds of the last question."""
+
+    def __init__(self) -> None:
+        self.is_free = False
+        self.asked: tuple[list[int], float] | None = None
+
+    def free(self, who: Any, devices: Iterable[Device], left: Callable[[], int], *, within_s: float) -> bool:
+        self.asked = [device.index for device in devices], within_s
+        return self.is_free or not self.asked[0]
+
+    def fileno(self) -> int:
+        return 0
+
+
+class Head:
+    """Jobs a and b run on GPUs 0 and 1, which this agent has started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = Driver(a_job("a", gpus=1), a_job("b", gpus=1), gpus=2, profiles=PROFILES)
+        self.run.runs("a", "b")
+        self.memory = Memory()
+        selector = SimpleNamespace(register=lambda *_: None)
+        self.effects = Effects(
+            machine=self.run.machine,
+            launcher=cast(Any, SimpleNamespace(keeping=set, forget=lambda job: None)),
+            site=cast(Any, SimpleNamespace()),
+            clock=RunClock(),
+            selector=cast(Any, selector),
+            memory=cast(GpuMemory, self.memory),
+        )
+        self.attempts = {}
+        for job, gpu in ((1, 0), (2, 1)):
+            self.attempts[job] = self.effects._attempts[job] = WatchedAttempt(
+                job_id=job,
+                attempt=1,
+                workers=cast(Workers, FakeWorkers([FIRST_PID + job], Script())),
+                gpus=(gpu,),
+                ranks=1,
+                folder=folder,
+                output=folder / "out",
+                measured=False,
+                ready=True,
+            )
+
+    def ends(self, job: int, code: int = 0) -> list[ev.Event]:
+        self.attempts[job].workers.end(0, code)  # type: ignore[attr-defined]
+        return self.effects._reap(self.attempts[job])
+
+    def later(self) -> list[ev.Event]:
+        return list(self.effects.collect())
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[Head]:
+    head = Head(tmp_path)
+    yield head
+    for attempt in head.attempts.values():
+        attempt.close()
+
+
+def test_the_end_waits_for_the_memory_of_its_gpus(head: Head) -> None:
+    assert head.ends(1) == [] and head.memory.asked == ([0], FREE_WITHIN_S)
+    assert head.later() == []
+    head.memory.is_free = True
+    (exited,) = head.later()
+    assert isinstance(exited, ev.WorkersExited) and (exited.job_id, exited.code) == (1, 0)
+    assert head.later() == [], "once"
+
+
+def test_it_does_not_wait_for_a_gpu_that_another_one_still_uses(head: Head) -> None:
+    head.attempts[2].gpus = (0,)  # in the background of a's
+    assert [type(event) for event in head.ends(1)] == [ev.WorkersExited]
+    assert head.memory.asked == ([], FREE_WITHIN_S)
+    assert head.ends(2) == [] and head.memory.asked == ([0], FREE_WITHIN_S), "the last one does"
+
+
+def test_two_that_have_ended_both_wait(head: Head) -> None:
+    head.attempts[2].gpus = (0,)
+    head.attempts[2].over = 0
+    assert head.ends(1) == [] and head.memory.asked == ([0], FREE_WITHIN_S)
+
+
+def test_nobody_waits_in_a_drain_nor_for_a_lost_gpu(head: Head) -> None:
+    head.run.lose(0)
+    assert [type(event) for event in head.ends(1, 143)] == [ev.WorkersExited]
+    assert head.memory.asked == ([], FREE_WITHIN_S)
+    head.run.drain()
+    head.ends(2)
+    assert head.memory.asked == ([1], 0.0)
+
+
+def test_a_job_that_shrinks_in_place_waits_for_the_gpus_that_it_leaves(head: Head) -> None:
+    attempt = head.attempts[1]
+    attempt.gpus, attempt.ranks = (0, 1), 2
+    del head.effects._attempts[2]
+    workers = FakeWorkers([FIRST_PID, FIRST_PID + 1], Script())
+    attempt.workers = cast(Workers, workers)
+    attempt.resizing = Resizing(2, (0,), 1, None)
+    workers.ready = Ready(step=7).encode()
+    assert list(head.effects._resized(attempt)) == [] and head.memory.asked is None, "nobody has left"
+    workers.end(1, 0)
+    assert list(head.effects._resized(attempt)) == [] and head.memory.asked == ([1], FREE_WITHIN_S)
+    assert (attempt.attempt, attempt.gpus) == (1, (0, 1)), "it is what it was to all others"
+    head.memory.is_free = True
+    (resized,) = head.effects._resized(attempt)
+    assert isinstance(resized, ev.WorkersResized) and attempt.attempt == 2
+
+
+# --- on other hosts ---------------------------------------------------------------------------------------
+
+
+class Node:
+    """A host with two GPUs; part 1 has both, part 2 the first one, in the background."""
+
+    def __init__(self, folder: Path) -> None:
+        self.memory = Memory()
+        self.parts = {number: self._part(number, devices, folder) for number, devices in ((1, (0, 1)),)}
+        self._folder = folder
+        inventory = [Device(index=i, host="n1", kind="fake", handle=str(i)) for i in range(2)]
+        self.held_back = HeldBack(cast(GpuMemory, self.memory), inventory, self.parts.values())
+
+    def _part(self, number: int, devices: tuple[int, ...], folder: Path) -> PartWatcher:
+        order = protocol.Launch(
+            part=number,
+            job_id=number,
+            attempt=1,
+            argv=(),
+            env={},
+            cwd="/",
+            folder=str(folder),
+            output="",
+            devices=devices,
+            per_rank=True,
+            first_rank=0,
+            world_size=2,
+            address="",
+            port=None,
+        )
+        workers = SimpleNamespace(left=lambda: 0, ended=[1])
+        return PartWatcher(order, cast(LocalWorkers, workers), 0.0)
+
+    def comes(self, number: int, devices: tuple[int, ...]) -> None:
+        self.parts[number] = self._part(number, devices, self._folder)
+
+    def told(self) -> list[protocol.NodeMessage]:
+        return [message for _, message in self.held_back.free(FREE_WITHIN_S)]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_a_node_agent_holds_back_who_has_ended(node: Node) -> None:
+    end = protocol.Exited(1, 0)
+    node.held_back.add(node.parts[1], end)
+    assert node.told() == [] and node.memory.asked == ([0, 1], FREE_WITHIN_S)
+    assert node.held_back.over(node.parts[1]) and node.held_back
+    node.comes(2, (0,))
+    assert node.told() == [] and node.memory.asked == ([1], FREE_WITHIN_S), "the other has somebody"
+    node.memory.is_free = True
+    assert node.told() == [end] and not node.held_back
+
+
+def test_a_node_agent_holds_back_that_a_rank_has_left(node: Node) -> None:
+    node.held_back.add(node.parts[1], protocol.Living(1, 1))
+    assert node.told() == [] and node.memory.asked == ([1], FREE_WITHIN_S)
+    assert not node.held_back.over(node.parts[1])
+    end = protocol.Exited(1, 0)
+    node.held_back.add(node.parts[1], end)
+    node.memory.is_free = True
+    assert node.told() == [protocol.Living(1, 1), end], "in order"
+
+
+def test_a_launcher_that_starts_the_ranks_itself_gives_back_all_or_nothing(node: Node) -> None:
+    part = node.parts[1]
+    part.order = msgspec.structs.replace(part.order, per_rank=False)
+    node.held_back.add(part, protocol.Living(1, 1))
+    assert node.told() == [protocol.Living(1, 1)]
