@@ -12,6 +12,10 @@ from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan
 
 
+_ONE_EACH = ("--virtual-local-rank", "--virtual_local_rank")
+"""With this torchrun shows each of its ranks one of the GPUs that it is shown itself; not all versions have it."""
+
+
 def has_parts(devices: Sequence[Device]) -> bool:
     """Whether one of these is a part of a GPU, a MIG instance."""
     return any(device.handle.startswith(CUDA.part) for device in devices)
@@ -35,15 +39,16 @@ def refuse_other_gpus(plan: LaunchPlan, argv: Sequence[str], env: Mapping[str, s
     `argv`, `env`: what is started, and its environment.
     """
     deepspeed = launcher_of(argv) is KnownLauncher.DEEPSPEED
+    one_each = plan.per_rank or any(word in _ONE_EACH for word in argv)
     why = ""
     if deepspeed and env.get(CUDA.variable) and chooses_gpus(argv):
         why = "deepspeed with --num_gpus, --include or --exclude takes GPUs of other jobs: leave that out"
     elif deepspeed and has_parts(plan.devices):
         why = "deepspeed takes GPUs by number, which MIG instances do not have: use another launcher"
-    elif not plan.per_rank and len(plan.devices) > 1 and has_parts(plan.devices):
+    elif not one_each and len(plan.devices) > 1 and has_parts(plan.devices):
         why = (
             f"of {len(plan.devices)} MIG instances CUDA shows a process only the first: "
-            'say processes = "per-gpu" for a rank on each, or gpus = 1'
+            'say processes = "per-gpu" (to torchrun: --virtual-local-rank) for a rank on each, or gpus = 1'
         )
     if why:
         raise LaunchError(why, transient=False)

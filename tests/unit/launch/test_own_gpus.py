@@ -53,6 +53,7 @@ GPUS, PARTS = ("GPU-a", "GPU-b"), ("MIG-a", "MIG-b")
         (("python", "t.py"), PARTS[:1], False, ""),
         (("python", "t.py"), PARTS, False, "of 2 MIG instances CUDA shows a process only the first"),
         (("torchrun", "t.py"), PARTS, False, 'processes = "per-gpu"'),
+        (("torchrun", "--virtual-local-rank", "t.py"), PARTS, False, ""),
     ],
 )
 def test_what_would_see_other_gpus_or_not_all_is_refused(
