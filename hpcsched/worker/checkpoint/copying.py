@@ -34,8 +34,10 @@ def copy_all(cuda: Cuda, batches: Iterable[tuple[Copies, Callable[[], object]]])
                 if found:  # begun here, whose streams they are
                     cuda.copy(target, source)
                     devices.update(dict.fromkeys(found))
-                else:
+                elif target.is_cpu and source.is_cpu:
                     host.append((target, source))
+                else:  # of a kind of device that we do not know
+                    target.copy_(source)
             events = [cuda.event(device) for device in devices]
             done.append(pool.submit(_finish, host, events, then))
         for each in done:
