@@ -146,6 +146,21 @@ def test_pinning_does_not_spoil_a_graph_that_is_captured_meanwhile() -> None:
         assert y.sum() == 16
 
 
+def test_a_step_on_another_stream_is_saved_too() -> None:
+    weight = torch.zeros(1 << 24, device="cuda")
+    stream = torch.cuda.Stream()
+    with opened() as arena:
+        state = {"step": 1, "samples": 1, "model": weight}
+        assert arena.reserve(state)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(500):
+                weight += 1
+        arena.save(state)
+        with arena.keeping() as found:
+            assert found["model"].unique().tolist() == [500.0]
+
+
 SAVES = """
 import os, sys, torch
 from hpcsched.worker.checkpoint.shared_memory import Arena

@@ -21,7 +21,8 @@ GPU = 1
 class RuledCuda:
     """What `hpcsched.worker.checkpoint.pinning.Cuda` offers, and what tests ask about it.
 
-    `refuse_after`: so many registrations succeed. `on_register` is called in each.
+    `refuse_after`: so many registrations succeed. `on_register` is called in each. `on_other_streams` is work
+    that streams have been asked to do, and that copies do not wait for.
     """
 
     def __init__(self, refuse_after: int = 10**9) -> None:
@@ -31,6 +32,7 @@ class RuledCuda:
         self.contexts: set[int] = set()
         self.queue: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.most_queued = 0
+        self.on_other_streams: list[Callable[[], object]] = []
         self.spoilt = False
         self._capturing: int | None = None
         self._threads = threading.local()
@@ -76,6 +78,12 @@ class RuledCuda:
 
     def event(self, device: torch.device) -> Any:
         return _Event(self, self.queue[-1:])
+
+    def synchronize(self, device: torch.device) -> None:
+        while self.on_other_streams:
+            self.on_other_streams.pop(0)()
+        with self._lock:
+            self._run(len(self.queue))
 
     @contextlib.contextmanager
     def on(self, device: torch.device) -> Iterator[None]:

@@ -55,6 +55,10 @@ class Cuda:
         event.record(torch.cuda.current_stream(device))
         return event
 
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for what all streams have been asked to do so far."""
+        torch.cuda.synchronize(device)
+
     def on(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """This thread's calls go to that GPU, inside of it."""
         return torch.cuda.device(device)

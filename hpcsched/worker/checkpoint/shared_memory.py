@@ -184,6 +184,8 @@ class Arena:
         """Copy the tensors in; returns the sums of the blocks, as they are in memory."""
         blocks = _blocks(memory, packed.area)
         sums = torch.empty(len(blocks), dtype=torch.int64)
+        for device in {tensor.device for tensor, _ in packed.tensors if self._cuda.has(tensor)}:
+            self._cuda.synchronize(device)  # a loop of the user's may have its steps on a stream of its own
 
         def copies() -> Iterator[tuple[Copies, Callable[[], object]]]:
             begin = 0

@@ -207,6 +207,16 @@ def test_a_piece_is_summed_when_it_has_arrived() -> None:
             assert_holds(arena, saved)
 
 
+def test_a_step_on_another_stream_is_saved_too() -> None:
+    cuda = RuledCuda()
+    with opened(cuda) as arena:
+        saved = state(cuda)
+        cuda.on_other_streams.append(lambda: saved["model"]["a"].fill_(7.0))
+        arena.save(saved)
+        with arena.keeping() as found:
+            assert found["model"]["a"].unique().tolist() == [7.0]
+
+
 def test_that_it_is_held_is_said_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cuda = RuledCuda()
     descriptor = os.memfd_create("arena")
