@@ -46,7 +46,7 @@ from hpcsched.worker.checkpoint.layout import (
     to_copy,
     views,
 )
-from hpcsched.worker.checkpoint.pinning import Cuda, Pins
+from hpcsched.worker.checkpoint.pinning import PINNED_AT_ONCE, Cuda, Pins
 from hpcsched.worker.process.contract import say
 from hpcsched.worker.process.memory import admits, alone_on_host, available
 from hpcsched.worker.process.storable import storable
@@ -107,8 +107,8 @@ class Arena:
     def reserve(self, state: Mapping[str, Any]) -> bool:
         """Make room for two copies of `state`, so that saving it takes no new memory; False if it cannot be.
 
-        Where tensors are on a GPU, the memory that the next save writes to is pinned too, until somebody
-        saves. May be called in a thread of its own. Does nothing where all of that is done.
+        Its pages are looked at once, or the first save would pay for that, and what the next save writes is
+        pinned where tensors are on a GPU; until somebody saves. May be called in a thread of its own.
         """
         try:
             packed = flatten(storable(state))
@@ -117,10 +117,7 @@ class Arena:
         with self._busy:
             if not self._reserve(packed):
                 return False
-            for slot in (0, 1):
-                # One write a page, so that the first save has no page faults: in torch, which lets go of the
-                # interpreter meanwhile, unlike MAP_POPULATE. Who reads the slot now sees the same bytes.
-                bytes_of(self._memory(slot, self._head()[1]))[:: mmap.PAGESIZE].bitwise_or_(0)
+        self._touch_pages()
         device = next((tensor.device for tensor, _ in packed.tensors if self._cuda.has(tensor)), None)
         if device is not None:
             self._pin(device)
@@ -198,6 +195,18 @@ class Arena:
         with torch.no_grad():
             copy_all(self._cuda, copies())
         return sums
+
+    def _touch_pages(self) -> None:
+        generation, capacity = self._head()
+        for slot in ((generation + 1) % 2, generation % 2):
+            for begin in range(0, capacity, PINNED_AT_ONCE):
+                if self._saving:
+                    return
+                with self._busy:
+                    part = bytes_of(self._memory(slot, capacity))[begin : begin + PINNED_AT_ONCE]
+                    # One write a page: in torch, which lets go of the interpreter meanwhile, unlike
+                    # MAP_POPULATE. Who reads the slot now sees the same bytes.
+                    part[:: mmap.PAGESIZE].bitwise_or_(0)
 
     def _pin(self, device: torch.device) -> None:
         """Pin the slot that is saved to next, as far as that goes, and until somebody saves."""

@@ -35,6 +35,7 @@ _DEADLINE_S = 60.0
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "PIECE", PIECE)
     monkeypatch.setattr(pinning, "PINNED_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(module, "PINNED_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(module, "_SLACK", 0)
 
 
@@ -177,6 +178,28 @@ def test_who_saves_comes_before_who_pins() -> None:
         assert arena.reserve(saved)  # two pieces are to be pinned
         assert list(cuda.registered.values()) == [AT_ONCE]
         saver.join(_DEADLINE_S)
+        assert_holds(arena, saved)
+
+
+def test_who_saves_comes_before_who_looks_at_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(RuledCuda()) as arena:
+        saved = {"step": 1, "samples": 1, "model": {"w": torch.randn(20 * PIECE)}}
+        saver = threading.Thread(target=arena.save, args=(saved,), daemon=True)
+        here, memory, looks = threading.get_ident(), arena._memory, []
+
+        def look(slot: int, size: int) -> Any:
+            if threading.get_ident() == here:
+                looks.append(slot)
+                if len(looks) == 1:
+                    saver.start()
+                    until(lambda: arena._saving)
+            return memory(slot, size)
+
+        monkeypatch.setattr(arena, "_memory", look)
+        assert arena.reserve(saved)
+        assert len(looks) == 1  # of about twenty
+        saver.join(_DEADLINE_S)
+        monkeypatch.undo()
         assert_holds(arena, saved)
 
 
