@@ -3,6 +3,7 @@
     python benchmarks/resize.py [--json] [--quick] [--cuda] [--fresh-memory]
 
 With `--cuda`: suspended and resumed on one GPU, with 1 GB of state; on two, if there are, resized in place.
+Other sizes, and what a suspend's time goes into: `suspend.py`.
 
 One training with about 90 MB of state (11 million parameters and their momentum). The launcher is the
 agent's own; this program plays the agent. "Gap": from the end of the last step before to the end of the
@@ -52,7 +53,16 @@ REST_S, SHORT_REST_S = 3.0, 0.5
 class Training:
     """One job, as its agent sees it."""
 
-    def __init__(self, folder: Path, standbys: int | None, width: int, devices: str, *, fresh: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        standbys: int | None,
+        width: int,
+        devices: str,
+        *,
+        fresh: bool,
+        adamw: bool = False,
+    ) -> None:
         folder.mkdir()
         self.rest_s = REST_S if standbys else SHORT_REST_S
         self._used = 0 if fresh else 6 * 8 * LAYERS * width**2
@@ -67,7 +77,8 @@ class Training:
             devices=self.devices.inventory(),
             standbys=standbys,
         )
-        args = {"width": width, "layers": LAYERS, "batch": BATCH, "record": str(self.record)}
+        record = str(self.record)
+        args = {"width": width, "layers": LAYERS, "batch": BATCH, "record": record, "adamw": adamw}
         self.spec = JobSpec(
             name="wide",
             kind=Kind.TRAINER,
@@ -104,7 +115,14 @@ class Training:
         return asked
 
     def leave(self, *, quick: bool) -> tuple[float, float]:
-        """Suspend it; returns when that was asked for, and when its devices were free."""
+        """Suspend it, and wait until that is durable; returns when it was asked for, and when its devices
+        were free."""
+        times = self.suspend(quick=quick)
+        self.launcher.wait_kept(DEADLINE_S)
+        return times
+
+    def suspend(self, *, quick: bool) -> tuple[float, float]:
+        """The same, without the wait."""
         asked = time.monotonic()
         self.workers[0].tell(Suspend(quick=quick))
         for crew in self.workers:
@@ -116,7 +134,6 @@ class Training:
             crew.close()
         if SUSPENDED not in codes:
             raise RuntimeError(f"not suspended: {codes}; {(self.folder / 'output').read_text()[-2000:]}")
-        self.launcher.wait_kept(DEADLINE_S)
         return asked, free
 
     def resize(self, old: int, new: int, *, one_host: bool = True) -> None:

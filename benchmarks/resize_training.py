@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import skip_init
 
 from hpcsched.worker import Parts, Trainer
 
@@ -18,15 +20,21 @@ SAMPLES = 256
 class Wide(Trainer):
     """A multi-layer perceptron with momentum SGD; `args`: `width`, `layers`, `batch`, `record` (a file).
 
+    With `adamw` it has that optimizer instead, and weights that nobody has set: that takes long by itself.
     Each step writes one line there when it begins and one when it ends: the rank, "b" or "e", the step's
     number in this process, and the time (monotonic, s).
     """
 
     def build(self, args: dict[str, Any]) -> Parts:
         width = args["width"]
-        layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(args["layers"])]
+        adamw = args.get("adamw", False)
+        linear = partial(skip_init, nn.Linear) if adamw else nn.Linear
+        layers = [nn.Sequential(linear(width, width), nn.ReLU()) for _ in range(args["layers"])]
         model = nn.Sequential(nn.Linear(64, width), *layers, nn.Linear(width, 10))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+        parameters = model.parameters()
+        optimizer = (
+            torch.optim.AdamW(parameters) if adamw else torch.optim.SGD(parameters, lr=0.001, momentum=0.9)
+        )
         record = os.open(args["record"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         steps = [0]
 

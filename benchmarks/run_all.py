@@ -34,6 +34,7 @@ DEADLINES_S = {
     "hosts": 300,
     "resume_equality": 600,
     "resize": 1200,
+    "suspend": 600,
     "marble_torch": 1200,
     "plans": 300,
     "burst_plans": 120,

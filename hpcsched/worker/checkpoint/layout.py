@@ -6,7 +6,7 @@ import io
 import mmap
 import pickle
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,9 +17,15 @@ from hpcsched.errors import StoreError
 _ALIGNMENT = 64
 BLOCK = 1 << 16
 """The tensors' bytes end at a multiple of this."""
+PIECE = 4 << 20
+"""Bytes that are copied at once (chosen: 1 to 4 MiB were the quickest on a CPU): a checksum of them is taken
+while they are in the cache, and the next are on their way from a GPU meanwhile."""
 
 Place = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 """Where a tensor's bytes are, and how to read them: offset, type, shape, strides."""
+
+Copies = list[tuple[torch.Tensor, torch.Tensor]]
+"""Targets and sources, of equal shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +103,75 @@ def views(memory: mmap.mmap, skeleton: bytes) -> dict[str, Any]:
     return state
 
 
-def copied(state: dict[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
-    """The same state with copies of its tensors, which takes over `state` itself.
+def pieces(state: FlatState, memory: mmap.mmap) -> Iterator[tuple[int, Copies]]:
+    """The copies that bring a state's tensors into memory, `PIECE` by `PIECE`, each with where it ends."""
+    end = PIECE
+    copies: Copies = []
+    for tensor, place in state.tensors:
+        for offset, target, source in parts(window(memory, place), dense(tensor, place), place[0]):
+            if offset == end:
+                yield end, copies
+                end, copies = end + PIECE, []
+            copies.append((target, source))
+    yield state.area, copies
+
+
+def batches(copies: Copies, memory: mmap.mmap) -> Iterator[tuple[Copies, Callable[[], object]]]:
+    """Copies out of memory, in batches of about a `PIECE`, behind which there is nothing to do."""
+    start = bytes_of(memory).data_ptr()
+    batch: Copies = []
+    size = 0
+    for whole, view in copies:
+        for _, target, source in parts(whole, view, view.data_ptr() - start):
+            batch.append((target, source))
+            size += source.numel() * source.element_size()
+            if size >= PIECE:
+                yield batch, _nothing
+                batch, size = [], 0
+    yield batch, _nothing
+
+
+def _nothing() -> None:
+    pass
+
+
+def parts(
+    target: torch.Tensor, source: torch.Tensor, offset: int
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Two tensors of equal strides without gaps, cut where a `PIECE` ends; the first byte is at `offset`."""
+    count, size = source.numel(), source.element_size()
+    one, other = target.as_strided((count,), (1,)), source.as_strided((count,), (1,))
+    begin = 0
+    while begin < count:
+        end = min(count, begin + (PIECE - offset % PIECE) // size)
+        yield offset, one[begin:end], other[begin:end]
+        offset, begin = offset + (end - begin) * size, end
+
+
+def dense(tensor: torch.Tensor, place: Place) -> torch.Tensor:
+    """The tensor with the strides of its place: itself, or a copy where it lies otherwise."""
+    _, dtype, shape, stride = place
+    if tensor.stride() == stride and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    return torch.empty_strided(shape, stride, dtype=dtype, device=tensor.device).copy_(tensor)
+
+
+def to_copy(state: dict[str, Any], into: Mapping[str, Any]) -> tuple[dict[str, Any], Copies]:
+    """The same state with tensors that are yet to be filled, and the copies that fill them.
 
     A tensor that has its like at the same place of `into` is copied there: new memory costs more than a copy.
-    All others are new, and nobody else's.
+    All others are new, and nobody else's: on the device that is at this place of `into`, or above it, and on
+    the CPU where there is none. Single numbers are on the CPU anyway: optimizers count their steps there.
+    Takes `state` over.
     """
-    copies: dict[str, Any] = _Copies().of(state, into)
-    return copies
+    targets = _Targets()
+    filled: dict[str, Any] = targets.of(state, into)
+    return filled, targets.copies
 
 
-class _Copies:
+class _Targets:
     def __init__(self) -> None:
+        self.copies: Copies = []
         self._new: dict[torch.Tensor, torch.Tensor] = {}
         self._filled: dict[int, tuple[torch.Tensor, int]] = {}  # by storage: what is there, and where
 
@@ -117,15 +180,18 @@ class _Copies:
             if _alike(item, own) and self._fills(item, own):
                 return own
             if item not in self._new:
-                self._new[item] = item.clone()
+                device = own if isinstance(own, torch.device) and item.ndim else "cpu"
+                new = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=device)
+                self._new[item] = new
+                self.copies.append((new, item))
             return self._new[item]
         if isinstance(item, dict):
-            mine = own if isinstance(own, Mapping) else {}
             for key, value in item.items():
-                item[key] = self.of(value, mine.get(key))
+                item[key] = self.of(value, own.get(key) if isinstance(own, Mapping) else _device(own))
             return item
         if isinstance(item, (list, tuple)):
-            owned = own if isinstance(own, (list, tuple)) and len(own) == len(item) else [None] * len(item)
+            fits = isinstance(own, (list, tuple)) and len(own) == len(item)
+            owned = own if fits else [_device(own)] * len(item)
             return type(item)(self.of(*pair) for pair in zip(item, owned, strict=True))
         return item
 
@@ -136,9 +202,12 @@ class _Copies:
             former, where = self._filled[address]
             return former is view and where == own.data_ptr()
         self._filled[address] = view, own.data_ptr()
-        with torch.no_grad():
-            own.copy_(view)
+        self.copies.append((own, view))
         return True
+
+
+def _device(own: Any) -> torch.device | None:
+    return own if isinstance(own, torch.device) else None
 
 
 def _alike(view: torch.Tensor, own: Any) -> bool:

@@ -111,6 +111,7 @@ class Saves:
             if self.arena is None:
                 return None
             self.arena.save(state)
+            self.reserve(state)  # for the next one, which is written elsewhere
             return self.arena.newest()
         except StoreError as error:
             say(f"shared memory cannot take the state: {error}")
@@ -168,11 +169,11 @@ class Saves:
             raise StoreError("the state is in shared memory that this rank does not have")
         return self.arena.load(found.generation, own())
 
-    def touch(self) -> None:
-        """Make the next load from shared memory quicker."""
+    def touch(self, device: torch.device) -> None:
+        """Make the next load from shared memory onto this device quicker."""
         if self.arena is not None:
             with contextlib.suppress(OSError, ValueError):
-                self.arena.touch()
+                self.arena.touch(device)
 
     def _await_keeper(self, ours: int) -> None:
         """On another host the last attempt's state may be on its way to disk: that is the newest then.

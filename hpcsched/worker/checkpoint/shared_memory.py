@@ -9,6 +9,9 @@ turn, so that one always holds a whole state, whenever the writer dies:
 
 Slots lie so far apart that each can grow where it is; the file is sparse. The user's tensors are copied in
 and out: they stay where the user has put them. One process writes; any may read.
+
+A save is one pass over the bytes: behind the copy of each piece its checksum is taken, on the CPU while the
+piece is in the cache, or while a GPU copies the next ones.
 """
 
 from __future__ import annotations
@@ -21,24 +24,29 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpcsched.compat import dataclass
 from hpcsched.errors import StoreError
+from hpcsched.worker.checkpoint.copying import copy_all
 from hpcsched.worker.checkpoint.layout import (
     BLOCK,
+    Copies,
     FlatState,
-    Place,
+    batches,
     bytes_of,
-    copied,
     flatten,
+    pieces,
     round_up,
+    to_copy,
     views,
-    window,
 )
+from hpcsched.worker.checkpoint.pinning import PINNED_AT_ONCE, Cuda, Pins
 from hpcsched.worker.process.contract import say
 from hpcsched.worker.process.memory import admits, alone_on_host, available
 from hpcsched.worker.process.storable import storable
@@ -66,30 +74,32 @@ class Held:
 class Arena:
     """Two copies of a job's state in a memfd; get one with `Arena.open`."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, cuda: Cuda) -> None:
+        self._descriptor, self._cuda = descriptor, cuda
         self._slots: list[mmap.mmap | None] = [None, None]  # as far as mapped
-        self._pinned: dict[int, int] = {}  # slot: address
+        self._pins = Pins(cuda)
         self._busy = threading.RLock()  # room may be made by another thread than the one that saves
+        self._saving = False  # who saves comes first
 
     @classmethod
-    def open(cls, descriptor: int | None) -> Arena | None:
+    def open(cls, descriptor: int | None, cuda: Cuda | None = None) -> Arena | None:
         """The arena behind an inherited descriptor; None if there is none."""
         if descriptor is None:
             return None
         # Opened anew: our locks belong to this opening of the file, so they exclude those of other processes,
         # which an inherited descriptor would share; and no close of another descriptor lets go of them.
         try:
-            return cls(os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
+            return cls(os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC), cuda or Cuda())
         except OSError as error:
             say(f"the arena cannot be used: descriptor {descriptor}: {error.strerror}")
             return None
 
     def close(self) -> None:
         """Let go of it in this process; tensors that are views of it stay valid."""
-        self._unpin(0)
-        self._unpin(1)
-        self._slots = [None, None]
+        with self._busy:
+            self._pins.unpin(0)
+            self._pins.unpin(1)
+            self._slots = [None, None]
         os.close(self._descriptor)
 
     # Writing.
@@ -97,7 +107,8 @@ class Arena:
     def reserve(self, state: Mapping[str, Any]) -> bool:
         """Make room for two copies of `state`, so that saving it takes no new memory; False if it cannot be.
 
-        May be called in a thread of its own. Does nothing where the room is there.
+        Its pages are looked at once, or the first save would pay for that, and what the next save writes is
+        pinned where tensors are on a GPU; until somebody saves. May be called in a thread of its own.
         """
         try:
             packed = flatten(storable(state))
@@ -106,10 +117,10 @@ class Arena:
         with self._busy:
             if not self._reserve(packed):
                 return False
-            for slot in (0, 1):
-                # One write a page, so that the first save has no page faults: in torch, which lets go of the
-                # interpreter meanwhile, unlike MAP_POPULATE. Who reads the slot now sees the same bytes.
-                bytes_of(self._memory(slot, self._head()[1]))[:: mmap.PAGESIZE].bitwise_or_(0)
+        self._touch_pages()
+        device = next((tensor.device for tensor, _ in packed.tensors if self._cuda.has(tensor)), None)
+        if device is not None:
+            self._pin(device)
         return True
 
     def save(self, state: Mapping[str, Any]) -> int:
@@ -120,6 +131,13 @@ class Arena:
         """
         state = storable(state)
         packed = flatten(state)
+        self._saving = True  # not pinned by now: copied more slowly, and no less right
+        try:
+            return self._save(state, packed)
+        finally:
+            self._saving = False
+
+    def _save(self, state: Mapping[str, Any], packed: FlatState) -> int:
         with self._busy:
             if not self._reserve(packed):
                 raise StoreError(f"not enough memory for two copies of {packed.size} bytes")
@@ -129,11 +147,9 @@ class Arena:
             record = _Record(generation, state["step"], state["samples"], packed.area, len(packed.skeleton))
             with self._locked(slot, fcntl.F_WRLCK, _PATIENCE_S):
                 self._write(bytes(_RECORD.size), _record_offset(slot))
-                memory = self._memory(slot, capacity)
-                self._copy_in(slot, memory, packed.tensors)
                 self._write(packed.skeleton, _slot_offset(slot) + packed.area)
-                checksum = record.checksum(memory, packed.skeleton)
-                self._write(record.pack(checksum), _record_offset(slot))
+                sums = self._copy_in(self._memory(slot, capacity), packed)
+                self._write(record.pack(record.checksum(packed.skeleton, sums)), _record_offset(slot))
                 self._write(_HEAD.pack(_MAGIC, generation, capacity), 0)
         return generation
 
@@ -161,15 +177,48 @@ class Arena:
         self._write(_HEAD.pack(_MAGIC, generation, wanted), 0)
         return True
 
-    def _copy_in(self, slot: int, memory: mmap.mmap, tensors: list[tuple[torch.Tensor, Place]]) -> None:
-        devices = {tensor.device for tensor, _ in tensors if tensor.is_cuda}
-        if devices:
-            self._pin(slot, memory)
+    def _copy_in(self, memory: mmap.mmap, packed: FlatState) -> torch.Tensor:
+        """Copy the tensors in; returns the sums of the blocks, as they are in memory."""
+        blocks = _blocks(memory, packed.area)
+        sums = torch.empty(len(blocks), dtype=torch.int64)
+        for device in {tensor.device for tensor, _ in packed.tensors if self._cuda.has(tensor)}:
+            self._cuda.synchronize(device)  # a loop of the user's may have its steps on a stream of its own
+
+        def copies() -> Iterator[tuple[Copies, Callable[[], object]]]:
+            begin = 0
+            for end, piece in pieces(packed, memory):
+                part = slice(begin // BLOCK, end // BLOCK)
+                # By NumPy: one thread, whichever it is.
+                yield piece, partial(np.sum, blocks[part].numpy(), axis=1, out=sums[part].numpy())
+                begin = end
+
         with torch.no_grad():
-            for tensor, place in tensors:
-                window(memory, place).copy_(tensor, non_blocking=True)
-        for device in devices:
-            torch.cuda.synchronize(device)
+            copy_all(self._cuda, copies())
+        return sums
+
+    def _touch_pages(self) -> None:
+        generation, capacity = self._head()
+        for slot in ((generation + 1) % 2, generation % 2):
+            for begin in range(0, capacity, PINNED_AT_ONCE):
+                if self._saving:
+                    return
+                with self._busy:
+                    part = bytes_of(self._memory(slot, capacity))[begin : begin + PINNED_AT_ONCE]
+                    # One write a page: in torch, which lets go of the interpreter meanwhile, unlike
+                    # MAP_POPULATE. Who reads the slot now sees the same bytes.
+                    part[:: mmap.PAGESIZE].bitwise_or_(0)
+
+    def _pin(self, device: torch.device) -> None:
+        """Pin the slot that is saved to next, as far as that goes, and until somebody saves."""
+        if not self._cuda.can_pin():
+            return
+        with self._pins.pinning(device):
+            more = True
+            while more and not self._saving:
+                with self._busy:
+                    generation, capacity = self._head()
+                    slot = (generation + 1) % 2
+                    more = bool(capacity) and self._pins.pin(slot, self._memory(slot, capacity))
 
     # Reading.
 
@@ -183,24 +232,31 @@ class Arena:
         """The newest good state, or that of one `generation`, copied out.
 
         A tensor that has its like at the same place of `into` is copied there, and that is what comes back;
-        all others are new, on the CPU. Raises StoreError when there is no good state; a damaged one is passed
-        over with one warning.
+        all others are new, on the device that is at this place of `into` or above it, else on the CPU. Raises
+        StoreError when there is no good state; a damaged one is passed over with one warning.
         """
         with self._good(generation) as record:
+            memory = self._memory(record.slot, record.area + record.skeleton)
             # Copied: optimizers, and modules that load in their own way, keep the very tensors they get.
-            return copied(self._unpack(record), into or {})
+            state, copies = to_copy(views(memory, self._skeleton(record)), into or {})
+            with torch.no_grad():
+                copy_all(self._cuda, batches(copies, memory))
+            return state
 
-    def touch(self) -> None:
-        """Pay now for what the first look at the memory costs more, by the page."""
+    def touch(self, device: torch.device) -> None:
+        """Pay now for what the first look at the memory costs more, by the page; of a rank on this device."""
         for slot in (0, 1):
             if capacity := self._head()[1]:
                 int(bytes_of(self._memory(slot, capacity))[:: mmap.PAGESIZE].sum())
+        if device.type == "cuda":
+            self._pin(device)
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[dict[str, Any]]:
         """The newest good state, uncopied, as it is while inside the `with`: nothing is saved over it."""
         with self._good(None) as record:
-            yield self._unpack(record)
+            memory = self._memory(record.slot, record.area + record.skeleton)
+            yield views(memory, self._skeleton(record))
 
     @contextlib.contextmanager
     def alone_with_state_file(self) -> Iterator[None]:
@@ -230,11 +286,8 @@ class Arena:
             memory = self._memory(record.slot, record.area + record.skeleton)
         except (ValueError, OverflowError):  # a damaged record: the slot ends before
             return False
-        return data == record.pack(record.checksum(memory, self._skeleton(record)))
-
-    def _unpack(self, record: _Record) -> dict[str, Any]:
-        memory = self._memory(record.slot, record.area + record.skeleton)
-        return views(memory, self._skeleton(record))
+        sums = _blocks(memory, record.area).sum(1)
+        return data == record.pack(record.checksum(self._skeleton(record), sums))
 
     def _skeleton(self, record: _Record) -> bytes:
         return self._read(record.skeleton, _slot_offset(record.slot) + record.area)
@@ -263,7 +316,7 @@ class Arena:
         with self._busy:
             memory = self._slots[slot]
             if memory is None or len(memory) < size:
-                self._unpin(slot)
+                self._pins.unpin(slot)
                 memory = self._slots[slot] = mmap.mmap(self._descriptor, size, offset=_slot_offset(slot))
             return memory
 
@@ -290,17 +343,6 @@ class Arena:
         finally:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte))
 
-    def _pin(self, slot: int, memory: mmap.mmap) -> None:
-        """Let GPUs write to a slot by themselves; without that, copies take longer and are no less right."""
-        if slot not in self._pinned:
-            address = bytes_of(memory).data_ptr()
-            if int(torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)) == 0:
-                self._pinned[slot] = address
-
-    def _unpin(self, slot: int) -> None:
-        if (address := self._pinned.pop(slot, None)) is not None:
-            torch.cuda.cudart().cudaHostUnregister(address)
-
 
 @dataclass(frozen=True, slots=True)
 class _Record:
@@ -320,11 +362,14 @@ class _Record:
         numbers = (self.generation, self.step, self.samples, self.area, self.skeleton)
         return _RECORD.pack(*numbers, checksum)
 
-    def checksum(self, memory: mmap.mmap, skeleton: bytes) -> int:
+    def checksum(self, skeleton: bytes, sums: torch.Tensor) -> int:
         """CRC-32 of this record, the pickle, and the sums of the tensors' blocks: as fast as memory is."""
-        blocks = bytes_of(memory)[: self.area].view(torch.int64).view(self.area // BLOCK, BLOCK // 8)
-        sums = blocks.sum(1)
         return zlib.crc32(sums.numpy().data, zlib.crc32(skeleton, zlib.crc32(self.pack(0))))
+
+
+def _blocks(memory: mmap.mmap, area: int) -> torch.Tensor:
+    """The first `area` bytes of memory, as int64, shape [blocks, integers of a block]."""
+    return bytes_of(memory)[:area].view(torch.int64).view(area // BLOCK, BLOCK // 8)
 
 
 def _slot_offset(slot: int) -> int:

@@ -53,7 +53,7 @@ class Replicated:
         """Nothing."""
 
     def warm_up(self) -> None:
-        self.context.saves.touch()
+        self.context.saves.touch(self.device)
 
     def join(self) -> None:
         self._exchange(None, None)

@@ -122,7 +122,12 @@ class TrainingState:
         self.step, self.samples, self.resumed = step, samples, True
 
     def tensors(self) -> dict[str, Any]:
-        """The tensors that a state in memory is copied into: not what the user may hold on to or compare."""
+        """The tensors that a state in memory is copied into: not what the user may hold on to or compare.
+
+        Where the optimizer has none yet, the device on which it will keep them.
+        """
         parameters = self.model.named_parameters(remove_duplicate=False)
         model = {name: parameter.detach() for name, parameter in parameters}
-        return {"model": model, "optimizer": {"state": self.optimizer.state_dict()["state"]}}
+        numbered = enumerate(p for group in self.optimizer.param_groups for p in group["params"])
+        devices = {number: parameter.device for number, parameter in numbered}
+        return {"model": model, "optimizer": {"state": devices | self.optimizer.state_dict()["state"]}}

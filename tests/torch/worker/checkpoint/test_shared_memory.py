@@ -7,8 +7,10 @@ import copy
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -375,6 +377,21 @@ def test_without_memory_nothing_is_saved_and_nothing_is_taken(
             arena.save(state(2, size=1 << 20))
         arena.save(state(2))  # small enough for the room there is
         assert_same(arena.load(), state(2))
+
+
+def test_a_record_is_as_it_always_was() -> None:
+    """The next attempt, or the keeper, may be of another version."""
+    with opened() as (descriptor, arena):
+        saved = {**state(1), "other": torch.randn(70_000), "gaps": torch.arange(9)[::2]}
+        slot = arena.save(saved) % 2
+        record = os.pread(descriptor, 44, 512 * (1 + slot))
+        generation, step, samples, area, skeleton, checksum = struct.unpack("<QQQQQI", record)
+        assert (generation, step, samples, area % 65536) == (1, 1, 10, 0)
+        found = os.pread(descriptor, area + skeleton, (1 + slot) << 40)
+        sums = [sum(struct.unpack("<8192q", found[at : at + 65536])) for at in range(0, area, 65536)]
+        wrapped = [(number + (1 << 63)) % (1 << 64) - (1 << 63) for number in sums]
+        head = zlib.crc32(found[area:], zlib.crc32(record[:40] + bytes(4)))
+        assert checksum == zlib.crc32(struct.pack(f"<{len(sums)}q", *wrapped), head)
 
 
 @pytest.mark.parametrize("where", ["tensor", "pickle", "record", "record's sizes"])
