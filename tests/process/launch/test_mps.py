@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import mpsstandin
 import pytest
+from mpsstandin import MpsHost, mps_host
 
 from hpcsched import mps_control
 from hpcsched.launch import mps
@@ -18,12 +20,11 @@ from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.proc import stat
 from hpcsched.launch.workers import LocalWorkers
 from hpcsched.testing.conformance_launch import plan, reaped
-from tests.support.mpsstandin import MpsHost, mps_host
 
 CLIENT = """
 import os, signal, sys, time
-sys.path.insert(0, os.environ["ROOT"])
-from tests.support.mpsstandin import connect
+sys.path.insert(0, os.environ["SUPPORT"])
+from mpsstandin import connect
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(connect(os.environ), flush=True)
 time.sleep(60)
@@ -55,7 +56,7 @@ def client(
         "HPCSCHED_LANE": "background",
         "HPCSCHED_LANE_MODE": mode,
         "CUDA_VISIBLE_DEVICES": "GPU-2222bbbb",
-        "ROOT": str(Path(__file__).parents[3]),
+        "SUPPORT": str(Path(mpsstandin.__file__).parent),
         **daemon.variables(),
     }
     folder.mkdir()

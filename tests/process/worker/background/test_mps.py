@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mpsstandin import MpsHost, connect, mps_host
 
 from hpcsched import mps_control
 from hpcsched.errors import ConfigError
 from hpcsched.worker.background import mps
-from tests.support.mpsstandin import MpsHost, connect, mps_host
 
 GPUS = ["GPU-1111aaaa", "GPU-2222bbbb", "GPU-3333cccc", "GPU-4444dddd"]
 
