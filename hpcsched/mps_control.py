@@ -9,6 +9,7 @@ Service". Nothing here touches a GPU.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import stat
@@ -88,30 +89,33 @@ class Daemon:
             raise MpsError(f"no {CONTROL} here")
         try:
             self._make_folders()
-            if self.ask("get_server_list", environ) is not None:
-                return
-            said = self.folder / "log" / "start"
-            with said.open("wb") as output:  # not a pipe: a daemon that keeps its end open would hold us up
-                subprocess.run(
-                    [program, "-d"],
-                    env=self._environment(environ),
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    timeout=STARTS_WITHIN_S,
-                    start_new_session=True,  # it is not to end with the job that needs it first
-                    preexec_fn=_on_all_cores,
-                    check=False,
-                )
-            until = time.monotonic() + ANSWERS_WITHIN_S
-            while self.ask("get_server_list", environ) is None:
-                if time.monotonic() > until:
-                    words = said.read_text(errors="replace").strip()
-                    raise MpsError(words or f"{CONTROL} does not answer")
-                time.sleep(_LOOK_S)
+            with _alone(self.folder / "lock"):
+                if self.ask("get_server_list", environ) is None:
+                    self._start(program, environ)
         except (OSError, subprocess.SubprocessError) as error:
             raise MpsError(f"{CONTROL}: {error}") from error
+
+    def _start(self, program: str, environ: Mapping[str, str]) -> None:
+        said = self.folder / "log" / "start"
+        with said.open("wb") as output:  # not a pipe: a daemon that keeps its end open would hold us up
+            subprocess.run(
+                [program, "-d"],
+                env=self._environment(environ),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                timeout=STARTS_WITHIN_S,
+                start_new_session=True,  # it is not to end with the job that needs it first
+                preexec_fn=_on_all_cores,
+                check=False,
+            )
+        until = time.monotonic() + ANSWERS_WITHIN_S
+        while self.ask("get_server_list", environ) is None:
+            if time.monotonic() > until:
+                words = said.read_text(errors="replace").strip()
+                raise MpsError(words or f"{CONTROL} does not answer")
+            time.sleep(_LOOK_S)
 
     def ask(
         self, command: str, environ: Mapping[str, str], *, within_s: float = ANSWERS_WITHIN_S
@@ -175,6 +179,22 @@ def _private(folder: Path) -> bool:
     """Whether it is a folder of this user's that nobody else can enter."""
     seen = folder.lstat()
     return stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.getuid() and not seen.st_mode & 0o077
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """In here this process is the only one that starts the daemon. Raises MpsError."""
+    until = time.monotonic() + STARTS_WITHIN_S + ANSWERS_WITHIN_S
+    with lock.open("wb") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise MpsError("another process starts it, and does not come to an end") from None
+                time.sleep(_LOOK_S)
+        yield
 
 
 def _pids(answer: str | None) -> Iterator[int]:

@@ -24,16 +24,18 @@ TERMINATES_WITHIN_S = 2.0
 
 
 class MpsClients:
-    """The clients that one launcher starts, and their run's daemons on this host."""
+    """The clients that one launcher starts, and the daemons of its runs on this host."""
 
     def __init__(self) -> None:
         self._runs: set[str] = set()
 
     def watch(self, workers: LocalWorkers, environ: Mapping[str, str]) -> None:
         """Have `workers`, which get `environ`, killed as clients if that is what they are to be."""
-        run_id = environ.get(variables.RUN_ID, "")
-        if run_id and environ.get(variables.LANE) and environ.get(variables.LANE_MODE) == "mps":
-            self._runs.add(run_id)
+        run_id = environ.get(variables.RUN_ID)
+        if not run_id:
+            return
+        self._runs.add(run_id)  # an earlier agent that was killed has left a daemon, maybe
+        if environ.get(variables.LANE) and environ.get(variables.LANE_MODE) == "mps":
             workers.kill = _Killing(run_id)
 
     def close(self) -> None:
@@ -79,11 +81,13 @@ def _group(pid: int) -> int | None:
 
 
 def _end_daemons(run_id: str) -> None:
-    for daemon in daemons(run_id):
+    found = daemons(run_id)
+    for daemon in found:
         if daemon.clients(os.environ, within_s=ANSWERS_WITHIN_S):
             return  # workers that outlive us: whoever ends them ends the daemon
         daemon.quit(os.environ)
         pipe = daemon.variables()[PIPE_DIRECTORY]
         if left := find_orphans(pipe, [], by=PIPE_DIRECTORY):
             end_processes(left, QUITS_WITHIN_S)
-    shutil.rmtree(home(run_id), ignore_errors=True)
+    if found:
+        shutil.rmtree(home(run_id), ignore_errors=True)

@@ -55,6 +55,8 @@ if "-d" not in sys.argv:
         sys.exit(1)
     sys.exit(0)
 
+with open(sys.argv[0] + ".starts", "a") as file:
+    file.write("once\\n")
 try:
     ask({{"command": "get_server_list"}})
     print("An instance of this daemon is already running")

@@ -39,6 +39,15 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsHost]:
         yield found
 
 
+def test_a_daemon_of_an_earlier_agent_ends_with_the_run(tmp_path: Path, daemon: mps_control.Daemon) -> None:
+    launcher = LocalLauncher()
+    workers = launcher.launch(replace(plan(tmp_path, ["true"]), env={"HPCSCHED_RUN_ID": "run"}))
+    assert reaped(workers) == 0
+    workers.close()
+    launcher.close()
+    assert not mps_control.home("run").exists()
+
+
 @pytest.fixture
 def daemon(host: MpsHost) -> mps_control.Daemon:
     """The daemon of the run, begun as the first worker begins it."""

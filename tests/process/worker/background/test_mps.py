@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def worker(host: MpsHost, visible: str, job: int = 1, **more: str) -> dict[str, 
         "WANDB_API_KEY": "of one job",
         **more,
     }
+
+
+def test_ranks_that_begin_at_once_start_it_once(host: MpsHost) -> None:
+    environs = [worker(host, gpu) for gpu in GPUS]
+    with ThreadPoolExecutor(len(GPUS)) as pool:
+        assert list(pool.map(lambda environ: mps.use(environ, background=False), environs)) == [None] * 4
+    assert (host.folder / f"{mps.CONTROL}.starts").read_text() == "once\n"
 
 
 @pytest.mark.parametrize("names", [("GPU-2222bbbb", "GPU-4444dddd"), ("1", "3")], ids=["uuid", "index"])
