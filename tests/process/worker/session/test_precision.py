@@ -1,7 +1,8 @@
-"""In fp16 all ranks skip the same steps, and what was suspended goes on with the scale that it had."""
+"""In fp16 all ranks skip the same steps, also those that join, and a suspended training keeps its scale."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from rankjobs import Job, same  # noqa: E402
+from elasticjobs import Elastic  # noqa: E402
+from rankjobs import Job, same, wait, woken_by  # noqa: E402
 
 HALF = """
+import os
 import torch
 from training import Noisy
 
@@ -23,7 +26,8 @@ class Half(Noisy):
 
     def loss(self, model, batch):
         if self.seen == self.args.get("last"):
-            print("weights", float(sum(p.double().abs().sum() for p in model.parameters())))
+            with open("weights." + os.environ["HPCSCHED_RANK"], "w") as file:
+                file.write(repr([p.tolist() for p in model.parameters()]))
         # One sample overflows, on whichever rank it is.
         return super().loss(model, batch) * torch.where(batch[0][:, 0] > 1.9, 1e5, 1.0)
 """
@@ -43,7 +47,39 @@ def test_ranks_skip_together_and_the_scale_is_kept(tmp_path: Path) -> None:
     assert same(job.final(), plain.final())
     scale = plain.final()["extra"]["grad_scaler"]["scale"]
     assert scale < 65536.0
-    weights = [line for line in plain.output.splitlines() if line.startswith("weights")]
-    assert len(weights) == 2 and len(set(weights)) == 1
+    weights = [(plain.folder / f"weights.{rank}").read_text() for rank in (0, 1)]
+    assert weights[0] == weights[1]
     assert all(tensor.isfinite().all() for tensor in plain.final()["model"].values())
     assert (plain.state["step"], plain.state["samples"]) == (12, 84)
+
+
+WATCHED = (
+    HALF.replace("training import", "watched import")
+    .replace("(Noisy)", "(WatchedNoisy)")
+    .replace("import Noisy", "import WatchedNoisy")
+)
+
+
+def resizable(folder: Path) -> Elastic:
+    job = Elastic(folder, steps=60)
+    job.trainer = "half:Half"
+    job.env["HPCSCHED_STRATEGY"] = json.dumps({"kind": "ddp", "reproducible": True, "shards": 4})
+    (folder / "half.py").write_text(WATCHED)
+    return job
+
+
+def test_ranks_that_join_have_the_others_scale(tmp_path: Path) -> None:
+    plain, job = resizable(tmp_path / "plain"), resizable(tmp_path / "elastic")
+    assert plain.run(batch=14) == [0], plain.output
+    with woken_by():
+        ranks = job.begin(1, batch=14, pause=0.05, crawl_at=40)
+        job.word()
+        for old, new in ((1, 3), (3, 2)):
+            ranks += job.resize(old, new)
+            assert job.word()["in_place"]
+        job.go()
+        assert wait(ranks) == [0] * len(ranks), job.output
+    assert job.state["attempt"] == 3
+    assert plain.final()["extra"]["grad_scaler"]["scale"] < 65536.0
+    for part in ("model", "optimizer", "extra"):
+        assert same(job.final()[part], plain.final()[part])
