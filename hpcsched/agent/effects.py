@@ -124,6 +124,7 @@ class Effects:
                 shared=self._machine.mechanism(Background).used,
                 continues=self._machine.run.by_name.get(job.spec.continues or ""),
                 pack=pack_name(job, action, self._machine, self._site),
+                room_mib=self._machine.mechanism(Background).room_mib(job, action.gpus),
             )
             if not self._launcher.ready_for(plan):
                 self._deferred.put_off(job.id, action)

@@ -99,12 +99,13 @@ def launch_plan(
     shared: bool = False,
     continues: int | None = None,
     pack: str | None = None,
+    room_mib: float | None = None,
 ) -> LaunchPlan:
     """The launch plan of a new attempt.
 
     `shared`: there are background jobs in the run. `continues`: the id of the job whose final state it begins
-    with. `pack`: the name of its pack. Raises ValueError for a stand-in without a profile or a step count,
-    and for a job without devices.
+    with. `pack`: the name of its pack. `room_mib`: what a background job may take of its GPU's memory. Raises
+    ValueError for a stand-in without a profile or a step count, and for a job without devices.
     """
     if not devices:
         raise ValueError(f"its mechanism ({action.role}) gives it neither GPUs nor seats")
@@ -124,6 +125,7 @@ def launch_plan(
         resume=action.resume,
         per_gpu=action.per_gpu,
         lane=_lane(job, shared),
+        room_mib=room_mib,
         from_step=job.saved_step,
         continues=continues,
         pack=pack,

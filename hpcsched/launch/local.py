@@ -36,6 +36,7 @@ from hpcsched.launch.environment import (
     rank_variables,
 )
 from hpcsched.launch.interpreters import Interpreter, Interpreters
+from hpcsched.launch.mps import MpsClients
 from hpcsched.launch.orphans import kill_marked
 from hpcsched.launch.own_gpus import has_parts, own_device, refuse_other_gpus
 from hpcsched.launch.placeholders import fill_placeholders
@@ -102,6 +103,7 @@ class LocalLauncher:
         self._ports = _Ports()
         self._shared_memory = SharedMemoryStore()
         self._cpu_shares = CpuShares()
+        self._mps = MpsClients()
         self._keepers = Keepers(self._begin_keeper)
         self._usual, core_sets = self._usual_devices(devices)
         self._zygotes = None
@@ -149,6 +151,7 @@ class LocalLauncher:
             self._zygotes.close()
         self._keepers.close()
         self._cpu_shares.close()
+        self._mps.close()
         self._shared_memory.close()
 
     # -- starting --------------------------------------------------------------------------------------
@@ -180,6 +183,7 @@ class LocalLauncher:
             env = {**self._launcher_told(plan, placement, workers), **env}
         if variables.CUDA_DEVICES in env:
             env |= driver.told(env)
+        self._mps.watch(workers, env)
         program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
         descriptors, keeper = {}, self._keeper_of(plan)
         if keeper:
@@ -310,10 +314,8 @@ class LocalLauncher:
         return usual, [cores[device] for device in usual if cores[device]]
 
     def _usual_environment(self, start: ProcessStart) -> dict[str, str]:
-        """The environment of a zygote: the variables that all workers of this run have in common.
-
-        Not the GPUs: the driver would take its first answer for good.
-        """
+        """The environment of a zygote: the variables that all workers of this run have in common, but for the
+        GPUs: the driver would take its first answer for good."""
         run = {name: value for name, value in start.env.items() if name == variables.RUN_ID}
         common = {**self._environ, **self._device_env(self._usual[:1]), **run}
         if common.pop(variables.CUDA_DEVICES, None):

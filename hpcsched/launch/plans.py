@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcsched.contract import files
+from hpcsched.contract import files, variables
 from hpcsched.contract.environment import Environment
 from hpcsched.contract.seats import Seat
 from hpcsched.contract.version import VERSION
@@ -43,6 +43,7 @@ def plan_attempt(
     resume: bool,
     per_gpu: bool = True,
     lane: str | None = None,
+    room_mib: float | None = None,
     from_step: int | None = None,
     continues: int | None = None,
     pack: str | None = None,
@@ -58,9 +59,10 @@ def plan_attempt(
     job's folder. `seats`: those of the attempt, for processes on CPU cores. `per_gpu`: one process on each
     device; else as many as the job says, or its launcher starts. `lane`: "foreground" or "background", where
     there are jobs for both lanes of its GPUs; on CPU slots the background gets the time that the foreground
-    leaves. `from_step`: the step that it is expected to resume from. `continues`: the id of the job whose
-    final state it begins with. `pack`: the name of its pack. `environment`: the Python environment, if the
-    job names none. `stand_in`: the course of a stand-in, which runs in place of the job's own program.
+    leaves. `room_mib`: what it may take of the device's memory there, unless its `env` says. `from_step`: the
+    step that it is expected to resume from. `continues`: the id of the job whose final state it begins with.
+    `pack`: the name of its pack. `environment`: the Python environment, if the job names none. `stand_in`:
+    the course of a stand-in, which runs in place of the job's own program.
 
     For ranks that join a running attempt: `joins` ("host:port") is where its rank 0 awaits them, `first_rank`
     the number of the first of them, `gpus` the indices of all devices of the attempt, by rank.
@@ -99,6 +101,7 @@ def plan_attempt(
         pack=pack,
         store_key=store_key(job_id),
     ).to_environ()
+    limits = {} if room_mib is None else {variables.LANE_MEMORY_MIB: str(max(1, int(room_mib)))}
     per_gpu = per_gpu or stand_in is not None
     each = spec.processes if isinstance(spec.processes, int) else 1
     launcher = None if stand_in is not None else launcher_of(spec.command)
@@ -112,7 +115,7 @@ def plan_attempt(
         argv=argv,
         module="hpcsched.worker" if trainer else "",
         environment=None if stand_in is not None else spec.environment or environment,
-        env={**spec.env, **told},
+        env={**limits, **spec.env, **told},
         cwd=Path(spec.workdir),
         folder=folder,
         output=output,

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from hpcsched.contract import files, variables
 from hpcsched.contract.codec import SMALL_BYTES
@@ -53,6 +53,8 @@ class LocalWorkers:
         """Called once all have ended, if not with 0 or 75: kill what they left, and return that."""
         self.at_end: list[Callable[[], object]] = []
         """Called once, when all have ended."""
+        self.kill: Callable[[Collection[int], Collection[int]], object] | None = None
+        """Sends SIGKILL, soon, to leaders that have to be prepared for it: by their pids and pidfds."""
         if plan and plan.joins:
             self.address, _, port = plan.joins.rpartition(":")
             self.port = int(port)
@@ -142,6 +144,9 @@ class LocalWorkers:
         leaving = sig in LEAVE_SIGNALS
         for call in self.before_leaving if leaving else ():
             call()
+        if sig is signal.SIGKILL and self.kill is not None:
+            self.kill(self._ours, self.pidfds)
+            return
         for pid in self._ours:
             if self._idle and leaving:
                 lift_idle_priority(pid)

@@ -33,7 +33,12 @@ def before_torch() -> int | None:
     if lane == "background" and mode.hosted:
         from hpcsched.worker.background import proxy
 
-        return proxy.be_guest(os.environ)
+        if (code := proxy.be_guest(os.environ)) is not None:
+            return code
+    if lane == "background" and mode is not Mode.MPS:
+        from hpcsched.worker.background.own_process import refuse_exclusive
+
+        refuse_exclusive(os.environ)
     return None
 
 

@@ -302,6 +302,8 @@ class GuestHost:
 
             def through_the_lane(args: dict[str, Any]) -> Any:
                 parts = build(args)
+                if parts.precision is not None:
+                    raise NotHostable(f"its chunks cannot be computed in {parts.precision}")
                 most = guest.env.strategy.get("micro_batch")
                 samples = (
                     min(parts.global_batch, most) if type(most) is int and most > 0 else parts.global_batch

@@ -1,44 +1,45 @@
-"""Two processes on one GPU through NVIDIA's multi-process service, run as this user. No torch.
+"""Two processes on one GPU through NVIDIA's multi-process service. No torch.
 
-The daemon's pipe and log folders are private ones in the host's own temporary directory, one for each run: a
-cluster's file system has no pipes, and other runs of this user must not meet there. It has the run's id in
-its environment, so it ends with the run, as all of its processes do.
+The first job of a run that needs it begins the daemon, in an environment that is not the job's; the agent
+ends it with the run.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Mapping, MutableMapping
-from pathlib import Path
 
-from hpcsched.contract.variables import LANE_MODE, RUN_ID
+from hpcsched.contract.variables import LANE_MODE, LOCAL_RANK, RUN_ID
 from hpcsched.errors import ConfigError
+from hpcsched.mps_control import CONTROL as CONTROL
+from hpcsched.mps_control import Daemon, MpsError, daemon_for
+from hpcsched.worker.background import settings
 
-CONTROL = "nvidia-cuda-mps-control"
-START_WITHIN_S = 20.0
 BACKGROUND_PERCENT = "50"
 """Of the processors, what a background job may use at most, unless its environment says otherwise."""
 
 
-def folder(environ: Mapping[str, str]) -> Path:
-    """Where this run's daemon has its pipes and logs on this host."""
-    return Path(tempfile.gettempdir()) / f"hpcsched-mps-{os.getuid()}-{environ.get(RUN_ID, 'none')}"
+def daemon(environ: Mapping[str, str]) -> Daemon:
+    """The daemon that serves the GPU of this process."""
+    names = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    rank = int(environ.get(LOCAL_RANK) or 0)
+    return daemon_for(environ.get(RUN_ID, "none"), names[rank] if rank < len(names) else names[0])
 
 
 def variables(environ: Mapping[str, str], *, background: bool) -> dict[str, str]:
-    """What a client of the daemon needs in its environment before it touches the GPU."""
-    home = folder(environ)
+    """What a client of the daemon needs in its environment before it touches the GPU.
+
+    Raises ConfigError where the limit of its memory makes no sense.
+    """
     found = {
-        "CUDA_MPS_PIPE_DIRECTORY": str(home / "pipe"),
-        "CUDA_MPS_LOG_DIRECTORY": str(home / "log"),
+        **daemon(environ).variables(),
         "CUDA_MPS_CLIENT_PRIORITY": "1" if background else "0",  # 1 is below normal
     }
-    if background:
-        percent = environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") or BACKGROUND_PERCENT
-        found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = percent
+    if not background:
+        return found
+    percent = environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") or BACKGROUND_PERCENT
+    found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = percent
+    if (most := settings.memory_mib(environ)) is not None:
+        found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={most}M"
     return found
 
 
@@ -47,33 +48,12 @@ def use(environ: MutableMapping[str, str], *, background: bool) -> None:
 
     Raises ConfigError when the daemon is not installed, or does not start.
     """
-
-    def refuse(got: str) -> ConfigError:
-        accepted = "a host where its users may start it, or another mode"
-        return ConfigError(where="environment", key=f"{LANE_MODE}=mps", got=got, accepted=accepted)
-
-    program = shutil.which(CONTROL, path=environ.get("PATH"))
-    if program is None:
-        raise refuse(f"no {CONTROL} here")
     ours = variables(environ, background=background)
     try:
-        home = folder(environ)
-        home.mkdir(exist_ok=True, mode=0o700)
-        if home.lstat().st_uid != os.getuid() or home.is_symlink():
-            raise refuse(f"{home} is somebody else's")
-        for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-            Path(ours[name]).mkdir(exist_ok=True, mode=0o700)
-        done = subprocess.run(
-            [program, "-d"],
-            env={**environ, **ours},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=START_WITHIN_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise refuse(f"{CONTROL}: {error}") from error
-    # A daemon that runs already, perhaps since a moment ago, makes a second one end with an error.
-    if done.returncode != 0 and not (home / "pipe" / "control").exists():
-        raise refuse((done.stderr or done.stdout).decode(errors="replace").strip() or f"{CONTROL} failed")
+        daemon(environ).start(environ)
+    except MpsError as error:
+        accepted = "a host where its users may start it, or another mode"
+        raise ConfigError(
+            where="environment", key=f"{LANE_MODE}=mps", got=str(error), accepted=accepted
+        ) from error
     environ.update(ours)

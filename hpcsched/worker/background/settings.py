@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcsched.compat import StrEnum
 from hpcsched.contract import files
-from hpcsched.contract.variables import DEVICES, LANE, LANE_MODE, RANK, RUN_ID
+from hpcsched.contract.variables import DEVICES, LANE, LANE_MEMORY_MIB, LANE_MODE, RANK, RUN_ID
 from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import ConfigError
 
@@ -55,6 +55,18 @@ def mode(environ: Mapping[str, str]) -> Mode:
     if word in (Mode.GREEN, Mode.MPS) and not gpu:
         raise ConfigError(where="environment", key=LANE_MODE, got=f"{word!r} without a GPU", accepted="a GPU")
     return Mode(word)
+
+
+def memory_mib(environ: Mapping[str, str]) -> int | None:
+    """The most memory, in MiB, that a background job in a process of its own may take of its GPU; None: no
+    limit is told. Raises ConfigError for what is no such number."""
+    word = environ.get(LANE_MEMORY_MIB)
+    if not word:
+        return None
+    if not (word.isascii() and word.isdecimal() and int(word) > 0):
+        accepted = "a whole number of MiB, at least 1"
+        raise ConfigError(where="environment", key=LANE_MEMORY_MIB, got=repr(word), accepted=accepted)
+    return int(word)
 
 
 def device_of(environ: Mapping[str, str]) -> str | None:

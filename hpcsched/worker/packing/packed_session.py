@@ -13,7 +13,7 @@ from hpcsched.worker.session.lifecycle import Lifecycle, Metrics
 from hpcsched.worker.session.replicated import Replicated
 from hpcsched.worker.session.sampler import Sampler
 from hpcsched.worker.session.state import TrainingState
-from hpcsched.worker.session.trainer import Parts
+from hpcsched.worker.session.trainer import Parts, refuse_mixed
 
 
 class Packed(Replicated):
@@ -43,6 +43,7 @@ class PackedSession:
     """
 
     def __init__(self, parts: Parts, *, steps: int | None = None) -> None:
+        refuse_mixed(parts)
         parts.model.train()
         training = TrainingState(
             model=parts.model,

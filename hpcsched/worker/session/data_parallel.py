@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,9 @@ from hpcsched.worker.session.trainer import Parts, Place, read, rehearse
 class DataParallel(Replicated):
     """Each step is that of a single process on the whole global batch.
 
+    With `parts` in fp16 the loss is scaled. All ranks have the same gradients, so they skip the same steps. A
+    step that is skipped counts like any other: its samples have been seen, and the scheduler goes on.
+
     Args:
         parts: of the training, for `train_step`; None where the user's own loop makes the steps.
         micro_batch: the most samples that a rank takes through the model at a time; larger shares are split
@@ -33,6 +37,8 @@ class DataParallel(Replicated):
         shards: the parts into which each global batch is then cut (8).
         rehearse: what a rank that is about to join does first; by default a step, if there are `parts`.
     """
+
+    mixed = True
 
     def __init__(
         self,
@@ -51,6 +57,7 @@ class DataParallel(Replicated):
         self._indices = torch.empty(0, dtype=torch.int64)
         self._fed = self._share_size = self._part_size = 0
         self._batches: Iterator[Any] = iter(())
+        self._scaler: torch.amp.GradScaler | None = None
         self._read_for: tuple[int, int] | None = None
 
     def refuses(self, training: TrainingState, world_size: int, seats: Sequence[Seat]) -> str:
@@ -66,6 +73,11 @@ class DataParallel(Replicated):
         if training.spread:
             self._setup_spread()
         self._gradients = GradientSum(training.model.parameters(), context.peers)
+        if self._parts is not None and self._parts.precision == "fp16":
+            self._scaler = torch.amp.GradScaler(context.device.type)
+            training.also["grad_scaler"] = self._scaler
+            # The scheduler complains where the first step is skipped, and nobody could do anything about it.
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         if self.reproducible:
             self._virtual = VirtualShards(
                 training.model,
@@ -121,17 +133,27 @@ class DataParallel(Replicated):
             self._read_for = self.rank, self.world_size
             self._batches = self.batches(loaders=parts.loaders)
         parts.optimizer.zero_grad()
+        scale = None if self._scaler is None else self._scaler.scale
         for part in self.shards(self._indices):
             for _ in range(-(-len(part) // (self._micro_batch or len(part)))):
-                self.backward(parts.loss(parts.model, next(self._batches)))
+                self.backward(parts.losses(next(self._batches)), scale=scale)
+        if self._scaler is not None:
+            self._scaler.unscale_(parts.optimizer)
         self.update()
 
     def update(self) -> None:
         """The second half of a step: every parameter's `grad` is that of the whole global batch."""
-        assert self._parts is not None
-        self._parts.optimizer.step()
-        if self._parts.scheduler is not None:
-            self._parts.scheduler.step()
+        parts = self._parts
+        assert parts is not None
+        if parts.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.clip_norm)
+        if self._scaler is None:
+            parts.optimizer.step()
+        else:
+            self._scaler.step(parts.optimizer)
+            self._scaler.update()
+        if parts.scheduler is not None:
+            parts.scheduler.step()
 
     def batches(self, *, loaders: int, until: int | None = None) -> Iterator[Any]:
         """This rank's batches of all coming steps, on its device, at most `micro_batch` samples each."""

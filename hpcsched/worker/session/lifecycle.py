@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from hpcsched.contract import exits
 from hpcsched.contract.words import Ready
 from hpcsched.errors import ConfigError, LaunchError, StoreError
+from hpcsched.worker.background.own_process import cap_memory
 from hpcsched.worker.checkpoint.saving import Saves, ShardedSaves
 from hpcsched.worker.process.contract import JobEnv, OrderReader, ProgressWriter, say
 from hpcsched.worker.ranks.process_group import Peers, own_device
@@ -63,6 +65,7 @@ class Lifecycle:
             deterministic(device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            cap_memory(os.environ, device)
         peers = ranks or Peers.join(env, device)
         progress = ProgressWriter(env.progress_fd if env else None)
         self.training, self.strategy = training, strategy

@@ -26,6 +26,8 @@ class Replicated:
 
     in_place = False
     reproducible = False
+    mixed = False
+    """Whether it computes with `Parts.precision` and `Parts.clip_norm`."""
     context: Context
     agreement: Agreement
     training: TrainingState

@@ -15,7 +15,7 @@ from hpcsched.worker.session.data_parallel import DataParallel
 from hpcsched.worker.session.lifecycle import Lifecycle, Metrics
 from hpcsched.worker.session.state import Stateful, TrainingState
 from hpcsched.worker.session.strategy import Strategy
-from hpcsched.worker.session.trainer import Parts, Trainer, build, evaluate
+from hpcsched.worker.session.trainer import Parts, Trainer, build, evaluate, refuse_mixed
 
 
 class Session:
@@ -292,8 +292,11 @@ def _refuse_default(**options: Any) -> None:
 def session_of(parts: Parts, strategy: Strategy | None = None, **options: Any) -> Session:
     """A session of these parts, in training mode, which ends when `parts.epochs` are over.
 
-    `options` are more of `Session`'s arguments.
+    `options` are more of `Session`'s arguments. Raises ConfigError for parts that the strategy does not
+    compute.
     """
+    if not getattr(strategy, "mixed", False):
+        refuse_mixed(parts)
     parts.model.train()
     session = Session(
         model=parts.model,

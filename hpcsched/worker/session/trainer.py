@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,9 @@ from hpcsched.worker.session.state import Stateful
 
 Place = tuple[int, int]
 """A sample: its place in the stream of all samples, and its index in the dataset."""
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What `Parts.precision` can be."""
 
 
 class Scheduler(Stateful, Protocol):
@@ -50,6 +54,11 @@ class Parts:
         loaders: the processes that read a map-style dataset ahead (0: read in the training process).
         data: a name of the dataset; packed jobs read it once if all give the same name (default: if their
             datasets hold the same).
+        precision: the type that `loss` is computed in under torch's autocast, "bf16" or "fp16" (None: as it
+            stands). With "fp16" the loss is scaled (torch's GradScaler), and a step whose gradients overflow
+            changes no parameter.
+        clip_norm: the largest L2 norm of the gradient of the global batch, over all parameters; a larger one
+            is scaled down to it.
     """
 
     model: torch.nn.Module
@@ -64,6 +73,8 @@ class Parts:
     epochs: float | None = None
     loaders: int = 0
     data: str | None = None
+    precision: str | None = None
+    clip_norm: float | None = None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...] | None:
@@ -78,6 +89,14 @@ class Parts:
     def size(self) -> int:
         """Samples in the dataset."""
         return len(self.tensors[0]) if self.tensors else len(self.dataset)  # type: ignore[arg-type]
+
+    def losses(self, batch: Any) -> torch.Tensor:
+        """The losses of these samples, computed in `precision`."""
+        if self.precision is None:
+            return self.loss(self.model, batch)
+        device = next(self.model.parameters()).device.type
+        with torch.autocast(device, dtype=PRECISIONS[self.precision]):
+            return self.loss(self.model, batch).float()  # their sum is not to be rounded
 
     def batch(self, indices: Sequence[int]) -> Any:
         """The samples of these indices as one batch, where the dataset is."""
@@ -124,7 +143,22 @@ def build(trainer: Trainer, args: Mapping[str, Any]) -> Parts:
     for key, value in (("dataset", parts.size), ("global_batch", parts.global_batch)):
         if value < 1:
             raise ConfigError(where=where, key=key, got=f"{value} samples", accepted="at least 1")
+    if parts.precision not in (None, *PRECISIONS):
+        accepted = f"None, {', '.join(map(repr, PRECISIONS))}"
+        raise ConfigError(where=where, key="precision", got=repr(parts.precision), accepted=accepted)
+    if parts.clip_norm is not None and not 0 < parts.clip_norm < math.inf:
+        raise ConfigError(
+            where=where, key="clip_norm", got=repr(parts.clip_norm), accepted="None, or a positive number"
+        )
     return parts
+
+
+def refuse_mixed(parts: Parts) -> None:
+    """Raise ConfigError for parts that only data parallel training can compute; others would pass it over."""
+    for key in ("precision", "clip_norm"):
+        if (value := getattr(parts, key)) is not None:
+            accepted = "None under this strategy; the strategy 'ddp' takes it"
+            raise ConfigError(where="training", key=key, got=repr(value), accepted=accepted)
 
 
 def read(
@@ -173,7 +207,7 @@ def rehearse(parts: Parts, batch: Any) -> None:
 
     Raises OutOfMemoryError if there is no room for a step.
     """
-    parts.loss(parts.model, batch).sum().backward()  # type: ignore[no-untyped-call]
+    parts.losses(batch).sum().backward()  # type: ignore[no-untyped-call]
     try:
         parts.optimizer.step()
     except torch.OutOfMemoryError:

@@ -38,10 +38,10 @@ def shown(folder: Path, *, idle: bool) -> str:
     return (folder / "logs" / "out").read_text().strip()
 
 
-def attempt(kind: str, lane: str | None, folder: Path):
+def attempt(kind: str, lane: str | None, folder: Path, **rest):
     device = Device(index=0, host="n1", kind=kind, handle="0")
     return plan_attempt(
-        a_job("b", gpus=1, background=lane == "background"),
+        a_job("b", gpus=1, background=lane == "background", env=rest.pop("env", {})),
         job_id=1,
         attempt=1,
         run_id="r",
@@ -50,6 +50,7 @@ def attempt(kind: str, lane: str | None, folder: Path):
         devices=(device,),
         resume=False,
         lane=lane,
+        **rest,
     )
 
 
@@ -173,6 +174,14 @@ def test_its_program_is_told_its_lane_and_yields_on_cpu_slots_alone(tmp_path, ki
     planned = attempt(kind, "background", tmp_path)
     assert planned.env["HPCSCHED_LANE"] == "background"
     assert planned.idle is idle
+
+
+def test_it_is_told_what_it_may_take_of_the_memory_unless_its_job_file_says(tmp_path):
+    told = attempt("test", "background", tmp_path, room_mib=900.7)
+    assert told.env["HPCSCHED_LANE_MEMORY_MIB"] == "900"
+    own = {"HPCSCHED_LANE_MEMORY_MIB": "300"}
+    assert attempt("test", "background", tmp_path, room_mib=900.7, env=own).env.items() >= own.items()
+    assert "HPCSCHED_LANE_MEMORY_MIB" not in attempt("test", "background", tmp_path).env
 
 
 def test_a_foreground_job_is_told_so_where_there_are_others_and_yields_to_nobody(tmp_path):

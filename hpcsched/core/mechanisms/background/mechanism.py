@@ -13,6 +13,7 @@ from hpcsched.core.mechanisms.background.view import BackgroundRule, LaneView, S
 from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.model import JobSpec, JobState, Role
 from hpcsched.core.parts import Parts
+from hpcsched.core.profile import cost_at
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import LookAgain
 
@@ -76,6 +77,18 @@ class Background(Mechanism):
         """The foreground job of the GPU whose background lane the job has: one, or none."""
         holder = self._own.holder
         return [self._run.jobs[holder[gpu]] for gpu in job.gpus if gpu in holder]
+
+    def room_mib(self, job: Job, gpus: tuple[int, ...]) -> float | None:
+        """What a background job may take of its GPU's memory, in MiB: all but what the profile of the
+        foreground job there says; None where that is not known, or nobody is there."""
+        holder = self._own.holder.get(gpus[0]) if job.spec.background and gpus else None
+        device = None if holder is None else self._ledger.devices.get(gpus[0])
+        if holder is None or device is None or device.memory_mib is None:
+            return None
+        host = self._run.jobs[holder]
+        profile = self._estimates.loaded(host)
+        need = cost_at(profile.memory_mib, host.width) if profile else None
+        return None if need is None else device.memory_mib - need
 
     def met(self, job: Job) -> None:
         """Remember who shares a GPU with whom: a guest may be gone before what it did is seen."""

@@ -68,6 +68,37 @@ def test_an_exception_of_the_guests_ends_only_the_guest_which_is_nobodys_guest_a
     assert code_of(front) == 0
 
 
+HEAVY = """
+import os, weakref
+import torch
+from lanes_training import Noisy
+
+class Heavy(Noisy):
+    def build(self, args):
+        parts = super().build(args)
+        weakref.finalize(parts.model, os.mknod, args["freed"])
+        return parts
+
+    def loss(self, model, batch):
+        losses = super().loss(model, batch)
+        if self.seen == 5:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return losses
+"""
+
+
+def test_a_guest_that_runs_out_of_memory_gives_it_back_at_once_and_ends_alone(party: Party) -> None:
+    (party.folder / "heavy.py").write_text(HEAVY)
+    freed = party.folder / "freed"
+    front = party.start(1, "foreground", steps=300, slow_until=str(freed))
+    back = party.start(2, "background", env={"HPCSCHED_TRAINER": "heavy:Heavy"}, freed=str(freed))
+    assert code_of(back) == 1
+    assert "OutOfMemoryError: CUDA out of memory." in party.output(2)
+    until(freed.exists)  # the foreground, in whose process it was, does not go on fast before
+    assert code_of(front) == 0, party.output(1)
+    assert models_same(party.final(1), party.alone(3, steps=300))
+
+
 def test_a_host_does_not_take_in_a_job_that_has_failed_there_even_if_the_job_has_forgotten(
     party: Party,
 ) -> None:
@@ -199,13 +230,27 @@ def test_a_training_in_a_process_of_its_own_keeps_the_pace_it_is_told_too(party:
     os.close(order)
 
 
-@pytest.mark.parametrize("reason", ["cwd", "strategy", "no host"])
+HALF = """
+from lanes_training import Noisy
+
+class Half(Noisy):
+    def build(self, args):
+        parts = super().build(args)
+        parts.precision = "bf16"
+        return parts
+"""
+
+
+@pytest.mark.parametrize("reason", ["cwd", "strategy", "precision", "no host"])
 def test_what_cannot_be_a_guest_runs_in_a_process_of_its_own(party: Party, reason: str) -> None:
     env = {"TEST_HOST_WITHIN_S": "0.3"}
     if reason == "cwd":
         env["PYTHONPATH"] = "/somewhere"
     elif reason == "strategy":
         env["HPCSCHED_STRATEGY"] = '{"kind": "ddp", "reproducible": true}'
+    elif reason == "precision":
+        (party.folder / "half.py").write_text(HALF)
+        env["HPCSCHED_TRAINER"] = "half:Half"
     if reason != "no host":
         env.pop("TEST_HOST_WITHIN_S")
         party.start(1, "foreground", steps=10**9)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched.errors import ConfigError
-from hpcsched.worker.background import mps, proxy, settings
+from hpcsched.worker.background import proxy, settings
 from hpcsched.worker.background.protocol import GuestConnection, connect, listen
 from hpcsched.worker.background.settings import Mode
 from hpcsched.worker.process.contract import JobEnv, OrderReader
@@ -307,40 +306,3 @@ def test_a_pace_in_the_environment_that_is_none_is_passed_over(
         monkeypatch.setenv("HPCSCHED_PACE", nonsense)
         assert OrderReader(None).pace == 1.0
     assert capsys.readouterr().err.count("makes no sense") == 3
-
-
-# -- MPS -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A stand-in for the control daemon that notes how it was started."""
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    program = tmp_path / mps.CONTROL
-    program.write_text(
-        f'#!/bin/sh\necho "$1 $CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/started\n'
-        '[ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ] && exit 1\ntouch "$CUDA_MPS_PIPE_DIRECTORY/control"\n'
-    )
-    program.chmod(0o755)
-    return {"PATH": f"{tmp_path}:/usr/bin:/bin", "HPCSCHED_RUN_ID": "run"}
-
-
-def test_both_lanes_become_clients_of_one_daemon_of_the_run(daemon: dict[str, str], tmp_path: Path) -> None:
-    front, back = dict(daemon), dict(daemon)
-    mps.use(front, background=False)
-    mps.use(back, background=True)  # a second daemon ends by itself
-    assert front["CUDA_MPS_PIPE_DIRECTORY"] == back["CUDA_MPS_PIPE_DIRECTORY"]
-    assert front["CUDA_MPS_CLIENT_PRIORITY"] == "0"
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in front
-    assert (back["CUDA_MPS_CLIENT_PRIORITY"], back["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == ("1", "50")
-    folder = mps.folder(daemon)
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "started").read_text() == f"-d {folder}/pipe\n" * 2
-
-
-def test_without_a_daemon_the_mode_is_refused(daemon: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="HPCSCHED_LANE_MODE=mps: no nvidia-cuda-mps-control here"):
-        mps.use({**daemon, "PATH": "/nowhere"}, background=True)
-    (tmp_path / mps.CONTROL).write_text("#!/bin/sh\necho not permitted >&2\nexit 1\n")
-    with pytest.raises(ConfigError, match="not permitted"):
-        mps.use(dict(daemon), background=True)

@@ -1,0 +1,161 @@
+"""MPS clients of a launcher are ended before they are killed, and daemons end with the launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import mpsstandin
+import pytest
+from mpsstandin import MpsHost, mps_host
+
+from hpcsched import mps_control
+from hpcsched.launch import mps
+from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.proc import stat
+from hpcsched.launch.workers import LocalWorkers
+from hpcsched.testing.conformance_launch import plan, reaped
+
+CLIENT = """
+import os, signal, sys, time
+sys.path.insert(0, os.environ["SUPPORT"])
+from mpsstandin import connect
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(connect(os.environ), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsHost]:
+    with mps_host(["GPU-1111aaaa", "GPU-2222bbbb"]) as found:
+        monkeypatch.setattr(mps_control, "_TEMPORARY", found.folder)
+        monkeypatch.setenv("PATH", found.path)
+        yield found
+
+
+def test_a_daemon_of_an_earlier_agent_ends_with_the_run(tmp_path: Path, daemon: mps_control.Daemon) -> None:
+    launcher = LocalLauncher()
+    workers = launcher.launch(replace(plan(tmp_path, ["true"]), env={"HPCSCHED_RUN_ID": "run"}))
+    assert reaped(workers) == 0
+    workers.close()
+    launcher.close()
+    assert not mps_control.home("run").exists()
+
+
+@pytest.fixture
+def daemon(host: MpsHost) -> mps_control.Daemon:
+    """The daemon of the run, begun as the first worker begins it."""
+    found = mps_control.daemon_for("run", "GPU-1111aaaa")
+    found.start(os.environ)
+    return found
+
+
+def client(
+    launcher: LocalLauncher, folder: Path, daemon: mps_control.Daemon, mode: str = "mps"
+) -> LocalWorkers:
+    """A worker that is a client; it does not end by itself, nor by SIGTERM."""
+    env = {
+        "HPCSCHED_RUN_ID": "run",
+        "HPCSCHED_LANE": "background",
+        "HPCSCHED_LANE_MODE": mode,
+        "CUDA_VISIBLE_DEVICES": "GPU-2222bbbb",
+        "SUPPORT": str(Path(mpsstandin.__file__).parent),
+        **daemon.variables(),
+    }
+    folder.mkdir()
+    workers = launcher.launch(replace(plan(folder, [sys.executable, "-c", CLIENT]), env=env))
+    until = time.monotonic() + 20
+    while "GPU-2222bbbb" not in (folder / "logs" / "out").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return workers
+
+
+def terminated(host: MpsHost, daemon: mps_control.Daemon) -> list[int]:
+    return [line["terminated"] for line in host.log(daemon.folder) if line.get("known")]
+
+
+def test_the_work_of_a_client_is_ended_before_it_is_killed(
+    tmp_path: Path, host: MpsHost, daemon: mps_control.Daemon
+) -> None:
+    launcher = LocalLauncher()
+    one, other = client(launcher, tmp_path / "1", daemon), client(launcher, tmp_path / "2", daemon)
+    one.signal(signal.SIGKILL)
+    assert reaped(one) == 128 + signal.SIGKILL
+    assert terminated(host, daemon) == [one.processes[0][0]]
+    assert other.living == 1
+    launcher.close()
+    assert (daemon.folder / "pipe" / "control").exists()  # it has a client still
+    other.signal(signal.SIGKILL)
+    assert reaped(other) == 128 + signal.SIGKILL
+    one.close()
+    other.close()
+
+
+def test_a_client_whose_daemon_is_silent_is_killed_all_the_same(
+    tmp_path: Path, host: MpsHost, daemon: mps_control.Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "TERMINATES_WITHIN_S", 0.3)
+    workers = client(LocalLauncher(), tmp_path / "1", daemon)
+    os.kill(host.pid(daemon.folder), signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        workers.signal(signal.SIGKILL)
+        workers.signal(signal.SIGKILL)  # asked twice, done once
+        assert time.monotonic() - began < 0.2  # the agent is not held up
+        assert reaped(workers) == 128 + signal.SIGKILL
+    finally:
+        os.kill(host.pid(daemon.folder), signal.SIGCONT)
+    workers.close()
+
+
+def test_workers_that_are_no_clients_are_killed_at_once(
+    tmp_path: Path, host: MpsHost, daemon: mps_control.Daemon
+) -> None:
+    workers = client(LocalLauncher(), tmp_path / "1", daemon, mode="process")
+    workers.signal(signal.SIGKILL)
+    assert reaped(workers) == 128 + signal.SIGKILL
+    assert terminated(host, daemon) == []
+    workers.close()
+
+
+def test_daemons_end_with_their_launcher(tmp_path: Path, host: MpsHost, daemon: mps_control.Daemon) -> None:
+    launcher = LocalLauncher()
+    workers = client(launcher, tmp_path / "1", daemon)
+    pid = host.pid(daemon.folder)
+    workers.signal(signal.SIGKILL)
+    assert reaped(workers) == 128 + signal.SIGKILL
+    workers.close()
+    launcher.close()
+    ended(pid)
+    assert not mps_control.home("run").exists()
+
+
+def test_a_daemon_that_does_not_quit_is_killed(
+    tmp_path: Path, host: MpsHost, daemon: mps_control.Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "ANSWERS_WITHIN_S", 0.2)
+    monkeypatch.setattr(mps, "QUITS_WITHIN_S", 0.2)
+    monkeypatch.setattr(mps_control, "QUITS_WITHIN_S", 0.2)
+    launcher = LocalLauncher()
+    workers = client(launcher, tmp_path / "1", daemon)
+    workers.signal(signal.SIGKILL)
+    reaped(workers)
+    workers.close()
+    pid = host.pid(daemon.folder)
+    os.kill(pid, signal.SIGSTOP)
+    launcher.close()
+    ended(pid)
+
+
+def ended(pid: int) -> None:
+    until = time.monotonic() + 5
+    while (seen := stat(pid)) is not None and seen.state != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.01)
