@@ -7,8 +7,8 @@ computes. Each test is run for every torch that there is:
 - a CPU build, as in CI, is made to call the driver where a CUDA build does (stubdriver/as_cuda_build.py), and
   trains on the CPU;
 - a CUDA build calls it itself. Its runtime calls cuInit, but does not take the stub for NVIDIA's driver after
-  that. So jobs end after a backward pass and a step on the CPU, and one that trains finds that it cannot use its
-  GPU.
+  that. So jobs end after a backward pass and a step on the CPU, and one that trains finds that it cannot use
+  its GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,12 +72,20 @@ class Looks(Trainer):
                 time.sleep(0.01)
             sys.exit(0)
 
-        def loss(model, batch):
-            time.sleep(args.get("pause", 0))
-            return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        return parts(model, optimizer, args.get("pause", 0))
 
-        return Parts(model=model, optimizer=optimizer, dataset=(torch.ones(8, 4), torch.zeros(8).long()),
-                     global_batch=4, loss=loss)
+class Plain(Trainer):
+    def build(self, args):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        return parts(model, torch.optim.AdamW(model.parameters()), args.get("pause", 0))
+
+def parts(model, optimizer, pause):
+    def loss(model, batch):
+        time.sleep(pause)
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    return Parts(model=model, optimizer=optimizer, dataset=(torch.ones(8, 4), torch.zeros(8).long()),
+                 global_batch=4, loss=loss)
 '''
 
 CALLS = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
@@ -255,6 +264,40 @@ def test_only_a_worker_calls_the_driver_and_finds_its_own_gpu(place: Place) -> N
     calls = driver.calls()
     assert len(calls) == len({call.pid for call in calls}) and not driver.calls("forked")
     assert {call.pid for call in calls} <= place.attempts().keys()
+
+
+@pytest.mark.slow
+def test_in_every_strategy_a_process_finds_the_gpus_of_its_job_on_its_host(place: Place) -> None:
+    """Two hosts, which are this one twice: GPU 4 of the run is the first one of the second host.
+
+    With a background job in the run, all others are told that they are in a foreground.
+    """
+    if place.cuda:
+        pytest.skip("a CUDA build cannot train on a stub")
+    bench, of_a_host = place.bench, 4
+    bench.env["STUB_GPUS"] = str(of_a_host)
+    keys: dict[str, dict[str, Any]] = {
+        "back": {"background": True},
+        "packed-1": {"strategy": {"kind": "packed", "mode": "loop"}, "gpus": 1},
+        "packed-2": {"strategy": {"kind": "packed", "mode": "loop"}, "gpus": 1},
+        "vsw": {"strategy": {"kind": "vsw", "local_batch": 2}, "gpus": 2},
+        "burst": {"strategy": "burst", "gpus": 2},
+        "hosts": {"nodes": 2, "gpus": 1},
+    }
+    jobs = [job(name, trainer="looks:Plain", **{"steps": 4, **more}) for name, more in keys.items()]
+    done = bench("run", bench.set_of(*jobs), "--devices", "cuda", "--hosts", "n1,n2", "--launcher", "local")
+    assert done.returncode == 0, done.stderr
+    assert set(bench.states().values()) == {"COMPLETED"}
+    placed: dict[int, Counter[tuple[int, ...]]] = {}
+    for action in bench.replayed()[1]:
+        if isinstance(action, Launch):
+            hosts = [[gpu % of_a_host for gpu in action.gpus if gpu // of_a_host == host] for host in (0, 1)]
+            placed.setdefault(action.job_id, Counter()).update(tuple(gpus) for gpus in hosts for _ in gpus)
+    found = Counter(call.gpus for call in place.driver.calls())
+    guest = placed.pop(1)  # its process does not call the driver while it is a guest in another
+    others = sum(placed.values(), Counter[tuple[int, ...]]())
+    assert found in (others, others + guest), done.stderr
+    assert not place.driver.calls("forked")
 
 
 def test_doctor_says_of_each_gpu_what_torch_says(place: Place) -> None:
