@@ -245,10 +245,10 @@ def test_only_a_worker_calls_the_driver_and_finds_its_own_gpu(place: Place) -> N
     bench.until(lambda: bench.states().get("unlucky") in ("COMPLETED", "FAILED"), "its end")
     assert place.exits("unlucky")[0].code == NO_GPU
     lost, unlucky = bench.status()["run"]["lost_gpus"], bench.job("unlucky")
-    why = f"GPU {broken} cannot be used: torch"
-    assert why in Path(unlucky["output"]).read_text()
+    assert " cannot be used: torch" in Path(unlucky["output"]).read_text()
     if place.keys:  # to the agent it is another torch than its own, which may be the fault
-        assert why in unlucky["detail"] and "it has another torch than hpcsched" in unlucky["detail"]
+        assert f"GPU {broken} cannot be used: torch" in unlucky["detail"]
+        assert "it has another torch than hpcsched" in unlucky["detail"]
         assert not lost
     else:
         assert (list(lost), unlucky["attempt"]) == ([str(broken)], 2)
