@@ -88,7 +88,7 @@ def parts(model, optimizer, pause):
                  global_batch=4, loss=loss)
 '''
 
-CALLS = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
+CALLS = [sys.executable, "-S", "-c", "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"]
 
 
 def with_cuda() -> Iterator[Path]:
@@ -207,16 +207,17 @@ def test_only_a_worker_calls_the_driver_and_finds_its_own_gpu(place: Place) -> N
     assert all(links(pid, "libcuda.so") for pid in standbys)
     assert not driver.calls()
 
-    # Eight at a time, then two ranks; and two jobs on CPU cores.
+    # Eight at a time, then two ranks, and a program; and two jobs on CPU cores.
     solos = [place.looks(f"solo-{i}", args={"wait_for": GPUS}) for i in range(1, GPUS)]
     strategy = {"kind": "ps", "cpus": 0.3, "start": 1, "servers": 1, "workers": 2}
     place.submit(
         *solos,
         place.looks("pair", gpus=2),
         job("servers", trainer="looks:Looks", strategy=strategy, steps=2, **place.keys),
-        job("command", command=[sys.executable, "-S", "-c", CALLS], strategy={"kind": "cpu", "cpus": 0.1}),
+        job("program", command=CALLS, gpus=1),
+        job("on-cores", command=CALLS, strategy={"kind": "cpu", "cpus": 0.1}),
     )
-    place.completed(*(f"solo-{i}" for i in range(1, GPUS)), "pair", "servers", "command")
+    place.completed(*(f"solo-{i}" for i in range(1, GPUS)), "pair", "program", "servers", "on-cores")
     (stays,) = [found["pid"] for found in place.found("solo-0")]
     bench.until(lambda: stays in [call.pid for call in driver.calls()], "the first job's step")
     calls, attempts = driver.calls(), place.attempts()
