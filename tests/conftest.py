@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+import stubdriver
 from hypothesis import HealthCheck, settings
 
 # No deadline for one example: a busy machine stalls whom it likes. The quick tiers always try the same
@@ -59,3 +60,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
         kept = set(items) - set(others)
         items[:] = [item for item in items if item in kept]
+
+
+@pytest.fixture(scope="session")
+def stub_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stubdriver.build(tmp_path_factory.mktemp("stub-driver"))
+
+
+@pytest.fixture
+def driver(stub_libraries: Path, tmp_path: Path) -> stubdriver.StubDriver:
+    """A CUDA driver and an NVML that drive nothing, and a log of who calls the driver."""
+    return stubdriver.StubDriver(stub_libraries, tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 from hpcsched.contract import variables
 from hpcsched.worker.background import settings
 from hpcsched.worker.background.settings import Mode
+from hpcsched.worker.process.contract import JobEnv, say
 
 
 def before_torch() -> int | None:
@@ -51,7 +52,13 @@ def hosting(
     The foreground's trainer has to be imported in here too, and go through what this yields. `load` and
     `strategy` make of a guest's names what they made of the foreground's.
     """
-    if settings.lane(os.environ) != "foreground" or not settings.mode(os.environ).hosted:
+    env = JobEnv.from_environ(os.environ)
+    hosted = settings.lane(os.environ) == "foreground" and settings.mode(os.environ).hosted
+    if hosted and env is not None and env.strategy.get("kind") == "burst":
+        # It calls the layers of its model, and refuses one with the hooks by which a step is followed.
+        say("no guests are taken here: the steps of a burst job cannot be followed")
+        hosted = False
+    if not hosted:
         yield lambda trainer: trainer
         return
     from hpcsched.worker.background.host import GuestHost

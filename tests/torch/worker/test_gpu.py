@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from places import DATA
 
 from hpcsched.agent.gpu_faults import GpuFaults, GpuVerdict
 from hpcsched.contract import driver
@@ -25,19 +23,11 @@ from hpcsched.launch.zygote import Zygote
 from hpcsched.worker.process import forked
 from hpcsched.worker.process.contract import JobEnv
 
-GPU = DATA / "gpu"
-
-
 # --- standbys ---------------------------------------------------------------------------------
 
 
-def test_the_driver_is_asked_whether_it_is_in_use(tmp_path: Path) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    stub = tmp_path / "libcuda.so.1"
-    words = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(stub), str(GPU / "libcuda.c")]
-    subprocess.run([compiler, *words], check=True)
+def test_the_driver_is_asked_whether_it_is_in_use(stub_libraries: Path) -> None:
+    stub = stub_libraries / "libcuda.so.1"
     asks = (
         "import ctypes, sys; from hpcsched.worker.gpu import driver_in_use as used; seen = [used()];"
         "driver = ctypes.CDLL(sys.argv[1]); seen += [used()]; driver.cuInit(0); print(seen + [used()])"
