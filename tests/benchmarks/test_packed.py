@@ -120,7 +120,7 @@ def test_no_two_trainings_and_not_the_process_have_generators_of_one_seed(
         return load_(*parts, **options)
 
     monkeypatch.setattr(pack_gpu, "load", noting)
-    pack_gpu.Bench(torch.device("cpu"), quick=True).packed("mlp-3", 3, 2, "loop")
+    pack_gpu.Bench(torch.device("cpu"), quick=True).packed("mobilenet-v2", 3, 2, "loop")
     assert len({*seeds, torch.initial_seed()}) == 4
 
 
