@@ -1,0 +1,70 @@
+"""A step after an accident must be as one without: same bits, no late errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from gpu_day.accidents import CASES, FOR_INFORMATION
+from gpu_day.found import Found
+from gpu_day.live import LiveRun, job
+
+
+def run(found: Found) -> None:
+    """Accidents, each in a process of its own, all at once; then a guest that breaks the device's context."""
+    with found.trying("accidents"):
+        _accidents(found)
+    with found.trying("a guest with a device-side assert"):
+        _guest(found)
+
+
+def _accidents(found: Found) -> None:
+    device = "cpu" if found.cpu else "cuda:0"
+    running = {
+        case: subprocess.Popen(
+            [sys.executable, "-m", "gpu_day.accidents", case, device], stdout=subprocess.PIPE, text=True
+        )
+        for case in CASES
+    }
+    answers: dict[str, dict[str, Any]] = {}
+    try:
+        for case, process in running.items():
+            try:
+                said, _ = process.communicate(timeout=max(1.0, found.left_s - 5))
+                answers[case] = json.loads((said.strip().splitlines() or ["{}"])[-1])
+            except (subprocess.TimeoutExpired, ValueError) as error:
+                answers[case] = {"error": f"no answer: {type(error).__name__}", "digest": ""}
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    found.number(accidents=answers)
+    plain = answers["none"].get("digest")
+    for case, answer in answers.items():
+        good = bool(plain) and answer.get("digest") == plain and answer.get("on_default_stream", True)
+        said = answer.get("error") or ("same bits" if good else f"{answer}")
+        said += f" ({answer.get('happened') or 'nothing happened'})"
+        ok = None if case in FOR_INFORMATION else good
+        found.check(f"steps after: {case}", "as without", said, ok)
+
+
+def _guest(found: Found) -> None:
+    """Its foreground, in the same process, ends with it, and must come back and finish."""
+    steps = 60 if found.cpu else 200
+    text = "schema = 1\n" + job("front", "mobilenet-v2", steps, found, pause_s=0.03)
+    text += job("back", "mobilenet-v2", 50, found, "background = true", breaks_at=5)
+    with LiveRun.of(found, text) as live:
+        ended = live.ended(found.left_s)
+        front, back = ended["front"], ended["back"]
+        found.number(
+            front_attempts=len(front["attempts"]),
+            front_steps_repeated=front["steps_repeated"],
+            back_output=live.output("back")[-500:],
+        )
+        states = front["state"], back["state"]
+        found.check(
+            "foreground, guest that breaks", "COMPLETED, FAILED", states, states == ("COMPLETED", "FAILED")
+        )
+        found.check("steps of the foreground", steps, front["step"], front["step"] == steps)
