@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,26 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 class LiveRun:
-    """A run of the jobs in `text`, with one device."""
+    """A run of the jobs in `text`, with one device; `steps_per_s`: what is known of models before."""
 
-    def __init__(self, scratch: Scratch, found: Found, text: str) -> None:
+    def __init__(
+        self, scratch: Scratch, found: Found, text: str, steps_per_s: Mapping[str, float] | None = None
+    ) -> None:
         self._scratch, self.folder = scratch, scratch.folder
         self._dir = self.folder / "run"
         (self.folder / "jobs.toml").write_text(text)
         (self.folder / "records").mkdir()
         command = hpcsched("run", "jobs.toml", "--dir", self._dir, "--devices", found.devices, "--json")
-        self._began = time.time()
+        if steps_per_s:
+            profiles = self.folder / "profiles.json"
+            kind = "cpu" if found.cpu else found.device
+            table = [
+                {"model": model, "device": kind, "throughput": {"1": rate}, "memory_mib": {"1": 4000.0}}
+                for model, rate in steps_per_s.items()
+            ]
+            page = {"schema": 1, "profiles": [{**one, "source": "measured"} for one in table]}
+            profiles.write_text(json.dumps(page))
+            command += ["--profiles", str(profiles)]
         self._page = self.folder / "page.json"
         with self._page.open("wb") as output:
             self._agent = subprocess.Popen(
@@ -46,10 +57,12 @@ class LiveRun:
 
     @classmethod
     @contextlib.contextmanager
-    def of(cls, found: Found, text: str) -> Iterator[LiveRun]:
+    def of(
+        cls, found: Found, text: str, *, steps_per_s: Mapping[str, float] | None = None
+    ) -> Iterator[LiveRun]:
         """Start it; its agent is ended at the end of the block. {folder} in the text is where it runs."""
         with Scratch.make() as scratch:
-            run = cls(scratch, found, text.replace("{folder}", str(scratch.folder)))
+            run = cls(scratch, found, text.replace("{folder}", str(scratch.folder)), steps_per_s)
             try:
                 yield run
             finally:
@@ -98,8 +111,12 @@ class LiveRun:
         return time.monotonic() - began
 
     def ended(self, within_s: float) -> dict[str, dict[str, Any]]:
-        """Wait for its end; what it says of its jobs, by name. Raises RuntimeError, TimeoutExpired."""
-        code = self._agent.wait(max(1.0, within_s))
+        """Wait for its end; what it says of its jobs, by name. Raises RuntimeError."""
+        try:
+            code = self._agent.wait(max(1.0, within_s))
+        except subprocess.TimeoutExpired:
+            states = {name: job["state"] for name, job in self.jobs().items()}
+            raise RuntimeError(f"the run's end: not within {within_s:.0f} s; {states}") from None
         page = self._page.read_bytes()
         if not page:
             raise RuntimeError(f"the run has ended with exit code {code} and no word")

@@ -25,7 +25,7 @@ def run(found: Found) -> None:
         if found.left_s < LEAST_S:
             break
         with found.trying(network, "measured"):
-            _ladder(found, network, window_s, part * found.left_s - 5)
+            _ladder(found, network, window_s, (1.0 if found.cpu else part) * found.left_s - 5)
 
 
 def _ladder(found: Found, network: str, window_s: float, within_s: float) -> None:
