@@ -15,7 +15,7 @@ from common import Scratch, hpcsched
 
 from gpu_day.boxes import MARK
 from gpu_day.found import Found
-from hpcsched.launch.orphans import Process, find_orphans
+from hpcsched.launch.orphans import Process, end_processes, find_orphans
 
 SMALL: dict[str, dict[str, Any]] = {
     "resnet50": {"width": 0.05, "image": 32},
@@ -29,16 +29,16 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 class LiveRun:
-    """A run of the jobs in `text`, with one device; `steps_per_s`: what is known of models before."""
+    """A run of the jobs in `text`; `steps_per_s`: what is known of models before."""
 
     def __init__(
-        self, scratch: Scratch, found: Found, text: str, steps_per_s: Mapping[str, float] | None = None
+        self, scratch: Scratch, found: Found, text: str, devices: str, steps_per_s: Mapping[str, float] | None
     ) -> None:
         self._scratch, self.folder = scratch, scratch.folder
         self._dir = self.folder / "run"
         (self.folder / "jobs.toml").write_text(text)
         (self.folder / "records").mkdir()
-        command = hpcsched("run", "jobs.toml", "--dir", self._dir, "--devices", found.devices, "--json")
+        command = hpcsched("run", "jobs.toml", "--dir", self._dir, "--devices", devices, "--json")
         if steps_per_s:
             profiles = self.folder / "profiles.json"
             kind = "cpu" if found.cpu else found.device
@@ -58,11 +58,20 @@ class LiveRun:
     @classmethod
     @contextlib.contextmanager
     def of(
-        cls, found: Found, text: str, *, steps_per_s: Mapping[str, float] | None = None
+        cls,
+        found: Found,
+        text: str,
+        *,
+        devices: str | None = None,
+        steps_per_s: Mapping[str, float] | None = None,
     ) -> Iterator[LiveRun]:
-        """Start it; its agent is ended at the end of the block. {folder} in the text is where it runs."""
+        """Start it, on one device by default; all of its processes are ended at the end of the block.
+
+        {folder} in the text is where it runs.
+        """
         with Scratch.make() as scratch:
-            run = cls(scratch, found, text.replace("{folder}", str(scratch.folder)), steps_per_s)
+            text = text.replace("{folder}", str(scratch.folder))
+            run = cls(scratch, found, text, devices or found.devices, steps_per_s)
             try:
                 yield run
             finally:
@@ -71,6 +80,7 @@ class LiveRun:
                         end()
                         with contextlib.suppress(subprocess.TimeoutExpired):
                             run._agent.wait(3)
+                end_processes(processes(), grace_s=0.2)  # they write into the folder, which goes now
 
     def jobs(self) -> dict[str, dict[str, Any]]:
         """The jobs in `status.json`, by name; none while there is no such file."""

@@ -8,12 +8,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from common import ROOT
 
-from gpu_day.found import Found
+from gpu_day.found import Found, Refused
 from gpu_day.tell_tests import FILE
 from gpu_day.timing import run_program
 
@@ -32,7 +33,12 @@ def run_tests(
     judged: bool = True,
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Run them by pytest and note what became of each; `judged`: a failure is one of the part."""
+    """Run them by pytest and note what became of each; `judged`: a failure is one of the part.
+
+    Raises Refused where there is no pytest.
+    """
+    if missing := [name for name in ("pytest", "hypothesis") if find_spec(name) is None]:
+        raise Refused(f"there is no {' and no '.join(missing)} here")
     with tempfile.TemporaryDirectory(prefix="gpu-day-") as folder:
         lines = Path(folder) / "tests"
         lines.touch()

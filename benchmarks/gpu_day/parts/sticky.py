@@ -52,12 +52,13 @@ def _accidents(found: Found) -> None:
 
 def _guest(found: Found) -> None:
     """Its foreground, in the same process, ends with it, and must come back from what it has saved."""
-    text = "schema = 1\n" + job(
-        "front", "mobilenet-v2", 10**6, found, "max_foreground_slowdown = 1.0", pause_s=0.03
-    )
-    text += job("back", "mobilenet-v2", 50, found, "background = true\nretries = 0", breaks_at=5)
+    front = job("front", "mobilenet-v2", 10**6, found, "max_foreground_slowdown = 1.0", pause_s=0.03)
+    # In the background of CPU slots it would hardly get to run beside other work: there it has one of its own.
+    more = "retries = 0" if found.cpu else "retries = 0\nbackground = true"
+    text = f"schema = 1\n{front}{job('back', 'mobilenet-v2', 50, found, more, breaks_at=5)}"
     known = {"front": 20.0, "back": 20.0}  # what is not known shares no GPU
-    with LiveRun.of(found, text, steps_per_s=known) as live:
+    devices = "cpu:2" if found.cpu else None
+    with LiveRun.of(found, text, devices=devices, steps_per_s=known) as live:
         live.until(lambda: live.trains("front"), "the foreground", found.left_s)
         live.until(lambda: live.state("back") == "FAILED", "the guest's end", found.left_s)
         tried = len(live.records("front"))
@@ -68,6 +69,8 @@ def _guest(found: Found) -> None:
         found.number(front_processes=tried, front_step=step, back_output=live.output("back")[-500:])
         live.order("cancel", "front")
         ended = live.ended(found.left_s)
-        beside = ended["back"]["attempts"][0]["start_s"] > 0
-        found.check("a guest that breaks", "began beside the foreground", beside, beside)
+        roles = {attempt["role"] for attempt in ended["back"]["attempts"]}
+        found.check(
+            "a guest that breaks", "in the background", roles, None if found.cpu else roles == {"background"}
+        )
         found.check("foreground after its guest broke", "trains, and saves", f"step {step}", bool(step))
