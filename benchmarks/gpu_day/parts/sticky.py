@@ -53,7 +53,7 @@ def _accidents(found: Found) -> None:
 def _guest(found: Found) -> None:
     """Its foreground, in the same process, ends with it, and must come back from what it has saved."""
     front = job("front", "mobilenet-v2", 10**6, found, "max_foreground_slowdown = 1.0", pause_s=0.03)
-    # In the background of CPU slots it would hardly get to run beside other work: there it has one of its own.
+    # In the background of a CPU slot it would hardly get to run beside other work: there it has its own.
     more = "retries = 0" if found.cpu else "retries = 0\nbackground = true"
     text = f"schema = 1\n{front}{job('back', 'mobilenet-v2', 50, found, more, breaks_at=5)}"
     known = {"front": 20.0, "back": 20.0}  # what is not known shares no GPU
