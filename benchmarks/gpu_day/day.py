@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ PARTS = (
     Part("run", 50, "a whole run, with suspends, killed and stopped processes"),
     Part("lanes", 260, "two trainings on one GPU"),
     Part("layers", 150, "layer profiles against whole steps"),
-    Part("mps", 60, "NVIDIA's multi-process service: devices, limits, a client that is killed"),
+    Part("mps", 90, "NVIDIA's multi-process service: devices, limits, a client that is killed"),
     Part("packs", 220, "packs against processes"),
     Part("vsw", 140, "stream workers"),
     Part("two-ranks", 100, "two ranks on one GPU"),
@@ -203,8 +204,6 @@ def environment(state: Path, *, cpu: bool, environ: Mapping[str, str]) -> dict[s
     paths += [str(Path(one).absolute()) for one in env.get("PYTHONPATH", "").split(os.pathsep) if one]
     env |= {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        # The checkout may be read-only, and byte code in it somebody else's business.
-        "PYTHONPYCACHEPREFIX": str(state / "pycache"),
         "PYTHONUNBUFFERED": "1",
         "CUDA_DEVICE_ORDER": env.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
         "HOME": env.get("HOME") or str(home),
@@ -275,7 +274,9 @@ def main(words: Sequence[str] | None = None) -> int:
         box_s = CPU_BOX_S if options.cpu else part.box_s
         command = [sys.executable, str(HERE), "--one", part.name, "--found", str(found)]
         command += ["--budget-s", str(box_s - MARGIN_S), "--device", str(place["device"])]
-        return run_in_box([*command, *(["--cpu"] if options.cpu else [])], box_s=box_s, log=log, env=env)
+        command += ["--cpu"] if options.cpu else []
+        with tempfile.TemporaryDirectory(prefix="gpu-day-", ignore_cleanup_errors=True) as temporary:
+            return run_in_box(command, box_s=box_s, log=log, env={**env, "TMPDIR": temporary})
 
     def ready() -> str | None:
         return None if gpus is None else _idle(gpus.in_the_way)

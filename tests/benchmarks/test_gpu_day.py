@@ -93,7 +93,7 @@ def test_a_day_that_is_ended_early_goes_on_where_it_stopped(tmp_path: Path) -> N
 
 
 def _started_in(folder: Path) -> list[int]:
-    """Processes that a day there has started: byte code lies in its state folder."""
+    """Processes that a day there has started: without HOME it gives them one, in its state folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

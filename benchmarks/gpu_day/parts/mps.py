@@ -20,6 +20,7 @@ from hpcsched.worker.background import mps
 
 LIMIT_MIB, ABOVE_MIB, BELOW_MIB = 4096, 6000, 500
 WORK_S, CPU_WORK_S = 1.0, 0.05
+LEAST_S = 15.0
 STAND_IN = """#!/bin/sh
 # In place of NVIDIA's program, where there is no GPU: makes what the real one makes, and nothing else.
 there="$CUDA_MPS_PIPE_DIRECTORY/control"
@@ -38,7 +39,11 @@ def run(found: Found) -> None:
         if shutil.which(mps.CONTROL) is None:
             raise Refused(f"no {mps.CONTROL} here")
         for number, part in enumerate((_product, _names, _limits, _percentages, _killed)):
-            with found.trying(part.__name__.strip("_")):
+            name = part.__name__.strip("_")
+            if found.left_s < LEAST_S:
+                found.check(name, "measured", "not reached in time", None)
+                continue
+            with found.trying(name):
                 part(found, Path(folder) / str(number))
 
 
@@ -141,7 +146,7 @@ def _names(found: Found, folder: Path) -> None:
     """Whether a client finds its GPU, by how the daemon's and its own variable name it."""
     uuid = "GPU-0" if found.cpu else str(Gpus().facts()[0]["uuid"])
     works: dict[str, str] = {}
-    for number, daemon in enumerate((None, "0", uuid)):
+    for number, daemon in enumerate((None,) if found.cpu else (None, "0", uuid)):
         with _daemon(folder / str(number), daemon) as env:
             ways = ("0", uuid)
             envs = [{**env, "CUDA_VISIBLE_DEVICES": "" if found.cpu else way} for way in ways]
@@ -186,14 +191,15 @@ def _limits(found: Found, folder: Path) -> None:
 
 
 def _percentages(found: Found, folder: Path) -> None:
-    """One client alone, with a part of the processors."""
+    """One client at work, with a part of the processors."""
+    percents = (100, 50, 25)
     with _daemon(folder, None) as env:
-        rates: dict[int, Any] = {}
-        for percent in (100, 50, 25):
-            with _clients(found, {**env, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)}) as (client,):
+        envs = [{**env, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)} for percent in percents]
+        with _clients(found, *envs) as clients:
+            for client in clients:
                 client.answer()
-                rates[percent] = client.ask("work", _work_s(found)).get("rate")
-        found.number(rate_by_percent=rates)
+            rates = [client.ask("work", _work_s(found)).get("rate") for client in clients]
+    found.number(rate_by_percent=dict(zip(percents, rates, strict=True)))
 
 
 def _killed(found: Found, folder: Path) -> None:
