@@ -1,14 +1,9 @@
-"""`python -m gpu_day.accidents CASE DEVICE`: a training has an accident beside it, and goes on.
-
-Prints JSON: what happened, and a digest of the training's weights.
-"""
+"""A training has an accident beside it, and goes on."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -130,8 +125,12 @@ FOR_INFORMATION = ("capture refused by torch", "registration failed")
 """What torch and CUDA do by themselves."""
 
 
-def main(case: str, kind: str) -> dict[str, Any]:
-    """A training with dropout: some steps, the accident, some steps."""
+def training_with(case: str, kind: str) -> dict[str, Any]:
+    """A training with dropout on a device: some steps, the accident, some steps.
+
+    Returns what `happened`, the `error` that a later step had, and a `digest` of the training's weights.
+    """
+    torch.set_num_threads(1)
     device = torch.device(kind)
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.3), nn.Linear(256, 8)).to(device)
@@ -165,8 +164,3 @@ def main(case: str, kind: str) -> dict[str, Any]:
         weights = [p.detach().cpu().numpy().tobytes() for p in model.parameters()]
         found["digest"] = hashlib.sha256(b"".join(weights)).hexdigest()[:16]
     return found
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    sys.stdout.write(json.dumps(main(*sys.argv[1:])) + "\n")

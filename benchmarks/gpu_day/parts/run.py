@@ -19,7 +19,7 @@ STOPPED_S = 1.0
 
 def run(found: Found) -> None:
     """All of them must complete, with no step lost, and leave nothing behind."""
-    steps = 8 if found.cpu else 60
+    steps = 8 if found.cpu else 30
     pause = {"pause_s": 0.05}
     text = "schema = 1\n" + job("resnet50", "resnet50", steps, found, **pause)
     text += job(KILLED, "vgg16", steps, found, **pause)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import multiprocessing
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
-from gpu_day.accidents import CASES, FOR_INFORMATION
+from gpu_day.accidents import CASES, FOR_INFORMATION, training_with
 from gpu_day.found import Found
 from gpu_day.live import LiveRun, job
 
@@ -21,25 +21,26 @@ def run(found: Found) -> None:
 
 
 def _accidents(found: Found) -> None:
-    device = "cpu" if found.cpu else "cuda:0"
-    running = {
-        case: subprocess.Popen(
-            [sys.executable, "-m", "gpu_day.accidents", case, device], stdout=subprocess.PIPE, text=True
-        )
-        for case in CASES
-    }
+    forking = multiprocessing.get_context("fork")  # nothing has used the device here: torch is imported once
+    running: dict[str, tuple[BaseProcess, Connection]] = {}
     answers: dict[str, dict[str, Any]] = {}
     try:
-        for case, process in running.items():
+        for case in CASES:
+            ours, theirs = forking.Pipe(duplex=False)
+            process = forking.Process(target=_accident, args=(case, "cpu" if found.cpu else "cuda:0", theirs))
+            process.start()
+            theirs.close()
+            running[case] = process, ours
+        for case, (_, ours) in running.items():
             try:
-                said, _ = process.communicate(timeout=max(1.0, found.left_s - 5))
-                answers[case] = json.loads((said.strip().splitlines() or ["{}"])[-1])
-            except (subprocess.TimeoutExpired, ValueError) as error:
-                answers[case] = {"error": f"no answer: {type(error).__name__}", "digest": ""}
+                there = ours.poll(max(1.0, found.left_s - 5))
+                answers[case] = ours.recv() if there else {"error": "no answer"}
+            except EOFError:
+                answers[case] = {"error": "it has ended without an answer"}
     finally:
-        for process in running.values():
+        for process, _ in running.values():
             process.kill()
-            process.wait()
+            process.join()
     found.number(accidents=answers)
     plain = answers["none"].get("digest")
     for case, answer in answers.items():
@@ -48,6 +49,10 @@ def _accidents(found: Found) -> None:
         said += f" ({answer.get('happened') or 'nothing happened'})"
         ok = None if case in FOR_INFORMATION else good
         found.check(f"steps after: {case}", "as without", said, ok)
+
+
+def _accident(case: str, kind: str, answer: Connection) -> None:
+    answer.send(training_with(case, kind))
 
 
 def _guest(found: Found) -> None:
