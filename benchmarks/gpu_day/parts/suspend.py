@@ -19,13 +19,17 @@ def run(found: Found) -> None:
     program = ROOT / "benchmarks" / "suspend.py"
     if not program.exists():
         raise Refused("there is no benchmarks/suspend.py")
-    command = [sys.executable, str(program), "--gigabytes", "0.01" if found.cpu else "1,4,10"]
+    command = [
+        sys.executable,
+        str(program),
+        *(["--quick"] if found.cpu else ["--cuda", "--gigabytes", "1,4,10"]),
+    ]
     with tempfile.TemporaryDirectory(prefix="gpu-day-") as folder:
         file = Path(folder) / "suspend.json"
         command += ["--budget-s", f"{max(5.0, found.left_s - 10):.0f}", "--json", str(file)]
         code: int | None = None
         try:
-            code, _ = run_program([*command, *([] if found.cpu else ["--cuda"])], within_s=found.left_s - 2)
+            code, _ = run_program(command, within_s=found.left_s - 2)
         finally:
             note_page(found, file, judged=not found.cpu)
     found.check("benchmarks/suspend.py", "exit code 0", code, code == 0)
