@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # for `profiles`, whose scripts hold models
@@ -27,10 +28,13 @@ __all__ = [
     "ROOT",
     "Report",
     "Scratch",
+    "Terminated",
+    "ending_on_sigterm",
     "hpcsched",
     "main",
     "median",
     "ms",
+    "partial_results",
     "percentile",
     "wait_for",
 ]
@@ -48,13 +52,27 @@ class Row:
 
 @dataclass
 class Report:
-    """Raw samples by name (seconds where the name ends in `_s`) and the lines that sum them up."""
+    """Raw samples by name (seconds where the name ends in `_s`) and the lines that sum them up.
+
+    `output`: a file that holds all there is after each line, whatever ends the program then.
+    """
 
     results: dict[str, list[float]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
+    output: Path | None = None
+    quick: bool = False
 
     def row(self, what: str, measured: str, *, goal: str = "", ok: bool | None = None) -> None:
         self.rows.append(Row(what, goal, measured, ok))
+        if self.output is not None:
+            unfinished = self.output.with_name(f".{self.output.name}.new")
+            unfinished.write_text(json.dumps(self.page()) + "\n")
+            unfinished.replace(self.output)
+
+    def page(self) -> dict[str, Any]:
+        """All there is, for `--json`."""
+        rows = [asdict(row) for row in self.rows]
+        return {"schema": 1, "quick": self.quick, "results": self.results, "rows": rows}
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -65,20 +83,50 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def main(description: str, measure: Callable[[argparse.Namespace], Report], *flags: str) -> None:
-    """Run one benchmark program; `flags` are switches of its own."""
+class Terminated(BaseException):
+    """SIGTERM has come. No SystemExit: packs take one for the end of a member that has called `sys.exit`."""
+
+
+def ending_on_sigterm() -> None:
+    """From now on SIGTERM raises Terminated, once, so that children are ended on the way out."""
+
+    def end(*_: int | FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def partial_results(parser: argparse.ArgumentParser, budget_s: float) -> None:
+    """Options of a program that may be ended early: its time, and a file that has what there is so far."""
+    about = f"combinations that would begin later are left out ({budget_s:g})"
+    parser.add_argument("--budget-s", type=float, default=budget_s, metavar="S", help=about)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="holds all there is, line after line")
+
+
+def main(
+    description: str,
+    measure: Callable[[argparse.Namespace], Report],
+    *flags: str,
+    options_of: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> None:
+    """Run one benchmark program; `flags` are switches of its own, `options_of` adds its other options."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print raw samples as JSON")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, not how fast")
     for flag in flags:
         parser.add_argument(flag, action="store_true")
+    if options_of is not None:
+        options_of(parser)
     options = parser.parse_args()
-    # So that children are ended on the way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    report = measure(options)
+    ending_on_sigterm()
+    try:
+        report = measure(options)
+    except Terminated:
+        sys.exit(128 + signal.SIGTERM)
+    report.quick = options.quick
     if options.json:
-        rows = [asdict(row) for row in report.rows]
-        print(json.dumps({"schema": 1, "quick": options.quick, "results": report.results, "rows": rows}))
+        print(json.dumps(report.page()))
     else:
         print(table(report.rows))
 

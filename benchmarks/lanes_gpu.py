@@ -21,7 +21,6 @@ import gc
 import json
 import os
 import platform
-import subprocess
 import sys
 import threading
 import time
@@ -32,12 +31,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from side_by_side import answer_rates, measured_together, quit_mps, under_mps
 from torch.nn.functional import cross_entropy
 
 from hpcsched.examples.models import make
 from hpcsched.planning.background.pacing import Pacer
 from hpcsched.planning.background.referee import Referee
-from hpcsched.worker.background import mps
 from hpcsched.worker.background.chunks import Chunked
 from hpcsched.worker.background.lane import StreamLane
 from hpcsched.worker.background.settings import Mode
@@ -59,6 +58,7 @@ LONGEST_US = 300.0
 """What a chunk of a small background batch may take."""
 WARM_STEPS = 5
 WAIT_S = 60.0
+"""What a guest may take to begin, and to end."""
 
 
 @dataclass
@@ -83,6 +83,8 @@ class Bench:
     window_s: float
     deadline: float
     outcomes: list[Outcome] = field(default_factory=list)
+    keep: Callable[[], None] = lambda: None
+    """Called after each stage: nothing is lost if something ends the program."""
 
     def stage(self, model: str, name: str, work: Callable[[Outcome], None]) -> None:
         """One stage; whatever goes wrong in it is noted in its outcome."""
@@ -97,6 +99,7 @@ class Bench:
             work(outcome)
         except Exception as error:
             outcome.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        self.keep()
 
 
 class OpenLane(StreamLane):
@@ -422,10 +425,7 @@ def part(role: str, model: str, window_s: float) -> int:
         lane = OpenLane(Referee(Pacer(1)), stream=current(device))
         training = Training(model, batch, device, lane, graphs=True)
         training.run(lambda: training.steps < WARM_STEPS)
-        print("ready", flush=True)
-        for _ in sys.stdin:
-            print(json.dumps(training.rate(window_s)), flush=True)
-    return 0
+        return answer_rates(lambda: training.rate(window_s))
 
 
 def in_processes(bench: Bench, model: str, outcome: Outcome, *, shared: bool) -> None:
@@ -434,55 +434,18 @@ def in_processes(bench: Bench, model: str, outcome: Outcome, *, shared: bool) ->
     alone = best.get("foreground alone"), best.get("background alone")
     if alone[0] is None or alone[1] is None:
         raise RuntimeError("nothing to compare with")
-    parts: list[subprocess.Popen[str]] = []
+    commands: list[tuple[list[str], dict[str, str]]] = []
     try:
         for role in ("foreground", "background"):
-            environ = {**os.environ, "HPCSCHED_RUN_ID": f"bench-{os.getpid()}"}
-            if shared:
-                mps.use(environ, background=role == "background")
+            environ = under_mps(background=role == "background") if shared else dict(os.environ)
             command = [sys.executable, __file__, "--part", role, "--models", model]
-            command += ["--window-s", str(bench.window_s)]
-            parts.append(
-                subprocess.Popen(
-                    command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-                )
-            )
-        for one in parts:
-            if answer(one) != "ready":
-                raise RuntimeError("a process did not begin")
-        for one in parts:
-            assert one.stdin is not None
-            one.stdin.write("go\n")
-            one.stdin.flush()
-        outcome.foreground_rate, outcome.background_rate = (float(answer(one)) for one in parts)
-        outcome.facts["background_batch"] = BACKGROUND_BATCHES[-1]
-        compare(outcome, (alone[0], alone[1]))
+            commands.append(([*command, "--window-s", str(bench.window_s)], environ))
+        outcome.foreground_rate, outcome.background_rate = measured_together(commands)
     finally:
-        for one in parts:
-            one.kill()
-            one.wait()
         if shared:
-            quit_daemon()
-
-
-def answer(process: subprocess.Popen[str]) -> str:
-    """The next line of a process, within WAIT_S."""
-    lines: list[str] = []
-    assert process.stdout is not None
-    reader = threading.Thread(target=lambda: lines.append(process.stdout.readline().strip()), daemon=True)  # type: ignore[union-attr]
-    reader.start()
-    reader.join(WAIT_S)
-    if not lines or not lines[0]:
-        raise TimeoutError("a process does not answer")
-    return lines[0]
-
-
-def quit_daemon() -> None:
-    """End the MPS daemon that this benchmark has started."""
-    environ = {**os.environ, "HPCSCHED_RUN_ID": f"bench-{os.getpid()}"}
-    ours = {**environ, **mps.variables(environ, background=False)}
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run([mps.CONTROL], input=b"quit\n", env=ours, timeout=20, check=False, capture_output=True)
+            quit_mps()
+    outcome.facts["background_batch"] = BACKGROUND_BATCHES[-1]
+    compare(outcome, (alone[0], alone[1]))
 
 
 # -- the page ------------------------------------------------------------------------------------------------
@@ -564,24 +527,25 @@ def main(words: list[str] | None = None) -> int:
         return 2
     device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)
     bench = Bench(device, options.window_s, time.monotonic() + options.budget_s)
+    bench.keep = lambda: write(bench, options)
     for model in options.models:
         if options.cpu and model not in SMALL:
             continue
         ladder(bench, model)
-        write(bench, options)
     if device.type == "cuda":
         for model in options.models:
             for name, shared in (("two processes", False), ("MPS", True)):
                 bench.stage(model, name, partial(in_processes, bench, model, shared=shared))
-            write(bench, options)
     print(json.dumps(page(bench, options)) if options.json else table(bench.outcomes))
     return 0
 
 
 def write(bench: Bench, options: argparse.Namespace) -> None:
-    """What is known so far: nothing is lost if something ends the program."""
+    """What is known so far."""
     if options.output is not None:
-        options.output.write_text(json.dumps(page(bench, options), indent=1) + "\n")
+        unfinished = options.output.with_name(f".{options.output.name}.new")
+        unfinished.write_text(json.dumps(page(bench, options), indent=1) + "\n")
+        unfinished.replace(options.output)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """Stream workers on a GPU: the same training with any number of them, what more of them at once gain, what
 comparing and deciding cost.
 
-    python benchmarks/vsw_gpu.py [--json] [--quick]
+    python benchmarks/vsw_gpu.py [--json] [--quick] [--nets mlp-3,...] [--budget-s 570] [--output FILE]
 
 The pack paper's four networks. First it is checked that workers at once train what workers one after the
 other do. Then each network is measured as by `hpcsched profile vsw`, local batches doubled and workers at
 once one more until memory or gain ends; and how far a fit of the throughput (Eq. 1) to all counts but one
 misses that one. At last each trains as it decides by itself, and halves are compared every ten steps. Needs
-one idle GPU and less than ten minutes; what is not reached in time is noted. `--quick` has tiny sizes and
-also runs on the CPU, to show that it works: there is one worker at once then.
+one idle GPU and less than ten minutes; what is not reached in time is noted, and `--output` holds what is
+known after each local batch. `--quick` has tiny sizes and also runs on the CPU, to show that it works: there
+is one worker at once then.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from common import Report, main, median, ms
+from common import Report, main, median, ms, partial_results
 from networks import NETS, deterministic, distance, network, short, usable_device
 
 from hpcsched.errors import ConfigError
@@ -42,7 +43,7 @@ step."""
 LOCAL_BATCHES, QUICK_LOCAL_BATCHES = (8, 256), (2, 4)
 WINDOW_S, QUICK_WINDOW_S = 0.4, 0.01
 PROFILE_S = 85.0
-"""So long is a network measured at most."""
+"""So long is a network measured at most, or a seventh of the budget."""
 
 STEPS, QUICK_STEPS, EVERY, AS_USUAL = 200, 24, 10, 100
 """Of a training, between two comparisons in it, and as the paper has it: that is what shares are of."""
@@ -78,10 +79,19 @@ class Timed(AdaptiveBatches):
         self.decisions.append(now(self.device) - began)
 
 
+def options_of(parser: argparse.ArgumentParser) -> None:
+    partial_results(parser, BUDGET_S)
+    parser.add_argument("--nets", default=",".join(NETS), help=f"of {', '.join(NETS)}")
+
+
 def measure(options: argparse.Namespace) -> Report:
-    bench = Bench(usable_device(quick=options.quick), quick=options.quick)
+    bench = Bench(usable_device(quick=options.quick), quick=options.quick, budget_s=options.budget_s)
+    bench.report.output = options.output
+    nets = options.nets.split(",")
+    if unknown := set(nets) - set(NETS):
+        raise SystemExit(f"unknown networks: {', '.join(sorted(unknown))}; known: {', '.join(NETS)}")
     for part in (bench.check, bench.profile, bench.train):
-        for net in NETS:
+        for net in nets:
             bench.clear()
             if time.monotonic() > bench.deadline:
                 bench.report.row(f"`{net}`: {part.__name__}", "not reached in time")
@@ -96,10 +106,11 @@ def measure(options: argparse.Namespace) -> Report:
 class Bench:
     """Measures until the time is over."""
 
-    def __init__(self, device: torch.device, *, quick: bool) -> None:
+    def __init__(self, device: torch.device, *, quick: bool, budget_s: float = BUDGET_S) -> None:
         self.device, self.quick = device, quick
-        self.deadline = time.monotonic() + BUDGET_S
-        self.report = Report()
+        self.deadline = time.monotonic() + budget_s
+        self.profile_s = min(PROFILE_S, budget_s / 7)
+        self.report = Report(quick=quick)
 
     def check(self, net: str) -> None:
         """Some workers at once, in whole rounds, against one after the other; in double precision."""
@@ -131,15 +142,26 @@ class Bench:
         window_s = QUICK_WINDOW_S if self.quick else WINDOW_S
         parts = network(net, high, small=self.quick, device=self.device)
         probe = VswProbe(parts, self.device, halves=True, seconds=window_s)
-        until = min(self.deadline, time.monotonic() + PROFILE_S)
+        until = min(self.deadline, time.monotonic() + self.profile_s)
         most = MOST_AT_ONCE if self.device.type == "cuda" else 1
-        found, ended = VswTimes(), ""
-        for found in probe.run(doubled(low, high), most):  # noqa: B007 - the last one is wanted
+        found, ended, told = VswTimes(), "", 0
+        for found in probe.run(doubled(low, high), most):
+            told = self._tell_whole(net, found, told)
             if time.monotonic() > until:
                 ended = ", not all in time"
                 break
-        for local, group in itertools.groupby(found.points, lambda point: point.local_batch):
-            self._tell(net, local, list(group), found.costs.speeds[local], ended)
+        self._tell_whole(net, found, told, ended=ended, last=True)
+
+    def _tell_whole(
+        self, net: str, found: VswTimes, told: int, *, ended: str = "", last: bool = False
+    ) -> int:
+        """Tell of the local batches that have got all their workers, but not of the first `told`; how many
+        were told of by then."""
+        groups = itertools.groupby(found.points, lambda point: point.local_batch)
+        whole = [(local, list(points)) for local, points in groups]
+        for local, points in whole[told : None if last else -1]:
+            self._tell(net, local, points, found.costs.speeds[local], ended)
+        return max(told, len(whole) - 1)
 
     def _tell(
         self, net: str, local: int, points: Sequence[ProbePoint], speed: BatchTimes, ended: str
@@ -215,4 +237,4 @@ def now(device: torch.device) -> float:
 
 
 if __name__ == "__main__":
-    main(__doc__ or "", measure)
+    main(__doc__ or "", measure, options_of=options_of)

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from places import ROOT
+from benchmark_programs import load
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-PROGRAM = ROOT / "benchmarks" / "lanes_gpu.py"
 
-
-@pytest.fixture(scope="module")
-def lanes_gpu() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("lanes_gpu", PROGRAM)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["lanes_gpu"] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def lanes_gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load("lanes_gpu", monkeypatch)
 
 
 def test_its_arguments(lanes_gpu: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,6 +32,8 @@ def test_its_arguments(lanes_gpu: ModuleType, capsys: pytest.CaptureFixture[str]
 
 def test_what_fails_or_comes_too_late_is_noted_and_does_no_harm(lanes_gpu: ModuleType) -> None:
     bench = lanes_gpu.Bench(torch.device("cpu"), 0.1, time.monotonic() + 60)
+    kept: list[int] = []
+    bench.keep = lambda: kept.append(len(bench.outcomes))
 
     def broken_work(outcome: Any) -> None:
         raise RuntimeError("out of luck\nand more")
@@ -54,6 +47,7 @@ def test_what_fails_or_comes_too_late_is_noted_and_does_no_harm(lanes_gpu: Modul
     bench.deadline = 0.0
     bench.stage("vgg16", "late", fine_work)
     broken, fine, late = bench.outcomes
+    assert kept == [1, 2, 3]
     assert broken.error == "RuntimeError: out of luck"
     assert fine.slowdown == pytest.approx(0.1) and fine.share == pytest.approx(0.5) and fine.error is None
     assert late.error == "TimeoutError: not reached in time"

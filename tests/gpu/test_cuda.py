@@ -56,6 +56,7 @@ def test_nvml_sees_the_gpus_and_calls_them_healthy(gpus: int) -> None:
 
 def test_trainers_run_on_gpus_through_the_agent(gpus: int, tmp_path: Path) -> None:
     pytest.importorskip("torch")
+    pytest.importorskip("sklearn")  # the digits
     (tmp_path / "jobs.toml").write_text(JOBS)
     env = {**os.environ, "HPCSCHED_DATABASE": str(tmp_path / "h.db")}
     command = [sys.executable, "-m", "hpcsched", "run", "jobs.toml", "--dir", "run", "--json"]

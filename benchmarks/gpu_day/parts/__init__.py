@@ -1,0 +1,1 @@
+"""The parts of a day; each module has `run(found)`."""
