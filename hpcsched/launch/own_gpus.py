@@ -11,9 +11,9 @@ from hpcsched.core.processes import KnownLauncher, chooses_gpus, launcher_of
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan
 
-
 _ONE_EACH = ("--virtual-local-rank", "--virtual_local_rank")
-"""With this torchrun shows each of its ranks one of the GPUs that it is shown itself; not all versions have it."""
+"""With this torchrun shows each of its ranks one of the GPUs that it is shown itself; not all versions have
+it."""
 
 
 def has_parts(devices: Sequence[Device]) -> bool:
