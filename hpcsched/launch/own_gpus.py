@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from hpcsched.contract import driver, variables
 from hpcsched.contract.visibility import CUDA
@@ -59,6 +60,7 @@ def refuse_other_gpus(plan: LaunchPlan, argv: Sequence[str], env: Mapping[str, s
 
 def _has_gpu_ids(argv: Sequence[str]) -> bool:
     """Whether an `accelerate launch` names GPUs: it then sets the variable anew."""
-    words = [part for word in argv for part in word.split("=", 1)]
+    own = takewhile(lambda word: not word.endswith(".py"), argv)  # what follows is the script's
+    words = [part for word in own for part in word.split("=", 1)]
     named = [words[i + 1 :][:1] for i, word in enumerate(words) if word in ("--gpu_ids", "--gpu-ids")]
     return any(value != ["all"] for value in named)

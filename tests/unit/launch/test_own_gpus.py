@@ -52,6 +52,7 @@ GPUS, PARTS = ("GPU-a", "GPU-b"), ("MIG-a", "MIG-b")
         (("accelerate", "launch", "--gpu_ids=all", "t.py"), GPUS, False, ""),
         (("accelerate", "launch", "--gpu_ids", "0,1", "t.py"), GPUS, False, "takes GPUs of other jobs"),
         (("accelerate", "launch", "--gpu_ids=0", "t.py"), GPUS, False, "takes GPUs of other jobs"),
+        (("accelerate", "launch", "t.py", "--gpu_ids", "0"), GPUS, False, ""),
         (("python", "t.py", "--gpu_ids", "0"), GPUS, False, ""),
         (("python", "t.py"), GPUS, False, ""),
         (("python", "t.py"), PARTS, True, ""),
