@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from hpcsched.contract import driver, variables
 from hpcsched.contract.visibility import CUDA
@@ -38,11 +39,14 @@ def refuse_other_gpus(plan: LaunchPlan, argv: Sequence[str], env: Mapping[str, s
 
     `argv`, `env`: what is started, and its environment.
     """
-    deepspeed = launcher_of(argv) is KnownLauncher.DEEPSPEED
+    launcher = launcher_of(argv)
+    deepspeed = launcher is KnownLauncher.DEEPSPEED
     one_each = plan.per_rank or any(word in _ONE_EACH for word in argv)
     why = ""
     if deepspeed and env.get(CUDA.variable) and chooses_gpus(argv):
         why = "deepspeed with --num_gpus, --include or --exclude takes GPUs of other jobs: leave that out"
+    elif launcher is KnownLauncher.ACCELERATE and env.get(CUDA.variable) and _has_gpu_ids(argv):
+        why = "accelerate with --gpu_ids takes GPUs of other jobs: leave that out"
     elif deepspeed and has_parts(plan.devices):
         why = "deepspeed takes GPUs by number, which MIG instances do not have: use another launcher"
     elif not one_each and len(plan.devices) > 1 and has_parts(plan.devices):
@@ -52,3 +56,11 @@ def refuse_other_gpus(plan: LaunchPlan, argv: Sequence[str], env: Mapping[str, s
         )
     if why:
         raise LaunchError(why, transient=False)
+
+
+def _has_gpu_ids(argv: Sequence[str]) -> bool:
+    """Whether an `accelerate launch` names GPUs: it then sets the variable anew."""
+    own = takewhile(lambda word: not word.endswith(".py"), argv)  # what follows is the script's
+    words = [part for word in own for part in word.split("=", 1)]
+    named = [words[i + 1 :][:1] for i, word in enumerate(words) if word in ("--gpu_ids", "--gpu-ids")]
+    return any(value != ["all"] for value in named)
