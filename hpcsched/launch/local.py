@@ -11,7 +11,6 @@ import errno
 import math
 import os
 import signal
-import socket
 import stat as modes
 import time
 from collections import Counter
@@ -40,16 +39,11 @@ from hpcsched.launch.mps import MpsClients
 from hpcsched.launch.orphans import kill_marked
 from hpcsched.launch.own_gpus import has_parts, own_device, refuse_other_gpus
 from hpcsched.launch.placeholders import fill_placeholders
+from hpcsched.launch.ports import Ports
 from hpcsched.launch.shared_memory import Keepers, KeeperTask, SharedMemoryStore
 from hpcsched.launch.spawn import ProcessStart, ignoring_signals, in_directory, set_idle_priority, spawn
 from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
 from hpcsched.launch.zygote import KEEPER, PROGRAMS, Zygotes
-
-PORT_REST_S = 30.0
-"""Time until a port is given out again (chosen): its owner may not have bound it yet."""
-
-PORTS_RESTING = 4096
-"""The most ports that wait for that (chosen); the kernel's ephemeral range holds 28,000."""
 
 _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
@@ -100,7 +94,7 @@ class LocalLauncher:
             self._environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGQUIT")
         self.interpreters = Interpreters(self._environ)
         """The interpreters of the jobs that are started here."""
-        self._ports = _Ports()
+        self._ports = Ports()
         self._shared_memory = SharedMemoryStore()
         self._cpu_shares = CpuShares()
         self._mps = MpsClients()
@@ -371,29 +365,6 @@ class LocalLauncher:
         finally:
             os.close(output)
             workers.close()
-
-
-class _Ports:
-    """Free loopback ports, none twice within PORT_REST_S."""
-
-    def __init__(self) -> None:
-        self._given: dict[int, float] = {}  # oldest first
-
-    def take(self) -> int:
-        """A free TCP port."""
-        now = time.monotonic()
-        for port, given in list(self._given.items()):
-            if now - given < PORT_REST_S and len(self._given) < PORTS_RESTING:
-                break
-            del self._given[port]
-        for _ in range(100):
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            if port not in self._given:
-                self._given[port] = now
-                return int(port)
-        raise OSError(errno.EAGAIN, "no free port on 127.0.0.1")
 
 
 def _keep_descriptors_to_ourselves() -> None:

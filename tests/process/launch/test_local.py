@@ -25,7 +25,7 @@ from hpcsched.core.model import Device
 from hpcsched.devices.nvml import NvmlDevices
 from hpcsched.devices.simulated_nvml import SimulatedGpu, SimulatedNvml
 from hpcsched.errors import LaunchError
-from hpcsched.launch import local
+from hpcsched.launch import ports
 from hpcsched.launch.base import LOST, LaunchPlan, attempt_code
 from hpcsched.launch.cpu_shares import CpuShares
 from hpcsched.launch.local import LocalLauncher
@@ -184,11 +184,11 @@ def test_ports_differ(tmp_path: Path) -> None:
 
 
 def test_ports_rest_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "PORTS_RESTING", 8)
-    ports = local._Ports()
-    taken = [ports.take() for _ in range(50)]
+    monkeypatch.setattr(ports, "PORTS_RESTING", 8)
+    free = ports.Ports()
+    taken = [free.take() for _ in range(50)]
     assert all(len(set(taken[i : i + 7])) == 7 for i in range(40))
-    assert len(ports._given) <= 8
+    assert len(free._given) <= 8
 
 
 def test_a_rank_is_pinned_to_its_cores(tmp_path: Path) -> None:
