@@ -232,7 +232,7 @@ class NvmlDevices:
             except self._nvml.NVMLError:
                 return None
             board = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
-            return self._instance(handle, handle if board is None else board)
+            return self._instance(handle, handle if board is None else board, name)
         if name.isdecimal():
             matching = [int(name)] if int(name) < len(boards) and boards[int(name)] is not None else []
         else:
@@ -250,14 +250,14 @@ class NvmlDevices:
         uuid = self._uuid(board)
         return _Gpu(handle=board, name=uuid or str(number), board=board, board_uuid=uuid, number=number)
 
-    def _instance(self, handle: Any, board: Any) -> _Gpu:
+    def _instance(self, handle: Any, board: Any, name: str = "") -> _Gpu:
         numbers = (
             self._ask("nvmlDeviceGetGpuInstanceId", handle),
             self._ask("nvmlDeviceGetComputeInstanceId", handle),
         )
         return _Gpu(
             handle=handle,
-            name=self._uuid(handle),
+            name=self._uuid(handle) or name,
             board=board,
             board_uuid=self._uuid(board),
             instance=numbers,
@@ -268,9 +268,10 @@ class NvmlDevices:
         return mode is not None and bool(mode[0])
 
     def _instances(self, handle: Any) -> Iterator[Any]:
+        """Those that have a name: an instance has no index."""
         for i in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             instance = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i)
-            if instance is not None:
+            if self._uuid(instance):
                 yield instance
 
     def _describe(self, index: int, gpu: _Gpu, host: str) -> Device:
