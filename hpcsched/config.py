@@ -22,7 +22,7 @@ PROJECT = "hpcsched.toml"
 
 KEYS = {
     "dir": printed("the run directory"),
-    "devices": printed("auto, cuda[:N], cpu:N or replay:N[@SPEED]"),
+    "devices": printed("auto, cuda[:N], cpu:N, replay:N[@SPEED] or replay:NODE.toml[@SPEED]"),
     "device_type": printed("the device type whose profiles count"),
     "policy": printed("the name of a policy"),
     "policy_option": table("a table of the policy's options"),

@@ -90,6 +90,7 @@ def this_host(
     launcher = LocalLauncher(
         cpus=devices.cpus,
         device_env=devices.environment,
+        numbered=devices.numbered,
         shielded=allocation.signals_all,
         devices=devices.inventory(),
         standbys=standbys,

@@ -17,7 +17,7 @@ COMMAND_TIMEOUT_S = 15.0
 class AllocatedHost:
     """One host of the allocation.
 
-    `gpus` are the GPUs granted there, as CUDA_VISIBLE_DEVICES names them (indices, UUIDs, MIG names);
+    `gpus` are the GPUs granted there, as CUDA names them (indices, UUIDs, MIG names);
     None: only the host itself can say. `cpus` is the number of CPUs granted, None if not known.
     """
 

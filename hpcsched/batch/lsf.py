@@ -17,6 +17,7 @@ from hpcsched.batch import lsf_text
 from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, EndReason
 from hpcsched.batch.command import RunCommand, command_output, run_command
 from hpcsched.batch.local import ssh
+from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import BatchError
 
 LAUNCHERS = ("auto", "blaunch", "jsrun", "ssh", "local")
@@ -83,7 +84,7 @@ class Lsf:
         interactive = self._environ.get("LSB_INTERACTIVE", "").upper() == "Y"
         granted = lsf_text.gpu_alloc(record.get("GPU_ALLOC", ""))
         here = self._here(list(slots))
-        visible = self._environ.get("CUDA_VISIBLE_DEVICES")
+        visible = self._environ.get(CUDA.variable)
         hosts: list[AllocatedHost] = []
         for name, count in slots.items():
             gpus = granted.get(name)
@@ -254,5 +255,5 @@ class Lsf:
         return {
             key: value
             for key, value in self._environ.items()
-            if not key.startswith(("LSB_", "JSM_", "PMIX_", "CUDA_VISIBLE_DEVICES"))
+            if not key.startswith(("LSB_", "JSM_", "PMIX_", CUDA.variable))
         }

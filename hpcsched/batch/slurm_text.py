@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hpcsched.batch.base import BatchJobState, EndReason, Preemption
 from hpcsched.batch.command import CommandOutput
 from hpcsched.batch.hostlist import expand, expand_counts
+from hpcsched.contract.visibility import CUDA, OF_BATCH_STEPS
 from hpcsched.errors import BatchError
 
 _STATES: dict[str, BatchJobState] = {
@@ -218,9 +219,7 @@ def preemption_in(partition: str, config: str) -> Preemption | None:
 
 _KEPT_FOR_SBATCH = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"}
 _OF_ONE_JOB = {
-    "CUDA_VISIBLE_DEVICES",
-    "GPU_DEVICE_ORDINAL",
-    "ROCR_VISIBLE_DEVICES",
+    *OF_BATCH_STEPS,
     "ZE_AFFINITY_MASK",
     "ENVIRONMENT",
     "HOSTNAME",
@@ -381,7 +380,7 @@ def step_argv(
 
 def host_gpus(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     """The GPUs of the host we are on, from this job's environment; None when it does not say."""
-    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+    for name in (CUDA.variable, "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         text = environ.get(name)
         if text is not None:
             return _device_names(text)
@@ -392,7 +391,7 @@ def _device_names(text: str) -> tuple[str, ...]:
     """`0,1`, `0-3`, `GPU-5a…,MIG-…`; nothing from "", "NoDevFiles" and, as CUDA has it, from -1 on."""
     names: list[str] = []
     for name in (word.strip() for word in text.split(",")):
-        if name in ("", "-1", "NoDevFiles"):
+        if name in (*CUDA.none, "NoDevFiles"):
             break
         span = re.fullmatch(r"(\d{1,4})-(\d{1,4})", name)
         names.extend(map(str, range(int(span[1]), int(span[2]) + 1)) if span else (name,))

@@ -116,7 +116,7 @@ class Environment:
       clock; `joining`: the attempt runs already, and this rank is added to it.
     - `rank`, `world_size`, `local_rank`: which rank this is.
     - `progress_fd`, `control_fd`, `arena_fd`: open descriptors, with "device:inode" in the `_id` of each.
-    - `cuda_devices`, `driver_variables`: the GPUs as CUDA_VISIBLE_DEVICES named them at the start, and
+    - `cuda_devices`, `driver_variables`: the GPUs as they were named at the start, and
       checksums of the variables that find their driver.
     """
 

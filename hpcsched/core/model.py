@@ -174,8 +174,8 @@ class JobSpec:
 class Device:
     """One GPU (or CPU slot, or pretended GPU) of the allocation.
 
-    `handle` is what a worker's environment needs to find it: an index, a UUID or a MIG name for
-    CUDA_VISIBLE_DEVICES, a CPU list for a slot.
+    `handle` is what a worker's environment needs to find it: a UUID of a GPU or of a MIG
+    instance (an index where it has none), a CPU list for a slot.
     """
 
     index: int

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import os
 import re
+from pathlib import Path
 
 from hpcsched.devices.base import Devices, Sample
 from hpcsched.errors import ConfigError
 
 __all__ = ["Devices", "Sample", "open_devices"]
 
-_ACCEPTED = "auto, cuda, cuda:N, cpu:N, replay:N or replay:N@SPEED (N a positive whole number)"
+_ACCEPTED = (
+    "auto, cuda, cuda:N, cpu:N, replay:N[@SPEED] or replay:NODE.toml[@SPEED] (N a positive whole number)"
+)
 _SPEC = re.compile(r"(?P<kind>auto|cuda|cpu|replay)(:(?P<count>[1-9][0-9]{0,5}))?(@(?P<speed>\S+))?")
+_NODE = re.compile(r"replay:(?P<node>.+\.toml)(@(?P<speed>[^@/\s]+))?")
 
 
 def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
@@ -21,6 +25,8 @@ def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
     `cpus`: the most CPU slots that `auto` makes where there is no GPU (the CPUs that the batch system
     granted). Raises ConfigError for a spec that cannot be read, and for more GPUs than there are.
     """
+    if described := _NODE.fullmatch(spec.strip()):
+        return _described(Path(described["node"]), host, _factor(spec, described["speed"]))
     kind, count, speed = _parse(spec)
     if kind in ("auto", "cuda"):
         from hpcsched.devices.nvml import NvmlDevices
@@ -38,13 +44,39 @@ def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
             fits = f"auto, cpu:N or cuda:1..{present}" if present else "auto or cpu:N"
             raise ConfigError(where="--devices", got=found + why, accepted=fits)
     if kind == "replay":
+        from hpcsched.devices.node_file import Node
         from hpcsched.devices.replay import ReplayDevices
 
-        return ReplayDevices(count or 1, host, speed)
+        return ReplayDevices(Node(count or 1), host, speed)
     from hpcsched.devices.cpu import CpuSlots
 
     present = len(os.sched_getaffinity(0))
     return CpuSlots(count or min(present, cpus or present), host)
+
+
+def _described(file: Path, host: str, speed: float) -> Devices:
+    from hpcsched.devices.node_file import read_node
+    from hpcsched.devices.replay import ReplayDevices
+
+    node = read_node(file)
+    devices = ReplayDevices(node, host, speed)
+    if not devices.inventory():
+        devices.close()
+        raise ConfigError(
+            where=f"--devices {file}", key="visible", got=repr(node.visible), accepted="names of its GPUs"
+        )
+    return devices
+
+
+def _factor(spec: str, speed: str | None) -> float:
+    """The factor of a replay; raises ConfigError."""
+    try:
+        factor = 1.0 if speed is None else float(speed)
+    except ValueError:
+        factor = 0.0
+    if not math.isfinite(factor) or factor <= 0:
+        raise ConfigError(where="--devices", got=repr(spec), accepted=_ACCEPTED)
+    return factor
 
 
 def _parse(spec: str) -> tuple[str, int | None, float]:
@@ -57,12 +89,6 @@ def _parse(spec: str) -> tuple[str, int | None, float]:
     if (count is None) != (kind == "auto") and kind != "cuda":
         raise bad
     number = None if count is None else int(count)
-    if speed is None:
-        return kind, number, 1.0
-    try:
-        factor = float(speed)
-    except ValueError:
-        raise bad from None
-    if kind != "replay" or not math.isfinite(factor) or factor <= 0:
+    if speed is not None and kind != "replay":
         raise bad
-    return kind, number, factor
+    return kind, number, _factor(spec, speed)

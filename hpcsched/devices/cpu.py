@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from hpcsched.contract.visibility import CUDA
 from hpcsched.core.model import Device
 from hpcsched.devices.base import Sample
 
@@ -38,6 +39,7 @@ class CpuSlots:
 
     speed = 1.0
     kind = "cpu"
+    visibility = CUDA
 
     def __init__(self, slots: int, host: str) -> None:
         self._slots = split_cores(sorted(os.sched_getaffinity(0)), slots)
@@ -54,7 +56,10 @@ class CpuSlots:
         # One number serves all ranks of a group, so the smallest slot sets it: one thread too few
         # costs less than one core with two threads, which every rank then waits for.
         threads = str(min((len(self._slots[d.index]) for d in devices), default=1))
-        return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        return {**CUDA.hidden(), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+    def numbered(self, devices: Sequence[Device]) -> dict[str, str]:
+        return {}
 
     def cpus(self, device: Device) -> frozenset[int] | None:
         return frozenset(self._slots[device.index])
@@ -69,6 +74,10 @@ class CpuSlots:
             Sample(gpu=i, utilisation=_mean([busy[c] for c in cores if c < len(busy)]) if primed else None)
             for i, cores in enumerate(self._slots)
         ]
+
+    def free(self, device: Device) -> bool | None:
+        """True: a core keeps nothing of what ran there."""
+        return True
 
     def close(self) -> None:
         """Does nothing: nothing is open."""

@@ -7,71 +7,108 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpcsched.contract.variables import CUDA_DEVICES
+from hpcsched.contract.visibility import CUDA
 from hpcsched.core.model import Device
 from hpcsched.devices.base import Sample
+from hpcsched.devices.bounded_call import BoundedCalls
+from hpcsched.devices.health import GpuHealth, Reading, Trouble
 
 MIB = 2.0**20
+
+FREE_SLACK_MIB = 64.0
+"""Memory above the least ever seen at which a device still counts as free (chosen): less than the smallest
+CUDA context takes (100 MiB and more), more than what the driver, or an MPS server without clients, keeps."""
+
+_ANSWER_WITHIN_S = 0.2
+"""How long `free` waits for the driver (chosen)."""
 
 _WORD_BITS = 64
 """The bits of C's unsigned long on Linux, in which NVML writes sets of cores."""
 
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Xid errors that a program causes; the device stays usable (NVIDIA's list of Xid errors)."""
+_RECOVERY_ACTION = 230
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older bindings have no name for."""
+
+_NO_INSTANCE = 0xFFFFFFFF
+"""The number of an instance in an event that is about the board."""
 
 
 @dataclass(slots=True)
 class _Gpu:
-    """A device in NVML, and its faults so far."""
+    """A device in NVML."""
 
     handle: Any
     name: str
-    """Its name in CUDA_VISIBLE_DEVICES."""
-    board: str
-    """UUID of the physical GPU: a MIG instance's errors are reported there."""
-    ecc_at_start: int | None = None
-    broken: str = ""
+    """Its name in CUDA_VISIBLE_DEVICES: the UUID, or the index where NVML has none."""
+    board: Any
+    """NVML's handle of the physical GPU, where a MIG instance's errors are reported."""
+    board_uuid: str
+    number: int | None = None
+    """The index that CUDA gives it where it counts in the order of the PCI bus; a MIG instance has none."""
+    instance: tuple[int | None, int | None] | None = None
+    """Of a MIG instance: the numbers of its GPU instance and its compute instance, as far as they are
+    known."""
+    idle_mib: float | None = None
+    """The least memory that has been seen in use: what the driver keeps, and others who share the GPU."""
+    health: GpuHealth = field(default_factory=GpuHealth)
 
 
 class NvmlDevices:
     """The GPUs of CUDA_VISIBLE_DEVICES, or all where it is not set; at most `most` of them.
 
-    Without a driver, or without a visible GPU, the inventory is empty and `missing` is the reason.
-    Names come as CUDA takes them (indices in PCI order, UUIDs also abbreviated, MIG names) and are
-    handed on in the same form; like CUDA, the list ends at the first name that is not there.
+    Without a driver, or without a visible GPU, the inventory is empty and `missing` is the reason. Names come
+    as CUDA takes them (indices in PCI order, UUIDs also abbreviated, MIG names); like CUDA, the list ends at
+    the first name that is not there. They are handed on as full UUIDs, which mean the same GPU to every
+    process, in whatever order it counts.
+
+    `nvml`: the library; default: pynvml. `visible`: what stands for CUDA_VISIBLE_DEVICES in our environment.
     """
 
     speed = 1.0
+    visibility = CUDA
 
-    def __init__(self, host: str, most: int | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        most: int | None = None,
+        *,
+        nvml: Any = None,
+        visible: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.missing = ""
+        self._clock = clock
         self._gpus: list[_Gpu] = []
         self._inventory: tuple[Device, ...] = ()
         self._events: Any = None
         self._open = False
-        try:
-            import pynvml
-        except ImportError as error:
-            self.missing = str(error)
-            return
-        self._nvml: Any = pynvml
+        self._calls = BoundedCalls("nvml")
+        if nvml is None:
+            visible = os.environ.get(CUDA.variable) if visible is None else visible
+            try:
+                import pynvml
+            except ImportError as error:
+                self.missing = str(error)
+                return
+            nvml = pynvml
+        self._nvml: Any = nvml
         self._cannot_say = (
-            pynvml.NVML_ERROR_NOT_SUPPORTED,
-            pynvml.NVML_ERROR_NO_PERMISSION,
-            pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            nvml.NVML_ERROR_NOT_SUPPORTED,
+            nvml.NVML_ERROR_NO_PERMISSION,
+            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         )
         try:
             self._nvml.nvmlInit()
             self._open = True
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             self._gpus = list(self._all() if visible is None else self._named(visible))[:most]
             if not self._gpus and visible is not None:
-                self.missing = f"CUDA_VISIBLE_DEVICES is {visible!r}"
+                self.missing = f"{CUDA.variable} is {visible!r}"
         except self._nvml.NVMLError as error:
             self.missing = f"NVML: {error}"
         self._inventory = tuple(self._describe(i, gpu, host) for i, gpu in enumerate(self._gpus))
@@ -88,12 +125,10 @@ class NvmlDevices:
         return self._inventory
 
     def environment(self, devices: Sequence[Device]) -> dict[str, str]:
-        # NVML counts in PCI order; by default CUDA does not, and an index would mean another GPU there.
-        order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         names = ",".join(device.handle for device in devices)
         shown = {
-            "CUDA_VISIBLE_DEVICES": names,
-            "CUDA_DEVICE_ORDER": order,
+            CUDA.variable: names,
+            CUDA.order: CUDA.pci_order,  # in which NVML counts; by default CUDA does not
             CUDA_DEVICES: names,  # stays as it is, so that a worker knows what it was given
         }
         if "OMP_NUM_THREADS" not in os.environ:
@@ -101,6 +136,13 @@ class NvmlDevices:
             threads = min((self._threads(device) for device in devices), default=1)
             shown["OMP_NUM_THREADS"] = str(threads)
         return shown
+
+    def numbered(self, devices: Sequence[Device]) -> dict[str, str]:
+        numbers = [self._gpus[device.index].number for device in devices]
+        if None in numbers:
+            return {}
+        names = ",".join(map(str, numbers))
+        return {CUDA.variable: names, CUDA.order: CUDA.pci_order, CUDA_DEVICES: names}
 
     def cpus(self, device: Device) -> frozenset[int] | None:
         return self._near[device.index]
@@ -112,9 +154,26 @@ class NvmlDevices:
         return max(1, len(near or os.sched_getaffinity(0)) // sharing)
 
     def sample(self) -> list[Sample]:
-        """One sample a device; a device that NVML failed on, or with a fatal error, stays unhealthy."""
-        self._drain_events()
-        return [self._sample(i, gpu) for i, gpu in enumerate(self._gpus)]
+        """One sample a device. A condemned one is asked again from time to time; see `GpuHealth`."""
+        now = self._clock()
+        self._drain_events(now)
+        asked = {i: self._asked(gpu) for i, gpu in enumerate(self._gpus) if gpu.health.due(now)}
+        some_answer = any(isinstance(found, Reading) for found in asked.values())
+        for i, found in asked.items():
+            if isinstance(found, Reading):
+                self._gpus[i].health.answered(found, now)
+            else:
+                self._gpus[i].health.failed(*found, now, alone=some_answer)
+        return [self._sample(i, gpu, asked.get(i)) for i, gpu in enumerate(self._gpus)]
+
+    def free(self, device: Device) -> bool | None:
+        gpu = self._gpus[device.index]
+        answered, used = self._calls.call(lambda: self._used_mib(gpu), _ANSWER_WITHIN_S)
+        if not answered:
+            return False
+        if used is None or gpu.idle_mib is None:
+            return None
+        return used <= gpu.idle_mib + FREE_SLACK_MIB
 
     def close(self) -> None:
         if not self._open:
@@ -128,57 +187,87 @@ class NvmlDevices:
     # -- which devices -------------------------------------------------------------------------------
 
     def _boards(self) -> list[Any]:
-        # A GPU that has fallen off the bus keeps its index, as None.
-        return [self._ask("nvmlDeviceGetHandleByIndex", i) for i in range(self._nvml.nvmlDeviceGetCount())]
+        """All GPUs in PCI order: without those that we have no permission for, which CUDA does not count
+        either; one that has fallen off the bus keeps its place, as None."""
+        boards = []
+        for i in range(self._nvml.nvmlDeviceGetCount()):
+            try:
+                boards.append(self._nvml.nvmlDeviceGetHandleByIndex(i))
+            except self._nvml.NVMLError as error:
+                if error.value != self._nvml.NVML_ERROR_NO_PERMISSION:
+                    boards.append(None)
+        return boards
 
     def _all(self) -> Iterator[_Gpu]:
-        """Every GPU by its index; of a GPU in MIG mode its instances, which have no index, by UUID."""
-        for i, handle in enumerate(self._boards()):
-            board = self._uuid(handle)
-            if handle is None:
+        """Every GPU; of a GPU in MIG mode its instances."""
+        for i, board in enumerate(self._boards()):
+            if board is None:
                 continue
-            if self._mig_enabled(handle):
-                for instance in self._instances(handle):
-                    yield _Gpu(handle=instance, name=self._uuid(instance), board=board)
+            if self._mig_enabled(board):
+                for instance in self._instances(board):
+                    yield self._instance(instance, board)
             else:
-                yield _Gpu(handle=handle, name=str(i), board=board)
+                yield self._gpu(board, i)
 
     def _named(self, visible: str) -> Iterator[_Gpu]:
         boards = self._boards()
         seen: set[str] = set()
         for name in (part.strip() for part in visible.split(",")):
-            handle = self._find(name, boards)
-            if handle is None:
+            gpu = self._find(name, boards)
+            if gpu is None:
                 return
-            if name not in seen:
-                seen.add(name)
-                yield _Gpu(handle=handle, name=name, board=self._board_of(name, handle))
+            if gpu.name not in seen:
+                seen.add(gpu.name)
+                yield gpu
 
-    def _find(self, name: str, boards: list[Any]) -> Any:
-        """NVML's handle for a name out of CUDA_VISIBLE_DEVICES, or None."""
-        if name.isdecimal():
-            return boards[int(name)] if int(name) < len(boards) else None
-        if name.startswith("MIG-"):
+    def _find(self, name: str, boards: list[Any]) -> _Gpu | None:
+        """The device of a name out of CUDA_VISIBLE_DEVICES, if it is there."""
+        if name.startswith(CUDA.part):
             try:
-                return self._nvml.nvmlDeviceGetHandleByUUID(name)
+                handle = self._nvml.nvmlDeviceGetHandleByUUID(name)
             except self._nvml.NVMLError:
                 return None
-        matching = [board for board in boards if self._uuid(board).startswith(name)]
-        return matching[0] if name.startswith("GPU-") and len(matching) == 1 else None
+            board = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
+            return self._instance(handle, handle if board is None else board, name)
+        if name.isdecimal():
+            matching = [int(name)] if int(name) < len(boards) and boards[int(name)] is not None else []
+        else:
+            matching = [i for i, board in enumerate(boards) if self._uuid(board).startswith(name)]
+            matching = matching if name.startswith(CUDA.whole) else []
+        if len(matching) != 1:
+            return None
+        board = boards[matching[0]]
+        if self._mig_enabled(board):  # CUDA then takes its first instance
+            instances = list(self._instances(board))
+            return self._instance(instances[0], board) if instances else None
+        return self._gpu(board, matching[0])
 
-    def _board_of(self, name: str, handle: Any) -> str:
-        if name.startswith("MIG-"):
-            handle = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) or handle
-        return self._uuid(handle)
+    def _gpu(self, board: Any, number: int) -> _Gpu:
+        uuid = self._uuid(board)
+        return _Gpu(handle=board, name=uuid or str(number), board=board, board_uuid=uuid, number=number)
+
+    def _instance(self, handle: Any, board: Any, name: str = "") -> _Gpu:
+        numbers = (
+            self._ask("nvmlDeviceGetGpuInstanceId", handle),
+            self._ask("nvmlDeviceGetComputeInstanceId", handle),
+        )
+        return _Gpu(
+            handle=handle,
+            name=self._uuid(handle) or name,
+            board=board,
+            board_uuid=self._uuid(board),
+            instance=numbers,
+        )
 
     def _mig_enabled(self, handle: Any) -> bool:
         mode = self._ask("nvmlDeviceGetMigMode", handle)
         return mode is not None and bool(mode[0])
 
     def _instances(self, handle: Any) -> Iterator[Any]:
+        """Those that have a name: an instance has no index."""
         for i in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             instance = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i)
-            if instance is not None:
+            if self._uuid(instance):
                 yield instance
 
     def _describe(self, index: int, gpu: _Gpu, host: str) -> Device:
@@ -197,8 +286,7 @@ class NvmlDevices:
         allowed = os.sched_getaffinity(0)
         words = max(allowed) // _WORD_BITS + 1
         # What runs on a MIG instance is near to its board.
-        board = self._ask("nvmlDeviceGetHandleByUUID", gpu.board) or gpu.handle
-        mask = self._ask("nvmlDeviceGetCpuAffinity", board, words) or ()
+        mask = self._ask("nvmlDeviceGetCpuAffinity", gpu.board, words) or ()
         near = {core for core in allowed if mask and mask[core // _WORD_BITS] >> core % _WORD_BITS & 1}
         return frozenset(near) or None
 
@@ -210,76 +298,122 @@ class NvmlDevices:
         """What NVML answers, or None where it does not."""
         try:
             return getattr(self._nvml, call)(*args)
-        except self._nvml.NVMLError:
+        except (self._nvml.NVMLError, AttributeError):  # older bindings do not have all calls
             return None
 
     # -- how they are --------------------------------------------------------------------------------
 
-    def _sample(self, index: int, gpu: _Gpu) -> Sample:
-        utilisation = memory = None
-        if not gpu.broken:
-            try:
-                rates = self._measure("nvmlDeviceGetUtilizationRates", gpu.handle)
-                used = self._measure("nvmlDeviceGetMemoryInfo", gpu.handle)
-                errors = self._uncorrected(gpu)
-            except self._nvml.NVMLError as error:
-                gpu.broken = f"NVML: {error}"
-            else:
-                utilisation = None if rates is None else rates.gpu / 100
-                memory = None if used is None else used.used / MIB
-                if errors is not None and errors > (gpu.ecc_at_start or 0):
-                    gpu.broken = f"{errors - (gpu.ecc_at_start or 0)} uncorrectable ECC errors"
+    def _sample(self, index: int, gpu: _Gpu, found: Reading | tuple[Trouble, str] | None) -> Sample:
+        seen = found if isinstance(found, Reading) and not gpu.health.why else Reading()
         return Sample(
-            gpu=index, utilisation=utilisation, memory_mib=memory, healthy=not gpu.broken, why=gpu.broken
+            gpu=index,
+            utilisation=seen.utilisation,
+            memory_mib=seen.memory_mib,
+            healthy=not gpu.health.why,
+            why=gpu.health.why,
         )
+
+    def _asked(self, gpu: _Gpu) -> Reading | tuple[Trouble, str]:
+        """What NVML answers to all questions about a device, or its error."""
+        if gpu.health.why:  # after a reset its handles are new
+            self._renew(gpu)
+        try:
+            return self._reading(gpu)
+        except self._nvml.NVMLError as error:
+            return self._trouble(error.value), str(error)
+
+    def _reading(self, gpu: _Gpu) -> Reading:
+        rates = self._measure("nvmlDeviceGetUtilizationRates", gpu.handle)
+        memory = self._measure("nvmlDeviceGetMemoryInfo", gpu.handle)
+        uncorrected, volatile = self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._nvml.NVML_VOLATILE_ECC
+        errors = self._measure("nvmlDeviceGetTotalEccErrors", gpu.handle, uncorrected, volatile)
+        remapped = self._measure("nvmlDeviceGetRemappedRows", gpu.board)
+        used = None if memory is None else memory.used / MIB
+        self._note_idle(gpu, used)
+        return Reading(
+            utilisation=None if rates is None else rates.gpu / 100,
+            memory_mib=used,
+            recovery=self._recovery(gpu),
+            memory_errors=errors,
+            remap_failed=None if remapped is None else bool(remapped[3]),
+        )
+
+    def _recovery(self, gpu: _Gpu) -> int | None:
+        """What the driver says the board needs; None before R570."""
+        values = self._ask("nvmlDeviceGetFieldValues", gpu.board, [_RECOVERY_ACTION])
+        return int(values[0].value.uiVal) if values and values[0].nvmlReturn == 0 else None
+
+    def _renew(self, gpu: _Gpu) -> None:
+        for handle, uuid in (("board", gpu.board_uuid), ("handle", gpu.name)):
+            if (found := self._ask("nvmlDeviceGetHandleByUUID", uuid)) is not None:
+                setattr(gpu, handle, found)
+
+    def _trouble(self, value: int) -> Trouble:
+        nvml = self._nvml
+        if value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
+            return Trouble.GONE
+        return Trouble.UNKNOWN if value == nvml.NVML_ERROR_UNKNOWN else Trouble.PASSING
 
     def _measure(self, call: str, *args: Any) -> Any:
         """What NVML answers, None where this device cannot say; NVMLError if the device is in trouble."""
         try:
             return getattr(self._nvml, call)(*args)
+        except AttributeError:
+            return None
         except self._nvml.NVMLError as error:
             if error.value in self._cannot_say:
                 return None
             raise
 
-    def _uncorrected(self, gpu: _Gpu) -> int | None:
-        """Uncorrectable memory errors since the driver was loaded; None without ECC."""
-        uncorrected, volatile = self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._nvml.NVML_VOLATILE_ECC
-        count: int | None = self._measure("nvmlDeviceGetTotalEccErrors", gpu.handle, uncorrected, volatile)
-        return count
+    def _used_mib(self, gpu: _Gpu) -> float | None:
+        """The memory in use; None where NVML does not say."""
+        memory = self._ask("nvmlDeviceGetMemoryInfo", gpu.handle)
+        used = None if memory is None else float(memory.used / MIB)
+        self._note_idle(gpu, used)
+        return used
+
+    @staticmethod
+    def _note_idle(gpu: _Gpu, used: float | None) -> None:
+        if used is not None:
+            gpu.idle_mib = used if gpu.idle_mib is None else min(used, gpu.idle_mib)
 
     def _watch(self) -> None:
         """Take what happened before us as given, and ask to be told of Xid errors where NVML can."""
         for gpu in self._gpus:
-            # The site left this GPU in service with the errors it had; only new ones count.
-            with contextlib.suppress(self._nvml.NVMLError):
-                gpu.ecc_at_start = self._uncorrected(gpu)
+            found = self._asked(gpu)
+            gpu.health = GpuHealth(found if isinstance(found, Reading) else None)
         if not self._gpus:
             return
         self._events = self._ask("nvmlEventSetCreate")
         if self._events is None:
             return
-        for board in dict.fromkeys(gpu.board for gpu in self._gpus):
-            handle = self._ask("nvmlDeviceGetHandleByUUID", board)
-            if handle is not None:
-                self._ask(
-                    "nvmlDeviceRegisterEvents", handle, self._nvml.nvmlEventTypeXidCriticalError, self._events
-                )
+        kind = self._nvml.nvmlEventTypeXidCriticalError
+        for board in {gpu.board_uuid: gpu.board for gpu in self._gpus}.values():
+            self._ask("nvmlDeviceRegisterEvents", board, kind, self._events)
 
-    def _drain_events(self) -> None:
-        """Note fatal Xid errors that have come in; a timeout of 0 makes NVML answer at once."""
+    def _drain_events(self, now: float) -> None:
+        """Take the Xid errors that have come in; a timeout of 0 makes NVML answer at once."""
         if self._events is None:
             return
         for _ in range(64):  # bounded: a device in trouble can report faster than we read
             event = self._ask("nvmlEventSetWait_v2", self._events, 0)
             if event is None:
                 return
-            if event.eventData in APPLICATION_XIDS:
-                continue
             board = self._uuid(event.device)
             for gpu in self._gpus:
-                if board and gpu.board == board and not gpu.broken:
-                    gpu.broken = f"Xid {event.eventData}"
+                if board and gpu.board_uuid == board and _concerns(event, gpu.instance):
+                    gpu.health.xid(int(event.eventData), now)
+
+
+def _concerns(event: Any, instance: tuple[int | None, int | None] | None) -> bool:
+    """Whether an event of its board concerns a device: the board itself, or a MIG instance that is named in
+    the event, or may be."""
+    if instance is None:
+        return True
+    named = (event.gpuInstanceId, event.computeInstanceId)
+    return all(
+        told in (_NO_INSTANCE, ours) or ours is None for told, ours in zip(named, instance, strict=True)
+    )
 
 
 def _text(value: str | bytes) -> str:

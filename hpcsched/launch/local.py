@@ -20,9 +20,10 @@ from pathlib import Path
 
 from hpcsched.contract import driver, files, variables
 from hpcsched.contract.environment import Environment
+from hpcsched.contract.visibility import CUDA
 from hpcsched.core.mechanisms.cpu.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
-from hpcsched.core.processes import KnownLauncher, chooses_gpus, launcher_of
+from hpcsched.core.processes import KnownLauncher, launcher_of
 from hpcsched.errors import BadEnvironment, LaunchError
 from hpcsched.launch.base import LaunchPlan, RankPlacement
 from hpcsched.launch.cpu_shares import CpuShares
@@ -37,6 +38,7 @@ from hpcsched.launch.environment import (
 from hpcsched.launch.interpreters import Interpreter, Interpreters
 from hpcsched.launch.mps import MpsClients
 from hpcsched.launch.orphans import kill_marked
+from hpcsched.launch.own_gpus import has_parts, own_device, refuse_other_gpus
 from hpcsched.launch.placeholders import fill_placeholders
 from hpcsched.launch.shared_memory import Keepers, KeeperTask, SharedMemoryStore
 from hpcsched.launch.spawn import ProcessStart, ignoring_signals, in_directory, set_idle_priority, spawn
@@ -66,7 +68,7 @@ class LocalLauncher:
 
     Args:
         cpus: the cores to pin a device's rank to, or None (`Devices.cpus`).
-        device_env: the variables that show devices to a program (`Devices.environment`).
+        device_env, numbered: the variables that show devices to a program (see `Devices`).
         shielded: signals that a batch system sends to all of a job's processes, and that only we
             understand. Workers ignore them, and so does what they start, unless they say otherwise
             themselves; but for SIGTERM, by which we and many programs end processes of ours and theirs.
@@ -85,13 +87,14 @@ class LocalLauncher:
         *,
         cpus: Callable[[Device], frozenset[int] | None] = lambda device: None,
         device_env: Callable[[Sequence[Device]], Mapping[str, str]] = lambda devices: {},
+        numbered: Callable[[Sequence[Device]], Mapping[str, str]] = lambda devices: {},
         shielded: frozenset[signal.Signals] = frozenset(),
         environ: Mapping[str, str] | None = None,
         devices: Sequence[Device] = (),
         standbys: int | None = None,
     ) -> None:
         self._shielded = shielded - {signal.SIGTERM}
-        self._cpus, self._device_env = cpus, device_env
+        self._cpus, self._device_env, self._numbered = cpus, device_env, numbered
         self._environ = inherited(os.environ if environ is None else environ)
         if signal.SIGINT in shielded:  # torchrun takes it over, ignored or not, and would end its ranks
             self._environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGQUIT")
@@ -174,13 +177,8 @@ class LocalLauncher:
             env = interpreter.activated(env)
         groups = [(device,) for device in plan.devices] if plan.per_rank else [plan.devices] * plan.processes
         world_size = placement.world_size or len(groups)
-        if (
-            env.get("CUDA_VISIBLE_DEVICES")
-            and launcher_of(argv) is KnownLauncher.DEEPSPEED
-            and chooses_gpus(argv)
-        ):
-            why = "deepspeed with --num_gpus, --include or --exclude takes GPUs of other jobs: leave that out"
-            raise LaunchError(why, transient=False)
+        own_part = plan.per_rank and has_parts(plan.devices)
+        refuse_other_gpus(plan, argv, env)
         if not plan.parallel:
             env = {**self._launcher_told(plan, placement, workers), **env}
         if variables.CUDA_DEVICES in env:
@@ -199,13 +197,15 @@ class LocalLauncher:
                 rank = Rank(
                     rank=placement.first_rank + local,
                     world_size=world_size,
-                    local_rank=local,
+                    local_rank=0 if own_part else local,  # as torchrun --virtual-local-rank has it
                     local_world_size=len(groups),
                     node_rank=placement.node_rank,
                     nodes=placement.nodes,
                 )
                 where = (workers.address, workers.port)
                 told = rank_variables(rank, env, where) if plan.parallel else {}
+                if own_part:
+                    told |= own_device(self._device_env(devices), env)
                 given = {
                     **(workers.pipes(control=plan.per_rank or plan.arena) if rank.rank == 0 else {}),
                     **descriptors,
@@ -289,8 +289,10 @@ class LocalLauncher:
         its threads itself."""
         if all(device.kind == ON_CORES for device in plan.devices):
             threads = str(math.ceil(plan.share or 1))
-            return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+            return {**CUDA.hidden(), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         shown = self._device_env(plan.devices)
+        if launcher_of(plan.argv) is KnownLauncher.DEEPSPEED:  # it calls int() on each name
+            shown = {**shown, **self._numbered(plan.devices)}
         if plan.per_rank or launcher_of(plan.argv):
             return shown  # a launcher's ranks are on one each, too
         cores = self._cores(plan.devices)
@@ -313,7 +315,7 @@ class LocalLauncher:
         run = {name: value for name, value in start.env.items() if name == variables.RUN_ID}
         common = {**self._environ, **self._device_env(self._usual[:1]), **run}
         if common.pop(variables.CUDA_DEVICES, None):
-            common.pop("CUDA_VISIBLE_DEVICES", None)
+            common.pop(CUDA.variable, None)
         return common
 
     # -- keeping ---------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hpcsched.contract import variables
 from hpcsched.contract.ranks import tells_rank
+from hpcsched.contract.visibility import CUDA
 from hpcsched.contract.zygote import READY, Request, decode_answer
 from hpcsched.errors import BadInput
 from hpcsched.launch.spawn import ProcessStart, ignoring_signals, in_directory, spawn
@@ -47,7 +48,7 @@ _EARLY = (
 )
 """Variables that may be read when libraries are loaded; and the run's, by which orphans are found."""
 
-_LATE = frozenset({"CUDA_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING"})
+_LATE = frozenset({CUDA.variable, *CUDA.hidden(), "TORCH_NCCL_ASYNC_ERROR_HANDLING"})
 """Read once, when a GPU is used first. A zygote that was not given them does not use it, nor do its
 standbys: they may come with the task. One that was given them is for tasks with the same."""
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hpcsched.batch.command import CommandOutput
+from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import BatchError
 
 SLURM_JOB = {
@@ -20,7 +21,7 @@ SLURM_JOB = {
     "SLURM_GPUS_PER_NODE": "6",
     "SLURM_PROCID": "0",
     "SLURMD_NODENAME": "node1",
-    "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5",
+    CUDA.variable: "0,1,2,3,4,5",
 }
 """The variables that matter, as Slurm 22.05 sets them in a batch script on two hosts of six GPUs."""
 
@@ -30,7 +31,7 @@ LSF_JOB = {
     "LSB_MCPU_HOSTS": "h1 16 h2 16",
     "LSB_HOSTS": "h1 " * 16 + "h2 " * 16,
     "LSB_EXIT_REQUEUE": "99",
-    "CUDA_VISIBLE_DEVICES": "0,1",
+    CUDA.variable: "0,1",
 }
 """The variables that matter, as LSF 10.1 documents them, on two hosts of two GPUs; `hostname` is h1."""
 

@@ -26,7 +26,11 @@ class DevicesConformance:
     def test_environment_always_says_which_gpus(self, devices: Devices) -> None:
         for chosen in (devices.inventory()[:1], devices.inventory()[1::-1]):
             env = devices.environment(chosen)
-            assert env["CUDA_VISIBLE_DEVICES"] in ("", ",".join(d.handle for d in chosen))
+            names = env[devices.visibility.variable]
+            assert names in devices.visibility.none or names == ",".join(d.handle for d in chosen)
+            numbers = devices.numbered(chosen)
+            assert numbers.keys() <= env.keys()
+            assert not numbers or len(numbers[devices.visibility.variable].split(",")) == len(chosen)
             assert all(isinstance(k, str) and isinstance(v, str) for k, v in env.items())
 
     def test_cpus_are_cores_we_may_use(self, devices: Devices) -> None:
@@ -42,6 +46,9 @@ class DevicesConformance:
                 assert sample.utilisation is None or 0 <= sample.utilisation <= 1
                 assert sample.memory_mib is None or sample.memory_mib >= 0
                 assert sample.healthy == (sample.why == "")
+
+    def test_devices_that_nobody_used_are_free_or_nobody_can_say(self, devices: Devices) -> None:
+        assert all(devices.free(device) is not False for device in devices.inventory())
 
     def test_close_twice(self, devices: Devices) -> None:
         devices.close()

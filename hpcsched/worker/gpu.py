@@ -18,16 +18,13 @@ from hpcsched.contract import files
 from hpcsched.contract.driver import changed
 from hpcsched.contract.exits import NO_GPU
 from hpcsched.contract.variables import CUDA_DEVICES
+from hpcsched.contract.visibility import CUDA
 from hpcsched.contract.words import Unusable
 from hpcsched.worker.process.contract import JobEnv, say
 from hpcsched.worker.process.guest import surroundings
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-
 _NOT_INITIALIZED = 3
 """CUDA_ERROR_NOT_INITIALIZED: what the driver answers before `cuInit`, without doing anything."""
-
-_NONE = ("", "-1")
 
 _MOST_NAMES, _MOST_NAME = 8, 64
 """How many variables are named as changed, and how much of each name."""
@@ -38,7 +35,7 @@ driver before it made this process, where it cannot be used for that reason."""
 
 
 def driver_in_use() -> bool:
-    """Whether this process has called CUDA's `cuInit`, which reads CUDA_VISIBLE_DEVICES once for its life.
+    """Whether this process has called CUDA's `cuInit`, which reads once for its life which GPUs it sees.
 
     The driver itself is asked: torch does not know of all calls (a backward pass asks it for the number of
     GPUs on models that are on the CPU), and its library is loaded by `import torch` already.
@@ -51,24 +48,25 @@ def driver_in_use() -> bool:
 
 
 def device_files_open() -> bool:
-    """Whether this process has a file of NVIDIA's driver open."""
+    """Whether this process has a file of the GPUs' driver open."""
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are all that is needed
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{number}").startswith("/dev/nvidia"):  # noqa: PTH115
+            if os.readlink(f"/proc/self/fd/{number}").startswith(CUDA.device_files):  # noqa: PTH115
                 return True
     return False
 
 
 def given() -> tuple[str, ...]:
     """The names of the GPUs that the agent has given; () also where the program has chosen others itself."""
-    told, now = surroundings().get(CUDA_DEVICES, ""), surroundings().get(VISIBLE, "")
+    told, now = surroundings().get(CUDA_DEVICES, ""), surroundings().get(CUDA.variable, "")
     return tuple(told.split(",")) if told and told == now else ()
 
 
 def chosen() -> str | None:
-    """What CUDA_VISIBLE_DEVICES says where the program names other GPUs than it was given; None if not."""
-    told, now = surroundings().get(CUDA_DEVICES, ""), surroundings().get(VISIBLE, "")
-    return now if told and now != told and now not in _NONE else None
+    """The GPUs that the program has named itself, where they are not those that it was given; None if they
+    are."""
+    told, now = surroundings().get(CUDA_DEVICES, ""), surroundings().get(CUDA.variable, "")
+    return now if told and now != told and now not in CUDA.none else None
 
 
 def why_unusable(number: int) -> str | None:

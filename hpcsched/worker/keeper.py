@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcsched.contract import exits, files, variables
 from hpcsched.contract.state import State
+from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import BadInput, ConfigError, HpcschedError, StoreError
 from hpcsched.worker.process.contract import JobEnv, say
 from hpcsched.worker.process.startup import fewer_collections, run_to_the_end
@@ -31,7 +32,7 @@ def main() -> int:
     Once it is durable, `held.<attempt>` goes: nobody has to wait any more. Where it could not be saved that
     is for our launcher to say, who may try again.
     """
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the devices are someone else's by now
+    os.environ.update(CUDA.hidden())  # the devices are someone else's by now
     for number in (signal.SIGTERM, signal.SIGTSTP, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(PermissionError):  # it leads a session of its own already

@@ -58,6 +58,7 @@ class NodeAgent:
         self._launcher = LocalLauncher(
             cpus=devices.cpus,
             device_env=devices.environment,
+            numbered=devices.numbered,
             shielded=frozenset(map(signal.Signals, join.shielded)),
             environ={
                 **os.environ,

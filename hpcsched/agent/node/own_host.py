@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Mapping, MutableMapping
 
 from hpcsched.agent.node import guard
+from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import ConfigError
 from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.launch.remote.keys import Join
@@ -36,9 +37,9 @@ def address_towards(endpoint: str) -> str:
 
 
 def show_granted(join: Join, name: str, environ: MutableMapping[str, str]) -> None:
-    """Set CUDA_VISIBLE_DEVICES to the GPUs granted here, unless it is set: ssh does not pass it on."""
+    """Show the GPUs granted here to this process, unless it is told which: ssh does not pass that on."""
     if name in join.gpus:
-        environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(join.gpus[name]))
+        environ.setdefault(CUDA.variable, ",".join(join.gpus[name]))
 
 
 def end_orphans(join: Join, found: Callable[[], None]) -> None:

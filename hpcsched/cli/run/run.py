@@ -74,7 +74,10 @@ KEPT_SEARCH = "search.toml"
 @click.argument("jobs", required=False, type=click.Path(path_type=Path))
 @dir_option
 @option(
-    "--devices", metavar="SPEC", default="auto", help="Devices: auto, cuda[:N], cpu:N or replay:N[@SPEED]."
+    "--devices",
+    metavar="SPEC",
+    default="auto",
+    help="Devices: auto, cuda[:N], cpu:N, replay:N[@SPEED] or replay:NODE.toml[@SPEED].",
 )
 @option("--policy", metavar="P", cls=policies.Once, help=f"Policy: {policies.ALL}.")
 @option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")

@@ -41,7 +41,10 @@ Finding = tuple[str, bool, str]
 @click.command()
 @dir_option
 @option(
-    "--devices", metavar="SPEC", default="auto", help="Devices: auto, cuda[:N], cpu:N or replay:N[@SPEED]."
+    "--devices",
+    metavar="SPEC",
+    default="auto",
+    help="Devices: auto, cuda[:N], cpu:N, replay:N[@SPEED] or replay:NODE.toml[@SPEED].",
 )
 @option("--batch", metavar="KIND", default="auto", help="Batch system: auto, slurm, lsf or none.")
 @option(
@@ -196,12 +199,12 @@ def _devices(spec: str, environment: PythonEnvironment | None, *, granted: int) 
         return [("devices", False, str(error))]
     try:
         inventory = opened.inventory()
-        handles = ", ".join(device.handle for device in inventory)
+        handles = ", ".join(opened.visibility.short(device.handle) for device in inventory)
         text = f"{len(inventory)} x {opened.kind} ({handles})"
         if spec == "auto" and granted and opened.kind == "cpu":
             said = f"{plural(granted, 'GPU')} granted, but NVML sees none: it would be {text}"
             return [("devices", False, said)]
-        gpus = opened.environment(inventory).get("CUDA_VISIBLE_DEVICES")
+        gpus = opened.environment(inventory).get(opened.visibility.variable)
         interpreter = _trainers(environment) if gpus else None
         checked = check_gpus(opened, inventory, interpreter) if interpreter else []
         return [("devices", bool(inventory), text), *checked]

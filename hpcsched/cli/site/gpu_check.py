@@ -44,7 +44,7 @@ def check_gpus(
             text=True,
             errors="replace",
         )
-        running.append((f"GPU {device.handle}", process))
+        running.append((f"GPU {device.index}", process))
     return [(what, *_answer(process, until, within_s)) for what, process in running]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from hpcsched.compat import StrEnum
 from hpcsched.contract import files
 from hpcsched.contract.variables import DEVICES, LANE, LANE_MEMORY_MIB, LANE_MODE, RANK, RUN_ID
+from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import ConfigError
 
 
@@ -45,7 +46,7 @@ def mode(environ: Mapping[str, str]) -> Mode:
     Raises ConfigError for other words, and for modes that need a GPU where there is none.
     """
     word = environ.get(LANE_MODE) or "auto"
-    gpu = environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
+    gpu = environ.get(CUDA.variable, "") not in CUDA.none
     if word == "auto":
         return Mode.STREAMS if gpu else Mode.PROCESS
     accepted = ["auto", *(known.value for known in Mode)]

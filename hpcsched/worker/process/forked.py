@@ -16,8 +16,9 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from hpcsched.compat import dataclass, zip
+from hpcsched.contract.visibility import CUDA
 from hpcsched.contract.zygote import Request
-from hpcsched.worker.gpu import VISIBLE, device_files_open, driver_in_use
+from hpcsched.worker.gpu import device_files_open, driver_in_use
 from hpcsched.worker.process.startup import run_to_the_end
 
 MOST_BYTES = 1 << 20
@@ -69,7 +70,7 @@ def wait_for_task(line: socket.socket, *, warm_up: bool, room: frozenset[int] | 
     if room:
         os.sched_setaffinity(0, room)
     if warm_up:
-        knows_gpus = VISIBLE in os.environ
+        knows_gpus = CUDA.variable in os.environ
         warm(fully=knows_gpus)
         if not knows_gpus and (driver_in_use() or device_files_open()):
             line.send(NO_USE)

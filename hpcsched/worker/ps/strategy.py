@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from hpcsched.contract.strategies import Ddp, Ps
+from hpcsched.contract.visibility import CUDA
 from hpcsched.worker.ddp.strategy import run as run_data_parallel
 from hpcsched.worker.process.contract import JobEnv
 from hpcsched.worker.ps.parameter_server import ParameterServer
@@ -20,7 +21,7 @@ def run(trainer: Trainer, env: JobEnv, options: Ps) -> None:
     Seats are the agent's, which gives each rank its own; a single rank that has none trains in this process
     alone.
     """
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # all is on the CPU
+    os.environ.update(CUDA.hidden())  # all is on the CPU
     if env.world_size == 1 and not env.seats and not env.joining:
         run_data_parallel(trainer, env, Ddp())
         return

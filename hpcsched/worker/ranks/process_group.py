@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hpcsched.compat import zip
 from hpcsched.contract import variables
 from hpcsched.contract.orders import Resize
+from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import LaunchError
 from hpcsched.worker import gpu
 from hpcsched.worker.process.contract import JobEnv, say
@@ -55,8 +56,8 @@ def own_device(env: JobEnv | None) -> torch.device:
     number = env.local_rank if env else 0
     names = gpu.given()
     if (others := gpu.chosen()) is not None:
-        say(f"the program has set CUDA_VISIBLE_DEVICES to {others!r}: its GPUs may be another job's")
-    shown = 1 if names and names[0].startswith("MIG-") else len(names)  # CUDA shows a process one instance
+        say(f"the program has set {CUDA.variable} to {others!r}: its GPUs may be another job's")
+    shown = 1 if names and names[0].startswith(CUDA.part) else len(names)  # CUDA shows a process one instance
     if number < shown and (why := gpu.why_unusable(number)) is not None:
         gpu.leave_unusable(env, number, why)
     if not torch.cuda.is_available():

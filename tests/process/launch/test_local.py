@@ -22,6 +22,8 @@ from hpcsched.batch.local import Local
 from hpcsched.batch.lsf import SIGNALS_ALL
 from hpcsched.core.mechanisms.cpu.cores import ON_CORES
 from hpcsched.core.model import Device
+from hpcsched.devices.nvml import NvmlDevices
+from hpcsched.devices.simulated_nvml import SimulatedGpu, SimulatedNvml
 from hpcsched.errors import LaunchError
 from hpcsched.launch import local
 from hpcsched.launch.base import LOST, LaunchPlan, attempt_code
@@ -69,6 +71,51 @@ def test_ranks_are_told_who_they_are(tmp_path: Path) -> None:
         if rank == 0
         else f"1 2 1 1 2 1 none yes 127.0.0.1 {tmp_path}"
         for rank, n in ((0, text_of(tmp_path).split("0 2 0 0 2 0 ")[1][0]), (1, ""))
+    ]
+
+
+def over(gpus: list[SimulatedGpu]) -> tuple[NvmlDevices, LocalLauncher]:
+    """Devices of a simulated NVML, and a launcher that starts programs on them."""
+    devices = NvmlDevices("here", nvml=SimulatedNvml(gpus))
+    return devices, LocalLauncher(device_env=devices.environment, numbered=devices.numbered)
+
+
+def test_each_rank_sees_its_own_mig_instance_and_all_ranks_all_gpus(tmp_path: Path) -> None:
+    # Of several instances CUDA shows a process the first one: with all of them in its list, two ranks would
+    # be on one.
+    parts = [SimulatedGpu(f"MIG-{i}") for i in range(2)]
+    script = 'echo "$RANK $LOCAL_RANK $LOCAL_WORLD_SIZE $CUDA_VISIBLE_DEVICES $HPCSCHED_CUDA_DEVICES"'
+    seen = {}
+    for kind, gpus in (
+        ("mig", [SimulatedGpu("GPU-a", instances=parts)]),
+        ("gpu", [SimulatedGpu("GPU-a"), SimulatedGpu("GPU-b")]),
+    ):
+        devices, launcher = over(gpus)
+        wanted = replace(plan(tmp_path, ["sh", "-c", script]), devices=devices.inventory())
+        wanted = replace(wanted, output=tmp_path / kind)
+        workers = launcher.launch(wanted)
+        assert reaped(workers) == 0
+        workers.close()
+        launcher.close()
+        seen[kind] = sorted((tmp_path / kind).read_text().splitlines())
+    assert seen["mig"] == ["0 0 2 MIG-0 MIG-0", "1 0 2 MIG-1 MIG-1"]
+    assert seen["gpu"] == ["0 0 2 GPU-a,GPU-b GPU-a,GPU-b", "1 1 2 GPU-a,GPU-b GPU-a,GPU-b"]
+
+
+def test_deepspeed_gets_numbers_and_others_uuids(tmp_path: Path) -> None:
+    script = '#!/bin/sh\necho "${0##*/} $CUDA_VISIBLE_DEVICES $HPCSCHED_CUDA_DEVICES $CUDA_DEVICE_ORDER"\n'
+    devices, launcher = over([SimulatedGpu(f"GPU-{i}") for i in range(4)])
+    for name in ("deepspeed", "torchrun"):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+        wanted = plan(tmp_path, [str(tmp_path / name), "t.py"], per_rank=False)
+        workers = launcher.launch(replace(wanted, devices=devices.inventory()[3:1:-1], parallel=False))
+        assert reaped(workers) == 0
+        workers.close()
+    launcher.close()
+    assert text_of(tmp_path).splitlines() == [
+        "deepspeed 3,2 3,2 PCI_BUS_ID",
+        "torchrun GPU-3,GPU-2 GPU-3,GPU-2 PCI_BUS_ID",
     ]
 
 

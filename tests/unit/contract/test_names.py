@@ -120,7 +120,7 @@ def test_no_name_of_a_file_and_no_exit_code_is_made_elsewhere() -> None:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Constant)
         and (
-            (type(node.value) is int and node.value in codes)
+            (type(node.value) is int and node.value in codes and path != "devices/xid.py")
             or (isinstance(node.value, str) and (node.value in named or words.fullmatch(node.value)))
         )
     }

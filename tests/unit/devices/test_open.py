@@ -50,6 +50,7 @@ def test_auto_without_a_gpu_is_a_slot_a_core() -> None:
     assert len(devices.inventory()) == len(os.sched_getaffinity(0))
     assert devices.environment(devices.inventory()) == {
         "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "-1",  # HIP takes an empty list for all
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }
@@ -100,3 +101,11 @@ def test_fake_devices_follow_their_script_and_break() -> None:
     devices.lose(0)
     assert devices.sample() == [Sample(gpu=0, healthy=False, why="fell off the bus"), busy]
     assert devices.sample()[1] == Sample(gpu=1)
+    devices.mend(0)
+    assert devices.sample()[0].healthy, "who is asked again may be well"
+
+
+def test_fake_devices_are_free_as_they_are_told() -> None:
+    devices = FakeDevices(3)
+    devices.memory_free.update({0: False, 1: None})
+    assert [devices.free(device) for device in devices.inventory()] == [False, None, True]

@@ -31,6 +31,7 @@ def test_the_environments_used_last_are_kept() -> None:
     ("begun_with", "task", "fits"),
     [
         ({}, {"CUDA_VISIBLE_DEVICES": "1"}, True),
+        ({}, {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}, True),  # a job on CPU cores
         ({"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}, True),
         ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, False),
         ({"CUDA_VISIBLE_DEVICES": "0"}, {}, False),

@@ -221,13 +221,13 @@ def test_each_gpu_is_tried_in_a_process_of_its_own(
     devices = open_devices("cuda:2", "here")
     within_s = 1.0 if "sleep" in program else 60.0
     found = gpu_check.check_gpus(devices, devices.inventory(), OWN, within_s=within_s)
-    assert found == [(f"GPU {gpu}", ok, says.format(gpu)) for gpu in (0, 1)]
+    assert found == [(f"GPU {gpu}", ok, says.format(f"GPU-{gpu}")) for gpu in (0, 1)]
 
 
 def test_a_gpu_that_hangs_takes_nothing_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     two_gpus(monkeypatch)
     program = (
-        "import os, time; os.environ['CUDA_VISIBLE_DEVICES'] == '0' and time.sleep(60);"
+        "import os, time; os.environ['CUDA_VISIBLE_DEVICES'] == 'GPU-0' and time.sleep(60);"
         'print(\'{"ok": true, "found": "computes"}\')'
     )
     monkeypatch.setattr(gpu_check, "PROGRAM", ("-S", "-c", program))
