@@ -20,6 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from hpcsched.compat import dataclass
+from hpcsched.contract.visibility import CUDA
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
@@ -36,7 +37,6 @@ _TEMPORARY = Path("/tmp")
 """Where the folders are: on the host, as a cluster's file system has no pipes; not TMPDIR, which a job may
 set."""
 _ALL_GPUS = "gpus"
-_MIG = "MIG-"
 _INHERITED = ("HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "USER")
 """What a daemon gets of the environment of whoever starts it: nothing of one job, as it serves several, and
 no CUDA_VISIBLE_DEVICES, by which the GPUs would have other numbers for the clients."""
@@ -54,7 +54,7 @@ def home(run_id: str) -> Path:
 
 def daemon_for(run_id: str, device: str) -> Daemon:
     """The daemon for a client that is on `device`, a name out of CUDA_VISIBLE_DEVICES."""
-    if not device.startswith(_MIG):
+    if not device.startswith(CUDA.part):
         return Daemon(home(run_id) / _ALL_GPUS)
     name = sha256(device.encode()).hexdigest()[:12]  # a socket's path is short, and names may have slashes
     return Daemon(home(run_id) / name, visible=device)
@@ -164,7 +164,7 @@ class Daemon:
 
     def _environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         kept = {name: environ[name] for name in _INHERITED if name in environ}
-        shown = {} if self.visible is None else {"CUDA_VISIBLE_DEVICES": self.visible}
+        shown = {} if self.visible is None else {CUDA.variable: self.visible}
         return {**kept, **shown, **self.variables()}
 
     def _make_folders(self) -> None:

@@ -244,13 +244,9 @@ class LocalLauncher:
 
     @staticmethod
     def _launcher_told(plan: LaunchPlan, placement: RankPlacement, workers: LocalWorkers) -> dict[str, str]:
-        return launcher_variables(
-            launcher_of(plan.argv),
-            gpus=len(plan.devices),
-            node_rank=placement.node_rank,
-            nodes=placement.nodes,
-            where=(workers.address, workers.port),
-        )
+        launcher, where = launcher_of(plan.argv), (workers.address, workers.port)
+        node, nodes = placement.node_rank, placement.nodes
+        return launcher_variables(launcher, gpus=len(plan.devices), node_rank=node, nodes=nodes, where=where)
 
     def _spawn(
         self, starts: Sequence[ProcessStart], workers: LocalWorkers, *, module: str, stamp: int = 0

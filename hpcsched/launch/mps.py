@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from hpcsched.contract import variables
 from hpcsched.launch.orphans import end_processes, find_orphans
@@ -55,11 +55,17 @@ class _Killing:
         """`pids`: the leaders; what they leave in their groups is killed when they have ended."""
         if self._thread is not None and self._thread.is_alive():
             return
-        held = [os.dup(descriptor) for descriptor in pidfds]  # by pid it might be another's by then
-        self._thread = threading.Thread(
-            target=self._kill, args=(frozenset(pids), held), name="ends MPS clients"
-        )
-        self._thread.start()
+        held: list[int] = []
+        try:
+            for descriptor in pidfds:  # by pid it might be another's by then
+                held.append(os.dup(descriptor))
+            about = (frozenset(pids), held)
+            self._thread = threading.Thread(target=self._kill, args=about, name="kills MPS clients")
+            self._thread.start()
+        except (OSError, RuntimeError):  # no descriptor or no thread is to be had
+            _send_kill(pidfds)
+            for descriptor in held:
+                os.close(descriptor)
 
     def _kill(self, leaders: frozenset[int], pidfds: list[int]) -> None:
         found = daemons(self._run_id)
@@ -68,10 +74,15 @@ class _Killing:
             clients = daemon.clients(os.environ, within_s=within_s / 2)
             ours = {pid for pid in clients if _group(pid) in leaders}
             daemon.terminate({pid: clients[pid] for pid in ours}, os.environ, within_s=within_s / 2)
+        _send_kill(pidfds)
         for descriptor in pidfds:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
             os.close(descriptor)
+
+
+def _send_kill(pidfds: Iterable[int]) -> None:
+    for descriptor in pidfds:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
 
 def _group(pid: int) -> int | None:

@@ -144,7 +144,7 @@ class LocalWorkers:
         leaving = sig in LEAVE_SIGNALS
         for call in self.before_leaving if leaving else ():
             call()
-        if sig is signal.SIGKILL and self.kill is not None:
+        if sig is signal.SIGKILL and self.kill is not None and self._ours:
             self.kill(self._ours, self.pidfds)
             return
         for pid in self._ours:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 
 from hpcsched.contract.variables import LANE_MODE, LOCAL_RANK, RUN_ID
+from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import ConfigError
 from hpcsched.mps_control import CONTROL as CONTROL
 from hpcsched.mps_control import Daemon, MpsError, daemon_for
@@ -20,7 +21,7 @@ BACKGROUND_PERCENT = "50"
 
 def daemon(environ: Mapping[str, str]) -> Daemon:
     """The daemon that serves the GPU of this process."""
-    names = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    names = [name.strip() for name in environ.get(CUDA.variable, "").split(",")]
     rank = int(environ.get(LOCAL_RANK) or 0)
     return daemon_for(environ.get(RUN_ID, "none"), names[rank] if rank < len(names) else names[0])
 

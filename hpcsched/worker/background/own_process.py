@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcsched.contract.variables import LANE_MODE
+from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import ConfigError
 from hpcsched.worker.background import settings
 
@@ -40,7 +41,7 @@ def refuse_exclusive(environ: Mapping[str, str]) -> None:
     NVML is asked, which makes no context; where it cannot be asked, nothing is refused. (Under MPS the
     service's server is the one process.)
     """
-    name = environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
+    name = environ.get(CUDA.variable, "").partition(",")[0].strip()
     if name and compute_mode(name) == _EXCLUSIVE_PROCESS:
         raise ConfigError(
             where="environment",

@@ -32,6 +32,7 @@ class Strategy(Protocol):
 
     `in_place`: ranks may come and go between two steps (`resize`). `reproducible`: the result is the same to
     the last bit over any rank counts.
+    One with `mixed = True` computes the parts' `precision` and `clip_norm`; for others they are refused.
     """
 
     in_place: bool

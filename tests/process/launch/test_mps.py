@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -112,6 +113,22 @@ def test_a_client_whose_daemon_is_silent_is_killed_all_the_same(
         assert reaped(workers) == 128 + signal.SIGKILL
     finally:
         os.kill(host.pid(daemon.folder), signal.SIGCONT)
+    workers.close()
+
+
+def test_without_a_thread_a_client_is_killed_at_once(
+    tmp_path: Path, host: MpsHost, daemon: mps_control.Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    workers = client(LocalLauncher(), tmp_path / "1", daemon)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    before = set(Path("/proc/self/fd").iterdir())
+    workers.signal(signal.SIGKILL)
+    assert set(Path("/proc/self/fd").iterdir()) == before
+    assert reaped(workers) == 128 + signal.SIGKILL
+    assert terminated(host, daemon) == []
     workers.close()
 
 

@@ -13,6 +13,7 @@ from mpsstandin import MpsHost, connect, mps_host
 
 from hpcsched import mps_control
 from hpcsched.errors import ConfigError
+from hpcsched.worker import entry
 from hpcsched.worker.background import mps
 
 GPUS = ["GPU-1111aaaa", "GPU-2222bbbb", "GPU-3333cccc", "GPU-4444dddd"]
@@ -37,6 +38,14 @@ def worker(host: MpsHost, visible: str, job: int = 1, **more: str) -> dict[str, 
         "WANDB_API_KEY": "of one job",
         **more,
     }
+
+
+def test_a_worker_is_a_client_before_it_touches_a_gpu(host: MpsHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"HPCSCHED_LANE": "background", "HPCSCHED_LANE_MODE": "mps"}
+    environ = worker(host, GPUS[1], **names)
+    monkeypatch.setattr(os, "environ", environ)
+    assert entry.before_torch() is None
+    assert connect(environ) == [GPUS[1]]
 
 
 def test_ranks_that_begin_at_once_start_it_once(host: MpsHost) -> None:
