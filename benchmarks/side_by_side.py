@@ -92,7 +92,9 @@ def quit_mps() -> None:
             check=False,
             capture_output=True,
         )
-    shutil.rmtree(Path(ours["CUDA_MPS_PIPE_DIRECTORY"]).parent, ignore_errors=True)
+    for folder in Path(ours["CUDA_MPS_PIPE_DIRECTORY"]).parents:
+        if folder.name.endswith(environ[RUN_ID]):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _ours() -> dict[str, str]:
