@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gpu_day.boxes import MARK
 
 from hpcsched.contract.variables import RUN_ID
 from hpcsched.worker.background import mps
@@ -70,14 +74,32 @@ def _answer(process: subprocess.Popen[str]) -> str:
 
 def under_mps(*, background: bool) -> dict[str, str]:
     """The environment of a client of this program's own MPS daemon, which is started. Raises ConfigError."""
-    environ = {**os.environ, RUN_ID: f"bench-{os.getpid()}"}
+    environ = _ours()
     mps.use(environ, background=background)
     return environ
 
 
 def quit_mps() -> None:
     """End that daemon."""
-    environ = {**os.environ, RUN_ID: f"bench-{os.getpid()}"}
-    ours = {**environ, **mps.variables(environ, background=False)}
+    environ = _ours()
+    ours = mps.variables(environ, background=False)
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run([mps.CONTROL], input=b"quit\n", env=ours, timeout=20, check=False, capture_output=True)
+        subprocess.run(
+            [mps.CONTROL],
+            input=b"quit\n",
+            env={**environ, **ours},
+            timeout=20,
+            check=False,
+            capture_output=True,
+        )
+    for folder in Path(ours["CUDA_MPS_PIPE_DIRECTORY"]).parents:
+        if folder.name.endswith(environ[RUN_ID]):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ours() -> dict[str, str]:
+    """The environment with a run's id: daemons have it in the names of their folders, and nothing else of us.
+
+    In a day on a GPU it tells the part, so that the daemon of one that is killed is found too.
+    """
+    return {**os.environ, RUN_ID: f"bench-{os.environ.get(MARK) or os.getpid()}"}

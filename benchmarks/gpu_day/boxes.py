@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcsched.launch.orphans import end_processes, find_orphans
+from hpcsched.launch.orphans import Process, end_processes
+from hpcsched.launch.proc import stat
 
 MARK = "GPU_DAY_PART"
-"""The variable by which all that a part has started is found again, in whatever session it is."""
+"""The variable by which all that a part has started is found again, in whatever session it is. Its value is
+in the environment of MPS daemons too, which are started with few variables: in the names of their folders."""
 
 KILL_AFTER_S = 10.0
 
@@ -59,7 +61,7 @@ def run_in_box(
         over_time = True
     finally:
         _end(child, kill_after_s)
-        left = find_orphans(token, (), by=MARK)
+        left = marked(token)
         stray = len(left)
         end_processes(left, grace_s=0.5)
     return Ended(child.returncode, over_time, time.monotonic() - began, stray)
@@ -75,3 +77,18 @@ def _end(child: subprocess.Popen[bytes], kill_after_s: float) -> None:
         # It leads its group and was not waited for: the number cannot be anybody else's.
         os.killpg(child.pid, signal.SIGKILL)
         child.wait(KILL_AFTER_S)
+
+
+def marked(token: str) -> list[Process]:
+    """Live processes of this user with `token` in their environment, but for this one: pids, start times."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or (pid := int(entry.name)) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):  # gone meanwhile, or not ours to look into
+            seen = stat(pid)
+            if seen is None or seen.state in "ZX" or entry.stat().st_uid != os.getuid():
+                continue
+            if token.encode() in (entry / "environ").read_bytes():
+                found.append((pid, seen.start_ticks))
+    return sorted(found)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from common import ROOT, Terminated, ending_on_sigterm
+from run_all import machine
 
 from gpu_day.boxes import Ended, run_in_box
 from gpu_day.device import Gpus, NoGpu, version
@@ -128,9 +129,10 @@ class Day:
             "checks": checks,
             "log_tail": log.read_text(errors="replace")[-TAIL:],
             **({"why": partly["why"]} if "why" in partly else {}),
-            **self.after(),
         }
-        write_atomically(self._file(part, ".json"), json.dumps(page, indent=1).encode(), durable=True)
+        self._write(part, page)  # before anything else can go wrong
+        page |= self.after()
+        self._write(part, page)
         return page
 
     def stored(self, part: Part) -> dict[str, Any] | None:
@@ -138,6 +140,9 @@ class Day:
         page = _read(self._file(part, ".json"))
         same = page is not None and page.get("schema") == 1 and page.get("place") == dict(self.place)
         return page if same else None
+
+    def _write(self, part: Part, page: Mapping[str, Any]) -> None:
+        write_atomically(self._file(part, ".json"), json.dumps(page, indent=1).encode(), durable=True)
 
     def _file(self, part: Part, suffix: str) -> Path:
         return self.state / f"{part.name}{suffix}"
@@ -268,6 +273,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print(f"{place['device']}, driver {place['driver']}, torch {place['torch']}, code {place['code']}")
     for one in facts:
         print(", ".join(f"{name} {value}" for name, value in one.items() if value not in (None, [])))
+    about = machine()
     before_mib = 0.0 if gpus is None else gpus.used_mib()
 
     def run(part: Part, found: Path, log: Path) -> Ended:
@@ -300,7 +306,7 @@ def main(words: Sequence[str] | None = None) -> int:
         pages = {part.name: page for part in PARTS if (page := day.stored(part)) is not None}
         out = state if options.out is None else options.out
         logs = [file for file in sorted(state.glob("*.log")) if file.stem in pages]
-        whole = {"schema": 1, "place": place, "gpus": facts, "machine": _machine(), "parts": pages}
+        whole = {"schema": 1, "place": place, "gpus": facts, "machine": about, "parts": pages}
         pack(out, whole, logs)
     if day.stopped:
         print(f"gpu_day: {day.stopped}", file=sys.stderr)
@@ -338,12 +344,6 @@ def _idle(why: Callable[[], str | None]) -> str | None:
     while (said := why()) is not None and time.monotonic() < end:
         time.sleep(0.2)
     return said
-
-
-def _machine() -> dict[str, Any]:
-    from run_all import machine
-
-    return machine()
 
 
 def _read(file: Path) -> dict[str, Any] | None:

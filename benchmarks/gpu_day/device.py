@@ -7,8 +7,8 @@ from importlib import metadata
 from typing import Any
 
 MIB = 2**20
-FREE_MIB = 1024
-"""The driver itself, and ECC, may use so much of a GPU that nobody is on."""
+FREE_MIB, FREE_PART = 1024, 0.01
+"""The driver keeps so much, and this part of all memory, of a GPU that nobody is on: at most (chosen)."""
 
 _MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _REASONS = (
@@ -125,7 +125,9 @@ class Gpus:
             if others := self.processes(handle):
                 said = ", ".join(f"process {one['pid']} ({one['mib']} MiB)" for one in others)
                 return f"GPU {number} is in use by {said}: a day needs it idle"
-            if (used := self.used_mib(handle)) > FREE_MIB:
+            memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+            most = FREE_MIB + FREE_PART * (0 if memory is None else memory.total / MIB)
+            if (used := self.used_mib(handle)) > most:
                 return f"GPU {number}: {used:.0f} MiB are in use, by processes not seen from here"
         return None
 

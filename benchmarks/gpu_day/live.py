@@ -13,9 +13,9 @@ from typing import Any
 
 from common import Scratch, hpcsched
 
-from gpu_day.boxes import MARK
+from gpu_day.boxes import MARK, marked
 from gpu_day.found import Found
-from hpcsched.launch.orphans import Process, end_processes, find_orphans
+from hpcsched.launch.orphans import Process, end_processes
 
 SMALL: dict[str, dict[str, Any]] = {
     "resnet50": {"width": 0.05, "image": 32},
@@ -149,7 +149,7 @@ class LiveRun:
 def processes(word: str = "") -> list[Process]:
     """What this part has started and is alive, with `word` in its command line: pids and start times."""
     token = os.environ.get(MARK, "")
-    found = find_orphans(token, (), by=MARK) if token else []
+    found = marked(token) if token else []
     return [one for one in found if word in command_line(one[0])]
 
 

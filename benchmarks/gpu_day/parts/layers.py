@@ -31,6 +31,8 @@ def run(found: Found) -> None:
             steps = _whole_steps(found, network, device)
             first, again = (_profile(found, network) for _ in range(2))
             _judge(found, network, first, again, steps)
+        if not found.cpu:
+            torch.cuda.empty_cache()
 
 
 def _batches(found: Found) -> tuple[int, ...]:

@@ -24,7 +24,10 @@ LEAST_S = 15.0
 STAND_IN = """#!/bin/sh
 # In place of NVIDIA's program, where there is no GPU: makes what the real one makes, and nothing else.
 there="$CUDA_MPS_PIPE_DIRECTORY/control"
-if [ "$1" = -d ]; then : > "$there"; else read line; rm -f "$there"; fi
+if [ "$1" = -d ]; then : > "$there"; exit; fi
+read line
+[ -e "$there" ] || exit 1
+[ "$line" != quit ] || rm "$there"
 """
 
 

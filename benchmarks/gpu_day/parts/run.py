@@ -46,7 +46,10 @@ def run(found: Found) -> None:
         left = [str(pid) for pid, _ in processes()]
         found.check("processes left", "none", ", ".join(left) or "none", not left)
         if not found.cpu:
-            there = Gpus().processes()
+            gpus = Gpus()
+            with contextlib.suppress(RuntimeError):
+                live.until(lambda: not gpus.processes(), "the GPU's release", 5)
+            there = gpus.processes()
             found.check("processes left on the GPU, as NVML says", "none", there or "none", not there)
 
 

@@ -66,6 +66,19 @@ def test_a_part_in_time_says_its_own_exit_code_and_leaves_nothing_behind(tmp_pat
     assert (ended.over_time, ended.code, ended.stray, said) == (False, 3, 1, "")
 
 
+def test_a_daemon_that_is_started_with_few_variables_ends_with_the_part_too(tmp_path: Path) -> None:
+    """As NVIDIA's MPS daemon is: the name of its folder tells whose it is."""
+    program = """
+        import os, subprocess
+        env = {"CUDA_MPS_PIPE_DIRECTORY": f"/nowhere/bench-{os.environ['GPU_DAY_PART']}/pipe"}
+        daemon = subprocess.Popen(["sleep", "600"], start_new_session=True, env=env)
+        print(daemon.pid)
+    """
+    ended, said = run(program, tmp_path, box_s=60.0)
+    assert (ended.code, ended.stray) == (0, 1)
+    assert gone(int(said))
+
+
 DRIVER = """
 import os, sys
 from pathlib import Path

@@ -120,6 +120,19 @@ def test_somebody_else_on_the_gpu_ends_the_day(bench: Bench) -> None:
     assert one.stopped == "GPU 0 is in use by process 7"
 
 
+def test_a_part_that_has_ended_is_kept_whatever_comes_then(bench: Bench) -> None:
+    def ended_early() -> Mapping[str, Any]:
+        raise KeyboardInterrupt
+
+    one = bench.day()
+    one.after = ended_early
+    with pytest.raises(KeyboardInterrupt):
+        one.go()
+    assert bench.page("first")["status"] == "pass"
+    bench.day().go()
+    assert bench.done == ["first", "long", "short"]
+
+
 def test_the_table_says_what_is_wrong_and_what_was_not_begun(bench: Bench) -> None:
     good = {"name": "a", "goal": "1", "found": "1", "ok": True}
     bad = {"name": "copy", "goal": ">= 2 | 3", "found": "1", "ok": False}
