@@ -139,7 +139,7 @@ def test_pinning_does_not_spoil_a_graph_that_is_captured_meanwhile() -> None:
     with opened() as arena:
         arena.save(state)
         with torch.cuda.graph(graph):
-            in_a_thread(lambda: arena._pin(x.device))
+            in_a_thread(lambda: arena._pin(x.device, 1))
             y = x * 2
         assert arena._pins._pinned
         graph.replay()

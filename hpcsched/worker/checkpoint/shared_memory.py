@@ -79,7 +79,7 @@ class Arena:
         self._slots: list[mmap.mmap | None] = [None, None]  # as far as mapped
         self._pins = Pins(cuda)
         self._busy = threading.RLock()  # room may be made by another thread than the one that saves
-        self._saving = False  # who saves comes first
+        self._saves = 0  # as many as have begun: what is done ahead ends when there is one more
 
     @classmethod
     def open(cls, descriptor: int | None, cuda: Cuda | None = None) -> Arena | None:
@@ -110,6 +110,7 @@ class Arena:
         Its pages are looked at once, or the first save would pay for that, and what the next save writes is
         pinned where tensors are on a GPU; until somebody saves. May be called in a thread of its own.
         """
+        before = self._saves
         try:
             packed = flatten(storable(state))
         except StoreError:
@@ -117,10 +118,10 @@ class Arena:
         with self._busy:
             if not self._reserve(packed):
                 return False
-        self._touch_pages()
+        self._touch_pages(before)
         device = next((tensor.device for tensor, _ in packed.tensors if self._cuda.has(tensor)), None)
         if device is not None:
-            self._pin(device)
+            self._pin(device, before)
         return True
 
     def save(self, state: Mapping[str, Any]) -> int:
@@ -131,13 +132,7 @@ class Arena:
         """
         state = storable(state)
         packed = flatten(state)
-        self._saving = True  # not pinned by now: copied more slowly, and no less right
-        try:
-            return self._save(state, packed)
-        finally:
-            self._saving = False
-
-    def _save(self, state: Mapping[str, Any], packed: FlatState) -> int:
+        self._saves += 1  # what is not pinned by now is copied more slowly, and no less right
         with self._busy:
             if not self._reserve(packed):
                 raise StoreError(f"not enough memory for two copies of {packed.size} bytes")
@@ -196,29 +191,32 @@ class Arena:
             copy_all(self._cuda, copies())
         return sums
 
-    def _touch_pages(self) -> None:
+    def _touch_pages(self, saves: int) -> None:
+        """Of both slots, the next one first, until somebody saves."""
         generation, capacity = self._head()
         for slot in ((generation + 1) % 2, generation % 2):
             for begin in range(0, capacity, PINNED_AT_ONCE):
-                if self._saving:
-                    return
                 with self._busy:
+                    if self._saves != saves:
+                        return
                     part = bytes_of(self._memory(slot, capacity))[begin : begin + PINNED_AT_ONCE]
                     # One write a page: in torch, which lets go of the interpreter meanwhile, unlike
                     # MAP_POPULATE. Who reads the slot now sees the same bytes.
                     part[:: mmap.PAGESIZE].bitwise_or_(0)
 
-    def _pin(self, device: torch.device) -> None:
+    def _pin(self, device: torch.device, saves: int) -> None:
         """Pin the slot that is saved to next, as far as that goes, and until somebody saves."""
         if not self._cuda.can_pin():
             return
         with self._pins.pinning(device):
             more = True
-            while more and not self._saving:
+            while more:
                 with self._busy:
                     generation, capacity = self._head()
+                    if self._saves != saves or not capacity:
+                        return
                     slot = (generation + 1) % 2
-                    more = bool(capacity) and self._pins.pin(slot, self._memory(slot, capacity))
+                    more = self._pins.pin(slot, self._memory(slot, capacity))
 
     # Reading.
 
@@ -249,7 +247,7 @@ class Arena:
             if capacity := self._head()[1]:
                 int(bytes_of(self._memory(slot, capacity))[:: mmap.PAGESIZE].sum())
         if device.type == "cuda":
-            self._pin(device)
+            self._pin(device, self._saves)
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[dict[str, Any]]:

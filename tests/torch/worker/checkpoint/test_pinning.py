@@ -172,7 +172,7 @@ def test_who_saves_comes_before_who_pins() -> None:
 
         def save_meanwhile() -> None:
             saver.start()
-            until(lambda: arena._saving)
+            until(lambda: arena._saves)
 
         cuda.on_register = save_meanwhile
         assert arena.reserve(saved)  # two pieces are to be pinned
@@ -192,7 +192,7 @@ def test_who_saves_comes_before_who_looks_at_pages(monkeypatch: pytest.MonkeyPat
                 looks.append(slot)
                 if len(looks) == 1:
                     saver.start()
-                    until(lambda: arena._saving)
+                    until(lambda: arena._saves)
             return memory(slot, size)
 
         monkeypatch.setattr(arena, "_memory", look)
