@@ -1,3 +1,3 @@
 """hpcsched: a companion scheduler for deep learning inside one batch allocation."""
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
