@@ -46,7 +46,7 @@ def refuse_exclusive(environ: Mapping[str, str]) -> None:
         raise ConfigError(
             where="environment",
             key=LANE_MODE,
-            got=f"a process of its own on GPU {name}, which lets one in (compute mode Exclusive_Process)",
+            got=f"a second process on {CUDA.short(name)}, whose compute mode is Exclusive_Process",
             accepted=f"{LANE_MODE}=mps for both jobs, or compute mode Default",
         )
 

@@ -100,9 +100,7 @@ def test_a_gpu_for_one_process_is_refused_and_others_are_not(monkeypatch: pytest
     ]
     refuse_exclusive({"CUDA_VISIBLE_DEVICES": "GPU-a"})
     refuse_exclusive({"CUDA_VISIBLE_DEVICES": ""})
-    with pytest.raises(
-        ConfigError, match=r"on GPU GPU-b.*Exclusive_Process.*; accepted: HPCSCHED_LANE_MODE=mps"
-    ):
+    with pytest.raises(ConfigError, match=r"on GPU-b.*Exclusive_Process.*; accepted: HPCSCHED_LANE_MODE=mps"):
         refuse_exclusive({"CUDA_VISIBLE_DEVICES": "GPU-b"})
     assert nvml.opened == 0
 
