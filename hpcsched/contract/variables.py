@@ -59,13 +59,9 @@ PACKS = "HPCSCHED_PACKS"
 
 # -- what a user may set for a job -------------------------------------------------------------------------
 
-<<<<<<< HEAD
-LANE_MODE = "HPCSCHED_LANE_MODE"
-RANKS_BACKEND = "HPCSCHED_RANKS_BACKEND"
-=======
->>>>>>> g27-mps
 LANE_MEMORY_MIB = "HPCSCHED_LANE_MEMORY_MIB"
 LANE_MODE = "HPCSCHED_LANE_MODE"
+RANKS_BACKEND = "HPCSCHED_RANKS_BACKEND"
 
 IDENTITIES = {PROGRESS_FD: PROGRESS_ID, CONTROL_FD: CONTROL_ID, ARENA_FD: ARENA_ID}
 """By the variable of a descriptor the one with "device:inode" of what was meant by it."""
