@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from importlib import metadata
+import re
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 MIB = 2**20
@@ -138,12 +140,14 @@ class Gpus:
             return None
 
 
-def version(library: str) -> str | None:
-    """Of a library that is installed here, without importing it."""
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return None
+def torch_versions() -> dict[str, str | None]:
+    """Of torch, and of CUDA that it was built for, without importing it."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return {"torch": None, "cuda": None}
+    text = Path(spec.origin).with_name("version.py").read_text()
+    found = (re.search(rf"^{name}\b.*= '(.*)'", text, re.MULTILINE) for name in ("__version__", "cuda"))
+    return dict(zip(("torch", "cuda"), (one and one[1] for one in found), strict=True))
 
 
 def _text(value: str | bytes) -> str:
