@@ -27,16 +27,11 @@ class Gpus:
     """The GPUs of CUDA_VISIBLE_DEVICES, or all. Raises NoGpu."""
 
     def __init__(self, nvml: Any = None) -> None:
-        if nvml is None:
-            try:
-                import pynvml as nvml
-            except ImportError as error:
-                raise NoGpu(f"{error}: nvidia-ml-py tells what is on the GPU") from error
-        self._nvml = nvml
+        self._nvml = nvml or _pynvml()
         try:
-            nvml.nvmlInit()
+            self._nvml.nvmlInit()
             self._handles = self._visible()
-        except nvml.NVMLError as error:
+        except self._nvml.NVMLError as error:
             raise NoGpu(f"NVML: {error}") from error
         if not self._handles:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -138,6 +133,14 @@ class Gpus:
             return getattr(self._nvml, call)(*args)
         except (self._nvml.NVMLError, AttributeError):
             return None
+
+
+def _pynvml() -> Any:
+    try:
+        import pynvml
+    except ImportError as error:
+        raise NoGpu(f"{error}: nvidia-ml-py tells what is on the GPU") from error
+    return pynvml
 
 
 def torch_versions() -> dict[str, str | None]:
