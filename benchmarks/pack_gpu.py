@@ -82,7 +82,6 @@ def measure(options: argparse.Namespace) -> Report:
     for size in sizes:
         for net in options.nets:
             bench.compare(net, size, batch)
-    for size in sizes:
         for net in options.nets:
             bench.compare_processes(net, size, batch)
     for larger in () if options.quick or options.sizes else BATCHES:

@@ -1,4 +1,7 @@
-"""The GPUs of a day as NVML knows them, and who else is on them. Makes no CUDA context, changes nothing."""
+"""What is here: packages, and the GPUs as NVML knows them, and who else is on them.
+
+Makes no CUDA context, changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,17 @@ from typing import Any
 MIB = 2**20
 FREE_MIB, FREE_PART = 1024, 0.01
 """The driver keeps so much, and this part of all memory, of a GPU that nobody is on: at most (chosen)."""
+
+NEEDED = {
+    **{
+        name: name
+        for name in ("torch", "numpy", "click", "rich", "psutil", "msgspec", "alembic", "platformdirs")
+    },
+    "SQLAlchemy": "sqlalchemy",
+    "Mako": "mako",
+    "pyzmq": "zmq",
+}
+"""Packages, and the modules that they bring."""
 
 _MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _REASONS = (
@@ -141,6 +155,11 @@ def _pynvml() -> Any:
     except ImportError as error:
         raise NoGpu(f"{error}: nvidia-ml-py tells what is on the GPU") from error
     return pynvml
+
+
+def missing() -> list[str]:
+    """The Python packages that a day needs and that are not here."""
+    return [name for name, module in NEEDED.items() if find_spec(module) is None]
 
 
 def torch_versions() -> dict[str, str | None]:

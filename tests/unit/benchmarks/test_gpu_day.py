@@ -287,6 +287,16 @@ def test_others_on_a_gpu_are_named_in_one_line() -> None:
     assert hidden.in_the_way() == "GPU 0: 10240 MiB are in use, by processes not seen from here"
 
 
+def test_packages_that_are_not_there_are_named_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert device.missing() == []
+    monkeypatch.setitem(device.NEEDED, "pyzmq", "zmq_that_is_not_there")
+    assert day.main(["--state", str(tmp_path / "s")]) == 2
+    assert capsys.readouterr().err == "gpu_day: not installed: pyzmq; see benchmarks/gpu-day.md\n"
+    assert not (tmp_path / "s").exists()
+
+
 def test_no_driver_is_one_line() -> None:
     def missing() -> None:
         raise NVMLError("NVML Shared Library Not Found")
