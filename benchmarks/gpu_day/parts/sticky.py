@@ -36,7 +36,7 @@ def _accidents(found: Found) -> None:
             running[case] = process, ours
         for case, (_, ours) in running.items():
             try:
-                there = ours.poll(max(1.0, found.left_s - 5))
+                there = ours.poll(max(1.0, found.left_s / 2))  # the guest needs the rest
                 answers[case] = ours.recv() if there else {"error": "no answer"}
             except EOFError:
                 answers[case] = {"error": "it has ended without an answer"}
