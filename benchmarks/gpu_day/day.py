@@ -24,7 +24,7 @@ from common import ROOT, Terminated, ending_on_sigterm
 from run_all import machine
 
 from gpu_day.boxes import Ended, run_in_box
-from gpu_day.device import Gpus, NoGpu, version
+from gpu_day.device import Gpus, NoGpu, missing, torch_versions
 from gpu_day.one import REFUSED, run_one
 from hpcsched.store.files import write_atomically
 
@@ -251,6 +251,9 @@ def main(words: Sequence[str] | None = None) -> int:
             options.one, file, cpu=options.cpu, within_s=options.budget_s, device=options.device or ""
         )
     began = time.monotonic()
+    if packages := missing():
+        print(f"gpu_day: not installed: {', '.join(packages)}; see benchmarks/gpu-day.md", file=sys.stderr)
+        return 2
     ending_on_sigterm()
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     state = options.state.absolute()
@@ -267,10 +270,10 @@ def main(words: Sequence[str] | None = None) -> int:
         "code": code_digest(),
         "driver": None if gpus is None else gpus.driver,
         "device": "cpu" if gpus is None else gpus.name,
-        "torch": version("torch"),
+        **torch_versions(),
     }
     facts = [] if gpus is None else gpus.facts()
-    print(f"{place['device']}, driver {place['driver']}, torch {place['torch']}, code {place['code']}")
+    print(", ".join(f"{name} {value}" for name, value in place.items()))
     for one in facts:
         print(", ".join(f"{name} {value}" for name, value in one.items() if value not in (None, [])))
     about = machine()

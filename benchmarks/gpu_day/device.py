@@ -1,14 +1,30 @@
-"""The GPUs of a day as NVML knows them, and who else is on them. Makes no CUDA context, changes nothing."""
+"""What is here: packages, and the GPUs as NVML knows them, and who else is on them.
+
+Makes no CUDA context, changes nothing.
+"""
 
 from __future__ import annotations
 
 import os
-from importlib import metadata
+import re
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 MIB = 2**20
 FREE_MIB, FREE_PART = 1024, 0.01
 """The driver keeps so much, and this part of all memory, of a GPU that nobody is on: at most (chosen)."""
+
+NEEDED = {
+    **{
+        name: name
+        for name in ("torch", "numpy", "click", "rich", "psutil", "msgspec", "alembic", "platformdirs")
+    },
+    "SQLAlchemy": "sqlalchemy",
+    "Mako": "mako",
+    "pyzmq": "zmq",
+}
+"""Packages, and the modules that they bring."""
 
 _MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _REASONS = (
@@ -25,16 +41,11 @@ class Gpus:
     """The GPUs of CUDA_VISIBLE_DEVICES, or all. Raises NoGpu."""
 
     def __init__(self, nvml: Any = None) -> None:
-        if nvml is None:
-            try:
-                import pynvml as nvml
-            except ImportError as error:
-                raise NoGpu(f"{error}: nvidia-ml-py tells what is on the GPU") from error
-        self._nvml = nvml
+        self._nvml = nvml or _pynvml()
         try:
-            nvml.nvmlInit()
+            self._nvml.nvmlInit()
             self._handles = self._visible()
-        except nvml.NVMLError as error:
+        except self._nvml.NVMLError as error:
             raise NoGpu(f"NVML: {error}") from error
         if not self._handles:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -138,12 +149,27 @@ class Gpus:
             return None
 
 
-def version(library: str) -> str | None:
-    """Of a library that is installed here, without importing it."""
+def _pynvml() -> Any:
     try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return None
+        import pynvml
+    except ImportError as error:
+        raise NoGpu(f"{error}: nvidia-ml-py tells what is on the GPU") from error
+    return pynvml
+
+
+def missing() -> list[str]:
+    """The Python packages that a day needs and that are not here."""
+    return [name for name, module in NEEDED.items() if find_spec(module) is None]
+
+
+def torch_versions() -> dict[str, str | None]:
+    """Of torch, and of CUDA that it was built for, without importing it."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return {"torch": None, "cuda": None}
+    text = Path(spec.origin).with_name("version.py").read_text()
+    found = (re.search(rf"^{name}\b.*= '(.*)'", text, re.MULTILINE) for name in ("__version__", "cuda"))
+    return dict(zip(("torch", "cuda"), (one and one[1] for one in found), strict=True))
 
 
 def _text(value: str | bytes) -> str:

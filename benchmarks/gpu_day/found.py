@@ -66,9 +66,9 @@ class Found:
         self.numbers |= numbers
         self._keep()
 
-    def check(self, name: str, goal: str, found: object, ok: bool | None) -> None:
+    def check(self, name: str, goal: object, found: object, ok: bool | None) -> None:
         """Note whether a goal is met."""
-        self.checks.append(Check(name, goal, str(found), ok))
+        self.checks.append(Check(name, str(goal), str(found), ok))
         self._keep()
 
     def speed(self, name: str, goal: str, found: object, ok: bool, *, of: tuple[str, ...] = ()) -> None:

@@ -49,7 +49,7 @@ def _judge(found: Found, network: str, outcomes: list[dict[str, Any]]) -> None:
     late = [error for error in errors if "not reached in time" in error]
     wrong = [error for error in errors if error not in late]
     found.check(f"{network}: stages", "all work", "; ".join(wrong) or f"{len(late)} not reached", not wrong)
-    facts = next((one["facts"] for one in outcomes if one["stage"] == "correctness"), {})
+    facts: dict[str, Any] = next((one["facts"] for one in outcomes if one["stage"] == "correctness"), {})
     same = facts.get("same_bits_beside_a_background")
     found.check(f"{network}: foreground's bits beside a background", "the same", same, same is True)
     good = [one for one in outcomes if one["slowdown"] is not None and one["slowdown"] <= SLOWDOWN]

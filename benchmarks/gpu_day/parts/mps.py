@@ -73,7 +73,7 @@ class Client:
         reader.join(self._within_s)
         if not lines:
             return {"error": f"no answer within {self._within_s:.0f} s"}
-        return json.loads(lines[0]) if lines[0] else {"error": "it has ended"}  # type: ignore[no-any-return]
+        return json.loads(lines[0]) if lines[0] else {"error": "it has ended"}
 
     def tell(self, word: str, number: float) -> None:
         assert self._process.stdin is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from gpu_day.accidents import CASES, FOR_INFORMATION, training_with
 from gpu_day.found import Found
 from gpu_day.live import LiveRun, job
+
+SETTLE_S = 1.0
 
 
 def run(found: Found) -> None:
@@ -33,14 +36,14 @@ def _accidents(found: Found) -> None:
             running[case] = process, ours
         for case, (_, ours) in running.items():
             try:
-                there = ours.poll(max(1.0, found.left_s - 5))
+                there = ours.poll(max(1.0, found.left_s / 2))  # the guest needs the rest
                 answers[case] = ours.recv() if there else {"error": "no answer"}
             except EOFError:
                 answers[case] = {"error": "it has ended without an answer"}
     finally:
-        for process, _ in running.values():
-            process.kill()
-            process.join()
+        for one, _ in running.values():
+            one.kill()
+            one.join()
     found.number(accidents=answers)
     plain = answers["none"].get("digest")
     for case, answer in answers.items():
@@ -65,13 +68,16 @@ def _guest(found: Found) -> None:
     devices = "cpu:2" if found.cpu else None
     with LiveRun.of(found, text, devices=devices, steps_per_s=known) as live:
         live.until(lambda: live.trains("front"), "the foreground", found.left_s)
-        live.until(lambda: live.state("back") == "FAILED", "the guest's end", found.left_s)
-        tried = len(live.records("front"))
+        live.until(lambda: _has_ended(live, "back"), "the guest's end", found.left_s)
+        time.sleep(SETTLE_S)  # whether its host ends too
         live.until(lambda: live.trains("front"), "the foreground's return", found.left_s)
         live.order("suspend", "front")
         live.until(lambda: live.state("front") == "SUSPENDED", "the foreground's save", found.left_s)
         step = live.jobs()["front"]["step"]
+        tried = len(live.records("front"))
         found.number(front_processes=tried, front_step=step, back_output=live.output("back")[-500:])
+        if live.state("back") != "FAILED":  # it waits for a GPU that nobody has
+            live.order("cancel", "back")
         live.order("cancel", "front")
         ended = live.ended(found.left_s)
         roles = {attempt["role"] for attempt in ended["back"]["attempts"]}
@@ -79,3 +85,8 @@ def _guest(found: Found) -> None:
             "a guest that breaks", "in the background", roles, None if found.cpu else roles == {"background"}
         )
         found.check("foreground after its guest broke", "trains, and saves", f"step {step}", bool(step))
+
+
+def _has_ended(live: LiveRun, name: str) -> bool:
+    """Whether a job has begun, and does not run any more."""
+    return bool(live.records(name)) and live.state(name) != "RUNNING"

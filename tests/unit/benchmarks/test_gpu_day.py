@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import signal
+import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -284,9 +287,60 @@ def test_others_on_a_gpu_are_named_in_one_line() -> None:
     assert hidden.in_the_way() == "GPU 0: 10240 MiB are in use, by processes not seen from here"
 
 
+def test_packages_that_are_not_there_are_named_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert device.missing() == []
+    monkeypatch.setitem(device.NEEDED, "pyzmq", "zmq_that_is_not_there")
+    assert day.main(["--state", str(tmp_path / "s")]) == 2
+    assert capsys.readouterr().err == "gpu_day: not installed: pyzmq; see benchmarks/gpu-day.md\n"
+    assert not (tmp_path / "s").exists()
+
+
 def test_no_driver_is_one_line() -> None:
     def missing() -> None:
         raise NVMLError("NVML Shared Library Not Found")
 
     with pytest.raises(device.NoGpu, match="NVML: NVML Shared Library Not Found"):
         device.Gpus(nvml(nvmlInit=missing))
+
+
+def test_a_whole_day_on_a_stand_in_for_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    boxes: list[tuple[str, float]] = []
+
+    def run_in_box(command: list[str], *, box_s: float, log: Path, env: Mapping[str, str]) -> Ended:
+        words = dict(itertools.pairwise(command))
+        boxes.append((words["--one"], box_s))
+        assert words["--device"] == "NVIDIA H100" and "--cpu" not in command
+        assert float(words["--budget-s"]) < box_s and Path(env["TMPDIR"]).is_dir()
+        log.write_text("")
+        Path(words["--found"]).write_text('{"numbers": {}, "checks": []}')
+        return DONE
+
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    monkeypatch.setattr(day, "run_in_box", run_in_box)
+    monkeypatch.setattr(day, "machine", lambda: {"date": "2026-12-01T10:00:00"})
+    monkeypatch.setattr(day, "_torch_cannot", lambda env: None)
+    monkeypatch.setattr(day, "torch_versions", lambda: {"torch": "2.11.0+cu130", "cuda": "13.0"})
+    monkeypatch.setattr(day, "ending_on_sigterm", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    words = ["--state", str(tmp_path / "s"), "--out", str(tmp_path / "o"), "--parts", "facts,nccl"]
+    assert day.main(words) == 0
+    said = capsys.readouterr().out
+    assert boxes == [("facts", 30), ("nccl", 30)]
+    assert "driver 580.1, device NVIDIA H100, torch 2.11.0+cu130, cuda 13.0" in said
+    assert "compute_mode exclusive process" in said and "free_mib 80896" in said
+    assert "benchmarks/results/2026-12-01-gpu-day-nvidia-h100.json" in said
+    page = json.loads((tmp_path / "o" / "day.json").read_text())
+    assert [gpu["uuid"] for gpu in page["gpus"]] == ["GPU-0abc", "GPU-1abc"]
+    assert page["parts"]["facts"]["left_mib"] == 0.0
+    assert page["parts"]["facts"]["gpu_after"]["throttle_reasons"] == ["GpuIdle", "SwPowerCap"]
+
+    monkeypatch.setattr(day, "_torch_cannot", lambda env: "torch 2.11.0: no CUDA")
+    assert day.main(words) == 2
+    assert capsys.readouterr().err == "gpu_day: torch 2.11.0: no CUDA\n"
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlDeviceGetCount=lambda: 0))
+    assert day.main(words) == 2
+    assert capsys.readouterr().err == "gpu_day: there is no GPU\n"
