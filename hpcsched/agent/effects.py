@@ -277,6 +277,8 @@ class Effects:
         """The end of an attempt that is over; none yet while its GPUs are still in use."""
         if not self._can_give_on(attempt, attempt.held_gpus, "end"):
             return []
+        if self._memory:
+            self._memory.forget((attempt.job_id, "resize"))  # its GPUs were among those
         news = list(self._resized(attempt))
         attempt.close()
         del self._attempts[attempt.job_id]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,6 +40,9 @@ class Memory:
     def free(self, who: Any, devices: Iterable[Device], left: Callable[[], int], *, within_s: float) -> bool:
         self.asked = [device.index for device in devices], within_s
         return self.is_free or not self.asked[0]
+
+    def forget(self, who: Any) -> None:
+        """It waits for nobody."""
 
     def fileno(self) -> int:
         return 0
@@ -135,6 +140,32 @@ def test_a_job_that_shrinks_in_place_waits_for_the_gpus_that_it_leaves(head: Hea
     head.memory.is_free = True
     (resized,) = head.effects._resized(attempt)
     assert isinstance(resized, ev.WorkersResized) and attempt.attempt == 2
+
+
+def test_who_ends_while_it_leaves_gpus_waits_once_and_not_for_ever(head: Head) -> None:
+    """Else the driver would be asked for the run's life, and its next resize would not wait at all."""
+    memory = GpuMemory(lambda device: False, tell=lambda line: None)
+    head.effects._memory = memory
+    attempt = head.attempts[1]
+    attempt.gpus, attempt.ranks = (0, 1), 2
+    del head.effects._attempts[2]
+    devices = head.run.machine.ledger.devices
+    devices |= {index: replace(device, memory_mib=81920.0) for index, device in devices.items()}
+    workers = FakeWorkers([FIRST_PID, FIRST_PID + 1], Script())
+    attempt.workers = cast(Workers, workers)
+    attempt.resizing = Resizing(2, (0,), 1, None)
+    workers.ready = Ready(step=7).encode()
+    workers.end(1, 0)
+    assert list(head.effects._resized(attempt)) == []
+    workers.end(0, 0)
+    assert head.effects._reap(attempt) == []
+    head.run.drain()
+    assert [type(event) for event in head.later()] == [ev.WorkersResized, ev.WorkersExited]
+    for thread in threading.enumerate():
+        if thread.name == "gpu-memory":
+            thread.join(10.0)
+            assert not thread.is_alive()
+    memory.close()
 
 
 # --- on other hosts ---------------------------------------------------------------------------------------
