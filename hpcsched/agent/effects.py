@@ -267,6 +267,7 @@ class Effects:
             attempt.over = error
         if attempt.over is None:
             return list(self._resized(attempt))
+        attempt.over_at = time.monotonic()
         if attempt.meter:
             attempt.meter.read()
         for descriptor in list(attempt.watched):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,17 @@ def test_the_end_waits_for_the_memory_of_its_gpus(head: Head) -> None:
     (exited,) = head.later()
     assert isinstance(exited, ev.WorkersExited) and (exited.job_id, exited.code) == (1, 0)
     assert head.later() == [], "once"
+
+
+def test_the_wait_is_no_time_of_the_attempt(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that fails at once would seem to have failed later, and would be tried again and again."""
+    head.attempts[1].measured = True
+    assert head.ends(1, 1) == []
+    head.memory.is_free, now = True, time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now + FREE_WITHIN_S)
+    (exited,) = head.later()
+    assert isinstance(exited, ev.WorkersExited)
+    assert exited.lasted_s is not None and exited.lasted_s < FREE_WITHIN_S
 
 
 def test_it_does_not_wait_for_a_gpu_that_another_one_still_uses(head: Head) -> None:
