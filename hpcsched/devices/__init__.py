@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from hpcsched.devices.base import Devices, Sample
+from hpcsched.devices.bounded_call import BoundedCalls
 from hpcsched.errors import ConfigError
+
+D = TypeVar("D", bound=Devices)
+
+OPENS_WITHIN_S = 120.0
+"""How long a driver may take until it has said what is there (chosen): without persistence mode it begins
+each GPU anew, which takes seconds. One that hangs would hold us up for ever, and Ctrl-C too."""
 
 __all__ = ["Devices", "Sample", "open_devices"]
 
@@ -23,7 +32,8 @@ def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
     """The devices that `spec` names on this host; `host` is the name they get.
 
     `cpus`: the most CPU slots that `auto` makes where there is no GPU (the CPUs that the batch system
-    granted). Raises ConfigError for a spec that cannot be read, and for more GPUs than there are.
+    granted). Raises ConfigError for a spec that cannot be read, for more GPUs than there are, and where a
+    driver hangs.
     """
     if described := _NODE.fullmatch(spec.strip()):
         return _described(Path(described["node"]), host, _factor(spec, described["speed"]))
@@ -31,7 +41,7 @@ def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
     if kind in ("auto", "cuda"):
         from hpcsched.devices.nvml import NvmlDevices
 
-        gpus = NvmlDevices(host, most=count)
+        gpus = _answered(lambda: NvmlDevices(host, most=count), spec)
         present = len(gpus.inventory())
         if present and (count is None or present == count):
             return gpus
@@ -54,12 +64,30 @@ def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
     return CpuSlots(count or min(present, cpus or present), host)
 
 
+def _answered(opened: Callable[[], D], spec: str) -> D:
+    """The devices that are opened, in a thread of its own. Raises ConfigError if that does not end."""
+
+    def caught() -> D | Exception:
+        try:
+            return opened()
+        except Exception as error:  # it is raised where somebody waits for it
+            return error
+
+    answered, found = BoundedCalls("opens devices").call(caught, OPENS_WITHIN_S)
+    if not answered or found is None:
+        got = f"{spec!r}, but the driver has not answered for {OPENS_WITHIN_S:.0f} s"
+        raise ConfigError(where="--devices", got=got, accepted="a driver that answers (nvidia-smi), or cpu:N")
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
 def _described(file: Path, host: str, speed: float) -> Devices:
     from hpcsched.devices.node_file import read_node
     from hpcsched.devices.replay import ReplayDevices
 
     node = read_node(file)
-    devices = ReplayDevices(node, host, speed)
+    devices = _answered(lambda: ReplayDevices(node, host, speed), f"replay:{file}")
     if not devices.inventory():
         devices.close()
         raise ConfigError(
