@@ -95,11 +95,13 @@ class WatchedAttempt:
     ready: bool = False
     began: float = field(default_factory=time.monotonic)
     asked_to_save: float | None = None
+    asked_to_leave: float | None = None
+    """When it was asked to leave, or killed, first."""
     kill_at: float | None = None
     over: int | LaunchError | None = None
     """How it has ended, for all of its groups; its GPUs may still be in use by what was killed."""
     over_at: float = 0.0
-    """When it had ended."""
+    """When that was."""
     unreadable: str = ""
     """Why the newest STATE.json cannot be read; "" if it can, or there is none."""
     _record_seen: int | bytes = 0
@@ -174,6 +176,16 @@ class WatchedAttempt:
             raise self._failure
         first = [self._codes[group] for group in self._failed]
         return attempt_code([*first, *self._codes.values()])
+
+    def ends(self) -> bool:
+        """Whether it is over: then `over` says how, and `over_at` when."""
+        try:
+            self.over = self.reap()
+        except LaunchError as error:
+            self.over = error
+        if self.over is not None:
+            self.over_at = time.monotonic() - min(group.told_after_s for group in self.groups)
+        return self.over is not None
 
     @property
     def _members(self) -> list[Workers]:

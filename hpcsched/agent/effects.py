@@ -179,6 +179,7 @@ class Effects:
 
     def _ask_to_leave(self, attempt: WatchedAttempt, action: Suspend | Terminate | Kill) -> None:
         number = _SIGNALS[type(action)]
+        attempt.asked_to_leave = attempt.asked_to_leave or time.monotonic()
         if isinstance(action, Suspend):
             attempt.asked_to_save = time.monotonic()
             attempt.workers.tell(orders.Suspend(quick=action.quick))
@@ -242,8 +243,7 @@ class Effects:
     def on_readable(self, key: SelectorKey) -> list[ev.Event]:
         """The events of a readable descriptor of an attempt: a rank has ended, or progress was reported."""
         kind, attempt = key.data
-        if kind == "memory":  # `collect` sees whose GPUs have become free
-            assert self._memory is not None
+        if kind == "memory" and self._memory:  # `collect` sees whose GPUs have become free
             self._memory.heard()
             return []
         if key.fd not in attempt.watched:
@@ -261,13 +261,8 @@ class Effects:
 
     def _reap(self, attempt: WatchedAttempt) -> list[ev.Event]:
         """Look whether an attempt is over; its end is told once its GPUs can be given on."""
-        try:
-            attempt.over = attempt.reap()
-        except LaunchError as error:
-            attempt.over = error
-        if attempt.over is None:
+        if not attempt.ends():
             return list(self._resized(attempt))
-        attempt.over_at = time.monotonic()
         if attempt.meter:
             attempt.meter.read()
         for descriptor in list(attempt.watched):
@@ -285,8 +280,8 @@ class Effects:
         del self._attempts[attempt.job_id]
         if isinstance(attempt.over, LaunchError):
             about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
-            no_room = disk_space.full_directory(attempt.over, attempt.folder)
-            return [*news, self._failed(attempt.over, about, no_room=no_room)]
+            where = disk_space.full_directory(attempt.over, attempt.folder)
+            return [*news, self._failed(attempt.over, about, no_room=where)]
         assert attempt.over is not None
         job, at = self._machine.run.jobs[attempt.job_id], self._clock.now()
         unusable = self._gpu_faults.judge(attempt, attempt.over, job.spec, self._attempts.values())
@@ -406,9 +401,8 @@ class Effects:
         now = time.monotonic()
         soon = self._deferred or any(attempt.news_expected(now) for attempt in self._attempts.values())
         soonest = 0.05 if soon else 0.25
-        if (first := self._timers.first) is not None:
-            soonest = min(soonest, self._clock.until(first))
-        return soonest
+        first = self._timers.first
+        return soonest if first is None else min(soonest, self._clock.until(first))
 
     def kill(self) -> None:
         """Kill all workers; their ends are reported like any other."""

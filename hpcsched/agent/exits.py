@@ -12,6 +12,10 @@ from hpcsched.contract.state import State
 from hpcsched.core.events import WorkersExited
 from hpcsched.printing import printable
 
+SURELY_BEFORE_S = 1.0
+"""Time between an end and an order to end after which neither is the other's cause (chosen): a batch system
+tells all of us within less."""
+
 
 def exited(
     attempt: WatchedAttempt, code: int, *, at: float, known_step: int, blamed: str = ""
@@ -28,6 +32,7 @@ def exited(
     saved, held = None if record is None or old else record.step, False
     if code == SUSPENDED and (step := attempt.held_step()) is not None:
         held, saved = step > (saved or 0), max(step, saved or 0)
+    asked_to_leave = attempt.asked_to_leave or time.monotonic()
     steps = [] if last is None else [last.step]
     if saved is not None and code in (0, SUSPENDED):
         steps.append(saved)
@@ -50,6 +55,7 @@ def exited(
         took_s=None if asked is None else time.monotonic() - asked,
         lasted_s=attempt.over_at - attempt.began if attempt.measured else None,
         held=held,
+        unasked=asked_to_leave - attempt.over_at >= SURELY_BEFORE_S,
     )
 
 

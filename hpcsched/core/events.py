@@ -275,7 +275,8 @@ class WorkersExited(AttemptEvent):
     save (None if it was not, and for what only follows a profile). `held`: the state of `saved_step` is in
     memory, and not on disk yet. `lasted_s` are measured seconds since the launch (None for what only follows
     a profile). `unreadable` says why its record of what it has saved cannot be read ("": it can), `no_room`
-    which of its directories had no room left when it failed ("": none).
+    which of its directories had no room left when it failed ("": none). `unasked`: they had ended well before
+    anybody asked them to, and that is told now that the memory of their GPUs is free.
     """
 
     code: int
@@ -288,6 +289,7 @@ class WorkersExited(AttemptEvent):
     lasted_s: float | None = None
     unreadable: str = ""
     no_room: str = ""
+    unasked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,6 +114,11 @@ class Workers(Protocol):
         """STATE.json, as the host of rank 0 last saw it; None: read the file itself."""
 
     @property
+    def told_after_s(self) -> float:
+        """How many seconds after the last rank's end `reap` has told of it, as another host waited for the
+        memory of its GPUs."""
+
+    @property
     def progress_fd(self) -> int | None:
         """Non-blocking read end of rank 0's progress pipe; None if there is none."""
 

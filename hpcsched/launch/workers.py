@@ -43,6 +43,7 @@ class LocalWorkers:
         self.refused: bytes | None = None
         self.record: bytes | None = None
         self.held: bytes | None = None
+        self.told_after_s = 0.0
         self.address, self.port = placement.address, placement.port or 0
         """The rendezvous of the ranks."""
         self.on_held: Callable[[int], object] = lambda attempt: None

@@ -78,6 +78,7 @@ class FakeWorkers:
         self.refused: bytes | None = None
         self.held: bytes | None = None
         self.record: bytes | None = None
+        self.told_after_s = 0.0
         self.where = joins or f"127.0.0.1:{FIRST_PORT}"
         self.told: list[Mapping[str, Any]] = []
         self.expected: list[int] = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
+
+import msgspec
 
 from hpcsched.agent.gpu_memory import GpuMemory
 from hpcsched.agent.node.workers import PartWatcher
@@ -19,24 +22,27 @@ class HeldBack:
         self, memory: GpuMemory, inventory: Sequence[Device], parts: Collection[PartWatcher]
     ) -> None:
         self._memory, self._inventory, self._parts = memory, inventory, parts
-        self._waiting: list[tuple[PartWatcher, End]] = []
+        self._waiting: list[tuple[PartWatcher, End, float]] = []
+        """Each with the time at which it began to wait."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def over(self, part: PartWatcher) -> bool:
         """Whether the end of all ranks of a part waits to be told."""
-        return any(one is part and isinstance(end, protocol.Exited) for one, end in self._waiting)
+        return any(one is part and isinstance(end, protocol.Exited) for one, end, _ in self._waiting)
 
     def add(self, part: PartWatcher, end: End) -> None:
         """Have a message wait, if only for the next `free`."""
-        self._waiting.append((part, end))
+        self._waiting.append((part, end, time.monotonic()))
 
     def free(self, within_s: float) -> Iterator[tuple[PartWatcher, End]]:
         """The messages whose GPUs can be given on, or have been waited for so long; they wait no more."""
-        for part, end in list(self._waiting):
+        for part, end, since in list(self._waiting):
             if self._memory.free(id(end), self._devices(part, end), part.workers.left, within_s=within_s):
                 self._waiting = [one for one in self._waiting if one[1] is not end]
+                if isinstance(end, protocol.Exited):
+                    end = msgspec.structs.replace(end, after_s=time.monotonic() - since)
                 yield part, end
 
     def _devices(self, part: PartWatcher, end: End) -> list[Device]:

@@ -173,7 +173,7 @@ class Reports:
         if event.unreadable:
             self._out.note(job, Reason(Why.BAD_RECORD, {"error": event.unreadable}))
         told_to_end = job.wanted == "cancel" or (job.wanted not in ("", "suspend") and not asked_to_save)
-        if event.code == 0 and (not told_to_end or job.remaining == 0):
+        if event.code == 0 and (event.unasked or not told_to_end or job.remaining == 0):
             if job.spec.steps is not None and not job.reports:
                 job.step = job.spec.steps
             self._endings.completed(job)

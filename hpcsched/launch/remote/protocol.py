@@ -160,13 +160,14 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
     """All of the part's ranks have ended.
 
     On the host of rank 0 `record` is STATE.json, and `held` the held file of a quick suspend; either may be
-    the newer one.
+    the newer one. `after_s`: how many seconds ago they had, as the memory of their GPUs was still in use.
     """
 
     part: int
     code: int
     record: bytes | None = None
     held: bytes | None = None
+    after_s: float = 0.0
 
 
 class Keeping(msgspec.Struct, frozen=True, tag="keeping"):

@@ -188,10 +188,10 @@ class HeadSessions:
                 workers.failing(part)
             case protocol.LaunchFailed(error=error, transient=transient, host_fault=host_fault):
                 workers.launch_failed(part, error, transient=transient, host_fault=host_fault)
-            case protocol.Exited(code=code, record=record, held=held):
+            case protocol.Exited(code=code, record=record, held=held, after_s=after_s):
                 workers.record = workers.record if record is None else record
                 workers.held = workers.held if held is None else held
-                workers.ended(part, code)
+                workers.ended(part, code, after_s)
         self._forget_ended(workers)
 
     def _forget_ended(self, workers: RemoteWorkers) -> None:

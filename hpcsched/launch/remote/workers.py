@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -132,6 +133,7 @@ class AttemptPart:
         self.code: int | None = None
         """The exit code of its ranks; None while they live, and if none was started."""
         self.living = 0
+        self.ended_at = 0.0
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
@@ -175,6 +177,11 @@ class RemoteWorkers:
         for part in self.parts:
             if part is self.parts[0] or part.order.port is not None:
                 self._ask(part)
+
+    @property
+    def told_after_s(self) -> float:
+        """How many seconds ago the last rank had ended."""
+        return time.monotonic() - max(part.ended_at for part in self.parts)
 
     @property
     def living(self) -> int:
@@ -283,10 +290,11 @@ class RemoteWorkers:
             self._failing.append(part)
             self._sound()
 
-    def ended(self, part: AttemptPart, code: int | None) -> None:
-        """Note that all ranks of this part have ended; `code` None: none was started."""
+    def ended(self, part: AttemptPart, code: int | None, after_s: float = 0.0) -> None:
+        """Note that all ranks of this part have ended, so long ago; `code` None: none was started."""
         if part.over:
             return
+        part.ended_at = time.monotonic() - after_s
         part.over, part.code, part.living = True, code, 0
         if part is self.parts[0]:
             self._end_progress()

@@ -18,6 +18,7 @@ class Ended:
     """Processes that have failed."""
 
     record = held = ready = refused = None
+    told_after_s = 0.0
 
     def reap(self):
         return 1

@@ -21,7 +21,7 @@ from hpcsched.agent.node.held_back import HeldBack
 from hpcsched.agent.node.workers import PartWatcher
 from hpcsched.contract.words import Ready
 from hpcsched.core import events as ev
-from hpcsched.core.model import Device
+from hpcsched.core.model import Device, JobState
 from hpcsched.launch.base import Workers
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.workers import LocalWorkers
@@ -113,6 +113,42 @@ def test_the_wait_is_no_time_of_the_attempt(head: Head, monkeypatch: pytest.Monk
     (exited,) = head.later()
     assert isinstance(exited, ev.WorkersExited)
     assert exited.lasted_s is not None and exited.lasted_s < FREE_WITHIN_S
+
+
+@pytest.mark.parametrize(
+    ("asked_after_s", "completed"), [(None, True), (5.0, True), (0.5, False), (-1.0, False)]
+)
+def test_who_has_ended_before_it_is_told_to_has_completed(
+    head: Head, monkeypatch: pytest.MonkeyPatch, asked_after_s: float | None, completed: bool
+) -> None:
+    """Code 0 after our SIGTERM proves nothing, but for one that came while the end was held back."""
+    attempt, now = head.attempts[1], time.monotonic()
+    workers = FakeWorkers([FIRST_PID], Script(on_signal={}))
+    attempt.workers = cast(Workers, workers)
+
+    def at(after_s: float) -> None:
+        monkeypatch.setattr("time.monotonic", lambda: now + after_s)
+
+    def asked() -> None:
+        if asked_after_s is not None:
+            at(asked_after_s)
+            for action in head.run.cancel("a"):
+                head.effects.perform(action)
+
+    if asked_after_s is not None and asked_after_s < 0:
+        asked()
+    at(0.0)
+    workers.end(0, 0)
+    assert attempt.ends()
+    if asked_after_s is None or asked_after_s > 0:
+        asked()
+    head.memory.is_free = True
+    at(FREE_WITHIN_S)
+    (exited,) = head.later()
+    assert isinstance(exited, ev.WorkersExited) and exited.unasked is completed
+    head.run.machine.handle(exited)
+    state = head.run.machine.run.jobs[1].state
+    assert state is (JobState.COMPLETED if completed else JobState.CANCELLED)
 
 
 def test_it_does_not_wait_for_a_gpu_that_another_one_still_uses(head: Head) -> None:
@@ -217,7 +253,12 @@ class Node:
         self.parts[number] = self._part(number, devices, self._folder)
 
     def told(self) -> list[protocol.NodeMessage]:
-        return [message for _, message in self.held_back.free(FREE_WITHIN_S)]
+        found = [message for _, message in self.held_back.free(FREE_WITHIN_S)]
+        self.after_s = [message.after_s for message in found if isinstance(message, protocol.Exited)]
+        return [
+            msgspec.structs.replace(message, after_s=0.0) if isinstance(message, protocol.Exited) else message
+            for message in found
+        ]
 
 
 @pytest.fixture
@@ -234,6 +275,7 @@ def test_a_node_agent_holds_back_who_has_ended(node: Node) -> None:
     assert node.told() == [] and node.memory.asked == ([1], FREE_WITHIN_S), "the other has somebody"
     node.memory.is_free = True
     assert node.told() == [end] and not node.held_back
+    assert node.after_s[0] > 0.0, "it has ended before that"
 
 
 def test_a_node_agent_holds_back_that_a_rank_has_left(node: Node) -> None:

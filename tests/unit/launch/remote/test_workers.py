@@ -105,6 +105,16 @@ def test_living_ranks_are_those_that_were_told(crew: Crew) -> None:
     assert crew.workers.living == 0 and crew.workers.reap() == 75
 
 
+def test_the_end_is_that_of_the_last_rank_and_not_when_its_host_has_told_of_it(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    crew.all_run()
+    crew.workers.ended(crew.a, 0, after_s=2.0)
+    crew.workers.ended(crew.b, 0, after_s=9.0)
+    assert crew.workers.told_after_s == 2.0
+
+
 def test_orders_go_to_rank_0_s_host_while_it_lives(crew: Crew, joiners: Crew) -> None:
     crew.all_run()
     crew.workers.tell(RESIZE)
