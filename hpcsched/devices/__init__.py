@@ -90,9 +90,10 @@ def _described(file: Path, host: str, speed: float) -> Devices:
     devices = _answered(lambda: ReplayDevices(node, host, speed), f"replay:{file}")
     if not devices.inventory():
         devices.close()
-        raise ConfigError(
-            where=f"--devices {file}", key="visible", got=repr(node.visible), accepted="names of its GPUs"
-        )
+        where = f"--devices {file}"
+        if node.visible is None:
+            raise ConfigError(where=where, got="no GPU answers at the start", accepted="one that does")
+        raise ConfigError(where=where, key="visible", got=repr(node.visible), accepted="names of its GPUs")
     return devices
 
 

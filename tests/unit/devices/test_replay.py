@@ -187,6 +187,12 @@ def test_an_xid_of_an_instance() -> None:
     assert node.at(100) == [1], "the board is asked to be reset when it suits the others"
 
 
+def test_a_node_whose_gpus_are_all_lost_at_the_start_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, "schema = 1\ngpus = 1\nhappens = [{ at_s = 0, gpu = 0, what = 'lost' }]\n")
+    with pytest.raises(ConfigError, match=r"node\.toml: no GPU answers at the start; accepted: "):
+        open_devices(f"replay:{file}", "h")
+
+
 def test_a_driver_that_hangs_from_the_start_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
