@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 import os
 import re
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcsched.devices.base import Devices, Sample
 from hpcsched.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpcsched.devices.nvml import NvmlDevices
 
 __all__ = ["Devices", "Sample", "open_devices"]
 
@@ -16,6 +21,10 @@ _ACCEPTED = (
     "auto, cuda, cuda:N, cpu:N, replay:N[@SPEED] or replay:NODE.toml[@SPEED] (N a positive whole number)"
 )
 _SPEC = re.compile(r"(?P<kind>auto|cuda|cpu|replay)(:(?P<count>[1-9][0-9]{0,5}))?(@(?P<speed>\S+))?")
+OPEN_WITHIN_S = 120.0
+"""How long to wait for NVML to begin (chosen): without persistence mode the driver first wakes each GPU up,
+which takes some seconds for each."""
+
 _NODE = re.compile(r"replay:(?P<node>.+\.toml)(@(?P<speed>[^@/\s]+))?")
 
 
@@ -23,15 +32,14 @@ def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
     """The devices that `spec` names on this host; `host` is the name they get.
 
     `cpus`: the most CPU slots that `auto` makes where there is no GPU (the CPUs that the batch system
-    granted). Raises ConfigError for a spec that cannot be read, and for more GPUs than there are.
+    granted). Raises ConfigError for a spec that cannot be read, for more GPUs than there are, and where NVML
+    does not answer.
     """
     if described := _NODE.fullmatch(spec.strip()):
         return _described(Path(described["node"]), host, _factor(spec, described["speed"]))
     kind, count, speed = _parse(spec)
     if kind in ("auto", "cuda"):
-        from hpcsched.devices.nvml import NvmlDevices
-
-        gpus = NvmlDevices(host, most=count)
+        gpus = _through_nvml(spec, host, count)
         present = len(gpus.inventory())
         if present and (count is None or present == count):
             return gpus
@@ -52,6 +60,22 @@ def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
 
     present = len(os.sched_getaffinity(0))
     return CpuSlots(count or min(present, cpus or present), host)
+
+
+def _through_nvml(spec: str, host: str, most: int | None) -> NvmlDevices:
+    from hpcsched.devices.nvml import NvmlDevices
+
+    opened: list[NvmlDevices] = []
+    # In a thread: a driver that hangs does not come back.
+    opening = threading.Thread(
+        target=lambda: opened.append(NvmlDevices(host, most=most)), name="nvml-open", daemon=True
+    )
+    opening.start()
+    opening.join(OPEN_WITHIN_S)
+    if not opened:
+        got = f"{spec!r}, but NVML has not answered within {OPEN_WITHIN_S:g} s"
+        raise ConfigError(where="--devices", got=got, accepted="a host whose driver answers, or cpu:N")
+    return opened[0]
 
 
 def _described(file: Path, host: str, speed: float) -> Devices:

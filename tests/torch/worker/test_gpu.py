@@ -207,7 +207,8 @@ def test_without_cuda_it_says_so_too(
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     with pytest.raises(SystemExit):
         own_device(rank("0,3"))
-    assert f"GPU 6 (3) cannot be used: torch {torch.__version__} was built without CUDA" in capfd.readouterr().err
+    said = f"GPU 6 (3) cannot be used: torch {torch.__version__} was built without CUDA"
+    assert said in capfd.readouterr().err
 
 
 def test_on_cpu_slots_and_without_hpcsched_there_is_no_gpu(
