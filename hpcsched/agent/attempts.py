@@ -98,6 +98,8 @@ class WatchedAttempt:
     kill_at: float | None = None
     over: int | LaunchError | None = None
     """How it has ended, for all of its groups; its GPUs may still be in use by what was killed."""
+    over_at: float = 0.0
+    """When it had ended."""
     unreadable: str = ""
     """Why the newest STATE.json cannot be read; "" if it can, or there is none."""
     _record_seen: int | bytes = 0

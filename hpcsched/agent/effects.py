@@ -267,6 +267,7 @@ class Effects:
             attempt.over = error
         if attempt.over is None:
             return list(self._resized(attempt))
+        attempt.over_at = time.monotonic()
         if attempt.meter:
             attempt.meter.read()
         for descriptor in list(attempt.watched):
@@ -277,6 +278,8 @@ class Effects:
         """The end of an attempt that is over; none yet while its GPUs are still in use."""
         if not self._can_give_on(attempt, attempt.held_gpus, "end"):
             return []
+        if self._memory:
+            self._memory.forget((attempt.job_id, "resize"))  # its GPUs were among those
         news = list(self._resized(attempt))
         attempt.close()
         del self._attempts[attempt.job_id]

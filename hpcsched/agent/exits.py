@@ -19,8 +19,8 @@ def exited(
     """The event of an attempt that has ended with `code`.
 
     `at`: now, on the run's clock. `known_step`: the newest step that the job is known to have saved.
-    `blamed`: why it failed, where something else than its output says so. Measured seconds are those until
-    now: who is to go on with its GPUs has waited for their memory too.
+    `blamed`: why it failed, where something else than its output says so. The seconds that a suspend took are
+    those until now: who is to go on with its GPUs has waited for their memory too.
     """
     last = attempt.meter.last if attempt.meter else None
     record = attempt.record()
@@ -48,7 +48,7 @@ def exited(
         if code == 0 or (code == SUSPENDED and not unreadable)
         else disk_space.first_full_directory(attempt.written_folders),
         took_s=None if asked is None else time.monotonic() - asked,
-        lasted_s=time.monotonic() - attempt.began if attempt.measured else None,
+        lasted_s=attempt.over_at - attempt.began if attempt.measured else None,
         held=held,
     )
 

@@ -115,6 +115,11 @@ class GpuMemory:
             self._tell(self._given_on(wait))
         return True
 
+    def forget(self, who: Hashable) -> None:
+        """Have `who` wait no more, if it does: it will not ask again."""
+        with self._lock:
+            self._waits.pop(who, None)
+
     def close(self) -> None:
         """Ask no more. A thread that hangs in the driver is left behind."""
         with self._lock:

@@ -62,8 +62,9 @@ class GpuWatch:
         """The GPUs whose samples are too old to be shown."""
         self._losses: Counter[int] = Counter()
         """How often samples have condemned each GPU."""
-        self._well_since: dict[int, float | None] = {}
-        """The GPUs that samples have condemned and that may come back: since when they are well."""
+        self._well: dict[int, tuple[float, float] | None] = {}
+        """The GPUs that samples have condemned and that may come back: since when they are well, and until
+        when."""
 
     def used_mib(self, gpu: int) -> float | None:
         """The memory that is used on a GPU, in MiB, by its newest sample; None if that is not known."""
@@ -77,7 +78,7 @@ class GpuWatch:
         NVML does not know what CUDA needs.
         """
         for gpu in [event.gpu for event in told if isinstance(event, ev.DeviceLost)]:
-            self._well_since.pop(gpu, None)
+            self._well.pop(gpu, None)
             self._losses[gpu] = MOST_LOSSES
         samples = self._monitor.take()
         if samples is None and not self._late and self._monitor.age_s <= self._old_after_s:
@@ -90,26 +91,28 @@ class GpuWatch:
         return [event for sample in samples if (event := self._judged(sample, at)) is not None]
 
     def _judged(self, sample: Sample, at: float) -> ev.Event | None:
-        gpu, now = sample.gpu, self._clock()
+        gpu = sample.gpu
         if not sample.healthy:
-            if gpu in self._well_since:
-                self._well_since[gpu] = None
+            if gpu in self._well:
+                self._well[gpu] = None
             return self._condemn(sample, at) if gpu in self._ledger.devices else None
-        if gpu not in self._well_since or gpu not in self._ledger.lost or gpu in self._late:
+        if gpu not in self._well or gpu not in self._ledger.lost:
             return None
-        since = self._well_since[gpu]
-        if since is None:
-            self._well_since[gpu] = now
-        elif now - since >= WELL_FOR_S:
-            del self._well_since[gpu]
-            return ev.DeviceFound(at=at, gpu=gpu, why=f"well for {WELL_FOR_S:g} s")
-        return None
+        seen = self._clock() - sample.age_s
+        since, last = self._well[gpu] or (seen, seen)
+        if seen - last > self._old_after_s:
+            since = seen  # nobody knows what it was meanwhile
+        self._well[gpu] = since, seen
+        if seen - since < WELL_FOR_S:
+            return None
+        del self._well[gpu]
+        return ev.DeviceFound(at=at, gpu=gpu, why=f"well for {WELL_FOR_S:g} s")
 
     def _condemn(self, sample: Sample, at: float) -> ev.Event:
         self._losses[sample.gpu] += 1
         why = sample.why
         if self._losses[sample.gpu] < MOST_LOSSES:
-            self._well_since[sample.gpu] = None
+            self._well[sample.gpu] = None
         elif self._losses[sample.gpu] == MOST_LOSSES:
             why = f"{why} (lost {MOST_LOSSES} times: it stays out)"
         return ev.DeviceLost(at=at, gpu=sample.gpu, why=why)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import os
 import re
-import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from hpcsched.devices.base import Devices, Sample
+from hpcsched.devices.bounded_call import BoundedCalls
 from hpcsched.errors import ConfigError
 
-if TYPE_CHECKING:
-    from hpcsched.devices.nvml import NvmlDevices
+D = TypeVar("D", bound=Devices)
+
+OPENS_WITHIN_S = 120.0
+"""How long a driver may take until it has said what is there (chosen): without persistence mode it begins
+each GPU anew, which takes seconds. One that hangs would hold us up for ever, and Ctrl-C too."""
 
 __all__ = ["Devices", "Sample", "open_devices"]
 
@@ -21,10 +25,6 @@ _ACCEPTED = (
     "auto, cuda, cuda:N, cpu:N, replay:N[@SPEED] or replay:NODE.toml[@SPEED] (N a positive whole number)"
 )
 _SPEC = re.compile(r"(?P<kind>auto|cuda|cpu|replay)(:(?P<count>[1-9][0-9]{0,5}))?(@(?P<speed>\S+))?")
-OPEN_WITHIN_S = 120.0
-"""How long to wait for NVML to begin (chosen): without persistence mode the driver first wakes each GPU up,
-which takes some seconds for each."""
-
 _NODE = re.compile(r"replay:(?P<node>.+\.toml)(@(?P<speed>[^@/\s]+))?")
 
 
@@ -32,14 +32,16 @@ def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
     """The devices that `spec` names on this host; `host` is the name they get.
 
     `cpus`: the most CPU slots that `auto` makes where there is no GPU (the CPUs that the batch system
-    granted). Raises ConfigError for a spec that cannot be read, for more GPUs than there are, and where NVML
-    does not answer.
+    granted). Raises ConfigError for a spec that cannot be read, for more GPUs than there are, and where a
+    driver hangs.
     """
     if described := _NODE.fullmatch(spec.strip()):
         return _described(Path(described["node"]), host, _factor(spec, described["speed"]))
     kind, count, speed = _parse(spec)
     if kind in ("auto", "cuda"):
-        gpus = _through_nvml(spec, host, count)
+        from hpcsched.devices.nvml import NvmlDevices
+
+        gpus = _answered(lambda: NvmlDevices(host, most=count), spec)
         present = len(gpus.inventory())
         if present and (count is None or present == count):
             return gpus
@@ -62,20 +64,22 @@ def open_devices(spec: str, host: str, *, cpus: int | None = None) -> Devices:
     return CpuSlots(count or min(present, cpus or present), host)
 
 
-def _through_nvml(spec: str, host: str, most: int | None) -> NvmlDevices:
-    from hpcsched.devices.nvml import NvmlDevices
+def _answered(opened: Callable[[], D], spec: str) -> D:
+    """The devices that are opened, in a thread of its own. Raises ConfigError if that does not end."""
 
-    opened: list[NvmlDevices] = []
-    # In a thread: a driver that hangs does not come back.
-    opening = threading.Thread(
-        target=lambda: opened.append(NvmlDevices(host, most=most)), name="nvml-open", daemon=True
-    )
-    opening.start()
-    opening.join(OPEN_WITHIN_S)
-    if not opened:
-        got = f"{spec!r}, but NVML has not answered within {OPEN_WITHIN_S:g} s"
-        raise ConfigError(where="--devices", got=got, accepted="a host whose driver answers, or cpu:N")
-    return opened[0]
+    def caught() -> D | Exception:
+        try:
+            return opened()
+        except Exception as error:  # it is raised where somebody waits for it
+            return error
+
+    answered, found = BoundedCalls("opens devices").call(caught, OPENS_WITHIN_S)
+    if not answered or found is None:
+        got = f"{spec!r}, but the driver has not answered for {OPENS_WITHIN_S:.0f} s"
+        raise ConfigError(where="--devices", got=got, accepted="a driver that answers (nvidia-smi), or cpu:N")
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _described(file: Path, host: str, speed: float) -> Devices:
@@ -83,7 +87,7 @@ def _described(file: Path, host: str, speed: float) -> Devices:
     from hpcsched.devices.replay import ReplayDevices
 
     node = read_node(file)
-    devices = ReplayDevices(node, host, speed)
+    devices = _answered(lambda: ReplayDevices(node, host, speed), f"replay:{file}")
     if not devices.inventory():
         devices.close()
         raise ConfigError(

@@ -35,6 +35,9 @@ _WORD_BITS = 64
 _RECOVERY_ACTION = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older bindings have no name for."""
 
+_DIGITS = 9
+"""The most digits of an index; Python refuses to read some thousands of them."""
+
 _NO_INSTANCE = 0xFFFFFFFF
 """The number of an instance in an event that is about the board."""
 
@@ -234,7 +237,8 @@ class NvmlDevices:
             board = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
             return self._instance(handle, handle if board is None else board, name)
         if name.isdecimal():
-            matching = [int(name)] if int(name) < len(boards) and boards[int(name)] is not None else []
+            number = int(name) if len(name) <= _DIGITS else len(boards)
+            matching = [number] if number < len(boards) and boards[number] is not None else []
         else:
             matching = [i for i, board in enumerate(boards) if self._uuid(board).startswith(name)]
             matching = matching if name.startswith(CUDA.whole) else []

@@ -68,15 +68,17 @@ class _Killing:
                 os.close(descriptor)
 
     def _kill(self, leaders: frozenset[int], pidfds: list[int]) -> None:
-        found = daemons(self._run_id)
-        for daemon in found:
-            within_s = TERMINATES_WITHIN_S / len(found)
-            clients = daemon.clients(os.environ, within_s=within_s / 2)
-            ours = {pid for pid in clients if _group(pid) in leaders}
-            daemon.terminate({pid: clients[pid] for pid in ours}, os.environ, within_s=within_s / 2)
-        _send_kill(pidfds)
-        for descriptor in pidfds:
-            os.close(descriptor)
+        try:
+            found = daemons(self._run_id)
+            for daemon in found:
+                within_s = TERMINATES_WITHIN_S / len(found)
+                clients = daemon.clients(os.environ, within_s=within_s / 2)
+                ours = {pid for pid in clients if _group(pid) in leaders}
+                daemon.terminate({pid: clients[pid] for pid in ours}, os.environ, within_s=within_s / 2)
+        finally:
+            _send_kill(pidfds)
+            for descriptor in pidfds:
+                os.close(descriptor)
 
 
 def _send_kill(pidfds: Iterable[int]) -> None:

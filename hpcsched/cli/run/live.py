@@ -210,6 +210,7 @@ class Narrator:
     def __init__(self, machine: Machine, *, quiet: bool = False) -> None:
         self._machine, self._quiet = machine, quiet
         self._stuck = _Stuck(machine)
+        self._now = 0.0
 
     def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
         if not self._quiet:
@@ -219,13 +220,15 @@ class Narrator:
                 self._say(stuck)
 
     def tick(self, now: float) -> None:
-        """Nothing to redraw."""
+        """Note the time: what is said of no event has no other."""
+        self._now = now
 
     def message(self, text: str) -> None:
         self._say(text)
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(f"[{clock(self._machine.run.now):>7}] {printable(text)}\n")
+        now = max(self._now, self._machine.run.now)
+        sys.stderr.write(f"[{clock(now):>7}] {printable(text)}\n")
         sys.stderr.flush()
 
     def close(self) -> None:
@@ -260,7 +263,8 @@ class LiveTable:
     def message(self, text: str) -> None:
         from rich.text import Text
 
-        stamp = Text(f"[{clock(self._machine.run.now):>7}] ", style="dim")
+        now = max(self._now, self._machine.run.now)
+        stamp = Text(f"[{clock(now):>7}] ", style="dim")
         self._console.print(stamp + Text(printable(text)), soft_wrap=True)
 
     def close(self) -> None:

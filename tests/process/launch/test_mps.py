@@ -132,6 +132,23 @@ def test_without_a_thread_a_client_is_killed_at_once(
     workers.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_client_is_killed_whatever_goes_wrong_before(
+    tmp_path: Path, host: MpsHost, daemon: mps_control.Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(run_id: str) -> list[mps_control.Daemon]:
+        raise ValueError(run_id)
+
+    workers = client(LocalLauncher(), tmp_path / "1", daemon)
+    monkeypatch.setattr(mps, "daemons", fails)
+    workers.signal(signal.SIGKILL)
+    assert reaped(workers) == 128 + signal.SIGKILL
+    for thread in threading.enumerate():
+        if thread.name == "kills MPS clients":
+            thread.join(5.0)
+    workers.close()
+
+
 def test_workers_that_are_no_clients_are_killed_at_once(
     tmp_path: Path, host: MpsHost, daemon: mps_control.Daemon
 ) -> None:

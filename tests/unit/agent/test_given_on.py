@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,6 +41,9 @@ class Memory:
     def free(self, who: Any, devices: Iterable[Device], left: Callable[[], int], *, within_s: float) -> bool:
         self.asked = [device.index for device in devices], within_s
         return self.is_free or not self.asked[0]
+
+    def forget(self, who: Any) -> None:
+        """It waits for nobody."""
 
     def fileno(self) -> int:
         return 0
@@ -98,6 +104,17 @@ def test_the_end_waits_for_the_memory_of_its_gpus(head: Head) -> None:
     assert head.later() == [], "once"
 
 
+def test_the_wait_is_no_time_of_the_attempt(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that fails at once would seem to have failed later, and would be tried again and again."""
+    head.attempts[1].measured = True
+    assert head.ends(1, 1) == []
+    head.memory.is_free, now = True, time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now + FREE_WITHIN_S)
+    (exited,) = head.later()
+    assert isinstance(exited, ev.WorkersExited)
+    assert exited.lasted_s is not None and exited.lasted_s < FREE_WITHIN_S
+
+
 def test_it_does_not_wait_for_a_gpu_that_another_one_still_uses(head: Head) -> None:
     head.attempts[2].gpus = (0,)  # in the background of a's
     assert [type(event) for event in head.ends(1)] == [ev.WorkersExited]
@@ -135,6 +152,32 @@ def test_a_job_that_shrinks_in_place_waits_for_the_gpus_that_it_leaves(head: Hea
     head.memory.is_free = True
     (resized,) = head.effects._resized(attempt)
     assert isinstance(resized, ev.WorkersResized) and attempt.attempt == 2
+
+
+def test_who_ends_while_it_leaves_gpus_waits_once_and_not_for_ever(head: Head) -> None:
+    """Else the driver would be asked for the run's life, and its next resize would not wait at all."""
+    memory = GpuMemory(lambda device: False, tell=lambda line: None)
+    head.effects._memory = memory
+    attempt = head.attempts[1]
+    attempt.gpus, attempt.ranks = (0, 1), 2
+    del head.effects._attempts[2]
+    devices = head.run.machine.ledger.devices
+    devices |= {index: replace(device, memory_mib=81920.0) for index, device in devices.items()}
+    workers = FakeWorkers([FIRST_PID, FIRST_PID + 1], Script())
+    attempt.workers = cast(Workers, workers)
+    attempt.resizing = Resizing(2, (0,), 1, None)
+    workers.ready = Ready(step=7).encode()
+    workers.end(1, 0)
+    assert list(head.effects._resized(attempt)) == []
+    workers.end(0, 0)
+    assert head.effects._reap(attempt) == []
+    head.run.drain()
+    assert [type(event) for event in head.later()] == [ev.WorkersResized, ev.WorkersExited]
+    for thread in threading.enumerate():
+        if thread.name == "gpu-memory":
+            thread.join(10.0)
+            assert not thread.is_alive()
+    memory.close()
 
 
 # --- on other hosts ---------------------------------------------------------------------------------------

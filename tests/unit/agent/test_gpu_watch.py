@@ -123,6 +123,20 @@ def test_silence_does_not_make_a_lost_gpu_well(gpu: Played) -> None:
     assert gpu.machine.ledger.lost.keys() == {0}
 
 
+def test_nor_does_a_sample_before_a_silence_and_one_after_it(gpu: Played) -> None:
+    gpu.goes_on(PERIOD_S, BAD)
+    gpu.goes_on(PERIOD_S, GOOD)
+    gpu.goes_on(PERIOD_S + OLD_AFTER_S + 1.0)
+    assert gpu.goes_on(1.0, GOOD) == []
+    assert gpu.well(WELL_FOR_S)[0].why == "well for 30 s"  # type: ignore[attr-defined]
+
+
+def test_nor_do_old_samples_of_a_node_agent_whose_driver_hangs(gpu: Played) -> None:
+    gpu.goes_on(PERIOD_S, BAD)
+    for age_s in range(0, 300, 5):
+        assert gpu.goes_on(PERIOD_S, Sample(gpu=0, age_s=float(age_s))) == []
+
+
 def test_one_host_of_two_is_silent() -> None:
     """Its node agent still talks: what it sends on has an age."""
     two = Played(gpus=2)

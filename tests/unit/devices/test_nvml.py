@@ -112,6 +112,7 @@ def test_who_has_fewer_cores_than_gpus_still_has_a_thread(
         ("-1", []),
         ("", []),
         ("NoDevFiles", []),
+        pytest.param("1," + "9" * 5000, ["GPU-bbbb-1"], id="a number that nobody can read"),
     ],
 )
 def test_visible_devices_are_handed_on_by_uuid(install: Install, visible: str, expected: list[str]) -> None:

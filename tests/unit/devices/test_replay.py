@@ -185,3 +185,13 @@ def test_an_xid_of_an_instance() -> None:
     node = Rehearsal(Happening(at_s=1, gpu=0, instance=1, what="xid", xid=95), mig=[2, 0, 0, 0])
     assert node.at(1) == [1]
     assert node.at(100) == [1], "the board is asked to be reset when it suits the others"
+
+
+def test_a_driver_that_hangs_from_the_start_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("schema = 1\ngpus = 1\n[[happens]]\nat_s = 0\ngpu = 0\nwhat = 'hang'\nfor_s = 0.5\n")
+    monkeypatch.setattr("hpcsched.devices.OPENS_WITHIN_S", 0.05)
+    with pytest.raises(ConfigError, match=r"node\.toml', but the driver has not answered for 0 s"):
+        open_devices(f"replay:{file}", "h")

@@ -126,3 +126,12 @@ def test_a_change_in_place_that_fails_is_told() -> None:
     failed, leaves = sentences(driver.machine, driver.events[-1], actions)
     assert failed == "job 2 (b) could not be resized in place: no memory"
     assert leaves == "job 2 (b) is asked to save to go on with 4 GPUs"
+
+
+def test_what_is_said_of_no_event_has_the_time_at_which_it_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    narrator = Narrator(Driver(a_job("x", "line", 90, gpus=1)).machine)
+    narrator.tick(125.0)
+    narrator.message("GPU 1 is given on")
+    assert capsys.readouterr().err == "[   2:05] GPU 1 is given on\n"
