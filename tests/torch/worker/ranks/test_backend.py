@@ -32,8 +32,13 @@ def test_nccl_is_for_gpus_and_gloo_for_cpus_unless_something_else_is_said(
     monkeypatch.setenv("HPCSCHED_RANKS_BACKEND", "gloo")
     assert [backend.backend_for(device) for device in (GPU, CPU)] == ["gloo", "gloo"]
     assert backend.ranks_share_gpus()
-    monkeypatch.setenv("HPCSCHED_RANKS_BACKEND", "smoke-signals")
-    with pytest.raises(ConfigError, match="HPCSCHED_RANKS_BACKEND: 'smoke-signals'; accepted: gloo, nccl"):
+
+
+@pytest.mark.parametrize("word", ["smoke-signals", "GLOO", "undefined", "cpu:gloo", "nccl"])
+def test_a_backend_that_there_is_not_is_refused(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setenv("HPCSCHED_RANKS_BACKEND", word)
+    with pytest.raises(ConfigError, match=f"HPCSCHED_RANKS_BACKEND: '{word}'; accepted: gloo, nccl"):
         backend.backend_for(CPU)
 
 
