@@ -97,4 +97,5 @@ def end_groups() -> None:
     if dist.get_backend() == GLOO or not hasattr(distributed_c10d, "_abort_process_group"):
         dist.destroy_process_group()  # which aborts NCCL's groups in torch 2.4
     else:
-        distributed_c10d._abort_process_group()
+        # Named, as without a name torch 2.5 to 2.7 abort the default group alone, and still have one.
+        distributed_c10d._abort_process_group(dist.group.WORLD)

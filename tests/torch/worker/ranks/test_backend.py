@@ -62,6 +62,19 @@ def test_ranks_share_a_gpu_only_where_that_is_asked_for(
     assert [own_device(rank).index for rank in ranks] == [*range(gpus), 0]
 
 
+def test_all_groups_are_aborted_in_older_torches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, ended = object(), []
+
+    def abort(group: Any = None) -> None:  # torch 2.5 to 2.7; later None is all groups as well
+        ended.append("all" if group is world else "one")
+
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=world))
+    monkeypatch.setattr(dist, "get_backend", lambda group=None: "nccl")
+    monkeypatch.setattr(backend.distributed_c10d, "_abort_process_group", abort)
+    backend.end_groups()
+    assert ended == ["all"]
+
+
 class Event:
     """A CUDA event that is reached when it is asked for the n-th time."""
 
