@@ -41,6 +41,8 @@ class Hosts:
     launcher: Launcher
     sample: Callable[[], Sequence[Sample]]
     close: Callable[[], object]
+    close_launcher: Callable[[], object] = lambda: None
+    """Close all but the devices, where their driver hangs; node agents see to that themselves."""
     free: Callable[[Device], bool | None] | None = None
     """Whether the memory of a device is free (`Devices.free`); None where node agents ask on their hosts."""
     cores: tuple[HostCores, ...] = ()
@@ -110,6 +112,7 @@ def this_host(
         interpreters=launcher.interpreters,
         sample=devices.sample,
         close=close,
+        close_launcher=launcher.close,
         free=devices.free,
         cores=(
             host_cores(devices, name, cpus_per_gpu=cpus_per_gpu, granted=granted.cpus if granted else None),

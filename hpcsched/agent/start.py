@@ -297,7 +297,8 @@ def run(
                     signal.signal(number, signal.SIG_IGN)
         finally:
             if not monitor.close():
-                stack.pop_all()  # a driver that hangs would hang us too; the system lets go of it all
+                stack.pop_all()  # a driver that hangs would hang us too; the system lets go of most of it
+                hosts.close_launcher()
         return LifeResult(
             outcome=outcome,
             machine=machine,

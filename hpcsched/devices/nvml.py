@@ -65,6 +65,11 @@ class _Gpu:
     """The least memory that has been seen in use: what the driver keeps, and others who share the GPU."""
     health: GpuHealth = field(default_factory=GpuHealth)
 
+    @property
+    def watched_as(self) -> str:
+        """Which physical GPU it is, for its errors."""
+        return self.board_uuid or self.name
+
 
 class NvmlDevices:
     """The GPUs of CUDA_VISIBLE_DEVICES, or all where it is not set; at most `most` of them.
@@ -93,7 +98,8 @@ class NvmlDevices:
         self._clock = clock
         self._gpus: list[_Gpu] = []
         self._inventory: tuple[Device, ...] = ()
-        self._events: Any = None
+        self._events: dict[str, Any] = {}
+        """What tells of each GPU's Xid errors: one for all of them tells of none once a GPU is lost."""
         self._open = False
         self._calls = BoundedCalls("nvml")
         if nvml is None:
@@ -167,10 +173,14 @@ class NvmlDevices:
         asked = {i: self._asked(gpu) for i, gpu in enumerate(self._gpus) if gpu.health.due(now)}
         some_answer = any(isinstance(found, Reading) for found in asked.values())
         for i, found in asked.items():
+            gpu = self._gpus[i]
+            condemned = bool(gpu.health.why)
             if isinstance(found, Reading):
-                self._gpus[i].health.answered(found, now)
+                gpu.health.answered(found, now)
             else:
-                self._gpus[i].health.failed(*found, now, alone=some_answer)
+                gpu.health.failed(*found, now, alone=some_answer)
+            if condemned and not gpu.health.why:
+                self._register(gpu)  # it has been reset, maybe
         return [self._sample(i, gpu, asked.get(i)) for i, gpu in enumerate(self._gpus)]
 
     def free(self, device: Device) -> bool | None:
@@ -187,8 +197,8 @@ class NvmlDevices:
             return
         self._open = False
         with contextlib.suppress(self._nvml.NVMLError):
-            if self._events is not None:
-                self._nvml.nvmlEventSetFree(self._events)
+            for watched_as in list(self._events):
+                self._unregister(watched_as)
             self._nvml.nvmlShutdown()
 
     # -- which devices -------------------------------------------------------------------------------
@@ -393,27 +403,32 @@ class NvmlDevices:
         for gpu in self._gpus:
             found = self._asked(gpu)
             gpu.health = GpuHealth(found if isinstance(found, Reading) else None)
-        if not self._gpus:
-            return
-        self._events = self._ask("nvmlEventSetCreate")
-        if self._events is None:
-            return
-        kind = self._nvml.nvmlEventTypeXidCriticalError
-        for board in {gpu.board_uuid: gpu.board for gpu in self._gpus}.values():
-            self._ask("nvmlDeviceRegisterEvents", board, kind, self._events)
+        for gpu in self._gpus:
+            if gpu.watched_as not in self._events:
+                self._register(gpu)
+
+    def _register(self, gpu: _Gpu) -> None:
+        """Ask to be told of the Xid errors of a device's GPU, from now on."""
+        self._unregister(gpu.watched_as)
+        if (events := self._ask("nvmlEventSetCreate")) is not None:
+            self._events[gpu.watched_as] = events
+            kind = self._nvml.nvmlEventTypeXidCriticalError
+            self._ask("nvmlDeviceRegisterEvents", gpu.board, kind, events)
+
+    def _unregister(self, watched_as: str) -> None:
+        if (events := self._events.pop(watched_as, None)) is not None:
+            self._ask("nvmlEventSetFree", events)
 
     def _drain_events(self, now: float) -> None:
         """Take the Xid errors that have come in; a timeout of 0 makes NVML answer at once."""
-        if self._events is None:
-            return
-        for _ in range(64):  # bounded: a device in trouble can report faster than we read
-            event = self._ask("nvmlEventSetWait_v2", self._events, 0)
-            if event is None:
-                return
-            board = self._uuid(event.device)
-            for gpu in self._gpus:
-                if board and gpu.board_uuid == board and _concerns(event, gpu.instance):
-                    gpu.health.xid(int(event.eventData), now)
+        for watched_as, events in list(self._events.items()):
+            for _ in range(64):  # bounded: a device in trouble can report faster than we read
+                event = self._ask("nvmlEventSetWait_v2", events, 0)
+                if event is None:
+                    break
+                for gpu in self._gpus:
+                    if gpu.watched_as == watched_as and _concerns(event, gpu.instance):
+                        gpu.health.xid(int(event.eventData), now)
 
 
 def _concerns(event: Any, instance: tuple[int | None, int | None] | None) -> bool:

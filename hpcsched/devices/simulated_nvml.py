@@ -273,20 +273,24 @@ class SimulatedNvml:
     def nvmlDeviceGetComputeInstanceId(self, gpu: SimulatedGpu) -> int:
         return gpu.numbers[1]
 
-    def nvmlEventSetCreate(self) -> str:
-        return "events"
+    def nvmlEventSetCreate(self) -> list[SimulatedGpu]:
+        return []
 
-    def nvmlEventSetFree(self, events: str) -> None:
-        """Nothing is open."""
+    def nvmlEventSetFree(self, events: list[SimulatedGpu]) -> None:
+        events.clear()
 
-    def nvmlDeviceRegisterEvents(self, gpu: SimulatedGpu, types: int, events: str) -> None:
+    def nvmlDeviceRegisterEvents(self, gpu: SimulatedGpu, types: int, events: list[SimulatedGpu]) -> None:
         self.registered.append(gpu.uuid)
+        events.append(gpu)
 
-    def nvmlEventSetWait_v2(self, events: str, timeout_ms: int) -> Any:
+    def nvmlEventSetWait_v2(self, events: list[SimulatedGpu], timeout_ms: int) -> Any:
         self._advance()
-        if not self.events:
-            raise NvmlError(TIMEOUT)
-        gpu, xid, *numbers = self.events.pop(0)
+        lost = [gpu for gpu in events if gpu.error == LOST]
+        told = lost or events  # a lost GPU's own last errors are told, then nobody's
+        due = [i for i, event in enumerate(self.events) if any(event[0] is gpu for gpu in told)]
+        if not due:
+            raise NvmlError(LOST if lost else TIMEOUT)
+        gpu, xid, *numbers = self.events.pop(due[0])
         of_gpu, of_compute = numbers or (_NO_INSTANCE, _NO_INSTANCE)
         return SimpleNamespace(device=gpu, eventData=xid, gpuInstanceId=of_gpu, computeInstanceId=of_compute)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from livebench import FOREVER, PATIENCE_S, Agent, Bench, job
 
+from hpcsched import mps_control
+
 SOONER = """
 from hpcsched.agent import gpu_watch
 from hpcsched.devices import health
@@ -70,7 +72,13 @@ happens = [{ at_s = 0.3, gpu = 0, what = "hang", for_s = 600 }]
     agent = started(bench, profiles, node, one, job("two", replay=True, model="m", steps=5))
     bench.until(lambda: bench.status().get("gpus", [{}])[0].get("health") == "unknown")
     assert bench.status()["gpus"][0]["sample_age_s"] > 0.6
+    record = bench.rundir.read_record()
+    assert record
+    mps = mps_control.home(record.id)
+    (mps / "gpus").mkdir(mode=0o700, parents=True)
+    mps.chmod(0o700)
     assert bench("cancel", "one").returncode == 0
     assert agent.wait(PATIENCE_S) == 0, agent.said
     assert bench.states() == {"one": "CANCELLED", "two": "COMPLETED"}
     assert agent.said.count("no sample of GPU 0 for ") == 1 and "lost" not in agent.said
+    assert not mps.exists(), "daemons end with their run all the same"

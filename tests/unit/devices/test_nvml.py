@@ -401,6 +401,31 @@ def test_a_fatal_xid_stays_where_no_reset_can_be_seen(known: bool) -> None:
         assert list(bench.later(3600)) == [1]
 
 
+def test_the_xids_of_others_are_seen_beside_a_lost_gpu() -> None:
+    """NVML answers whoever waits for events of a lost GPU, and of others too, with its loss only."""
+    bench = Bench(four())
+    bench.nvml.gpus[3].error = LOST
+    assert list(bench.sick()) == [3]
+    bench.nvml.events.append((bench.nvml.gpus[1], 62))
+    assert bench.sick() == {1: "Xid 62 (micro-controller halted)", 3: "NVML: GPU is lost"}
+
+
+def test_a_gpu_that_is_well_again_is_watched_anew() -> None:
+    bench = Bench(four())
+    bench.nvml.gpus[3].error = LOST
+    bench.sick()
+    assert len(bench.nvml.registered) == 4
+    bench.nvml.gpus[3].error = 0
+    assert bench.later(60) == {}
+    assert bench.nvml.registered[4:] == [bench.nvml.gpus[3].uuid]
+
+
+def test_an_xid_of_a_gpu_without_a_uuid_is_its_own() -> None:
+    bench = Bench([SimulatedGpu(""), SimulatedGpu("")])
+    bench.nvml.events.append((bench.nvml.gpus[1], 62))
+    assert list(bench.sick()) == [1]
+
+
 def test_many_xids_at_once_do_not_put_it_off_for_long() -> None:
     bench = Bench(with_driver(four(), True))
     bench.nvml.gpus[1].recovery = 1
