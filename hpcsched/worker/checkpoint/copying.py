@@ -40,8 +40,8 @@ def copy_all(cuda: Cuda, batches: Iterable[tuple[Copies, Callable[[], object]]])
                     host.append((target, source))
                 else:  # of a kind of device that we do not know
                     target.copy_(source)
-            events = [cuda.event(device) for device in devices]
-            finish = partial(_finish, host, events, then)
+            events = [(device, cuda.event(device)) for device in devices]
+            finish = partial(_finish, cuda, host, events, then)
             try:
                 done.append(pool.submit(finish))
             except RuntimeError:  # the limit of processes is reached, or the interpreter is about to end
@@ -50,9 +50,12 @@ def copy_all(cuda: Cuda, batches: Iterable[tuple[Copies, Callable[[], object]]])
             each.result()
 
 
-def _finish(copies: Copies, events: list[Event], then: Callable[[], object]) -> None:
+def _finish(
+    cuda: Cuda, copies: Copies, events: list[tuple[torch.device, Event]], then: Callable[[], object]
+) -> None:
     for target, source in copies:
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
-    for event in events:
-        event.synchronize()
+    for device, event in events:
+        with cuda.on(device):
+            event.synchronize()
     then()

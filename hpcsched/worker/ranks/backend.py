@@ -64,13 +64,14 @@ def connect_now(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def patience_can_change() -> bool:
+    """Whether `set_patience` works: in torches before it was public, gloo's sums kept to the first one."""
+    return hasattr(dist.ProcessGroup, "set_timeout")
+
+
 def set_patience(group: Any, seconds: float) -> None:
     """From now on wait so long for the ranks of a group."""
-    patience = timedelta(seconds=seconds)
-    if hasattr(group, "set_timeout"):
-        group.set_timeout(patience)
-    else:  # an older torch, where it is not public
-        distributed_c10d._set_pg_timeout(patience, group)
+    group.set_timeout(timedelta(seconds=seconds))
 
 
 def settle(device: torch.device, within_s: float) -> None:

@@ -156,13 +156,14 @@ class Peers:
         keys.set(f"meets {self.rank}", "yes")
         keys.wait([f"meets {rank}" for rank in range(self.world_size)], self._patience)
         until = time.monotonic() + CONNECT_TIMEOUT_S
+        short = backend.patience_can_change()
         _hearing_signals(
-            lambda: self.meet(keys, within_s=MEET_TIMEOUT_S),
+            lambda: self.meet(keys, within_s=MEET_TIMEOUT_S if short else STEP_TIMEOUT_S),
             lambda: given_up() or time.monotonic() > until,
             "the others have not come to the new group",
             linger_s=0.0 if self._env is not None and self._env.trainer is not None else MEET_TIMEOUT_S,
         )
-        for group in (dist.group.WORLD, self._control):
+        for group in (dist.group.WORLD, self._control) if short else ():
             backend.set_patience(group, STEP_TIMEOUT_S)
 
     @property

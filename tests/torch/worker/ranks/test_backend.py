@@ -151,7 +151,8 @@ def test_between_two_ranks() -> None:
     try:
         found = [case for seed in (90, 91) for case in group.ask(copying, seed)[0]]
         assert len(found) == 4 and max(found)[0] < 1e-12, max(found)
-        assert group.ask(patient) == [1.0, 1.0]
-        assert group.ask(impatient) == ["not for long", ""]
+        if backend.patience_can_change():
+            assert group.ask(patient) == [1.0, 1.0]
+            assert group.ask(impatient) == ["not for long", ""]
     finally:
         group.close()
