@@ -204,12 +204,19 @@ STUCK = (
 )
 
 
+def stamp(machine: Machine, ticked: float) -> str:
+    """The time into the run, before a line. The machine's own time is that of its last event, which may be
+    hours ago when something is said that is no event; `ticked` is that of the loop's last round."""
+    return f"[{clock(max(machine.run.now, ticked)):>7}] "
+
+
 class Narrator:
     """Tells what happens line by line on stderr, each with the time into the run."""
 
     def __init__(self, machine: Machine, *, quiet: bool = False) -> None:
         self._machine, self._quiet = machine, quiet
         self._stuck = _Stuck(machine)
+        self._now = 0.0
 
     def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
         if not self._quiet:
@@ -219,13 +226,13 @@ class Narrator:
                 self._say(stuck)
 
     def tick(self, now: float) -> None:
-        """Nothing to redraw."""
+        self._now = now
 
     def message(self, text: str) -> None:
         self._say(text)
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(f"[{clock(self._machine.run.now):>7}] {printable(text)}\n")
+        sys.stderr.write(f"{stamp(self._machine, self._now)}{printable(text)}\n")
         sys.stderr.flush()
 
     def close(self) -> None:
@@ -260,8 +267,8 @@ class LiveTable:
     def message(self, text: str) -> None:
         from rich.text import Text
 
-        stamp = Text(f"[{clock(self._machine.run.now):>7}] ", style="dim")
-        self._console.print(stamp + Text(printable(text)), soft_wrap=True)
+        when = Text(stamp(self._machine, self._now), style="dim")
+        self._console.print(when + Text(printable(text)), soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()

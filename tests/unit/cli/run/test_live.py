@@ -77,6 +77,16 @@ def test_what_was_learnt_is_no_reason_for_a_launch() -> None:
     assert " is the fastest count of new (5 steps/s" in launched and "samples" not in launched
 
 
+def test_what_is_no_event_is_told_with_the_time_of_the_loop_and_not_of_the_last_event(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    driver = Driver(a_job("x", "line", 90, gpus=1))
+    narrator = Narrator(driver.machine)
+    narrator.tick(100.0)
+    narrator.message("GPU 0 was lost: Xid 79")
+    assert capsys.readouterr().err == "[   1:40] GPU 0 was lost: Xid 79\n"
+
+
 def test_it_is_said_once_when_only_jobs_are_left_that_wait_for_the_user(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
