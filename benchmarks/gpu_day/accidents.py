@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +12,7 @@ from torch import nn
 
 from hpcsched.errors import ConfigError
 from hpcsched.worker import Parts
+from hpcsched.worker.checkpoint.pinning import Cuda
 from hpcsched.worker.checkpoint.shared_memory import Arena
 from hpcsched.worker.packed import Failed, load, pack
 
@@ -79,20 +78,17 @@ def failed_registration(device: torch.device) -> str:
 
 def failed_arena(device: torch.device) -> str:
     """A state is saved into memory that cannot be pinned."""
-    if importlib.util.find_spec("hpcsched.worker.checkpoint.pinning") is None:
-        return "nothing is pinned by a part of its own here"
-    pinning: Any = importlib.import_module("hpcsched.worker.checkpoint.pinning")
     codes: list[int] = []
 
-    class Unable(pinning.Cuda):  # type: ignore[misc]
+    class Unable(Cuda):
         """CUDA, but for where it is to pin: the driver itself refuses."""
 
         def host_register(self, address: int, size: int) -> int:
             codes.append(int(super().host_register(64, 4096)))
             return codes[-1]
 
-    open_arena: Any = Arena.open
-    arena = open_arena(os.memfd_create("gpu-day"), Unable())
+    arena = Arena.open(os.memfd_create("gpu-day"), Unable())
+    assert arena is not None
     state = {"step": 1, "samples": 1, "model": {"w": torch.ones(1000, device=device)}}
     saved = arena.reserve(state)
     arena.save(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import fcntl
 import hashlib
 import io
 import json
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from common import ROOT, Terminated, ending_on_sigterm
 from run_all import machine
@@ -238,6 +239,8 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     chosen = options.parts.split(",") if options.parts else names
     if unknown := [name for name in chosen if name not in names]:
         parser.error(f"unknown parts: {', '.join(unknown)}; there are: {', '.join(names)}")
+    if not options.budget_s >= 0:
+        parser.error(f"--budget-s: {options.budget_s:g}; it is a number of seconds")
     options.parts = [part for part in PARTS if part.name in chosen]
     return options
 
@@ -257,12 +260,16 @@ def main(words: Sequence[str] | None = None) -> int:
     ending_on_sigterm()
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     state = options.state.absolute()
+    out = state if options.out is None else options.out.absolute()
     try:
-        state.mkdir(parents=True, exist_ok=True)
+        for folder in (state, out):  # now, and not after all parts
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
         env = environment(state, cpu=options.cpu, environ=os.environ)
         gpus = None if options.cpu else Gpus()
         if gpus is not None and (why := gpus.in_the_way() or _torch_cannot(env)):
             raise NoGpu(why)
+        lock = _locked(state)
     except (NoGpu, OSError) as error:
         print(f"gpu_day: {error}", file=sys.stderr)
         return 2
@@ -307,20 +314,36 @@ def main(words: Sequence[str] | None = None) -> int:
         code = 128 + signal.SIGTERM
     finally:
         pages = {part.name: page for part in PARTS if (page := day.stored(part)) is not None}
-        out = state if options.out is None else options.out
         logs = [file for file in sorted(state.glob("*.log")) if file.stem in pages]
         whole = {"schema": 1, "place": place, "gpus": facts, "machine": about, "parts": pages}
         pack(out, whole, logs)
+        lock.close()
     if day.stopped:
         print(f"gpu_day: {day.stopped}", file=sys.stderr)
         code = code or 2
+    if options.cpu:
+        print("Without a GPU, sizes are tiny: this shows that the parts work, and nothing about a GPU.")
     print(table(options.parts, pages))
     left = [part.name for part in options.parts if part.name not in pages]
-    print(f"\n{out / 'day.json'} (to be sent as benchmarks/results/{file_name(whole)}), {out / 'logs.tgz'}")
+    sent = "" if options.cpu else f" (to be sent as benchmarks/results/{file_name(whole)})"
+    print(f"\n{out / 'day.json'}{sent}, {out / 'logs.tgz'}")
     if left:
         print(f"To be done, by the same command: {','.join(left)}")
     wrong = {FAIL, OVER_TIME} & {pages[p.name]["status"] for p in options.parts if p.name in pages}
     return code or int(bool(wrong))
+
+
+def _locked(state: Path) -> IO[bytes]:
+    """An open file in the state folder that no other day can have. Raises NoGpu while one goes on there."""
+    file = (state / "lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise NoGpu(f"another day goes on in {state}") from error
+    except OSError:
+        pass  # a file system without locks
+    return file
 
 
 def _torch_cannot(env: Mapping[str, str]) -> str | None:

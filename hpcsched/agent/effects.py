@@ -14,7 +14,7 @@ from hpcsched.agent import disk_space
 from hpcsched.agent.attempts import FAILED_GROUP_GRACE_S, Resizing, WatchedAttempt, remove_attempt_files
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.deferred import Deferred
-from hpcsched.agent.exits import exited
+from hpcsched.agent.exits import exited, launch_failed
 from hpcsched.agent.gpu_faults import GpuFaults
 from hpcsched.agent.gpu_memory import GpuMemory, time_to_wait_s
 from hpcsched.agent.job_folder import gpus_named, mark_attempt, put_aside
@@ -146,7 +146,7 @@ class Effects:
             if not isinstance(error, LaunchError):
                 said = str(error) if isinstance(error, OSError | ValueError) else repr(error)
                 error = LaunchError(said, transient=False)
-            return [self._failed(error, about, no_room=where)]
+            return [launch_failed(error, self._clock.now(), no_room=where, **about)]
         attempt = WatchedAttempt(
             job_id=job.id,
             attempt=action.attempt,
@@ -228,16 +228,6 @@ class Effects:
         attempt.resize(Resizing(action.attempt + 1, action.gpus, len(new), group), order)
         return []
 
-    def _failed(self, error: LaunchError, about: _About, *, no_room: str = "") -> ev.LaunchFailed:
-        return ev.LaunchFailed(
-            at=self._clock.now(),
-            error=printable(str(error)),
-            no_room=no_room,
-            transient=error.transient,
-            host_fault=error.host_fault,
-            **about,
-        )
-
     # --- events -----------------------------------------------------------------------------
 
     def on_readable(self, key: SelectorKey) -> list[ev.Event]:
@@ -280,8 +270,8 @@ class Effects:
         del self._attempts[attempt.job_id]
         if isinstance(attempt.over, LaunchError):
             about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
-            where = disk_space.full_directory(attempt.over, attempt.folder)
-            return [*news, self._failed(attempt.over, about, no_room=where)]
+            no_room = disk_space.full_directory(attempt.over, attempt.folder)
+            return [*news, launch_failed(attempt.over, self._clock.now(), no_room=no_room, **about)]
         assert attempt.over is not None
         job, at = self._machine.run.jobs[attempt.job_id], self._clock.now()
         unusable = self._gpu_faults.judge(attempt, attempt.over, job.spec, self._attempts.values())

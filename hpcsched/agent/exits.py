@@ -9,7 +9,8 @@ from hpcsched.agent.attempts import WatchedAttempt
 from hpcsched.agent.job_folder import last_line
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.state import State
-from hpcsched.core.events import WorkersExited
+from hpcsched.core.events import LaunchFailed, WorkersExited
+from hpcsched.errors import LaunchError
 from hpcsched.printing import printable
 
 SURELY_BEFORE_S = 1.0
@@ -56,6 +57,19 @@ def exited(
         lasted_s=attempt.over_at - attempt.began if attempt.measured else None,
         held=held,
         unasked=asked_to_leave - attempt.over_at >= SURELY_BEFORE_S,
+    )
+
+
+def launch_failed(error: LaunchError, at: float, *, job_id: int, attempt: int, no_room: str) -> LaunchFailed:
+    """The event of an attempt that could not be launched. `no_room`: the directory on a full disk, or ""."""
+    return LaunchFailed(
+        at=at,
+        job_id=job_id,
+        attempt=attempt,
+        error=printable(str(error)),
+        no_room=no_room,
+        transient=error.transient,
+        host_fault=error.host_fault,
     )
 
 

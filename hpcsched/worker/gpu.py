@@ -97,17 +97,20 @@ def leave_unusable(env: JobEnv | None, number: int, why: str) -> NoReturn:
     """End this process since torch cannot use `cuda:number`, and have the agent know which GPU that is."""
     import torch
 
+    name = CUDA.short(given()[number])
     if env is not None and env.devices and not env.joining:
         each = len(env.devices) // env.world_size  # more than one where a process has several
         with contextlib.suppress(OSError, ValueError, IndexError):  # without a word it is the job's fault
+            index = int(env.devices[env.rank * each])
+            name = f"{index} ({name})"
             word = Unusable(
-                gpu=int(env.devices[env.rank * each]),
+                gpu=index,
                 why=why,
                 torch=torch.__file__,
                 changed=tuple(name[:_MOST_NAME] for name in changed(surroundings())[:_MOST_NAMES]),
             )
             env.leave_word(files.unusable(env.attempt), word.encode())
-    say(f"GPU {given()[number]} cannot be used: {why}")
+    say(f"GPU {name} cannot be used: {why}")
     raise SystemExit(NO_GPU)
 
 

@@ -39,6 +39,7 @@ def run(found: Found) -> None:
             program.write_text(STAND_IN)
             program.chmod(0o700)
             os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+            found.number(service="a stand-in, as there is no GPU")
         if shutil.which(mps.CONTROL) is None:
             raise Refused(f"no {mps.CONTROL} here")
         for number, part in enumerate((_product, _names, _limits, _percentages, _killed)):

@@ -204,6 +204,12 @@ STUCK = (
 )
 
 
+def stamp(machine: Machine, ticked: float) -> str:
+    """The time into the run, before a line. The machine's own time is that of its last event, which may be
+    hours ago when something is said that is no event; `ticked` is that of the loop's last round."""
+    return f"[{clock(max(machine.run.now, ticked)):>7}] "
+
+
 class Narrator:
     """Tells what happens line by line on stderr, each with the time into the run."""
 
@@ -227,8 +233,7 @@ class Narrator:
         self._say(text)
 
     def _say(self, text: str) -> None:
-        now = max(self._now, self._machine.run.now)
-        sys.stderr.write(f"[{clock(now):>7}] {printable(text)}\n")
+        sys.stderr.write(f"{stamp(self._machine, self._now)}{printable(text)}\n")
         sys.stderr.flush()
 
     def close(self) -> None:
@@ -263,9 +268,8 @@ class LiveTable:
     def message(self, text: str) -> None:
         from rich.text import Text
 
-        now = max(self._now, self._machine.run.now)
-        stamp = Text(f"[{clock(now):>7}] ", style="dim")
-        self._console.print(stamp + Text(printable(text)), soft_wrap=True)
+        when = Text(stamp(self._machine, self._now), style="dim")
+        self._console.print(when + Text(printable(text)), soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()

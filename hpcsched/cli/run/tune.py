@@ -17,6 +17,7 @@ from hpcsched.accounts import user_name
 from hpcsched.cli.common import Renamed, check_chart, find_run
 from hpcsched.cli.jobs.status import clock
 from hpcsched.cli.run.environments import OPTIONS, environment_options
+from hpcsched.cli.run.live import stamp
 from hpcsched.cli.run.run import KEPT_SEARCH, conduct, run
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core.actions import Action
@@ -189,6 +190,7 @@ class SearchDisplay:
 
     def __init__(self, machine: Machine, source: JobSource, *, quiet: bool) -> None:
         self._machine, self._source, self._quiet = machine, source, quiet
+        self._now = 0.0
         self._rungs = 0
         self._best: float | None = None
         self._bar: Any = None
@@ -226,18 +228,19 @@ class SearchDisplay:
             )
 
     def tick(self, now: float) -> None:
+        self._now = now
         if self._bar is not None:
             self._bar.refresh()
 
     def message(self, text: str) -> None:
-        stamp = f"[{clock(self._machine.run.now):>7}] "
+        when = stamp(self._machine, self._now)
         if self._bar is None:
-            sys.stderr.write(f"{stamp}{text}\n")
+            sys.stderr.write(f"{when}{text}\n")
             sys.stderr.flush()
             return
         from rich.text import Text
 
-        self._console.print(Text(stamp, style="dim") + Text(text), soft_wrap=True)
+        self._console.print(Text(when, style="dim") + Text(text), soft_wrap=True)
 
     def close(self) -> None:
         if self._bar is not None:

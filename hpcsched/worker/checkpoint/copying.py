@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -22,7 +23,8 @@ _MOST_THREADS = 16
 def copy_all(cuda: Cuda, batches: Iterable[tuple[Copies, Callable[[], object]]]) -> None:
     """Make all these copies, of contiguous tensors, a batch at a time; returns when all has been done.
 
-    What comes with a batch is called, in some thread, as soon as all of the batch has arrived.
+    What comes with a batch is called, in some thread, as soon as all of the batch has arrived; where no
+    thread is to be had it may be called a second time, with the same bytes.
     """
     with ThreadPoolExecutor(min(torch.get_num_threads(), _MOST_THREADS)) as pool:
         done = []
@@ -38,15 +40,22 @@ def copy_all(cuda: Cuda, batches: Iterable[tuple[Copies, Callable[[], object]]])
                     host.append((target, source))
                 else:  # of a kind of device that we do not know
                     target.copy_(source)
-            events = [cuda.event(device) for device in devices]
-            done.append(pool.submit(_finish, host, events, then))
+            events = [(device, cuda.event(device)) for device in devices]
+            finish = partial(_finish, cuda, host, events, then)
+            try:
+                done.append(pool.submit(finish))
+            except RuntimeError:  # the limit of processes is reached, or the interpreter is about to end
+                finish()
         for each in done:
             each.result()
 
 
-def _finish(copies: Copies, events: list[Event], then: Callable[[], object]) -> None:
+def _finish(
+    cuda: Cuda, copies: Copies, events: list[tuple[torch.device, Event]], then: Callable[[], object]
+) -> None:
     for target, source in copies:
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
-    for event in events:
-        event.synchronize()
+    for device, event in events:
+        with cuda.on(device):
+            event.synchronize()
     then()

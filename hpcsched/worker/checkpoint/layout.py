@@ -213,6 +213,8 @@ def _device(own: Any) -> torch.device | None:
 def _alike(view: torch.Tensor, own: Any) -> bool:
     if type(own) not in (torch.Tensor, torch.nn.Parameter) or own.layout is not torch.strided:
         return False
+    if own.is_conj() or own.is_neg():  # its bytes are not its numbers
+        return False
     return (own.dtype, own.shape, own.stride()) == (view.dtype, view.shape, view.stride())
 
 

@@ -5,7 +5,8 @@ To pin takes longer than to copy, so it is done ahead, in a thread beside the tr
 
 - A failed call leaves its error behind for the thread that made it, and torch raises it at the thread's next
   kernel launch; `cudaGetLastError` takes it away.
-- A new thread is on GPU 0, until it says otherwise.
+- A new thread is on GPU 0, until it says otherwise; whatever it asks of CUDA there, even of another GPU's
+  event, makes a context on GPU 0, of half a gigabyte.
 - While a graph is captured anywhere in the process, a call like these spoils it, but for a thread in relaxed
   mode.
 - A copy must not reach from pinned memory into memory that is not.
@@ -86,7 +87,7 @@ class Cuda:
     def _runtime(self) -> Any:
         """The CUDA runtime that torch itself uses; None where there is none, or it cannot be reached.
 
-        `torch.cuda.cudart()` has neither `cudaGetLastError` nor capture modes (2.4 to 2.13).
+        `torch.cuda.cudart()` has neither `cudaGetLastError` nor capture modes (as in 2.11).
         """
         try:  # looked for by what torch has loaded already, whose own runtime is found behind it
             library = ctypes.CDLL("libc10_cuda.so", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

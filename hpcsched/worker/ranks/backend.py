@@ -31,12 +31,15 @@ _LOOK_S = 0.001
 def backend_for(device: torch.device) -> str:
     """The backend for tensors on this device, or the one that `variables.RANKS_BACKEND` names.
 
-    Raises ConfigError for one that this torch does not have.
+    Raises ConfigError for one that this torch does not have, or not for this device.
     """
     named = surroundings().get(variables.RANKS_BACKEND, "")
     if not named:
         return NCCL if device.type == "cuda" else GLOO
-    if not dist.is_backend_available(named):
+    # torch itself also knows capital letters, `undefined` and one backend for each kind of device: words that
+    # would be taken for another backend where we ask which one it is.
+    known = named in dist.Backend.backend_list and named != dist.Backend.UNDEFINED
+    if not known or not dist.is_backend_available(named) or (named == NCCL and device.type != "cuda"):
         raise ConfigError(
             where="environment", key=variables.RANKS_BACKEND, got=repr(named), accepted=f"{GLOO}, {NCCL}"
         )
@@ -61,13 +64,14 @@ def connect_now(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def patience_can_change() -> bool:
+    """Whether `set_patience` works: in torches before it was public, gloo's sums kept to the first one."""
+    return hasattr(dist.ProcessGroup, "set_timeout")
+
+
 def set_patience(group: Any, seconds: float) -> None:
     """From now on wait so long for the ranks of a group."""
-    patience = timedelta(seconds=seconds)
-    if hasattr(group, "set_timeout"):
-        group.set_timeout(patience)
-    else:  # an older torch, where it is not public
-        distributed_c10d._set_pg_timeout(patience, group)
+    group.set_timeout(timedelta(seconds=seconds))
 
 
 def settle(device: torch.device, within_s: float) -> None:
@@ -94,4 +98,5 @@ def end_groups() -> None:
     if dist.get_backend() == GLOO or not hasattr(distributed_c10d, "_abort_process_group"):
         dist.destroy_process_group()  # which aborts NCCL's groups in torch 2.4
     else:
-        distributed_c10d._abort_process_group()
+        # Named, as without a name torch 2.5 to 2.7 abort the default group alone, and still have one.
+        distributed_c10d._abort_process_group(dist.group.WORLD)

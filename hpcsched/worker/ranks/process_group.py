@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import time
@@ -155,12 +156,14 @@ class Peers:
         keys.set(f"meets {self.rank}", "yes")
         keys.wait([f"meets {rank}" for rank in range(self.world_size)], self._patience)
         until = time.monotonic() + CONNECT_TIMEOUT_S
+        short = backend.patience_can_change()
         _hearing_signals(
-            lambda: self.meet(keys, within_s=MEET_TIMEOUT_S),
+            lambda: self.meet(keys, within_s=MEET_TIMEOUT_S if short else STEP_TIMEOUT_S),
             lambda: given_up() or time.monotonic() > until,
             "the others have not come to the new group",
+            linger_s=0.0 if self._env is not None and self._env.trainer is not None else MEET_TIMEOUT_S,
         )
-        for group in (dist.group.WORLD, self._control):
+        for group in (dist.group.WORLD, self._control) if short else ():
             backend.set_patience(group, STEP_TIMEOUT_S)
 
     @property
@@ -390,11 +393,16 @@ def _place(env: JobEnv) -> tuple[str, int]:
     return env.master_addr, env.master_port
 
 
-def _hearing_signals(wait: Callable[[], object], given_up: Callable[[], object], why: str) -> None:
+def _hearing_signals(
+    wait: Callable[[], object], given_up: Callable[[], object], why: str, *, linger_s: float = 0.0
+) -> None:
     """Wait in a thread until `wait` returns; raises what it raises, RuntimeError (`why`) when given up.
 
     Python's signal handlers do not run inside a wait for the store, or for its host to listen, and many short
     waits would each write a warning. What is given up is left to itself: nothing ends NCCL's beginning.
+
+    `linger_s`: how long the process then waits for it at its end. A thread that comes out of torch while the
+    interpreter is taken apart would abort the process, whose exit code says that all is saved.
     """
     failed: list[BaseException] = []
 
@@ -409,6 +417,8 @@ def _hearing_signals(wait: Callable[[], object], given_up: Callable[[], object],
     while waiting.is_alive():
         waiting.join(_SIGNAL_CHECK_S)
         if waiting.is_alive() and given_up():
+            if linger_s:
+                atexit.register(waiting.join, linger_s)
             raise RuntimeError(why)
     if failed:
         raise failed[0]

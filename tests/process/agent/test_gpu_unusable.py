@@ -33,6 +33,6 @@ def test_one_is_taken_out_and_the_job_has_one_more_try(
     (left,) = page["jobs"]
     assert (left["state"], left["attempt"], left.get("step")) == (state, gpus, None)
     for gpu in range(gpus):
-        assert f"hpcsched: GPU {gpu} cannot be used: torch" in Path(left["output"]).read_text()
+        assert f"hpcsched: GPU {gpu} (GPU-{gpu}) cannot be used: torch" in Path(left["output"]).read_text()
     if state == "FAILED":
         assert left["detail"].endswith("the job's own failure, as it could not use GPU 0 either")

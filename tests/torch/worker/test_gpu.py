@@ -170,7 +170,7 @@ def test_one_that_cannot_be_used_ends_the_worker(
         own_device(rank("0,3"))
     why = f"torch {torch.__version__}: The NVIDIA driver is too old"
     assert end.value.code == NO_GPU
-    assert capfd.readouterr().err == f"hpcsched: GPU 3 cannot be used: {why}\n"
+    assert capfd.readouterr().err == f"hpcsched: GPU 6 (3) cannot be used: {why}\n"
     said = json.loads((tmp_path / "unusable.2").read_text())
     assert said == {"gpu": 6, "why": why, "torch": torch.__file__, "changed": []}
 
@@ -207,7 +207,8 @@ def test_without_cuda_it_says_so_too(
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     with pytest.raises(SystemExit):
         own_device(rank("0,3"))
-    assert f"GPU 3 cannot be used: torch {torch.__version__} was built without CUDA" in capfd.readouterr().err
+    said = f"GPU 6 (3) cannot be used: torch {torch.__version__} was built without CUDA"
+    assert said in capfd.readouterr().err
 
 
 def test_on_cpu_slots_and_without_hpcsched_there_is_no_gpu(

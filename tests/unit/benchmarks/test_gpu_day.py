@@ -297,6 +297,35 @@ def test_packages_that_are_not_there_are_named_before_anything_else(
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.parametrize("option", ["--state", "--out"])
+def test_a_folder_that_cannot_be_written_is_said_before_any_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr(day, "ending_on_sigterm", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "file").touch()
+    assert day.main(["--cpu", "--state", str(tmp_path / "s"), option, str(tmp_path / "file")]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("gpu_day: [Errno 17] File exists") and said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_two_days_in_one_state_folder_do_not_go_on_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(day, "ending_on_sigterm", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(day, "machine", lambda: {"date": "2026-12-01T10:00:00"})
+    words = ["--cpu", "--state", str(tmp_path), "--parts", "facts", "--budget-s", "0"]
+    with day._locked(tmp_path):
+        assert day.main(words) == 2
+        assert capsys.readouterr().err == f"gpu_day: another day goes on in {tmp_path}\n"
+    assert day.main(words) == 0
+    said = capsys.readouterr().out
+    assert "facts: not begun" in said
+    assert "to be sent" not in said and "nothing about a GPU" in said
+
+
 def test_no_driver_is_one_line() -> None:
     def missing() -> None:
         raise NVMLError("NVML Shared Library Not Found")

@@ -107,7 +107,7 @@ def test_a_save_pins_nothing() -> None:
     with opened(cuda) as arena:
         saved = state(cuda)
         arena.save(saved)
-        assert not cuda.registered and not cuda.contexts
+        assert not cuda.registered
         assert_holds(arena, saved)
 
 
@@ -152,6 +152,17 @@ def test_a_thread_that_pins_touches_no_other_gpu() -> None:
     cuda = RuledCuda()
     with opened(cuda) as arena:
         in_a_thread(lambda: arena.reserve(state(cuda)))
+        assert cuda.contexts == {GPU}
+
+
+def test_threads_that_copy_touch_no_other_gpu() -> None:
+    cuda = RuledCuda()
+    with opened(cuda) as arena:
+        saved = state(cuda)
+        arena.save(saved)
+        assert cuda.contexts == {GPU}
+        cuda.contexts.clear()
+        arena.load(into={"model": {"a": cuda.marked(torch.zeros_like(saved["model"]["a"]))}})
         assert cuda.contexts == {GPU}
 
 

@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from hpcsched.errors import StoreError  # noqa: E402
+from hpcsched.worker.checkpoint import layout  # noqa: E402
 from hpcsched.worker.checkpoint import shared_memory as module  # noqa: E402
 from hpcsched.worker.checkpoint.files import CheckpointStore  # noqa: E402
 from hpcsched.worker.checkpoint.load import load_checkpoint  # noqa: E402
@@ -173,6 +175,14 @@ def opened_again(descriptor: int) -> Iterator[Arena]:
     assert arena is not None
     yield arena
     arena.close()
+
+
+def test_a_tensor_whose_bytes_are_not_its_numbers_is_none_to_copy_to() -> None:
+    saved = state(1) | {"model": {"conj": torch.randn(9, dtype=torch.complex64), "neg": torch.randn(9)}}
+    own = {"conj": torch.zeros(9, dtype=torch.complex64).conj(), "neg": torch._neg_view(torch.zeros(9))}
+    with opened() as (_, arena):
+        arena.save(saved)
+        assert_same(arena.load(into={"model": own}), saved)
 
 
 def test_a_real_training_comes_back_with_its_ties() -> None:
@@ -326,6 +336,42 @@ def test_no_arena_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
     assert Arena.open(99_999) is None
     assert "descriptor 99999" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_where_no_thread_is_to_be_had_it_saves_and_loads(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the limit of processes is reached."""
+    left = [threads]
+
+    def start(self: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        usual(self)
+
+    usual = threading.Thread.start
+    saved = state(1, size=3 * layout.PIECE)  # some pieces
+    with opened() as (_, arena):
+        monkeypatch.setattr(threading.Thread, "start", start)
+        arena.save(saved)
+        left[0] = threads
+        assert_same(arena.load(), saved)
+
+
+def test_a_thread_that_outlives_the_programs_main_part_can_save() -> None:
+    program = (
+        "import os, threading, torch\n"
+        "from hpcsched.worker.checkpoint.shared_memory import Arena\n"
+        "arena = Arena.open(os.memfd_create('arena'))\n"
+        "def work():\n"
+        "    threading.main_thread().join()\n"
+        "    print(arena.save({'step': 1, 'samples': 2, 'w': torch.ones(9)}))\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True)
+    assert done.stdout == b"1\n", done.stderr
 
 
 def test_room_is_made_once_and_grows_under_what_is_held() -> None:

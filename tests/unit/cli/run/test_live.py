@@ -77,6 +77,16 @@ def test_what_was_learnt_is_no_reason_for_a_launch() -> None:
     assert " is the fastest count of new (5 steps/s" in launched and "samples" not in launched
 
 
+def test_what_is_no_event_is_told_with_the_time_of_the_loop_and_not_of_the_last_event(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    driver = Driver(a_job("x", "line", 90, gpus=1))
+    narrator = Narrator(driver.machine)
+    narrator.tick(100.0)
+    narrator.message("GPU 0 was lost: Xid 79")
+    assert capsys.readouterr().err == "[   1:40] GPU 0 was lost: Xid 79\n"
+
+
 def test_it_is_said_once_when_only_jobs_are_left_that_wait_for_the_user(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -126,12 +136,3 @@ def test_a_change_in_place_that_fails_is_told() -> None:
     failed, leaves = sentences(driver.machine, driver.events[-1], actions)
     assert failed == "job 2 (b) could not be resized in place: no memory"
     assert leaves == "job 2 (b) is asked to save to go on with 4 GPUs"
-
-
-def test_what_is_said_of_no_event_has_the_time_at_which_it_is_said(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    narrator = Narrator(Driver(a_job("x", "line", 90, gpus=1)).machine)
-    narrator.tick(125.0)
-    narrator.message("GPU 1 is given on")
-    assert capsys.readouterr().err == "[   2:05] GPU 1 is given on\n"
