@@ -285,8 +285,8 @@ class Effects:
 
         GPUs that another attempt uses are not asked, nor those that were lost.
         """
-        if self._memory is None:
-            return True
+        if self._memory is None or (attempt.over == 0 and self._machine.run.unfinished == 1):
+            return True  # the last job of the run: nobody gets them
         within_s = time_to_wait_s(self._machine.deadline, self._clock)
         others = (other for other in self._attempts.values() if other is not attempt and other.over is None)
         own = gpus.difference(*(other.held_gpus for other in others))

@@ -164,6 +164,15 @@ def test_two_that_have_ended_both_wait(head: Head) -> None:
     assert head.ends(1) == [] and head.memory.asked == ([0], FREE_WITHIN_S)
 
 
+def test_nobody_waits_for_the_gpus_of_the_last_job(head: Head) -> None:
+    head.memory.is_free = True
+    (exited,) = head.ends(1)
+    head.run.machine.handle(exited)
+    head.memory.is_free, head.memory.asked = False, None
+    assert [type(event) for event in head.ends(2)] == [ev.WorkersExited]
+    assert head.memory.asked is None
+
+
 def test_nobody_waits_in_a_drain_nor_for_a_lost_gpu(head: Head) -> None:
     head.run.lose(0)
     assert [type(event) for event in head.ends(1, 143)] == [ev.WorkersExited]
