@@ -151,8 +151,7 @@ class _Event:
 
     def synchronize(self) -> None:
         cuda = self._cuda
-        if threading.current_thread() is not threading.main_thread():  # which is on its rank's GPU
-            cuda.contexts.add(cuda._gpu)
+        cuda.contexts.add(cuda._gpu)
         with cuda._lock:
             for number, copy in enumerate(cuda.queue, start=1):
                 if self._last and copy is self._last[0]:
