@@ -40,6 +40,9 @@ TAIL, MOST_LOG = 4000, 2 << 20
 IDLE_WITHIN_S = 10.0
 """What the driver may take to give back the memory of processes that have ended."""
 
+PAGE = {"schema", "place", "status", "seconds", "exit_code", "checks", "log_tail"}
+"""What a part's JSON has at least; another file is none."""
+
 PASS, FAIL, OVER_TIME, IS_REFUSED, NOT_BEGUN = "pass", "fail", "over time", "refused", "not begun"
 
 
@@ -139,8 +142,9 @@ class Day:
     def stored(self, part: Part) -> dict[str, Any] | None:
         """What is known of a part from this place; None if it was not done here."""
         page = _read(self._file(part, ".json"))
-        same = page is not None and page.get("schema") == 1 and page.get("place") == dict(self.place)
-        return page if same else None
+        if page is None or not page.keys() >= PAGE:
+            return None
+        return page if page["schema"] == 1 and page["place"] == dict(self.place) else None
 
     def _write(self, part: Part, page: Mapping[str, Any]) -> None:
         write_atomically(self._file(part, ".json"), json.dumps(page, indent=1).encode(), durable=True)
