@@ -101,7 +101,7 @@ class Day:
     def go(self) -> None:
         """Do what is not done yet, as far as the time goes."""
         for part in self.parts:
-            if (page := self.stored(part)) is not None:
+            if (page := self.stored(part)) is not None and page["status"] != IS_REFUSED:
                 self.say(f"{part.name}: {page['status']}, done before")
             elif part.box_s > (left_s := self._end - self.clock()):
                 self.say(f"{part.name}: not begun: it takes up to {part.box_s:g} s, {left_s:.0f} s are left")
