@@ -37,8 +37,9 @@ def backend_for(device: torch.device) -> str:
     if not named:
         return NCCL if device.type == "cuda" else GLOO
     if not dist.is_backend_available(named):
+        accepted = ", ".join(name for name in (GLOO, NCCL) if dist.is_backend_available(name))
         raise ConfigError(
-            where="environment", key=variables.RANKS_BACKEND, got=repr(named), accepted=f"{GLOO}, {NCCL}"
+            where="environment", key=variables.RANKS_BACKEND, got=repr(named), accepted=accepted
         )
     return named
 
