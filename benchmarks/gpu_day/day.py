@@ -326,7 +326,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"gpu_day: {day.stopped}", file=sys.stderr)
         code = code or 2
     if options.cpu:
-        print("Without a GPU, sizes are tiny: this shows that the parts work, and nothing about a GPU.")
+        print("No GPU, tiny sizes: this shows that the parts work, nothing about a GPU.")
     print(table(options.parts, pages))
     left = [part.name for part in options.parts if part.name not in pages]
     sent = "" if options.cpu else f" (to be sent as benchmarks/results/{file_name(whole)})"

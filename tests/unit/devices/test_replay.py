@@ -81,7 +81,10 @@ HEAD = "schema = 1\ngpus = 2\nmig = [0, 1]\n"
         ('schema = 1\ngpus = 1\nvisible = "7"\n', "visible: '7'"),
         ("schema = \n", "TOML file"),
         (HEAD + "[[happens]]\ngpu = 0\nwhat = 'lost'\n", "happens[0].at_s: missing"),
-        (HEAD + "[[happens]]\nat_s = -1\ngpu = 0\nwhat = 'lost'\n", "happens[0].at_s: -1; accepted: seconds after the start, 0 or more"),
+        (
+            HEAD + "[[happens]]\nat_s = -1\ngpu = 0\nwhat = 'lost'\n",
+            "happens[0].at_s: -1; accepted: seconds after the start, 0 or more",
+        ),
         (HEAD + "[[happens]]\nat_s = 1\ngpu = 2\nwhat = 'lost'\n", "happens[0].gpu: 2; accepted: 0 to 1"),
         (HEAD + "[[happens]]\nat_s = 1\ngpu = 0\nwhat = 'melts'\n", "happens[0].what: 'melts'"),
         (HEAD + "[[happens]]\nat_s = 1\ngpu = 0\nwhat = 'xid'\n", "happens[0].xid: missing"),
