@@ -57,7 +57,9 @@ class Node:
 
     def simulated(self, host: str) -> list[SimulatedGpu]:
         """Its GPUs; their UUIDs are the same each time, and others on another host."""
-        used = None if self.memory_mib is None else min(512.0, self.memory_mib / 2)
+        used = (
+            None if self.memory_mib is None else min(512.0, self.memory_mib / 4)
+        )  # "memory-stays": half of it
         common: Any = {"busy": None, "recovery": 0 if self.recovery_action else None}
         boards = []
         for i in range(self.gpus):
