@@ -40,6 +40,9 @@ TAIL, MOST_LOG = 4000, 2 << 20
 IDLE_WITHIN_S = 10.0
 """What the driver may take to give back the memory of processes that have ended."""
 
+PAGE = {"schema", "place", "status", "seconds", "exit_code", "checks", "log_tail"}
+"""What a part's JSON has at least; another file is none."""
+
 PASS, FAIL, OVER_TIME, IS_REFUSED, NOT_BEGUN = "pass", "fail", "over time", "refused", "not begun"
 
 
@@ -98,7 +101,7 @@ class Day:
     def go(self) -> None:
         """Do what is not done yet, as far as the time goes."""
         for part in self.parts:
-            if (page := self.stored(part)) is not None:
+            if (page := self.stored(part)) is not None and page["status"] != IS_REFUSED:
                 self.say(f"{part.name}: {page['status']}, done before")
             elif part.box_s > (left_s := self._end - self.clock()):
                 self.say(f"{part.name}: not begun: it takes up to {part.box_s:g} s, {left_s:.0f} s are left")
@@ -139,8 +142,9 @@ class Day:
     def stored(self, part: Part) -> dict[str, Any] | None:
         """What is known of a part from this place; None if it was not done here."""
         page = _read(self._file(part, ".json"))
-        same = page is not None and page.get("schema") == 1 and page.get("place") == dict(self.place)
-        return page if same else None
+        if page is None or not page.keys() >= PAGE:
+            return None
+        return page if page["schema"] == 1 and page["place"] == dict(self.place) else None
 
     def _write(self, part: Part, page: Mapping[str, Any]) -> None:
         write_atomically(self._file(part, ".json"), json.dumps(page, indent=1).encode(), durable=True)
@@ -322,7 +326,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"gpu_day: {day.stopped}", file=sys.stderr)
         code = code or 2
     if options.cpu:
-        print("Without a GPU, sizes are tiny: this shows that the parts work, and nothing about a GPU.")
+        print("No GPU, tiny sizes: this shows that the parts work, nothing about a GPU.")
     print(table(options.parts, pages))
     left = [part.name for part in options.parts if part.name not in pages]
     sent = "" if options.cpu else f" (to be sent as benchmarks/results/{file_name(whole)})"

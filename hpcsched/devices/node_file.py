@@ -25,7 +25,7 @@ KEYS = {
     "schema": whole("1", 1, 1),
     "gpus": whole(f"GPUs: 1 to {MOST_GPUS}", 1, MOST_GPUS),
     "name": printed("the product's name"),
-    "memory_mib": number("MiB of memory of a GPU", exclusiveMinimum=0, maximum=2.0**30),
+    "memory_mib": number("MiB of memory of a GPU, more than 0", exclusiveMinimum=0, maximum=2.0**30),
     "mig": either("MIG instances on each GPU, 0 to 7, or a list of them", _INSTANCES, many(_INSTANCES, "")),
     "recovery_action": flag("whether the driver tells what a GPU needs, as from R570 on"),
     "visible": printed('what CUDA_VISIBLE_DEVICES says, such as "3,1"'),
@@ -33,12 +33,12 @@ KEYS = {
 }
 
 HAPPENS_KEYS = {
-    "at_s": number("seconds after the start", minimum=0, maximum=1e9),
+    "at_s": number("seconds after the start, 0 or more", minimum=0, maximum=1e9),
     "gpu": whole("a GPU by its index", 0),
     "instance": whole("a MIG instance by its index on that GPU", 0),
     "what": one_of(*_AT_ONCE, *_LASTING),
-    "xid": whole("an Xid's number", 1, 2**16),
-    "for_s": number("seconds that it lasts", exclusiveMinimum=0, maximum=1e9),
+    "xid": whole("an Xid's number, 1 or more", 1, 2**16),
+    "for_s": number("seconds that it lasts, more than 0", exclusiveMinimum=0, maximum=1e9),
 }
 
 
@@ -57,7 +57,9 @@ class Node:
 
     def simulated(self, host: str) -> list[SimulatedGpu]:
         """Its GPUs; their UUIDs are the same each time, and others on another host."""
-        used = None if self.memory_mib is None else min(512.0, self.memory_mib / 2)
+        used = (
+            None if self.memory_mib is None else min(512.0, self.memory_mib / 4)
+        )  # "memory-stays": half of it
         common: Any = {"busy": None, "recovery": 0 if self.recovery_action else None}
         boards = []
         for i in range(self.gpus):

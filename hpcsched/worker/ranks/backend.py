@@ -40,8 +40,13 @@ def backend_for(device: torch.device) -> str:
     # would be taken for another backend where we ask which one it is.
     known = named in dist.Backend.backend_list and named != dist.Backend.UNDEFINED
     if not known or not dist.is_backend_available(named) or (named == NCCL and device.type != "cuda"):
+        accepted = ", ".join(
+            name
+            for name in (GLOO, NCCL)
+            if dist.is_backend_available(name) and (name != NCCL or device.type == "cuda")
+        )
         raise ConfigError(
-            where="environment", key=variables.RANKS_BACKEND, got=repr(named), accepted=f"{GLOO}, {NCCL}"
+            where="environment", key=variables.RANKS_BACKEND, got=repr(named), accepted=accepted
         )
     return named
 

@@ -6,6 +6,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -146,7 +147,9 @@ def build(trainer: Trainer, args: Mapping[str, Any]) -> Parts:
     if parts.precision not in (None, *PRECISIONS):
         accepted = f"None, {', '.join(map(repr, PRECISIONS))}"
         raise ConfigError(where=where, key="precision", got=repr(parts.precision), accepted=accepted)
-    if parts.clip_norm is not None and not 0 < parts.clip_norm < math.inf:
+    clip: Any = parts.clip_norm  # a user's: anything
+    number = isinstance(clip, Real) and not isinstance(clip, bool)
+    if clip is not None and not (number and 0 < clip < math.inf):
         raise ConfigError(
             where=where, key="clip_norm", got=repr(parts.clip_norm), accepted="None, or a positive number"
         )

@@ -80,14 +80,25 @@ def test_a_part_is_done_again_only_elsewhere(bench: Bench) -> None:
         assert bench.done == ["first", "long", "short"], other
 
 
+def test_a_part_that_was_refused_is_tried_again(bench: Bench) -> None:
+    bench.ends["first"] = Ended(day.REFUSED, False, 1.0, 0)
+    bench.day().go()
+    assert bench.page("first")["status"] == "refused"
+    bench.done.clear()
+    del bench.ends["first"]
+    bench.day().go()
+    assert (bench.done, bench.page("first")["status"]) == (["first"], "pass")
+
+
 def test_a_part_that_was_interrupted_or_whose_file_is_broken_is_done_again(bench: Bench) -> None:
     bench.day().go()
     (bench.state / "long.json").unlink()
     (bench.state / "long.found.json").write_text('{"numbers": {"from": "before"}}')
     (bench.state / "short.json").write_text('{"schema": 1, "part": "sho')
+    (bench.state / "first.json").write_text(json.dumps({"schema": 1, "place": PLACE}))
     bench.done.clear()
     bench.day().go()
-    assert bench.done == ["long", "short"]
+    assert bench.done == ["first", "long", "short"]
     assert bench.page("long")["numbers"] == {}, "what an interrupted one has found is not another's"
 
 

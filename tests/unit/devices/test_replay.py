@@ -81,7 +81,10 @@ HEAD = "schema = 1\ngpus = 2\nmig = [0, 1]\n"
         ('schema = 1\ngpus = 1\nvisible = "7"\n', "visible: '7'"),
         ("schema = \n", "TOML file"),
         (HEAD + "[[happens]]\ngpu = 0\nwhat = 'lost'\n", "happens[0].at_s: missing"),
-        (HEAD + "[[happens]]\nat_s = -1\ngpu = 0\nwhat = 'lost'\n", "happens[0].at_s: -1"),
+        (
+            HEAD + "[[happens]]\nat_s = -1\ngpu = 0\nwhat = 'lost'\n",
+            "happens[0].at_s: -1; accepted: seconds after the start, 0 or more",
+        ),
         (HEAD + "[[happens]]\nat_s = 1\ngpu = 2\nwhat = 'lost'\n", "happens[0].gpu: 2; accepted: 0 to 1"),
         (HEAD + "[[happens]]\nat_s = 1\ngpu = 0\nwhat = 'melts'\n", "happens[0].what: 'melts'"),
         (HEAD + "[[happens]]\nat_s = 1\ngpu = 0\nwhat = 'xid'\n", "happens[0].xid: missing"),
@@ -126,7 +129,7 @@ class Rehearsal:
 
     def __init__(self, *script: Happening, **about: Any) -> None:
         self.now, self.slept = 0.0, 0.0
-        node = Node(gpus=4, memory_mib=80_000, script=script, **about)
+        node = Node(gpus=4, script=script, **{"memory_mib": 80_000, **about})
         self.nvml = SimulatedNvml(node.simulated("h"), script, clock=lambda: self.now, sleep=self._sleep)
         self.devices = NvmlDevices("h", nvml=self.nvml, visible=node.visible, clock=lambda: self.now)
 
@@ -166,8 +169,9 @@ def test_a_contained_memory_error_is_counted_and_condemns_nothing() -> None:
     assert Rehearsal(script, recovery_action=False).at(1) == [0]
 
 
-def test_memory_stays_for_a_while_after_a_job() -> None:
-    node = Rehearsal(Happening(at_s=1, gpu=2, what="memory-stays", for_s=5))
+@pytest.mark.parametrize("memory_mib", [81559.0, 1000.0])
+def test_memory_stays_for_a_while_after_a_job(memory_mib: float) -> None:
+    node = Rehearsal(Happening(at_s=1, gpu=2, what="memory-stays", for_s=5), memory_mib=memory_mib)
     device = node.devices.inventory()[2]
     free = []
     for node.now in (0.0, 1.0, 5.9, 6.0):

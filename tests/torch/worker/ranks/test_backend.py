@@ -38,7 +38,7 @@ def test_nccl_is_for_gpus_and_gloo_for_cpus_unless_something_else_is_said(
 def test_a_backend_that_there_is_not_is_refused(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setenv("HPCSCHED_RANKS_BACKEND", word)
-    with pytest.raises(ConfigError, match=f"HPCSCHED_RANKS_BACKEND: '{word}'; accepted: gloo, nccl"):
+    with pytest.raises(ConfigError, match=f"HPCSCHED_RANKS_BACKEND: '{word}'; accepted: gloo$"):
         backend.backend_for(CPU)
 
 

@@ -150,6 +150,8 @@ def test_strategies_that_would_pass_it_over_refuse_it(options: dict[str, Any]) -
         ({"precision": "half"}, r"Odd.build: precision: 'half'; accepted: None, 'bf16', 'fp16'"),
         ({"clip_norm": 0.0}, r"Odd.build: clip_norm: 0.0; accepted: None, or a positive number"),
         ({"clip_norm": float("nan")}, r"clip_norm: nan"),
+        ({"clip_norm": "1.0"}, r"clip_norm: '1.0'; accepted: None, or a positive number"),
+        ({"clip_norm": True}, r"clip_norm: True"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], line: str) -> None:

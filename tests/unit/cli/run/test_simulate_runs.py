@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simulatebench import JOBS, PROFILES, SET, call, make_place, measures, page, refused, shown
 
 from hpcsched.cli.main import cli
-from hpcsched.cli.run.results import Bounds, result_of, simulated
+from hpcsched.cli.run.results import Bounds, bounds_of, result_of, simulated
 from hpcsched.core import events as ev
 from hpcsched.core.model import Device, JobSpec, JobState, Kind, Progress
 from hpcsched.errors import HpcschedError
@@ -337,6 +337,14 @@ def test_bounds_of_the_whole_work_say_nothing_of_a_run_that_did_less() -> None:
     assert (result.lower_bound_s, result.mean_jct_bound_s) == (None, None)
     whole = Simulation(JOBS, PROFILES, gpus=4).run()
     assert result_of(whole, bounds=bounds).lower_bound_s == 1.0
+
+
+def test_gpus_that_are_left_bound_nothing_of_a_run_that_has_lost_others() -> None:
+    machine = Simulation(JOBS, PROFILES, gpus=4).run()
+    makespan_s = bounds_of(machine).makespan_s
+    assert makespan_s is not None and makespan_s > 0
+    machine.handle(ev.DeviceLost(at=machine.run.now, gpu=3, why="Xid 79"))
+    assert bounds_of(machine) == (None, None)
 
 
 def test_the_place_of_devices() -> None:
