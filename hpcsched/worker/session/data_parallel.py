@@ -146,7 +146,10 @@ class DataParallel(Replicated):
         parts = self._parts
         assert parts is not None
         if parts.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.clip_norm)
+            # The optimizer's only: gradients of others still have the scale, and are those of all steps.
+            kept = {id(p) for group in parts.optimizer.param_groups for p in group["params"]}
+            clipped = [p for p in parts.model.parameters() if id(p) in kept]
+            torch.nn.utils.clip_grad_norm_(clipped, parts.clip_norm)
         if self._scaler is None:
             parts.optimizer.step()
         else:

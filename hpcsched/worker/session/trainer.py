@@ -58,8 +58,8 @@ class Parts:
         precision: the type that `loss` is computed in under torch's autocast, "bf16" or "fp16" (None: as it
             stands). With "fp16" the loss is scaled (torch's GradScaler), and a step whose gradients overflow
             changes no parameter.
-        clip_norm: the largest L2 norm of the gradient of the global batch, over all parameters; a larger one
-            is scaled down to it.
+        clip_norm: the largest L2 norm of the gradient of the global batch, over the optimizer's parameters; a
+            larger one is scaled down to it.
     """
 
     model: torch.nn.Module

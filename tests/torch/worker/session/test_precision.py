@@ -126,6 +126,17 @@ def test_a_batch_in_parts_is_scaled_unscaled_and_clipped_as_one(
         assert torch.allclose(state["model"][name], tensor, atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", [None, "fp16"])
+def test_parameters_that_the_optimizer_does_not_have_are_not_clipped(precision: str | None) -> None:
+    ends = []
+    for frozen in (True, False):
+        parts = made(precision=precision, clip_norm=1.0)
+        parts.optimizer, parts.scheduler = torch.optim.SGD(parts.model[2].parameters(), lr=0.05), None
+        parts.model[0].requires_grad_(not frozen)
+        ends.append(trained(parts)["model"])
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
 def test_a_step_that_overflows_changes_nothing_and_counts() -> None:
     parts = made(precision="fp16")
     before = {name: tensor.clone() for name, tensor in parts.model.state_dict().items()}
