@@ -143,9 +143,11 @@ class Gpus:
         return None
 
     def _ask(self, call: str, *args: Any) -> Any:
+        # Newer than the driver, pynvml has an error of its own for some calls.
+        newer = getattr(self._nvml, "NVMLLibraryMismatchError", self._nvml.NVMLError)
         try:
             return getattr(self._nvml, call)(*args)
-        except (self._nvml.NVMLError, AttributeError):
+        except (self._nvml.NVMLError, newer, AttributeError):
             return None
 
 
