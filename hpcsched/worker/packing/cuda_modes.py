@@ -20,7 +20,6 @@ from hpcsched.worker.packing.failures import Failures, ModeRefused, line_of, out
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.modes import Batches, Runner, step_of
 from hpcsched.worker.packing.reference import alone
-from hpcsched.worker.process.startup import Terminated
 
 REAL_STEPS = 3
 """Steps before a capture: libraries choose their kernels and make their work areas in the first ones."""
@@ -199,8 +198,6 @@ class Graph(Runner):
         self._forget_gradients()
         try:
             return self._gpu.record(self._work, self._stream)
-        except Terminated:
-            raise
         except (Exception, SystemExit) as error:  # whatever waits for the GPU, or cannot be captured
             self._forget_gradients()
             if out_of_memory(error):

@@ -33,7 +33,6 @@ from hpcsched.worker.packing.group import CAREFUL_STEPS, Group, alike
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.modes import Batches, LoopMode, ModeTrial, Runner, Stacks, TurnsMode, widths
 from hpcsched.worker.packing.stacking import Forward
-from hpcsched.worker.process.startup import Terminated
 
 __all__ = ["MODES", "Failed", "OutOfMemory", "Pack"]
 
@@ -308,7 +307,7 @@ class Pack:
         group.runner, group.mode = LoopMode(group.members), "loop"
         try:
             group.runner = self._runner(group, mode, batches)
-        except (ModeRefused, Terminated):
+        except ModeRefused:
             raise
         except (Exception, SystemExit) as error:
             if not out_of_memory(error):  # nothing has been changed, and there are other ways

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hpcsched.worker.process.startup import Terminated
-
 if TYPE_CHECKING:
     from hpcsched.worker.packing.member import Member
 
@@ -97,12 +95,7 @@ class Failures:
         return self._full is not None
 
     def add(self, member: Member, error: Exception | SystemExit) -> None:
-        """A member's step has raised this; whom it has left in the middle of a step is to blame himself.
-
-        Raises Terminated, which is nobody's.
-        """
-        if isinstance(error, Terminated):
-            raise error
+        """A member's step has raised this; whom it has left in the middle of a step is to blame himself."""
         if isinstance(error, SystemExit):
             error = MemberExited(error)
         if out_of_memory(error) and not member.torn:

@@ -14,7 +14,6 @@ from hpcsched.worker.packing.compatibility import Memory
 from hpcsched.worker.packing.failures import ModeRefused, line_of, out_of_memory
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.rollback import Buffers, homes_of
-from hpcsched.worker.process.startup import Terminated
 
 CLOSE = 1e-5
 """How far a stack's losses, gradients and statistics may be from those of its models one by one, by the
@@ -135,7 +134,7 @@ def alone(member: Member, batch: Any, names: Sequence[str], nudge: float = 0.0) 
     """Compute it, as the member's code is run; raises NotStackable, or what says that there is no memory."""
     try:
         result, drawn = member.rehearse(Alone, member, batch, names, nudge)
-    except (NotStackable, Terminated):
+    except NotStackable:
         raise
     except (
         Exception,

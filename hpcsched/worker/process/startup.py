@@ -1,4 +1,4 @@
-"""Quicker starts and ends of a training process, and its end by a signal. Standard library only."""
+"""Quicker starts and ends of a training process. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import atexit
 import contextlib
 import gc
 import os
-import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import NoReturn
 
 
 @contextlib.contextmanager
@@ -85,21 +83,3 @@ def run_to_the_end(main: Callable[[], int]) -> None:
         _end.code = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
     sys.exit(_end.code)
-
-
-class Terminated(SystemExit):
-    """A signal ends this process, with exit code 128 + N.
-
-    It can come out of anybody's code, which has not failed by it: whoever catches SystemExit of code that is
-    not its own lets this one pass.
-    """
-
-
-def terminate_on(*signals: int) -> None:
-    """Have these signals end the process by Terminated, so that `finally` and `atexit` are heard."""
-    for number in signals:
-        signal.signal(number, _terminate)
-
-
-def _terminate(number: int, _frame: object) -> NoReturn:
-    raise Terminated(128 + number)

@@ -360,7 +360,8 @@ class Peers:
         `quick`: the process ends right after this without its interpreter taking anything apart.
         """
         if not quick:  # what is on its way would be lost with the group
-            with contextlib.suppress(LaunchError):
+            # RuntimeError: the GPU's context is broken, which whoever leaves has been told by its own error.
+            with contextlib.suppress(LaunchError, RuntimeError):
                 backend.settle(self.device, PART_TIMEOUT_S)
         if self.world_size > 1 and self.keys is not None:
             # If rank 0, and the store with it, is gone, nobody waits any more either.

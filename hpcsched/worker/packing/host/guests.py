@@ -25,7 +25,6 @@ from hpcsched.worker.packing.host.session import LiveMember, bring
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import JobEnv, say
 from hpcsched.worker.process.guest import GuestGone, HostedGuest, be_hosted
-from hpcsched.worker.process.startup import Terminated
 from hpcsched.worker.session.trainer import Trainer
 
 Load = Callable[[Optional[str]], Trainer]
@@ -168,7 +167,7 @@ class PackGuest:
 
 
 def _word_of(end: BaseException) -> Word:
-    if isinstance(end, SystemExit) and not isinstance(end, Terminated):
+    if isinstance(end, SystemExit):
         return {"exit": end.code if isinstance(end.code, int) else int(end.code is not None)}
     if isinstance(end, GuestGone):
         return NOTHING

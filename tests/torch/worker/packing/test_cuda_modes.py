@@ -35,7 +35,6 @@ from hpcsched.worker.packing import cuda_modes as devices_module
 from hpcsched.worker.packing.cuda_modes import REAL_STEPS, Cuda, Graph, Streams
 from hpcsched.worker.packing.failures import ModeRefused
 from hpcsched.worker.packing.rollback import Buffers, Weights, homes_of
-from hpcsched.worker.process.startup import Terminated
 
 pytestmark = pytest.mark.torch
 __all__ = ["one_thread"]
@@ -299,13 +298,6 @@ def test_optimizers_that_cannot_be_captured_are_refused(gpu: StandIn) -> None:
         together, _ = packed(*builds, mode="graph")
         with pytest.raises(ConfigError, match=why):
             go(together, 6)
-
-
-def test_a_signal_that_ends_the_process_in_a_capture_is_no_refusal(gpu: StandIn) -> None:
-    gpu.trouble = Terminated(143)
-    together, _ = packed(training(1), training(2), mode="graph")
-    with pytest.raises(Terminated):
-        go(together, 12)
 
 
 class Counting(nn.Module):

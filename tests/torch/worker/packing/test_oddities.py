@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -37,7 +36,6 @@ from hpcsched.worker.packed import Failed
 from hpcsched.worker.packing import rng_hooks
 from hpcsched.worker.packing.failures import MemberExited
 from hpcsched.worker.packing.stacked_optimizers import NotTogether, Row, update_for
-from hpcsched.worker.process.startup import Terminated, terminate_on
 from hpcsched.worker.session.trainer import Parts
 
 pytestmark = pytest.mark.torch
@@ -394,47 +392,3 @@ def test_exit_is_the_end_of_whose_code_calls_it(where: str) -> None:
     assert member is made[1]
     assert isinstance(error, MemberExited)
     assert error.end.code == 5
-
-
-class Alarm:
-    """Sends this process SIGTERM when it has been met so often."""
-
-    left = 0
-
-    @classmethod
-    def meet(cls) -> None:
-        cls.left -= 1
-        if cls.left == 0:
-            signal.raise_signal(signal.SIGTERM)
-
-
-def alarming(model: nn.Module, batch: Any) -> torch.Tensor:
-    Alarm.meet()
-    return by_sample(model, batch)
-
-
-class AlarmingData(Samples):
-    def __getitem__(self, index: int) -> Any:
-        Alarm.meet()
-        return super().__getitem__(index)
-
-
-@pytest.mark.parametrize(
-    ("mode", "what", "after"),
-    [
-        *(("loop", {"loss": alarming}, met) for met in (1, 8)),
-        ("loop", {"data": AlarmingData}, 60),
-        *(("stacked", {"loss": alarming}, met) for met in range(7, 10)),  # tried out, traced, compared
-    ],
-)
-def test_a_signal_that_ends_the_process_is_nobodys_failure(mode: str, what: Any, after: int) -> None:
-    together, _ = packed(training(0, **what), training(1, **what), mode=mode)
-    former = signal.getsignal(signal.SIGTERM)
-    terminate_on(signal.SIGTERM)
-    Alarm.left = after
-    try:
-        with pytest.raises(Terminated) as end:
-            go(together, 40)
-    finally:
-        signal.signal(signal.SIGTERM, former)
-    assert end.value.code == 128 + signal.SIGTERM
