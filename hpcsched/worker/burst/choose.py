@@ -188,7 +188,8 @@ def measure_network(wires: Channels) -> Interconnect:
             if wires.device.type == "cuda":
                 torch.cuda.synchronize()
         least[number] = min(least[number], (time.perf_counter() - began) / 2)
-    seconds = max(1e-9, least[1] - least[0])
+    # Half of it at least: by chance a small message takes as long, which would make transfers free.
+    seconds = max(1e-9, least[1] - least[0], least[1] / 2)
     return Interconnect(bandwidth_bytes_s=_PING_BYTES / seconds, latency_s=least[0])
 
 
