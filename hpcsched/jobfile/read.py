@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import graphlib
 import os
-import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -15,92 +13,14 @@ from typing import Any, Literal, NoReturn
 from hpcsched import strategies
 from hpcsched.contract import schema
 from hpcsched.contract.codec import said
-from hpcsched.contract.schema import either, flag, many, number, one_of, option, text, whole
 from hpcsched.contract.strategies import Strategy, table_of
 from hpcsched.core.model import JobSpec, Kind, PythonEnvironment, Training
 from hpcsched.core.processes import KnownLauncher, launcher_of
 from hpcsched.decoding import is_utf8, not_json
 from hpcsched.durations import parse_duration
 from hpcsched.errors import ConfigError
-
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-MOST_STEPS = schema.LARGEST
-
-KINDS = ("trainer", "command", "replay")
-ENVIRONMENTS = ("python", "venv", "conda")
-"""Keys of which a job has one; and at most one."""
-
-MOST_PROCESSES = 256
-"""On a host, of one job."""
-
-_TIME = either('seconds, or a time such as "90s", "10m", "2h", "1-12:00:00"', number("", minimum=0), text(""))
-_GPUS = whole("")
-_LIMITS = schema.table("", properties={"min": _GPUS.schema, "max": _GPUS.schema}, additionalProperties=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A [[job]] table as written, and what is right for each key."""
-
-    name: str = option(text("1 to 64 of A-Z a-z 0-9 . _ -", f"^{NAME.pattern}$"))
-    model: str | None = option(text("text: the key of a profile", least=0), None)
-    steps: int | None = option(whole("a positive number of steps"), None)
-    epochs: float | None = option(
-        number("a positive number of passes over the data", exclusiveMinimum=0), None
-    )
-    continues: str | None = option(text("the name of a job"), None)
-    trainer: str | None = option(text('"package.module:Name"', r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"), None)
-    command: Sequence[str] = option(
-        many(text(""), "a list of a program and its arguments, each a text that is not empty"), ()
-    )
-    replay: bool = option(flag(), False)
-    args: dict[str, Any] = option(
-        schema.table("a table of texts, finite numbers, true, false, lists and tables"), {}
-    )
-    after: Sequence[str] = option(many(text("", least=0), "a list of job names"), ())
-    gpus: Literal["auto"] | int | dict[str, int] = option(
-        replace(
-            either(
-                '"auto", a positive number, or { min = 1, max = 4 } with min <= max',
-                one_of("auto"),
-                _GPUS,
-                _LIMITS,
-            ),
-            also=lambda gpus: not isinstance(gpus, dict) or gpus.get("min", 1) <= gpus.get("max", MOST_STEPS),
-        ),
-        "auto",
-    )
-    nodes: int = option(whole("1 or more"), 1)
-    strategy: str | dict[str, Any] = option(
-        either("the name of a strategy, or a table with its kind and options", text(""), schema.table("")),
-        "ddp",
-    )
-    background: bool = option(flag(), False)
-    max_foreground_slowdown: float = option(
-        number("a share of the job's speed, 0 to 1", minimum=0, maximum=1), 0.05
-    )
-    submit_at: float | str = option(_TIME, 0)
-    retries: int = option(whole("0 or more", 0), 2)
-    env: dict[str, str] = option(
-        schema.table("a table of texts by variable name", additionalProperties={"type": "string"}), {}
-    )
-    output: str = option(text("a file name"), "hpcsched-%j.out")
-    checkpoint_every: float | str = option(_TIME, "10m")
-    keep_checkpoints: int = option(whole("1 or more"), 2)
-    workdir: str | None = option(text("a folder", least=0), None)
-    processes: Literal["auto", "per-gpu", "one"] | int = option(
-        either(
-            f'"auto", "per-gpu", "one" or a number, 1 to {MOST_PROCESSES}',
-            one_of("auto", "per-gpu", "one"),
-            whole("", most=MOST_PROCESSES),
-        ),
-        "auto",
-    )
-    python: str | None = option(text("a Python interpreter: its path, or its name in PATH"), None)
-    venv: str | None = option(text("the folder of a virtual environment"), None)
-    conda: str | None = option(text("the name or the folder of a conda environment"), None)
-
+from hpcsched.jobfile.check import check_names
+from hpcsched.jobfile.keys import ENVIRONMENTS, KINDS, NAME, TIME, Job
 
 _ACCEPTED = schema.options_of(Job)
 _Refuse = Callable[[str, object, str], NoReturn]
@@ -340,41 +260,4 @@ def _seconds(value: float | str, key: str, refuse: _Refuse) -> float:
     try:
         return parse_duration(value)
     except (ValueError, OverflowError):
-        refuse(key, value, _TIME.words)
-
-
-def check_names(
-    specs: Sequence[JobSpec], *, where: str, known: Collection[str] = (), again: bool = False
-) -> None:
-    """Refuse duplicate names, unknown names in `after`, and cycles. `known` are the run's jobs so far;
-    `again`: jobs may be among them."""
-    names: set[str] = set() if again else set(known)
-    for spec in specs:
-        if spec.name in names:
-            got = "in the run already" if spec.name in known else "given twice"
-            schema.refuse(where, f"job {spec.name}.name", got, "a name that no other job has")
-        names.add(spec.name)
-    names.update(known)
-    for spec in specs:
-        for other in spec.after:
-            if other not in names:
-                accepted = ", ".join(sorted(names - {spec.name})[:8]) or "names of other jobs"
-                schema.refuse(where, f"job {spec.name}.after", f"{other!r} is no job", accepted)
-    try:
-        graphlib.TopologicalSorter({s.name: s.after for s in specs}).prepare()
-    except graphlib.CycleError as error:
-        circle = " after ".join(reversed(error.args[1]))
-        schema.refuse(where, "after", f"a cycle: {circle}", "jobs that do not wait for each other")
-
-
-def check_fits(specs: Iterable[JobSpec], *, gpus: int, hosts: int, where: str) -> None:
-    """Refuse jobs that ask for more GPUs or hosts than there are."""
-    for spec in specs:
-        if spec.gpus_min > gpus:
-            schema.refuse(
-                where, f"job {spec.name}.gpus", f"{spec.gpus_min} GPUs", f"at most {gpus}: so many are here"
-            )
-        if spec.nodes > hosts:
-            schema.refuse(
-                where, f"job {spec.name}.nodes", f"{spec.nodes} hosts", f"at most {hosts}: so many are here"
-            )
+        refuse(key, value, TIME.words)

@@ -1,0 +1,89 @@
+"""The keys of a [[job]] table, and what is right for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hpcsched.contract import schema
+from hpcsched.contract.schema import either, flag, many, number, one_of, option, text, whole
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+MOST_STEPS = schema.LARGEST
+
+KINDS = ("trainer", "command", "replay")
+ENVIRONMENTS = ("python", "venv", "conda")
+"""Keys of which a job has one; and at most one."""
+
+MOST_PROCESSES = 256
+"""On a host, of one job."""
+
+TIME = either('seconds, or a time such as "90s", "10m", "2h", "1-12:00:00"', number("", minimum=0), text(""))
+_GPUS = whole("")
+_LIMITS = schema.table("", properties={"min": _GPUS.schema, "max": _GPUS.schema}, additionalProperties=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A [[job]] table as written, and what is right for each key."""
+
+    name: str = option(text("1 to 64 of A-Z a-z 0-9 . _ -", f"^{NAME.pattern}$"))
+    model: str | None = option(text("text: the key of a profile", least=0), None)
+    steps: int | None = option(whole("a positive number of steps"), None)
+    epochs: float | None = option(
+        number("a positive number of passes over the data", exclusiveMinimum=0), None
+    )
+    continues: str | None = option(text("the name of a job"), None)
+    trainer: str | None = option(text('"package.module:Name"', r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"), None)
+    command: Sequence[str] = option(
+        many(text(""), "a list of a program and its arguments, each a text that is not empty"), ()
+    )
+    replay: bool = option(flag(), False)
+    args: dict[str, Any] = option(
+        schema.table("a table of texts, finite numbers, true, false, lists and tables"), {}
+    )
+    after: Sequence[str] = option(many(text("", least=0), "a list of job names"), ())
+    gpus: Literal["auto"] | int | dict[str, int] = option(
+        replace(
+            either(
+                '"auto", a positive number, or { min = 1, max = 4 } with min <= max',
+                one_of("auto"),
+                _GPUS,
+                _LIMITS,
+            ),
+            also=lambda gpus: not isinstance(gpus, dict) or gpus.get("min", 1) <= gpus.get("max", MOST_STEPS),
+        ),
+        "auto",
+    )
+    nodes: int = option(whole("1 or more"), 1)
+    strategy: str | dict[str, Any] = option(
+        either("the name of a strategy, or a table with its kind and options", text(""), schema.table("")),
+        "ddp",
+    )
+    background: bool = option(flag(), False)
+    max_foreground_slowdown: float = option(
+        number("a share of the job's speed, 0 to 1", minimum=0, maximum=1), 0.05
+    )
+    submit_at: float | str = option(TIME, 0)
+    retries: int = option(whole("0 or more", 0), 2)
+    env: dict[str, str] = option(
+        schema.table("a table of texts by variable name", additionalProperties={"type": "string"}), {}
+    )
+    output: str = option(text("a file name"), "hpcsched-%j.out")
+    checkpoint_every: float | str = option(TIME, "10m")
+    keep_checkpoints: int = option(whole("1 or more"), 2)
+    workdir: str | None = option(text("a folder", least=0), None)
+    processes: Literal["auto", "per-gpu", "one"] | int = option(
+        either(
+            f'"auto", "per-gpu", "one" or a number, 1 to {MOST_PROCESSES}',
+            one_of("auto", "per-gpu", "one"),
+            whole("", most=MOST_PROCESSES),
+        ),
+        "auto",
+    )
+    python: str | None = option(text("a Python interpreter: its path, or its name in PATH"), None)
+    venv: str | None = option(text("the folder of a virtual environment"), None)
+    conda: str | None = option(text("the name or the folder of a conda environment"), None)
