@@ -196,6 +196,26 @@ class WorkersReady(AttemptEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestartSeen(AttemptEvent):
+    """What is seen of an attempt that saves by itself (`JobSpec.restart`), whenever that changes. The first
+    one says that it can be suspended.
+
+    `handles`: its processes catch the signal that asks them to save; without that they would only be ended.
+    `step` and `saved_at` are those of its newest whole checkpoint, `saved_at` in seconds of the run's clock
+    (None: not known, or there is none).
+    """
+
+    handles: bool
+    step: int | None = None
+    saved_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavingSeen(AttemptEvent):
+    """An attempt that was asked to leave is still writing a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersApart(AttemptEvent):
     """The attempt's processes, so many, have not met `seconds` after their launch (`met`: now they have)."""
 

@@ -116,6 +116,32 @@ class PythonEnvironment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """How a program that saves by itself, and goes on by itself when started again, is asked to and told.
+
+    `speaks` is the dialect that the rest comes from ("": given key by key). `signal` asks it to save and to
+    end. `checkpoints` are patterns of what it saves, relative to where it runs; `complete` is the file that
+    it writes last into one that is a folder ("": not known). `resume_args` are added to its command when
+    there is a checkpoint (`{checkpoint}`, `{accumulation}`). `saved_codes` are exit codes that mean "saved",
+    besides 75. `batch`: what becomes of its global batch on another number of GPUs: "fixed", nobody knows, so
+    it stays on as many as it began on; "scales", it changes, as the job file allows; "kept", by
+    `accumulation`, which is that of its first attempt. `suspend_command` and `resume_command` save and
+    restore it from outside (CRIU, DMTCP). Jobs of one file share the object.
+    """
+
+    speaks: str = ""
+    signal: str = "SIGTERM"
+    checkpoints: tuple[str, ...] = ()
+    complete: str = ""
+    resume_args: tuple[str, ...] = ()
+    saved_codes: tuple[int, ...] = ()
+    batch: Literal["fixed", "scales", "kept"] = "fixed"
+    accumulation: int = 1
+    suspend_command: tuple[str, ...] = ()
+    resume_command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What the user asked for; never changes.
 
@@ -125,7 +151,8 @@ class JobSpec:
     `max_foreground_slowdown` is the share of its speed that a job in the foreground gives up, at most, for
     those beside it (0: it shares no GPU). `processes`: on each host, where the program is a command:
     "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its trainer (None:
-    the run's; see `launch.interpreters`); jobs of one file share the object.
+    the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the program saves by
+    itself, and can be started again (None: only the contract says when it can be suspended).
     """
 
     name: str
@@ -153,6 +180,7 @@ class JobSpec:
     background: bool = False
     max_foreground_slowdown: float = 0.05
     environment: PythonEnvironment | None = None
+    restart: Restart | None = None
 
     @property
     def epochs(self) -> float | None:
