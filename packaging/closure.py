@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "hpcsched"
 
-ENTRIES = ("hpcsched.worker", "hpcsched.contract", "hpcsched.examples")
+ENTRIES = ("hpcsched.worker", "hpcsched.contract", "hpcsched.examples", "hpcsched.integrations")
 """Packages that are in it as a whole; of others only the modules that these import."""
 
 DATA = ("hpcsched/py.typed", "hpcsched/examples/plain.sh")

@@ -1,0 +1,21 @@
+"""The global batch of a training, kept while its number of ranks changes."""
+
+from __future__ import annotations
+
+from hpcsched.errors import ConfigError
+
+
+def accumulation(global_batch: int, *, per_device: int, world_size: int) -> int:
+    """Batches of `per_device` samples that each rank takes through the model for one step.
+
+    Raises ConfigError where `global_batch` samples cannot be kept to exactly.
+    """
+    steps, rest = divmod(global_batch, per_device * world_size)
+    if rest or not steps:
+        raise ConfigError(
+            where="integrations",
+            key="global batch",
+            got=f"{global_batch} samples",
+            accepted=f"a multiple of {per_device} samples on each of {world_size} ranks",
+        )
+    return steps
