@@ -23,7 +23,7 @@ class Example:
     """A folder of examples/.
 
     `packages`: the distributions whose versions the table names. `environment`: which one of
-    packaging/framework_envs.sh has them. `most_changed`: lines that may differ between train.py and elastic.py.
+    packaging/framework_envs.sh has them. `most_changed`: lines that elastic.py may have changed of train.py.
     `never_wider`: why it is not promoted ("": it is). `more_steps`: it needs so many times the usual steps.
     """
 
@@ -62,7 +62,7 @@ class Example:
         return [line for line in lines if line and not line.lstrip().startswith("#")]
 
     def job(self, program: str) -> dict[str, Any] | None:
-        """The job of its jobs.toml that runs `program`, with the defaults of the file; None: there is none."""
+        """The job of its jobs.toml that runs `program`, with the file's defaults; None: there is none."""
         table = tomllib.loads((self.folder / "jobs.toml").read_text())
         for job in table["job"]:
             if any(program in word for word in job.get("command", ())):

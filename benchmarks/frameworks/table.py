@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from frameworks.examples import EXAMPLES, ROOT, Example, python_of, versions
 from frameworks.trial import Course, Failed, Printed, Trial
@@ -18,6 +19,8 @@ BEGIN = "<!-- table: written by benchmarks/frameworks -->"
 END = "<!-- end of table -->"
 STEPS = 60
 TEN_MINUTES_S = 600.0
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -69,7 +72,7 @@ def try_example(example: Example, *, python: str, steps: int, place: Path) -> Ro
     return row
 
 
-def _tried[T](row: Row, call: Callable[[], T]) -> T | None:
+def _tried(row: Row, call: Callable[[], T]) -> T | None:
     """What it gives; None, noted in the row, if it has failed."""
     try:
         return call()

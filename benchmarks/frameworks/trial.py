@@ -53,8 +53,8 @@ class Printed:
         return sum(count - 1 for count in self.times.values())
 
     def compared(self, other: Printed) -> tuple[bool, float, int]:
-        """With an undisturbed run: whether all lines are the same to the last digit, the greatest difference of
-        a loss, and how many steps one of them does not have."""
+        """With an undisturbed run: whether all lines are the same to the last digit, the greatest difference
+        of a loss, and how many steps one of them does not have."""
         both = self.losses.keys() & other.losses.keys()
         apart = max((abs(float(self.losses[n]) - float(other.losses[n])) for n in both), default=0.0)
         missing = len(self.losses.keys() ^ other.losses.keys())
