@@ -41,7 +41,7 @@ def test_a_job_file_says_what_its_tables_do() -> None:
         "job": [{"name": "it", "command": ["python", "a b.py", 'x="1"'], "gpus": {"min": 1, "max": 2}}],
     }
     assert tomllib.loads(_toml(table)) == table
-    assert _with_steps("exec python train.py --steps 60 --out o", 9) == "exec python train.py --steps 9 --out o"
+    assert _with_steps("python train.py --steps 60 --out o", 9) == "python train.py --steps 9 --out o"
 
 
 def test_the_table_is_put_between_its_marks(tmp_path: Path) -> None:
