@@ -19,6 +19,7 @@ def how_suspended(job: Job, now: float, unsaved_s: float) -> str:
         how = f"{restart.signal}, once it is seen to run"
     else:
         how = restart.signal if saves.handles else f"only as it goes: it does not catch {restart.signal}"
+        how += ", which it caught the last time without saving" * (saves.handles and saves.in_vain)
     speaks = f" ({restart.speaks}{': ' if restart.recognised else ''}{restart.recognised})" * bool(
         restart.speaks
     )
@@ -39,7 +40,7 @@ def what_is_lost(job: Job, now: float, unsaved_s: float) -> str:
     """What a suspend costs a running job, for the one that asks for it; "" for nothing."""
     if not job.saves_by_itself or unsaved_s < 1:
         return ""
-    return f"; {newest(job, now)}: {_lost(unsaved_s)} are lost"
+    return f"; {newest(job, now)}: {_lost(unsaved_s)} is lost"
 
 
 def _lost(unsaved_s: float) -> str:
