@@ -9,6 +9,7 @@ from hpcsched import jobfile
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.processes import launcher_of
 from hpcsched.errors import ConfigError
+from hpcsched.jobfile.needs import as_keys
 from hpcsched.printing import printable
 
 MOST_USER = 256
@@ -64,6 +65,7 @@ def as_table(spec: JobSpec) -> dict[str, Any]:
         "keep_checkpoints": spec.keep_checkpoints,
         "workdir": spec.workdir,
         **({spec.environment.kind: spec.environment.name} if spec.environment else {}),
+        **as_keys(spec.needs),
         # In 0.1.0 there was no other word for a launcher's one process.
         "processes": None if spec.processes == "per-gpu" and launcher_of(spec.command) else spec.processes,
     }

@@ -126,7 +126,7 @@ class Admission:
         specs = [edits.updated.get(job.id, job.spec) for job in machine.run.jobs.values()]
         jobfile.check_names(specs, where=where)
         found = self._checked(list(edits.updated.values()), gpus=gpus, where=where)
-        failed = (i for i in edits.updated if machine.run.jobs[i].state is JobState.FAILED)
+        failed = (i for i in edits.updated if machine.run.jobs[i].state.failed)
         return replace(edits, again=tuple(failed), profiles=found)
 
     def submitted(
@@ -199,6 +199,13 @@ class Admission:
             raise ConfigError(where=where, key=f"job {job.name!r}.background", got=got, accepted=accepted)
 
 
+_HAD = {
+    JobState.FAILED: "failed",
+    JobState.TIMEOUT: "run for all of its time",
+    JobState.OUT_OF_MEMORY: "run out of memory",
+}
+
+
 def edit_message(job: Job, keys: Sequence[str], *, update: bool, living: bool = True) -> str:
     """The message for a job whose `keys` differ between job file and run: what becomes of them."""
     differs = f"{', '.join(keys)} {'differs' if len(keys) == 1 else 'differ'} from the run's"
@@ -206,8 +213,8 @@ def edit_message(job: Job, keys: Sequence[str], *, update: bool, living: bool = 
         return f"{differs} (kept; --update takes the file's)"
     if living and job.state.active:
         return f"{differs} (kept, as it runs: suspend it, then --update takes the file's)"
-    if job.state is JobState.FAILED:
-        return f"{differs} (taken; it had failed and runs again)"
+    if job.state.failed:
+        return f"{differs} (taken; it had {_HAD[job.state]} and runs again)"
     if job.state.final:
         return f"{differs} (taken; it is {job.state}: `hpcsched retry {job.spec.name}` runs it again)"
     return f"{differs} (taken)"

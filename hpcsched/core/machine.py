@@ -18,6 +18,7 @@ from hpcsched.core.model import JobState
 from hpcsched.core.parts import make_parts
 from hpcsched.core.plan import Plan
 from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.transitions.attempts import TIME
 from hpcsched.core.transitions.commands import Commands
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.core.transitions.drain import Drain
@@ -182,6 +183,9 @@ class Machine:
             facts = {"grace": self._attempts.grace_s(job) / 2, "how": "SIGKILL"}
             self._out.note(job, Reason(Why.ESCALATED, facts))
             self._out.do(Kill, job)
+        elif kind == TIME:
+            self._attempts.time_is_up(job)
+            self._out.ask_policy()
         elif kind == "resize" and job.state is JobState.RUNNING and not job.wanted and job.becoming:
             limit_s = self.run.now - job.becoming.since
             self._out.note(job, Reason(Why.RESIZE_FAILED, {"error": f"not done within {limit_s:.0f} s"}))

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 from hpcsched.contract.seats import Seat
+from hpcsched.core.needs import Needs
 from hpcsched.core.reasons import Reason
 
 NOTHING: Mapping[str, Any] = {}
@@ -19,7 +20,7 @@ PER_GPU, AUTO = "per-gpu", "auto"
 
 
 class JobState(StrEnum):
-    """Where a job is in its life. The last three are final."""
+    """Where a job is in its life. The last five are final."""
 
     PENDING = "PENDING"
     HELD = "HELD"
@@ -30,10 +31,17 @@ class JobState(StrEnum):
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
 
     @property
     def final(self) -> bool:
         return self in _FINAL
+
+    @property
+    def failed(self) -> bool:
+        """Over, without having completed, and not because somebody wanted that."""
+        return self in _FAILED
 
     @property
     def active(self) -> bool:
@@ -46,7 +54,8 @@ class JobState(StrEnum):
         return _CODES[self]
 
 
-_FINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+_FAILED = frozenset({JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY})
+_FINAL = _FAILED | {JobState.COMPLETED, JobState.CANCELLED}
 _CODES = {
     JobState.PENDING: "PD",
     JobState.HELD: "PD",
@@ -57,6 +66,8 @@ _CODES = {
     JobState.COMPLETED: "CD",
     JobState.FAILED: "F",
     JobState.CANCELLED: "CA",
+    JobState.TIMEOUT: "TO",
+    JobState.OUT_OF_MEMORY: "OOM",
 }
 _ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING})
 
@@ -152,7 +163,8 @@ class JobSpec:
     those beside it (0: it shares no GPU). `processes`: on each host, where the program is a command:
     "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its trainer (None:
     the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the program saves by
-    itself, and can be started again (None: only the contract says when it can be suspended).
+    itself, and can be started again (None: only the contract says when it can be suspended). `needs`: time,
+    cores, memory, kinds of GPUs, modules (None: the file says nothing of these).
     """
 
     name: str
@@ -181,6 +193,7 @@ class JobSpec:
     max_foreground_slowdown: float = 0.05
     environment: PythonEnvironment | None = None
     restart: Restart | None = None
+    needs: Needs | None = None
 
     @property
     def epochs(self) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from hpcsched.contract import schema
 from hpcsched.contract.schema import either, flag, many, number, one_of, option, text, whole
+from hpcsched.jobfile.needs import GPU_TYPE, MODULES, MOST_CPUS, SIZE
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -87,3 +88,11 @@ class Job:
     python: str | None = option(text("a Python interpreter: its path, or its name in PATH"), None)
     venv: str | None = option(text("the folder of a virtual environment"), None)
     conda: str | None = option(text("the name or the folder of a conda environment"), None)
+    time: float | str | None = option(TIME, None)
+    cpus_per_gpu: int | None = option(
+        whole(f"a number of cores for each GPU, 1 to {MOST_CPUS}", most=MOST_CPUS), None
+    )
+    memory: str | None = option(SIZE, None)
+    gpu_type: str | None = option(GPU_TYPE, None)
+    gpu_memory: str | None = option(SIZE, None)
+    modules: Sequence[str] = option(MODULES, ())

@@ -1,0 +1,119 @@
+"""The keys of a job about its resources and surroundings: time, cores, memory, kinds of GPUs, modules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hpcsched.contract import schema
+from hpcsched.core.needs import Needs
+from hpcsched.durations import parse_duration
+
+if TYPE_CHECKING:
+    from hpcsched.contract.strategies import Strategy
+    from hpcsched.jobfile.keys import Job
+
+Refuse = Callable[[str, object, str], NoReturn]
+
+MOST_CPUS = 4096
+"""Cores for each GPU."""
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT])")
+_MIB = {"K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20}
+MOST_MIB = 2.0**40
+
+SIZE = schema.text('a size of at least 1M with its unit (K, M, G, T: of 1024), such as "16G"', f"^{_SIZE.pattern}$")
+GPU_TYPE = schema.text(
+    'words of a GPU\'s name as `nvidia-smi -L` has it, such as "A100" or "H100 NVL"',
+    "^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$",
+)
+MODULES = schema.many(
+    schema.text("", r"^[A-Za-z0-9_][A-Za-z0-9_.+/:@~-]{0,199}$"),
+    'a list of names of modules, such as ["cuda/12.4", "gcc"]',
+)
+KEYS = ("time", "cpus_per_gpu", "memory", "gpu_type", "gpu_memory", "modules")
+
+
+def needs_of(job: Job, strategy: Strategy, refuse: Refuse) -> Needs | None:
+    """What a [[job]] table says of these; None: nothing. Refused is what does not go together."""
+    if all(not getattr(job, key) for key in KEYS) and job.time is None:
+        return None
+    fixed = "a job in the background" if job.background else strategy.job
+    shares = job.background or strategy.gpus is not None
+    for key in ("cpus_per_gpu", "gpu_type", "gpu_memory"):
+        if shares and getattr(job, key) is not None:
+            refuse(key, getattr(job, key), f"nothing for {fixed}: it has no GPU of its own")
+    if job.modules and job.replay:
+        refuse("modules", job.modules, "a trainer or a command")
+    return _shared(
+        _time(job.time, refuse),
+        job.cpus_per_gpu,
+        _mib("memory", job.memory, refuse),
+        (job.gpu_type or "").strip(),
+        _mib("gpu_memory", job.gpu_memory, refuse),
+        tuple(dict.fromkeys(job.modules)),
+    )
+
+
+@lru_cache(maxsize=256)
+def _shared(
+    time_s: float | None,
+    cpus_per_gpu: int | None,
+    memory_mib: float | None,
+    gpu_type: str,
+    gpu_memory_mib: float | None,
+    modules: tuple[str, ...],
+) -> Needs:
+    """One object for all jobs that say the same."""
+    return Needs(
+        time_s=time_s,
+        cpus_per_gpu=cpus_per_gpu,
+        memory_mib=memory_mib,
+        gpu_type=gpu_type,
+        gpu_memory_mib=gpu_memory_mib,
+        modules=modules,
+    )
+
+
+def as_keys(needs: Needs | None) -> dict[str, Any]:
+    """The keys that say what `needs` does."""
+    if needs is None:
+        return {}
+    modules: Sequence[str] | None = list(needs.modules) or None
+    return {
+        "time": needs.time_s,
+        "cpus_per_gpu": needs.cpus_per_gpu,
+        "memory": _size(needs.memory_mib),
+        "gpu_type": needs.gpu_type or None,
+        "gpu_memory": _size(needs.gpu_memory_mib),
+        "modules": modules,
+    }
+
+
+def _size(mib: float | None) -> str | None:
+    return None if mib is None else f"{mib!r}M"
+
+
+def _mib(key: str, value: str | None, refuse: Refuse) -> float | None:
+    if value is None:
+        return None
+    found = _SIZE.fullmatch(value)
+    mib = float(found[1]) * _MIB[found[2]] if found and len(value) < 40 else 0.0
+    if not 1 <= mib <= MOST_MIB:
+        refuse(key, value, SIZE.words)
+    return mib
+
+
+def _time(value: float | str | None, refuse: Refuse) -> float | None:
+    if value is None:
+        return None
+    words = 'a time above 0: seconds, or such as "90m", "2h", "1-12:00:00"'
+    try:
+        seconds = parse_duration(value)
+    except (ValueError, OverflowError):
+        refuse("time", value, words)
+    if not seconds:
+        refuse("time", value, words)
+    return seconds
