@@ -37,7 +37,7 @@ class _Part(Protocol):
 class Machine:
     """Handles events: which part takes which, and in what order decisions follow.
 
-    `run` are the jobs, `ledger` who holds what, `waiting` what jobs wait for, `estimates` speeds and costs,
+    `run` are the jobs, `ledger` who holds what, `rooms` where jobs' needs are met, `waiting` what jobs wait for, `estimates` speeds and costs,
     `deadline` the end of the allocation, `decisions` the policy. These are for reading.
 
     Args:
@@ -53,6 +53,7 @@ class Machine:
         made = [make(parts) for make in (registered() if mechanisms is None else mechanisms)]
         parts.ledger.install(parts.own, made)
         self.run, self.ledger, self.own, self.waiting = parts.run, parts.ledger, parts.own, parts.waiting
+        self.rooms = parts.rooms
         self.estimates, self.deadline, self.decisions = parts.estimates, parts.deadline, parts.decisions
         self._out, self._attempts, self._endings = parts.out, parts.attempts, parts.endings
         about: dict[str, Any] = {"waiting": parts.waiting, "endings": parts.endings}
@@ -151,7 +152,7 @@ class Machine:
         for job_id, step in event.saved_steps.items():
             self._endings.never_on_disk(self.run.jobs[job_id], step)
         self._submissions.compared(event)
-        self.ledger.begin_life(event.devices)
+        self.ledger.begin_life(event.devices, event.cores)
         self.own.forget_holders()
         self.waiting.begin_life()
         self._out.ask_policy()
@@ -208,7 +209,10 @@ class Machine:
         jobs = self.run.jobs
         if any(jobs[i].state in (JobState.PENDING, JobState.SUSPENDED) for _, i in self.waiting.arrivals):
             return False
-        return not self.own.queue.any_fits(self.ledger.capacity().fits)
+        if not self.own.queue.any_fits(self.ledger.capacity().fits):
+            return True
+        queue = self.own.queue.ids() if self.ledger.has_needs else []
+        return bool(queue) and not any(self.rooms.starts_at_all(jobs[i]) for i in queue)
 
     @property
     def decides_by(self) -> dict[str, Any]:

@@ -239,15 +239,19 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCores:
-    """The cores of a host for jobs that need no GPU.
+    """The cores of a host, and its memory.
 
-    `own` are always theirs: nothing else uses them; CPU slots lend them their cores while no other job has
-    the slot. `numa` says which cores lie on which NUMA node (a core that is not in it: on node 0).
+    `own` are those for jobs that need no GPU: nothing else uses them; CPU slots lend them their cores while no
+    other job has the slot. `numa` says which cores lie on which NUMA node (a core that is not in it: on node
+    0). `kept` is the number of cores for jobs on GPUs, `memory_mib` the main memory for jobs; 0 and None: not
+    counted.
     """
 
     host: str
     own: tuple[int, ...] = ()
     numa: Mapping[int, int] = field(default_factory=dict)
+    kept: int = 0
+    memory_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

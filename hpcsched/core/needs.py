@@ -30,6 +30,11 @@ class Needs:
         """Whether it cannot use every GPU."""
         return bool(self.gpu_type) or self.gpu_memory_mib is not None
 
+    @property
+    def places(self) -> bool:
+        """Whether it matters on which host and GPUs the job is."""
+        return self.picky or self.cpus_per_gpu is not None or self.memory_mib is not None
+
     def suits(self, kind: str, memory_mib: float | None) -> bool:
         """Whether the job can use a GPU of this kind; one whose memory is not known has too little."""
         if self.gpu_memory_mib is not None and (memory_mib or 0.0) < self.gpu_memory_mib * ENOUGH:

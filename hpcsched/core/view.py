@@ -98,7 +98,9 @@ class View:
     `hosts_of(job)` says how many of a running job's GPUs lie on which host, `places(gpus)` how many of these.
     `waiting(fits)` walks the jobs that could start in FIFO order. `queue` are all that wait, in order, and
     `blocked()` those on GPUs of their own that wait for others to complete, whose names `unmet(job)` gives.
-    `in_time(job, others)` says whether a waiting job can still be started, together with `others`, before
+    `room(job)` says how many GPUs the job's needs (a kind of GPU, cores, memory) leave it on each host, its own
+    ones included (None: all), and `most_for(job)` how many they would on each of its hosts, were all free:
+    hand `room` to `pick`. `in_time(job, others)` says whether a waiting job can still be started, together with `others`, before
     the allocation ends.
     `profile(job)` is None for a model never measured; of one that only this run has seen it has just the
     counts that were seen, where `curve(job)` has estimates of the others.
@@ -139,10 +141,12 @@ class View:
     start_left_s: Callable[[Job], float]
     plan: Plan | None
     news: int
+    room: Callable[[Job], Mapping[str, int] | None] = lambda job: None
+    most_for: Callable[[Job], int] | None = None
 
     def limits(self, job: Job) -> tuple[int, int]:
         """Fewest and most GPUs the job may have on each of its hosts, were all of them free."""
-        return job.limits(self.capacity.most(job.spec.nodes))
+        return job.limits(self.most_for(job) if self.most_for else self.capacity.most(job.spec.nodes))
 
 
 class Policy(Protocol):

@@ -67,7 +67,7 @@ def _scaled(view: View, job: Job, wanted: int, profile: Profile, facts: Mapping[
     """The change to what the job wants, or as near to it as there are GPUs, if it pays."""
     gpus = wanted
     if wanted > job.width:
-        have, _ = view.free.pick(wanted, job.spec.nodes, view.hosts_of(job))
+        have, _ = view.free.pick(wanted, job.spec.nodes, view.hosts_of(job), view.room(job))
         gpus = profile.optimal(max(have, job.width), job.width)
         if gpus == job.width:
             return None
@@ -80,7 +80,7 @@ def _scaled(view: View, job: Job, wanted: int, profile: Profile, facts: Mapping[
 def _resize(view: View, job: Job, gpus: int, role: str, profile: Profile, reason: Reason) -> Resize | None:
     """The change, unless it costs more than it can still gain."""
     own = view.hosts_of(job)
-    _, hosts = view.free.pick(gpus, job.spec.nodes, own)
+    _, hosts = view.free.pick(gpus, job.spec.nodes, own, view.room(job))
     if not _pays(view, job, gpus, profile, view.switch_s(job, gpus, hosts)):
         return None
     if gpus > job.width:

@@ -33,9 +33,10 @@ class Exclusive:
         if not empty.left:
             return []
         for job in view.waiting(view.capacity.fits):
-            if not empty.fits(job.spec.gpus_min, job.spec.nodes):
+            room = view.room(job)
+            if not empty.fits(job.spec.gpus_min, job.spec.nodes, room):
                 break
-            gpus, hosts = empty.pick(view.limits(job)[1], job.spec.nodes)
+            gpus, hosts = empty.pick(view.limits(job)[1], job.spec.nodes, room=room)
             reason = Reason(Why.EXCLUSIVE, {"gpus": gpus})
             decisions.append(Start(job=job, gpus=gpus, hosts=hosts, role=Role.PRIMARY, reason=reason))
             empty = GpusByHost({host: free for host, free in empty.by_host().items() if host not in hosts})

@@ -54,7 +54,7 @@ class Marble:
                 continue
             # Figure 5 promotes a job on 3 GPUs to 4 when 3 come free: its own ones count as available.
             own = view.hosts_of(job)
-            have, hosts = view.free.pick(wanted, job.spec.nodes, own)
+            have, hosts = view.free.pick(wanted, job.spec.nodes, own, view.room(job))
             refusal = self._refusal(view, job, wanted, have, hosts)
             if isinstance(refusal, Reason):
                 decisions.append(Remark(job=job, reason=refusal))
@@ -124,7 +124,9 @@ class Marble:
                 wanted = max(least, min(most, share), 1)
                 facts = {"gpus": wanted, "model": job.spec.model, "total": node}
                 reason = Reason(Why.NO_PROFILE, facts)
-            gpus, hosts = free.pick(wanted, job.spec.nodes)
+            gpus, hosts = free.pick(wanted, job.spec.nodes, room=view.room(job))
+            if gpus < least:
+                continue  # what suits it is given to others by now
             role = Role.PRIMARY if gpus == wanted else Role.SECONDARY
             if role is Role.SECONDARY:
                 facts = {"gpus": gpus, "wanted": wanted, "model": job.spec.model}

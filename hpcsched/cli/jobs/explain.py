@@ -183,7 +183,7 @@ def _jobs_before(machine: Machine, job: Job) -> int:
 
 def _wants(machine: Machine, job: Job) -> str:
     """The GPUs that the policy will give a waiting job, as far as that is decided."""
-    plan, (least, most) = _plan(machine), job.limits(machine.ledger.most_for(job))
+    plan, (least, most) = _plan(machine), job.limits(machine.rooms.most_for(job))
     if least == most:
         return _count(job, most)
     if plan and plan.rule == "list":
@@ -235,7 +235,7 @@ def _promotes(machine: Machine) -> str:
 
 def _fastest(machine: Machine, job: Job) -> int | None:
     """The job's fastest count on each of its hosts, by what MARBLE goes by; None if it is not known."""
-    profile, (least, most) = machine.estimates.profile(job), job.limits(machine.ledger.most_for(job))
+    profile, (least, most) = machine.estimates.profile(job), job.limits(machine.rooms.most_for(job))
     return profile.optimal(most, least) if profile and least <= most else None
 
 

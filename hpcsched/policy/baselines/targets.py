@@ -76,15 +76,15 @@ def approach(
     for job in movable:
         target, own, nodes = targets.get(job.id, 0), view.hosts_of(job), job.spec.nodes
         grows = target > job.width and not _too_late(view, job, target)
-        have, hosts = view.free.pick(target, nodes, own) if grows else (0, ())
+        have, hosts = view.free.pick(target, nodes, own, view.room(job)) if grows else (0, ())
         if have > job.width and (have == target or not wait) and (words := resizes(job, have)):
             facts = {"old": job.width, "gpus": have, "why": words}
             decisions.append(_resize(view, job, have, hosts, Reason(Why.RESIZED, facts)))
             view.free.take(hosts, have, own)
     for job in view.waiting(view.free.fits):
         target = targets.get(job.id, 0)
-        have, hosts = view.free.pick(target, job.spec.nodes)
-        if have and (have == target or not wait):
+        have, hosts = view.free.pick(target, job.spec.nodes, room=view.room(job))
+        if have >= max(1, job.spec.gpus_min) and (have == target or not wait):
             role = _role(view, job, have)
             decisions.append(Start(job=job, gpus=have, hosts=hosts, role=role, reason=why(job, have)))
             view.free.take(hosts, have)
