@@ -172,7 +172,11 @@ def picture_of_jobs() -> str:
             for to in (to for to in JobState if to in NEXT_STATES[state] - common):
                 _between(picture, state, to)
     picture.text(
-        20, _DEEP + 28, "An arrow from or to a dashed border: from or to each state in it.", size=11, anchor="start"
+        20,
+        _DEEP + 28,
+        "An arrow from or to a dashed border: from or to each state in it.",
+        size=11,
+        anchor="start",
     )
     return str(picture)
 

@@ -12,10 +12,11 @@ from hpcsched.core.definitions import differing, was_unsaid
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.cores import WHOLE
-from hpcsched.core.model import JobSpec, JobState, Kind
+from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Kind
 from hpcsched.core.processes import Program, program_of
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
+from hpcsched.jobfile.needs import check_needs
 from hpcsched.planning.jobs.costs import require_profiles
 from hpcsched.policy.cpu.configurations import Rules
 
@@ -47,7 +48,7 @@ class Admission:
     `find_profiles` gives the profiles of these models for the devices at hand, `find_parallel` the
     programs of them that have said in an earlier run that they are parallel. `stand_ins`: every job runs as
     a stand-in of its profile. `cores` is the most that a host has for jobs without GPUs. `memory_mib` is the
-    memory of the largest GPU; None: not known.
+    memory of the largest GPU; None: not known. `devices` and `host_cores` are those of all hosts.
     """
 
     machine: Machine
@@ -57,6 +58,8 @@ class Admission:
     hosts: int = 1
     cores: float = 0.0
     memory_mib: float | None = None
+    devices: Sequence[Device] = ()
+    host_cores: Sequence[HostCores] = ()
 
     def events(
         self, jobs: Sequence[JobSpec], *, at: float, gpus: int, where: str, cause: str = ""
@@ -82,6 +85,7 @@ class Admission:
         jobfile.check_fits(jobs, gpus=gpus, hosts=self.hosts, where=where)
         for job in jobs:
             self._check_cores(job, where)
+            check_needs(job, self.devices, self.host_cores, where=where)
         new = {job.model for job in jobs} - {model for model, _ in machine.estimates.profiles}
         found = self.find_profiles(new) if new else ()
         for job in jobs:

@@ -37,8 +37,9 @@ class _Part(Protocol):
 class Machine:
     """Handles events: which part takes which, and in what order decisions follow.
 
-    `run` are the jobs, `ledger` who holds what, `rooms` where jobs' needs are met, `waiting` what jobs wait for, `estimates` speeds and costs,
-    `deadline` the end of the allocation, `decisions` the policy. These are for reading.
+    `run` are the jobs, `ledger` who holds what, `rooms` where jobs' needs are met, `waiting` what jobs wait
+    for, `estimates` speeds and costs, `deadline` the end of the allocation, `decisions` the policy. These are
+    for reading.
 
     Args:
         make_policy: gives the policy of a name and its options; called at each agent start.

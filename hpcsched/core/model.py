@@ -241,10 +241,10 @@ class Device:
 class HostCores:
     """The cores of a host, and its memory.
 
-    `own` are those for jobs that need no GPU: nothing else uses them; CPU slots lend them their cores while no
-    other job has the slot. `numa` says which cores lie on which NUMA node (a core that is not in it: on node
-    0). `kept` is the number of cores for jobs on GPUs, `memory_mib` the main memory for jobs; 0 and None: not
-    counted.
+    `own` are those for jobs that need no GPU: nothing else uses them; CPU slots lend them their cores while
+    no other job has the slot. `numa` says which cores lie on which NUMA node (a core that is not in it: on
+    node 0). `kept` is the number of cores for jobs on GPUs, `memory_mib` the main memory for jobs; 0 and
+    None: not counted.
     """
 
     host: str

@@ -98,20 +98,19 @@ class View:
     `hosts_of(job)` says how many of a running job's GPUs lie on which host, `places(gpus)` how many of these.
     `waiting(fits)` walks the jobs that could start in FIFO order. `queue` are all that wait, in order, and
     `blocked()` those on GPUs of their own that wait for others to complete, whose names `unmet(job)` gives.
-    `room(job)` says how many GPUs the job's needs (a kind of GPU, cores, memory) leave it on each host, its own
-    ones included (None: all), and `most_for(job)` how many they would on each of its hosts, were all free:
-    hand `room` to `pick`. `in_time(job, others)` says whether a waiting job can still be started, together with `others`, before
-    the allocation ends.
-    `profile(job)` is None for a model never measured; of one that only this run has seen it has just the
-    counts that were seen, where `curve(job)` has estimates of the others.
-    `launch_s(job, gpus, first=)` is the seconds from a launch to the first step, `save_s(job)` those of
-    saving and leaving, `switch_s(job, gpus)` those without training that bringing the job to `gpus` GPUs
-    costs: in place, which `in_place(job, gpus, hosts)` tells, or by a suspend and a resume. In place it
-    stands still for `stand_s(job, old, gpus)`; if it gets more GPUs, it goes on as it is for
-    `built_s(job, gpus)` before that. `resize_left_s(job)` is how much longer one under way will take.
-    `start_left_s(job)` are the seconds until a job that is starting does its first step; `left_s` those
-    until all jobs have to save because the allocation ends (infinite if it does not).
-    `plan` is the policy's newest plan in this life of the run; `news` counts what no plan foresaw.
+    `room(job)` says how many GPUs the job's needs (a kind of GPU, cores, memory) leave it on each host, its
+    own ones included (None: all), and `most_for(job)` how many they would on each of its hosts, were all
+    free: hand `room` to `pick`. `in_time(job, others)` says whether a waiting job can still be started,
+    together with `others`, before the allocation ends. `profile(job)` is None for a model never measured; of
+    one that only this run has seen it has just the counts that were seen, where `curve(job)` has estimates of
+    the others. `launch_s(job, gpus, first=)` is the seconds from a launch to the first step, `save_s(job)`
+    those of saving and leaving, `switch_s(job, gpus)` those without training that bringing the job to `gpus`
+    GPUs costs: in place, which `in_place(job, gpus, hosts)` tells, or by a suspend and a resume. In place it
+    stands still for `stand_s(job, old, gpus)`; if it gets more GPUs, it goes on as it is for `built_s(job,
+    gpus)` before that. `resize_left_s(job)` is how much longer one under way will take. `start_left_s(job)`
+    are the seconds until a job that is starting does its first step; `left_s` those until all jobs have to
+    save because the allocation ends (infinite if it does not). `plan` is the policy's newest plan in this
+    life of the run; `news` counts what no plan foresaw.
     """
 
     now: float

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from hpcsched.contract import schema
-from hpcsched.core.needs import Needs
+from hpcsched.contract.strategies import Strategy
+from hpcsched.core.model import Device, HostCores, JobSpec
+from hpcsched.core.needs import Needs, said_mib, suits
 from hpcsched.durations import parse_duration
-
-if TYPE_CHECKING:
-    from hpcsched.contract.strategies import Strategy
-    from hpcsched.jobfile.keys import Job
 
 Refuse = Callable[[str, object, str], NoReturn]
 
@@ -24,7 +23,9 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT])")
 _MIB = {"K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20}
 MOST_MIB = 2.0**40
 
-SIZE = schema.text('a size of at least 1M with its unit (K, M, G, T: of 1024), such as "16G"', f"^{_SIZE.pattern}$")
+SIZE = schema.text(
+    'a size of at least 1M with its unit (K, M, G, T: of 1024), such as "16G"', f"^{_SIZE.pattern}$"
+)
 GPU_TYPE = schema.text(
     'words of a GPU\'s name as `nvidia-smi -L` has it, such as "A100" or "H100 NVL"',
     "^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$",
@@ -36,7 +37,28 @@ MODULES = schema.many(
 KEYS = ("time", "cpus_per_gpu", "memory", "gpu_type", "gpu_memory", "modules")
 
 
-def needs_of(job: Job, strategy: Strategy, refuse: Refuse) -> Needs | None:
+class Written(Protocol):
+    """The keys of a [[job]] table that this is about, as written, and what they may not go together with."""
+
+    @property
+    def time(self) -> float | str | None: ...
+    @property
+    def cpus_per_gpu(self) -> int | None: ...
+    @property
+    def memory(self) -> str | None: ...
+    @property
+    def gpu_type(self) -> str | None: ...
+    @property
+    def gpu_memory(self) -> str | None: ...
+    @property
+    def modules(self) -> Sequence[str]: ...
+    @property
+    def background(self) -> bool: ...
+    @property
+    def replay(self) -> bool: ...
+
+
+def needs_of(job: Written, strategy: Strategy, refuse: Refuse) -> Needs | None:
     """What a [[job]] table says of these; None: nothing. Refused is what does not go together."""
     if all(not getattr(job, key) for key in KEYS) and job.time is None:
         return None
@@ -75,6 +97,43 @@ def _shared(
         gpu_memory_mib=gpu_memory_mib,
         modules=modules,
     )
+
+
+def check_needs(spec: JobSpec, devices: Sequence[Device], cores: Sequence[HostCores], *, where: str) -> None:
+    """Refuse a job that no host here could ever run, as far as is known of them. Raises ConfigError."""
+    needs = spec.needs
+    if needs is None:
+        return
+    if needs.picky:
+        suiting = Counter(device.host for device in devices if suits(needs, device))
+        most = max(suiting.values(), default=0)
+        if most < max(1, spec.gpus_min):
+            key = "gpu_type" if needs.gpu_type else "gpu_memory"
+            got = f"{spec.gpus_min} x {needs.gpu_type or 'a GPU'}"
+            got += f" with {said_mib(needs.gpu_memory_mib)}" if needs.gpu_memory_mib else ""
+            schema.refuse(
+                where, f"job {spec.name}.{key}", got, f"at most {most} on a host: here are {_here(devices)}"
+            )
+    kept = [host.kept for host in cores]
+    if needs.cpus_per_gpu is not None and kept and all(kept):
+        all_of_them = needs.cpus_per_gpu * spec.gpus_min
+        if all_of_them > max(kept):
+            accepted = f"at most {max(kept)}: so many are kept for GPU jobs on a host (--cpus-per-gpu)"
+            schema.refuse(where, f"job {spec.name}.cpus_per_gpu", f"{all_of_them} cores on a host", accepted)
+    memory = [host.memory_mib for host in cores]
+    known = [mib for mib in memory if mib is not None]
+    if needs.memory_mib is not None and known and len(known) == len(memory) and needs.memory_mib > max(known):
+        accepted = f"at most {said_mib(max(known))}: no host here has more for jobs"
+        schema.refuse(where, f"job {spec.name}.memory", said_mib(needs.memory_mib), accepted)
+
+
+def _here(devices: Sequence[Device]) -> str:
+    kinds = Counter((device.kind, device.memory_mib) for device in devices)
+    said = [
+        f"{count} x {kind}" + (f" with {said_mib(memory)}" if memory else "")
+        for (kind, memory), count in kinds.items()
+    ]
+    return ", ".join(said) or "no GPUs"
 
 
 def as_keys(needs: Needs | None) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState, PythonEnvironment
+from hpcsched.core.model import PythonEnvironment
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput, ConfigError, HpcschedError
 

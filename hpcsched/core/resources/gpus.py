@@ -70,8 +70,8 @@ class GpusByHost:
     def most(
         self, nodes: int, own: Mapping[str, int] | None = None, room: Mapping[str, int] | None = None
     ) -> int:
-        """The largest count that can be had on each of `nodes` hosts; `own` counts as there too. `room`: no more
-        than so many can be used on a host, what is `own` included (None: all)."""
+        """The largest count that can be had on each of `nodes` hosts; `own` counts as there too.
+        `room`: at most so many can be used on a host, what is `own` included (None: all)."""
         if nodes > len(self._gpus):
             return 0
         if nodes == 1 and not own and room is None:
@@ -123,9 +123,7 @@ class GpusByHost:
             self._gpus[host] += count
             self.left += count
 
-    def _counts(
-        self, own: Mapping[str, int] | None, room: Mapping[str, int] | None = None
-    ) -> Iterable[int]:
+    def _counts(self, own: Mapping[str, int] | None, room: Mapping[str, int] | None = None) -> Iterable[int]:
         if room is not None:
             own = own or {}
             return [min(gpus + own.get(host, 0), room.get(host, 0)) for host, gpus in self._gpus.items()]

@@ -1,4 +1,4 @@
-"""What a job's needs leave of the GPUs: which suit it, and whether its hosts have the cores and the memory."""
+"""What a job's needs leave of the GPUs: which suit it, and whether hosts have the cores and the memory."""
 
 from __future__ import annotations
 
@@ -7,23 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hpcsched.core.jobs import Job
-from hpcsched.core.model import Device, HostCores
-from hpcsched.core.needs import Needs
+from hpcsched.core.model import HostCores
+from hpcsched.core.needs import Needs, suits
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.run import Run
 
-PRETENDED = ("replay", "simulated")
-"""Kinds of GPUs that are not there: each stands for whatever a job needs."""
-
 Room = Mapping[str, int]
 """By host the most GPUs that a job can have there."""
-
-
-def suits(needs: Needs | None, device: Device) -> bool:
-    """Whether a job with these needs can use a device."""
-    if needs is None or device.kind in PRETENDED:
-        return True
-    return needs.suits(device.kind, device.memory_mib)
 
 
 @dataclass(slots=True)

@@ -21,7 +21,6 @@ from hpcsched.core.transitions.estimates import Estimates
 from hpcsched.core.transitions.outcome import Outcome
 from hpcsched.core.transitions.waiting import Waiting
 
-
 TIME = "time"
 """What is wanted of a job whose time limit is over; the kind of the timer, too."""
 

@@ -32,7 +32,7 @@ class Decisions:
     Args:
         make_policy: gives the policy of a name and its options; called at each agent start.
         own: the leases on whole GPUs; their queue is the one that the policy sees.
-        rooms: where jobs' needs are met. A policy counts GPUs; whichever it says, a job gets those that suit it.
+        rooms: where jobs' needs are met. A policy counts GPUs; a job gets those that suit it.
     """
 
     def __init__(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from signal import SIGKILL
 
 from hpcsched.contract.exits import CANNOT_SAVE, REFUSED, WRONG_CONTRACT
 from hpcsched.core.jobs import Job
@@ -18,6 +17,9 @@ from hpcsched.core.transitions.waiting import Waiting
 
 FAST_S = 10.0
 """Seconds after its launch within which a program that fails has hardly begun (chosen)."""
+
+KILLED = 137
+"""The exit code of a process that was killed (128 + SIGKILL)."""
 
 MAX_LOSSES = 3
 """Attempts lost in a row without a new checkpoint before a job is given up (chosen)."""
@@ -115,13 +117,17 @@ class Endings:
         """End a job whose time limit is over; what it has saved stays for `retry`."""
         self._attempts.end(job, ended)
         self.back_to_checkpoint(job)
-        saved = f": saved at step {job.saved_step}" if job.saved_step is not None else ": nothing is saved"
+        self._finish_timed_out(job)
+
+    def _finish_timed_out(self, job: Job) -> None:
+        step = job.saved_step
+        saved = ": nothing is saved" if step is None else f": saved at step {step}"
         self.finish(job, JobState.TIMEOUT, time_limit(job, saved))
 
     def out_of_memory(self, job: Job, words: str, *, over_limit: bool) -> None:
         """End an attempt that main memory ran out under: it would again where its own limit was exceeded, or
         where that happens twice without a new checkpoint."""
-        reason, same = Reason(Why.OUT_OF_MEMORY, {"words": words}), (128 + SIGKILL, Why.OUT_OF_MEMORY)
+        reason, same = Reason(Why.OUT_OF_MEMORY, {"words": words}), (KILLED, Why.OUT_OF_MEMORY)
         again = over_limit or (job.failures > 0 and job.traits.failed_fast == same)
         job.has(failed_fast=same)
         self._attempts.end(job, Ended.FAILED)
@@ -209,8 +215,7 @@ class Endings:
         self._run.count_news(self._ledger.waits_by(job).foreground)
         self.back_to_checkpoint(job)
         if self._out_of_time(job):
-            saved = f": saved at step {job.saved_step}" if job.saved_step is not None else ": nothing is saved"
-            self.finish(job, JobState.TIMEOUT, time_limit(job, saved))
+            self._finish_timed_out(job)
             return
         self._out.set_state(job, JobState.PENDING if job.saved_step is None else JobState.SUSPENDED)
         if job.held and job.state is JobState.PENDING:

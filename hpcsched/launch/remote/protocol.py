@@ -12,9 +12,10 @@ from collections import deque
 import msgspec
 
 from hpcsched.core.model import Device, HostCores, PythonEnvironment
+from hpcsched.core.needs import Needs
 from hpcsched.decoding import decode_message
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised with every change of a message; both ends must have the same."""
 
 RESEND_S = 2.5
@@ -161,6 +162,7 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
 
     On the host of rank 0 `record` is STATE.json, and `held` the held file of a quick suspend; either may be
     the newer one. `after_s`: how many seconds ago they had, as the memory of their GPUs was still in use.
+    `oom`, `over_limit`: main memory ran out, see `Workers`.
     """
 
     part: int
@@ -168,6 +170,8 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
     record: bytes | None = None
     held: bytes | None = None
     after_s: float = 0.0
+    oom: str = ""
+    over_limit: bool = False
 
 
 class Keeping(msgspec.Struct, frozen=True, tag="keeping"):
@@ -255,6 +259,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     arena: bool = False
     idle: bool = False
     share: float | None = None
+    needs: Needs | None = None
 
     @property
     def ranks(self) -> int:

@@ -219,7 +219,9 @@ def _next(view: View, plan: Plan) -> list[Decision]:
     for job_id in plan.order:
         if job_id in view.queue and view.free.left:
             job = view.jobs[job_id]
-            if fits(job.spec.gpus_min, job.spec.nodes, view.room(job)) and view.in_time(job, jobs[: view.free.left]):
+            if fits(job.spec.gpus_min, job.spec.nodes, view.room(job)) and view.in_time(
+                job, jobs[: view.free.left]
+            ):
                 jobs.append(job)
     problem = Problem(view, waiting=jobs)
     caps = tuple(_cap(work, plan) for work in problem.works)

@@ -10,8 +10,7 @@ import pytest
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device, HostCores, JobState
-from hpcsched.core.needs import Needs, is_type
-from hpcsched.core.resources.rooms import suits
+from hpcsched.core.needs import Needs, is_type, suits
 from hpcsched.policy import POLICIES, make_policy
 from hpcsched.testing.builders import Planned, a_job, a_profile
 
@@ -79,7 +78,11 @@ class TestEveryPolicy:
         """On a host with both kinds, on hosts with one, whoever came first."""
         devices = (*gpus(V100, A100), *gpus(A100, A100, host="n2", first=2))
         typed = Needs(gpu_type="a100")
-        jobs = [a_job("any", "m", gpus=1), a_job("typed", "m", gpus=1, needs=typed), a_job("two", "m", gpus=2)]
+        jobs = [
+            a_job("any", "m", gpus=1),
+            a_job("typed", "m", gpus=1, needs=typed),
+            a_job("two", "m", gpus=2),
+        ]
         driver = a_run(devices, *jobs, policy=policy)
         for _ in range(6):
             running = [job for job in driver.machine.run.jobs.values() if job.state.active]
@@ -155,7 +158,11 @@ def test_who_does_not_care_takes_what_nobody_asks_for():
 
 def test_who_waits_for_a_kind_of_gpu_says_so_and_holds_nobody_up():
     typed = Needs(gpu_type="A100")
-    jobs = (a_job("a", "m", gpus=1, needs=typed), a_job("b", "m", gpus=1, needs=typed), a_job("c", "m", gpus=1))
+    jobs = (
+        a_job("a", "m", gpus=1, needs=typed),
+        a_job("b", "m", gpus=1, needs=typed),
+        a_job("c", "m", gpus=1),
+    )
     driver = a_run(gpus(A100, V100), *jobs)
     assert driver.states() == ["STARTING", "PENDING", "STARTING"]
     reason = driver.machine.waiting_reason(driver.job("b"))
@@ -167,7 +174,9 @@ def test_who_waits_for_a_kind_of_gpu_says_so_and_holds_nobody_up():
 
 def test_it_grows_onto_suitable_gpus_only():
     job = a_job("x", "m", needs=Needs(gpu_type="a100"), steps=10**6)
-    driver = a_run(gpus(V100, A100, V100, A100, V100), a_job("first", "m", gpus=1, needs=Needs(gpu_type="a100")), job)
+    driver = a_run(
+        gpus(V100, A100, V100, A100, V100), a_job("first", "m", gpus=1, needs=Needs(gpu_type="a100")), job
+    )
     assert on(driver, "x") == [A100]
     driver.runs("first", "x")
     driver.exits("first", 0, 100)

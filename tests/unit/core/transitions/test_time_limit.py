@@ -63,7 +63,9 @@ def test_time_in_which_it_does_not_run_does_not_count():
 
 
 def test_time_goes_on_over_a_resize_in_place():
-    driver = Driver(a_job("o", "m", gpus=1, steps=10), a_timed(), gpus=2, profiles=[PROFILE], promote="always")
+    driver = Driver(
+        a_job("o", "m", gpus=1, steps=10), a_timed(), gpus=2, profiles=[PROFILE], promote="always"
+    )
     driver.runs("o")
     driver.runs("x", in_place=True)
     driver.now = 30.0
