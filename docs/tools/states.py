@@ -55,7 +55,7 @@ PHASES = {
 POLICY = "(policy)"
 ANY = "SuspendRequested CancelRequested DrainRequested DeviceLost CoresLost EventVoided TimerFired"
 STEPS: tuple[tuple[str, str, str], ...] = (
-    (STARTS, RUNS, "WorkersReady"),
+    (STARTS, RUNS, "WorkersReady RestartSeen"),
     (STARTS, LEAVES, f"{ANY} {POLICY}"),
     (RUNS, RESIZES, POLICY),
     (RUNS, LEAVES, f"{ANY} {POLICY}"),
@@ -68,7 +68,7 @@ ENDS: dict[Ended, tuple[tuple[str, ...], str, str]] = {
     Ended.COMPLETED: ((STARTS, RUNS, RESIZES, LEAVES), "exit code 0", "COMPLETED"),
     Ended.SUSPENDED: (
         (STARTS, RUNS, RESIZES, LEAVES),
-        "exit code 75, and it has saved",
+        "exit code 75, and it has saved; any, of a program that saves by itself and was asked to",
         "SUSPENDED; starts again at once on `target`; TIMEOUT if its time was up",
     ),
     Ended.RESIZED: (

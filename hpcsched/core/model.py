@@ -126,21 +126,38 @@ class PythonEnvironment:
     name: str
 
 
+SIGNALS: Mapping[str, int] = {
+    "SIGTERM": 15,
+    "SIGUSR1": 10,
+    "SIGUSR2": 12,
+    "SIGINT": 2,
+    "SIGHUP": 1,
+    "SIGQUIT": 3,
+    "SIGXCPU": 24,
+}
+"""What may ask a program to save, with their numbers on Linux: other signals stop or end it whatever it does,
+or mean something else."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     """How a program that saves by itself, and goes on by itself when started again, is asked to and told.
 
-    `speaks` is the dialect that the rest comes from ("": given key by key). `signal` asks it to save and to
-    end. `checkpoints` are patterns of what it saves, relative to where it runs; `complete` is the file that
-    it writes last into one that is a folder ("": not known). `resume_args` are added to its command when
-    there is a checkpoint (`{checkpoint}`, `{accumulation}`). `saved_codes` are exit codes that mean "saved",
-    besides 75. `batch`: what becomes of its global batch on another number of GPUs: "fixed", nobody knows, so
-    it stays on as many as it began on; "scales", it changes, as the job file allows; "kept", by
-    `accumulation`, which is that of its first attempt. `suspend_command` and `resume_command` save and
-    restore it from outside (CRIU, DMTCP). Jobs of one file share the object.
+    `speaks` is the dialect that the rest comes from ("": given key by key), `recognised` why the program is
+    taken to speak it ("": the job file says so). `signal` asks it to save and to end ("": it saves only as it
+    goes, so it is ended, and loses the steps since then). `checkpoints` are patterns of what it saves,
+    relative to where it runs; `complete` is the file that it writes last into one that is a folder ("": not
+    known). `resume_args` are added to its command when there is a checkpoint (`{checkpoint}`,
+    `{accumulation}`). `saved_codes` are exit codes that mean "saved", besides 75. `batch`: what becomes of
+    its global batch on another number of GPUs: "fixed", nobody knows, so it stays on as many as it began on;
+    "scales", it changes, as the job file allows; "kept", by `accumulation`, which is that of its first
+    attempt. `suspend_command` and `resume_command` save and restore it from outside (CRIU, DMTCP).
+    `progress_pattern` finds the step in a line of its output ("": as its dialect does, if it has one). Jobs
+    of one file share the object.
     """
 
     speaks: str = ""
+    recognised: str = ""
     signal: str = "SIGTERM"
     checkpoints: tuple[str, ...] = ()
     complete: str = ""
@@ -150,21 +167,22 @@ class Restart:
     accumulation: int = 1
     suspend_command: tuple[str, ...] = ()
     resume_command: tuple[str, ...] = ()
+    progress_pattern: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What the user asked for; never changes.
 
-    `gpus_min` and `gpus_max` count GPUs on each of the job's `nodes` hosts; `gpus_max` None means "as many
-    as there are". `steps` is the whole job's work in steps (None:
-    not known). Times are seconds. `background`: it has low priority, and runs on one GPU's background lane.
-    `max_foreground_slowdown` is the share of its speed that a job in the foreground gives up, at most, for
-    those beside it (0: it shares no GPU). `processes`: on each host, where the program is a command:
-    "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its trainer (None:
-    the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the program saves by
-    itself, and can be started again (None: only the contract says when it can be suspended). `needs`: time,
-    cores, memory, kinds of GPUs, modules (None: the file says nothing of these).
+    `gpus_min` and `gpus_max` count GPUs on each of the job's `nodes` hosts; `gpus_max` None means "as many as
+    there are". All its counts are multiples of `gpus_multiple`, these two as well. `steps` is the whole job's
+    work in steps (None: not known). Times are seconds. `background`: it has low priority, and runs on one
+    GPU's background lane. `max_foreground_slowdown` is the share of its speed that a job in the foreground
+    gives up, at most, for those beside it (0: it shares no GPU). `processes`: on each host, where the program
+    is a command: "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its
+    trainer (None: the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the
+    program saves by itself, and can be started again (None: only the contract says when it can be suspended).
+    `needs`: time, cores, memory, kinds of GPUs, modules (None: the file says nothing of these).
     """
 
     name: str
@@ -178,6 +196,7 @@ class JobSpec:
     after: tuple[str, ...] = ()
     gpus_min: int = 1
     gpus_max: int | None = None
+    gpus_multiple: int = 1
     nodes: int = 1
     strategy: Mapping[str, Any] = field(default_factory=lambda: DDP)
     submit_at: float = 0.0

@@ -33,7 +33,7 @@ class OwnGpus(Mechanism):
         return True
 
     def enqueue(self, job: Job) -> None:
-        self.queue.add(job.id, arrival=job.submit_s, need=job.spec.gpus_min, nodes=job.spec.nodes)
+        self.queue.add(job.id, arrival=job.submit_s, need=job.least, nodes=job.spec.nodes)
 
     def waiting_reason(self, job: Job) -> Reason:
         plan, free = self._run.plan, len(self._ledger.free)
@@ -44,7 +44,7 @@ class OwnGpus(Mechanism):
         if self.queue.first() == job.id or (needs and not self._rooms.starts_now(job)):
             hosts = f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""
             hosts += f" ({needs})" if needs else ""
-            return Reason(Why.RESOURCES, {"need": job.spec.gpus_min, "hosts": hosts, "free": free})
+            return Reason(Why.RESOURCES, {"need": job.least, "hosts": hosts, "free": free})
         return Reason(Why.PRIORITY)
 
     # --- leases -----------------------------------------------------------------------------

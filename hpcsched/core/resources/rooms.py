@@ -50,12 +50,12 @@ class Rooms:
     def starts_now(self, job: Job) -> bool:
         """Whether a waiting job's least count can be had now."""
         free, spec = self._ledger.free_by_host(), job.spec
-        return free.fits(spec.gpus_min, spec.nodes, self.now(job))
+        return free.fits(job.least, spec.nodes, self.now(job))
 
     def starts_at_all(self, job: Job) -> bool:
         """Whether a waiting job's least count could be had, were all else over."""
         spec = job.spec
-        return self._ledger.capacity().fits(spec.gpus_min, spec.nodes, self.at_most(job))
+        return self._ledger.capacity().fits(job.least, spec.nodes, self.at_most(job))
 
     def usable(self, job: Job, host: str) -> list[int]:
         """The free GPUs of a host that suit a job; those come first that the fewest others ask for."""

@@ -113,6 +113,8 @@ class Decisions:
             save_s=self._estimates.save_s,
             switch_s=self._estimates.switch_s,
             in_place=self._estimates.in_place,
+            unsaved_s=self._estimates.unsaved_s,
+            worth_changing=self._estimates.worth_changing,
             stand_s=self._estimates.stand_s,
             built_s=self._estimates.built_s,
             resize_left_s=self._estimates.resize_left_s,
@@ -157,14 +159,16 @@ class Decisions:
         if gpus is None and (room := self._rooms.now(job)) is not None:
             # The policy has counted others' GPUs as this job's: it gets those that it can have, if enough.
             free = self._ledger.free_by_host()
-            count, hosts = free.pick(decision.gpus, job.spec.nodes, room=room)
-            gpus = self._pick(job, hosts, count) if count >= job.spec.gpus_min else None
+            count = job.fitting(free.pick(decision.gpus, job.spec.nodes, room=room)[0])
+            _, hosts = free.pick(count, job.spec.nodes, room=room)
+            gpus = self._pick(job, hosts, count) if count >= max(1, job.least) else None
             if gpus is None:
                 self._left_out = True
                 return
         self._out.note(job, decision.reason)
         least, most = job.limits(decision.gpus)
-        if job.id not in self._own.queue or not least <= decision.gpus <= most or gpus is None:
+        allowed = least <= decision.gpus <= most and job.allows(decision.gpus)
+        if job.id not in self._own.queue or not allowed or gpus is None:
             where = ", ".join(decision.hosts)
             raise self._out.invalid(job, f"cannot start on {decision.gpus} GPUs of hosts {where}")
         for started in self._ledger.hooks("started"):
@@ -186,7 +190,8 @@ class Decisions:
             self._left_out = True  # as above: it stays as it is
             return
         self._out.note(job, decision.reason)
-        if not job.settled or not least <= decision.gpus <= most or gpus is None:
+        allowed = least <= decision.gpus <= most and job.allows(decision.gpus)
+        if not job.settled or not allowed or gpus is None:
             raise self._out.invalid(job, f"cannot be resized to {decision.gpus} GPUs")
         if job.in_place and job.current.gpus[0] in gpus:
             stay = [gpu for gpu in job.current.gpus if gpu in gpus]
