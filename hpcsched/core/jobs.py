@@ -67,8 +67,8 @@ class Traits:
     that it can use as far as that is known (None: any), and `per_gpu` whether its newest attempt was started
     as one process on each: see `core.processes`. `failed_fast` is the exit code and the last line of its last
     attempt, if that has failed soon after its start. `anew`: it has been begun once more, and has saved
-    nothing since. `saves` is for a job that saves by itself. `untimed` is the number of its first attempts that
-    its time limit does not count, as it was run again after them.
+    nothing since. `saves` is for a job that saves by itself. `untimed` is the number of its first attempts
+    that its time limit does not count, as it was run again after them.
     """
 
     most_gpus: int | None = None

@@ -109,7 +109,7 @@ def check_needs(spec: JobSpec, devices: Sequence[Device], cores: Sequence[HostCo
         most = max(suiting.values(), default=0)
         if most < max(1, spec.gpus_min):
             key = "gpu_type" if needs.gpu_type else "gpu_memory"
-            got = f"{spec.gpus_min} x {needs.gpu_type or 'a GPU'}"
+            got = f"{spec.gpus_min} x {needs.gpu_type or 'GPU'}"
             got += f" with {said_mib(needs.gpu_memory_mib)}" if needs.gpu_memory_mib else ""
             schema.refuse(
                 where, f"job {spec.name}.{key}", got, f"at most {most} on a host: here are {_here(devices)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcsched.errors import BadEnvironment
@@ -25,11 +25,20 @@ FRESH_S = 5.0
 _NO_MODULE, _NOT_LOADED = 97, 98
 _MARK = b"hpcsched: the environment follows\0"
 _UNCHANGED = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
+SITES = (
+    "/etc/profile.d/modules.sh",
+    "/etc/profile.d/lmod.sh",
+    "/etc/profile.d/z00_lmod.sh",
+    "/usr/share/modules/init/bash",
+    "/usr/share/lmod/lmod/init/bash",
+)
+"""Files that define `module`, where neither the environment nor $MODULESHOME does."""
+
 _SCRIPT = f"""
 have() {{ type module >/dev/null 2>&1; }}
-have || for init in "${{MODULESHOME:-}}/init/bash" "${{LMOD_PKG:-}}/init/bash" \\
-    /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh \\
-    /usr/share/modules/init/bash /usr/share/lmod/lmod/init/bash; do
+sites=$1
+shift
+have || for init in "${{MODULESHOME:-}}/init/bash" "${{LMOD_PKG:-}}/init/bash" $sites; do
   if [ -r "$init" ]; then . "$init" >/dev/null; have && break; fi
 done
 have || exit {_NO_MODULE}
@@ -47,7 +56,11 @@ env -0
 
 
 def load_modules(
-    names: tuple[str, ...], environ: Mapping[str, str], *, within_s: float = WITHIN_S
+    names: tuple[str, ...],
+    environ: Mapping[str, str],
+    *,
+    within_s: float = WITHIN_S,
+    sites: Sequence[str] = SITES,
 ) -> dict[str, str | None]:
     """The variables that differ from `environ` once these modules are loaded, in order; None: unset.
 
@@ -55,14 +68,14 @@ def load_modules(
     """
     what = f"modules = [{', '.join(names)}]"
     try:
-        argv = ["bash", "--norc", "--noprofile", "-c", _SCRIPT, "modules", *names]
+        argv = ["bash", "--norc", "--noprofile", "-c", _SCRIPT, "modules", " ".join(sites), *names]
         code, out, err = run_bounded(argv, environ=environ, within_s=within_s)
     except TimeoutError:
         raise BadEnvironment(f"{what}: not loaded within {within_s:g} s", transient=True) from None
     except (OSError, ValueError) as error:
         raise BadEnvironment(f"{what}: bash cannot be started: {printable(str(error))}") from None
     if code == _NO_MODULE:
-        known = "MODULESHOME is not set, and no /etc/profile.d/modules.sh or lmod.sh defines it"
+        known = f"neither $MODULESHOME/init/bash nor one of {', '.join(sites[:2])} defines it"
         raise BadEnvironment(f"{what}: there is no `module` on this host: {known}")
     _, mark, told = out.partition(_MARK)
     if code or not mark or len(out) >= MAX_OUTPUT_BYTES:
