@@ -98,7 +98,9 @@ REAL = Path("/usr/share/modules/init/bash")
 @pytest.mark.skipif(not REAL.exists(), reason="environment-modules is not installed")
 def test_real_environment_modules(tmp_path: Path) -> None:
     (tmp_path / "tool").mkdir()
-    (tmp_path / "tool/1.0").write_text("#%Module\nsetenv TOOL_HOME /opt/tool\nprepend-path PATH /opt/tool/bin\n")
+    (tmp_path / "tool/1.0").write_text(
+        "#%Module\nsetenv TOOL_HOME /opt/tool\nprepend-path PATH /opt/tool/bin\n"
+    )
     environ = {"PATH": os.defpath, "HOME": "/", "MODULEPATH": str(tmp_path)}
     changes = load_modules(("tool",), environ)
     assert changes["TOOL_HOME"] == "/opt/tool"
