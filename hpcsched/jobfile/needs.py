@@ -67,6 +67,8 @@ def needs_of(job: Written, strategy: Strategy, refuse: Refuse) -> Needs | None:
     for key in ("cpus_per_gpu", "gpu_type", "gpu_memory"):
         if shares and getattr(job, key) is not None:
             refuse(key, getattr(job, key), f"nothing for {fixed}: it has no GPU of its own")
+    if job.memory is not None and (job.background or strategy.gpus == 1):
+        refuse("memory", job.memory, f"nothing for {fixed}: other jobs may be in its process")
     if job.modules and job.replay:
         refuse("modules", job.modules, "a trainer or a command")
     return _shared(

@@ -62,7 +62,10 @@ def test_what_is_wrong_is_refused_in_one_line(key, value):
 def test_jobs_without_gpus_of_their_own_choose_none():
     assert "no GPU of its own" in refused(background=True, gpu_type="A100")
     assert "no GPU of its own" in refused(strategy={"kind": "cpu", "cpus": 2}, cpus_per_gpu=2)
-    (job,) = specs({"background": True, "memory": "1G", "time": "1h", "modules": ["gcc"]})
+    assert "other jobs may be in its process" in refused(background=True, memory="1G")
+    trainer = {"command": None, "trainer": "a:B", "strategy": "packed"}
+    assert "other jobs may be in its process" in refused(**trainer, memory="1G")
+    (job,) = specs({"background": True, "time": "1h", "modules": ["gcc"]})
     assert job.needs is not None
 
 
