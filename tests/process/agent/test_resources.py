@@ -70,6 +70,8 @@ def test_jobs_end_by_their_limits_and_say_so(bench: Bench) -> None:
         "next": "CANCELLED",
     }
     assert "its time limit of 1s is over: saved at step" in bench("explain", "long").stdout
+    assert "needs: at most 1s of running time\n" in bench("explain", "long").stdout
+    assert "job 1 (long) ended: its time limit of 1s is over: saved at step" in done.stdout + done.stderr
     assert "of the 200M that it may have" in bench("explain", "large").stdout
     assert "modules = [other]: cannot be loaded: Unable to locate" in bench("explain", "no-module").stdout
     assert bench("logs", "modules").stdout == "one /opt/tool/bin kept\n"
