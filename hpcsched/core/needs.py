@@ -81,8 +81,11 @@ def is_type(wanted: str, kind: str) -> bool:
 
 
 def said_mib(mib: float) -> str:
-    """MiB in words: as G of 1024 MiB from one on."""
-    return f"{mib / 1024:.4g}G" if mib >= 1024 else f"{mib:.4g}M"
+    """MiB in words, as people write them: "16G"."""
+    for unit, size in (("T", 2.0**20), ("G", 2.0**10)):
+        if mib >= size:
+            return f"{mib / size:.4g}{unit}"
+    return f"{mib:.4g}M"
 
 
 def said_time(seconds: float) -> str:
