@@ -119,17 +119,20 @@ class PythonEnvironment:
 class Restart:
     """How a program that saves by itself, and goes on by itself when started again, is asked to and told.
 
-    `speaks` is the dialect that the rest comes from ("": given key by key). `signal` asks it to save and to
-    end. `checkpoints` are patterns of what it saves, relative to where it runs; `complete` is the file that
-    it writes last into one that is a folder ("": not known). `resume_args` are added to its command when
-    there is a checkpoint (`{checkpoint}`, `{accumulation}`). `saved_codes` are exit codes that mean "saved",
-    besides 75. `batch`: what becomes of its global batch on another number of GPUs: "fixed", nobody knows, so
-    it stays on as many as it began on; "scales", it changes, as the job file allows; "kept", by
-    `accumulation`, which is that of its first attempt. `suspend_command` and `resume_command` save and
-    restore it from outside (CRIU, DMTCP). Jobs of one file share the object.
+    `speaks` is the dialect that the rest comes from ("": given key by key), `recognised` why the program is
+    taken to speak it ("": the job file says so). `signal` asks it to save and to end. `checkpoints` are
+    patterns of what it saves, relative to where it runs; `complete` is the file that it writes last into one
+    that is a folder ("": not known). `resume_args` are added to its command when there is a checkpoint
+    (`{checkpoint}`, `{accumulation}`). `saved_codes` are exit codes that mean "saved", besides 75. `batch`:
+    what becomes of its global batch on another number of GPUs: "fixed", nobody knows, so it stays on as many
+    as it began on; "scales", it changes, as the job file allows; "kept", by `accumulation`, which is that of
+    its first attempt. `suspend_command` and `resume_command` save and restore it from outside (CRIU, DMTCP).
+    `progress_pattern` finds the step in a line of its output ("": as its dialect does, if it has one). Jobs
+    of one file share the object.
     """
 
     speaks: str = ""
+    recognised: str = ""
     signal: str = "SIGTERM"
     checkpoints: tuple[str, ...] = ()
     complete: str = ""
@@ -139,6 +142,7 @@ class Restart:
     accumulation: int = 1
     suspend_command: tuple[str, ...] = ()
     resume_command: tuple[str, ...] = ()
+    progress_pattern: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,9 @@
+"""Dialects: how frameworks are asked to save, where they save, and how they are told to go on.
+
+A dialect is data about a framework (`speaks = "transformers"`), found in its source; what it says of one
+command is a `core.model.Restart`. Nothing of a framework or of a user's program is imported or run.
+"""
+
+from hpcsched.dialects.table import NAMES, recognise, restart_of
+
+__all__ = ["NAMES", "recognise", "restart_of"]
