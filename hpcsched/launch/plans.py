@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -127,6 +128,9 @@ def plan_attempt(
         arena=(per_gpu or len(devices) == each == 1) and launcher is None and stand_in is None,
         idle=lane == "background" and all(device.kind == "cpu" for device in devices),
         share=seats[0].share if command and seats else None,
+        asks=signal.Signals[spec.restart.signal]
+        if command and spec.restart and spec.restart.signal
+        else None,
         first_rank=first_rank,
         world_size=None if joins is None else len(seats or gpus),
         joins=joins,
