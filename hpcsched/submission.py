@@ -9,6 +9,7 @@ from hpcsched import jobfile
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.processes import launcher_of
 from hpcsched.errors import ConfigError
+from hpcsched.jobfile.restart import as_keys
 from hpcsched.printing import printable
 
 MOST_USER = 256
@@ -31,6 +32,8 @@ def _same(spec: JobSpec, found: JobSpec) -> dict[str, str]:
         wrong["kind"] = f"{found.kind}: that is what the job runs"
     if found.gpus_min != spec.gpus_min:
         wrong["gpus_min"] = f"{found.gpus_min}, with this strategy"
+    if spec.restart is not None and spec.kind is not Kind.COMMAND:
+        wrong["restart"] = "none: only a command saves by itself"
     if len(spec.user) > MOST_USER or printable(spec.user) != spec.user:
         wrong["user"] = "the name of a user"
     return wrong
@@ -40,6 +43,7 @@ def as_table(spec: JobSpec) -> dict[str, Any]:
     """The [[job]] table that says what the spec does."""
     no_gpus = (spec.gpus_min, spec.gpus_max) == (0, 0)
     gpus = {"min": spec.gpus_min, "max": spec.gpus_max}
+    gpus |= {"multiple_of": spec.gpus_multiple} if spec.gpus_multiple != 1 else {}
     table: dict[str, Any] = {
         "name": spec.name,
         "model": spec.model,
@@ -63,6 +67,7 @@ def as_table(spec: JobSpec) -> dict[str, Any]:
         "checkpoint_every": spec.checkpoint_every_s,
         "keep_checkpoints": spec.keep_checkpoints,
         "workdir": spec.workdir,
+        **(as_keys(spec.restart) if spec.kind is Kind.COMMAND else {}),
         **({spec.environment.kind: spec.environment.name} if spec.environment else {}),
         # In 0.1.0 there was no other word for a launcher's one process.
         "processes": None if spec.processes == "per-gpu" and launcher_of(spec.command) else spec.processes,

@@ -120,13 +120,14 @@ class Restart:
     """How a program that saves by itself, and goes on by itself when started again, is asked to and told.
 
     `speaks` is the dialect that the rest comes from ("": given key by key), `recognised` why the program is
-    taken to speak it ("": the job file says so). `signal` asks it to save and to end. `checkpoints` are
-    patterns of what it saves, relative to where it runs; `complete` is the file that it writes last into one
-    that is a folder ("": not known). `resume_args` are added to its command when there is a checkpoint
-    (`{checkpoint}`, `{accumulation}`). `saved_codes` are exit codes that mean "saved", besides 75. `batch`:
-    what becomes of its global batch on another number of GPUs: "fixed", nobody knows, so it stays on as many
-    as it began on; "scales", it changes, as the job file allows; "kept", by `accumulation`, which is that of
-    its first attempt. `suspend_command` and `resume_command` save and restore it from outside (CRIU, DMTCP).
+    taken to speak it ("": the job file says so). `signal` asks it to save and to end ("": it saves only as it
+    goes, so it is ended, and loses the steps since then). `checkpoints` are patterns of what it saves,
+    relative to where it runs; `complete` is the file that it writes last into one that is a folder ("": not
+    known). `resume_args` are added to its command when there is a checkpoint (`{checkpoint}`,
+    `{accumulation}`). `saved_codes` are exit codes that mean "saved", besides 75. `batch`: what becomes of
+    its global batch on another number of GPUs: "fixed", nobody knows, so it stays on as many as it began on;
+    "scales", it changes, as the job file allows; "kept", by `accumulation`, which is that of its first
+    attempt. `suspend_command` and `resume_command` save and restore it from outside (CRIU, DMTCP).
     `progress_pattern` finds the step in a line of its output ("": as its dialect does, if it has one). Jobs
     of one file share the object.
     """
@@ -149,14 +150,14 @@ class Restart:
 class JobSpec:
     """What the user asked for; never changes.
 
-    `gpus_min` and `gpus_max` count GPUs on each of the job's `nodes` hosts; `gpus_max` None means "as many
-    as there are". `steps` is the whole job's work in steps (None:
-    not known). Times are seconds. `background`: it has low priority, and runs on one GPU's background lane.
-    `max_foreground_slowdown` is the share of its speed that a job in the foreground gives up, at most, for
-    those beside it (0: it shares no GPU). `processes`: on each host, where the program is a command:
-    "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its trainer (None:
-    the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the program saves by
-    itself, and can be started again (None: only the contract says when it can be suspended).
+    `gpus_min` and `gpus_max` count GPUs on each of the job's `nodes` hosts; `gpus_max` None means "as many as
+    there are". All its counts are multiples of `gpus_multiple`, these two as well. `steps` is the whole job's
+    work in steps (None: not known). Times are seconds. `background`: it has low priority, and runs on one
+    GPU's background lane. `max_foreground_slowdown` is the share of its speed that a job in the foreground
+    gives up, at most, for those beside it (0: it shares no GPU). `processes`: on each host, where the program
+    is a command: "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its
+    trainer (None: the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the
+    program saves by itself, and can be started again (None: only the contract says when it can be suspended).
     """
 
     name: str
@@ -170,6 +171,7 @@ class JobSpec:
     after: tuple[str, ...] = ()
     gpus_min: int = 1
     gpus_max: int | None = None
+    gpus_multiple: int = 1
     nodes: int = 1
     strategy: Mapping[str, Any] = field(default_factory=lambda: DDP)
     submit_at: float = 0.0

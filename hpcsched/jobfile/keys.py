@@ -23,7 +23,19 @@ MOST_PROCESSES = 256
 
 TIME = either('seconds, or a time such as "90s", "10m", "2h", "1-12:00:00"', number("", minimum=0), text(""))
 _GPUS = whole("")
-_LIMITS = schema.table("", properties={"min": _GPUS.schema, "max": _GPUS.schema}, additionalProperties=False)
+_LIMITS = schema.table(
+    "",
+    properties={"min": _GPUS.schema, "max": _GPUS.schema, "multiple_of": _GPUS.schema},
+    additionalProperties=False,
+)
+
+SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
+"""What may ask a program to save: all others stop or end it whatever it does, or mean something else."""
+
+DIALECTS = ("transformers", "lightning", "submitit", "nemo", "torchrun-snapshot")
+"""Frameworks whose way of saving is known."""
+
+_WORDS = many(text(""), "a list of texts that are not empty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +61,7 @@ class Job:
     gpus: Literal["auto"] | int | dict[str, int] = option(
         replace(
             either(
-                '"auto", a positive number, or { min = 1, max = 4 } with min <= max',
+                '"auto", a positive number, or { min = 1, max = 4, multiple_of = 1 } with min <= max',
                 one_of("auto"),
                 _GPUS,
                 _LIMITS,
@@ -87,3 +99,18 @@ class Job:
     python: str | None = option(text("a Python interpreter: its path, or its name in PATH"), None)
     venv: str | None = option(text("the folder of a virtual environment"), None)
     conda: str | None = option(text("the name or the folder of a conda environment"), None)
+    restartable: bool | None = option(flag("told to end it goes on by itself when it is started again"), None)
+    speaks: str | None = option(one_of("none", *DIALECTS), None)
+    suspend_signal: str | None = option(
+        text(f"one of {', '.join(SIGNALS)}", f"^(?i:(SIG)?({'|'.join(name[3:] for name in SIGNALS)}))$"),
+        None,
+    )
+    checkpoints: str | Sequence[str] = option(
+        either('a pattern such as "out/checkpoint-*", or a list of them', text(""), many(text(""), "")), ()
+    )
+    resume_args: Sequence[str] = option(_WORDS, ())
+    accumulation: int | None = option(whole("a positive number of batches before each step"), None)
+    saved_exit_codes: Sequence[int] = option(many(whole("", 1, 255), "a list of numbers, 1 to 255"), ())
+    batch: Literal["fixed", "scales"] | None = option(one_of("fixed", "scales"), None)
+    suspend_command: Sequence[str] = option(_WORDS, ())
+    resume_command: Sequence[str] = option(_WORDS, ())
