@@ -307,7 +307,13 @@ class Effects:
             news.append(ev.DeviceLost(at=at, gpu=unusable.lost, why=unusable.why))
         known, blamed = job.saved_step or 0, unusable.why if unusable else ""
         end = exited(attempt, attempt.over, at=at, known_step=known, blamed=blamed, steps=job.spec.steps)
-        return [*news, end]
+        return [*news, *self._seen_of(attempt, at), end]
+
+    def _seen_of(self, attempt: WatchedAttempt, now: float) -> Iterator[ev.Event]:
+        """What is new of an attempt that saves by itself."""
+        if attempt.self_saving:
+            about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
+            yield from attempt.self_saving.news(now, time.time(), speed=self._clock.speed, **about)
 
     def _can_give_on(self, attempt: WatchedAttempt, gpus: set[int], what: str) -> bool:
         """Whether what an attempt has had can be given on: the memory of its GPUs is free, or time is up.
@@ -371,8 +377,7 @@ class Effects:
             if attempt.rendezvous and (met := attempt.rendezvous.news(ready=attempt.ready)) is not None:
                 ranks = attempt.rendezvous.ranks
                 yield ev.WorkersApart(at=now, **about, processes=ranks, seconds=NOT_MET_AFTER_S, met=met)
-            if attempt.self_saving:
-                yield from attempt.self_saving.news(now, time.time(), speed=self._clock.speed, **about)
+            yield from self._seen_of(attempt, now)
             if attempt.meter and (scaling := attempt.meter.new_scaling()):
                 yield ev.ScalingProposed(at=now, **about, rates=scaling.rates, batch=scaling.batch)
             if attempt.meter and (usage := attempt.meter.new_usage(attempt.attempt)):

@@ -42,7 +42,7 @@ def exited(
     if attempt.self_saving and not attempt.ready:
         done = steps is not None and last is not None and last.step >= steps
         code = attempt.self_saving.code(code, unasked=unasked, done=done)
-        saved = attempt.self_saving.saved_step(last.step if last else None, known_step, record=saved)
+        saved = attempt.self_saving.saved_step(last.step if last else known_step, record=saved)
         blamed = blamed or attempt.self_saving.detail
     if code == SUSPENDED and (step := attempt.held_step()) is not None:
         held, saved = step > (saved or 0), max(step, saved or 0)

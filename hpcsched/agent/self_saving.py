@@ -161,34 +161,28 @@ class SelfSaving:
         return code == 128 + (self._signal or 0) or (self._launcher and code < 128)
 
     def code(self, code: int, *, unasked: bool, done: bool) -> int:
-        """What its exit code means in the contract: 75 if it has saved and left as it was asked to.
+        """Its exit code in the words of the contract: 75 if it has saved and left.
 
-        After being asked, exit code 0 proves nothing; without a checkpoint it then is 74. `unasked`: it had
+        So it has if it was asked to, and a newer checkpoint is there, whatever its code. `unasked`: it had
         ended before it was asked. `done`: it has done all its steps.
         """
         if self._outside is not None:
-            return SUSPENDED if self._outside[0] == 0 else CANNOT_SAVE
-        if code in (SUSPENDED, *self._restart.saved_codes):
-            return SUSPENDED
-        if self.asked_at is None or unasked or (code == 0 and (done or not self._caught)):
-            return code
+            return SUSPENDED if self.outside else CANNOT_SAVE
         newest = self.seen.newest
-        if code in (0, 128 + (self._signal or 0), 128 + signal.SIGTERM):
-            return SUSPENDED if newest else CANNOT_SAVE if code == 0 else code
-        return SUSPENDED if newest and newest != self._before_asked else code
+        newer = newest is not None and newest != self._before_asked
+        saved = self.asked_at is not None and not unasked and newer and not (code == 0 and done)
+        return SUSPENDED if saved or code in self._restart.saved_codes else code
 
-    def saved_step(self, progress: int | None, known: int, *, record: int | None) -> int | None:
-        """The step of what it has saved; None: nothing.
+    def saved_step(self, progress: int | None, *, record: int | None) -> int | None:
+        """The step of what it has saved; None: nothing, or nothing says which.
 
-        Where no name says it, that of what was `known` before; from outside it is saved where it was, by its
-        `progress`. `record`: the step of its STATE.json, if it has written one.
+        From outside it is saved where it was, by its `progress`. `record`: the step of its STATE.json, if it
+        has written one.
         """
         if self.outside:
-            return known if progress is None else progress
+            return progress or 0
         newest = self.seen.newest
-        if newest is None:
-            return record
-        return known if newest.step is None else max(newest.step, record or 0)
+        return newest.step if newest and newest.step is not None else record
 
     @property
     def detail(self) -> str:

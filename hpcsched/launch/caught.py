@@ -1,4 +1,4 @@
-"""Which processes of an attempt catch a signal: an order to save by one that they do not catch only ends them.
+"""Which processes of an attempt catch a signal: one that asks them to save would only end the others.
 
 A signal goes to the program, not to what stands around it: a shell, `env` or `srun` that does not catch it is
 left alone, a launcher that would end its ranks too. What a program has started itself (loaders, ranks of its
@@ -13,6 +13,7 @@ import re
 import signal
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
 
 from hpcsched.core.processes import launcher_of
 from hpcsched.launch.orphans import Process
@@ -72,9 +73,8 @@ def _takes(pid: int, sig: signal.Signals) -> bool:
 
 def _below(leaders: Collection[int], sig: signal.Signals) -> list[Process]:
     """The same among what these have started; what has lost its parent is found by its process group."""
-    seen = {
-        int(name): found for name in os.listdir("/proc") if name.isdecimal() and (found := stat(int(name)))
-    }
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
+    seen = {pid: found for pid in pids if (found := stat(pid))}
     children = defaultdict[int, list[int]](list)
     for pid, process in seen.items():
         children[process.parent].append(pid)
@@ -103,7 +103,7 @@ def _stands_around(command: Sequence[str]) -> bool:
     if words and re.fullmatch(r"python[\d.]*|pt_main_thread", words[0].rpartition("/")[2]):
         # `torchrun` is a Python script: its interpreter comes first. `-m` may stand after other options.
         rest = words[1:]
-        if any(a == "-m" and b.startswith(_LAUNCHER_MODULES) for a, b in zip(rest, rest[1:], strict=False)):
+        if any(a == "-m" and b.startswith(_LAUNCHER_MODULES) for a, b in pairwise(rest)):
             return True
         words = tuple(word for word in rest if not word.startswith("-"))
         return bool(words) and launcher_of(words) is not None

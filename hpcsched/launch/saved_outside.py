@@ -1,4 +1,4 @@
-"""A command that saves a program from outside, such as CRIU's, DMTCP's or `cuda-checkpoint`: run beside it."""
+"""A command that saves a program from outside, such as CRIU's or DMTCP's: run once, beside it."""
 
 from __future__ import annotations
 

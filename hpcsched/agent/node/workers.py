@@ -161,7 +161,7 @@ class PartWatcher:
         yield protocol.Exited(self._part, code, _read(self._folder / files.STATE), self.workers.held)
 
     def ask_to_save(self) -> None:
-        """Send SIGTSTP if the program has made its ready file, else the signal by which it saves, or SIGTERM."""
+        """Send SIGTSTP if the program has made its ready file, the signal that it saves on, or SIGTERM."""
         if self._asks and not self.ready:
             self.workers.ask_to_save(self._asks)
         else:
