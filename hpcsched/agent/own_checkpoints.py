@@ -1,8 +1,9 @@
 """The checkpoints that a job has saved by itself: which are its own, which are whole, which is the newest.
 
-Whole is one to which the file that is written last has been written, or that has not changed for a while, or
-whose program has ended by itself. One that was being written when the program was killed never counts. What
-is known outlives the agent in a file in the job's folder.
+Whole is one to which the file that is written last has been written; without such a file one that has not
+changed for a while, after which another was begun, or whose program has ended by itself. One that was being
+written when the program was killed never counts. What is known outlives the agent in a file in the job's
+folder.
 """
 
 from __future__ import annotations
@@ -108,18 +109,13 @@ class OwnCheckpoints:
     def after_a_crash(self, *, by_itself: bool) -> None:
         """Look what a program has left that ended while no agent looked.
 
-        What is newer than all that was known to be whole counts only if its last file says so, or the program
-        has ended `by_itself`.
+        The last counts only if it was known to be whole, its last file says so, or the program has ended
+        `by_itself`.
         """
         known = self._record.newest[1] if self._record.newest else (0, 0, 0)
-        doubted = [
-            one
-            for one in self._find()
-            if not (by_itself and one.last is not Last.MISSING)
-            and one.last is not Last.NEWEST
-            and one.mark > known
-        ]
-        self._doubt(doubted)
+        last = self._find()[-1:]
+        certain = by_itself or (last and (last[0].last is Last.NEWEST or last[0].mark <= known))
+        self._doubt([] if certain else last)
         self.look(0.0)
 
     def saved_outside(self) -> None:
@@ -143,14 +139,17 @@ class OwnCheckpoints:
         """Look, and choose the newest whole one; returns those that are not whole, oldest first."""
         since, whole, doubted = self._since, list[Checkpoint](), list[Checkpoint]()
         self._since = {}
-        for one in self._find():
+        found = self._find()
+        for one in found:
             mark, unchanged = since.get(one.path, (None, now if self._looked else float("-inf")))
             if mark not in (None, one.mark):
                 unchanged = now
             if mark != one.mark and self._looked:
                 self.changed_at = now
             self._since[one.path] = one.mark, unchanged
-            settled = one.last is not Last.MISSING and (by_itself or now - unchanged >= SETTLED_S)
+            # A program writes one after the other: those before the last are done with.
+            settled = by_itself or one is not found[-1] or now - unchanged >= SETTLED_S
+            settled = settled and one.last is not Last.MISSING
             (whole if settled or one.last is Last.NEWEST else doubted).append(one)
         self._looked = True
         newest = max(whole, key=lambda one: one.mark, default=None)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcsched import mechanisms
 from hpcsched.agent.attempts import read_record
 from hpcsched.agent.job_folder import is_aside
+from hpcsched.agent.own_checkpoints import StepOf, step_by_name
+from hpcsched.agent.resuming import Search, own_checkpoints
 from hpcsched.contract import files, variables
+from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.core.transitions.decisions import PolicyMaker
@@ -129,14 +132,23 @@ def put_unknown_jobs_aside(rundir: RunDir, machine: Machine, checkpoints: Callab
     return said
 
 
-def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
+def saved_steps(
+    rundir: RunDir, machine: Machine, *, step_of: StepOf = step_by_name, by_itself: Collection[int] = ()
+) -> dict[int, int]:
     """The step of the newest checkpoint, by job id, of each job that had a lease when its agent ended.
 
-    Suspended jobs whose state was only in that agent's memory are included: that state is lost.
+    Suspended jobs whose state was only in that agent's memory are included: that state is lost. `by_itself`:
+    the jobs whose programs have ended without being killed.
     """
     steps: dict[int, int] = {}
     for job in machine.run.jobs.values():
         if not job.state.active and not (job.state is JobState.SUSPENDED and job.saved_step):
+            continue
+        if job.saves_by_itself:
+            anew = job.traits.anew and not is_aside(rundir.job(job.id), job.attempt)
+            if job.state.active and not anew:
+                found = _found_after_a_crash(job, rundir.job(job.id), step_of, by_itself=job.id in by_itself)
+                steps |= {} if found is None else {job.id: found}
             continue
         try:
             record = read_record(rundir.job(job.id))
@@ -152,6 +164,16 @@ def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
                 with contextlib.suppress(OSError):  # the job's own folder of that name
                     held.unlink(missing_ok=True)
     return steps
+
+
+def _found_after_a_crash(job: Job, folder: Path, step_of: StepOf, *, by_itself: bool) -> int | None:
+    """The step of the newest checkpoint of a job that saves by itself, as far as that is known, and its file
+    system answers."""
+    restart = job.spec.restart
+    assert restart is not None
+    checkpoints = own_checkpoints(job, restart, folder, step_of)
+    search = Search(checkpoints, lambda: checkpoints.after_a_crash(by_itself=by_itself))
+    return checkpoints.newest.step if search.wait() and checkpoints.newest else None
 
 
 def seen_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
