@@ -60,7 +60,7 @@ class Script:
         return [call for call in self.calls if self.name_of(call.func) in names]
 
     def name_of(self, func: ast.expr) -> str:
-        """The last part of what an expression names: `Trainer` of `L.Trainer`, and of one that is imported."""
+        """The last part of what an expression names: `Trainer` of `L.Trainer`, and of an imported one."""
         if isinstance(func, ast.Attribute):
             return func.attr
         if isinstance(func, ast.Name):
