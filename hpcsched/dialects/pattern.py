@@ -1,8 +1,8 @@
 r"""Patterns that find a step in a line of output, such as `step (\d+)`, in time linear in the line.
 
 A part of regular expressions: characters, `.`, `\d`, `\s`, `\w`, sets like `[a-z]`, each with `?`, `*` or
-`+`, `^` at the beginning and `$` at the end, and one `(\d+)`. Python's own `re` takes exponential time for some
-patterns, and lines of programs are read where everything else waits.
+`+`, `^` at the beginning and `$` at the end, and one `(\d+)`. Python's own `re` takes exponential time for
+some patterns, and lines of programs are read where everything else waits.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ _MOST_AT_ONCE = 256 * 1024
 
 _TAIL = 64 * 1024
 _MOST_FILES = 1000
-_MOST_STEP = 2**53
 
 
 class Reader(Protocol):
