@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind
+from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind, Restart
 
 _KEYS = {
     "kind": "",  # told by command, trainer or replay
     "gpus_min": "gpus",
     "gpus_max": "gpus",
+    "gpus_multiple": "gpus",
+    "restart": "",
     "checkpoint_every_s": "checkpoint_every",
     "training": "",
     "workdir": "",
@@ -36,6 +38,8 @@ def differing(old: JobSpec, new: JobSpec, *, called_in: str = "") -> tuple[str, 
     keys += [key for key in ("epochs", "continues") if getattr(old, key) != getattr(new, key)]
     if old.environment != new.environment:
         keys += sorted({named.kind for named in (old.environment, new.environment) if named})
+    if old.restart != new.restart:
+        keys += _restarts(old.restart, new.restart)
     if old.workdir != new.workdir:
         unnamed = bool(called_in) and new.workdir == called_in
         below = unnamed and old.workdir.startswith(f"{called_in.rstrip('/')}/")
@@ -43,6 +47,21 @@ def differing(old: JobSpec, new: JobSpec, *, called_in: str = "") -> tuple[str, 
     if "continues" in keys and "after" in keys and _rest(old) == _rest(new):
         keys.remove("after")  # it waits for the job that it continues
     return tuple(dict.fromkeys(key for key in keys if key))
+
+
+_RESTART_KEYS = {
+    "signal": "suspend_signal",
+    "complete": "speaks",
+    "recognised": "",
+    "saved_codes": "saved_exit_codes",
+}
+
+
+def _restarts(old: Restart | None, new: Restart | None) -> list[str]:
+    if old is None or new is None:
+        return ["restartable"]
+    names = [field.name for field in fields(Restart) if getattr(old, field.name) != getattr(new, field.name)]
+    return [_RESTART_KEYS.get(name, name) for name in names]
 
 
 def was_unsaid(old: JobSpec, new: JobSpec) -> bool:

@@ -115,6 +115,19 @@ class PythonEnvironment:
     name: str
 
 
+SIGNALS: Mapping[str, int] = {
+    "SIGTERM": 15,
+    "SIGUSR1": 10,
+    "SIGUSR2": 12,
+    "SIGINT": 2,
+    "SIGHUP": 1,
+    "SIGQUIT": 3,
+    "SIGXCPU": 24,
+}
+"""What may ask a program to save, with their numbers on Linux: other signals stop or end it whatever it does,
+or mean something else."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     """How a program that saves by itself, and goes on by itself when started again, is asked to and told.
@@ -150,14 +163,14 @@ class Restart:
 class JobSpec:
     """What the user asked for; never changes.
 
-    `gpus_min` and `gpus_max` count GPUs on each of the job's `nodes` hosts; `gpus_max` None means "as many
-    as there are". `steps` is the whole job's work in steps (None:
-    not known). Times are seconds. `background`: it has low priority, and runs on one GPU's background lane.
-    `max_foreground_slowdown` is the share of its speed that a job in the foreground gives up, at most, for
-    those beside it (0: it shares no GPU). `processes`: on each host, where the program is a command:
-    "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its trainer (None:
-    the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the program saves by
-    itself, and can be started again (None: only the contract says when it can be suspended).
+    `gpus_min` and `gpus_max` count GPUs on each of the job's `nodes` hosts; `gpus_max` None means "as many as
+    there are". All its counts are multiples of `gpus_multiple`, these two as well. `steps` is the whole job's
+    work in steps (None: not known). Times are seconds. `background`: it has low priority, and runs on one
+    GPU's background lane. `max_foreground_slowdown` is the share of its speed that a job in the foreground
+    gives up, at most, for those beside it (0: it shares no GPU). `processes`: on each host, where the program
+    is a command: "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its
+    trainer (None: the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the
+    program saves by itself, and can be started again (None: only the contract says when it can be suspended).
     """
 
     name: str
@@ -171,6 +184,7 @@ class JobSpec:
     after: tuple[str, ...] = ()
     gpus_min: int = 1
     gpus_max: int | None = None
+    gpus_multiple: int = 1
     nodes: int = 1
     strategy: Mapping[str, Any] = field(default_factory=lambda: DDP)
     submit_at: float = 0.0

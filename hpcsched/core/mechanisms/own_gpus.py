@@ -32,16 +32,16 @@ class OwnGpus(Mechanism):
         return True
 
     def enqueue(self, job: Job) -> None:
-        self.queue.add(job.id, arrival=job.submit_s, need=job.spec.gpus_min, nodes=job.spec.nodes)
+        self.queue.add(job.id, arrival=job.submit_s, need=job.least, nodes=job.spec.nodes)
 
     def waiting_reason(self, job: Job) -> Reason:
         plan, free = self._run.plan, len(self._ledger.free)
         planned = plan is not None and plan.rule != "marble" and job.id in plan.order
-        if planned and self._ledger.free_by_host().fits(job.spec.gpus_min, job.spec.nodes):
+        if planned and self._ledger.free_by_host().fits(job.least, job.spec.nodes):
             return Reason(Why.PLAN, {"free": free})
         if self.queue.first() == job.id:
             hosts = f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""
-            return Reason(Why.RESOURCES, {"need": job.spec.gpus_min, "hosts": hosts, "free": free})
+            return Reason(Why.RESOURCES, {"need": job.least, "hosts": hosts, "free": free})
         return Reason(Why.PRIORITY)
 
     # --- leases -----------------------------------------------------------------------------

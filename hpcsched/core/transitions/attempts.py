@@ -20,6 +20,10 @@ from hpcsched.core.transitions.estimates import Estimates
 from hpcsched.core.transitions.outcome import Outcome
 from hpcsched.core.transitions.waiting import Waiting
 
+MOST_GRACES = 20
+"""Grace times after which an attempt that is still writing a checkpoint is ended all the same (chosen): ten
+minutes where the grace time is the usual half."""
+
 
 class Attempts:
     """The stretches in which jobs run, from launch to end."""
@@ -46,10 +50,16 @@ class Attempts:
         job.attempt += 1
         job.role, job.target, job.ready, job.in_place, job.wanted = target.role, None, False, False, ""
         job.processes, job.rate, job.timers = (), None, NOTHING
+        if job.spec.restart is not None:
+            job.has_saved(handles=False, asked=-1)
         if job.started_s is None:
             job.started_s = self._run.now
         self._begin(job, target, job.step)
         self._choose_processes(job)
+        if not job.same_batch(job.width):
+            first = job.traits.saves.width
+            self._out.note(job, Reason(Why.OTHER_COUNT, {"gpus": job.width, "first": first}))
+            job.has_saved(width=job.width)
         self._out.set_state(job, JobState.STARTING)
         self._run.enter(job)
         self._met(job)
@@ -109,6 +119,8 @@ class Attempts:
         """Ask the job's attempt to save and leave, and watch that it does within its grace time."""
         attempt = job.current
         attempt.signalled_s, attempt.quick = self._run.now, not self._deadline.draining
+        if job.saves_by_itself:
+            job.has_saved(asked=-1 if job.saved_step is None else job.saved_step)
         self._estimates.disturb(job, attempt.gpus)
         self._out.do(Suspend, job, quick=attempt.quick)
         self._out.timer("grace", job, self.grace_s(job))
@@ -117,6 +129,18 @@ class Attempts:
         """Tell the job's attempt to end, and watch that it does."""
         self._out.do(Terminate, job)
         self._out.timer("term", job, min(self.grace_s(job) / 2, self._deadline.kill_in_s()))
+
+    def still_saves(self, job: Job) -> None:
+        """A job that was asked to leave is still writing: its grace time counts from now, within limits."""
+        since = job.current.signalled_s
+        kind = "term" if "term" in job.timers else "grace"
+        if since is None or kind not in job.timers:
+            return
+        grace_s = self.grace_s(job)
+        left_s = min(since + MOST_GRACES * grace_s - self._run.now, self._deadline.kill_in_s())
+        due_s = min(grace_s / 2 if kind == "term" else grace_s, left_s)
+        if self._run.now + due_s > job.timers[kind]:
+            self._out.timer(kind, job, due_s)
 
     def grace_s(self, job: Job) -> float:
         """Seconds a worker has to save: thrice the longest save known of its model, at least the run's

@@ -107,6 +107,8 @@ class Decisions:
             save_s=self._estimates.save_s,
             switch_s=self._estimates.switch_s,
             in_place=self._estimates.in_place,
+            unsaved_s=self._estimates.unsaved_s,
+            worth_changing=self._estimates.worth_changing,
             stand_s=self._estimates.stand_s,
             built_s=self._estimates.built_s,
             resize_left_s=self._estimates.resize_left_s,
@@ -140,7 +142,8 @@ class Decisions:
         self._out.note(job, decision.reason)
         least, most = job.limits(decision.gpus)
         gpus = self._pick(job, decision.hosts, decision.gpus)
-        if job.id not in self._own.queue or not least <= decision.gpus <= most or gpus is None:
+        allowed = least <= decision.gpus <= most and job.allows(decision.gpus)
+        if job.id not in self._own.queue or not allowed or gpus is None:
             where = ", ".join(decision.hosts)
             raise self._out.invalid(job, f"cannot start on {decision.gpus} GPUs of hosts {where}")
         for started in self._ledger.hooks("started"):
@@ -157,7 +160,8 @@ class Decisions:
             return
         least, most = job.limits(decision.gpus)
         gpus = self._pick(job, decision.hosts, decision.gpus)
-        if not job.settled or not least <= decision.gpus <= most or gpus is None:
+        allowed = least <= decision.gpus <= most and job.allows(decision.gpus)
+        if not job.settled or not allowed or gpus is None:
             raise self._out.invalid(job, f"cannot be resized to {decision.gpus} GPUs")
         if job.in_place and job.current.gpus[0] in gpus:
             stay = [gpu for gpu in job.current.gpus if gpu in gpus]

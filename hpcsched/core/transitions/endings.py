@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hpcsched.contract.exits import CANNOT_SAVE, REFUSED, WRONG_CONTRACT
 from hpcsched.core.jobs import Job
@@ -49,6 +50,8 @@ class Endings:
             self._waiting.has_room(job)
         job.saved_step = step
         job.has(anew=False)
+        if job.spec.restart is not None and not job.traits.saves.width:
+            job.has_saved(width=job.width)
         job.step, job.reports = max(job.step, step), True
 
     def fell_back(self, job: Job, step: int) -> None:
@@ -77,12 +80,30 @@ class Endings:
 
     # --- attempts ---------------------------------------------------------------------------
 
-    def suspended(self, job: Job, took_s: float | None, *, held: bool) -> None:
-        """End an attempt that has saved and left: the job starts on its target, or waits."""
+    def left(self, job: Job, code: int, took_s: float | None) -> None:
+        """End an attempt of a job that saves by itself, and has left as it was asked to: it goes on from its
+        newest checkpoint, whether it has written one for that or not."""
+        saves, step = job.traits.saves, job.saved_step
+        newer = step is not None and step > saves.asked
+        if newer or (saves.at is not None and saves.at >= (job.current.signalled_s or 0.0)):
+            self.suspended(job, took_s, held=False)
+            return
+        facts: dict[str, Any] = {"code": code, "seconds": self._estimates.unsaved_s(job, handles=False)}
+        if (again := job.step - (step or 0)) > 0:
+            facts["again"] = f"{again} step{'s' * (again != 1)} done again, "
+        if step is None:
+            lost = Reason(Why.NEVER_SAVED, facts)
+        else:
+            lost = Reason(Why.NOT_SAVED, {**facts, "step": f" of step {step}" if job.reports else ""})
+        self.suspended(job, took_s, held=False, lost=lost)
+
+    def suspended(self, job: Job, took_s: float | None, *, held: bool, lost: Reason | None = None) -> None:
+        """End an attempt that has saved and left: the job starts on its target, or waits. `lost`: it has not
+        saved for that."""
         self._estimates.learn_suspend(job, took_s)
         job.suspensions += 1
         where = " in memory, which is being written to disk," if held else ""
-        self._out.note(job, Reason(Why.SAVED, {"step": job.saved_step or 0, "where": where}))
+        self._out.note(job, lost or Reason(Why.SAVED, {"step": job.saved_step or 0, "where": where}))
         target = job.target
         self._attempts.end(job, Ended.SUSPENDED, keep=target)
         self.back_to_checkpoint(job)

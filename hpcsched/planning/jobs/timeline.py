@@ -139,7 +139,7 @@ class Timeline:
             then = free_s + resume_s[gpus] + left / rate[gpus]
             if then < end:
                 best, end = gpus, then
-        return best, end
+        return work.fit[best], end
 
     def resized_end(self, i: int, gpus: int) -> float:
         """The end of a running job if it is resized now."""
@@ -172,7 +172,7 @@ class Timeline:
         if self._busy[i] > self.now:
             return False
         work = self._works[i]
-        return work.resizable or not work.width
+        return work.resizable or not (work.width or work.rigid)
 
     def step_of(self, i: int) -> int:
         """Whole steps that a job has done."""

@@ -71,14 +71,15 @@ def shares(view: View) -> dict[int, int]:
     heapify(fewest)
     while fewest:
         gpus, k, job = heappop(fewest)
-        if gpus < _most(view, job) and job.spec.nodes <= left:
-            counts[job.id] = gpus + 1
-            left -= job.spec.nodes
-            heappush(fewest, (gpus + 1, k, job))
+        more = job.more_than(gpus)
+        if more <= _most(view, job) and (more - gpus) * job.spec.nodes <= left:
+            counts[job.id] = more
+            left -= (more - gpus) * job.spec.nodes
+            heappush(fewest, (more, k, job))
     return dict.fromkeys((job.id for job in view.running), 0) | counts
 
 
 def _most(view: View, job: Job) -> int:
     least, most = view.limits(job)
     profile = view.curve(job)
-    return profile.optimal(most, least) if profile else most
+    return job.fastest(profile, most, least) if profile else most

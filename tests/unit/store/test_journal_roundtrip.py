@@ -20,6 +20,7 @@ from hpcsched.core.model import (
     Kind,
     Progress,
     PythonEnvironment,
+    Restart,
     Training,
 )
 from hpcsched.core.plan import Plan, Stage
@@ -93,6 +94,8 @@ profiles = st.builds(
 BY_TYPE[Training | None] = st.none() | of(Training)
 kinds = st.sampled_from(["python", "venv", "conda"])
 BY_TYPE[PythonEnvironment | None] = st.none() | st.builds(PythonEnvironment, kind=kinds, name=text)
+BY_TYPE[typing.get_type_hints(Restart)["batch"]] = st.sampled_from(["fixed", "scales", "kept"])
+BY_TYPE[Restart | None] = st.none() | of(Restart)
 BY_TYPE |= {
     tuple[Device, ...]: st.lists(of(Device), max_size=2).map(tuple),
     tuple[JobSpec, ...]: st.lists(of(JobSpec), max_size=2).map(tuple),

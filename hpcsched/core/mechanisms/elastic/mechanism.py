@@ -68,10 +68,10 @@ class Elastic(Mechanism):
         self.proposals.of[job.id] = Proposal(profile=profile, batch=event.batch)
         self._estimates.say(job, profile)
         least, most = job.limits(self._ledger.most_for(job))
-        best = profile.optimal(most, least)
-        if former is None or former.optimal(most, least) != best:
+        best = job.fastest(profile, most, least)
+        if former is None or job.fastest(former, most, least) != best:
             self._run.count_news()
-        if best != job.width and (before is None or before.profile.optimal(most, least) != best):
+        if best != job.width and (before is None or job.fastest(before.profile, most, least) != best):
             facts = {"gpus": best, "batch": event.batch, "rate": profile.rate(best), "old": job.width}
             self._out.note(job, Reason(Why.PROPOSED, facts))
         self._out.ask_policy()
