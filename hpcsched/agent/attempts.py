@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.rendezvous_check import RendezvousCheck
+from hpcsched.agent.self_saving import SelfSaving
 from hpcsched.contract import files, words
 from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.contract.exits import SUSPENDED
@@ -83,6 +84,8 @@ class WatchedAttempt:
     output: Path
     measured: bool
     """Whether its throughput and its costs are its own: a stand-in only follows a profile."""
+    self_saving: SelfSaving | None = None
+    """What is seen of it, if its program saves by itself."""
     rendezvous: RendezvousCheck | None = None
     """The check that its ranks have met, where that can be seen."""
     checkpoints: Path | None = None
@@ -133,12 +136,21 @@ class WatchedAttempt:
 
     def news_expected(self, now: float) -> bool:
         """Whether a report of its program is likely to come at any moment."""
+        if self.over is not None:
+            return self.self_saving is not None  # a last look at its checkpoints
         return self.resizing is not None or (not self.ready and now < self.began + READY_FAST_POLL_FOR_S)
 
     def send(self, sig: signal.Signals) -> None:
         """Send a signal to all its processes."""
         for group in self.groups:
             group.signal(sig)
+
+    def ask_to_save(self, within_s: float) -> None:
+        """Have it save and end in the way that its program understands; SIGTERM if it has not said any."""
+        if self.self_saving and not self.ready:
+            self.self_saving.ask(within_s)
+        else:
+            self.send(signal.SIGTSTP if self.ready else signal.SIGTERM)
 
     # -- how it ends -----------------------------------------------------------------------------------
 

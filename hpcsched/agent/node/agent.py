@@ -235,6 +235,12 @@ class NodeAgent:
             case protocol.Signal(part=part, number=number):
                 if part in self._parts:
                     self._parts[part].workers.signal(signal.Signals(number))
+            case protocol.AskToSave(part=part, number=number):
+                if part in self._parts:
+                    self._parts[part].workers.ask_to_save(signal.Signals(number))
+            case protocol.SaveBy(part=part, command=command, within_s=within_s):
+                if part in self._parts:
+                    self._parts[part].workers.save_by(command, within_s)
             case protocol.Order(part=part, line=line):
                 with contextlib.suppress(BadInput):  # its rank 0 could do nothing with it either
                     for said in orders.decode(line) if part in self._parts else ():

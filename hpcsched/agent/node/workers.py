@@ -29,6 +29,9 @@ MAX_RECORD_BYTES = SMALL_BYTES
 PROGRESS_PERIOD_S = 0.1
 """How often the progress of rank 0 is read (chosen)."""
 
+CATCHES_PERIOD_S = 1.0
+"""How often it is looked whether a program that saves by itself catches the signal to do so (chosen)."""
+
 MAX_READS, READ_BYTES = 16, 65536
 """Reads at a time, and bytes of each (chosen): a program that never stops writing must not block us."""
 
@@ -51,6 +54,9 @@ class PartWatcher:
         self._ready = self._failing = False
         self._living = order.ranks
         self._ready_due = self._record_due = 0.0
+        self._asks = signal.Signals(order.asks) if order.asks else None
+        self._catches, self._catches_due = False, now if order.asks else float("inf")
+        self._saved_by: tuple[int, str] | None = None
         self._mtime_ns = 0
         self.progress_due = now
         """The time to read the progress descriptor again (monotonic clock)."""
@@ -70,7 +76,15 @@ class PartWatcher:
             self._awaits, self._soon, self._ready_due = True, now + READY_FAST_POLL_FOR_S, now
 
     def look(self, now: float) -> Iterator[protocol.NodeMessage]:
-        """Messages about what no descriptor reports: the answers of rank 0, STATE.json."""
+        """Messages about what no descriptor reports: the answers of rank 0, STATE.json, handlers."""
+        if self._asks and now >= self._catches_due:
+            self._catches_due = now + CATCHES_PERIOD_S
+            if (catches := self.workers.catches(self._asks)) != self._catches:
+                self._catches = catches
+                yield protocol.Catches(self._part, catches)
+        if (saved_by := self.workers.saved_by) != self._saved_by and saved_by:
+            self._saved_by = saved_by
+            yield protocol.SavedBy(self._part, *saved_by)
         if not self._first:
             return
         if self._awaits and now >= self._ready_due:
@@ -87,8 +101,9 @@ class PartWatcher:
     def due(self) -> float:
         """The time of the next `look` (monotonic clock); infinity if none is needed."""
         if not self._first:
-            return float("inf")
-        return min(self._ready_due, self._record_due) if self._awaits else self._record_due
+            return self._catches_due
+        due = min(self._record_due, self._catches_due)
+        return min(self._ready_due, due) if self._awaits else due
 
     def _answer(self) -> Iterator[protocol.NodeMessage]:
         for name, message in _ANSWERS.items() if self._awaits else ():
@@ -146,8 +161,11 @@ class PartWatcher:
         yield protocol.Exited(self._part, code, _read(self._folder / files.STATE), self.workers.held)
 
     def ask_to_save(self) -> None:
-        """Send SIGTSTP if the program has made its ready file, else SIGTERM."""
-        self.workers.signal(signal.SIGTSTP if self.ready else signal.SIGTERM)
+        """Send SIGTSTP if the program has made its ready file, the signal that it saves on, or SIGTERM."""
+        if self._asks and not self.ready:
+            self.workers.ask_to_save(self._asks)
+        else:
+            self.workers.signal(signal.SIGTSTP if self.ready else signal.SIGTERM)
 
 
 def sweep_answers(folder: Path, attempt: int) -> None:
