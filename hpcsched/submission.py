@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from hpcsched import jobfile
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.processes import launcher_of
 from hpcsched.errors import ConfigError
-from hpcsched.jobfile.restart import as_keys
+from hpcsched.jobfile.restart import as_keys, as_sent
 from hpcsched.printing import printable
 
 MOST_USER = 256
@@ -17,12 +18,19 @@ MOST_USER = 256
 
 def checked(spec: JobSpec, *, where: str) -> JobSpec:
     """The spec as a job file would have given it; raises ConfigError for what no job file can say."""
+    given = spec.restart
     found = jobfile.spec_of(as_table(spec), where=where, place="job", workdir=Path(), user=spec.user)
     for key, accepted in _same(spec, found).items():
         raise ConfigError(
             where=where, key=f"job {spec.name}.{key}", got=repr(getattr(spec, key))[:80], accepted=accepted
         )
-    return found
+    try:
+        return replace(found, restart=as_sent(found.restart, given)) if given else found
+    except ValueError as error:
+        accepted = "the name of a file, and words that can be printed"
+        raise ConfigError(
+            where=where, key=f"job {spec.name}.restart", got=str(error), accepted=accepted
+        ) from error
 
 
 def _same(spec: JobSpec, found: JobSpec) -> dict[str, str]:

@@ -49,7 +49,12 @@ def differing(old: JobSpec, new: JobSpec, *, called_in: str = "") -> tuple[str, 
     return tuple(dict.fromkeys(key for key in keys if key))
 
 
-_RESTART_KEYS = {"signal": "suspend_signal", "complete": "speaks", "saved_codes": "saved_exit_codes"}
+_RESTART_KEYS = {
+    "signal": "suspend_signal",
+    "complete": "speaks",
+    "recognised": "",
+    "saved_codes": "saved_exit_codes",
+}
 
 
 def _restarts(old: Restart | None, new: Restart | None) -> list[str]:

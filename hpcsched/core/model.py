@@ -115,6 +115,19 @@ class PythonEnvironment:
     name: str
 
 
+SIGNALS: Mapping[str, int] = {
+    "SIGTERM": 15,
+    "SIGUSR1": 10,
+    "SIGUSR2": 12,
+    "SIGINT": 2,
+    "SIGHUP": 1,
+    "SIGQUIT": 3,
+    "SIGXCPU": 24,
+}
+"""What may ask a program to save, with their numbers on Linux: other signals stop or end it whatever it does,
+or mean something else."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     """How a program that saves by itself, and goes on by itself when started again, is asked to and told.

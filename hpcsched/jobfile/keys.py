@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from hpcsched import dialects
 from hpcsched.contract import schema
 from hpcsched.contract.schema import either, flag, many, number, one_of, option, text, whole
+from hpcsched.core.model import SIGNALS
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -29,12 +31,11 @@ _LIMITS = schema.table(
     additionalProperties=False,
 )
 
-SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
-"""What may ask a program to save: all others stop or end it whatever it does, or mean something else."""
+NONE = "none"
+"""What `speaks` says of a program that is not to be recognised, and `suspend_signal` of one that saves only
+as it goes."""
 
-DIALECTS = ("transformers", "lightning", "submitit", "nemo", "torchrun-snapshot")
-"""Frameworks whose way of saving is known."""
-
+_SIGNAL = f"(?i:(SIG)?({'|'.join(name[3:] for name in SIGNALS)})|{NONE})"
 _WORDS = many(text(""), "a list of texts that are not empty")
 
 
@@ -61,7 +62,7 @@ class Job:
     gpus: Literal["auto"] | int | dict[str, int] = option(
         replace(
             either(
-                '"auto", a positive number, or { min = 1, max = 4, multiple_of = 1 } with min <= max',
+                '"auto", a positive number, or { min = 1, max = 4 } with min <= max, and multiple_of',
                 one_of("auto"),
                 _GPUS,
                 _LIMITS,
@@ -100,16 +101,16 @@ class Job:
     venv: str | None = option(text("the folder of a virtual environment"), None)
     conda: str | None = option(text("the name or the folder of a conda environment"), None)
     restartable: bool | None = option(flag("told to end it goes on by itself when it is started again"), None)
-    speaks: str | None = option(one_of("none", *DIALECTS), None)
-    suspend_signal: str | None = option(
-        text(f"one of {', '.join(SIGNALS)}", f"^(?i:(SIG)?({'|'.join(name[3:] for name in SIGNALS)}))$"),
-        None,
-    )
+    speaks: str | None = option(one_of(NONE, *dialects.NAMES), None)
+    suspend_signal: str | None = option(text(f'{", ".join(SIGNALS)}, or "{NONE}"', f"^{_SIGNAL}$"), None)
     checkpoints: str | Sequence[str] = option(
         either('a pattern such as "out/checkpoint-*", or a list of them', text(""), many(text(""), "")), ()
     )
     resume_args: Sequence[str] = option(_WORDS, ())
     accumulation: int | None = option(whole("a positive number of batches before each step"), None)
+    progress_pattern: str | None = option(
+        text('a regular expression with one group, the step, such as "step ([0-9]+)"'), None
+    )
     saved_exit_codes: Sequence[int] = option(many(whole("", 1, 255), "a list of numbers, 1 to 255"), ())
     batch: Literal["fixed", "scales"] | None = option(one_of("fixed", "scales"), None)
     suspend_command: Sequence[str] = option(_WORDS, ())

@@ -215,7 +215,8 @@ def _kinds(job: Job) -> dict[str, bool]:
 
 
 def _gpus(job: Job, strategy: Strategy, kind: str, refuse: _Refuse) -> tuple[int, int | None]:
-    """The fewest and the most GPUs on each host, multiples of what they are to be. Refused is what does not go together with the strategy."""
+    """The fewest and the most GPUs on each host, both multiples as asked for. Refused is what does not go
+    together with the strategy."""
     limits = {} if job.gpus == "auto" else job.gpus
     multiple = 1
     if isinstance(limits, dict):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
+from hpcsched import dialects
 from hpcsched.core.model import Restart
 from hpcsched.decoding import is_utf8
-from hpcsched.jobfile.keys import SIGNALS, Job
+from hpcsched.jobfile.keys import NONE, Job
 
 KEYS = (
     "speaks",
@@ -18,6 +20,7 @@ KEYS = (
     "checkpoints",
     "resume_args",
     "accumulation",
+    "progress_pattern",
     "saved_exit_codes",
     "batch",
     "suspend_command",
@@ -25,11 +28,11 @@ KEYS = (
 )
 """Each of them makes a command `restartable`."""
 
-NO_DIALECT = "none"
-"""What `speaks` says of a program that is not to be recognised."""
-
 MOST_PATTERNS = 16
 """Patterns of checkpoints, at most: all are looked for again and again."""
+
+MOST_PATTERN = 1000
+"""Letters of a pattern of lines, at most."""
 
 _Refuse = Callable[..., NoReturn]
 
@@ -47,13 +50,17 @@ def restart_of(job: Job, workdir: Path, refuse: _Refuse) -> Restart | None:
         return None
     if said.keys() - {"speaks"} and job.restartable is False:
         refuse("restartable", False, f"true, or no {min(said.keys() - {'speaks'})}")
-    if job.restartable is False or not (said or job.restartable):
+    if job.restartable is False:
         return None
-    speaks = "" if job.speaks in (None, NO_DIALECT) else job.speaks
-    if job.speaks == NO_DIALECT and not (said.keys() - {"speaks"} or job.restartable):
+    words = tuple(job.command)
+    if job.speaks is None:
+        spoken = dialects.recognise(words, workdir, job.env)
+    else:
+        spoken = None if job.speaks == NONE else dialects.restart_of(job.speaks, words, workdir, job.env)
+    if spoken is None and not (said.keys() - {"speaks"} or job.restartable):
         return None
-    restart = _with(Restart(speaks=speaks or ""), job)
-    _check(job, restart, workdir, refuse)
+    restart = _with(spoken or Restart(), job)
+    _check(job, restart, refuse)
     return _shared(restart)
 
 
@@ -61,7 +68,10 @@ def _with(restart: Restart, job: Job) -> Restart:
     """What the job file says, put over what its dialect does."""
     known: dict[str, Any] = {}
     if job.suspend_signal is not None:
-        known["signal"] = f"SIG{job.suspend_signal.upper().removeprefix('SIG')}"
+        name = job.suspend_signal.upper().removeprefix("SIG")
+        known["signal"] = "" if name == NONE.upper() else f"SIG{name}"
+    if job.progress_pattern is not None:
+        known["progress_pattern"] = job.progress_pattern
     for key, name in (
         ("resume_args", "resume_args"),
         ("saved_exit_codes", "saved_codes"),
@@ -82,9 +92,14 @@ def _with(restart: Restart, job: Job) -> Restart:
     return replace(restart, **known)
 
 
-def _check(job: Job, restart: Restart, workdir: Path, refuse: _Refuse) -> None:
-    if restart.signal not in SIGNALS:
-        refuse("suspend_signal", job.suspend_signal)
+def _check(job: Job, restart: Restart, refuse: _Refuse) -> None:
+    if job.progress_pattern is not None:
+        try:
+            groups = re.compile(job.progress_pattern).groups
+        except (re.error, RecursionError, OverflowError):
+            groups = 0
+        if groups != 1 or len(job.progress_pattern) > MOST_PATTERN:
+            refuse("progress_pattern", job.progress_pattern)
     if len(restart.checkpoints) > MOST_PATTERNS:
         refuse("checkpoints", f"{len(restart.checkpoints)} patterns", f"at most {MOST_PATTERNS}")
     for pattern in restart.checkpoints:
@@ -93,6 +108,7 @@ def _check(job: Job, restart: Restart, workdir: Path, refuse: _Refuse) -> None:
             refuse("checkpoints", pattern, "patterns of files or folders in the job's folder, without ..")
     lists: Mapping[str, Sequence[str]] = {
         "checkpoints": restart.checkpoints,
+        "progress_pattern": (restart.progress_pattern,),
         "resume_args": restart.resume_args,
         "suspend_command": restart.suspend_command,
         "resume_command": restart.resume_command,
@@ -117,11 +133,12 @@ def _shared(restart: Restart) -> Restart:
 def as_keys(restart: Restart | None) -> dict[str, Any]:
     """The keys that say the same; of None that there is nothing to be recognised."""
     if restart is None:
-        return {"speaks": NO_DIALECT}
+        return {"speaks": NONE}
     return {
         "restartable": True,
-        "speaks": restart.speaks or NO_DIALECT,
-        "suspend_signal": restart.signal,
+        "speaks": restart.speaks or NONE,
+        "suspend_signal": restart.signal or NONE,
+        "progress_pattern": restart.progress_pattern or None,
         "checkpoints": list(restart.checkpoints),
         "resume_args": list(restart.resume_args),
         "accumulation": restart.accumulation,
@@ -130,3 +147,15 @@ def as_keys(restart: Restart | None) -> dict[str, Any]:
         "suspend_command": list(restart.suspend_command),
         "resume_command": list(restart.resume_command),
     }
+
+
+def as_sent(found: Restart | None, sent: Restart | None) -> Restart | None:
+    """What was read from the keys of a restart that was sent, with what no key says of it.
+
+    Raises ValueError for what no dialect says.
+    """
+    if found is None or sent is None:
+        return found
+    if "/" in sent.complete or not sent.complete.isprintable() or not sent.recognised.isprintable():
+        raise ValueError(f"{sent.complete!r}: {sent.recognised[:80]!r}")
+    return _shared(replace(found, complete=sent.complete, recognised=sent.recognised))

@@ -47,6 +47,19 @@ SETS = [
     {"trainer": "a.b:C", "conda": "torch24"},
     {"trainer": "a.b:C", "strategy": {"kind": "ddp", "reproducible": True, "shards": 4}},
     {"replay": True, "model": "m", "steps": 5, "output": "%x.out"},
+    {"command": ["x"], "gpus": {"min": 3, "max": 9, "multiple_of": 4}, "restartable": True},
+    {"command": ["x"], "speaks": "transformers", "suspend_signal": "usr1", "checkpoints": "out/*"},
+    {"command": ["x"], "suspend_command": ["save"], "resume_command": ["load"], "suspend_signal": "none"},
+    {
+        "command": ["x"],
+        "checkpoints": ["a", "b"],
+        "resume_args": ["--from={checkpoint}", "{accumulation}"],
+        "accumulation": 8,
+        "saved_exit_codes": [85],
+        "progress_pattern": "step ([0-9]+)",
+    },
+    {"command": ["x"], "batch": "scales"},
+    {"command": ["x"], "speaks": "none"},
 ]
 
 
@@ -96,6 +109,8 @@ WRONG = {
     "background": True,
     "max_foreground_slowdown": 7.0,
     "environment": {"kind": "python", "name": "\0"},
+    "gpus_multiple": 0,
+    "restart": {"checkpoints": ["/etc/*"]},
 }
 
 
@@ -110,6 +125,13 @@ MORE = [
     ("nodes", -3),
     ("environment", {"kind": "venv", "name": " "}),
     ("gpus_max", 2**70),
+    ("gpus_multiple", 2**70),
+    ("gpus_multiple", 3),
+    ("restart", {"signal": "SIGKILL"}),
+    ("restart", {"complete": "../x"}),
+    ("restart", {"recognised": "a\nb"}),
+    ("restart", {"speaks": "cobol"}),
+    ("restart", {"accumulation": -1}),
     ("args", {"deep": reduce(lambda inner, _: [inner], range(40))}),
 ]
 

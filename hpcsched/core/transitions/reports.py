@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from signal import Signals
-
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.mechanisms.base import Handlers
-from hpcsched.core.model import JobState
+from hpcsched.core.model import SIGNALS, JobState
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.run import Run
@@ -266,5 +264,5 @@ def _saved_and_left(job: Job, code: int) -> bool:
     """Whether such an exit code of a job that saves by itself, and was asked to, means that it has."""
     restart = job.spec.restart
     assert restart is not None
-    by_signal = (128 + Signals[name] for name in (restart.signal, "SIGTERM"))
+    by_signal = {128 + SIGNALS[name] for name in (restart.signal or "SIGTERM", "SIGTERM")}
     return code in (0, SUSPENDED, *by_signal, *restart.saved_codes)

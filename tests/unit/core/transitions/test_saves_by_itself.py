@@ -1,4 +1,4 @@
-"""Programs that save by themselves: when they can be suspended, what it means that they left, what is lost."""
+"""Programs that save by themselves: when they are suspended, what it means that they left, what it costs."""
 
 from __future__ import annotations
 
