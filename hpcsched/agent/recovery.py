@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, HpcschedError, StoreError
+from hpcsched.launch.caught import catchers
 from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.store import journal
 from hpcsched.store.repair import next_copy
@@ -78,11 +80,19 @@ def _short(host: str) -> str:
 
 
 def end_orphans(
-    rundir: RunDir, machine: Machine, record: RunRecord | None, *, host: str, grace_s: float, hosts: int
+    rundir: RunDir,
+    machine: Machine,
+    record: RunRecord | None,
+    *,
+    host: str,
+    grace_s: float,
+    hosts: int,
+    saved: set[int] | None = None,
 ) -> int:
     """End the processes that an earlier agent left on this host, SIGTERM first; returns their number.
 
-    They are found by the journal and by the run's id (of run.json, else of the journal), else by the run's
+    The ids of jobs that save on SIGTERM by themselves, and have ended by it, are added to `saved`. They are
+    found by the journal and by the run's id (of run.json, else of the journal), else by the run's
     directory. Raises StoreError if some cannot be ended, or cannot be found on `hosts` hosts: their GPUs are
     not free then.
     """
@@ -104,11 +114,26 @@ def end_orphans(
         )
     else:
         orphans = living_processes(rundir, None, known)
-    left = end_processes(orphans, grace_s) if orphans else []
+    saving, killed = _saving_on_sigterm(machine, orphans), list[tuple[int, int]]()
+    left = end_processes(orphans, grace_s, killed=killed) if orphans else []
+    if saved is not None:
+        saved |= {job_id for job_id, theirs in saving.items() if not theirs & {*killed, *left}}
     if left:
         pids = ", ".join(str(pid) for pid, _ in left)
         raise StoreError(f"processes of the run's earlier agent cannot be ended: {pids}")
     return len(orphans)
+
+
+def _saving_on_sigterm(
+    machine: Machine, orphans: Sequence[tuple[int, int]]
+) -> dict[int, set[tuple[int, int]]]:
+    """The processes of each job that saves by itself and catches SIGTERM, by job id."""
+    found = {}
+    for job in machine.run.active.values():
+        theirs = set(job.processes) & set(orphans)
+        if job.saves_by_itself and theirs and (told := catchers(theirs, signal.SIGTERM)):
+            found[job.id] = theirs | set(told)
+    return found
 
 
 def put_unknown_jobs_aside(rundir: RunDir, machine: Machine, checkpoints: Callable[[int], Path]) -> list[str]:
