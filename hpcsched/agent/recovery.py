@@ -12,7 +12,6 @@ from typing import NamedTuple
 from hpcsched import mechanisms
 from hpcsched.agent.attempts import read_record
 from hpcsched.agent.job_folder import is_aside
-from hpcsched.agent.own_checkpoints import StepOf, step_by_name
 from hpcsched.agent.resuming import Search, own_checkpoints
 from hpcsched.contract import files, variables
 from hpcsched.core.jobs import Job
@@ -21,7 +20,7 @@ from hpcsched.core.model import JobState
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, HpcschedError, StoreError
 from hpcsched.launch.caught import catchers
-from hpcsched.launch.orphans import end_processes, find_orphans
+from hpcsched.launch.orphans import Process, end_processes, find_orphans
 from hpcsched.store import journal
 from hpcsched.store.repair import next_copy
 from hpcsched.store.replay import replay
@@ -114,7 +113,7 @@ def end_orphans(
         )
     else:
         orphans = living_processes(rundir, None, known)
-    saving, killed = _saving_on_sigterm(machine, orphans), list[tuple[int, int]]()
+    saving, killed = _saving_on_sigterm(machine, orphans), list[Process]()
     left = end_processes(orphans, grace_s, killed=killed) if orphans else []
     if saved is not None:
         saved |= {job_id for job_id, theirs in saving.items() if not theirs & {*killed, *left}}
@@ -124,9 +123,7 @@ def end_orphans(
     return len(orphans)
 
 
-def _saving_on_sigterm(
-    machine: Machine, orphans: Sequence[tuple[int, int]]
-) -> dict[int, set[tuple[int, int]]]:
+def _saving_on_sigterm(machine: Machine, orphans: Sequence[Process]) -> dict[int, set[Process]]:
     """The processes of each job that saves by itself and catches SIGTERM, by job id."""
     found = {}
     for job in machine.run.active.values():
@@ -157,9 +154,7 @@ def put_unknown_jobs_aside(rundir: RunDir, machine: Machine, checkpoints: Callab
     return said
 
 
-def saved_steps(
-    rundir: RunDir, machine: Machine, *, step_of: StepOf = step_by_name, by_itself: Collection[int] = ()
-) -> dict[int, int]:
+def saved_steps(rundir: RunDir, machine: Machine, *, by_itself: Collection[int] = ()) -> dict[int, int]:
     """The step of the newest checkpoint, by job id, of each job that had a lease when its agent ended.
 
     Suspended jobs whose state was only in that agent's memory are included: that state is lost. `by_itself`:
@@ -172,7 +167,7 @@ def saved_steps(
         if job.saves_by_itself:
             anew = job.traits.anew and not is_aside(rundir.job(job.id), job.attempt)
             if job.state.active and not anew:
-                found = _found_after_a_crash(job, rundir.job(job.id), step_of, by_itself=job.id in by_itself)
+                found = _found_after_a_crash(job, rundir.job(job.id), by_itself=job.id in by_itself)
                 steps |= {} if found is None else {job.id: found}
             continue
         try:
@@ -191,12 +186,12 @@ def saved_steps(
     return steps
 
 
-def _found_after_a_crash(job: Job, folder: Path, step_of: StepOf, *, by_itself: bool) -> int | None:
+def _found_after_a_crash(job: Job, folder: Path, *, by_itself: bool) -> int | None:
     """The step of the newest checkpoint of a job that saves by itself, as far as that is known, and its file
     system answers."""
     restart = job.spec.restart
     assert restart is not None
-    checkpoints = own_checkpoints(job, restart, folder, step_of)
+    checkpoints = own_checkpoints(job, restart, folder)
     search = Search(checkpoints, lambda: checkpoints.after_a_crash(by_itself=by_itself))
     return checkpoints.newest.step if search.wait() and checkpoints.newest else None
 
