@@ -144,6 +144,7 @@ class SelfSaving:
                 self._workers.signal(signal.SIGKILL)  # it must not go on beside what was saved of it
             else:
                 self._workers.signal(signal.SIGTERM)
+                self._workers.signal(signal.SIGCONT)  # such commands stop what they save
 
     # -- its end ---------------------------------------------------------------------------------------
 
@@ -165,14 +166,14 @@ class SelfSaving:
     def code(self, code: int, *, unasked: bool, done: bool) -> int:
         """Its exit code in the words of the contract: 75 if it has saved and left.
 
-        So it has if it was asked to, and a newer checkpoint is there, whatever its code. `unasked`: it had
+        So it has if it caught the order to, and a newer checkpoint is there, whatever its code. `unasked`: it had
         ended before it was asked. `done`: it has done all its steps.
         """
         if self._outside is not None:
             return SUSPENDED if self.outside else CANNOT_SAVE
         newest = self.seen.newest
         newer = newest is not None and newest != self._before_asked
-        saved = self.asked_at is not None and not unasked and newer and not (code == 0 and done)
+        saved = self._caught and not unasked and newer and not (code == 0 and done)
         return SUSPENDED if saved or code in self._restart.saved_codes else code
 
     def done(self, code: int) -> bool:
