@@ -5,6 +5,7 @@ command is a `core.model.Restart`. Nothing of a framework or of a user's program
 """
 
 from hpcsched.dialects.checkpoint import all_done, step_of
+from hpcsched.dialects.pattern import step_pattern
 from hpcsched.dialects.progress import Reader, matching, progress_of
 from hpcsched.dialects.table import NAMES, recognise, restart_of, why_not
 
@@ -17,5 +18,6 @@ __all__ = [
     "recognise",
     "restart_of",
     "step_of",
+    "step_pattern",
     "why_not",
 ]

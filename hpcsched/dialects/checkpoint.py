@@ -8,6 +8,7 @@ import re
 import struct
 from pathlib import Path
 
+from hpcsched.core.model import Restart
 from hpcsched.decoding import decode_file, opened
 from hpcsched.errors import BadInput
 
@@ -17,17 +18,24 @@ STATE = "trainer_state.json"
 _MOST_STATE = 16 * 2**20
 _HEAD = 4096
 _MOST_STEPS = 2**53
-_NAME = re.compile(r"(?:checkpoint-|step_|.*\bstep=)?([0-9]{1,15})(?:-v[0-9]+)?(?:-last)?(?:\.ckpt)?")
+_NAME = re.compile(r"(?:checkpoint-|step_)?([0-9]{1,15})|.*\bstep=([0-9]{1,15})(?:-last)?(?:-v[0-9]+)?\.ckpt")
+_NO_STEPS = ("nanogpt", "submitit", "torchrun-snapshot")
 
 
-def step_of(path: Path) -> int | None:
+def step_of(restart: Restart, path: Path) -> int | None:
     """The step that a checkpoint, a file or a folder, is of; None if it does not tell.
 
-    Knows `checkpoint-40` (Transformers), `step_40` (Accelerate), `40` (Orbax), `epoch=3-step=40.ckpt` and all
-    other files of Lightning. Never raises, and reads a few KiB.
+    By its name: `checkpoint-40` (Transformers), `step_40` (Accelerate), `40` (Orbax), `epoch=3-step=40.ckpt`;
+    other files of Lightning say it inside. Without a dialect it is the last number in the name. Never raises,
+    and reads a few KiB.
     """
+    if not restart.speaks:
+        numbers = re.findall(r"[0-9]+", path.name if path.suffix[1:].isdecimal() else path.stem)
+        return int(numbers[-1]) if numbers and len(numbers[-1]) <= 15 else None
+    if restart.speaks in _NO_STEPS:
+        return None
     if named := _NAME.fullmatch(path.name):
-        return int(named[1])
+        return int(named[1] or named[2])
     with contextlib.suppress(OSError, BadInput), opened(path) as (file, _):
         return _lightning(file.read(_HEAD))
     return None

@@ -7,12 +7,13 @@ import glob
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from hpcsched.core.model import Restart
 from hpcsched.decoding import opened
-from hpcsched.dialects.checkpoint import STATE, step_of
+from hpcsched.dialects.checkpoint import step_of
 from hpcsched.dialects.pattern import MOST_LINE, step_pattern
 from hpcsched.errors import BadInput
 
@@ -40,16 +41,18 @@ def progress_of(restart: Restart | None, workdir: Path, output: Path, *, since: 
     readers: list[Reader] = []
     if restart is not None and restart.progress_pattern:
         readers.append(Output(output, step_pattern(restart.progress_pattern).find))
-    elif restart is not None and restart.speaks == "transformers":
-        readers += [
-            Output(output, TrainingBar()),
-            Files(_states(restart.checkpoints), workdir, since, _state),
-        ]
-    elif restart is not None and restart.speaks == "lightning":
-        files = Files(_metrics(restart.checkpoints), workdir, since, _last_row)
-        readers += [files, Files(restart.checkpoints, workdir, since, _saved)]
     elif restart is not None:
-        readers.append(Files(restart.checkpoints, workdir, since, _saved))
+        saved = partial(step_of, restart)
+        if restart.speaks == "transformers":
+            readers.append(Output(output, TrainingBar()))
+        if restart.speaks == "lightning":
+            readers.append(Files(_metrics(restart.checkpoints), workdir, since, _last_row))
+        whole = tuple(f"{one}/{restart.complete}" for one in restart.checkpoints if restart.complete)
+        readers.append(
+            Files(whole, workdir, since, lambda path: saved(path.parent))
+            if whole
+            else Files(restart.checkpoints, workdir, since, saved)
+        )
     return Newest(readers)
 
 
@@ -157,18 +160,6 @@ def matching(patterns: Sequence[str], workdir: Path) -> list[Path]:
         except (OSError, ValueError, re.error):
             continue
     return found
-
-
-def _states(checkpoints: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{one}/{STATE}" for one in checkpoints)
-
-
-def _state(path: Path) -> int | None:
-    return step_of(path.parent)
-
-
-def _saved(path: Path) -> int | None:
-    return step_of(path)
 
 
 def _metrics(checkpoints: Sequence[str]) -> tuple[str, ...]:
