@@ -7,7 +7,6 @@ import glob
 import os
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -41,18 +40,16 @@ def progress_of(restart: Restart | None, workdir: Path, output: Path, *, since: 
     readers: list[Reader] = []
     if restart is not None and restart.progress_pattern:
         readers.append(Output(output, step_pattern(restart.progress_pattern).find))
-    elif restart is not None:
-        saved = partial(step_of, restart)
+    elif restart is not None and restart.speaks:
         if restart.speaks == "transformers":
             readers.append(Output(output, TrainingBar()))
         if restart.speaks == "lightning":
             readers.append(Files(_metrics(restart.checkpoints), workdir, since, _last_row))
-        whole = tuple(f"{one}/{restart.complete}" for one in restart.checkpoints if restart.complete)
-        readers.append(
-            Files(whole, workdir, since, lambda path: saved(path.parent))
-            if whole
-            else Files(restart.checkpoints, workdir, since, saved)
-        )
+        if restart.complete:
+            whole = tuple(f"{one}/{restart.complete}" for one in restart.checkpoints)
+            readers.append(Files(whole, workdir, since, lambda path: step_of(path.parent)))
+        else:
+            readers.append(Files(restart.checkpoints, workdir, since, step_of))
     return Newest(readers)
 
 

@@ -267,7 +267,7 @@ class ScalingTrial:
             return _Saved()
         path = newest[1]
         return _Saved(
-            step=step_of(restart, path),
+            step=step_of(path),
             mib=_size_mib(str(path), path.parent),
             args=_told(restart, path),
             unknown=f"nothing says of which step {path} is",

@@ -61,8 +61,8 @@ class _WithCommand(click.Command):
 @click.option(
     "--progress-pattern",
     metavar="PATTERN",
-    help="Find the steps of a command in what it prints, as in 'step (\\d+)'; default: as the job file says, or"
-    " as its framework is known to print them.",
+    help="Find the steps of a command in what it prints, as in 'step (\\d+)'; default: as the job file"
+    " says, or as its framework is known to print them.",
 )
 @click.option("--model", help="The profile's key; default: the job's model, or the program's name.")
 @click.option("--devices", metavar="SPEC", default="auto", envvar="HPCSCHED_DEVICES", show_default=True)
