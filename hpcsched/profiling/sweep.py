@@ -67,10 +67,13 @@ def counts_for(spec: JobSpec, devices: Devices, asked: Sequence[int] = ()) -> tu
     unknown = shape.because is Because.UNKNOWN
     usable = here if unknown else shape.most or here
     most = min(here, spec.gpus_max or here, usable)
-    counts = tuple(dict.fromkeys(asked)) or tuple(range(spec.gpus_min, most + 1))
+    counts = tuple(dict.fromkeys(asked)) or tuple(range(spec.gpus_min, most + 1, spec.gpus_multiple))
     for count in counts:
         if not 1 <= count <= here:
             raise ConfigError(where="--gpus", got=str(count), accepted=f"1 to {here}: so many are here")
+        if count % spec.gpus_multiple:
+            accepted = f"multiples of {spec.gpus_multiple}, as {spec.name} wants"
+            raise ConfigError(where="--gpus", got=str(count), accepted=accepted)
     if not counts:
         raise ConfigError(
             where=where,
