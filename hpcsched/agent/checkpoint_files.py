@@ -51,6 +51,7 @@ class Checkpoint:
     path: Path
     mark: Mark
     last: Last = Last.UNKNOWN
+    folder: bool = False
 
     @property
     def saved_at(self) -> float:
@@ -145,7 +146,7 @@ def _measured(path: Path, seen: os.stat_result, last: str, budget: _Budget) -> C
         how = Last.MISSING
     else:
         how = Last.NEWEST if last_ns >= newest_file else Last.OVERTAKEN
-    return Checkpoint(path, (newest, size, files), how)
+    return Checkpoint(path, (newest, size, files), how, folder=True)
 
 
 def _files(

@@ -20,7 +20,6 @@ from hpcsched.agent.gpu_faults import GpuFaults
 from hpcsched.agent.gpu_memory import GpuMemory, time_to_wait_s
 from hpcsched.agent.job_folder import gpus_named, mark_attempt, put_aside
 from hpcsched.agent.launch_plans import Site, joining_plan, launch_plan, pack_name, put_layers, seat_devices
-from hpcsched.agent.own_checkpoints import StepOf, step_by_name
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.rendezvous_check import NOT_MET_AFTER_S, RendezvousCheck
 from hpcsched.agent.resuming import Resuming
@@ -68,7 +67,6 @@ class Effects:
         clock: RunClock,
         selector: BaseSelector,
         memory: GpuMemory | None = None,
-        step_of: StepOf = step_by_name,
     ) -> None:
         self._machine, self._launcher, self._site = machine, launcher, site
         self._clock, self._selector, self._memory = clock, selector, memory
@@ -77,7 +75,7 @@ class Effects:
         self._attempts: dict[int, WatchedAttempt] = {}
         self._timers, self._records_due = Timers(), 0.0
         self._gpu_faults = GpuFaults()
-        self._resuming = Resuming(site, step_of)
+        self._resuming = Resuming(site)
         self._deferred = Deferred(self.perform)  # while it is being found out what their interpreters have
         self._launched: set[int] = set()
         """Ids of jobs that may have left something in memory."""

@@ -40,6 +40,7 @@ def exited(
     old = record is None or _outdated(record, attempt.attempt, known_step)
     saved, held = None if record is None or old else record.step, False
     if attempt.self_saving and not attempt.ready:
+        unasked = unasked or attempt.self_saving.done(code)
         done = steps is not None and last is not None and last.step >= steps
         code = attempt.self_saving.code(code, unasked=unasked, done=done)
         saved = attempt.self_saving.saved_step(last.step if last else known_step, record=saved)

@@ -1,19 +1,20 @@
 """The checkpoints that a job has saved by itself: which are its own, which are whole, which is the newest.
 
-Whole is one to which the file that is written last has been written, or that has not changed for a while, or
-whose program has ended by itself. One that was being written when the program was killed never counts. What
-is known outlives the agent in a file in the job's folder.
+Whole is one to which the file that is written last has been written; without such a file one that has not
+changed for a while, after which another was begun, or whose program has ended by itself. One that was being
+written when the program was killed never counts. What is known outlives the agent in a file in the job's
+folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from hpcsched import dialects
 from hpcsched.agent.checkpoint_files import Checkpoint, Last, Mark, find_checkpoints, step_in_name
 from hpcsched.core.model import Restart
 from hpcsched.decoding import decode_file
@@ -23,29 +24,24 @@ from hpcsched.store.files import write_atomically
 FILE = "checkpoints.json"
 """The name of the file in a job's folder."""
 
-SETTLED_S = 5.0
-"""Time without a change after which a checkpoint is taken for whole while its program runs (chosen)."""
+SETTLED_S, SETTLED_FILE_S = 5.0, 2.0
+"""Time without a change after which a checkpoint is taken for whole while its program runs (chosen): one that
+is a folder, whose files are written one after the other, and one that is a file."""
 
 MOST_DOUBTED = 64
 """Checkpoints that are remembered as not whole (chosen), the newest ones."""
 
-StepOf = Callable[[Restart, Path], int | None]
-"""Gives the step that a checkpoint holds; None: not known."""
-
-
-def step_by_name(restart: Restart, path: Path) -> int | None:
-    """The last number in the name of a checkpoint."""
-    return step_in_name(path)
-
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A whole checkpoint. `step` None: nothing says which. `saved_at`: Unix time."""
+    """A whole checkpoint. `step` None: nothing says which. `saved_at`: Unix time. `done`: it is of the last
+    step of its training."""
 
     path: Path
     step: int | None
     saved_at: float
     mark: Mark
+    done: bool = False
 
 
 class _Record(msgspec.Struct):
@@ -67,10 +63,8 @@ class OwnCheckpoints:
         workdir: where its program runs.
     """
 
-    def __init__(
-        self, restart: Restart, *, folder: Path, workdir: Path, step_of: StepOf = step_by_name
-    ) -> None:
-        self._restart, self._workdir, self._step_of = restart, workdir, step_of
+    def __init__(self, restart: Restart, *, folder: Path, workdir: Path) -> None:
+        self._restart, self._workdir = restart, workdir
         self._file = folder / FILE
         self._record = _Record()
         self._since: dict[Path, tuple[Mark, float]] = {}
@@ -108,18 +102,13 @@ class OwnCheckpoints:
     def after_a_crash(self, *, by_itself: bool) -> None:
         """Look what a program has left that ended while no agent looked.
 
-        What is newer than all that was known to be whole counts only if its last file says so, or the program
-        has ended `by_itself`.
+        The last counts only if it was known to be whole, its last file says so, or the program has ended
+        `by_itself`.
         """
         known = self._record.newest[1] if self._record.newest else (0, 0, 0)
-        doubted = [
-            one
-            for one in self._find()
-            if not (by_itself and one.last is not Last.MISSING)
-            and one.last is not Last.NEWEST
-            and one.mark > known
-        ]
-        self._doubt(doubted)
+        last = self._find()[-1:]
+        certain = by_itself or (last and (last[0].last is Last.NEWEST or last[0].mark <= known))
+        self._doubt([] if certain else last)
         self.look(0.0)
 
     def saved_outside(self) -> None:
@@ -132,6 +121,10 @@ class OwnCheckpoints:
         self._record.doubted = dict([*doubted.items()][-MOST_DOUBTED:])
         self._write()
 
+    @staticmethod
+    def _settled_s(one: Checkpoint) -> float:
+        return SETTLED_S if one.folder else SETTLED_FILE_S
+
     def _find(self) -> list[Checkpoint]:
         return [
             one
@@ -143,26 +136,35 @@ class OwnCheckpoints:
         """Look, and choose the newest whole one; returns those that are not whole, oldest first."""
         since, whole, doubted = self._since, list[Checkpoint](), list[Checkpoint]()
         self._since = {}
-        for one in self._find():
+        found = self._find()
+        for one in found:
             mark, unchanged = since.get(one.path, (None, now if self._looked else float("-inf")))
             if mark not in (None, one.mark):
                 unchanged = now
             if mark != one.mark and self._looked:
                 self.changed_at = now
             self._since[one.path] = one.mark, unchanged
-            settled = one.last is not Last.MISSING and (by_itself or now - unchanged >= SETTLED_S)
+            # A program writes one after the other: those before the last are done with.
+            settled = by_itself or one is not found[-1] or now - unchanged >= self._settled_s(one)
+            settled = settled and one.last is not Last.MISSING
             (whole if settled or one.last is Last.NEWEST else doubted).append(one)
         self._looked = True
         newest = max(whole, key=lambda one: one.mark, default=None)
         if newest is None:
             self.newest = None
         elif self.newest is None or (newest.path, newest.mark) != (self.newest.path, self.newest.mark):
-            step = self._step_of(self._restart, newest.path)
-            self.newest = Saved(newest.path, step, newest.saved_at, newest.mark)
+            self.newest = self._saved(newest)
             if self._record.newest != (str(newest.path), newest.mark):
                 self._record.newest = str(newest.path), newest.mark
                 self._write()
         return doubted
+
+    def _saved(self, one: Checkpoint) -> Saved:
+        """What it holds: by its name, or as the dialect of its program tells."""
+        spoken = bool(self._restart.speaks)
+        step = dialects.step_of(one.path) if spoken else step_in_name(one.path)
+        done = self._restart.speaks == "transformers" and dialects.all_done(one.path)
+        return Saved(one.path, step, one.saved_at, one.mark, done=done)
 
     def _write(self) -> None:
         with contextlib.suppress(StoreError):  # it counts only after a crash

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcsched.agent.launch_plans import Site
-from hpcsched.agent.own_checkpoints import OwnCheckpoints, StepOf
+from hpcsched.agent.own_checkpoints import OwnCheckpoints
 from hpcsched.agent.self_saving import SelfSaving
 from hpcsched.contract.environment import Environment
 from hpcsched.core.actions import Launch
@@ -109,8 +109,8 @@ def filled(words: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
 class Resuming:
     """Starts and watches the attempts of jobs that save by themselves."""
 
-    def __init__(self, site: Site, step_of: StepOf) -> None:
-        self._site, self._step_of = site, step_of
+    def __init__(self, site: Site) -> None:
+        self._site = site
         self._searches: dict[int, tuple[int, Search]] = {}
         """By job: the attempt that waits for its checkpoints, and the look for them."""
 
@@ -138,7 +138,7 @@ class Resuming:
 
     def _search(self, job: Job, restart: Restart, *, anew: bool) -> Search:
         folder = self._site.rundir.job(job.id)
-        checkpoints = own_checkpoints(job, restart, folder, self._step_of)
+        checkpoints = own_checkpoints(job, restart, folder)
 
         def look() -> None:
             checkpoints.begin(anew=anew or not folder.exists())
@@ -157,6 +157,6 @@ class Resuming:
         return SelfSaving(restart, search.checkpoints, workers, launcher=launcher)
 
 
-def own_checkpoints(job: Job, restart: Restart, folder: Path, step_of: StepOf) -> OwnCheckpoints:
+def own_checkpoints(job: Job, restart: Restart, folder: Path) -> OwnCheckpoints:
     """The checkpoints of a job whose folder in the run directory is `folder`."""
-    return OwnCheckpoints(restart, folder=folder, workdir=Path(job.spec.workdir), step_of=step_of)
+    return OwnCheckpoints(restart, folder=folder, workdir=Path(job.spec.workdir))

@@ -122,6 +122,8 @@ class SelfSaving:
         step = newest.step if newest else None
         # The run's clock and ours drift: the same time is told once.
         mark = (seen.handles, step, newest.saved_at if newest else None)
+        if newest is None and self._told is not None:  # the only one is being written over
+            mark = (seen.handles, *self._told[1:])
         if known and mark != self._told:
             self._told = mark
             yield ev.RestartSeen(
@@ -172,6 +174,10 @@ class SelfSaving:
         newer = newest is not None and newest != self._before_asked
         saved = self.asked_at is not None and not unasked and newer and not (code == 0 and done)
         return SUSPENDED if saved or code in self._restart.saved_codes else code
+
+    def done(self, code: int) -> bool:
+        """Whether it has ended because all was done, and not as it was asked to."""
+        return code == 0 and self.seen.newest is not None and self.seen.newest.done
 
     def saved_step(self, progress: int | None, *, record: int | None) -> int | None:
         """The step of what it has saved; None: nothing, or nothing says which.
