@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import glob
 import os
@@ -33,13 +34,13 @@ class Reader(Protocol):
 
 def progress_of(restart: Restart | None, workdir: Path, output: Path, *, since: float) -> Reader:
     """What tells the steps of a program that runs in `workdir` and prints to `output`: its pattern, else what
-    its dialect knows. What was there before `since` (seconds of the wall clock) is of an earlier one.
-
-    Raises BadInput for a pattern that is not accepted.
+    its dialect knows. What was there before `since` (seconds of the wall clock) is of an earlier one. A
+    pattern that is not accepted, which is said where it comes from, finds nothing.
     """
     readers: list[Reader] = []
     if restart is not None and restart.progress_pattern:
-        readers.append(Output(output, step_pattern(restart.progress_pattern).find))
+        with contextlib.suppress(BadInput):
+            readers.append(Output(output, step_pattern(restart.progress_pattern).find))
     elif restart is not None and restart.speaks:
         if restart.speaks == "transformers":
             readers.append(Output(output, TrainingBar()))
@@ -107,7 +108,8 @@ class Output:
 class TrainingBar:
     """Finds the step in the bar of a Trainer, ` 12%|#2   | 12/100 [00:01<00:09, 9.5it/s]`.
 
-    Bars of other things have a word before them, or another total: the first one is the training's.
+    Bars of other things have a word before them, or another total: the first one is the training's. One that
+    goes on is at 0 too until its first step is done.
     """
 
     _BAR = re.compile(r"\s{0,80}[0-9]{1,3}%\|[^|]{0,400}\| ([0-9]{1,15})/([0-9]{1,15}) \[")
@@ -120,7 +122,7 @@ class TrainingBar:
         if bar is None or (self._total or bar[2]) != bar[2]:
             return None
         self._total = bar[2]
-        return int(bar[1])
+        return int(bar[1]) or None
 
 
 class Files:
