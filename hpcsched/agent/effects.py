@@ -161,7 +161,7 @@ class Effects:
             output=plan.output,
             checkpoints=self._site.checkpoints_of(job.id),
             measured=job.spec.kind is not Kind.REPLAY and not self._site.stand_ins,
-            self_saving=self._resuming.watch(job, workers),
+            self_saving=self._resuming.watch(job, workers, plan.output),
         )
         self._watch(attempt, workers)
         here, _, port = workers.where.rpartition(":")
@@ -375,6 +375,8 @@ class Effects:
             if attempt.rendezvous and (met := attempt.rendezvous.news(ready=attempt.ready)) is not None:
                 ranks = attempt.rendezvous.ranks
                 yield ev.WorkersApart(at=now, **about, processes=ranks, seconds=NOT_MET_AFTER_S, met=met)
+            if attempt.meter and attempt.self_saving:
+                attempt.meter.seen(attempt.self_saving.report)
             yield from self._seen_of(attempt, now)
             if attempt.meter and (scaling := attempt.meter.new_scaling()):
                 yield ev.ScalingProposed(at=now, **about, rates=scaling.rates, batch=scaling.batch)

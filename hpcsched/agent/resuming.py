@@ -17,6 +17,7 @@ from hpcsched.core.actions import Launch
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Restart
 from hpcsched.core.processes import launcher_of
+from hpcsched.dialects import progress_of
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan, Workers
 
@@ -145,8 +146,9 @@ class Resuming:
 
         return Search(checkpoints, look)
 
-    def watch(self, job: Job, workers: Workers) -> SelfSaving | None:
-        """Watch an attempt that was launched; None for one that keeps to the contract alone."""
+    def watch(self, job: Job, workers: Workers, output: Path) -> SelfSaving | None:
+        """Watch an attempt that was launched, and prints to `output`; None for one that keeps to the contract
+        alone."""
         _, search = self._searches.pop(job.id, (0, None))
         restart = job.spec.restart
         if restart is None or search is None:
@@ -154,7 +156,8 @@ class Resuming:
         values = {"checkpoint_dir": str(self._site.checkpoints_of(job.id)), "job_id": str(job.id)}
         restart = replace(restart, suspend_command=filled(restart.suspend_command, values))
         launcher = launcher_of(job.spec.command) is not None
-        return SelfSaving(restart, search.checkpoints, workers, launcher=launcher)
+        progress = progress_of(restart, Path(job.spec.workdir), output, since=time.time())
+        return SelfSaving(restart, search.checkpoints, workers, progress, launcher=launcher)
 
 
 def own_checkpoints(job: Job, restart: Restart, folder: Path) -> OwnCheckpoints:

@@ -12,6 +12,7 @@ from hpcsched.agent.own_checkpoints import OwnCheckpoints, Saved
 from hpcsched.contract.exits import CANNOT_SAVE, SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.model import Restart
+from hpcsched.dialects import Reader, Report
 from hpcsched.launch.base import Workers
 
 LOOK_S, SELDOM_S = 1.0, 5.0
@@ -46,15 +47,24 @@ class SelfSaving:
     """One attempt of a job that saves by itself. A thread of its own looks; all else never waits.
 
     Args:
+        progress: what tells its steps.
         launcher: a launcher starts the program, whose exit code is then the launcher's.
     """
 
     def __init__(
-        self, restart: Restart, checkpoints: OwnCheckpoints, workers: Workers, *, launcher: bool = False
+        self,
+        restart: Restart,
+        checkpoints: OwnCheckpoints,
+        workers: Workers,
+        progress: Reader | None = None,
+        *,
+        launcher: bool = False,
     ) -> None:
         self._restart, self._checkpoints, self._workers = restart, checkpoints, workers
         self._signal = signal.Signals[restart.signal] if restart.signal else None
-        self._launcher = launcher
+        self._progress, self._launcher = progress, launcher
+        self.report: Report | None = None
+        """The newest step that was seen."""
         self._began, self._wake = time.monotonic(), threading.Event()
         self.seen = Seen(newest=checkpoints.newest)
         self.asked_at: float | None = None
@@ -81,6 +91,8 @@ class SelfSaving:
         while self._ended is None:
             began, before = time.monotonic(), self.seen
             self._checkpoints.look(began)
+            if self._progress is not None:
+                self.report = self._progress.read(time.time()) or self.report
             handles = bool(self._restart.suspend_command) or self._catches()
             self.seen = Seen(handles, self._checkpoints.newest, self._checkpoints.changed_at)
             starts = began < self._began + STARTS_WITHIN_S

@@ -47,7 +47,8 @@ class Saves:
     `handles`: the attempt catches the signal that asks it to save. `at` is when its newest checkpoint was
     written, in seconds of the run's clock (None: not known, or there is none). `width` is the number of GPUs
     on each host that it ran on when it first saved (0: it has not). `asked` is the step of its newest
-    checkpoint when the attempt was asked to save (-1: there was none).
+    checkpoint when the attempt was asked to save (-1: there was none). `in_vain`: it caught that signal the
+    last time, and saved nothing.
     """
 
     by_contract: bool = False
@@ -55,6 +56,7 @@ class Saves:
     at: float | None = None
     width: int = 0
     asked: int = -1
+    in_vain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

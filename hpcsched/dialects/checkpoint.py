@@ -17,19 +17,19 @@ STATE = "trainer_state.json"
 _MOST_STATE = 16 * 2**20
 _HEAD = 4096
 _MOST_STEPS = 2**53
-_NAME = re.compile(r"(?:checkpoint-|step_|.*\bstep=)?([0-9]{1,15})(?:-v[0-9]+)?(?:-last)?(?:\.ckpt)?")
+_NAME = re.compile(r"(?:checkpoint-|step_)?([0-9]{1,15})|.*\bstep=([0-9]{1,15})(?:-last)?(?:-v[0-9]+)?\.ckpt")
 
 
 def step_of(path: Path) -> int | None:
     """The step that a checkpoint, a file or a folder, is of; None if it does not tell.
 
-    Knows `checkpoint-40` (Transformers), `step_40` (Accelerate), `40` (Orbax), `epoch=3-step=40.ckpt` and all
-    other files of Lightning. Never raises, and reads a few KiB.
+    By its name: `checkpoint-40` (Transformers), `step_40` (Accelerate), `40` (Orbax), `epoch=3-step=40.ckpt`;
+    other files of Lightning say it inside. Never raises, and reads a few KiB.
     """
     if named := _NAME.fullmatch(path.name):
-        return int(named[1])
-    with contextlib.suppress(OSError, BadInput), opened(path) as (file, _):
-        return _lightning(file.read(_HEAD))
+        return int(named[1] or named[2])
+    with contextlib.suppress(OSError, ValueError, BadInput), opened(path) as (file, _):
+        return _global_step(file.read(_HEAD))
     return None
 
 
@@ -40,13 +40,13 @@ def all_done(path: Path) -> bool:
     """
     try:
         state = decode_file(path / STATE, dict, most_bytes=_MOST_STATE)
-    except (OSError, BadInput):
+    except (OSError, ValueError, BadInput):
         return False
     step, most = state.get("global_step"), state.get("max_steps")
     return isinstance(step, int) and isinstance(most, int) and 0 < most <= step
 
 
-def _lightning(head: bytes) -> int | None:
+def _global_step(head: bytes) -> int | None:
     """The `global_step` near the beginning of the pickle that `torch.save` puts first into its archive."""
     if head[:4] != b"PK\x03\x04" or len(head) < 30:
         return None

@@ -63,9 +63,9 @@ class StepPattern:
 
 @lru_cache(maxsize=256)
 def step_pattern(text: str) -> StepPattern:
-    """A pattern as it is written; raises BadInput, with what is accepted."""
+    """A pattern as it is written; raises BadInput, which says what is accepted."""
     if len(text) > _MOST_PATTERN:
-        raise BadInput(f"longer than {_MOST_PATTERN} characters")
+        raise BadInput(f"at most {_MOST_PATTERN} characters")
     if text.count(_GROUP) != 1:
         raise BadInput(r"one (\d+) where the number of the step stands, such as 'step (\d+)'")
     before, _, after = text.partition(_GROUP)
@@ -81,11 +81,11 @@ def _parts(text: str) -> tuple[_Part, ...]:
     while at < len(text):
         item = _ITEM.match(text, at)
         if item is None:
-            raise BadInput(f"{text[at : at + 10]!r} in it: {_KNOWN}")
+            raise BadInput(f"{_KNOWN}; not {text[at : at + 10]!r}")
         try:
             kind = re.compile(item[1], re.ASCII)
         except re.error as error:
-            raise BadInput(f"{item[1]!r} in it: {error.msg}") from error
+            raise BadInput(f"{_KNOWN}; not {item[1]!r}") from error
         if item[2] == "+":
             parts.append(_Part(kind, False, False))
         parts.append(_Part(kind, item[2] in ("?", "*", "+"), item[2] in ("*", "+")))

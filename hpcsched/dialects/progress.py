@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import glob
 import os
@@ -12,7 +13,7 @@ from typing import Protocol
 
 from hpcsched.core.model import Restart
 from hpcsched.decoding import opened
-from hpcsched.dialects.checkpoint import STATE, step_of
+from hpcsched.dialects.checkpoint import step_of
 from hpcsched.dialects.pattern import MOST_LINE, step_pattern
 from hpcsched.errors import BadInput
 
@@ -33,23 +34,23 @@ class Reader(Protocol):
 
 def progress_of(restart: Restart | None, workdir: Path, output: Path, *, since: float) -> Reader:
     """What tells the steps of a program that runs in `workdir` and prints to `output`: its pattern, else what
-    its dialect knows. What was there before `since` (seconds of the wall clock) is of an earlier one.
-
-    Raises BadInput for a pattern that is not accepted.
+    its dialect knows. What was there before `since` (seconds of the wall clock) is of an earlier one. A
+    pattern that is not accepted, which is said where it comes from, finds nothing.
     """
     readers: list[Reader] = []
     if restart is not None and restart.progress_pattern:
-        readers.append(Output(output, step_pattern(restart.progress_pattern).find))
-    elif restart is not None and restart.speaks == "transformers":
-        readers += [
-            Output(output, TrainingBar()),
-            Files(_states(restart.checkpoints), workdir, since, _state),
-        ]
-    elif restart is not None and restart.speaks == "lightning":
-        files = Files(_metrics(restart.checkpoints), workdir, since, _last_row)
-        readers += [files, Files(restart.checkpoints, workdir, since, _saved)]
-    elif restart is not None:
-        readers.append(Files(restart.checkpoints, workdir, since, _saved))
+        with contextlib.suppress(BadInput):
+            readers.append(Output(output, step_pattern(restart.progress_pattern).find))
+    elif restart is not None and restart.speaks:
+        if restart.speaks == "transformers":
+            readers.append(Output(output, TrainingBar()))
+        if restart.speaks == "lightning":
+            readers.append(Files(_metrics(restart.checkpoints), workdir, since, _last_row))
+        if restart.complete:
+            whole = tuple(f"{one}/{restart.complete}" for one in restart.checkpoints)
+            readers.append(Files(whole, workdir, since, lambda path: step_of(path.parent)))
+        else:
+            readers.append(Files(restart.checkpoints, workdir, since, step_of))
     return Newest(readers)
 
 
@@ -107,7 +108,8 @@ class Output:
 class TrainingBar:
     """Finds the step in the bar of a Trainer, ` 12%|#2   | 12/100 [00:01<00:09, 9.5it/s]`.
 
-    Bars of other things have a word before them, or another total: the first one is the training's.
+    Bars of other things have a word before them, or another total: the first one is the training's. One that
+    goes on is at 0 too until its first step is done.
     """
 
     _BAR = re.compile(r"\s{0,80}[0-9]{1,3}%\|[^|]{0,400}\| ([0-9]{1,15})/([0-9]{1,15}) \[")
@@ -120,7 +122,7 @@ class TrainingBar:
         if bar is None or (self._total or bar[2]) != bar[2]:
             return None
         self._total = bar[2]
-        return int(bar[1])
+        return int(bar[1]) or None
 
 
 class Files:
@@ -157,18 +159,6 @@ def matching(patterns: Sequence[str], workdir: Path) -> list[Path]:
         except (OSError, ValueError, re.error):
             continue
     return found
-
-
-def _states(checkpoints: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{one}/{STATE}" for one in checkpoints)
-
-
-def _state(path: Path) -> int | None:
-    return step_of(path.parent)
-
-
-def _saved(path: Path) -> int | None:
-    return step_of(path)
 
 
 def _metrics(checkpoints: Sequence[str]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from hpcsched.core.model import Restart
 from hpcsched.dialects import lightning, others, script, transformers
@@ -34,21 +34,42 @@ def restart_of(speaks: str, command: Sequence[str], workdir: Path, env: Mapping[
 def recognise(command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> Restart | None:
     """What a command speaks where that is sure, with the reason in `recognised`; None where it is not.
 
-    Never raises: what cannot be read or understood is not recognised.
+    Its `checkpoints` are in `workdir`, and relative to it. Never raises: what cannot be read or understood is
+    not recognised.
     """
     try:
-        found = _spoken(command, workdir, env)
+        return _recognised(command, workdir, env)
     except NotSure:
         return None
-    return replace(found[0], recognised=found[1]) if found else None
 
 
 def why_not(command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> str:
-    """Why nothing is recognised, in a few words for people."""
+    """Why nothing is recognised, in a few words for people; "" if something is."""
     try:
-        return "" if _spoken(command, workdir, env) else "no framework that is known is seen in it"
+        found = _recognised(command, workdir, env)
     except NotSure as why:
         return str(why)
+    return "" if found else "no framework that is known is seen in it"
+
+
+def _recognised(command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> Restart | None:
+    found = _spoken(command, workdir, env)
+    if found is None:
+        return None
+    restart, why = found
+    if not all(word.isprintable() for word in (why, *restart.checkpoints)):
+        raise NotSure("its names are not printable")
+    return replace(restart, recognised=why, checkpoints=tuple(_within(workdir, restart.checkpoints)))
+
+
+def _within(workdir: Path, patterns: Sequence[str]) -> Iterator[str]:
+    for pattern in patterns:
+        path = PurePosixPath(pattern)
+        if path.is_absolute() and path.is_relative_to(workdir):
+            path = path.relative_to(workdir)
+        if path.is_absolute() or ".." in path.parts:
+            raise NotSure("its checkpoints are not in the folder where it runs")
+        yield str(path)
 
 
 def _spoken(command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> tuple[Restart, str] | None:

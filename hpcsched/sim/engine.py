@@ -171,7 +171,7 @@ class Simulation:
                 continue
             elif isinstance(event, ev.RestartSeen):
                 self._observe(at)
-                event = self._saves(event)
+                event = self._seen_saving(event)
             elif isinstance(event, ev.UsageMeasured):
                 self._observe(at)
                 job = self.machine.run.jobs[event.job_id]
@@ -364,7 +364,7 @@ class Simulation:
         if job.spec.cpus is not None:
             self._measure(job, run, job.current.seats)
 
-    def _saves(self, event: ev.RestartSeen) -> ev.RestartSeen:
+    def _seen_saving(self, event: ev.RestartSeen) -> ev.RestartSeen:
         """What is seen of a program that saves by itself each time that `checkpoint_every` is over."""
         job, run = self.machine.run.jobs[event.job_id], self._runs[event.job_id]
         begins, step = run.launched + run.course.start_s, run.course.step_at(event.at - run.launched)

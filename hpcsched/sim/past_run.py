@@ -157,7 +157,9 @@ def _as_it_went(machine: Machine, job: Job) -> tuple[JobSpec, Profile] | None:
         source="fitted",
     )
     steps = max(1, round(held_s * _RATE))
-    return replace(job.spec, model=model, steps=steps, gpus_min=width, gpus_max=width), profile
+    # What it lost of its own work is in those times.
+    spec = replace(job.spec, model=model, steps=steps, gpus_min=width, gpus_max=width, restart=None)
+    return spec, profile
 
 
 def _leave_out_dependents(machine: Machine, left_out: dict[int, str]) -> None:

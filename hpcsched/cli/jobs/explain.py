@@ -15,6 +15,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.plan import Plan
+from hpcsched.core.saving import how_suspended
 from hpcsched.errors import NoSuchRun, UnknownJob
 
 
@@ -46,6 +47,7 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
         reason = found.current.why
     on_cores = cores_status(found)
     following = what_is_next(machine, found)
+    saves = how_suspended(found, machine.run.now, machine.estimates.unsaved_s(found))
     processes = machine.estimates.shape(found) if found.spec.kind is Kind.COMMAND and not on_cores else None
     if as_json:
         story = [
@@ -66,6 +68,7 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
             "role": found.role,
             "gpus": list(found.current.gpus) if found.state.active else [],
             "processes": str(processes) if processes else None,
+            "saves": saves or None,
             "next": following,
             "story": story,
             **({"cores": on_cores} if on_cores else {}),
@@ -77,6 +80,8 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
         say(f"  because: {reason}")
     for line in [*about_batches.as_it_is(rundir, found.id), *about_cpu.as_it_is(on_cores)]:
         say(f"  now: {line}")
+    if saves:
+        say(f"  saving: {saves}")
     if processes:
         say(f"  processes: {processes}")
     for line in following:
@@ -146,9 +151,23 @@ def _changes(machine: Machine, job: Job) -> list[str]:
         at, gpus = change
         what = f"go to {_count(job, gpus)}" if gpus else "save and wait"
         lines.append(f"planned to {what} at {clock(at)} into the run")
-    if not job.ready:
+    if not job.ready and job.saves_by_itself:
+        lines.append("it has not been seen yet to save by itself: until then it keeps what it has")
+    elif not job.ready:
         lines.append("it has not said yet that it can be suspended: until it does it keeps what it has")
-    return lines
+    return [*lines, *_same_batch(machine, job)]
+
+
+def _same_batch(machine: Machine, job: Job) -> list[str]:
+    """The counts to which its global batch binds a running job."""
+    if not job.keeps_batch:
+        return []
+    counts = [gpus for gpus in range(1, machine.ledger.most_for(job) + 1) if job.allows(gpus)]
+    what = f"is neither promoted nor shrunk: it began on {_count(job, job.width)}"
+    if counts != [job.width]:
+        what = f"may have {', '.join(map(str, counts))} GPUs"
+    allow = 'batch = "scales" in its job file lets it change'
+    return [f"{what}, on others its global batch would be another one ({allow})"]
 
 
 def _no_better(machine: Machine) -> list[str]:
@@ -236,7 +255,7 @@ def _promotes(machine: Machine) -> str:
 def _fastest(machine: Machine, job: Job) -> int | None:
     """The job's fastest count on each of its hosts, by what MARBLE goes by; None if it is not known."""
     profile, (least, most) = machine.estimates.profile(job), job.limits(machine.ledger.most_for(job))
-    return profile.optimal(most, least) if profile and least <= most else None
+    return job.fastest(profile, most, least) if profile and least <= most else None
 
 
 def _count(job: Job, gpus: int) -> str:

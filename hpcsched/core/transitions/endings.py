@@ -86,11 +86,14 @@ class Endings:
         saves, step = job.traits.saves, job.saved_step
         newer = step is not None and step > saves.asked
         if newer or (saves.at is not None and saves.at >= (job.current.signalled_s or 0.0)):
+            job.has_saved(in_vain=False)
             self.suspended(job, took_s, held=False)
             return
         facts: dict[str, Any] = {"code": code, "seconds": self._estimates.unsaved_s(job, handles=False)}
         if (again := job.step - (step or 0)) > 0:
             facts["again"] = f"{again} step{'s' * (again != 1)} done again, "
+        if again > 0 or not job.reports:
+            job.has_saved(in_vain=saves.handles)
         if step is None:
             lost = Reason(Why.NEVER_SAVED, facts)
         else:

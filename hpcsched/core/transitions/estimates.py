@@ -103,7 +103,8 @@ class Estimates:
         restart, saves = job.spec.restart, job.traits.saves
         if restart is None or not job.saves_by_itself or not job.attempts or not job.state.active:
             return 0.0
-        if restart.suspend_command or (saves.handles if handles is None else handles):
+        seen = bool(restart.suspend_command) or (saves.handles and not saves.in_vain)
+        if seen if handles is None else handles:
             return 0.0
         attempt = job.current
         began = attempt.start_s if attempt.ready_s is None else attempt.ready_s

@@ -8,6 +8,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Suspend, Terminate
 from hpcsched.core.model import Kind, Restart
 from hpcsched.core.reasons import Why
+from hpcsched.core.saving import how_suspended
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 HANDLES = Restart(signal="SIGUSR1", saved_codes=(85,))
@@ -24,6 +25,11 @@ def begun(*specs, **rest):
         run.tell(ev.WorkersSpawned, spec.name, processes=((100, 1),))
         run.tell(ev.RestartSeen, spec.name, handles=True)
     return run
+
+
+def passes(run, seconds):
+    run.now += seconds
+    run.tell(ev.ProgressObserved, progress=())
 
 
 def test_it_can_be_suspended_once_it_is_seen_to_save_by_itself():
@@ -166,3 +172,43 @@ def test_a_count_that_the_job_file_now_asks_for_is_taken_and_told():
     run.resume("a")
     assert run.job("a").width == 4
     assert Why.OTHER_COUNT in [note.reason.why for note in run.job("a").story]
+
+
+def test_a_handler_that_saved_nothing_is_not_relied_on_the_next_time():
+    run = begun(a_saver(gpus=1))
+    run.now = 60.0
+    run.reports("a", 30)
+    run.suspend("a")
+    run.exits("a", 143, step=30)
+    run.resume("a")
+    run.tell(ev.RestartSeen, "a", handles=True)
+    passes(run, 40.0)
+    job, unsaved_s = run.job("a"), run.machine.estimates.unsaved_s
+    assert unsaved_s(job) == 40.0
+    run.suspend("a")
+    run.exits("a", 143, step=20, saved=20)
+    run.resume("a")
+    run.tell(ev.RestartSeen, "a", handles=True)
+    passes(run, 40.0)
+    assert unsaved_s(job) == 0.0
+
+
+def test_how_it_is_suspended_is_said_in_one_line():
+    run = Driver(a_saver(gpus=1, restart=Restart(speaks="transformers", recognised="it makes a Trainer")))
+    job = run.job("a")
+
+    def said():
+        return how_suspended(job, run.now, run.machine.estimates.unsaved_s(job))
+
+    assert said() == (
+        "saves by itself (transformers: it makes a Trainer), SIGTERM, once it is seen to run; "
+        "no checkpoint yet; a suspend now loses nothing"
+    )
+    run.tell(ev.RestartSeen, "a", handles=False, step=500, saved_at=0.0)
+    passes(run, 200.0)
+    assert said() == (
+        "saves by itself (transformers: it makes a Trainer), only as it goes: it does not catch SIGTERM; "
+        "newest checkpoint of step 500, 3 min ago; a suspend now loses 3 min of work"
+    )
+    run.tell(ev.RestartSeen, "a", handles=True, step=500, saved_at=0.0)
+    assert said().endswith(", SIGTERM; newest checkpoint of step 500, 3 min ago; a suspend now loses nothing")
