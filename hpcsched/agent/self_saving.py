@@ -91,8 +91,7 @@ class SelfSaving:
         while self._ended is None:
             began, before = time.monotonic(), self.seen
             self._checkpoints.look(began)
-            if self._progress is not None:
-                self.report = self._progress.read(time.time()) or self.report
+            self._read_progress()
             handles = bool(self._restart.suspend_command) or self._catches()
             self.seen = Seen(handles, self._checkpoints.newest, self._checkpoints.changed_at)
             starts = began < self._began + STARTS_WITHIN_S
@@ -100,9 +99,14 @@ class SelfSaving:
             wait_s = period_s if self.asked_at is None else ASKED_LOOK_S
             self._wake.wait(max(wait_s, (time.monotonic() - began) / MOST_SHARE))
             self._wake.clear()
+        self._read_progress()
         self._checkpoints.over(time.monotonic(), by_itself=self._ended)
         self.seen = Seen(self.seen.handles, self._checkpoints.newest, self._checkpoints.changed_at)
         self._done.set()
+
+    def _read_progress(self) -> None:
+        if self._progress is not None:
+            self.report = self._progress.read(time.time()) or self.report
 
     # -- on the agent's --------------------------------------------------------------------------------
 

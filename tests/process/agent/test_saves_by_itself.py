@@ -134,9 +134,7 @@ def test_what_was_there_before_the_job_began_is_not_its_own(bench: Bench) -> Non
 def test_an_agent_that_is_killed_finds_the_newest_checkpoint_again(bench: Bench, how: str) -> None:
     """With a handler its orphan saves once more; without one it goes on from what it had."""
     options = ["--stop-by", "SIGTERM"] if how == "handler" else ["--every", 10]
-    agent = bench.start(
-        bench.set_of(trains(bench, "a", "--steps", LONG, *options)), "--devices", "cpu:1"
-    )
+    agent = bench.start(bench.set_of(trains(bench, "a", "--steps", LONG, *options)), "--devices", "cpu:1")
     bench.ready("a")
     agent.kill(signal.SIGKILL)
     agent.wait()
