@@ -161,7 +161,7 @@ class Effects:
             output=plan.output,
             checkpoints=self._site.checkpoints_of(job.id),
             measured=job.spec.kind is not Kind.REPLAY and not self._site.stand_ins,
-            self_saving=self._resuming.watch(job, workers, plan.output),
+            self_saving=self._resuming.watch(job, workers),
         )
         self._watch(attempt, workers)
         here, _, port = workers.where.rpartition(":")
@@ -303,14 +303,17 @@ class Effects:
         unusable = self._gpu_faults.judge(attempt, attempt.over, job.spec, self._attempts.values())
         if unusable and unusable.lost is not None:  # before the end, which is no failure of the job then
             news.append(ev.DeviceLost(at=at, gpu=unusable.lost, why=unusable.why))
+        news += self._seen_of(attempt, at)
         known, blamed = job.saved_step or 0, unusable.why if unusable else ""
-        end = exited(attempt, attempt.over, at=at, known_step=known, blamed=blamed, steps=job.spec.steps)
-        return [*news, *self._seen_of(attempt, at), end]
+        steps = job.spec.steps
+        return [*news, exited(attempt, attempt.over, at=at, known_step=known, blamed=blamed, steps=steps)]
 
     def _seen_of(self, attempt: WatchedAttempt, now: float) -> Iterator[ev.Event]:
         """What is new of an attempt that saves by itself."""
         if attempt.self_saving:
             about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
+            if attempt.meter:
+                attempt.meter.seen(attempt.self_saving.report)
             yield from attempt.self_saving.news(now, time.time(), speed=self._clock.speed, **about)
 
     def _can_give_on(self, attempt: WatchedAttempt, gpus: set[int], what: str) -> bool:
@@ -375,8 +378,6 @@ class Effects:
             if attempt.rendezvous and (met := attempt.rendezvous.news(ready=attempt.ready)) is not None:
                 ranks = attempt.rendezvous.ranks
                 yield ev.WorkersApart(at=now, **about, processes=ranks, seconds=NOT_MET_AFTER_S, met=met)
-            if attempt.meter and attempt.self_saving:
-                attempt.meter.seen(attempt.self_saving.report)
             yield from self._seen_of(attempt, now)
             if attempt.meter and (scaling := attempt.meter.new_scaling()):
                 yield ev.ScalingProposed(at=now, **about, rates=scaling.rates, batch=scaling.batch)

@@ -17,7 +17,7 @@ from hpcsched.core.actions import Launch
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Restart
 from hpcsched.core.processes import launcher_of
-from hpcsched.dialects import progress_of
+from hpcsched.dialects import Reader, progress_of
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan, Workers
 
@@ -114,11 +114,14 @@ class Resuming:
         self._site = site
         self._searches: dict[int, tuple[int, Search]] = {}
         """By job: the attempt that waits for its checkpoints, and the look for them."""
+        self._progress: dict[int, Reader] = {}
+        """By job: what tells the steps of the attempt that is about to start."""
 
     def planned(self, job: Job, action: Launch, plan: LaunchPlan) -> LaunchPlan | None:
         """The plan, told of the newest checkpoint if there is one; None while that is being looked for.
 
-        Raises LaunchError if it cannot be found, ValueError if the command cannot be told.
+        Raises LaunchError if it cannot be found, ValueError if the command cannot be told, BadInput if its
+        steps cannot be found.
         """
         restart = job.spec.restart
         if restart is None or self._site.stand_ins:
@@ -129,6 +132,7 @@ class Resuming:
             self._searches[job.id] = action.attempt, search
         if not search.done(plan.cwd):
             return None
+        self._progress[job.id] = progress_of(restart, plan.cwd, plan.output, since=time.time())
         checkpoints, folder = search.checkpoints, self._site.checkpoints_of(job.id)
         found = checkpoints.newest.path if checkpoints.newest else None
         if found is None and not checkpoints.outside:
@@ -146,9 +150,8 @@ class Resuming:
 
         return Search(checkpoints, look)
 
-    def watch(self, job: Job, workers: Workers, output: Path) -> SelfSaving | None:
-        """Watch an attempt that was launched, and prints to `output`; None for one that keeps to the contract
-        alone."""
+    def watch(self, job: Job, workers: Workers) -> SelfSaving | None:
+        """Watch an attempt that was launched; None for one that keeps to the contract alone."""
         _, search = self._searches.pop(job.id, (0, None))
         restart = job.spec.restart
         if restart is None or search is None:
@@ -156,8 +159,7 @@ class Resuming:
         values = {"checkpoint_dir": str(self._site.checkpoints_of(job.id)), "job_id": str(job.id)}
         restart = replace(restart, suspend_command=filled(restart.suspend_command, values))
         launcher = launcher_of(job.spec.command) is not None
-        progress = progress_of(restart, Path(job.spec.workdir), output, since=time.time())
-        return SelfSaving(restart, search.checkpoints, workers, progress, launcher=launcher)
+        return SelfSaving(restart, search.checkpoints, workers, self._progress.pop(job.id), launcher=launcher)
 
 
 def own_checkpoints(job: Job, restart: Restart, folder: Path) -> OwnCheckpoints:

@@ -91,8 +91,7 @@ class SelfSaving:
         while self._ended is None:
             began, before = time.monotonic(), self.seen
             self._checkpoints.look(began)
-            if self._progress is not None:
-                self.report = self._progress.read(time.time()) or self.report
+            self._read_progress()
             handles = bool(self._restart.suspend_command) or self._catches()
             self.seen = Seen(handles, self._checkpoints.newest, self._checkpoints.changed_at)
             starts = began < self._began + STARTS_WITHIN_S
@@ -100,9 +99,14 @@ class SelfSaving:
             wait_s = period_s if self.asked_at is None else ASKED_LOOK_S
             self._wake.wait(max(wait_s, (time.monotonic() - began) / MOST_SHARE))
             self._wake.clear()
+        self._read_progress()
         self._checkpoints.over(time.monotonic(), by_itself=self._ended)
         self.seen = Seen(self.seen.handles, self._checkpoints.newest, self._checkpoints.changed_at)
         self._done.set()
+
+    def _read_progress(self) -> None:
+        if self._progress is not None:
+            self.report = self._progress.read(time.time()) or self.report
 
     # -- on the agent's --------------------------------------------------------------------------------
 
@@ -156,6 +160,7 @@ class SelfSaving:
                 self._workers.signal(signal.SIGKILL)  # it must not go on beside what was saved of it
             else:
                 self._workers.signal(signal.SIGTERM)
+                self._workers.signal(signal.SIGCONT)  # such commands stop what they save
 
     # -- its end ---------------------------------------------------------------------------------------
 
@@ -177,14 +182,14 @@ class SelfSaving:
     def code(self, code: int, *, unasked: bool, done: bool) -> int:
         """Its exit code in the words of the contract: 75 if it has saved and left.
 
-        So it has if it was asked to, and a newer checkpoint is there, whatever its code. `unasked`: it had
+        So it has if it caught the order to, and a newer checkpoint is there, whatever its code. `unasked`: it had
         ended before it was asked. `done`: it has done all its steps.
         """
         if self._outside is not None:
             return SUSPENDED if self.outside else CANNOT_SAVE
         newest = self.seen.newest
         newer = newest is not None and newest != self._before_asked
-        saved = self.asked_at is not None and not unasked and newer and not (code == 0 and done)
+        saved = self._caught and not unasked and newer and not (code == 0 and done)
         return SUSPENDED if saved or code in self._restart.saved_codes else code
 
     def done(self, code: int) -> bool:
