@@ -212,7 +212,8 @@ def seen(folder: Path, line: str, **env: str) -> Restart | None:
             "accelerate launch --num_processes=2 acc.py --output_dir o --checkpointing_steps 50",
             Restart(
                 speaks="accelerate",
-                recognised="acc.py reads --resume_from_checkpoint and calls load_state",
+                recognised="acc.py reads --resume_from_checkpoint and calls load_state,"
+                " and saves only as it goes",
                 signal="",
                 checkpoints=("o/step_*", "o/epoch_*"),
                 complete="random_states_0.pkl",
@@ -223,6 +224,34 @@ def seen(folder: Path, line: str, **env: str) -> Restart | None:
 )  # fmt: skip
 def test_what_is_sure_is_recognised(folder: Path, line: str, restart: Restart) -> None:
     assert seen(folder, line) == restart
+
+
+def test_the_folders_of_an_accelerate_loop(folder: Path) -> None:
+    text = ACCELERATE.replace('f"step_{1}"', 'str(args.output_dir / f"step_{n}")').replace(
+        "type=str", "type=Path"
+    )
+    text = (
+        text.replace('default="."', 'default=Path("runs/a")')
+        + "accelerator.register_for_checkpointing(a, b)\n"
+    )
+    (folder / "acc.py").write_text(text)
+    found = seen(folder, "python acc.py")
+    assert found and found.checkpoints == ("runs/a/step_*",)
+    assert found.complete == "custom_checkpoint_1.pkl"
+    (folder / "acc.py").write_text(text.replace("step_{n}", "{n}"))
+    assert seen(folder, "python acc.py") is None
+
+
+def test_a_setting_may_hang_on_a_condition(folder: Path) -> None:
+    table = '**({"enable_jit_checkpoint": True} if new else {})'
+    for old, new, good in (
+        ("enable_jit_checkpoint=True", table, True),
+        ("enable_jit_checkpoint=True", '**({"save_strategy": "no"} if new else {})', False),
+        ("enable_jit_checkpoint=True", "**({**more} if new else {})", False),
+    ):
+        (folder / "t.py").write_text(PLAIN_TRAINER.replace(old, new))
+        found = seen(folder, "python t.py")
+        assert (found is not None and found.signal == "SIGTERM") == good
 
 
 def test_what_is_built_on_a_trainer_is_one(folder: Path) -> None:
@@ -308,6 +337,7 @@ def test_what_is_not_sure_is_not(folder: Path, line: str) -> None:
         (ACCELERATE, "load_state", "load"),
         (ACCELERATE, "Accelerator()", "Accelerator(project_dir='x')"),
         (LIT + PLAIN_TRAINER, "", ""),
+        (PLAIN_TRAINER, "import argparse", "import argparse, hpcsched.integrations.transformers as h"),
     ],
 )  # fmt: skip
 def test_another_line_makes_it_unsure(tmp_path: Path, base: str, old: str, new: str) -> None:
