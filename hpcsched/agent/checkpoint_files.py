@@ -31,11 +31,15 @@ _UNFINISHED = re.compile(r"(^|[._-])(tmp|temp|temporary|part|partial|incomplete)
 """In the names under which programs write what they rename when it is whole."""
 
 
+_TRUSTED = frozenset({os.getuid(), 0})
+"""Users whose symbolic links are followed."""
+
+
 class Last(Enum):
     """What is known of the file that a program writes last into a checkpoint."""
 
     UNKNOWN = "nobody knows which it is"
-    MISSING = "it is not there"
+    MISSING = "it is not there, or all has a name that says so"
     OVERTAKEN = "others are newer"
     NEWEST = "nothing is newer"
 
@@ -62,6 +66,7 @@ class Checkpoint:
 def find_checkpoints(workdir: Path, patterns: Sequence[str], last: str = "") -> list[Checkpoint]:
     """The newest checkpoints that the patterns name, relative to `workdir`, oldest first.
 
+    What has the name of something unfinished beside them is one of them, of which the last file is missing.
     `last`: the file that is written last into one that is a folder. A symbolic link is followed only if it is
     ours or the system's, and none within a checkpoint. Never raises.
     """
@@ -69,11 +74,10 @@ def find_checkpoints(workdir: Path, patterns: Sequence[str], last: str = "") -> 
     matches = dict.fromkeys(path for pattern in patterns for path in _matches(workdir, pattern, budget))
     found = list[tuple[int, Path, os.stat_result]]()
     for path in [*matches][:MOST_MATCHES]:
-        if not _UNFINISHED.search(path.name):
-            with contextlib.suppress(OSError):
-                seen = path.stat()
-                if stat.S_ISDIR(seen.st_mode) or stat.S_ISREG(seen.st_mode):
-                    found.append((seen.st_mtime_ns, path, seen))
+        with contextlib.suppress(OSError):
+            seen = path.stat()
+            if stat.S_ISDIR(seen.st_mode) or stat.S_ISREG(seen.st_mode):
+                found.append((seen.st_mtime_ns, path, seen))
     newest = sorted(found, key=lambda one: one[:2])[-NEWEST:]
     return sorted((_measured(path, seen, last, budget) for _, path, seen in newest), key=lambda one: one.mark)
 
@@ -103,16 +107,16 @@ class _Budget:
 def _matches(workdir: Path, pattern: str, budget: _Budget) -> Iterator[Path]:
     parts = PurePosixPath(pattern).parts
     bases = [workdir]
-    for part in parts:
-        wild = any(sign in part for sign in "*?[")
+    for number, part in enumerate(parts, 1):
+        wild, last = any(sign in part for sign in "*?["), number == len(parts)
         found = list[Path]()
         for base in bases:
-            if not wild:
-                names = [part]
-            else:
-                dots = part.startswith(".")
-                names = [e.name for e in budget.entries(base) if dots or not e.name.startswith(".")]
-                names = [name for name in names if fnmatchcase(name, part)]
+            names = [] if wild else [part]
+            for entry in budget.entries(base) if wild or last else ():
+                matches = wild and fnmatchcase(entry.name, part)
+                matches = matches and (part[0] == "." or entry.name[0] != ".")
+                if matches or (last and entry.name != part and _UNFINISHED.search(entry.name)):
+                    names.append(entry.name)
             found += [base / name for name in names if _ours(base / name)]
         bases = found[: 10 * MOST_MATCHES]
     if parts:
@@ -123,14 +127,16 @@ def _ours(path: Path) -> bool:
     """Whether there is something, and no link of another user's that may lead anywhere."""
     try:
         seen = path.lstat()
-    except OSError:
+    except (OSError, ValueError):
         return False
-    return not stat.S_ISLNK(seen.st_mode) or seen.st_uid in (os.getuid(), 0)
+    return not stat.S_ISLNK(seen.st_mode) or seen.st_uid in _TRUSTED
 
 
 def _measured(path: Path, seen: os.stat_result, last: str, budget: _Budget) -> Checkpoint:
+    unfinished = _UNFINISHED.search(path.name) is not None
     if not stat.S_ISDIR(seen.st_mode):
-        return Checkpoint(path, (seen.st_mtime_ns, seen.st_size, 1))
+        how = Last.MISSING if unfinished else Last.UNKNOWN
+        return Checkpoint(path, (seen.st_mtime_ns, seen.st_size, 1), how)
     newest, size, files, last_ns = seen.st_mtime_ns, 0, 0, None
     newest_file = 0
     for entry, status in _files(path, budget, DEPTH):
@@ -140,9 +146,9 @@ def _measured(path: Path, seen: os.stat_result, last: str, budget: _Budget) -> C
             last_ns = status.st_mtime_ns
         else:
             newest_file = max(newest_file, status.st_mtime_ns)
-    if not last:
+    if not last and not unfinished:
         how = Last.UNKNOWN
-    elif last_ns is None:
+    elif last_ns is None or unfinished:
         how = Last.MISSING
     else:
         how = Last.NEWEST if last_ns >= newest_file else Last.OVERTAKEN

@@ -34,6 +34,10 @@ LAST_LOOK_S = 10.0
 """Time that the look after its end may take (chosen); a file system that hangs holds nothing up longer."""
 
 
+COMMAND_ENDS_WITHIN_S = 10.0
+"""Time that a suspend command has to end when its time is over (chosen)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What was seen of it at the last look; `changed_at` is monotonic time."""
@@ -74,6 +78,8 @@ class SelfSaving:
         self._before_asked: Saved | None = None
         self._outside: tuple[int, str] | None = None
         """What became of the suspend command, once that is known."""
+        self._command_until = float("-inf")
+        """When the suspend command is over at the latest."""
         self._told: tuple[bool, int | None, float | None] | None = None
         self._told_saving = float("-inf")
         self._ended: bool | None = None
@@ -87,22 +93,27 @@ class SelfSaving:
     # -- in its own thread -----------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        period_s = LOOK_S
-        while self._ended is None:
-            began, before = time.monotonic(), self.seen
-            self._checkpoints.look(began)
+        try:
+            period_s = LOOK_S
+            while self._ended is None:
+                began, before = time.monotonic(), self.seen
+                self._look(began)
+                starts = began < self._began + STARTS_WITHIN_S
+                period_s = LOOK_S if self.seen != before or starts else min(SELDOM_S, 1.5 * period_s)
+                wait_s = period_s if self.asked_at is None else ASKED_LOOK_S
+                self._wake.wait(max(wait_s, (time.monotonic() - began) / MOST_SHARE))
+                self._wake.clear()
             self._read_progress()
-            handles = bool(self._restart.suspend_command) or self._catches()
-            self.seen = Seen(handles, self._checkpoints.newest, self._checkpoints.changed_at)
-            starts = began < self._began + STARTS_WITHIN_S
-            period_s = LOOK_S if self.seen != before or starts else min(SELDOM_S, 1.5 * period_s)
-            wait_s = period_s if self.asked_at is None else ASKED_LOOK_S
-            self._wake.wait(max(wait_s, (time.monotonic() - began) / MOST_SHARE))
-            self._wake.clear()
+            self._checkpoints.over(time.monotonic(), by_itself=self._ended)
+            self.seen = Seen(self.seen.handles, self._checkpoints.newest, self._checkpoints.changed_at)
+        finally:
+            self._done.set()
+
+    def _look(self, now: float) -> None:
+        self._checkpoints.look(now)
         self._read_progress()
-        self._checkpoints.over(time.monotonic(), by_itself=self._ended)
-        self.seen = Seen(self.seen.handles, self._checkpoints.newest, self._checkpoints.changed_at)
-        self._done.set()
+        handles = bool(self._restart.suspend_command) or self._catches()
+        self.seen = Seen(handles, self._checkpoints.newest, self._checkpoints.changed_at)
 
     def _read_progress(self) -> None:
         if self._progress is not None:
@@ -117,6 +128,7 @@ class SelfSaving:
             self.asked_at, self._before_asked = time.monotonic(), self.seen.newest
             self._caught = self._catches()
         if self._restart.suspend_command:
+            self._command_until = time.monotonic() + within_s + COMMAND_ENDS_WITHIN_S
             self._workers.save_by(self._restart.suspend_command, within_s)
         elif self._signal:
             self._workers.ask_to_save(self._signal)
@@ -165,7 +177,13 @@ class SelfSaving:
     # -- its end ---------------------------------------------------------------------------------------
 
     def looked(self, code: int) -> bool:
-        """Whether the checkpoints have been looked at since it ended with `code`, or that takes too long."""
+        """Whether the checkpoints have been looked at since it ended with `code`, or that takes too long.
+
+        A suspend command may end it before it has ended itself.
+        """
+        self.look_outside()
+        if self._outside is None and time.monotonic() < self._command_until:
+            return False
         if self._ended is None:
             self._ended, self._ended_at = self._by_itself(code), time.monotonic()
             self._wake.set()
@@ -182,8 +200,8 @@ class SelfSaving:
     def code(self, code: int, *, unasked: bool, done: bool) -> int:
         """Its exit code in the words of the contract: 75 if it has saved and left.
 
-        So it has if it caught the order to, and a newer checkpoint is there, whatever its code. `unasked`: it had
-        ended before it was asked. `done`: it has done all its steps.
+        So it has if it caught the order to, and a newer checkpoint is there, whatever its code. `unasked`: it
+        had ended before it was asked. `done`: it has done all its steps.
         """
         if self._outside is not None:
             return SUSPENDED if self.outside else CANNOT_SAVE

@@ -191,6 +191,11 @@ class LocalWorkers:
             self._saves = SaveCommand(command, self.processes[0][0], self.environ, self._cwd, within_s)
 
     @property
+    def saving(self) -> bool:
+        """Whether the command of `save_by` is not over yet."""
+        return self._saves is not None and self._saves.result is None
+
+    @property
     def saved_by(self) -> tuple[int, str] | None:
         """Exit code and last words of the command of `save_by`; None: there is none, or it is not over."""
         return self._saves.result if self._saves else None

@@ -93,6 +93,7 @@ class FakeWorkers:
         self.caught: set[signal.Signals] = set()
         self.save_command: tuple[str, ...] = ()
         self.saved_by: tuple[int, str] | None = None
+        self.saving = False
         self.closed = False
         self._script = script
         self._codes: dict[int, int] = {}

@@ -142,9 +142,11 @@ class NodeAgent:
             self._take(data)
         deque(self._deferred.again(), maxlen=0)
         now = time.monotonic()
-        for watcher in self._parts.values():
+        for watcher in list(self._parts.values()):
             for message in watcher.look(now):
                 self._send(message)
+            if watcher.late:
+                self._part_ended(watcher)
         for descriptor, watcher in list(self._muted.items()):
             if now >= watcher.progress_due:
                 del self._muted[descriptor]
@@ -284,8 +286,10 @@ class NodeAgent:
         if watcher.order.part not in self._parts:
             return  # told together with the rank that ended last
         self._selector.unregister(descriptor)
-        if self._held_back.over(watcher):
-            return
+        if not self._held_back.over(watcher):
+            self._part_ended(watcher)
+
+    def _part_ended(self, watcher: PartWatcher) -> None:
         messages = list(watcher.ended())
         self._look_after_keepers()  # first: else the job seems to hang on nothing any more
         for message in messages:

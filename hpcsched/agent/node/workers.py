@@ -32,6 +32,9 @@ PROGRESS_PERIOD_S = 0.1
 CATCHES_PERIOD_S = 1.0
 """How often it is looked whether a program that saves by itself catches the signal to do so (chosen)."""
 
+SAVING_PERIOD_S = 0.1
+"""How often it is looked whether a command that saves a program from outside is over (chosen)."""
+
 MAX_READS, READ_BYTES = 16, 65536
 """Reads at a time, and bytes of each (chosen): a program that never stops writing must not block us."""
 
@@ -57,6 +60,7 @@ class PartWatcher:
         self._asks = signal.Signals(order.asks) if order.asks else None
         self._catches, self._catches_due = False, now if order.asks else float("inf")
         self._saved_by: tuple[int, str] | None = None
+        self._late = False
         self._mtime_ns = 0
         self.progress_due = now
         """The time to read the progress descriptor again (monotonic clock)."""
@@ -100,6 +104,8 @@ class PartWatcher:
 
     def due(self) -> float:
         """The time of the next `look` (monotonic clock); infinity if none is needed."""
+        if self.workers.saving or self._saved_by != self.workers.saved_by or self._late:
+            return time.monotonic() + SAVING_PERIOD_S
         if not self._first:
             return self._catches_due
         due = min(self._record_due, self._catches_due)
@@ -141,9 +147,17 @@ class PartWatcher:
             chunks.append(data)
         return [protocol.Progressed(self._part, b"".join(chunks))] if chunks else [], more
 
+    @property
+    def late(self) -> bool:
+        """Whether `ended` is to be called again: its end waited for the command that saves it."""
+        return self._late and not self.workers.saving
+
     def ended(self) -> Iterator[protocol.NodeMessage]:
         """Messages after a rank's end: how many live, and whether it failed; or that all have ended."""
         code = self.workers.reap()
+        self._late = code is not None and self.workers.saving
+        if self._late:
+            return
         if code is None:
             if self.workers.living != self._living:
                 self._living = self.workers.living

@@ -1,4 +1,4 @@
-"""Programs that save by themselves and know nothing of hpcsched: suspended, drained, killed, and gone on with."""
+"""Programs that save by themselves and know nothing of hpcsched: suspended, drained, killed, resumed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ while step < options.steps:
         sys.exit(0)
 print("done", step, flush=True)
 """
-"""A training as people write it: saves on a signal, or every so many steps, and goes on from what it is told."""
+"""A training as people write it: saves on a signal, or every so many steps, and goes on when told to."""
 
 PYTHON = [sys.executable, "-S", "-E"]
 LONG = 100_000
