@@ -6,6 +6,7 @@ import re
 
 from hpcsched.core.reasons import _WORDS, Why
 
+_BY_ITSELF = "[Programs that save by themselves](elastic.md#programs-that-save-by-themselves)."
 _RETRY = "[`retry`](#running-again)"
 _PROCESSES = "[one process or several](elastic.md#1-do-nothing)"
 _CPU = "[Trainings on CPU cores](cpu-trainings.md)"
@@ -103,6 +104,9 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.UPDATED: "The keys of its definition that were changed. [An edited job file](#running-again)",
         Why.RETRIED: "[Running again](#running-again)",
         Why.SAVED: "It goes on from there.",
+        Why.NOT_SAVED: f"{_BY_ITSELF} It goes on from the one it has.",
+        Why.NEVER_SAVED: f"{_BY_ITSELF} It needs checkpoints, or a handler that saves.",
+        Why.OTHER_COUNT: f"{_BY_ITSELF} Give the count back that it began on if that is not meant.",
         Why.COMPLETED: "",
         Why.CANCELLED: f"{_RETRY} runs it again.",
         Why.DEPENDENCY_NEVER_SATISFIED: f"{_RETRY} of the job it waited for runs both again.",

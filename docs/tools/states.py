@@ -53,7 +53,7 @@ PHASES = {
 POLICY = "(policy)"
 ANY = "SuspendRequested CancelRequested DrainRequested DeviceLost CoresLost EventVoided TimerFired"
 STEPS: tuple[tuple[str, str, str], ...] = (
-    (STARTS, RUNS, "WorkersReady"),
+    (STARTS, RUNS, "WorkersReady RestartSeen"),
     (STARTS, LEAVES, f"{ANY} {POLICY}"),
     (RUNS, RESIZES, POLICY),
     (RUNS, LEAVES, f"{ANY} {POLICY}"),
@@ -66,7 +66,7 @@ ENDS: dict[Ended, tuple[tuple[str, ...], str, str]] = {
     Ended.COMPLETED: ((STARTS, RUNS, RESIZES, LEAVES), "exit code 0", "COMPLETED"),
     Ended.SUSPENDED: (
         (STARTS, RUNS, RESIZES, LEAVES),
-        "exit code 75, and it has saved",
+        "exit code 75, and it has saved; any, of a program that saves by itself and was asked to",
         "SUSPENDED; starts again at once on `target`",
     ),
     Ended.RESIZED: (

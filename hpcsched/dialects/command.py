@@ -83,7 +83,7 @@ def call_of(command: Sequence[str], workdir: Path) -> Call:
 
     Raises NotSure for everything else: a shell, a container, a program.
     """
-    launcher = launcher_of(command)
+    launcher = launcher_of(tuple(command))
     words = list(command)
     if launcher in (KnownLauncher.TORCHRUN, KnownLauncher.ACCELERATE) and words[0] != "env":
         # Which options of theirs have values differs by version: the first word that is a script counts.

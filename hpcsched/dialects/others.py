@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -39,29 +41,63 @@ def nanogpt(script: Script, call: Call) -> tuple[Restart, str] | None:
 
 
 def accelerate(script: Script, call: Call) -> tuple[Restart, str] | None:
-    """Accelerate's complete examples, and Transformers' without Trainer: `step_N` in `output_dir`."""
+    """A loop with Accelerate that calls `save_state(f"out/step_{n}")`, and `load_state` of an option."""
     if not any(origin == "accelerate.Accelerator" for origin in script.imported.values()):
         return None
-    known = script.options
-    if not (script.called("save_state") and script.called("load_state")):
+    saves, loads = script.called("save_state"), script.called("load_state")
+    if not saves or not loads:
         raise NotSure("it does not save and load its state")
-    if not known.keys() >= {"output_dir", "checkpointing_steps", "resume_from_checkpoint"}:
-        raise NotSure("it has not the options of Accelerate's examples")
-    if not known["resume_from_checkpoint"].takes_text or not any(t.startswith("step_") for t in script.texts):
-        raise NotSure("its checkpoints are not step_N")
     if script.called("ProjectConfiguration") or any(
         keyword(one, "project_dir") for one in script.called("Accelerator")
     ):
         raise NotSure("Accelerate chooses the names of its checkpoints")
+    option = _loaded(script, loads)
+    try:
+        patterns = tuple(dict.fromkeys(_step_folder(script, call, one) for one in saves))
+    except NotSure:
+        patterns = _as_in_examples(script, call)
+    registered = sum(len(one.args) for one in script.called("register_for_checkpointing"))
+    restart = replace(
+        KNOWN["accelerate"],
+        checkpoints=patterns,
+        complete=f"custom_checkpoint_{registered - 1}.pkl" if registered else KNOWN["accelerate"].complete,
+        resume_args=(option, "{checkpoint}"),
+    )
+    return restart, f"{script.name} reads {option} and calls load_state, and saves only as it goes"
+
+
+def _loaded(script: Script, loads: list[ast.Call]) -> str:
+    """The option from which the state is loaded."""
+    found = [
+        script.option_of(leaf) for one in loads for value in one.args[:1] for leaf in script.leaves(value)
+    ]
+    # Transformers' examples look for the newest checkpoint where the option is empty.
+    option = next((one for one in found if one), script.options.get("resume_from_checkpoint"))
+    if option is None or not option.takes_text:
+        raise NotSure("no option takes its checkpoint")
+    return max(option.names, key=len)
+
+
+def _step_folder(script: Script, call: Call, save: ast.Call) -> str:
+    if len(save.args) != 1:
+        raise NotSure("it saves where nobody sees")
+    where, slash, name = script.pattern(save.args[0], call).rpartition("/")
+    if not slash or not re.fullmatch(r"(step|epoch)_\*", name):
+        raise NotSure("its checkpoints are not step_N")
+    return f"{folder(where)}/{name}"
+
+
+def _as_in_examples(script: Script, call: Call) -> tuple[str, ...]:
+    """The folders of Accelerate's complete examples, and of Transformers' without Trainer."""
+    steps = any(text.startswith("step_") for text in script.texts)
+    if not script.options.keys() >= {"output_dir", "checkpointing_steps"} or not steps:
+        raise NotSure("it has not the options of Accelerate's examples")
     if call.value("--checkpointing_steps") is None:
         raise NotSure("it saves no checkpoints without --checkpointing_steps")
     out = call.value("--output_dir")
     if out is None:
         raise NotSure("no --output_dir is in its command")
-    patterns = (f"{folder(out)}/step_*", f"{folder(out)}/epoch_*")
-    resume = ("--resume_from_checkpoint", "{checkpoint}")
-    restart = replace(KNOWN["accelerate"], checkpoints=patterns, resume_args=resume)
-    return restart, f"{script.name} reads --resume_from_checkpoint and calls load_state"
+    return f"{folder(out)}/step_*", f"{folder(out)}/epoch_*"
 
 
 def submitit(call: Call, env: Mapping[str, str]) -> tuple[Restart, str] | None:

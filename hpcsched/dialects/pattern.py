@@ -17,7 +17,7 @@ MOST_LINE = 1024
 """The longest line that is looked at (chosen): a longer one is no progress report."""
 
 _MOST_PATTERN = 200
-_ITEM = re.compile(r"(\\[dswDSW]|\\[^\w]|\[\^?\]?[^\]\\]*\]|[^\\\[\](){}|*+?^$])([?*+]?)", re.DOTALL)
+_ITEM = re.compile(r"(\\[dswDSW]|\\[^\w]|\[\^?\]?(?:[^\]\\]|\\.)*\]|[^\\\[\](){}|*+?^$])([?*+]?)", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]{1,18}(?![0-9])")
 _GROUP = r"(\d+)"
 _KNOWN = (

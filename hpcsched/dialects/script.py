@@ -109,7 +109,11 @@ class Script:
 
         Raises NotSure where it is anything else.
         """
-        return self._text(value, call, [_MOST_PARTS])
+        return self._text(value, call, [_MOST_PARTS, False])
+
+    def pattern(self, value: ast.expr, call: Call) -> str:
+        """The same, with a `*` for each part of an f-string that is not plain."""
+        return self._text(value, call, [_MOST_PARTS, True])
 
     def truth(self, value: ast.expr | None, call: Call) -> bool:
         """Whether a literal or a flag means yes in this call (no value: no). Raises NotSure."""
@@ -135,6 +139,9 @@ class Script:
             name = self.name_of(value.func)
             if name in ("join", "Path") or (name == "str" and len(value.args) == 1):
                 return str(Path(*(self._text(part, call, left) for part in value.args)))
+        if isinstance(value, ast.JoinedStr) and left[1]:
+            parts = [part.value if isinstance(part, ast.Constant) else "*" for part in value.values]
+            return "".join(map(str, parts))
         if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
             return str(Path(self._text(value.left, call, left), self._text(value.right, call, left)))
         raise NotSure(f"{shown(value)} is not plain")
@@ -149,10 +156,24 @@ def shown(value: ast.expr) -> str:
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
-    """What a call is given under this name; None if nothing. Raises NotSure for `**` in it."""
-    if any(one.arg is None for one in call.keywords):
-        raise NotSure("a call takes its arguments from a table")
-    return next((one.value for one in call.keywords if one.arg == name), None)
+    """What a call is given under this name, or may be where that hangs on a condition; None if nothing.
+
+    Raises NotSure for a `**` of anything but tables that are written there.
+    """
+    for one in call.keywords:
+        if one.arg == name:
+            return one.value
+        if one.arg is None:
+            tables = [one.value.body, one.value.orelse] if isinstance(one.value, ast.IfExp) else [one.value]
+            for table in tables:
+                if not isinstance(table, ast.Dict) or not all(
+                    isinstance(k, ast.Constant) for k in table.keys
+                ):
+                    raise NotSure("a call takes its arguments from a table")
+                for key, value in zip(table.keys, table.values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value == name:
+                        return value
+    return None
 
 
 def constant(value: ast.expr | None) -> object:
@@ -271,6 +292,8 @@ class _Reader(ast.NodeVisitor):
         if isinstance(dest := given.get("dest"), ast.Constant):
             attribute = str(dest.value)
         default = given.get("default")
+        if isinstance(default, ast.Call) and self._script.name_of(default.func) == "Path" and default.args:
+            default = default.args[0]
         text = default.value if isinstance(default, ast.Constant) else None
         kind = given.get("type")
         plain = kind is None or (isinstance(kind, ast.Name) and kind.id in ("str", "Path"))
