@@ -179,7 +179,7 @@ class WatchedAttempt:
         joining = self.resizing.joining if self.resizing and not self.resizing.done else None
         if over and joining:
             self._fail("it ended first")  # nobody is left to let them in
-        elif not over and self.kill_at is None and self._failed:
+        elif not over and self.kill_at is None and self._failed and not self._saving_by_itself:
             self.send(signal.SIGTERM)
             self.kill_at = time.monotonic() + FAILED_GROUP_GRACE_S
         if not over or joining:
@@ -198,6 +198,11 @@ class WatchedAttempt:
         if self.over is not None:
             self.over_at = time.monotonic() - min(group.told_after_s for group in self.groups)
         return self.over is not None
+
+    @property
+    def _saving_by_itself(self) -> bool:
+        """Whether its ranks save and leave by themselves, with whatever exit codes, each in its own time."""
+        return self.self_saving is not None and self.self_saving.asked_at is not None
 
     @property
     def _members(self) -> list[Workers]:
