@@ -115,6 +115,12 @@ class WatchedAttempt:
     _failure: LaunchError | None = None
 
     @property
+    def oom(self) -> tuple[str, bool]:
+        """How main memory ran out under it ("": it did not), and whether that was its own limit."""
+        found = ((group.oom, group.over_limit) for group in self.groups if group.oom)
+        return next(found, ("", False))
+
+    @property
     def groups(self) -> list[Workers]:
         """All groups of processes, also the one that joins in a resize that is not done."""
         group = self.resizing.joining if self.resizing else None
