@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import Signals
 from typing import Protocol
 
 from hpcsched.contract.exits import SUSPENDED
@@ -62,6 +63,7 @@ class LaunchPlan:
     arena: bool = False
     idle: bool = False
     share: float | None = None
+    asks: signal.Signals | None = None
     needs: Needs | None = None
 
 
@@ -135,6 +137,26 @@ class Workers(Protocol):
 
     def signal(self, sig: signal.Signals) -> None:
         """Send `sig` to each rank's process group; never to a process that may not be ours."""
+
+    def catches(self, sig: Signals) -> bool:
+        """Whether a program among them has a handler for `sig`, the plan's `asks`, as far as is known.
+
+        Any thread may ask.
+        """
+
+    def ask_to_save(self, sig: Signals) -> None:
+        """Send `sig` to those programs that catch it, not to shells and launchers around them; on a host
+        where none does, SIGTERM to all."""
+
+    def save_by(self, command: Sequence[str], within_s: float) -> None:
+        """Run a command beside rank 0 that saves it from outside; `{pid}` in it becomes the pid of rank 0.
+
+        It is run once, and ended after `within_s` seconds. Never blocks, never raises.
+        """
+
+    @property
+    def saved_by(self) -> tuple[int, str] | None:
+        """Exit code and last words of the command of `save_by`; None: there is none, or it is not over."""
 
     def tell(self, order: Order) -> None:
         """Give rank 0 an order, on its control pipe; lost if rank 0 is gone or does not read.

@@ -188,6 +188,7 @@ class LocalLauncher:
         if variables.CUDA_DEVICES in env:
             env |= driver.told(env)
         self._mps.watch(workers, env)
+        workers.environ = env
         program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
         descriptors, keeper = {}, self._keeper_of(plan)
         if keeper:

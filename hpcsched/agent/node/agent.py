@@ -144,9 +144,11 @@ class NodeAgent:
             self._take(data)
         deque(self._deferred.again(), maxlen=0)
         now = time.monotonic()
-        for watcher in self._parts.values():
+        for watcher in list(self._parts.values()):
             for message in watcher.look(now):
                 self._send(message)
+            if watcher.late:
+                self._part_ended(watcher)
         for descriptor, watcher in list(self._muted.items()):
             if now >= watcher.progress_due:
                 del self._muted[descriptor]
@@ -232,6 +234,12 @@ class NodeAgent:
             case protocol.Signal(part=part, number=number):
                 if part in self._parts:
                     self._parts[part].workers.signal(signal.Signals(number))
+            case protocol.AskToSave(part=part, number=number):
+                if part in self._parts:
+                    self._parts[part].workers.ask_to_save(signal.Signals(number))
+            case protocol.SaveBy(part=part, command=command, within_s=within_s):
+                if part in self._parts:
+                    self._parts[part].workers.save_by(command, within_s)
             case protocol.Order(part=part, line=line):
                 with contextlib.suppress(BadInput):  # its rank 0 could do nothing with it either
                     for said in orders.decode(line) if part in self._parts else ():
@@ -275,8 +283,10 @@ class NodeAgent:
         if watcher.order.part not in self._parts:
             return  # told together with the rank that ended last
         self._selector.unregister(descriptor)
-        if self._held_back.over(watcher):
-            return
+        if not self._held_back.over(watcher):
+            self._part_ended(watcher)
+
+    def _part_ended(self, watcher: PartWatcher) -> None:
         messages = list(watcher.ended())
         self._look_after_keepers()  # first: else the job seems to hang on nothing any more
         for message in messages:

@@ -174,6 +174,21 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
     over_limit: bool = False
 
 
+class Catches(msgspec.Struct, frozen=True, tag="catches"):
+    """Whether a program of the part catches the signal that asks it to save (`Launch.asks`), from now on."""
+
+    part: int
+    so: bool
+
+
+class SavedBy(msgspec.Struct, frozen=True, tag="saved"):
+    """The command of a SaveBy is over, with this exit code and these last words."""
+
+    part: int
+    code: int
+    words: str
+
+
 class Keeping(msgspec.Struct, frozen=True, tag="keeping"):
     """The jobs whose state of a quick suspend is being made durable on this host, from now on."""
 
@@ -211,6 +226,8 @@ NodeMessage = (
     | Recorded
     | Failing
     | Exited
+    | Catches
+    | SavedBy
     | Keeping
     | Leaving
     | Gone
@@ -231,7 +248,8 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
 class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     """Start one host's ranks of an attempt; see `LaunchPlan` and `RankPlacement`.
 
-    `devices`: the host's indices; or `cores`: the handles of each rank's cores.
+    `devices`: the host's indices; or `cores`: the handles of each rank's cores. `asks`: the number of the
+    signal that asks the program to save, 0: as the contract has it.
     """
 
     part: int
@@ -259,6 +277,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     arena: bool = False
     idle: bool = False
     share: float | None = None
+    asks: int = 0
     needs: Needs | None = None
 
     @property
@@ -272,6 +291,21 @@ class Signal(msgspec.Struct, frozen=True, tag="signal"):
 
     part: int
     number: int
+
+
+class AskToSave(msgspec.Struct, frozen=True, tag="ask"):
+    """Send a signal to the programs of the part that catch it; SIGTERM to all if none does."""
+
+    part: int
+    number: int
+
+
+class SaveBy(msgspec.Struct, frozen=True, tag="saveby"):
+    """Run a command that saves the part's rank 0 from outside."""
+
+    part: int
+    command: tuple[str, ...]
+    within_s: float
 
 
 class Order(msgspec.Struct, frozen=True, tag="order"):
@@ -304,7 +338,7 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     grace_s: float
 
 
-HeadMessage = Welcome | Heard | Launch | Signal | Order | Expect | Forget | Drain | Leave
+HeadMessage = Welcome | Heard | Launch | Signal | AskToSave | SaveBy | Order | Expect | Forget | Drain | Leave
 
 
 class ToHead(msgspec.Struct, frozen=True, array_like=True):

@@ -184,6 +184,10 @@ class HeadSessions:
                 part.living = count
             case protocol.Recorded(data=data):
                 workers.record = data
+            case protocol.Catches(so=so):
+                part.catches = so
+            case protocol.SavedBy(code=code, words=words):
+                workers.saved_by = code, words
             case protocol.Failing():
                 workers.failing(part)
             case protocol.LaunchFailed(error=error, transient=transient, host_fault=host_fault):

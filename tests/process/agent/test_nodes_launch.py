@@ -77,6 +77,44 @@ def test_devices_are_numbered_host_by_host(hosts: RemoteLauncher[Sample]) -> Non
     pump_until(hosts, lambda: all(abs(skew) < 1 for skew in hosts.skew_s.values()))
 
 
+def test_programs_on_hosts_are_asked_by_the_signal_that_they_catch(
+    hosts: RemoteLauncher[Sample], tmp_path: Path
+) -> None:
+    """Rank 0 of each host has a handler; a stop file says the same."""
+    script = "trap 'touch saved.$RANK; exit 0' USR1; touch up.$RANK; while :; do sleep 30 & wait $!; done"
+    wanted = replace(sh(hosts, tmp_path, script), asks=signal.SIGUSR1)
+    workers = hosts.launch(wanted)
+    pump_until(hosts, lambda: workers.catches(signal.SIGUSR1) and len(list(tmp_path.glob("up.*"))) == 4)
+    workers.ask_to_save(signal.SIGUSR1)
+    assert code_of(hosts, workers) == 0
+    workers.close()
+    assert len(list(tmp_path.glob("saved.*"))) == 4
+    assert json.loads((tmp_path / "stop.2").read_text()) == {"signal": "SIGUSR1"}
+
+
+def test_a_command_saves_a_program_on_its_host(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
+    workers = hosts.launch(sh(hosts, tmp_path, WAITER))
+    pump_until(hosts, lambda: len(list(tmp_path.glob("up.*"))) == 4)
+    workers.save_by(["sh", "-c", "tr '\\0' ' ' < /proc/{pid}/cmdline; pwd; exit 3"], 20.0)
+    pump_until(hosts, lambda: workers.saved_by is not None)
+    assert workers.saved_by == (3, f"sh -c {WAITER} {tmp_path}")
+    workers.signal(signal.SIGKILL)
+    assert code_of(hosts, workers) == 128 + signal.SIGKILL
+    workers.close()
+
+
+def test_a_command_that_ends_the_program_itself_is_heard_of(
+    hosts: RemoteLauncher[Sample], tmp_path: Path
+) -> None:
+    """As `criu dump` does; the program's end is told after what became of the command."""
+    workers = hosts.launch(replace(sh(hosts, tmp_path, WAITER), devices=hosts.inventory()[:1]))
+    pump_until(hosts, lambda: len(list(tmp_path.glob("up.*"))) == 1)
+    workers.save_by(["sh", "-c", "kill -9 {pid}; sleep 0.3"], 20.0)
+    assert code_of(hosts, workers) == 128 + signal.SIGKILL
+    assert workers.saved_by == (0, "")
+    workers.close()
+
+
 def test_ranks_are_told_who_they_are(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
     show = (
         "import os, json; keys = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', "

@@ -87,12 +87,11 @@ class Watch:
 
 @pytest.mark.parametrize(("policy", "options"), POLICIES, ids=str)
 @settings(max_examples=examples(40))
-@given(jobs=some_jobs(), hosts=st.sampled_from([1, 1, 2]))
-def test_no_policy_gives_a_job_a_count_that_it_may_not_have(policy, options, jobs, hosts):
-    simulation = Simulation(
-        jobs, [RATES, IN_PLACE], gpus=8 // hosts, nodes=hosts, policy=policy, options=options, watch=Watch()
-    )
-    machine = simulation.run()
+@given(jobs=some_jobs(), hosts=st.sampled_from([1, 1, 2]), gpus=st.integers(4, 8), known=st.booleans())
+def test_no_policy_gives_a_job_a_count_that_it_may_not_have(policy, options, jobs, hosts, gpus, known):
+    truth = [RATES, IN_PLACE]
+    about = {"policy": policy, "options": options, "watch": Watch(), "truth": None if known else truth}
+    machine = Simulation(jobs, truth if known else [], gpus=gpus, nodes=hosts, **about).run()
     assert {job.state for job in machine.run.jobs.values()} == {JobState.COMPLETED}
 
 
