@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from hpcsched.core.model import Device
 
 _WORD = re.compile(r"[a-z0-9.]+")
 
@@ -55,16 +51,6 @@ class Needs:
             said.append(f"{said_mib(self.memory_mib)} of the host's memory")
         return ", ".join(said)
 
-
-def suits(needs: Needs | None, device: Device) -> bool:
-    """Whether a job with these needs can use a device."""
-    if needs is None or device.kind in PRETENDED:
-        return True
-    return needs.suits(device.kind, device.memory_mib)
-
-
-PRETENDED = ("replay", "simulated")
-"""Kinds of GPUs that are not there: each stands for whatever a job needs."""
 
 ENOUGH = 0.95
 """The share of `gpu_memory` that a GPU must have (chosen): one that is sold with 40 GB shows
