@@ -139,7 +139,8 @@ def run(
         stack.callback(journal.close)
         standing, attempts_before = RunProgress.of(machine), attempts_made(machine)
         count = max(1, len(allocation.hosts))
-        end_orphans(rundir, machine, before, host=host, grace_s=request.grace_s, hosts=count)
+        saved = set[int]()
+        end_orphans(rundir, machine, before, host=host, grace_s=request.grace_s, hosts=count, saved=saved)
         run_id = before.id if before else machine.run.run_id or uuid.uuid4().hex
         observer = observe(machine)
 
@@ -187,7 +188,7 @@ def run(
             policy=policy,
             policy_options=options,
             grace_s=request.grace_s * hosts.speed,
-            saved_steps=saved_steps(rundir, machine),
+            saved_steps=saved_steps(rundir, machine, by_itself=saved),
             profiles=(*admission.better_profiles(), *edits.profiles),
             parallel=admission.parallel([*unfinished, *edits.updated.values()]),
             deadline=on_run_clock(clock, allocation.deadline),
@@ -348,6 +349,8 @@ def _admission(
         hosts=hosts.granted,  # a job for more than have come waits for an allocation in which they do
         cores=most_cores(hosts.cores, hosts.inventory),
         memory_mib=max((size for size in sizes if size is not None), default=None),
+        devices=hosts.inventory,
+        host_cores=hosts.cores,
     )
 
 
