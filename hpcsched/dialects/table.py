@@ -96,7 +96,7 @@ def _spoken(command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> tu
 
 
 def _by_script(read: script.Script, call: Call) -> Iterator[tuple[Restart, str]]:
-    if any(origin.partition(".")[0] == "hpcsched" for origin in read.imported.values()):
+    if "hpcsched" in read.packages:
         raise NotSure("it keeps the contract itself")
     call = replace(call, options=read.flags)
     for speaks in _BY_SCRIPT:
